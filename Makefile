@@ -1,0 +1,60 @@
+# Each of these does all the set-up that it needs, and none that was done before (scripts/setup.py).
+#
+#   make demo     two islands of ranks train a real model together
+#   make test     everything that .ci/run calls
+#   make build    .venv with the package in it
+#   make bench    the same work on Isthmus, Gloo and Open MPI
+#   make lint     ruff, mypy, layering, clang-format        make tidy    clang-tidy (slow)
+#   make format   clang-format and ruff's import order, in place
+#   make clean    removes the build; make distclean also .venv
+#
+# PYTHON=python3.12 chooses the interpreter of .venv; STAGES="unit pytest" and PYTEST="-k name" choose what `make test` runs;
+# TORCH_INDEX=<pip index> where torch comes from, if it is not pip's usual one.
+
+ifndef PYTHON
+PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,\
+            $(shell $(p) -c 'import sys; sys.version_info >= (3, 10) and print("$(p)")' 2>/dev/null)))
+endif
+VENV := .venv/bin
+DEMO := $(VENV)/torchrun --standalone --nproc-per-node 4 examples/train_digits.py
+export TORCH_INDEX
+# A jobserver of this make has nothing to say to the builds that the scripts start.
+unexport MAKEFLAGS MFLAGS
+
+.PHONY: build demo test bench lint tidy format clean distclean python
+
+build: python
+	@$(PYTHON) scripts/setup.py build
+
+demo: python
+	@$(PYTHON) scripts/setup.py demo
+	@OMP_NUM_THREADS=1 $(DEMO)
+
+test: python
+	@$(PYTHON) scripts/setup.py test
+	@$(VENV)/python scripts/test.py --stages "$(STAGES)" --pytest "$(PYTEST)"
+
+bench: python
+	@$(PYTHON) scripts/setup.py bench
+	@$(VENV)/python bench/peers.py
+
+lint: python
+	@$(PYTHON) scripts/setup.py lint
+	@$(VENV)/python scripts/test.py --stages "layers ruff mypy clang-format" --verbose
+
+tidy: python
+	@$(PYTHON) scripts/setup.py test
+	@$(VENV)/python scripts/test.py --stages "tidy" --verbose
+
+format: python
+	@$(PYTHON) scripts/setup.py lint
+	@$(VENV)/python scripts/format.py --write
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+
+distclean: clean
+	rm -rf .venv
+
+python:
+	@test -n "$(PYTHON)" || { echo "Isthmus needs Python 3.10 or newer. On Debian or Ubuntu: sudo apt-get install python3"; exit 1; }

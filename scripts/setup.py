@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Brings a machine to the point where `make GOAL` can do its work: system packages, .venv, PyTorch, the built package.
+
+Each step leaves a stamp under build/stamps with a digest of what it was made from, and is done again only when that changed.
+Standard library only: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import system_packages
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMPS = ROOT / "build" / "stamps"
+TORCH = "torch==2.13.0"
+GOALS = ("build", "demo", "test", "bench", "lint")
+
+
+def build_environment() -> dict[str, str]:
+    """The environment of every build. ccache, where there is one, then recognises the same file in another directory."""
+    env = dict(os.environ)
+    env.setdefault("CCACHE_BASEDIR", str(ROOT))
+    env.setdefault("CCACHE_NOHASHDIR", "1")
+    env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    env["PATH"] = f"{VENV / 'bin'}{os.pathsep}{env['PATH']}"
+    return env
+
+
+def warnings_are_errors() -> str:
+    return "ON" if os.environ.get("CI") else "OFF"
+
+
+def digest(parts: Iterable[str | Path]) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, Path) else part.encode()
+        name = str(part.relative_to(ROOT)) if isinstance(part, Path) else "text"
+        state.update(f"{name} {len(data)}\n".encode())
+        state.update(data)
+    return state.hexdigest()
+
+
+def sources(*places: str) -> list[Path]:
+    """Every file below the places, in a stable order, without what Python leaves behind."""
+    found: list[Path] = []
+    for place in places:
+        path = ROOT / place
+        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return sorted(found)
+
+
+def step(name: str, key: str, present: Callable[[], bool], act: Callable[[], None]) -> None:
+    """Runs `act` unless its stamp holds `key` and `present` finds its result."""
+    stamp = STAMPS / name
+    if stamp.exists() and stamp.read_text() == key and present():
+        return
+    begin = time.monotonic()
+    print(f"setup: {name} ...", flush=True)
+    act()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(key)
+    print(f"setup: {name} done in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def run(*command: str | Path) -> None:
+    """Runs a command quietly; shows all that it said if it fails."""
+    result = subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        env=build_environment(),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if result.returncode != 0:
+        print(result.stdout)
+        raise SystemExit(f"setup: failed with exit status {result.returncode}: {' '.join(str(c) for c in command)}")
+
+
+def answer(python: Path | str, code: str) -> str:
+    """What `python -c code` prints; empty if it fails."""
+    try:
+        result = subprocess.run([str(python), "-c", code], text=True, capture_output=True, stdin=subprocess.DEVNULL)
+    except OSError:  # no such interpreter, or a link to one that is gone
+        return ""
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+FIND_TORCH = "import importlib.metadata as m; print(m.version('torch'))"
+
+
+def venv_works() -> bool:
+    return bool(answer(PYTHON, "print('yes')"))
+
+
+def make_venv() -> None:
+    if venv_works():
+        return
+    # An interpreter that already has torch (a vendor's container, say) keeps it: the environment then sees its packages.
+    keep = ["--system-site-packages"] if answer(sys.executable, FIND_TORCH) else []
+    run(sys.executable, "-m", "venv", "--clear", *keep, VENV)
+
+
+def install_torch() -> None:
+    if answer(PYTHON, FIND_TORCH):
+        return
+    index = os.environ.get("TORCH_INDEX")
+    run(PYTHON, "-m", "pip", "install", *(["--index-url", index] if index else []), TORCH)
+
+
+def install_package() -> None:
+    # In the environment's own torch and build tools (no isolation), and in a build directory that stays: a change compiles
+    # only what it touches. The result is the same wheel that `pip install .` makes.
+    run(
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--no-build-isolation",
+        "--no-deps",
+        "--force-reinstall",
+        "-Cbuild-dir=build/release",
+        f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}",
+        ".",
+    )
+
+
+def installed() -> bool:
+    return bool(answer(PYTHON, "import importlib.util as u, sys; sys.path.pop(0); print(u.find_spec('isthmus').origin)"))
+
+
+def main(goal: str) -> None:
+    if goal not in GOALS:
+        raise SystemExit(f"usage: setup.py {'|'.join(GOALS)}")
+    if sys.hexversion < 0x030A0000:
+        raise SystemExit(f"Isthmus needs Python 3.10 or newer; {sys.executable} is {sys.version.split()[0]}")
+    STAMPS.mkdir(parents=True, exist_ok=True)
+    with open(STAMPS / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
+        system_packages.provide("test" if goal in ("test", "lint") else "build")
+        requirements = ROOT / "requirements-dev.txt"
+        step("venv", "1", venv_works, make_venv)
+        interpreter = answer(PYTHON, "import sys; print(sys.version, sys.prefix)")
+        step(
+            "requirements",
+            digest([requirements, interpreter]),
+            lambda: True,
+            lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
+        )
+        if goal == "lint":
+            return
+        step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
+        inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
+        inputs = [p for p in inputs if "results" not in p.parts]
+        key = digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])
+        step("package", key, installed, install_package)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) == 2 else "")

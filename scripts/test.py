@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Everything that has to pass, in stages, one line each. pytest comes last: its summary is the last line and counts it all.
+
+A stage writes its output to build/suite/<stage>.log and its outcome to build/suite/record.json. tests/suite turns that
+record, and every GoogleTest case that a stage ran, into pytest cases. The package is built before (scripts/setup.py test).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from setup import ROOT, VENV, build_environment, warnings_are_errors
+
+SUITE = ROOT / "build" / "suite"
+JOBS = str(os.cpu_count() or 1)
+STAGE_SECONDS = 1500
+
+
+class Failed(Exception):
+    """A stage's command failed; the log has the reason."""
+
+
+class Stage:
+    """One stage at work: where its output goes and what its commands see."""
+
+    def __init__(self, name: str, verbose: bool) -> None:
+        self.name = name
+        self.verbose = verbose
+        self.log = SUITE / f"{name}.log"
+        self.cases = SUITE / "gtest" / name
+        self.deadline = time.monotonic() + STAGE_SECONDS
+        self.log.write_text("")
+        shutil.rmtree(self.cases, ignore_errors=True)
+
+    def run(self, *command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
+        """Runs a command to its end, and all that it started if it fails to end. Returns what it said."""
+        words = [str(c) for c in command]
+        with open(self.log, "a+") as log:
+            log.write(f"$ {' '.join(words)}\n")
+            log.flush()
+            begin = log.tell()
+            child = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=build_environment() | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                child.wait(max(1.0, self.deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.write(f"the stage did not end within {STAGE_SECONDS} s\n")
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+            log.seek(begin)
+            said = log.read()
+        if child.returncode != 0:
+            raise Failed(f"exit status {child.returncode}: {' '.join(words)}")
+        return said
+
+    def python(self, *command: str | Path) -> str:
+        return self.run(VENV / "bin" / "python", *command)
+
+    def tests(self, build: Path, *select: str, before: tuple[str, ...] = (), env: dict[str, str] | None = None) -> None:
+        """Runs ctest in `build`, keeping each program's cases for tests/suite."""
+        self.cases.mkdir(parents=True)
+        # GoogleTest names its file after the program, if the output is a folder.
+        self.run(
+            *before,
+            *("ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", JOBS),
+            *("--output-junit", self.cases / "ctest.junit"),
+            *select,
+            env={"GTEST_OUTPUT": f"xml:{self.cases}/"} | (env or {}),
+        )
+
+
+def configure(stage: Stage, build: Path, *options: str) -> None:
+    stage.run(
+        "cmake",
+        "-S",
+        ".",
+        "-B",
+        build,
+        "-G",
+        "Ninja",
+        "-DISTHMUS_TESTS=ON",
+        f"-DISTHMUS_WERROR={warnings_are_errors()}",
+        *options,
+    )
+
+
+def layers(stage: Stage) -> None:
+    stage.python("scripts/check_layers.py")
+
+
+def ruff(stage: Stage) -> None:
+    stage.run("ruff", "check", ".")
+
+
+def mypy(stage: Stage) -> None:
+    stage.run("mypy")
+
+
+def clang_format(stage: Stage) -> None:
+    stage.python("scripts/format.py")
+
+
+def tidy(stage: Stage) -> None:
+    configure(stage, ROOT / "build" / "release")
+    stage.python("scripts/tidy.py", ROOT / "build" / "release")
+
+
+def unit(stage: Stage) -> None:
+    build = ROOT / "build" / "release"  # the folder that the installed package was built in
+    configure(stage, build)
+    stage.run("cmake", "--build", build)
+    stage.tests(build)
+
+
+def asan(stage: Stage) -> None:
+    build = ROOT / "build" / "asan"
+    configure(stage, build, "-DISTHMUS_SANITIZE=address", "-DISTHMUS_BENCH=OFF")
+    stage.run("cmake", "--build", build)
+    stage.tests(build, env={"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"})
+
+
+def tsan(stage: Stage) -> None:
+    build = ROOT / "build" / "tsan"
+    configure(stage, build, "-DISTHMUS_SANITIZE=thread", "-DISTHMUS_BENCH=OFF")
+    stage.run("cmake", "--build", build, "--target", "tests_threads")
+    # ThreadSanitizer's shadow wants a fixed address space; kernels that randomise 32 bits leave it no room.
+    fixed = ("setarch", platform.machine(), "-R")
+    allowed = subprocess.run([*fixed, "true"], capture_output=True).returncode == 0
+    stage.tests(
+        build,
+        "-L",
+        "threads",
+        before=fixed if allowed else (),
+        env={"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"},
+    )
+
+
+def aarch64(stage: Stage) -> None:
+    build = ROOT / "build" / "aarch64"
+    configure(stage, build, "-DISTHMUS_CORE_ONLY=ON", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}")
+    stage.run("cmake", "--build", build)
+    stage.tests(build)
+
+
+def clean_install(stage: Stage) -> None:
+    stage.python("scripts/clean_install.py", SUITE / "clean-install")
+
+
+def demo(stage: Stage) -> None:
+    stage.run("make", "demo")
+
+
+STAGES: dict[str, tuple[str, Callable[[Stage], None]]] = {
+    "layers": ("who includes whom", layers),
+    "ruff": ("Python style", ruff),
+    "mypy": ("Python types, strict", mypy),
+    "clang-format": ("C++ style", clang_format),
+    "unit": ("C++ tests", unit),
+    "tidy": ("C++ faults, clang-tidy", tidy),
+    "asan": ("C++ tests, AddressSanitizer and UBSan", asan),
+    "tsan": ("C++ tests with threads, ThreadSanitizer", tsan),
+    "aarch64": ("C++ tests on AArch64, emulated", aarch64),
+    "clean-install": ("pip install in a fresh environment", clean_install),
+    "demo": ("make demo", demo),
+}
+
+
+ON_DEMAND = {"tidy"}  # minutes of processor time; `make tidy`
+
+
+def run_stage(name: str, verbose: bool) -> dict[str, object]:
+    title, act = STAGES[name]
+    stage = Stage(name, verbose)
+    begin = time.monotonic()
+    reason = ""
+    try:
+        act(stage)
+    except (Failed, OSError, subprocess.SubprocessError) as error:
+        reason = str(error)
+    seconds = time.monotonic() - begin
+    log = stage.log.read_text(errors="replace").splitlines()
+    if reason:
+        print("\n".join(f"    {line}" for line in log[-60:]), f"    {reason}", sep="\n")
+    elif verbose:
+        print("\n".join(f"    {line}" for line in log if not line.startswith("$ ")))
+    print(f"{'FAILED' if reason else 'ok':6} {title:44} {seconds:7.1f} s", flush=True)
+    return {"stage": name, "reason": reason, "seconds": round(seconds, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = f"default: all but {' '.join(ON_DEMAND)}"
+    parser.add_argument("--stages", default="", help=f"of {' '.join([*STAGES, 'pytest'])}; {default}")
+    parser.add_argument("--pytest", default="", help="arguments for pytest")
+    parser.add_argument("--verbose", action="store_true", help="show the output of stages that pass, too")
+    arguments = parser.parse_args()
+    names = arguments.stages.split() or [*(name for name in STAGES if name not in ON_DEMAND), "pytest"]
+    unknown = [name for name in names if name not in STAGES and name != "pytest"]
+    if unknown:
+        parser.error(f"no such stage: {' '.join(unknown)}")
+    SUITE.mkdir(parents=True, exist_ok=True)
+    records = [run_stage(name, arguments.verbose) for name in names if name != "pytest"]
+    (SUITE / "record.json").write_text(json.dumps(records, indent=1))
+    if "pytest" not in names:
+        return 1 if any(record["reason"] for record in records) else 0
+    # A sanitizer's prover would not load into Python: name the plain one.
+    prover = ROOT / "build" / "release" / "tests" / "cpp" / "libisthmus_prover.so"
+    env = build_environment() | {"SUITE_RECORD": str(SUITE), "PROVER_LIBRARY": str(prover)}
+    command = [str(VENV / "bin" / "python"), "-m", "pytest", *arguments.pytest.split()]
+    return subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
