@@ -1,0 +1,63 @@
+// Errors. Set-up code throws Error; the hot path carries a Code and a text in the operation. Both become isthmus_result and
+// isthmus_last_error() at the C boundary, so the numbers of Code are those of isthmus.h (static_assert in api/).
+#pragma once
+
+#define FMT_HEADER_ONLY 1
+#include <fmt/format.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace isthmus {
+
+enum class Code : int {
+  Ok = 0,
+  Argument = 1,
+  Config = 2,
+  Mismatch = 3,
+  Timeout = 4,
+  PeerLost = 5,
+  Aborted = 6,
+  Resource = 7,
+  System = 8,
+  Auth = 9,
+  Forked = 10,
+  Interrupted = 11,
+  Unsupported = 12,
+  InProgress = 13,
+  Internal = 14,
+};
+
+const char *code_name(Code code) noexcept;
+
+class Error : public std::exception {
+ public:
+  Error(Code code, std::string text) : code_(code), text_(std::move(text)) {}
+  Code code() const noexcept { return code_; }
+  const std::string &text() const noexcept { return text_; }
+  const char *what() const noexcept override { return text_.c_str(); }
+
+ private:
+  Code code_;
+  std::string text_;
+};
+
+template <class... A>
+[[noreturn]] void fail(Code code, fmt::format_string<A...> format, A &&...args) {
+  throw Error(code, fmt::format(format, std::forward<A>(args)...));
+}
+
+// "connect: Connection refused (111)" for the errno value `error`.
+std::string system_text(const char *what, int error);
+[[noreturn]] void fail_system(const char *what, int error);
+
+// Holds an outcome where exceptions must not pass: worker threads, callbacks, the hot path.
+struct Status {
+  Code code = Code::Ok;
+  std::string text;
+  bool ok() const noexcept { return code == Code::Ok; }
+};
+
+}  // namespace isthmus

@@ -1,0 +1,64 @@
+// Ownership of descriptors and mappings.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace isthmus {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) noexcept : fd_(fd) {}
+  UniqueFd(UniqueFd &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd &operator=(UniqueFd &&other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+  void reset() noexcept {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+class Mapping {  // a shared mapping; never inherited by a forked child
+ public:
+  Mapping() = default;
+  // Maps `bytes` of `fd` (PROT_READ|WRITE, MAP_SHARED) with MADV_DONTFORK. Throws Error(System).
+  Mapping(int fd, size_t bytes);
+  Mapping(Mapping &&o) noexcept : base_(std::exchange(o.base_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  Mapping &operator=(Mapping &&o) noexcept {
+    if (this != &o) {
+      reset();
+      base_ = std::exchange(o.base_, nullptr);
+      bytes_ = std::exchange(o.bytes_, 0);
+    }
+    return *this;
+  }
+  ~Mapping() { reset(); }
+  std::byte *data() const noexcept { return static_cast<std::byte *>(base_); }
+  size_t size() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return base_ != nullptr; }
+  void reset() noexcept {
+    if (base_) ::munmap(std::exchange(base_, nullptr), std::exchange(bytes_, 0));
+  }
+
+ private:
+  void *base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace isthmus

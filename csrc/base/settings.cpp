@@ -1,0 +1,208 @@
+#include "base/settings.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.hpp"
+
+extern char **environ;
+
+namespace isthmus {
+namespace {
+
+using K = SettingKind;
+constexpr double kTiB = 1099511627776.0;
+
+constexpr SettingRow kSettings[] = {
+    {Setting::Address, "ISTHMUS_ADDRESS", K::Text, "", 0, 0, "", false,
+     "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
+    {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
+     "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
+    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "256K", 4096, 67108864, "", true,
+     "largest chunk of a pipelined message; a message has at most 64 chunks unless they would exceed 4 of these"},
+    {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
+     "largest contribution of one rank that takes the one-hop path"},
+    {Setting::HeartbeatMs, "ISTHMUS_HEARTBEAT_MS", K::Integer, "100", 10, 60000, "", false,
+     "interval of heartbeats between processes; ten missed ones make a peer suspect"},
+    {Setting::Interface, "ISTHMUS_INTERFACE", K::Text, "", 0, 0, "", false,
+     "network interface or address to listen on; empty: the one that routes to the rendezvous address"},
+    {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
+     "label of this rank's island; equal labels form one island"},
+    {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
+     "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
+    {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false, "log level, to stderr"},
+    {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
+    {Setting::Rank, "ISTHMUS_RANK", K::Integer, "-1", -1, 16777215, "", false, "rank, where no launcher says it"},
+    {Setting::RecorderEntries, "ISTHMUS_RECORDER_ENTRIES", K::Integer, "2048", 16, 1048576, "", false,
+     "operations that the flight recorder of a process keeps"},
+    {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
+     "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores"},
+    {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
+     "host memory for slots, for the whole process"},
+    {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
+     "bytes a peer may send on one communicator ahead of what was received"},
+    {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "2", 1, 64, "", true,
+     "TCP data connections for each pair of processes"},
+    {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
+     "seconds: deadline of init and of each operation"},
+    {Setting::WorldSize, "ISTHMUS_WORLD_SIZE", K::Integer, "-1", -1, 16777216, "", false,
+     "world size, where no launcher says it"},
+};
+static_assert(std::size(kSettings) == kSettingCount);
+
+const SettingRow *find(std::string_view name) {
+  for (const auto &row : kSettings) {
+    const std::string_view full = row.name;
+    if (name == full || name == full.substr(8)) return &row;
+  }
+  return nullptr;
+}
+
+size_t distance(std::string_view a, std::string_view b) {  // Levenshtein, for "did you mean"
+  std::vector<size_t> d(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) d[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = d[0];
+    d[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t up = d[j];
+      d[j] = std::min({up + 1, d[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = up;
+    }
+  }
+  return d[b.size()];
+}
+
+std::string range_text(const SettingRow &row) {
+  switch (row.kind) {
+    case K::Integer:
+    case K::Bytes: return fmt::format("{:.0f} to {:.0f}", row.min, row.max);
+    case K::Real: return fmt::format("{:g} to {:g}", row.min, row.max);
+    case K::Choice: return row.choices;
+    case K::Text: break;
+  }
+  return "any text";
+}
+
+[[noreturn]] void bad(const SettingRow &row, std::string_view value) {
+  fail(Code::Config, "{}={}: not allowed; expected {}{} (default {}). {}.", row.name, value,
+       row.kind == K::Choice  ? "one of "
+       : row.kind == K::Bytes ? "bytes, with K, M or G if wanted, "
+                              : "",
+       range_text(row), *row.fallback ? row.fallback : "empty", row.meaning);
+}
+
+}  // namespace
+
+std::span<const SettingRow> setting_rows() noexcept { return kSettings; }
+
+Settings::Settings() {
+  for (const auto &row : kSettings) {
+    set(row.name, row.fallback);
+    values_[static_cast<int>(row.id)].given = false;
+  }
+}
+
+void Settings::set(std::string_view name, std::string_view value) {
+  const SettingRow *row = find(name);
+  if (!row) {
+    const SettingRow *near =
+        &*std::min_element(std::begin(kSettings), std::end(kSettings),
+                           [&](const auto &a, const auto &b) { return distance(name, a.name) < distance(name, b.name); });
+    fail(Code::Config, "{}: no such setting; did you mean {}? `isthmus doctor --settings` lists them all.", name,
+         near->name);
+  }
+  Value v;
+  v.text = value;
+  v.given = true;
+  const char *first = value.data(), *last = first + value.size();
+  switch (row->kind) {
+    case K::Text: break;
+    case K::Choice: {
+      std::string_view rest = row->choices;
+      bool found = false;
+      while (!rest.empty() && !found) {
+        const size_t bar = rest.find('|');
+        found = rest.substr(0, bar) == value;
+        rest = bar == std::string_view::npos ? std::string_view{} : rest.substr(bar + 1);
+      }
+      if (!found) bad(*row, value);
+      break;
+    }
+    case K::Integer:
+    case K::Bytes: {
+      auto [end, error] = std::from_chars(first, last, v.integer);
+      if (error != std::errc{}) bad(*row, value);
+      int shift = 0;
+      if (row->kind == K::Bytes && end != last) {
+        shift = *end == 'K' || *end == 'k' ? 10 : *end == 'M' || *end == 'm' ? 20 : *end == 'G' || *end == 'g' ? 30 : -1;
+        if (shift > 0) ++end;
+      }
+      if (end != last || shift < 0) bad(*row, value);
+      const double scaled = std::ldexp(static_cast<double>(v.integer), shift);
+      if (scaled < row->min || scaled > row->max) bad(*row, value);
+      v.integer <<= shift;
+      v.real = scaled;
+      break;
+    }
+    case K::Real: {
+      const auto [end, error] = std::from_chars(first, last, v.real);
+      if (error != std::errc{} || end != last || !(v.real >= row->min && v.real <= row->max)) bad(*row, value);
+      break;
+    }
+  }
+  values_[static_cast<int>(row->id)] = std::move(v);
+}
+
+Settings Settings::from_environment() {
+  Settings s;
+  for (char **e = environ; e && *e; ++e) {
+    const std::string_view entry = *e;
+    if (!entry.starts_with("ISTHMUS_")) continue;
+    const size_t eq = entry.find('=');
+    if (eq != std::string_view::npos) s.set(entry.substr(0, eq), entry.substr(eq + 1));
+  }
+  return s;
+}
+
+void Settings::apply(std::string_view list) {
+  while (!list.empty()) {
+    const size_t end = list.find(';');
+    const std::string_view entry = list.substr(0, end);
+    list = end == std::string_view::npos ? std::string_view{} : list.substr(end + 1);
+    if (entry.empty()) continue;
+    const size_t eq = entry.find('=');
+    if (eq == std::string_view::npos) fail(Code::Config, "settings: '{}' is not NAME=value", entry);
+    set(entry.substr(0, eq), entry.substr(eq + 1));
+  }
+}
+
+std::string Settings::agreed_text() const {
+  std::string out;
+  for (const auto &row : kSettings)
+    if (row.agreed)
+      out += fmt::format("{}={} ", row.name,
+                         row.kind == K::Integer || row.kind == K::Bytes ? std::to_string(integer(row.id)) : text(row.id));
+  return out;
+}
+
+std::string Settings::to_json() const {
+  static constexpr const char *kinds[] = {"text", "integer", "bytes", "real", "choice"};
+  auto all = nlohmann::ordered_json::array();
+  for (const auto &row : kSettings)
+    all.push_back({{"name", row.name},
+                   {"kind", kinds[static_cast<int>(row.kind)]},
+                   {"default", row.fallback},
+                   {"range", range_text(row)},
+                   {"agreed", row.agreed},
+                   {"meaning", row.meaning},
+                   {"value", row.id == Setting::JobKey && is_set(row.id) ? "(set)" : text(row.id)},
+                   {"given", is_set(row.id)}});
+  return all.dump(2);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,206 @@
+#include "net/address.hpp"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+
+#include "base/error.hpp"
+#include "base/handles.hpp"
+
+namespace isthmus::net {
+namespace {
+
+const sockaddr_in &v4(const Address &a) noexcept { return *reinterpret_cast<const sockaddr_in *>(a.raw()); }
+const sockaddr_in6 &v6(const Address &a) noexcept { return *reinterpret_cast<const sockaddr_in6 *>(a.raw()); }
+
+std::vector<Address> lookup(const std::string &host, uint16_t port, int flags, int &error) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo *found = nullptr;
+  error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  std::vector<Address> out;
+  for (const addrinfo *a = found; a; a = a->ai_next)
+    if (a->ai_family == AF_INET || a->ai_family == AF_INET6) out.emplace_back(a->ai_addr, a->ai_addrlen);
+  if (out.empty()) error = EAI_NONAME;
+  return out;
+}
+
+// The local address from which `target` is reached: connecting a datagram socket sends nothing.
+bool source_address(const Address &target, Address &out) {
+  const UniqueFd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Address probe = target.with_port(9);
+  if (!fd || ::connect(fd.get(), probe.raw(), probe.length()) != 0) return false;
+  sockaddr_storage s{};
+  socklen_t n = sizeof s;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr *>(&s), &n) != 0) return false;
+  out = Address(reinterpret_cast<const sockaddr *>(&s), n).with_port(0);
+  return !out.wildcard();
+}
+
+struct Interface {
+  std::string name;
+  Address address;
+};
+
+std::vector<Interface> interfaces() {
+  ifaddrs *found = nullptr;
+  if (::getifaddrs(&found) != 0) fail_system("getifaddrs", errno);
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(found, &::freeifaddrs);
+  std::vector<Interface> out;
+  for (const ifaddrs *i = found; i; i = i->ifa_next) {
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
+    if (i->ifa_addr->sa_family == AF_INET) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in))});
+    if (i->ifa_addr->sa_family == AF_INET6) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in6))});
+  }
+  return out;
+}
+
+std::vector<Address> of_interface(const std::string &interface) {
+  const auto all = interfaces();
+  std::vector<Address> out;
+  int error = 0;
+  const auto literal = lookup(interface, 0, AI_NUMERICHOST, error);
+  for (const auto &i : all)
+    if (i.name == interface || (!literal.empty() && i.address.same_host(literal[0]))) out.push_back(i.address);
+  std::stable_sort(out.begin(), out.end(), [](const Address &a, const Address &b) {  // global before link-local, IPv4 first
+    const auto cost = [](const Address &x) { return (x.link_local() ? 2 : 0) + (x.family() == AF_INET6 ? 1 : 0); };
+    return cost(a) < cost(b);
+  });
+  if (literal.empty() && std::any_of(out.begin(), out.end(), [](const Address &a) { return !a.link_local(); }))
+    std::erase_if(out, [](const Address &a) { return a.link_local(); });
+  if (out.size() > 4) out.resize(4);
+  if (out.empty()) {
+    std::string list;
+    for (const auto &i : all) list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
+    fail(Code::Config, "ISTHMUS_INTERFACE={}: this host has no such interface or address that is up; it has {}", interface,
+         list.empty() ? "none" : list);
+  }
+  return out;
+}
+
+void add_new(std::vector<Address> &out, const Address &a) {
+  if (std::none_of(out.begin(), out.end(), [&](const Address &b) { return b.same_host(a); })) out.push_back(a);
+}
+
+}  // namespace
+
+Address::Address(const sockaddr *raw, socklen_t length) noexcept : length_(std::min<socklen_t>(length, sizeof storage_)) {
+  std::memcpy(&storage_, raw, length_);
+}
+
+uint16_t Address::port() const noexcept {
+  return family() == AF_INET ? ntohs(v4(*this).sin_port) : family() == AF_INET6 ? ntohs(v6(*this).sin6_port) : uint16_t{0};
+}
+
+Address Address::with_port(uint16_t port) const noexcept {
+  Address a = *this;
+  if (family() == AF_INET) reinterpret_cast<sockaddr_in *>(&a.storage_)->sin_port = htons(port);
+  if (family() == AF_INET6) reinterpret_cast<sockaddr_in6 *>(&a.storage_)->sin6_port = htons(port);
+  return a;
+}
+
+std::string Address::host() const {
+  char name[NI_MAXHOST];
+  if (length_ == 0 || ::getnameinfo(raw(), length_, name, sizeof name, nullptr, 0, NI_NUMERICHOST) != 0) return "?";
+  return name;
+}
+
+std::string Address::text() const {
+  return family() == AF_INET6 ? fmt::format("[{}]:{}", host(), port()) : fmt::format("{}:{}", host(), port());
+}
+
+bool Address::loopback() const noexcept {
+  return family() == AF_INET ? (ntohl(v4(*this).sin_addr.s_addr) >> 24) == 127
+                             : family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6(*this).sin6_addr);
+}
+
+bool Address::wildcard() const noexcept {
+  return family() == AF_INET ? v4(*this).sin_addr.s_addr == htonl(INADDR_ANY)
+                             : family() == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&v6(*this).sin6_addr);
+}
+
+bool Address::link_local() const noexcept {
+  return family() == AF_INET ? (ntohl(v4(*this).sin_addr.s_addr) >> 16) == 0xa9fe
+                             : family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6(*this).sin6_addr);
+}
+
+bool Address::same_host(const Address &other) const {
+  if (family() != other.family()) return false;
+  if (family() == AF_INET) return v4(*this).sin_addr.s_addr == v4(other).sin_addr.s_addr;
+  return std::memcmp(&v6(*this).sin6_addr, &v6(other).sin6_addr, sizeof(in6_addr)) == 0 &&
+         (v6(*this).sin6_scope_id == v6(other).sin6_scope_id || !link_local());
+}
+
+HostPort split_host_port(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  std::string_view host = text.substr(0, colon == std::string_view::npos ? 0 : colon);
+  const bool bracketed = host.size() >= 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  unsigned port = 0;
+  const char *last = text.data() + text.size();
+  const char *first = colon == std::string_view::npos ? last : text.data() + colon + 1;
+  const auto [end, error] = std::from_chars(first, last, port);
+  if (host.empty() || host.size() > 255 || (!bracketed && host.find(':') != std::string_view::npos) ||
+      error != std::errc{} || end != last || port == 0 || port > 65535)
+    fail(Code::Argument,
+         "address '{}': expected host:port with a port from 1 to 65535, an IPv6 address in brackets, as in "
+         "10.0.0.1:29501 or [::1]:29501",
+         text.substr(0, 300));
+  return {std::string(host), static_cast<uint16_t>(port)};
+}
+
+Address numeric_address(std::string_view text) {
+  const HostPort hp = split_host_port(text);
+  int error = 0;
+  const auto found = lookup(hp.host, hp.port, AI_NUMERICHOST, error);
+  if (found.empty()) fail(Code::Argument, "address '{}': {} is not a numeric address", text, hp.host);
+  return found[0];
+}
+
+std::vector<Address> resolve(const std::string &host, uint16_t port) {
+  int error = 0;
+  auto found = lookup(host, port, AI_NUMERICHOST, error);
+  if (found.empty()) found = lookup(host, port, 0, error);
+  if (found.empty())
+    fail(Code::System, "cannot resolve the host name '{}': {}; check its spelling, or give a numeric address", host,
+         ::gai_strerror(error));
+  return found;
+}
+
+std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint) {
+  if (!interface.empty()) return of_interface(interface);
+  std::vector<Address> out;
+  Address source;
+  if (!route_hint.empty()) {
+    int error = 0;
+    auto targets = lookup(route_hint, 0, AI_NUMERICHOST, error);  // a bare IPv6 address has colons, too
+    if (targets.empty()) {
+      const bool with_port = route_hint.find(':') != std::string::npos;
+      targets = resolve(with_port ? split_host_port(route_hint).host : route_hint, 0);
+    }
+    for (const Address &t : targets)
+      if (source_address(t, source)) add_new(out, source);
+    if (out.empty())
+      fail(Code::Config, "no route from this host to {}; check the address, or set ISTHMUS_INTERFACE", route_hint);
+  } else {
+    for (const char *anywhere :
+         {"192.0.2.1:9", "[2001:db8::1]:9"})  // documentation networks: only the default route leads there
+      if (source_address(numeric_address(anywhere), source)) add_new(out, source);
+    if (out.empty()) out.push_back(numeric_address("127.0.0.1:9").with_port(0));
+  }
+  if (out.size() > 4) out.resize(4);
+  return out;
+}
+
+}  // namespace isthmus::net

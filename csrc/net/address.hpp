@@ -1,0 +1,49 @@
+// Socket addresses, and which of this host's addresses to listen on.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "net/protocol.hpp"
+
+namespace isthmus::net {
+
+class Address {  // IPv4 or IPv6, with a port
+ public:
+  Address() = default;
+  Address(const sockaddr *raw, socklen_t length) noexcept;
+  const sockaddr *raw() const noexcept { return reinterpret_cast<const sockaddr *>(&storage_); }
+  socklen_t length() const noexcept { return length_; }
+  int family() const noexcept { return storage_.ss_family; }
+  uint16_t port() const noexcept;
+  Address with_port(uint16_t port) const noexcept;
+  std::string host() const;  // "127.0.0.1", "fe80::1%eth0"
+  std::string text() const;  // "127.0.0.1:80", "[::1]:80"
+  bool loopback() const noexcept;
+  bool wildcard() const noexcept;
+  bool link_local() const noexcept;
+  bool same_host(const Address &other) const;  // equal but for the port
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+};
+HostPort split_host_port(std::string_view text);  // "host:port", "[::1]:port"; throws Error(Argument)
+// "127.0.0.1:80", "[::1]:80"; never asks a resolver; throws Error(Argument)
+Address numeric_address(std::string_view text);
+std::vector<Address> resolve(const std::string &host, uint16_t port);  // never empty; throws Error(System), Error(Argument)
+
+// The addresses of this host (port 0) that peers can reach, best first. `interface` (ISTHMUS_INTERFACE): an interface's name
+// or one address; empty: the interface that routes to `route_hint` ("host" or "host:port"; empty: the default route, else
+// loopback). Throws Error(Config) that names the interfaces there are.
+std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint);
+
+}  // namespace isthmus::net

@@ -1,0 +1,88 @@
+#include "net/fork_guard.hpp"
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+namespace isthmus::net {
+namespace {
+
+struct Entry {
+  bool set = false;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+
+std::atomic<bool> g_forked{false};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Entry> by_fd;
+};
+
+Registry &registry() {
+  static auto *r = new Registry;  // never destroyed: a fork may come during static destruction
+  return *r;
+}
+
+// The mutex is held across the fork, so the child sees a whole registry.
+void before_fork() { registry().mutex.lock(); }
+void in_parent() { registry().mutex.unlock(); }
+void in_child() {
+  Registry &r = registry();
+  for (size_t fd = 0; fd < r.by_fd.size(); ++fd) {
+    struct stat s;
+    const Entry &e = r.by_fd[fd];
+    if (e.set && ::fstat(static_cast<int>(fd), &s) == 0 && s.st_dev == e.device && s.st_ino == e.inode)
+      ::close(static_cast<int>(fd));
+  }
+  for (Entry &e : r.by_fd) e.set = false;
+  g_forked.store(true, std::memory_order_relaxed);  // one thread is alive in the child
+  r.mutex.unlock();
+}
+
+void forget(int fd) noexcept {
+  Registry &r = registry();
+  const std::lock_guard lock(r.mutex);
+  if (static_cast<size_t>(fd) < r.by_fd.size()) r.by_fd[static_cast<size_t>(fd)].set = false;
+}
+
+}  // namespace
+
+void guard_forks() {
+  static const int installed = pthread_atfork(before_fork, in_parent, in_child);
+  static_cast<void>(installed);
+}
+
+bool forked() noexcept { return g_forked.load(std::memory_order_relaxed); }
+
+void close_in_child(int fd) {
+  guard_forks();
+  struct stat s;
+  if (fd < 0 || ::fstat(fd, &s) != 0) return;
+  Registry &r = registry();
+  const std::lock_guard lock(r.mutex);
+  if (r.by_fd.size() <= static_cast<size_t>(fd)) r.by_fd.resize(static_cast<size_t>(fd) + 1);
+  r.by_fd[static_cast<size_t>(fd)] = {true, s.st_dev, s.st_ino};
+}
+
+GuardedFd::GuardedFd(UniqueFd fd) : fd_(std::move(fd)) { close_in_child(fd_.get()); }
+
+GuardedFd &GuardedFd::operator=(GuardedFd &&other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::move(other.fd_);
+  }
+  return *this;
+}
+
+void GuardedFd::reset() noexcept {
+  if (!fd_) return;
+  forget(fd_.get());  // before the close: afterwards the number may be another's
+  fd_.reset();
+}
+
+}  // namespace isthmus::net

@@ -1,0 +1,79 @@
+// The mutual challenge-response with which every connection starts. It proves that both ends hold the same 128-bit job key.
+//
+//   dialer                                                         acceptor
+//   Hello    magic, version, role, index, count, nonce, process ->
+//                                                               <- Challenge  magic, version, nonce, process
+//   Proof    MAC(key, "D", Hello, Challenge)                    ->
+//                                                               <- Verdict  status, MAC(key, "A" status, Hello, Challenge)
+//
+// The dialer proves first, so an acceptor with several keys learns which one is meant, and a client without a key learns
+// nothing. These four messages are the same in all protocol versions: two ends whose versions differ still authenticate each
+// other, and then both know, beyond doubt, which versions met.
+#pragma once
+
+#include <optional>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/handles.hpp"
+#include "net/wire.hpp"
+
+namespace isthmus::net {
+
+enum class Role : uint8_t { Control = 1, Data = 2, Rendezvous = 3 };
+
+struct Hello {
+  uint16_t version = kProtocolVersion;
+  Role role = Role::Control;
+  uint32_t index = 0;  // Data: number of the stream; Rendezvous: rank
+  uint32_t count = 0;  // Data: streams in all; Rendezvous: world size
+  Bytes16 nonce{}, process{};
+};
+struct Challenge {
+  uint16_t version = kProtocolVersion;
+  Bytes16 nonce{}, process{};
+};
+enum class Verdict : uint16_t { Welcome = 0, OtherVersion = 1, UnknownKey = 2 };
+
+inline constexpr size_t kHelloBytes = 52, kChallengeBytes = 40, kProofBytes = 16, kVerdictBytes = 24;
+static_assert(kHelloBytes + kProofBytes <= kMaxUnauthenticatedBytes);
+
+ByteVector encode(const Hello &m);
+ByteVector encode(const Challenge &m);
+std::optional<Hello> parse_hello(std::span<const std::byte> bytes, std::string &why);
+std::optional<Challenge> parse_challenge(std::span<const std::byte> bytes, std::string &why);
+
+// The accepting side, without I/O: feed it exactly wants() bytes, send what it puts into `reply`.
+class Acceptor {
+ public:
+  enum class State { Hello, Proof, Unproved, Done, Refused };
+
+  explicit Acceptor(const Bytes16 &process, uint16_t version = kProtocolVersion);
+  size_t wants() const noexcept;  // 0 where no further bytes are expected
+  // false as soon as these cannot become the expected message
+  bool plausible(std::span<const std::byte> beginning) const;
+  void feed(std::span<const std::byte> bytes, ByteVector &reply);  // -> Proof, Unproved or Refused
+  bool try_key(const Bytes16 &key, ByteVector &reply);             // Unproved: -> Done where the proof fits
+  void refuse(ByteVector &reply);                                  // Unproved: -> Refused, and tells the dialer so
+  State state() const noexcept { return state_; }
+  const Hello &hello() const noexcept { return hello_; }  // authentic once Done
+  const std::string &why() const noexcept { return why_; }
+
+ private:
+  State state_ = State::Hello;
+  Hello hello_;
+  Challenge challenge_;
+  ByteVector transcript_;
+  Bytes16 proof_{};
+  std::string why_;
+};
+
+struct Dialed {
+  Bytes16 process{};     // of the acceptor
+  uint16_t version = 0;  // of the acceptor
+};
+// The dialing side on a connected socket, in the caller's thread. `to` names the other end in errors: Error(Auth) (no proof,
+// or it is not ours), Error(Mismatch) (versions), Error(Timeout), Error(PeerLost) (closed inside the handshake).
+Dialed dial(int fd, Hello hello, const Bytes16 &key, const std::string &to, Deadline deadline);
+
+}  // namespace isthmus::net

@@ -1,0 +1,16 @@
+// SipHash-2-4 with 128-bit output: a keyed MAC for short messages. J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast
+// short-input PRF" (INDOCRYPT 2012), with the 128-bit variant of its authors.
+#pragma once
+
+#include <span>
+
+#include "net/protocol.hpp"
+
+namespace isthmus::net {
+
+Bytes16 siphash128(const Bytes16 &key, std::span<const std::byte> message) noexcept;
+
+// Takes the same time wherever the arrays differ.
+bool equal_constant_time(const Bytes16 &a, const Bytes16 &b) noexcept;
+
+}  // namespace isthmus::net

@@ -1,0 +1,249 @@
+#include "net/socket.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "net/fork_guard.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::net {
+namespace {
+
+constexpr int kBacklog = 4096;       // the kernel cuts it to net.core.somaxconn
+constexpr int kSoPeerPidfd = 77;     // SO_PEERPIDFD, Linux 6.5; older headers lack the name
+constexpr long kSysPidfdOpen = 434;  // pidfd_open, Linux 5.3; the same number on every architecture
+
+UniqueFd new_socket(int family) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd) close_in_child(fd.get());
+  return fd;
+}
+
+void set_option(int fd, int level, int option) noexcept {
+  const int one = 1;
+  ::setsockopt(fd, level, option, &one, sizeof one);
+}
+
+sockaddr_un unix_address(const std::string &name, socklen_t &length) {
+  sockaddr_un a{};
+  a.sun_family = AF_UNIX;
+  if (name.empty() || name.size() > sizeof a.sun_path - 1) fail(Code::Argument, "Unix socket name of {} bytes", name.size());
+  std::memcpy(a.sun_path + 1, name.data(), name.size());
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return a;
+}
+
+int finish_connect(UniqueFd fd, Deadline deadline, UniqueFd &out) {
+  const short events = wait_events(fd.get(), POLLOUT, deadline);
+  if (events == 0) return ETIMEDOUT;
+  int error = 0;
+  socklen_t n = sizeof error;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &n) != 0) return errno;
+  if (error == 0) out = std::move(fd);
+  return error;
+}
+
+bool again(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+int try_listen_tcp(const Address &address, UniqueFd &out) {
+  UniqueFd fd = new_socket(address.family());
+  if (!fd) return errno;
+  // a port in TIME_WAIT may be used again; two listeners still exclude each other
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);
+  if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY);
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+  if (::bind(fd.get(), address.raw(), address.length()) != 0 || ::listen(fd.get(), kBacklog) != 0) return errno;
+  out = std::move(fd);
+  return 0;
+}
+
+UniqueFd listen_tcp(const Address &address) {
+  UniqueFd fd;
+  const int error = try_listen_tcp(address, fd);
+  if (error != 0) throw Error(Code::System, system_text(fmt::format("listening at {}", address.text()).c_str(), error));
+  return fd;
+}
+
+UniqueFd listen_unix(const std::string &name) {
+  socklen_t length = 0;
+  const sockaddr_un a = unix_address(name, length);
+  UniqueFd fd = new_socket(AF_UNIX);
+  if (!fd || ::bind(fd.get(), reinterpret_cast<const sockaddr *>(&a), length) != 0 || ::listen(fd.get(), kBacklog) != 0)
+    fail_system("listening on a Unix socket", errno);
+  return fd;
+}
+
+Address local_address(int fd) {
+  sockaddr_storage s{};
+  socklen_t n = sizeof s;
+  if (::getsockname(fd, reinterpret_cast<sockaddr *>(&s), &n) != 0) fail_system("getsockname", errno);
+  return {reinterpret_cast<const sockaddr *>(&s), n};
+}
+
+int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out) {
+  UniqueFd fd = new_socket(address.family());
+  if (!fd) return errno;
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+  if (::connect(fd.get(), address.raw(), address.length()) != 0) {
+    if (errno != EINPROGRESS) return errno;
+    const int error = finish_connect(std::move(fd), deadline, fd);
+    if (error != 0) return error;
+  }
+  // Where nobody listens at a port of the ephemeral range, TCP may connect a socket to itself.
+  const Address self = local_address(fd.get());
+  if (self.port() == address.port() && self.same_host(address)) return ECONNREFUSED;
+  out = std::move(fd);
+  return 0;
+}
+
+int connect_unix(const std::string &name, Deadline deadline, UniqueFd &out) {
+  socklen_t length = 0;
+  const sockaddr_un a = unix_address(name, length);
+  UniqueFd fd = new_socket(AF_UNIX);
+  if (!fd) return errno;
+  while (::connect(fd.get(), reinterpret_cast<const sockaddr *>(&a), length) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return errno;
+    if (deadline.passed()) return ETIMEDOUT;  // EAGAIN: the backlog is full, and poll() would not tell when it no longer is
+    sleep_until(Deadline(1e-3));
+  }
+  out = std::move(fd);
+  return 0;
+}
+
+UniqueFd accept_client(int listener, std::string &from, int &error) {
+  sockaddr_storage s{};
+  socklen_t n = sizeof s;
+  UniqueFd fd(::accept4(listener, reinterpret_cast<sockaddr *>(&s), &n, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  error = fd ? 0 : errno;
+  if (!fd) {
+    if (again(error) || error == ECONNABORTED) error = 0;
+    return fd;
+  }
+  close_in_child(fd.get());
+  if (s.ss_family == AF_UNIX) {
+    Credentials c;
+    from = peer_credentials(fd.get(), c) ? fmt::format("process {} of user {} on this host", c.pid, c.uid)
+                                         : "a process on this host";
+  } else {
+    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+    from = Address(reinterpret_cast<const sockaddr *>(&s), n).text();
+  }
+  return fd;
+}
+
+ssize_t send_some(int fd, std::span<const std::byte> bytes) noexcept {
+  const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return n < 0 && again(errno) ? 0 : n;
+}
+
+ssize_t recv_some(int fd, std::span<std::byte> bytes) noexcept {
+  for (;;) {
+    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (n >= 0 || errno != EINTR) return n;
+  }
+}
+
+Io send_all(int fd, std::span<const std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t n = send_some(fd, bytes);
+    if (n < 0) return errno == EPIPE || errno == ECONNRESET ? Io::Closed : Io::Failed;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    if (n == 0 && wait_events(fd, POLLOUT, deadline) == 0) return Io::Timeout;
+  }
+  return Io::Ok;
+}
+
+Io recv_exact(int fd, std::span<std::byte> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t n = recv_some(fd, bytes);
+    if (n == 0) return Io::Closed;
+    if (n > 0) {
+      bytes = bytes.subspan(static_cast<size_t>(n));
+      continue;
+    }
+    if (errno == ECONNRESET) return Io::Closed;
+    if (!again(errno)) return Io::Failed;
+    if (wait_events(fd, POLLIN, deadline) == 0) return Io::Timeout;
+  }
+  return Io::Ok;
+}
+
+Io send_with_fd(int fd, std::span<const std::byte> bytes, int passed, Deadline deadline) {
+  if (passed < 0) return send_all(fd, bytes, deadline);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec io{const_cast<std::byte *>(bytes.data()), bytes.size()};
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  cmsghdr *c = CMSG_FIRSTHDR(&m);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(c), &passed, sizeof passed);
+  for (;;) {
+    const ssize_t n = ::sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    // the descriptor went with the first byte
+    if (n >= 0) return send_all(fd, bytes.subspan(static_cast<size_t>(n)), deadline);
+    if (!again(errno)) return errno == EPIPE || errno == ECONNRESET ? Io::Closed : Io::Failed;
+    if (wait_events(fd, POLLOUT, deadline) == 0) return Io::Timeout;
+  }
+}
+
+ssize_t recv_with_fd(int fd, std::span<std::byte> bytes, UniqueFd &passed) noexcept {
+  constexpr size_t kMost = 8;  // a peer of ours sends one; room for more, so that they can be closed
+  alignas(cmsghdr) char control[CMSG_SPACE(kMost * sizeof(int))];
+  iovec io{bytes.data(), bytes.size()};
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  ssize_t n = 0;
+  do n = ::recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  while (n < 0 && errno == EINTR);
+  if (n < 0) return n;
+  for (cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int got = -1;
+      std::memcpy(&got, CMSG_DATA(c) + at, sizeof got);
+      UniqueFd owned(got);
+      if (passed) continue;
+      close_in_child(got);
+      passed = std::move(owned);
+    }
+  }
+  return n;
+}
+
+bool peer_credentials(int fd, Credentials &out) noexcept {
+  ucred c{};
+  socklen_t n = sizeof c;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &n) != 0) return false;
+  out = {c.pid, c.uid};
+  return true;
+}
+
+UniqueFd peer_pidfd(int fd) noexcept {
+  int got = -1;
+  socklen_t n = sizeof got;
+  // From the socket itself where the kernel can: no other process can have taken the number meanwhile.
+  if (::getsockopt(fd, SOL_SOCKET, kSoPeerPidfd, &got, &n) == 0 && got >= 0) return UniqueFd(got);
+  Credentials c;
+  if (!peer_credentials(fd, c) || c.pid <= 0) return UniqueFd();
+  return UniqueFd(static_cast<int>(::syscall(kSysPidfdOpen, c.pid, 0)));
+}
+
+}  // namespace isthmus::net

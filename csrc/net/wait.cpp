@@ -1,0 +1,39 @@
+#include "net/wait.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+
+#include "base/error.hpp"
+
+namespace isthmus::net {
+namespace {
+std::atomic<int (*)()> g_check{nullptr};
+constexpr int kSliceMs = 50;
+}  // namespace
+
+void set_interrupt_check(int (*check)()) noexcept { g_check.store(check, std::memory_order_release); }
+
+void check_interrupt() {
+  const auto check = g_check.load(std::memory_order_acquire);
+  if (check && check() != 0) fail(Code::Interrupted, "interrupted while waiting for other processes");
+}
+
+int wait_events(std::span<pollfd> fds, Deadline deadline) {
+  for (;;) {
+    const int n = ::poll(fds.data(), fds.size(), std::min(deadline.left_ms(), kSliceMs));
+    if (n > 0) return n;
+    if (n < 0 && errno != EINTR) fail_system("poll", errno);
+    if (deadline.passed()) return 0;  // before the check: a wait with no time is made by threads that serve all callers
+    check_interrupt();
+  }
+}
+
+short wait_events(int fd, short events, Deadline deadline) {
+  pollfd p{fd, events, 0};
+  return wait_events({&p, 1}, deadline) > 0 ? p.revents : short{0};
+}
+
+void sleep_until(Deadline deadline) { wait_events({}, deadline); }
+
+}  // namespace isthmus::net

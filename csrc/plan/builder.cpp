@@ -1,0 +1,272 @@
+#include "plan/builder.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+
+namespace isthmus::plan {
+
+Range piece_of(Range whole, size_t parts, size_t index) noexcept {
+  const uint64_t lines = (whole.size() + kLine - 1) / kLine;
+  const uint64_t from = lines / parts * index + lines % parts * index / parts;
+  const uint64_t to = lines / parts * (index + 1) + lines % parts * (index + 1) / parts;
+  return {whole.begin + std::min(from * kLine, whole.size()), whole.begin + std::min(to * kLine, whole.size())};
+}
+
+std::vector<Range> complement(uint64_t length, std::vector<Range> holes) {
+  std::vector<Range> out;
+  uint64_t at = 0;
+  for (const Range &h : holes) {
+    if (h.empty()) continue;
+    if (h.begin > at) out.push_back({at, h.begin});
+    at = h.end;
+  }
+  if (at < length) out.push_back({at, length});
+  return out;
+}
+
+Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks.size()) {
+  if (t.flat) {
+    members.emplace_back();
+    for (const auto &g : t.groups) {
+      members[0].insert(members[0].end(), g.ranks.begin(), g.ranks.end());
+      fold_ends.push_back(static_cast<uint32_t>(members[0].size()));
+    }
+  } else {
+    for (const auto &g : t.groups) members.push_back(g.ranks);
+  }
+  for (size_t g = 0; g < members.size(); ++g) {
+    largest = std::max(largest, members[g].size());
+    for (size_t i = 0; i < members[g].size(); ++i) {
+      of[static_cast<size_t>(members[g][i])] = g;
+      at[static_cast<size_t>(members[g][i])] = i;
+    }
+  }
+}
+
+Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p)
+    : topology(t),
+      clusters(all),
+      plan(p),
+      request(p.request),
+      rank(me),
+      world(t.size()),
+      cluster(all.of[static_cast<size_t>(me)]),
+      position(all.at[static_cast<size_t>(me)]),
+      members(all.members[cluster]),
+      count(members.size()),
+      others(all.members.size() - 1),
+      varying(is_varying(p.request.collective)),
+      scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
+      ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {
+  stream = !varying && request.bytes >= request.stream_bytes && !request.in_place;
+}
+
+void Builder::choose_chunk(uint64_t regions) {
+  const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
+  const uint64_t most = lines(4 * request.chunk_bytes / std::max<uint64_t>(regions, 1));
+  uint64_t target = std::min(lines(request.chunk_bytes), most);
+  const uint32_t slots = std::clamp<uint32_t>(request.max_slots, 2, 64);
+  depth = slots - 1;
+  if (varying) {
+    plan.chunk = target;
+    plan.chunks = 0;
+    plan.slots = slots;
+    return;
+  }
+  const uint64_t bytes = request.bytes;
+  if (bytes / 64 > target) target = std::min(lines(bytes / 64 + kLine - 1), most);
+  const uint64_t about = std::max<uint64_t>((bytes + target - 1) / target, 1);
+  plan.chunk = lines((bytes + about - 1) / about + kLine - 1);
+  const uint64_t chunks = std::max<uint64_t>((bytes + plan.chunk - 1) / plan.chunk, 1);
+  if (chunks >= (uint64_t{1} << kValueBits) - 64)
+    fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
+         collective_name(request.collective), bytes, chunks, plan.chunk);
+  plan.chunks = static_cast<uint32_t>(chunks);
+  if (plan.chunks <= slots) depth = 63;
+  plan.slots = std::min(slots, plan.chunks);
+}
+
+Span Builder::input(uint32_t block, uint64_t at) { return {Memory::Input, -1, block, at, 0, false}; }
+Span Builder::output(uint32_t block, uint64_t at) { return {Memory::Output, -1, block, at, 0, false}; }
+Span Builder::ring(int owner, uint64_t at) const { return {Memory::Ring, owner == rank ? -1 : owner, 0, at, 0, false}; }
+Span Builder::scratch(uint64_t at, bool partial) { return {Memory::Scratch, -1, 0, at, 0, partial}; }
+
+Span Builder::user(Span s) const {
+  s.stride = s.memory == Memory::Input || s.memory == Memory::Output ? plan.chunk : 0;
+  return s;
+}
+
+Extent Builder::extent(Memory of, uint32_t block, Range r) const { return {of, block, r.begin, plan.chunk, r.size()}; }
+
+uint64_t Builder::need_scratch(uint64_t bytes) {
+  const uint64_t at = plan.scratch_stride;
+  plan.scratch_stride += (bytes + kLine - 1) / kLine * kLine;
+  return at;
+}
+void Builder::need_ring(uint64_t bytes) { plan.slot_bytes = std::max(plan.slot_bytes, bytes); }
+
+void Builder::stage(const char *name, uint32_t skew) {
+  plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
+}
+Step &Builder::step(StepKind kind) {
+  ++plan.host.back().steps;
+  plan.steps.emplace_back().kind = kind;
+  return plan.steps.back();
+}
+
+void Builder::move(const Extent &e, Span from, Span to, bool scale, bool streamed) {
+  if (e.length == 0) return;
+  Step &s = step(StepKind::Move);
+  s.extent = e;
+  s.dst = user(to);
+  s.scaled = scale;
+  s.stream = streamed;
+  s.source = static_cast<uint32_t>(plan.sources.size());
+  s.sources = 1;
+  plan.sources.push_back(user(from));
+}
+
+void Builder::reduce(const Extent &e, const std::vector<Span> &from, const std::vector<uint32_t> &ends, Span to,
+                     bool partial, const Span *second, bool streamed) {
+  if (e.length == 0) return;
+  Step &s = step(StepKind::Reduce);
+  s.extent = e;
+  s.dst = user(to);
+  s.partial = partial;
+  if (second) {
+    s.copy = user(*second);
+    s.has_copy = true;
+    s.stream = streamed;
+  }
+  s.source = static_cast<uint32_t>(plan.sources.size());
+  s.sources = static_cast<uint32_t>(from.size());
+  for (const Span &f : from) plan.sources.push_back(user(f));
+  // Groups of one source each, or one group of all, add in the plain order.
+  if (ends.size() > 1 && ends.size() < from.size()) {
+    s.group = static_cast<uint32_t>(plan.group_ends.size());
+    s.groups = static_cast<uint32_t>(ends.size());
+    plan.group_ends.insert(plan.group_ends.end(), ends.begin(), ends.end());
+  }
+}
+
+void Builder::send(int peer, const Extent &e, Span from) {
+  if (e.length == 0) return;
+  Step &s = step(StepKind::Send);
+  s.peer = peer;
+  s.extent = e;
+  s.partial = from.partial;
+  s.source = static_cast<uint32_t>(plan.sources.size());
+  s.sources = 1;
+  plan.sources.push_back(user(from));
+}
+void Builder::recv(int peer, const Extent &e, Span to) {
+  if (e.length == 0) return;
+  Step &s = step(StepKind::Recv);
+  s.peer = peer;
+  s.extent = e;
+  s.partial = to.partial;
+  s.dst = user(to);
+}
+void Builder::send_token(int peer, Extent e, Span from) {
+  if (e.length == 0) return;
+  e.length = std::min(e.length, kTokenBytes);
+  send(peer, e, from);
+  plan.steps.back().token = true;
+}
+void Builder::recv_token(int peer, Extent e, Span to) {
+  if (e.length == 0) return;
+  e.length = std::min(e.length, kTokenBytes);
+  recv(peer, e, to);
+  plan.steps.back().token = true;
+}
+
+void Builder::post(Counter counter) {
+  Step &s = step(StepKind::Post);
+  s.counter = counter;
+  s.mul = 1;
+  s.add = 1;
+}
+void Builder::wait(int peer, Counter counter) {
+  Step &s = step(StepKind::Wait);
+  s.peer = peer;
+  s.counter = counter;
+  s.mul = 1;
+  s.add = 1;
+}
+void Builder::wait(int peer, Counter counter, const Extent &guard) {
+  if (guard.length == 0) return;
+  wait(peer, counter);
+  plan.steps.back().guarded = true;
+  plan.steps.back().extent = guard;
+}
+void Builder::wait_reuse(int peer, Counter counter) {
+  if (!reuses()) return;
+  wait(peer, counter);
+  plan.steps.back().add = 1 - static_cast<int64_t>(plan.slots);
+}
+void Builder::wait_reuse(int peer, Counter counter, const Extent &guard) {
+  if (!reuses() || guard.length == 0) return;
+  wait(peer, counter, guard);
+  plan.steps.back().add = 1 - static_cast<int64_t>(plan.slots);
+}
+
+void Builder::finish() {
+  std::erase_if(plan.host, [](const Stage &s) { return s.steps == 0; });
+  for (const Stage &s : plan.host) plan.max_skew = std::max(plan.max_skew, s.skew);
+  for (const Step &s : plan.steps) plan.uses_links = plan.uses_links || s.kind == StepKind::Send || s.kind == StepKind::Recv;
+  if (plan.slot_bytes == 0 && plan.scratch_stride == 0) plan.slots = 0;
+}
+
+double bridge_time(std::span<const double> rates) noexcept {
+  double least = rates.empty() ? 1 : rates[0], sum = 0;
+  for (double b : rates) {
+    least = std::min(least, b);
+    sum += b;
+  }
+  return rates.size() < 2 ? 0 : std::max(1 / least, 2 * static_cast<double>(rates.size() - 1) / sum);
+}
+
+// Any w with sum 1 and 0 <= w_i <= cap_i = clip((B_i T* / n - 1) / (k - 2), 0, 1) attains T*: scaling the caps by 1 / sum,
+// which is at most 1, keeps every one of them. Two groups: any split.
+std::vector<double> bridge_shares(std::span<const double> rates) {
+  const size_t k = rates.size();
+  std::vector<double> w(k, 1.0);
+  if (k < 2) return w;
+  const double time = bridge_time(rates);
+  double sum = 0;
+  for (size_t i = 0; i < k; ++i) {
+    w[i] = k == 2 ? rates[i] : std::clamp((rates[i] * time - 1) / static_cast<double>(k - 2), 0.0, 1.0);
+    sum += w[i];
+  }
+  for (double &x : w) x /= sum;
+  return w;
+}
+
+std::vector<Range> domains_of(const Builder &b, ptrdiff_t without) {
+  const size_t k = b.clusters.members.size();
+  std::vector<double> rates;
+  std::vector<size_t> owners;
+  for (size_t g = 0; g < k; ++g)
+    if (static_cast<ptrdiff_t>(g) != without) {
+      owners.push_back(g);
+      rates.push_back(b.topology.flat || g >= b.topology.weights.size() ? 1.0 : b.topology.weights[g]);
+    }
+  std::vector<Range> out(k);
+  const std::vector<double> shares = bridge_shares(rates);
+  const uint64_t lines = b.plan.chunk / kLine;
+  double sum = 0;
+  uint64_t at = 0;
+  for (size_t i = 0; i < owners.size(); ++i) {
+    sum += shares[i];
+    const uint64_t end = i + 1 == owners.size()
+                             ? lines
+                             : std::min(lines, static_cast<uint64_t>(std::floor(sum * static_cast<double>(lines) + 0.5)));
+    out[owners[i]] = {at * kLine, std::max(at, end) * kLine};
+    at = std::max(at, end);
+  }
+  return out;
+}
+
+}  // namespace isthmus::plan

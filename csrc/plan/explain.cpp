@@ -1,0 +1,214 @@
+// The reading form of a plan, as text and as JSON.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "plan/builder.hpp"
+
+namespace isthmus::plan {
+namespace {
+
+constexpr const char *kCounterNames[kCounters] = {"copied in", "reduced", "consumed", "spare"};
+
+std::string size_text(uint64_t bytes) {
+  if (bytes >= 10u << 20) return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes >= 1u << 20) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes >= 1u << 10) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
+  return fmt::format("{} B", bytes);
+}
+
+std::string ranks_text(std::vector<int> ranks) {  // "0-3,7"
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string out;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    out += fmt::format("{}{}", out.empty() ? "" : ",", ranks[i]);
+    if (j > i) out += fmt::format("{}{}", j > i + 1 ? "-" : ",", ranks[j]);
+    i = j + 1;
+  }
+  return out;
+}
+
+const char *memory_text(const Span &s) {
+  switch (s.memory) {
+    case Memory::Input: return "input";
+    case Memory::Output: return "output";
+    case Memory::Ring: return s.rank < 0 ? "own slot" : "slot";
+    case Memory::Scratch: return "scratch";
+  }
+  return "";
+}
+
+struct Volume {
+  uint64_t moved = 0, folded = 0, sent = 0, received = 0;
+};
+
+uint64_t ratio_of(const Plan &p) { return dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype); }
+uint64_t wire_bytes(const Plan &p, const Step &s) { return s.extent.length * (s.partial ? ratio_of(p) : 1); }
+
+// Steps of one kind that follow each other are one phrase.
+bool same_phrase(const Plan &p, const Step &a, const Step &b) {
+  if (a.kind != b.kind || a.counter != b.counter || a.partial != b.partial || a.token != b.token || a.add != b.add)
+    return false;
+  if (a.kind != StepKind::Move) return a.kind != StepKind::Post;
+  return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
+}
+
+std::string phrase(const Plan &p, uint32_t from, uint32_t to) {
+  const Step &s = p.steps[from];
+  std::vector<int> peers;
+  uint64_t bytes = 0;
+  for (uint32_t i = from; i < to; ++i) {
+    const Step &x = p.steps[i];
+    bytes += x.kind == StepKind::Send || x.kind == StepKind::Recv ? wire_bytes(p, x) : x.extent.length;
+    peers.push_back(x.kind == StepKind::Move ? p.sources[x.source].rank : x.peer);
+  }
+  const char *what = s.token ? " (acknowledgement)" : s.partial ? " of partial results" : "";
+  switch (s.kind) {
+    case StepKind::Move: {
+      const Span &source = p.sources[s.source];
+      const std::string whose = source.memory == Memory::Ring && source.rank >= 0 ? "s of " + ranks_text(peers) : "";
+      return fmt::format("{} {}, {}{} to {}", s.scaled ? "scale" : "copy", size_text(bytes), memory_text(source), whose,
+                         memory_text(s.dst));
+    }
+    case StepKind::Reduce:
+      return fmt::format("fold {} of {} sources to {}{}{}{}", size_text(bytes), s.sources, memory_text(s.dst),
+                         s.has_copy ? std::string(" and ") + memory_text(s.copy) : "",
+                         s.partial ? " as a partial result" : "",
+                         s.groups ? fmt::format(", {} groups in order", s.groups) : "");
+    case StepKind::Send: return fmt::format("send {}{} to {}", size_text(bytes), what, ranks_text(peers));
+    case StepKind::Recv: return fmt::format("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
+    case StepKind::Post: return fmt::format("post {}", kCounterNames[s.counter]);
+    case StepKind::Wait:
+      return s.add > 0
+                 ? fmt::format("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
+                 : fmt::format("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
+    case StepKind::Ccl: return "island library call";
+  }
+  return "";
+}
+
+std::vector<std::string> phrases(const Plan &p, const Stage &stage) {
+  std::vector<std::string> out;
+  for (uint32_t i = stage.step; i < stage.step + stage.steps;) {
+    uint32_t j = i + 1;
+    while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j])) ++j;
+    out.push_back(phrase(p, i, j));
+    i = j;
+  }
+  return out;
+}
+
+Volume volume_of(const Plan &p, const Stage &stage) {
+  Volume v;
+  for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+    const Step &s = p.steps[i];
+    switch (s.kind) {
+      case StepKind::Move: v.moved += s.extent.length; break;
+      case StepKind::Reduce: v.folded += s.extent.length * s.sources; break;
+      case StepKind::Send: v.sent += wire_bytes(p, s); break;
+      case StepKind::Recv: v.received += wire_bytes(p, s); break;
+      default: break;
+    }
+  }
+  return v;
+}
+
+std::string heading(const Plan &p, const topology::Topology &t) {
+  const Request &r = p.request;
+  std::string text = fmt::format("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
+  if (r.collective != Collective::Barrier)
+    text += is_varying(r.collective) ? fmt::format(", {}, sizes by call", dtype_name(r.dtype))
+                                     : fmt::format(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
+                                                   is_reduction(r.collective) ? fmt::format(", {}", redop_name(r.op)) : "");
+  if (has_root(r.collective)) text += fmt::format(", root {}", r.root);
+  text +=
+      fmt::format("\n  path    {}\n",
+                  t.flat ? fmt::format("flat: {} ranks share memory", p.world)
+                         : fmt::format("bridged: {} groups, mine has {} ranks", t.groups.size(),
+                                       t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size()));
+  text += is_varying(r.collective) ? fmt::format("  chunks  of {}", size_text(p.chunk))
+                                   : fmt::format("  chunks  {} of {}", p.chunks, size_text(p.chunk));
+  if (p.slot_bytes) text += fmt::format(", {} slots of {}", p.slots, size_text(p.slot_bytes));
+  if (p.scratch_stride) text += fmt::format(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
+  return text + fmt::format("\n  digest  {:016x}\n", p.digest);
+}
+
+// What the plan costs this rank, and where a bridge is crossed what no plan can beat.
+std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &chunk) {
+  const bool varying = is_varying(p.request.collective);
+  const uint64_t n = varying ? 1 : p.chunks;
+  std::string text =
+      fmt::format("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
+                  size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
+  if (!t.flat && p.request.collective == Collective::AllReduce)
+    text += fmt::format("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
+                        size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
+                        size_text(p.request.bytes));
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string explain(const Plan &plan, const topology::Topology &t) {
+  std::string text = heading(plan, t);
+  Volume total;
+  if (plan.host.empty()) text += "  nothing to do\n";
+  for (const Stage &stage : plan.host) {
+    bool first = true;
+    for (const std::string &line : phrases(plan, stage)) {
+      text += fmt::format("  {:12} {}\n",
+                          first ? fmt::format("{} t{}", stage.name, stage.skew ? fmt::format("-{}", stage.skew) : "") : "",
+                          line);
+      first = false;
+    }
+    const Volume v = volume_of(plan, stage);
+    total.moved += v.moved;
+    total.folded += v.folded;
+    total.sent += v.sent;
+  }
+  return text + cost_line(plan, t, total);
+}
+
+std::string explain_json(const Plan &plan, const topology::Topology &t) {
+  using json = nlohmann::ordered_json;
+  const Request &r = plan.request;
+  json out = {{"collective", collective_name(r.collective)},
+              {"dtype", dtype_name(r.dtype)},
+              {"op", redop_name(r.op)},
+              {"root", r.root},
+              {"rank", plan.rank},
+              {"world", plan.world},
+              {"flat", t.flat},
+              {"groups", t.groups.size()},
+              {"digest", fmt::format("{:016x}", plan.digest)},
+              {"bytes", r.bytes},
+              {"chunk", plan.chunk},
+              {"chunks", plan.chunks},
+              {"slots", plan.slots},
+              {"slot_bytes", plan.slot_bytes},
+              {"scratch_bytes", plan.scratch_stride * std::max(plan.slots, 1u)},
+              {"link_bytes", plan.link_bytes},
+              {"stages", json::array()}};
+  for (const Stage &stage : plan.host) {
+    const Volume v = volume_of(plan, stage);
+    std::vector<int> peers;
+    for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i)
+      if (plan.steps[i].peer >= 0) peers.push_back(plan.steps[i].peer);
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    out["stages"].push_back(
+        {{"name", stage.name},
+         {"skew", stage.skew},
+         {"steps", phrases(plan, stage)},
+         {"peers", peers},
+         {"chunk_bytes", {{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
+  }
+  if (!t.flat) out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
+  out["text"] = explain(plan, t);
+  return out.dump(2);
+}
+
+}  // namespace isthmus::plan

@@ -1,0 +1,69 @@
+// The plan as data: names, and the evaluation of extents and spans for one launch.
+#include "plan/plan.hpp"
+
+#include <algorithm>
+
+#include "plan/builder.hpp"
+
+namespace isthmus::plan {
+namespace {
+constexpr const char *kNames[kCollectiveCount] = {
+    "all_reduce",       "reduce",     "broadcast",    "all_gather", "all_gather_v", "reduce_scatter",
+    "reduce_scatter_v", "all_to_all", "all_to_all_v", "gather",     "gather_v",     "scatter",
+    "scatter_v",        "barrier",    "send",         "recv"};
+
+uint64_t block_bytes(Memory of, uint32_t block, const Operands &o) noexcept {
+  const auto sizes = of == Memory::Input ? o.in_bytes : o.out_bytes;
+  return block < sizes.size() ? sizes[block] : 0;
+}
+}  // namespace
+
+const char *collective_name(Collective c) noexcept {
+  return static_cast<unsigned>(c) < kCollectiveCount ? kNames[static_cast<int>(c)] : "unknown collective";
+}
+bool collective_from_name(std::string_view name, Collective &out) noexcept {
+  for (int i = 0; i < kCollectiveCount; ++i)
+    if (name == kNames[i]) return out = static_cast<Collective>(i), true;
+  return false;
+}
+
+bool is_reduction(Collective c) noexcept {
+  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::ReduceScatter ||
+         c == Collective::ReduceScatterV;
+}
+bool is_varying(Collective c) noexcept {
+  return c == Collective::AllGatherV || c == Collective::ReduceScatterV || c == Collective::AllToAllV ||
+         c == Collective::GatherV || c == Collective::ScatterV;
+}
+bool has_root(Collective c) noexcept {
+  return c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Gather || c == Collective::GatherV ||
+         c == Collective::Scatter || c == Collective::ScatterV;
+}
+
+uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
+  if (!is_varying(plan.request.collective)) return plan.chunks;
+  uint64_t largest = 0;
+  for (uint64_t b : operands.in_bytes) largest = std::max(largest, b);
+  for (uint64_t b : operands.out_bytes) largest = std::max(largest, b);
+  return static_cast<uint32_t>((largest + plan.chunk - 1) / plan.chunk);
+}
+
+uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept {
+  if (e.of == Memory::Scratch) return e.length;
+  const uint64_t at = e.base + e.stride * c, size = block_bytes(e.of, e.block, operands);
+  return at < size ? std::min(e.length, size - at) : 0;
+}
+
+uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept {
+  const uint32_t slots = std::max(plan.slots, 1u);
+  switch (s.memory) {
+    case Memory::Ring: return s.base + plan.slot_bytes * (c % slots);
+    case Memory::Scratch: return s.base + plan.scratch_stride * (c % slots);
+    case Memory::Input: return (s.block < operands.in_displ.size() ? operands.in_displ[s.block] : 0) + s.base + s.stride * c;
+    case Memory::Output:
+      return (s.block < operands.out_displ.size() ? operands.out_displ[s.block] : 0) + s.base + s.stride * c;
+  }
+  return 0;
+}
+
+}  // namespace isthmus::plan

@@ -1,0 +1,175 @@
+// The plan: what one rank does for one collective of one shape, as data. Made by plan_collective() (pure, deterministic:
+// the same request gives the same digest on every rank), run by the engine, printed by explain(), walked by the cost model,
+// proved by running all ranks' plans symbolically.
+//
+// Execution model. Two in-order lists a rank, `host` and `device` (empty for host ranks). A list is a sequence of stages,
+// each with a skew. For t = 0 .. C-1+max_skew, for every stage in order, with c = t - skew: if 0 <= c < C its steps run in
+// order for chunk c. A step starts when the step before it has ended; Wait and Recv end when their condition holds; Send
+// ends when the link has *taken* the span, which it may go on reading until the receiver's Recv has ended. Only counters
+// and frames order one rank against another: no choice, no try-wait, so one symbolic run proves all interleavings.
+//
+// Counters. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's
+// value is (sequence << 28) + v, so it rises for ever and never has to be reset: Post(k, v) stores it to own counter k,
+// Wait(q, k, v) waits until rank q's counter k is >= (sequence << 28) + v. v is affine in c: v = mul*c + add, and must be >
+// 0. A Wait with v <= 0 holds at once (how slot reuse is written for the first chunks).
+// Entry rule (engine, modelled by the prover): before the first step of an operation that writes its ring, the rank waits
+// until all ranks that share memory with it have ended the last operation that used rings (slot_bytes > 0). Exit rule
+// (engine, modelled by the prover): an operation ends on a rank when its lists have ended and no link reads a span of its
+// Sends any more, so scratch and the user's buffers are free then.
+//
+// Bytes. Extents are bytes of the user's dtype. A span that holds partial results (accumulator type) has its offset given
+// in its own bytes and covers extent * accumulator_size / dtype_size.
+// Aliasing. The dst or the copy of a Reduce may be exactly one of its sources (in place); a Move whose source is its dst is
+// no work. A rank writes only to its own ring. Slots and slot_bytes are equal on all ranks that share memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "topology/topology.hpp"
+
+namespace isthmus::plan {
+
+enum class Collective : uint8_t {
+  AllReduce,
+  Reduce,
+  Broadcast,
+  AllGather,
+  AllGatherV,
+  ReduceScatter,
+  ReduceScatterV,
+  AllToAll,
+  AllToAllV,
+  Gather,
+  GatherV,
+  Scatter,
+  ScatterV,
+  Barrier,
+  Send,
+  Recv,
+};
+inline constexpr int kCollectiveCount = 16;
+const char *collective_name(Collective c) noexcept;  // "all_reduce", ...
+bool collective_from_name(std::string_view name, Collective &out) noexcept;
+
+inline constexpr int kCounters = 4;  // copied-in, reduced, consumed, spare: names for people in explain()
+inline constexpr int kValueBits = 28;
+
+enum class Memory : uint8_t {
+  Input,    // the user's send buffer
+  Output,   // the user's recv buffer
+  Ring,     // slots of rank `rank` (own or of a rank that shares memory): offset + slot_bytes * (c % slots)
+  Scratch,  // private host memory of this rank, plan.scratch_bytes: offset + stride * (c % slots)
+};
+
+// Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
+// likewise). Collectives of equal counts have the blocks that their definition says (all_gather: Output has world_size
+// blocks, Input one), so every collective, v or not, is one case. Blocks (W: world size; a rank leaves out what its role
+// does not use):
+//   all_reduce, reduce: Input 1, Output 1 (reduce: root only)      broadcast: Input 1 (root only), Output 1 (root: may be
+//       Input)
+//   all_gather(_v): Input 1, Output W      reduce_scatter(_v): Input W, Output 1      all_to_all(_v): Input W, Output W
+//   gather(_v): Input 1, Output W (root only)      scatter(_v): Input W (root only), Output 1      barrier: none
+//   send: Input 1      recv: Output 1
+struct Operands {  // what the engine evaluates spans against; bytes
+  std::span<const uint64_t> in_displ, in_bytes, out_displ, out_bytes;
+};
+
+// Of == Scratch: bounded by no block, always `length` bytes (frames that carry no data).
+struct Extent {               // how many bytes the step moves for chunk c: clip(length, 0, block_bytes - (base + stride*c))
+  Memory of = Memory::Input;  // Input or Output: whose block sizes bound it
+  uint32_t block = 0;
+  uint64_t base = 0, stride = 0, length = 0;  // base + stride*c is also the default offset in that block
+};
+
+struct Span {
+  Memory memory = Memory::Input;
+  int32_t rank = -1;   // Ring: whose (-1: own)
+  uint32_t block = 0;  // Input, Output
+  uint64_t base = 0;   // Input, Output: offset in the block = base + stride*c. Ring, Scratch: offset in the slot
+  uint64_t stride = 0;
+  bool partial = false;  // accumulator type
+};
+
+enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl };
+
+struct Step {
+  StepKind kind = StepKind::Move;
+  int32_t peer = -1;         // Send, Recv, Wait: rank in the communicator
+  uint8_t counter = 0;       // Post, Wait
+  int64_t mul = 0, add = 0;  // Post, Wait: v = mul*c + add
+  // Steps with an extent are skipped where it is empty (0 bytes). A Wait or Post with `guarded` is skipped so too.
+  bool guarded = false;
+  Extent extent;
+  Span dst;   // Move, Reduce, Recv
+  Span copy;  // Reduce: second destination where `has_copy`
+  bool has_copy = false;
+  bool scaled = false;               // Move: PREMUL_SUM's factor of this rank applies
+  bool stream = false;               // Move: dst (Reduce: copy) will not be read soon
+  bool partial = false;              // Reduce: write partial results. Send/Recv: the span holds partial results
+  bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
+  uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources
+  uint32_t group = 0, groups = 0;    // Reduce: index into Plan::group_ends; 0 groups: one group
+};
+
+struct Stage {
+  const char *name = "";  // static text, for explain: "copy in", "reduce", "exchange", ...
+  uint32_t skew = 0;
+  uint32_t step = 0, steps = 0;
+};
+
+struct Request {  // all of it agreed on all ranks but `rank`
+  Collective collective = Collective::AllReduce;
+  DType dtype = DType::Float32;
+  RedOp op = RedOp::Sum;
+  int root = 0;        // send, recv: the peer
+  uint64_t bytes = 0;  // of one block (all_reduce, reduce, broadcast: the message). v-collectives: 0, see `chunks`
+  uint64_t chunk_bytes = 256 * 1024;
+  uint32_t max_slots = 4;           // taken as 2 where it is less, 64 where it is more
+  uint64_t small_bytes = 8192;      // messages up to here cross a bridge in one hop (star), whole
+  uint64_t stream_bytes = 4 << 20;  // blocks from here on are written past the caches (hint)
+  bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
+};
+
+struct Plan {
+  Request request;
+  int rank = 0, world = 1;
+  uint64_t digest = 0;  // equal on all ranks: of the request (less in_place) and the topology's digest
+  uint64_t chunk = 0;   // bytes of a chunk (of a block), multiple of 64 but for a single short one
+  uint32_t chunks = 1;  // C for collectives of equal counts. v-collectives: chunks_of() gives C of a launch
+  uint32_t max_skew = 0;
+  uint32_t slots = 0;           // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
+  uint64_t slot_bytes = 0;      // ring memory needed: slots * slot_bytes
+  uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
+  bool uses_links = false;      // has Send or Recv steps
+  uint64_t link_bytes = 0;      // stated volume: bytes this rank sends over links for the whole operation (equal counts)
+  std::vector<Step> steps;
+  std::vector<Span> sources;
+  std::vector<uint32_t> group_ends;
+  std::vector<Stage> host, device;
+};
+
+// C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk).
+uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;
+// Bytes of a step for chunk c (0: skip), and the offset of a span in its memory (blocks: from the start of the user's
+// buffer).
+uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept;
+uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
+
+// Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
+std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);
+
+// The bridge (docs/plans.md): the share of a message that each group owns for the given rates of their bridges (sums to 1),
+// and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).
+std::vector<double> bridge_shares(std::span<const double> rates);
+double bridge_time(std::span<const double> rates) noexcept;
+
+std::string explain(const Plan &plan, const topology::Topology &t);       // text that people read
+std::string explain_json(const Plan &plan, const topology::Topology &t);  // the same as data, with the text in "text"
+
+}  // namespace isthmus::plan

@@ -1,0 +1,131 @@
+// plan_collective: validation, digest, the choice of the template, the stated volume.
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "plan/builder.hpp"
+
+namespace isthmus::plan {
+namespace {
+
+constexpr uint64_t kPlanVersion = 1;  // part of every digest: raise it when a template changes
+
+// What all ranks must agree on. Sizes of v-collectives and in_place are each rank's own affair.
+uint64_t digest_of(const topology::Topology &t, const Request &r) {
+  uint64_t h = 1469598103934665603ull;
+  const auto add = [&h](uint64_t v) {
+    for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
+  };
+  const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;
+  add(kPlanVersion);
+  add(t.digest);
+  add(static_cast<uint64_t>(pair ? Collective::Send : r.collective));
+  add(r.collective == Collective::Barrier ? 0 : static_cast<uint64_t>(r.dtype));
+  add(is_reduction(r.collective) ? static_cast<uint64_t>(r.op) : 0);
+  add(has_root(r.collective) ? static_cast<uint64_t>(r.root) : 0);
+  add(is_varying(r.collective) || r.collective == Collective::Barrier ? 0 : r.bytes);
+  add(r.chunk_bytes);
+  add(r.max_slots);
+  add(r.small_bytes);
+  return h;
+}
+
+void check(const topology::Topology &t, int rank, const Request &r) {
+  const int world = t.size();
+  const char *name = collective_name(r.collective);
+  if (static_cast<int>(r.collective) >= kCollectiveCount)
+    fail(Code::Argument, "unknown collective {}", static_cast<int>(r.collective));
+  if (static_cast<int>(r.dtype) >= kDTypeCount)
+    fail(Code::Argument, "{}: unknown dtype {}", name, static_cast<int>(r.dtype));
+  if (rank < 0 || rank >= world) fail(Code::Argument, "{}: rank {} is not in a world of {}", name, rank, world);
+  if (is_reduction(r.collective) && (static_cast<int>(r.op) >= kRedOpCount || !combines(r.dtype, r.op)))
+    fail(Code::Unsupported, "{}: {} of {} has no meaning", name, redop_name(r.op), dtype_name(r.dtype));
+  if (has_root(r.collective) && (r.root < 0 || r.root >= world))
+    fail(Code::Argument, "{}: root {} is not in a world of {} (0 to {})", name, r.root, world, world - 1);
+  if (r.collective == Collective::Send && (r.root < 0 || r.root >= world))
+    fail(Code::Argument, "send: peer {} is not in a world of {} (0 to {})", r.root, world, world - 1);
+  if (r.collective == Collective::Recv && (r.root < -1 || r.root >= world))
+    fail(Code::Argument, "recv: peer {} is not in a world of {} (0 to {}, or -1 for any)", r.root, world, world - 1);
+  if (!is_varying(r.collective) && r.bytes % dtype_size(r.dtype) != 0)
+    fail(Code::Argument, "{}: {} bytes are no whole number of {}", name, r.bytes, dtype_name(r.dtype));
+  if (r.chunk_bytes < kLine)
+    fail(Code::Argument, "{}: chunks of {} bytes; at least {} are needed", name, r.chunk_bytes, kLine);
+  if (r.collective == Collective::AllToAllV && r.in_place)
+    fail(Code::Unsupported, "all_to_all_v has no in-place form: give it two buffers");
+}
+
+// One rank alone: from input to output.
+void plan_alone(Builder &b) {
+  b.choose_chunk(1);
+  if (b.request.collective == Collective::Barrier) return;
+  b.plan.slots = 0;
+  b.stage("copy", 0);
+  const auto all = b.extent(Memory::Input, 0, b.whole());
+  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  const Collective c = b.request.collective;
+  if (c != Collective::AllReduce && c != Collective::Reduce && c != Collective::ReduceScatter &&
+      c != Collective::ReduceScatterV)
+    return b.move(all, in, out, false, b.stream);
+  // A fold of one contribution, so that numbers (canonical NaN, BOOL as 0 or 1) are those of any other world.
+  if (b.scaled) b.move(all, in, out, true);
+  b.reduce(all, {b.scaled ? out : in}, {}, out, false, nullptr);
+}
+
+void plan_bridged(Builder &b) {
+  switch (b.request.collective) {
+    case Collective::AllReduce: return plan_all_reduce(b);
+    case Collective::Reduce: return plan_reduce(b);
+    case Collective::Broadcast: return plan_broadcast(b);
+    case Collective::AllGather:
+    case Collective::AllGatherV: return plan_all_gather(b);
+    case Collective::ReduceScatter:
+    case Collective::ReduceScatterV: return plan_reduce_scatter(b);
+    case Collective::AllToAll:
+    case Collective::AllToAllV:
+    case Collective::Gather:
+    case Collective::GatherV:
+    case Collective::Scatter:
+    case Collective::ScatterV: return plan_exchange(b);
+    case Collective::Barrier: return plan_barrier(b);
+    case Collective::Send:
+    case Collective::Recv: return plan_point_to_point(b);
+  }
+}
+
+// Bytes of an extent over all chunks, for blocks of `bytes`.
+uint64_t total_bytes(const Extent &e, uint32_t chunks, uint64_t bytes) {
+  if (e.of == Memory::Scratch) return e.length * chunks;
+  uint64_t sum = 0;
+  const uint64_t whole =
+      bytes >= e.base + e.length ? std::min<uint64_t>((bytes - e.base - e.length) / e.stride + 1, chunks) : 0;
+  sum = whole * e.length;
+  for (uint64_t c = whole; c < chunks && e.base + e.stride * c < bytes; ++c)
+    sum += std::min(e.length, bytes - e.base - e.stride * c);
+  return sum;
+}
+
+}  // namespace
+
+std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request) {
+  check(t, rank, request);
+  auto plan = std::make_shared<Plan>();
+  plan->request = request;
+  plan->rank = rank;
+  plan->world = t.size();
+  plan->digest = digest_of(t, request);
+  plan->chunk = kLine;
+  const Collective c = request.collective;
+  const bool pair = c == Collective::Send || c == Collective::Recv;
+  if (request.bytes == 0 && !is_varying(c) && c != Collective::Barrier) return plan;  // nothing to move: no steps
+  const Clusters clusters(t);
+  Builder b(t, clusters, rank, *plan);
+  if (t.size() == 1 && !pair) plan_alone(b);
+  else plan_bridged(b);
+  b.finish();
+  if (!is_varying(c))
+    for (const Step &s : plan->steps)
+      if (s.kind == StepKind::Send)
+        plan->link_bytes += total_bytes(s.extent, plan->chunks, request.bytes) * (s.partial ? b.ratio : 1);
+  return plan;
+}
+
+}  // namespace isthmus::plan

@@ -1,0 +1,55 @@
+// Reductions and copies on host memory: every dtype x op, SIMD, chosen at run time for the processor.
+//
+// The order is part of the contract: contributions are folded group by group (islands), in a group source by source (ranks),
+// then the groups' partial results are folded in order; all of it in accumulator(dtype), rounded once at the end. The same
+// inputs give the same bits on every processor, for every count, alignment, thread and split of the range.
+//   - float16, bfloat16, float8: accumulated in float32, rounded to nearest even. float8_e4m3fn out of range is NaN
+//     (e4m3fn has no infinity), as ml_dtypes' conversion does; float8_e5m2 overflows to infinity.
+//   - NaN in any contribution gives NaN (MIN and MAX too); results carry the canonical quiet NaN of the type.
+//   - MIN and MAX take -0.0 < +0.0.
+//   - Integers wrap. AVG: sum (wrapping), then divides toward zero. Floats: divides the sum in the accumulator type.
+//   - BOOL: any non-zero byte is true; results are 0 or 1.
+//   - The floating-point control word (FTZ, DAZ, rounding) of the calling thread does not matter: set to IEEE defaults inside
+//     and restored.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.hpp"
+
+namespace isthmus::reduce {
+
+struct Source {
+  const void *data = nullptr;  // any alignment
+  bool partial = false;        // elements are accumulator(dtype) (a partial result), not dtype
+};
+
+struct Fold {
+  DType dtype;
+  RedOp op;                          // Avg and PremulSum add (Premul scaling is `scale` below, done beforehand)
+  std::span<const Source> sources;   // at least one; folded in this order
+  std::span<const uint32_t> groups;  // end index of each group, ascending, last == sources.size(); empty: one group
+  void *dst = nullptr;               // may be exactly equal to one source's data (same element size), not overlap otherwise
+  void *copy = nullptr;              // second destination for the same result, or nullptr
+  bool partial = false;              // write accumulator(dtype), not finalised (no AVG division, no rounding)
+  uint64_t divisor = 1;              // AVG: the world size; used only when !partial
+  bool stream_copy = false;          // hint: `copy` will not be read soon (non-temporal stores)
+};
+
+// Folds `count` elements. The combination must be one that combines(dtype, op) allows. Thread-safe, no allocation, no throw.
+void fold(const Fold &task, size_t count) noexcept;
+
+// dst[i] = round(float(src[i]) * factor) in dtype, factor converted to accumulator(dtype) first. dst may equal src.
+void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept;
+
+// memcpy with a hint: `stream` means the destination will not be read soon (non-temporal stores, fenced before return).
+void copy(void *dst, const void *src, size_t bytes, bool stream) noexcept;
+
+// Name of the instruction set in use: "avx512", "avx2", "sse4", "neon", "scalar". ISTHMUS_SIMD is no setting: tests force one
+// with force_target(), which returns false where the processor lacks it. nullptr: back to automatic.
+const char *target() noexcept;
+bool force_target(const char *name) noexcept;
+
+}  // namespace isthmus::reduce

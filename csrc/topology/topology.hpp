@@ -1,0 +1,56 @@
+// Who is where: what every rank tells the others, and the groups that follow from it. Pure data.
+//
+// A *group* is what the planner treats as one unit: the ranks of one island (by label) on one host that share memory.
+// Groups are ordered by their lowest rank, ranks in a group by number. When every rank of the communicator shares memory
+// with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and groups only say
+// the order of the sums.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace isthmus::topology {
+
+struct RankInfo {
+  std::string host;      // identity of the host (equal text: same host, as confirmed by a shared-memory link or nominated)
+  std::string hostname;  // for people
+  std::string island;    // label, may be empty
+  std::string device = "host";
+  std::string process;  // 32 hex digits: identity of the process; ranks that are threads share it
+  int64_t pid = 0;
+  int numa = -1;
+};
+
+struct Group {
+  std::string island;
+  std::string host;
+  std::vector<int> ranks;  // ascending
+};
+
+struct Topology {
+  std::vector<RankInfo> ranks;  // by rank
+  std::vector<Group> groups;    // ordered by lowest rank
+  std::vector<int> group_of;    // rank -> index into groups
+  std::vector<int> index_of;    // rank -> index inside its group
+  bool flat = true;             // every two ranks share memory and the bridge may use it
+  std::vector<double> weights;  // by group: relative rate of its bridge (all 1 unless measured); agreed on all ranks
+  uint64_t digest = 0;          // of everything above that plans depend on
+  int size() const noexcept { return static_cast<int>(ranks.size()); }
+};
+
+enum class Bridge : uint8_t { Auto, Shm, Tcp };
+
+// The digest of `t`: to be taken again by whoever changes `weights` after make_topology.
+uint64_t digest_of(const Topology &t) noexcept;
+
+// Throws Error(Config) where bridge is Shm and ranks of two islands are on different hosts.
+Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
+// {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"label", "ranks", "host", "hosts"}],
+//  "groups": [{"island", "host", "ranks", "weight"}], "ranks": [{"rank", "host", "hostname", "island", "device", "pid",
+//      ..}]}
+std::string to_json(const Topology &t);
+
+}  // namespace isthmus::topology
