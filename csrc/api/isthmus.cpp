@@ -1,0 +1,517 @@
+// The C ABI. Translates; holds no algorithm. Every entry catches everything and leaves a text for isthmus_last_error().
+#include "isthmus/isthmus.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "base/clock.hpp"
+#include "comm/communicator.hpp"
+#include "net/wait.hpp"
+#include "observe/dump.hpp"
+
+namespace i = isthmus;
+using i::Code;
+using i::comm::Communicator;
+using i::engine::Op;
+using i::engine::OpPool;
+using i::plan::Collective;
+
+static_assert(static_cast<int>(Code::Internal) == ISTHMUS_ERR_INTERNAL &&
+              static_cast<int>(Code::InProgress) == ISTHMUS_IN_PROGRESS);
+static_assert(static_cast<int>(Code::Forked) == ISTHMUS_ERR_FORKED &&
+              static_cast<int>(Code::Unsupported) == ISTHMUS_ERR_UNSUPPORTED);
+static_assert(i::kDTypeCount == ISTHMUS_DTYPE_COUNT && static_cast<int>(i::DType::Complex128) == ISTHMUS_COMPLEX128);
+static_assert(i::kRedOpCount == ISTHMUS_REDOP_COUNT && static_cast<int>(i::RedOp::PremulSum) == ISTHMUS_PREMUL_SUM);
+
+// A handle stays valid memory after destroy (it is small), so that use after destroy is an error and not a crash.
+struct isthmus_comm {
+  std::shared_ptr<Communicator> communicator;
+  std::atomic<bool> destroyed{false};
+  std::mutex mutex;
+  isthmus_comm *next = nullptr;  // in the list of destroyed handles
+};
+
+namespace {
+
+// Destroyed handles: some bytes each, kept on purpose (see above).
+std::atomic<isthmus_comm *> destroyed_handles{nullptr};
+
+thread_local std::string last_error;
+
+isthmus_result failed(Code code, std::string text) noexcept {
+  last_error = std::move(text);
+  return static_cast<isthmus_result>(code);
+}
+
+template <class F>
+isthmus_result guarded(F f) noexcept {
+  try {
+    return f();
+  } catch (const i::Error &e) { return failed(e.code(), e.text()); } catch (const std::bad_alloc &) {
+    return failed(Code::Resource, "out of memory");
+  } catch (const std::exception &e) { return failed(Code::Internal, e.what()); } catch (...) {
+    return failed(Code::Internal, "unknown exception");
+  }
+}
+
+// Keeps the communicator alive for the length of a call, also where another thread destroys it.
+std::shared_ptr<Communicator> live(isthmus_comm_t comm) {
+  if (!comm) i::fail(Code::Argument, "the communicator is NULL");
+  if (comm->destroyed.load(std::memory_order_acquire)) i::fail(Code::Argument, "the communicator was destroyed");
+  return comm->communicator;
+}
+
+Op *op_of(isthmus_work_t work) { return reinterpret_cast<Op *>(work); }
+
+isthmus_result result_of(Op *op) {
+  if (op->result == Code::Ok) return ISTHMUS_OK;
+  return failed(op->result, op->text);
+}
+
+char *copy_text(const std::string &s) {
+  char *p = static_cast<char *>(std::malloc(s.size() + 1));
+  if (!p) throw std::bad_alloc();
+  std::memcpy(p, s.c_str(), s.size() + 1);
+  return p;
+}
+
+// Size-versioned structs: what an older caller's struct does not have reads as 0.
+template <class T>
+T versioned(const T *given, const char *what) {
+  T out{};
+  if (!given) return out;
+  if (given->size < sizeof(size_t) * 2 || given->size > 4096)
+    i::fail(Code::Argument, "{}.size is {}: set it to sizeof({})", what, given->size, what);
+  std::memcpy(&out, given, std::min(given->size, sizeof(T)));
+  return out;
+}
+
+isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_call *call, isthmus_work_t *work,
+                      int *source = nullptr) noexcept {
+  if (work) *work = nullptr;
+  try {
+    const bool blocking = !work && !i::comm::group_open();
+    if (call) {
+      const isthmus_call c = versioned(call, "isthmus_call");
+      r.timeout = c.timeout;
+      r.scale = c.scale;
+      r.label = c.label;
+    }
+    if (!comm || comm->destroyed.load(std::memory_order_acquire)) live(comm);
+    Communicator &communicator = *comm->communicator;
+    auto &member = communicator.member();
+    if (blocking) {
+      // The caller keeps the handle for the length of the call, as it must; another thread's destroy waits for pending operations.
+      Op *op = member.take_inline();
+      const bool inline_op = op != nullptr;
+      if (!op) op = OpPool::instance().take();
+      struct Give {
+        i::engine::Member &member;
+        Op *op;
+        bool inline_op;
+        ~Give() { inline_op ? member.give_inline(op) : OpPool::instance().release(op); }
+      } give{member, op, inline_op};
+      communicator.prepare(r, *op);
+      member.run(op);
+      member.wait(op, INT64_MAX);
+      if (source) *source = op->source;
+      return result_of(op);
+    }
+    Op *op = OpPool::instance().take();
+    try {
+      communicator.prepare(r, *op);
+    } catch (...) {
+      OpPool::instance().release(op);
+      throw;
+    }
+    if (i::comm::group_open()) {
+      i::comm::group_add(comm->communicator, op);
+    } else {
+      member.run(op);
+      // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
+      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.drive();
+      if (!op->over()) member.context().activate(member);
+    }
+    if (work) *work = reinterpret_cast<isthmus_work_t>(op);
+    else OpPool::instance().release(op);
+    return ISTHMUS_OK;
+  } catch (const i::Error &e) {
+    i::comm::group_fail(e);
+    return failed(e.code(), e.text());
+  } catch (const std::exception &e) {
+    i::comm::group_fail(i::Error(Code::Internal, e.what()));
+    return failed(Code::Internal, e.what());
+  }
+}
+
+i::comm::Request request(Collective c, const void *send, void *recv, uint64_t count, isthmus_dtype dtype, int op = 0,
+                         int root = 0) {
+  i::comm::Request r;
+  r.collective = c;
+  r.send = send;
+  r.recv = recv;
+  r.count = count;
+  r.dtype = static_cast<int>(dtype);
+  r.op = op;
+  r.root = root;
+  return r;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char *isthmus_version(void) { return "0.1.0"; }
+const char *isthmus_last_error(void) { return last_error.c_str(); }
+const char *isthmus_result_name(isthmus_result result) { return i::code_name(static_cast<Code>(result)); }
+void isthmus_free(void *p) { std::free(p); }
+size_t isthmus_dtype_size(isthmus_dtype t) {
+  return static_cast<unsigned>(t) < i::kDTypeCount ? i::dtype_size(static_cast<i::DType>(t)) : 0;
+}
+const char *isthmus_dtype_name(isthmus_dtype t) { return i::dtype_name(static_cast<i::DType>(t)); }
+const char *isthmus_redop_name(isthmus_redop op) { return i::redop_name(static_cast<i::RedOp>(op)); }
+void isthmus_set_interrupt_check(int (*check)(void)) {
+  i::engine::Member::set_interrupt_check(check);
+  i::net::set_interrupt_check(check);
+}
+
+isthmus_result isthmus_unique_id_create(isthmus_unique_id *id) {
+  return guarded([&] {
+    if (!id) i::fail(Code::Argument, "unique_id_create: id must not be NULL");
+    i::bootstrap::create_unique_id(i::Settings::from_environment(),
+                                   std::span<std::byte, 128>(reinterpret_cast<std::byte *>(id->bytes), 128));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm) {
+  return guarded([&] {
+    if (!comm) i::fail(Code::Argument, "init: comm must not be NULL");
+    *comm = nullptr;
+    const isthmus_options o = versioned(options, "isthmus_options");
+    i::comm::InitOptions init;
+    init.settings = i::Settings::from_environment();
+    if (o.settings) init.settings.apply(o.settings);
+    if (o.island) init.settings.set("ISTHMUS_ISLAND", o.island);
+    if (o.bridge) init.settings.set("ISTHMUS_BRIDGE", o.bridge);
+    if (o.timeout != 0) init.settings.set("ISTHMUS_TIMEOUT", fmt::format("{}", o.timeout));
+    if (options) {
+      init.rank = o.rank;
+      init.world = o.world_size > 0 ? o.world_size : -1;
+      if (o.world_size <= 0 && o.rank == 0) init.rank = -1;  // an all-zero struct: from the environment
+    }
+    if (init.world > 0 && (init.rank < 0 || init.rank >= init.world))
+      if (init.rank != -1)
+        i::fail(Code::Argument, "init: rank {} of {}: the rank must be from 0 to world_size - 1", init.rank, init.world);
+    init.exchange = o.exchange;
+    init.exchange_context = o.exchange_context;
+    init.unique_id = o.id ? reinterpret_cast<const std::byte *>(o.id->bytes) : nullptr;
+    if (o.address) init.address = o.address;
+    if (o.name) init.name = o.name;
+    auto handle = std::make_unique<isthmus_comm>();
+    handle->communicator = Communicator::init(init);
+    *comm = handle.release();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result) {
+  return guarded([&] {
+    if (!result) i::fail(Code::Argument, "split: result must not be NULL");
+    *result = nullptr;
+    auto part = live(comm)->split(color, key, name ? name : "");
+    if (part) {
+      auto handle = std::make_unique<isthmus_comm>();
+      handle->communicator = std::move(part);
+      *result = handle.release();
+    }
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
+  return guarded([&] {
+    if (!comm) return ISTHMUS_OK;
+    if (comm->destroyed.exchange(true)) i::fail(Code::Argument, "the communicator was destroyed already");
+    comm->next = destroyed_handles.load(std::memory_order_relaxed);
+    while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
+    if (i::bootstrap::forked()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
+    comm->communicator->destroy();
+    std::lock_guard lock(comm->mutex);
+    comm->communicator.reset();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
+  return guarded([&] {
+    live(comm)->abort(reason ? reason : "");
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
+  return guarded([&] {
+    const i::Status s = live(comm)->member().failure();
+    return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
+  });
+}
+
+isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds) {
+  return guarded([&] {
+    live(comm)->set_timeout(seconds);
+    return ISTHMUS_OK;
+  });
+}
+
+int isthmus_comm_rank(isthmus_comm_t comm) { return comm && !comm->destroyed ? comm->communicator->rank() : -1; }
+int isthmus_comm_size(isthmus_comm_t comm) { return comm && !comm->destroyed ? comm->communicator->size() : -1; }
+uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
+  return comm && !comm->destroyed ? comm->communicator->member().sequence() : 0;
+}
+
+isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "topology: json must not be NULL");
+    *json = copy_text(live(comm)->topology_json());
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
+                                    isthmus_redop op, int root, char **json) {
+  return guarded([&] {
+    if (!json || !collective) i::fail(Code::Argument, "explain: collective and json must not be NULL");
+    Collective c;
+    if (!i::plan::collective_from_name(collective, c) || c == Collective::Send || c == Collective::Recv)
+      i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
+    if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
+      i::fail(Code::Argument, "explain: unknown dtype or op");
+    const auto communicator = live(comm);
+    bool one_hop = false;
+    const auto r = communicator->plan_request(c, static_cast<i::DType>(dtype), static_cast<i::RedOp>(op), root,
+                                              count * i::dtype_size(static_cast<i::DType>(dtype)), false, one_hop);
+    const auto plan = communicator->plan_for(r);
+    *json = copy_text(i::observe::explain_json(*communicator, *plan, one_hop));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "dump: json must not be NULL");
+    *json = copy_text(i::observe::dump_json(*live(comm)));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_settings(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "settings: json must not be NULL");
+    *json = copy_text(i::Settings::from_environment().to_json());
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_context_stats(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "context_stats: json must not be NULL");
+    *json = copy_text(i::observe::context_json());
+    return ISTHMUS_OK;
+  });
+}
+
+// ---- collectives ---------------------------------------------------------------------------------------------------------------------
+
+isthmus_result isthmus_all_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                                  isthmus_redop op, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::AllReduce, send, recv, count, dtype, op);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                              isthmus_redop op, int root, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Reduce, send, recv, count, dtype, op, root);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_broadcast(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                                 int root, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Broadcast, send, recv, count, dtype, 0, root);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_all_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                                  const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::AllGather, send, recv, count, dtype);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_all_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+                                    const uint64_t *displs, isthmus_dtype dtype, const isthmus_call *call,
+                                    isthmus_work_t *work) {
+  auto r = request(Collective::AllGatherV, send, recv, 0, dtype);
+  r.recv_counts = counts;
+  r.recv_displs = displs;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_reduce_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                                      isthmus_redop op, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::ReduceScatter, send, recv, count, dtype, op);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_reduce_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+                                        isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call,
+                                        isthmus_work_t *work) {
+  auto r = request(Collective::ReduceScatterV, send, recv, 0, dtype, op);
+  r.send_counts = counts;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_all_to_all(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                                  const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::AllToAll, send, recv, count, dtype);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_all_to_all_v(isthmus_comm_t comm, const void *send, const uint64_t *send_counts,
+                                    const uint64_t *send_displs, void *recv, const uint64_t *recv_counts,
+                                    const uint64_t *recv_displs, isthmus_dtype dtype, const isthmus_call *call,
+                                    isthmus_work_t *work) {
+  auto r = request(Collective::AllToAllV, send, recv, 0, dtype);
+  r.send_counts = send_counts;
+  r.send_displs = send_displs;
+  r.recv_counts = recv_counts;
+  r.recv_displs = recv_displs;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                              int root, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Gather, send, recv, count, dtype, 0, root);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+                                const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call,
+                                isthmus_work_t *work) {
+  auto r = request(Collective::GatherV, send, recv, 0, dtype, 0, root);
+  r.recv_counts = counts;
+  r.recv_displs = displs;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+                               int root, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Scatter, send, recv, count, dtype, 0, root);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+                                 const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call,
+                                 isthmus_work_t *work) {
+  auto r = request(Collective::ScatterV, send, recv, 0, dtype, 0, root);
+  r.send_counts = counts;
+  r.send_displs = displs;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_barrier(isthmus_comm_t comm, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Barrier, nullptr, nullptr, 0, ISTHMUS_UINT8);
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_send(isthmus_comm_t comm, const void *buffer, uint64_t count, isthmus_dtype dtype, int peer, int tag,
+                            const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Send, buffer, nullptr, count, dtype, 0, peer);
+  r.tag = tag;
+  return submit(comm, r, call, work);
+}
+
+isthmus_result isthmus_recv(isthmus_comm_t comm, void *buffer, uint64_t count, isthmus_dtype dtype, int peer, int tag,
+                            int *source, const isthmus_call *call, isthmus_work_t *work) {
+  auto r = request(Collective::Recv, nullptr, buffer, count, dtype, 0, peer);
+  r.tag = tag;
+  if (source) *source = -1;
+  return submit(comm, r, call, work, source);
+}
+
+isthmus_result isthmus_group_begin(void) {
+  i::comm::group_begin();
+  return ISTHMUS_OK;
+}
+
+isthmus_result isthmus_group_end(isthmus_work_t *work) {
+  if (work) *work = nullptr;
+  return guarded([&] {
+    Op *parent = i::comm::group_end();
+    if (!parent) return ISTHMUS_OK;
+    if (work) {
+      *work = reinterpret_cast<isthmus_work_t>(parent);
+      return ISTHMUS_OK;
+    }
+    if (parent->member) parent->member->wait(parent, INT64_MAX);
+    const isthmus_result r = result_of(parent);
+    OpPool::instance().release(parent);
+    return r;
+  });
+}
+
+// ---- work ----------------------------------------------------------------------------------------------------------------------------
+
+isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
+  return guarded([&] {
+    Op *op = op_of(work);
+    if (!op) i::fail(Code::Argument, "wait: the work is NULL");
+    if (!op->over()) {
+      if (i::bootstrap::forked()) i::fail(Code::Forked, "wait: the work belongs to the parent process");
+      if (!op->member) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
+      const int64_t until = timeout > 0 ? i::now_ns() + i::seconds_to_ns(timeout) : INT64_MAX;
+      if (!op->member->wait(op, until))
+        i::fail(Code::Timeout, "wait: the operation is still running after {:g} s: {}", timeout, op->member->describe(*op));
+    }
+    return result_of(op);
+  });
+}
+
+isthmus_result isthmus_work_test(isthmus_work_t work) {
+  return guarded([&] {
+    Op *op = op_of(work);
+    if (!op) i::fail(Code::Argument, "test: the work is NULL");
+    if (!op->over() && op->member && !i::bootstrap::forked()) op->member->drive();
+    return op->over() ? result_of(op) : ISTHMUS_IN_PROGRESS;
+  });
+}
+
+int isthmus_work_source(isthmus_work_t work) { return work && op_of(work)->over() ? op_of(work)->source : -1; }
+uint64_t isthmus_work_sequence(isthmus_work_t work) { return work ? op_of(work)->sequence : 0; }
+double isthmus_work_duration(isthmus_work_t work) {
+  const Op *op = op_of(work);
+  return op && op->over() ? static_cast<double>(op->ended_ns - op->submitted_ns) * 1e-9 : -1;
+}
+
+isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, isthmus_result, const char *), void *context) {
+  return guarded([&] {
+    Op *op = op_of(work);
+    if (!op || !done) i::fail(Code::Argument, "on_done: work and callback must not be NULL");
+    op->callback_lock.lock();
+    const bool over = op->over();
+    if (!over) {
+      op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
+      op->done_context = context;
+    }
+    op->callback_lock.unlock();
+    if (over) done(context, static_cast<isthmus_result>(op->result), op->text.c_str());
+    return ISTHMUS_OK;
+  });
+}
+
+void isthmus_work_release(isthmus_work_t work) {
+  if (work) OpPool::instance().release(op_of(work));
+}
+
+}  // extern "C"

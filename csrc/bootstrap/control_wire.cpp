@@ -1,0 +1,55 @@
+#include "bootstrap/control_wire.hpp"
+
+#include "base/error.hpp"
+
+namespace isthmus::bootstrap {
+
+net::ByteVector encode(const Intro &m) {
+  net::ByteVector out;
+  net::Writer(out).number(m.arena_bytes).bytes(m.endpoint.pack());
+  return out;
+}
+
+net::ByteVector encode(const Attach &m) {
+  net::ByteVector out;
+  net::Writer(out).number(m.arena_bytes).bytes16(m.nonce).text(m.why.substr(0, kMaxWhy));
+  return out;
+}
+
+net::ByteVector encode(const Ready &m) {
+  net::ByteVector out;
+  net::Writer(out).bytes16(m.nonce).text(m.why.substr(0, kMaxWhy));
+  return out;
+}
+
+std::optional<Intro> parse_intro(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Intro m;
+  m.arena_bytes = r.number<uint64_t>();
+  if (!r.ok()) return {};
+  try {
+    m.endpoint = Endpoint::unpack(r.rest());
+  } catch (const Error &) { return {}; }
+  return m;
+}
+
+std::optional<Attach> parse_attach(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Attach m;
+  m.arena_bytes = r.number<uint64_t>();
+  m.nonce = r.bytes16();
+  m.why = r.text(kMaxWhy);
+  if (!r.done()) return {};
+  return m;
+}
+
+std::optional<Ready> parse_ready(std::span<const std::byte> body) {
+  net::Reader r(body);
+  Ready m;
+  m.nonce = r.bytes16();
+  m.why = r.text(kMaxWhy);
+  if (!r.done()) return {};
+  return m;
+}
+
+}  // namespace isthmus::bootstrap

@@ -1,0 +1,44 @@
+// Messages of the mesh itself, behind the handshake. Types from kFirstOwnType upward are the mesh's; those below belong to
+// its user.
+#pragma once
+
+#include <optional>
+
+#include "bootstrap/mesh.hpp"
+#include "net/frame.hpp"
+
+namespace isthmus::bootstrap {
+
+inline constexpr uint16_t kFirstOwnType = 0xff00;
+enum class Own : uint16_t {
+  Heartbeat = 0xff00,  // empty
+  Bye,                 // empty: the sender's mesh is being destroyed
+  Intro,               // dialer: who I am, my arena (the memfd travels with it)
+  Attach,              // acceptor: what I read from your arena, my arena (the memfd travels with it)
+  Ready,               // dialer: what I read from your arena; ends the greeting
+};
+
+struct Intro {
+  uint64_t arena_bytes = 0;  // 0: none is offered
+  Endpoint endpoint;
+};
+struct Attach {
+  uint64_t arena_bytes = 0;
+  Bytes16 nonce{};  // as read in the receiver's arena
+  std::string why;  // not empty: the receiver's arena could not be mapped
+};
+struct Ready {
+  Bytes16 nonce{};
+  std::string why;
+};
+
+inline constexpr size_t kMaxWhy = 1024;
+
+net::ByteVector encode(const Intro &m);
+net::ByteVector encode(const Attach &m);
+net::ByteVector encode(const Ready &m);
+std::optional<Intro> parse_intro(std::span<const std::byte> body);
+std::optional<Attach> parse_attach(std::span<const std::byte> body);
+std::optional<Ready> parse_ready(std::span<const std::byte> body);
+
+}  // namespace isthmus::bootstrap

@@ -1,0 +1,76 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "bootstrap/host.hpp"
+#include "bootstrap/mesh.hpp"
+#include "net/fork_guard.hpp"
+#include "net/siphash.hpp"
+#include "net/wire.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr uint32_t kEndpointMagic = 0x50455349;  // "ISEP"
+constexpr size_t kMaxHostname = 255, kMaxUnixName = 107, kMaxTcp = 16, kMaxTcpText = 128;
+
+std::string read_file(const char *path) {
+  const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
+  char text[256];
+  const ssize_t n = fd ? ::read(fd.get(), text, sizeof text) : 0;
+  return {text, n > 0 ? static_cast<size_t>(n) : 0};
+}
+
+}  // namespace
+
+Bytes16 random_bytes16() { return net::random16(); }
+bool forked() noexcept { return net::forked(); }
+
+std::string hex(const Bytes16 &b) {
+  std::string out;
+  for (const uint8_t x : b) out += fmt::format("{:02x}", x);
+  return out;
+}
+
+Bytes16 host_identity() {
+  std::string parts = read_file("/proc/sys/kernel/random/boot_id");
+  if (parts.empty()) return net::random16();  // no identity: nominates nobody, and everybody is reached by TCP
+  // Abstract Unix sockets live in a network namespace: containers with their own are hosts of their own to us.
+  struct stat s {};
+  if (::stat("/proc/self/ns/net", &s) == 0) parts += fmt::format(" {} {}", s.st_dev, s.st_ino);
+  return net::siphash128({}, std::as_bytes(std::span(parts)));
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "unnamed";
+}
+
+std::vector<std::byte> Endpoint::pack() const {
+  std::vector<std::byte> out;
+  net::Writer w(out);
+  w.number(kEndpointMagic).bytes16(process).bytes16(host).number(pid);
+  w.text(hostname.substr(0, kMaxHostname)).text(unix_name).number(static_cast<uint8_t>(std::min(tcp.size(), kMaxTcp)));
+  for (size_t i = 0; i < tcp.size() && i < kMaxTcp; ++i) w.text(tcp[i]);
+  return out;
+}
+
+Endpoint Endpoint::unpack(std::span<const std::byte> bytes) {
+  net::Reader r(bytes);
+  Endpoint e;
+  const bool magic = r.number<uint32_t>() == kEndpointMagic;
+  e.process = r.bytes16();
+  e.host = r.bytes16();
+  e.pid = r.number<int64_t>();
+  e.hostname = r.text(kMaxHostname);
+  e.unix_name = r.text(kMaxUnixName);
+  const size_t n = r.number<uint8_t>();
+  for (size_t i = 0; i < n && n <= kMaxTcp && r.ok(); ++i) e.tcp.push_back(r.text(kMaxTcpText));
+  if (!magic || n > kMaxTcp || !r.done() || e.pid < 0)
+    fail(Code::Mismatch, "a malformed endpoint of {} bytes; do all ranks run the same version of Isthmus?", bytes.size());
+  return e;
+}
+
+}  // namespace isthmus::bootstrap

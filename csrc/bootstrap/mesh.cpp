@@ -1,0 +1,153 @@
+#include "bootstrap/mesh.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include "bootstrap/host.hpp"
+#include "bootstrap/mesh_state.hpp"
+#include "net/socket.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string &route_hint, Endpoint &self) {
+  std::vector<UniqueFd> out;
+  out.push_back(net::listen_unix(self.unix_name));
+  std::string failures;
+  for (const net::Address &a : net::local_addresses(settings.text(Setting::Interface), route_hint)) {
+    UniqueFd fd;
+    const int error = net::try_listen_tcp(a, fd);
+    if (error != 0) {
+      failures += fmt::format("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
+      continue;
+    }
+    self.tcp.push_back(net::local_address(fd.get()).text());
+    out.push_back(std::move(fd));
+  }
+  if (self.tcp.empty()) fail(Code::System, "cannot listen on any address of this host: {}; set ISTHMUS_INTERFACE", failures);
+  return out;
+}
+
+}  // namespace
+
+void watch(int epoll, int operation, int fd, uint32_t events, uint64_t data) {
+  epoll_event e{};
+  e.events = events;
+  e.data.u64 = data;
+  if (::epoll_ctl(epoll, operation, fd, &e) != 0) fail_system("epoll_ctl", errno);
+}
+
+std::string process_text(const Endpoint &e) {
+  std::string where;
+  for (const auto &t : e.tcp) where += (where.empty() ? " (" : ", ") + t;
+  return fmt::format("process {} on host {}{}", e.pid, e.hostname, where.empty() ? "" : where + ")");
+}
+
+std::string Peer::lost_text() const {
+  if (!state_ || !lost.load(std::memory_order_acquire)) return {};
+  const std::lock_guard lock(state_->mutex);
+  return state_->why;
+}
+
+Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes,
+                   const std::string &route_hint)
+    : events(handler),
+      heartbeat_ns(settings.integer(Setting::HeartbeatMs) * 1'000'000),
+      self{net::random16(), host_identity(), host_name(), {}, {}, ::getpid()},
+      arena(offer_arena(arena_fd, arena_bytes, self.process)),
+      gate(self.process, net::Gate::UnknownKey::Wait) {
+  self.unix_name = fmt::format("isthmus-{}-{}", self.pid, hex(self.process));
+  for (UniqueFd &fd : open_listeners(settings, route_hint, self)) gate.add_listener(std::move(fd));
+  UniqueFd e(::epoll_create1(EPOLL_CLOEXEC)), w(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!e || !w) fail_system("epoll_create1, eventfd", errno);
+  epoll = net::GuardedFd(std::move(e));
+  wake_fd = net::GuardedFd(std::move(w));
+  watch(epoll.get(), EPOLL_CTL_ADD, wake_fd.get(), EPOLLIN, tagged(Tag::Wake, 0));
+  watch(epoll.get(), EPOLL_CTL_ADD, gate.fd(), EPOLLIN, tagged(Tag::Gate, 0));
+
+  // Signals are for the program's threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread = std::thread([this] { run(); });
+  } catch (const std::exception &error) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    fail(Code::Resource, "cannot start the control thread: {}", error.what());
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Mesh::State::~State() {
+  stop.store(true, std::memory_order_release);
+  wake();
+  if (thread.joinable()) thread.join();
+}
+
+void Mesh::State::wake() const noexcept {
+  const uint64_t one = 1;
+  // The only failure is a full counter, and then the thread is awake anyway.
+  [[maybe_unused]] const ssize_t n = ::write(wake_fd.get(), &one, sizeof one);
+}
+
+Peer *Mesh::State::find(uint32_t index) {
+  const std::lock_guard lock(mutex);
+  return index < peers.size() ? peers[index].get() : nullptr;
+}
+
+Mesh::Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t arena_bytes, const std::string &route_hint) {
+  net::guard_forks();
+  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
+  state_ = std::make_unique<State>(settings, events, arena_fd, arena_bytes, route_hint);
+}
+
+Mesh::~Mesh() {
+  if (forked()) static_cast<void>(state_.release());  // its thread and descriptors exist in the parent only
+}
+
+const Endpoint &Mesh::self() const noexcept { return state_->self; }
+
+void Mesh::add_key(const Bytes16 &key) {
+  state_->gate.add_key(key);
+  state_->wake();
+}
+
+void Mesh::drop_key(const Bytes16 &key) noexcept { state_->gate.drop_key(key); }
+
+bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept {
+  if (type >= kFirstOwnType || body.size() > net::kMaxControlBody || peer.lost.load(std::memory_order_acquire)) return false;
+  try {
+    Peer::State &p = *peer.state_;
+    const std::lock_guard lock(p.mutex);
+    if (!p.control) return false;
+    if (p.out.size() - p.sent > kMaxQueued) {
+      if (!std::exchange(p.full_logged, true))
+        ISTHMUS_ERROR("{} takes no control messages; {} bytes wait for it, further ones are dropped",
+                      process_text(peer.endpoint), p.out.size() - p.sent);
+      return false;
+    }
+    state_->queue(peer, type, body);
+    return true;
+  } catch (...) {
+    return false;  // out of memory
+  }
+}
+
+Mesh::Counts Mesh::counts() const noexcept {
+  State &s = *state_;
+  const std::lock_guard lock(s.mutex);
+  Counts c{1, s.gate.descriptors() + s.greeting_count.load(std::memory_order_relaxed) + 2, static_cast<int>(s.peers.size())};
+  for (const auto &peer : s.peers) {
+    const std::lock_guard peer_lock(peer->state_->mutex);
+    c.descriptors += (peer->state_->control ? 1 : 0) + (peer->state_->pidfd ? 1 : 0);
+  }
+  c.descriptors += static_cast<int>(s.arrivals.size());
+  for (const auto &[process, d] : s.data_arrivals)
+    for (const UniqueFd &fd : d.fds) c.descriptors += fd ? 1 : 0;
+  return c;
+}
+
+}  // namespace isthmus::bootstrap

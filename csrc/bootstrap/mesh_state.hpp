@@ -1,0 +1,127 @@
+// The inside of the mesh: what its caller-side half (mesh.cpp, mesh_connect.cpp) and its control thread (mesh_loop.cpp,
+// mesh_greeting.cpp) share.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "base/log.hpp"
+#include "bootstrap/arena_offer.hpp"
+#include "bootstrap/control_wire.hpp"
+#include "bootstrap/mesh.hpp"
+#include "net/fork_guard.hpp"
+#include "net/gate.hpp"
+
+namespace isthmus::bootstrap {
+
+struct Peer::State {
+  mutable std::mutex mutex;  // guards the next six
+  UniqueFd control;          // written by any sender, read and closed by the control thread
+  net::GuardedFd pidfd;      // empty where the peer is not on this host
+  net::ByteVector out;       // queued, not yet taken by the kernel, from `sent` on
+  size_t sent = 0;
+  bool full_logged = false;
+  std::string why;  // once lost
+
+  net::FrameReader reader;  // control thread only, as the next two
+  bool bye = false;
+  bool ended = false;  // its pidfd says so
+
+  PeerArena shared;  // under Mesh::State::mutex, as the next: mapped, but not asked for yet
+  bool has_data = false;
+  bool unshared_logged = false;
+};
+
+// A control connection that is through the handshake and the greeting, waiting for connect() to claim it.
+struct Arrival {
+  UniqueFd fd;
+  Endpoint endpoint;
+  bool local = false;
+  PeerArena arena;
+  net::FrameReader reader;  // may already hold messages
+};
+
+struct DataArrivals {
+  uint32_t count = 0;         // that the dialer announced
+  std::vector<UniqueFd> fds;  // by index
+};
+
+struct Greeting {  // accepted and authenticated, not yet complete; control thread only
+  net::Guest guest;
+  Deadline deadline;
+  net::FrameReader reader;
+  UniqueFd passed;
+  std::optional<Intro> intro;
+  PeerArena arena;
+};
+
+struct Mesh::State {
+  State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes, const std::string &route_hint);
+  ~State();
+
+  // ---- constant after construction
+  MeshEvents &events;
+  const int64_t heartbeat_ns;
+  Endpoint self;
+  ArenaOffer arena;
+
+  // ---- shared; `mutex` is never held while a callback runs, and is taken before a Peer::State::mutex
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::unique_ptr<Peer>> peers;  // by index; only grows
+  std::map<Bytes16, Peer *> by_process;
+  std::set<Bytes16> connecting;  // a connect() is under way
+  std::map<Bytes16, Arrival> arrivals;
+  std::map<Bytes16, DataArrivals> data_arrivals;
+  // claimed; the control thread looks at what was read along with the greeting
+  std::vector<Peer *> fresh;
+
+  net::Gate gate;  // add_key and drop_key from any thread, the rest on the control thread
+  net::GuardedFd epoll, wake_fd;
+  std::atomic<bool> stop{false};
+  std::atomic<int> greeting_count{0};
+  std::map<uint64_t, Greeting> greetings;  // control thread only, as the next
+  uint64_t next_greeting = 0;
+  std::thread thread;
+
+  void wake() const noexcept;
+  Peer *find(uint32_t index);
+
+  // ---- caller's threads (mesh_connect.cpp)
+  Peer *claim(Arrival &&arrival);  // under `mutex`
+  Arrival dial_control(const Endpoint &e, const Bytes16 &key, Deadline deadline);
+  Arrival dial_local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline);
+  Peer *await_control(const Endpoint &e, std::unique_lock<std::mutex> &lock, Deadline deadline);
+  std::vector<UniqueFd> dial_data(Peer &peer, const Bytes16 &key, int streams, Deadline deadline);
+  std::vector<UniqueFd> await_data(Peer &peer, int streams, std::unique_lock<std::mutex> &lock, Deadline deadline);
+  bool gone(const Endpoint &e) const;  // nobody listens there any more
+
+  // ---- control thread (mesh_loop.cpp, mesh_greeting.cpp)
+  void run() noexcept;
+  void admit(net::Guest &&guest);
+  bool advance(Greeting &g);  // false: complete or refused
+  bool on_greeting_frame(Greeting &g, uint16_t type, std::span<const std::byte> body);
+  void arrived(Greeting &g);
+  void refuse(const Greeting &g, const std::string &why);
+  // needs peer.state_->mutex; gives the kernel what it takes
+  void queue(Peer &peer, uint16_t type, std::span<const std::byte> body);
+  void flush(Peer &peer);  // needs peer.state_->mutex
+  void on_readable(Peer &peer);
+  void on_writable(Peer &peer);
+  void on_ended(Peer &peer);
+  void lose(Peer &peer, const std::string &why);
+  void beat();
+  void farewell() noexcept;
+};
+
+// epoll data: what a descriptor is, and its number
+enum class Tag : uint64_t { Wake, Gate, Greeting, Control, Pid };
+constexpr uint64_t tagged(Tag tag, uint64_t number) noexcept { return static_cast<uint64_t>(tag) << 56 | number; }
+void watch(int epoll, int operation, int fd, uint32_t events, uint64_t data);  // throws Error(System)
+
+inline constexpr size_t kMaxQueued = 16 * 1024 * 1024;  // control messages of one peer that it does not take
+
+}  // namespace isthmus::bootstrap

@@ -1,0 +1,192 @@
+// Which exchange: by TCP at an address, by a unique id, over a caller's own all-gather. And the job key.
+#include "bootstrap/rendezvous.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <mutex>
+
+#include "base/log.hpp"
+#include "bootstrap/rendezvous_wire.hpp"
+#include "bootstrap/tcp_rendezvous.hpp"
+#include "net/fork_guard.hpp"
+#include "net/siphash.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr double kBindSeconds = 5;  // the port may still belong to the attempt before us, which is just ending
+constexpr size_t kMaxPendingIds = 256;
+
+// Listeners of unique ids that no rank 0 has taken yet.
+struct PendingIds {
+  std::mutex mutex;
+  std::map<Bytes16, std::vector<UniqueFd>> by_key;  // under mutex
+};
+PendingIds &pending_ids() {
+  static auto *p = new PendingIds;  // never destroyed, as other static objects may still use it
+  return *p;
+}
+
+void check_not_forked() {
+  net::guard_forks();
+  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
+}
+
+// Listens at every address of the host; returns 0 or the errno that matters.
+int listen_all(const std::vector<net::Address> &addresses, std::vector<UniqueFd> &out) {
+  int error = 0;
+  for (const net::Address &a : addresses) {
+    UniqueFd fd;
+    const int e = net::try_listen_tcp(a, fd);
+    if (e == 0) out.push_back(std::move(fd));
+    if (e == EADDRINUSE) {
+      out.clear();
+      return e;
+    }
+    if (e != 0) error = e;
+  }
+  return out.empty() ? error : 0;
+}
+
+// Somebody listens at our address. If that is another rank 0 of this job, it tells us (and learns of us) in the rendezvous.
+void meet_other_root(const std::string &address, int world, const Bytes16 &key, Deadline deadline) {
+  try {
+    client_exchange({address}, 0, world, key)->all_gather({}, deadline);
+  } catch (const Error &e) {
+    if (e.code() == Code::Mismatch || e.code() == Code::Interrupted) throw;
+  }
+}
+
+class Lone final : public Exchange {
+ public:
+  std::vector<Blob> all_gather(const Blob &mine, Deadline) override {
+    check_blob(mine);
+    return {mine};
+  }
+};
+
+}  // namespace
+
+const Bytes16 &rendezvous_process() noexcept {
+  static const Bytes16 id = net::random16();
+  return id;
+}
+
+std::unique_ptr<Exchange> lone_exchange() { return std::make_unique<Lone>(); }
+
+void check_rank(int rank, int world) {
+  if (world < 1) fail(Code::Argument, "world size {}: it must be at least 1", world);
+  if (rank < 0 || rank >= world) fail(Code::Argument, "rank {} is outside 0 to {} (world size {})", rank, world - 1, world);
+}
+
+void check_blob(const Blob &mine) {
+  if (mine.size() > kMaxBlob)
+    fail(Code::Argument, "a blob of {} bytes in the rendezvous; at most {}", mine.size(), kMaxBlob);
+}
+
+std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int world, const Bytes16 &key,
+                                       const Settings &settings, Deadline deadline) {
+  check_not_forked();
+  check_rank(rank, world);
+  const net::HostPort hp = net::split_host_port(address);
+  if (world == 1) return lone_exchange();
+  if (rank != 0) return client_exchange({address}, rank, world, key);
+
+  std::vector<UniqueFd> listeners;
+  const Deadline bind_until = Deadline::at_ns(std::min(deadline.ns(), Deadline(kBindSeconds).ns()));
+  auto addresses = net::resolve(hp.host, hp.port);
+  for (;;) {
+    const int error = listen_all(addresses, listeners);
+    if (error == 0) return root_exchange(std::move(listeners), address, world, key);
+    const std::string &interface = settings.text(Setting::Interface);
+    // the name may lead here by a translation that this host does not see
+    if (error == EADDRNOTAVAIL && !interface.empty()) {
+      addresses = net::local_addresses(interface, "");
+      for (net::Address &a : addresses) a = a.with_port(hp.port);
+      if (listen_all(addresses, listeners) == 0) return root_exchange(std::move(listeners), address, world, key);
+    }
+    if (error == EADDRNOTAVAIL)
+      fail(Code::Config,
+           "rank 0: {} is not an address of this host; rank 0 must run where the address points, or set ISTHMUS_INTERFACE "
+           "to the interface that its traffic reaches",
+           address);
+    if (error != EADDRINUSE)
+      fail(Code::System, "rank 0: {}", system_text(fmt::format("listening at {}", address).c_str(), error));
+    meet_other_root(address, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
+    if (bind_until.passed())
+      fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port", address);
+    net::sleep_until(Deadline::at_ns(std::min(bind_until.ns(), Deadline(0.05).ns())));
+  }
+}
+
+void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
+  check_not_forked();
+  auto addresses = net::local_addresses(settings.text(Setting::Interface), "");
+  // an id has no scopes
+  std::erase_if(addresses, [](const net::Address &a) { return a.link_local() && a.family() == AF_INET6; });
+  std::vector<UniqueFd> listeners;
+  const int error = listen_all(addresses, listeners);
+  if (error != 0 || listeners.empty())
+    fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text("unique id: cannot listen", error));
+  UniqueId u;
+  u.key = net::random16();
+  for (const UniqueFd &fd : listeners) u.addresses.push_back(net::local_address(fd.get()).text());
+  pack_unique_id(u, id);
+  PendingIds &pending = pending_ids();
+  const std::lock_guard lock(pending.mutex);
+  if (pending.by_key.size() >= kMaxPendingIds)
+    fail(Code::Resource, "{} unique ids were created and not used; create one for each init", kMaxPendingIds);
+  pending.by_key.emplace(u.key, std::move(listeners));
+}
+
+std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int rank, int world, const Settings &, Deadline) {
+  check_not_forked();
+  check_rank(rank, world);
+  UniqueId u = unpack_unique_id(id);
+  std::vector<UniqueFd> listeners;
+  if (rank == 0) {
+    PendingIds &pending = pending_ids();
+    const std::lock_guard lock(pending.mutex);
+    const auto at = pending.by_key.find(u.key);
+    if (at == pending.by_key.end())
+      fail(Code::Argument,
+           "this unique id was created in another process, or was used before: rank 0 must run in the process that "
+           "created it, and each init needs its own");
+    listeners = std::move(at->second);
+    pending.by_key.erase(at);
+  }
+  if (world == 1) return lone_exchange();
+  if (rank != 0) return client_exchange(std::move(u.addresses), rank, world, u.key);
+  std::string where;
+  for (const std::string &a : u.addresses) where += (where.empty() ? "" : ", ") + a;
+  return root_exchange(std::move(listeners), where, world, u.key);
+}
+
+Bytes16 derive_key(const Settings &settings, std::span<const std::string> parts) {
+  const std::string &text = settings.text(Setting::JobKey);
+  if (!text.empty()) {
+    Bytes16 key{};
+    const auto digit = [](char c) {
+      return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    };
+    bool sound = text.size() == 32;
+    for (size_t i = 0; sound && i < key.size(); ++i) {
+      const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+      sound = high >= 0 && low >= 0;
+      key[i] = static_cast<uint8_t>((high & 15) << 4 | (low & 15));
+    }
+    if (!sound)
+      fail(Code::Config, "ISTHMUS_JOB_KEY has {} characters; expected 32 hex digits, as `openssl rand -hex 16` prints them",
+           text.size());
+    return key;
+  }
+  net::ByteVector all;
+  for (const std::string &p : parts) net::Writer(all).number(uint64_t{p.size()}).bytes(net::as_bytes(p));
+  constexpr Bytes16 label{'i', 's', 't', 'h', 'm', 'u', 's', ' ', 'j', 'o', 'b', ' ', 'k', 'e', 'y', '1'};
+  return net::siphash128(label, all);
+}
+
+}  // namespace isthmus::bootstrap

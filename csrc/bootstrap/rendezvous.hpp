@@ -1,0 +1,46 @@
+// Rendezvous: how processes that know nothing of each other first exchange blobs. An Exchange all-gathers opaque blobs among
+// the ranks of one init; there are several kinds. Parsers are bounded; every wait has the deadline.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/settings.hpp"
+#include "bootstrap/mesh.hpp"
+
+namespace isthmus::bootstrap {
+
+using Blob = std::vector<std::byte>;
+
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  // Collective. Returns all ranks' blobs by rank; a blob has at most 1 MiB. May be called several times. Throws
+  // Error(Timeout) that names the missing ranks, Error(PeerLost), Error(Auth), Error(Mismatch) (two processes with one rank,
+  // world sizes that differ, protocol versions that differ: the text names ranks and values).
+  virtual std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) = 0;
+};
+
+// Rank 0 listens at `address` ("host:port") and serves inside its own all_gather calls; others connect, with retries. `key`
+// authenticates.
+std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int world, const Bytes16 &key,
+                                       const Settings &settings, Deadline deadline);
+// Over a caller's fixed-size all-gather (isthmus_exchange_fn's shape).
+using ExchangeFn = int (*)(void *context, const void *send, void *recv, size_t bytes);
+std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int rank, int world);
+
+// Unique ids: 128 bytes that hold the protocol version, the root's addresses and a random key. create_unique_id listens at
+// once (on the interface of `settings`) and keeps the listener until rank 0's id_exchange takes it.
+void create_unique_id(const Settings &settings, std::span<std::byte, 128> id);
+std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int rank, int world, const Settings &settings,
+                                      Deadline deadline);
+
+// A job key derived from what the launcher gave every process: ISTHMUS_JOB_KEY if set, else a hash of `parts` (job id,
+// address, attempt).
+Bytes16 derive_key(const Settings &settings, std::span<const std::string> parts);
+
+}  // namespace isthmus::bootstrap

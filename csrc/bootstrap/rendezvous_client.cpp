@@ -1,0 +1,176 @@
+#include <cerrno>
+
+#include "bootstrap/host.hpp"
+#include "bootstrap/rendezvous_wire.hpp"
+#include "bootstrap/tcp_rendezvous.hpp"
+#include "net/handshake.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr double kConnectSeconds = 3;  // one address
+// something else answers: perhaps the job before us, which is just ending
+constexpr int64_t kForeignGraceNs = 5'000'000'000;
+constexpr double kVerdictSeconds = 0.25;  // after our deadline: for rank 0 to tell who is missing
+
+class Client final : public Exchange {
+ public:
+  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key)
+      : addresses_(std::move(addresses)), rank_(rank), world_(world), key_(key) {
+    for (const std::string &a : addresses_) where_ += (where_.empty() ? "" : ", ") + a;
+  }
+
+  std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
+    check_blob(mine);
+    start_ns_ = now_ns();
+    for (;;) {
+      if (!fd_) join(deadline);
+      std::vector<Blob> blobs(static_cast<size_t>(world_));
+      if (exchange(mine, blobs, deadline)) {
+        ++round_;
+        return blobs;
+      }
+      fd_.reset();  // "again": rank 0 still ends its last rendezvous with us
+      reader_ = net::FrameReader(kMaxRendezvousBody);
+      pause(deadline, 20'000'000);
+    }
+  }
+
+ private:
+  double waited() const { return static_cast<double>(now_ns() - start_ns_) * 1e-9; }
+  static void pause(Deadline deadline, int64_t ns) {
+    net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + ns)));
+  }
+
+  // Connects, proves the key and says who we are; until the deadline, for rank 0 may come later than we.
+  void join(Deadline deadline) {
+    std::string last = "no attempt was made";
+    int64_t foreign_since = 0;
+    for (int64_t wait = 5'000'000;; wait = std::min<int64_t>(wait * 2, 200'000'000)) {
+      try {
+        if (attempt(deadline, last)) return;
+      } catch (const Error &e) {
+        if (foreign_since == 0 || e.code() != Code::Timeout) last = e.text();
+        if (e.code() == Code::Auth) {
+          if (foreign_since == 0) foreign_since = now_ns();
+          if (deadline.passed() || now_ns() - foreign_since > kForeignGraceNs) fail(Code::Auth, "rank {}: {}", rank_, last);
+        } else if (e.code() == Code::Mismatch) {
+          fail(Code::Mismatch, "rank {}: {}", rank_, last);
+        } else if (e.code() != Code::PeerLost && e.code() != Code::Timeout && e.code() != Code::System) {
+          throw;
+        }
+      }
+      if (deadline.passed())
+        fail(foreign_since ? Code::Auth : Code::Timeout,
+             "rank {}: rank 0 of {} did not appear within {:.1f} s at {} ({}); check that rank 0 runs, with the same "
+             "address and world size, and that no firewall stands between",
+             rank_, world_, waited(), where_, last);
+      pause(deadline, wait);
+    }
+  }
+
+  bool attempt(Deadline deadline, std::string &last) {
+    for (const std::string &text : addresses_) {
+      const net::HostPort hp = net::split_host_port(text);
+      for (const net::Address &address : net::resolve(hp.host, hp.port)) {
+        const Deadline soon(kConnectSeconds);
+        UniqueFd fd;
+        const int error = net::connect_tcp(address, soon.ns() < deadline.ns() ? soon : deadline, fd);
+        if (error != 0) {
+          last = system_text(address.text().c_str(), error);
+          continue;
+        }
+        net::Hello hello;
+        hello.role = net::Role::Rendezvous;
+        hello.index = static_cast<uint32_t>(rank_);
+        hello.count = static_cast<uint32_t>(world_);
+        hello.process = rendezvous_process();
+        net::dial(fd.get(), hello, key_, fmt::format("rank 0 at {}", address.text()), deadline);
+        net::ByteVector message;
+        append_join(message, {::getpid(), host_name()});
+        if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {
+          last = address.text() + " closed the connection";
+          continue;
+        }
+        fd_ = std::move(fd);
+        where_ = text;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // One round; false where rank 0 asks us to come again.
+  bool exchange(const Blob &mine, std::vector<Blob> &blobs, Deadline deadline) {
+    net::ByteVector out;
+    append_contribution(out, round_, mine);
+    size_t sent = 0;
+    std::vector<bool> got(blobs.size());
+    size_t missing = blobs.size();
+    Deadline until = deadline;
+    bool gave_up = false;
+    while (missing > 0) {
+      uint16_t type = 0;
+      std::span<const std::byte> body;
+      const auto next = reader_.next(type, body);
+      if (next == net::FrameReader::Result::Bad) fail(Code::Mismatch, "rank 0 at {} sent {}", where_, reader_.why());
+      if (next == net::FrameReader::Result::Frame) {
+        if (static_cast<Meet>(type) == Meet::Again && round_ == 0) return false;
+        if (static_cast<Meet>(type) == Meet::Failure)
+          if (const auto status = parse_failure(body)) throw Error(status->code, status->text);
+        const auto m = static_cast<Meet>(type) == Meet::Result ? parse_result(body) : std::nullopt;
+        if (!m || m->round != round_ || m->rank >= blobs.size() || got[m->rank])
+          fail(Code::Mismatch, "rank 0 at {} sent a malformed message (type {}) during the rendezvous", where_, type);
+        got[m->rank] = true;
+        blobs[m->rank].assign(m->blob.begin(), m->blob.end());
+        --missing;
+        continue;
+      }
+      if (sent < out.size()) {
+        const ssize_t n = net::send_some(fd_.get(), std::span<const std::byte>(out).subspan(sent));
+        sent = n < 0 ? out.size() : sent + static_cast<size_t>(n);  // where sending fails, reading tells why
+      }
+      const ssize_t n = net::recv_some(fd_.get(), reader_.space());
+      if (n > 0) {
+        reader_.received(static_cast<size_t>(n));
+        continue;
+      }
+      if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
+        fail(Code::PeerLost, "rank 0 at {} left the rendezvous; it has probably ended", where_);
+      const short events = static_cast<short>(POLLIN | (sent < out.size() ? POLLOUT : 0));
+      if (net::wait_events(fd_.get(), events, until) != 0) continue;
+      if (gave_up)
+        fail(Code::Timeout,
+             "rank {}: no answer from rank 0 of {} at {} within {:.1f} s; other ranks may be missing, or rank 0 is busy "
+             "or stopped",
+             rank_, world_, where_, waited());
+      gave_up = true;  // rank 0 knows who is missing, and answers at once unless it is stopped or busy elsewhere
+      until = Deadline(kVerdictSeconds);
+      if (sent == out.size()) {
+        out.clear();
+        net::append_frame(out, static_cast<uint16_t>(Meet::GiveUp), {});
+        sent = 0;
+      }
+    }
+    return true;
+  }
+
+  const std::vector<std::string> addresses_;
+  const int rank_, world_;
+  const Bytes16 key_;
+  std::string where_;
+  UniqueFd fd_;
+  net::FrameReader reader_{kMaxRendezvousBody};
+  uint32_t round_ = 0;
+  int64_t start_ns_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key) {
+  return std::make_unique<Client>(std::move(addresses), rank, world, key);
+}
+
+}  // namespace isthmus::bootstrap

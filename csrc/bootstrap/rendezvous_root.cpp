@@ -1,0 +1,317 @@
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <map>
+
+#include "base/log.hpp"
+#include "bootstrap/host.hpp"
+#include "bootstrap/rendezvous_wire.hpp"
+#include "bootstrap/tcp_rendezvous.hpp"
+#include "net/gate.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive a little later are told why
+constexpr double kHearSeconds = 0.25;           // for the others to read the failure and close
+
+class Root final : public Exchange {
+ public:
+  Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key)
+      : where_(std::move(where)),
+        world_(world),
+        gate_(rendezvous_process(), net::Gate::UnknownKey::Refuse),
+        by_rank_(static_cast<size_t>(world)) {
+    gate_.add_key(key);
+    for (UniqueFd &fd : listeners) gate_.add_listener(std::move(fd));
+  }
+
+  std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
+    check_blob(mine);
+    start_ns_ = now_ns();
+    distributing_ = false;
+    while (failure_.ok() && !gathered()) {
+      if (!pump(deadline)) set_failure(Code::Timeout, missing_text());
+    }
+    if (failure_.ok()) {
+      std::vector<Blob> blobs(static_cast<size_t>(world_));
+      blobs[0] = mine;
+      for (size_t r = 1; r < blobs.size(); ++r) {
+        const auto at = by_rank_[r]->blobs.find(round_);
+        blobs[r] = std::move(at->second);
+        by_rank_[r]->blobs.erase(at);
+      }
+      auto result = std::make_shared<net::ByteVector>();
+      for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
+      ++round_;  // a fast rank's next contribution may come while a slow one still reads
+      distributing_ = true;
+      for (size_t r = 1; r < by_rank_.size(); ++r) queue(*by_rank_[r], result);
+      while (failure_.ok() && !flushed())
+        if (!pump(deadline)) set_failure(Code::Timeout, unread_text());
+      if (failure_.ok()) return blobs;
+    }
+    tell_failure(deadline);
+    throw Error(failure_.code, failure_.text);
+  }
+
+ private:
+  struct Client {
+    UniqueFd fd;  // empty: it left
+    net::Hello hello;
+    std::string from;
+    std::optional<Join> join;  // once it has introduced itself
+    bool failed_told = false;
+    net::FrameReader reader{kMaxRendezvousBody};
+    std::deque<std::shared_ptr<const net::ByteVector>> out;
+    size_t sent = 0;  // of out.front()
+    std::map<uint32_t, Blob> blobs;
+    int rank() const noexcept { return static_cast<int>(hello.index); }
+    std::string text() const {
+      return fmt::format("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
+                         from);
+    }
+  };
+
+  bool member(const Client &c) const { return c.join && c.hello.index < by_rank_.size() && by_rank_[c.hello.index] == &c; }
+  bool complete() const {
+    return std::all_of(by_rank_.begin() + 1, by_rank_.end(), [](const Client *c) { return c != nullptr; });
+  }
+  bool gathered() {
+    for (size_t r = 1; r < by_rank_.size(); ++r) {
+      if (!by_rank_[r]) return false;
+      if (by_rank_[r]->blobs.contains(round_)) continue;
+      if (!by_rank_[r]->fd) set_failure(Code::PeerLost, by_rank_[r]->text() + " left the rendezvous; it has probably ended");
+      return false;
+    }
+    return true;
+  }
+  bool flushed() const {
+    return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
+  }
+  void set_failure(Code code, std::string text) {
+    if (failure_.ok()) failure_ = {code, std::move(text)};  // the first is the cause
+  }
+  double waited() const { return static_cast<double>(now_ns() - start_ns_) * 1e-9; }
+
+  std::string missing_text() const {
+    std::vector<int> absent, silent;
+    for (size_t r = 1; r < by_rank_.size(); ++r) {
+      if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
+      else if (!by_rank_[r]->blobs.contains(round_)) silent.push_back(static_cast<int>(r));
+    }
+    if (absent.empty())
+      return fmt::format("{} of {} did not take part in exchange {} of the rendezvous at {} within {:.1f} s",
+                         ranks_text(silent), world_, round_, where_, waited());
+    std::string text = fmt::format(
+        "{} of {} did not arrive within {:.1f} s at {}; check that they were started with the same address "
+        "and world size",
+        ranks_text(absent), world_, waited(), where_);
+    if (gate_.refused() > 0)
+      text += fmt::format(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
+    return text;
+  }
+  std::string unread_text() const {
+    std::vector<int> slow;
+    for (const auto &c : clients_)
+      if (c->fd && !c->out.empty() && c->join) slow.push_back(c->rank());
+    return fmt::format("{} of {} did not read the result of the rendezvous within {:.1f} s", ranks_text(slow), world_,
+                       waited());
+  }
+
+  void queue(Client &c, std::shared_ptr<const net::ByteVector> bytes) {
+    c.out.push_back(std::move(bytes));
+    flush(c);
+  }
+  void flush(Client &c) {
+    while (c.fd && !c.out.empty()) {
+      const ssize_t n = net::send_some(c.fd.get(), std::span(*c.out.front()).subspan(c.sent));
+      if (n < 0) return lost(c);
+      c.sent += static_cast<size_t>(n);
+      if (c.sent < c.out.front()->size()) return;
+      c.out.pop_front();
+      c.sent = 0;
+    }
+  }
+  void tell(Client &c) {
+    if (std::exchange(c.failed_told, true)) return;
+    auto bytes = std::make_shared<net::ByteVector>();
+    append_failure(*bytes, failure_);
+    queue(c, std::move(bytes));
+  }
+
+  // The connection ended.
+  void lost(Client &c) {
+    const bool served = c.out.empty();
+    c.fd.reset();
+    c.out.clear();
+    // A rank that has its result may go; whether it was still needed shows in the next round.
+    if (member(c) && !(distributing_ && served)) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
+  }
+
+  void admit(net::Guest &&g) {
+    auto c = std::make_unique<Client>();
+    c->fd = std::move(g.fd);
+    c->hello = g.hello;
+    c->from = std::move(g.from);
+    if (c->hello.version != net::kProtocolVersion) {
+      set_failure(Code::Mismatch,
+                  fmt::format("rank {} at {} speaks protocol version {}, rank 0 at {} speaks version {}; install the "
+                              "same Isthmus everywhere",
+                              c->rank(), c->from, c->hello.version, where_, net::kProtocolVersion));
+      return;  // it was told in the handshake
+    }
+    if (c->hello.role != net::Role::Rendezvous) {
+      ISTHMUS_WARN("refused a client: {}: it asks for no rendezvous", c->from);
+      return;
+    }
+    clients_.push_back(std::move(c));
+  }
+
+  void joined(Client &c) {
+    const size_t rank = c.hello.index;
+    const Client *first = rank < by_rank_.size() ? by_rank_[rank] : nullptr;
+    if (!failure_.ok()) return tell(c);
+    if (c.hello.count != static_cast<uint32_t>(world_)) {
+      set_failure(Code::Mismatch, fmt::format("{} was started with world size {}, rank 0 with {}; give all ranks the same",
+                                              c.text(), c.hello.count, world_));
+    } else if (rank >= by_rank_.size()) {
+      set_failure(Code::Mismatch, fmt::format("{}: its rank is outside 0 to {}", c.text(), world_ - 1));
+    } else if (complete() && first && first->hello.process == c.hello.process) {
+      auto again = std::make_shared<net::ByteVector>();  // its next init; this one has all its ranks, and ends soon
+      net::append_frame(*again, static_cast<uint16_t>(Meet::Again), {});
+      queue(c, std::move(again));
+    } else if (first || rank == 0) {
+      const std::string other =
+          first ? first->text() : fmt::format("rank 0 (process {} on host {})", ::getpid(), host_name());
+      const Status duplicate{
+          Code::Mismatch,
+          fmt::format("two processes have rank {}: {} and {}; give every process its own rank", rank, other, c.text())};
+      if (!complete()) return set_failure(duplicate.code, duplicate.text);
+      c.failed_told = true;  // all ranks are here, so this one is too many, and the others go on without it
+      auto bytes = std::make_shared<net::ByteVector>();
+      append_failure(*bytes, duplicate);
+      queue(c, std::move(bytes));
+      ISTHMUS_WARN("refused a client: {}", duplicate.text);
+    } else {
+      by_rank_[rank] = &c;
+    }
+  }
+
+  void on_frame(Client &c, uint16_t type, std::span<const std::byte> body) {
+    switch (static_cast<Meet>(type)) {
+      case Meet::Join:
+        if (!c.join && (c.join = parse_join(body))) return joined(c);
+        break;
+      case Meet::Contribution: {
+        const auto m = parse_contribution(body);
+        if (c.join && !member(c)) return;  // a refused one, which does not know it yet
+        if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
+        c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
+        return;
+      }
+      case Meet::GiveUp:
+        if (member(c)) set_failure(Code::Timeout, missing_text() + fmt::format("; rank {} gave up first", c.rank()));
+        return;
+      case Meet::Result:
+      case Meet::Failure:
+      case Meet::Again: break;
+    }
+    malformed(c, fmt::format("an unexpected message (type {})", type));
+  }
+
+  void malformed(Client &c, const std::string &what) {
+    if (member(c)) return set_failure(Code::Mismatch, fmt::format("{} sent {} during the rendezvous", c.text(), what));
+    ISTHMUS_WARN("refused a client: {}: {}", c.from, what);
+    c.fd.reset();
+  }
+
+  void read(Client &c) {
+    while (c.fd) {
+      uint16_t type = 0;
+      std::span<const std::byte> body;
+      switch (c.reader.next(type, body)) {
+        case net::FrameReader::Result::Frame: on_frame(c, type, body); continue;
+        case net::FrameReader::Result::Bad:
+          malformed(c, c.reader.why());
+          if (c.fd) lost(c);
+          return;
+        case net::FrameReader::Result::More: break;
+      }
+      const ssize_t n = net::recv_some(c.fd.get(), c.reader.space());
+      if (n > 0) c.reader.received(static_cast<size_t>(n));
+      else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      else return lost(c);
+    }
+  }
+
+  // Waits for something to do and does it; false at the deadline.
+  bool pump(Deadline deadline) {
+    std::vector<pollfd> fds{{gate_.fd(), POLLIN, 0}};
+    for (const auto &c : clients_)
+      fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});  // poll() skips -1
+    net::wait_events(fds, Deadline::at_ns(std::min(deadline.ns(), gate_.next_deadline_ns())));
+    for (size_t i = 1; i < fds.size(); ++i) {
+      Client &c = *clients_[i - 1];
+      if (fds[i].revents & POLLOUT) flush(c);
+      if (fds[i].revents & ~POLLOUT) read(c);
+    }
+    std::vector<net::Guest> guests;
+    gate_.service(guests);
+    for (net::Guest &g : guests) admit(std::move(g));
+    std::erase_if(clients_, [&](const auto &c) {
+      return !c->fd && std::find(by_rank_.begin(), by_rank_.end(), c.get()) == by_rank_.end();
+    });
+    return !deadline.passed();
+  }
+
+  void tell_failure(Deadline deadline) {
+    ISTHMUS_WARN("the rendezvous at {} failed: {}", where_, failure_.text);
+    const Deadline latecomers = Deadline::at_ns(std::min(deadline.ns(), Deadline(kTellLatecomersSeconds).ns()));
+    const auto told = [&] {
+      return complete() ||
+             std::count_if(clients_.begin(), clients_.end(), [](const auto &c) { return c->failed_told; }) >= world_ - 1;
+    };
+    const auto tell_all = [&] {
+      for (const auto &c : clients_)
+        if (c->fd && c->join) tell(*c);
+    };
+    tell_all();
+    while (!told() && !latecomers.passed()) {
+      pump(latecomers);
+      tell_all();
+    }
+    // Closing with bytes unread would reset the connections and might lose the message: end our half, and read until they
+    // close.
+    const Deadline hear(kHearSeconds);
+    while (!flushed() && pump(hear)) {}
+    for (const auto &c : clients_)
+      if (c->fd) ::shutdown(c->fd.get(), SHUT_WR);
+    const auto closed = [&] {
+      return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || !c->join; });
+    };
+    while (!closed() && pump(hear)) {}
+  }
+
+  const std::string where_;
+  const int world_;
+  net::Gate gate_;
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
+  uint32_t round_ = 0;
+  int64_t start_ns_ = 0;
+  bool distributing_ = false;  // the results of round_ - 1
+  Status failure_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key) {
+  return std::make_unique<Root>(std::move(listeners), std::move(where), world, key);
+}
+
+}  // namespace isthmus::bootstrap

@@ -1,0 +1,104 @@
+#include "comm/blob.hpp"
+
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+class Writer {
+ public:
+  template <class T>
+  void number(T v) {
+    const auto *p = reinterpret_cast<const std::byte *>(&v);
+    out.insert(out.end(), p, p + sizeof v);
+  }
+  void bytes(const void *data, size_t n) {
+    number(static_cast<uint32_t>(n));
+    const auto *p = static_cast<const std::byte *>(data);
+    out.insert(out.end(), p, p + n);
+  }
+  void text(const std::string &s) { bytes(s.data(), s.size()); }
+  std::vector<std::byte> out;
+};
+
+class Reader {
+ public:
+  Reader(std::span<const std::byte> data, int rank) : data_(data), rank_(rank) {}
+  template <class T>
+  void number(T &v) {
+    need(sizeof v);
+    std::memcpy(&v, data_.data(), sizeof v);
+    data_ = data_.subspan(sizeof v);
+  }
+  std::span<const std::byte> bytes(size_t limit) {
+    uint32_t n = 0;
+    number(n);
+    if (n > limit) broken();
+    need(n);
+    const auto out = data_.first(n);
+    data_ = data_.subspan(n);
+    return out;
+  }
+  void text(std::string &s) {
+    const auto b = bytes(65536);
+    s.assign(reinterpret_cast<const char *>(b.data()), b.size());
+  }
+  void end() {
+    if (!data_.empty()) broken();
+  }
+
+ private:
+  void need(size_t n) {
+    if (data_.size() < n) broken();
+  }
+  [[noreturn]] void broken() {
+    fail(Code::Mismatch,
+         "rank {} sent a description of itself that cannot be read; do all ranks run the same version of Isthmus?", rank_);
+  }
+  std::span<const std::byte> data_;
+  int rank_;
+};
+
+}  // namespace
+
+std::vector<std::byte> pack(const RankBlob &b) {
+  Writer w;
+  w.number(b.protocol);
+  const auto endpoint = b.endpoint.pack();
+  w.bytes(endpoint.data(), endpoint.size());
+  for (const std::string *s :
+       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name})
+    w.text(*s);
+  w.number(b.info.pid);
+  w.number(static_cast<int32_t>(b.info.numa));
+  w.number(b.index);
+  w.number(b.epoch);
+  w.number(b.mailbox);
+  w.bytes(b.key.data(), b.key.size());
+  return std::move(w.out);
+}
+
+RankBlob unpack(std::span<const std::byte> bytes, int rank) {
+  Reader r(bytes, rank);
+  RankBlob b;
+  r.number(b.protocol);
+  b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
+  for (std::string *s :
+       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name})
+    r.text(*s);
+  r.number(b.info.pid);
+  int32_t numa = -1;
+  r.number(numa);
+  b.info.numa = numa;
+  r.number(b.index);
+  r.number(b.epoch);
+  r.number(b.mailbox);
+  const auto key = r.bytes(16);
+  if (key.size() == 16) std::memcpy(b.key.data(), key.data(), 16);
+  r.end();
+  return b;
+}
+
+}  // namespace isthmus::comm

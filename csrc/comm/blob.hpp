@@ -1,0 +1,29 @@
+// What each rank says about itself when a communicator is made, and its packing. Parsing is bounded and throws Error(Mismatch).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bootstrap/mesh.hpp"
+#include "topology/topology.hpp"
+
+namespace isthmus::comm {
+
+struct RankBlob {
+  uint32_t protocol = 0;
+  bootstrap::Endpoint endpoint;
+  topology::RankInfo info;
+  std::string settings;  // the agreed ones, as text
+  std::string name;
+  uint32_t index = 0, epoch = 0;  // of the member in its process; a random number (rank 0's counts)
+  uint64_t mailbox = 0;           // offset in the arena
+  bootstrap::Bytes16 key{};       // rank 0's is the job key
+};
+
+std::vector<std::byte> pack(const RankBlob &blob);
+RankBlob unpack(std::span<const std::byte> bytes, int rank);
+
+}  // namespace isthmus::comm

@@ -1,0 +1,244 @@
+// From a user's request, in elements, to an operation, in bytes: validation, operands, the choice between cells and plan.
+#include <algorithm>
+
+#include "comm/communicator.hpp"
+#include "nlohmann/json.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+using plan::Collective;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
+
+bool has_root(Collective c) {
+  return c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Gather || c == Collective::GatherV ||
+         c == Collective::Scatter || c == Collective::ScatterV;
+}
+bool reduces(Collective c) {
+  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::ReduceScatter ||
+         c == Collective::ReduceScatterV;
+}
+bool is_v(Collective c) {
+  return c == Collective::AllGatherV || c == Collective::ReduceScatterV || c == Collective::AllToAllV ||
+         c == Collective::GatherV || c == Collective::ScatterV;
+}
+
+uint64_t mix(uint64_t h, uint64_t v) {
+  h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+  return h ^ (h >> 32);
+}
+
+// `count` elements of `size` bytes, `times` of them; an error where that is more than memory can hold or less than nothing.
+uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t times) {
+  if (count > kMaxBytes / size / std::max<uint64_t>(times, 1))
+    fail(Code::Argument, "{}: a count of {} elements{} is negative or too large", name, static_cast<int64_t>(count),
+         times > 1 ? fmt::format(" for each of {} ranks", times) : "");
+  return count * size;
+}
+
+}  // namespace
+
+// Blocks of input and output as the definition of the collective says; displacements default to back to back.
+void Communicator::blocks(const Request &r, engine::Op &op) const {
+  const auto world = static_cast<uint64_t>(member_->world());
+  const auto me = static_cast<uint64_t>(member_->rank());
+  const uint64_t size = dtype_size(op.call.dtype);
+  const char *name = plan::collective_name(r.collective);
+  const auto equal = [&](uint64_t blocks) {
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(b * op.call.bytes);
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(op.call.bytes);
+    return static_cast<uint32_t>(blocks);
+  };
+  const auto listed = [&](const uint64_t *counts, const uint64_t *displs) {
+    uint64_t at = 0;
+    for (uint64_t b = 0; b < world; ++b) {
+      const uint64_t bytes = to_bytes(name, counts[b], size, 1);
+      op.blocks.push_back(displs ? to_bytes(name, displs[b], size, 1) : at);
+      at += bytes;
+      if (at > kMaxBytes) fail(Code::Argument, "{}: the counts add up to more than memory can hold", name);
+    }
+    for (uint64_t b = 0; b < world; ++b) {
+      op.blocks.push_back(counts[b] * size);
+      op.call.bytes = std::max(op.call.bytes, counts[b] * size);
+    }
+    return static_cast<uint32_t>(world);
+  };
+  const auto own = [&](uint64_t bytes) {
+    op.blocks.push_back(0);
+    op.blocks.push_back(bytes);
+    return 1u;
+  };
+  op.blocks.clear();
+  switch (r.collective) {
+    case Collective::AllReduce:
+    case Collective::Reduce:
+    case Collective::Broadcast:
+      op.in_blocks = equal(1);
+      op.out_blocks = equal(1);
+      break;
+    case Collective::AllGather:
+    case Collective::Gather:
+      op.in_blocks = equal(1);
+      op.out_blocks = equal(world);
+      break;
+    case Collective::ReduceScatter:
+    case Collective::Scatter:
+      op.in_blocks = equal(world);
+      op.out_blocks = equal(1);
+      break;
+    case Collective::AllToAll:
+      op.in_blocks = equal(world);
+      op.out_blocks = equal(world);
+      break;
+    case Collective::AllGatherV:
+    case Collective::GatherV:
+      op.in_blocks = own(to_bytes(name, r.recv_counts[me], size, 1));
+      op.out_blocks = listed(r.recv_counts, r.recv_displs);
+      break;
+    case Collective::ReduceScatterV:
+    case Collective::ScatterV:
+      op.in_blocks = listed(r.send_counts, r.send_displs);
+      op.out_blocks = own(to_bytes(name, r.send_counts[me], size, 1));
+      break;
+    case Collective::AllToAllV:
+      op.in_blocks = listed(r.send_counts, r.send_displs);
+      op.out_blocks = listed(r.recv_counts, r.recv_displs);
+      if (r.send_counts[me] != r.recv_counts[me])
+        fail(Code::Argument, "all_to_all_v: rank {} sends itself {} elements but expects {}", me, r.send_counts[me],
+             r.recv_counts[me]);
+      break;
+    default: op.in_blocks = op.out_blocks = 0;
+  }
+}
+
+plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int root, uint64_t bytes, bool in_place,
+                                         bool &one_hop) const {
+  plan::Request p;
+  p.collective = c;
+  p.dtype = t;
+  p.op = red;
+  p.root = root;
+  p.bytes = bytes;
+  p.chunk_bytes = chunk_bytes_;
+  p.small_bytes = eager_bytes_;
+  p.in_place = in_place;
+  const auto world = static_cast<uint64_t>(member_->world());
+  const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
+  one_hop = member_->topology().flat && world > 1 && !is_v(c) && bytes <= eager_bytes_ &&
+            (!packed || bytes * world <= eager_bytes_);
+  return p;
+}
+
+void Communicator::prepare(const Request &r, engine::Op &op) {
+  const Collective c = r.collective;
+  const char *name = plan::collective_name(c);
+  const int world = member_->world(), me = member_->rank();
+  if (destroyed_.load(std::memory_order_acquire))
+    fail(Code::Argument, "{}: communicator '{}' was destroyed", name, this->name());
+  if (bootstrap::forked())
+    fail(Code::Forked,
+         "{}: communicator '{}' belongs to the parent process; a forked child must not use it (forking itself is fine)",
+         name, this->name());
+  if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name, r.dtype);
+  if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name, r.op);
+  const auto t = static_cast<DType>(r.dtype);
+  const auto red = reduces(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
+  if (reduces(c) && !combines(t, red))
+    fail(Code::Unsupported, "{}: {} of {} has no meaning", name, redop_name(red), dtype_name(t));
+  if (has_root(c) && (r.root < 0 || r.root >= world))
+    fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name, r.root, this->name(), world - 1);
+  const bool p2p = c == Collective::Send || c == Collective::Recv;
+  if (p2p) {
+    const int lowest = c == Collective::Recv ? -1 : 0;
+    if (r.root < lowest || r.root >= world)
+      fail(Code::Argument, "{}: peer {} is not a rank of '{}' (0 to {})", name, r.root, this->name(), world - 1);
+    if (r.tag < 0) fail(Code::Argument, "{}: tag {}: must be 0 or above", name, r.tag);
+  }
+  if (r.timeout < 0 || r.timeout != r.timeout)
+    fail(Code::Argument, "{}: timeout {}: must be above 0 seconds (0: the communicator's)", name, r.timeout);
+
+  engine::Call &call = op.call;
+  call.collective = c;
+  call.dtype = t;
+  call.op = red;
+  call.root = has_root(c) || p2p ? r.root : 0;
+  call.tag = r.tag;
+  call.in = static_cast<const std::byte *>(r.send);
+  call.out = static_cast<std::byte *>(r.recv);
+  call.scale = r.scale;
+  call.timeout = r.timeout > 0 ? r.timeout : timeout();
+  if (r.label) op.label.assign(r.label);
+  const uint64_t size = dtype_size(t);
+  const bool wide = c == Collective::AllGather || c == Collective::ReduceScatter || c == Collective::AllToAll ||
+                    c == Collective::Gather || c == Collective::Scatter;
+  call.bytes = is_v(c) ? 0 : to_bytes(name, r.count, size, wide ? static_cast<uint64_t>(world) : 1);
+
+  if (is_v(c)) {
+    const bool out = c == Collective::AllGatherV || c == Collective::GatherV || c == Collective::AllToAllV;
+    const bool in = c == Collective::ReduceScatterV || c == Collective::ScatterV || c == Collective::AllToAllV;
+    if ((out && !r.recv_counts) || (in && !r.send_counts)) fail(Code::Argument, "{}: counts must not be NULL", name);
+  }
+  if (p2p) {
+    if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
+    if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
+    return;
+  }
+  const bool in_place = call.in == call.out && call.in != nullptr;
+  bool one_hop = false;
+  plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, one_hop);
+  // The shortest path needs no list of blocks: one block, known by its size.
+  const bool single =
+      c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Barrier;
+  if (!(one_hop && single)) blocks(r, op);
+  const bool root = me == call.root;
+  const bool reads =
+      c == Collective::Broadcast || c == Collective::Scatter || c == Collective::ScatterV ? root : c != Collective::Barrier;
+  const bool writes =
+      c == Collective::Reduce || c == Collective::Gather || c == Collective::GatherV ? root : c != Collective::Barrier;
+  const auto any = [](std::span<const uint64_t> bytes) {
+    return std::any_of(bytes.begin(), bytes.end(), [](uint64_t b) { return b != 0; });
+  };
+  const auto o = op.operands();
+  if (one_hop && single && call.bytes && ((reads && !call.in) || (writes && !call.out)))
+    fail(Code::Argument, "{}: {} must not be NULL on rank {}", name, reads && !call.in ? "send" : "recv", me);
+  if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
+  if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
+  if (is_v(c)) request = plan_request(c, t, red, call.root, 0, in_place, one_hop);
+  if (one_hop) {
+    uint64_t h =
+        mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |
+                            static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32);
+    op.digest = mix(h, call.bytes) | 1;
+  } else {
+    op.plan = plan_for(request);
+    op.digest = op.plan->digest;
+    // Collectives whose counts every rank knows compare them too.
+    if (c == Collective::AllGatherV || c == Collective::GatherV)
+      for (uint64_t b : o.out_bytes) op.digest = mix(op.digest, b);
+    if (c == Collective::ReduceScatterV || c == Collective::ScatterV)
+      for (uint64_t b : o.in_bytes) op.digest = mix(op.digest, b);
+  }
+}
+
+std::string Communicator::topology_json() const {
+  auto json = nlohmann::ordered_json::parse(topology::to_json(member_->topology()));
+  json["name"] = name();
+  json["rank"] = rank();
+  json["bridge"] = settings_.text(Setting::Bridge);
+  auto links = nlohmann::ordered_json::array();
+  const auto &peers = const_cast<engine::Member &>(*member_).peers();
+  for (int q = 0; q < size(); ++q) {
+    const auto &p = peers[static_cast<size_t>(q)];
+    const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();
+    nlohmann::ordered_json link{{"from", rank()}, {"to", q}, {"kind", kind}};
+    if (q != rank() && !p.mail) {
+      link["bytes_sent"] = p.link->bytes_sent.load();
+      link["bytes_received"] = p.link->bytes_received.load();
+    }
+    links.push_back(std::move(link));
+  }
+  json["links"] = std::move(links);
+  return json.dump(2);
+}
+
+}  // namespace isthmus::comm

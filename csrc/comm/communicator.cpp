@@ -1,0 +1,353 @@
+#include "comm/communicator.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "comm/blob.hpp"
+#include "comm/launcher.hpp"
+#include "net/protocol.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+using bootstrap::Blob;
+
+std::string host_id(const bootstrap::Endpoint &e) { return bootstrap::hex(e.host); }
+
+// Rendezvous by an existing communicator: sizes first, then the blobs padded to the largest.
+class ParentExchange final : public bootstrap::Exchange {
+ public:
+  ParentExchange(Communicator &parent, std::vector<int> members) : parent_(parent), members_(std::move(members)) {}
+  std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
+    const auto world = static_cast<size_t>(parent_.size());
+    const double left = static_cast<double>(deadline.left_ns()) * 1e-9;
+    uint64_t size = mine.size();
+    std::vector<uint64_t> sizes(world);
+    gather(&size, sizes.data(), sizeof size, left);
+    const uint64_t largest = *std::max_element(sizes.begin(), sizes.end());
+    if (largest > (uint64_t{1} << 20)) fail(Code::Mismatch, "a rank announced a description of {} bytes", largest);
+    std::vector<std::byte> padded(mine), all(world * largest);
+    padded.resize(largest);
+    gather(padded.data(), all.data(), largest, left);
+    std::vector<Blob> out;
+    for (const int r : members_) {
+      const auto *p = all.data() + static_cast<size_t>(r) * largest;
+      out.emplace_back(p, p + sizes[static_cast<size_t>(r)]);
+    }
+    return out;
+  }
+
+ private:
+  void gather(const void *in, void *out, uint64_t bytes, double timeout) {
+    Request r;
+    r.collective = plan::Collective::AllGather;
+    r.send = in;
+    r.recv = out;
+    r.count = bytes;
+    r.dtype = static_cast<int>(DType::UInt8);
+    r.timeout = std::max(timeout, 0.001);
+    r.label = "split";
+    engine::Op *op = engine::OpPool::instance().take();
+    parent_.prepare(r, *op);
+    parent_.member().run(op);
+    parent_.member().wait(op, INT64_MAX);
+    const Code code = op->result;
+    const std::string text = op->text;
+    engine::OpPool::instance().release(op);
+    if (code != Code::Ok) throw Error(code, text);
+  }
+  Communicator &parent_;
+  std::vector<int> members_;
+};
+
+uint32_t random32() {
+  static thread_local std::mt19937 generator{std::random_device{}()};
+  return static_cast<uint32_t>(generator());
+}
+
+// Every rank must run the same protocol and the same agreed settings; the text names who differs.
+void compare(const std::vector<RankBlob> &ranks) {
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    if (ranks[r].protocol != ranks[0].protocol)
+      fail(Code::Mismatch,
+           "rank 0 speaks protocol version {}, rank {} version {}; install the same version of Isthmus everywhere",
+           ranks[0].protocol, r, ranks[r].protocol);
+    if (ranks[r].settings != ranks[0].settings)
+      fail(Code::Mismatch, "settings that must agree differ: rank 0 has {}; rank {} has {}", ranks[0].settings, r,
+           ranks[r].settings);
+  }
+}
+
+}  // namespace
+
+size_t Communicator::ShapeHash::operator()(const Shape &s) const noexcept {
+  uint64_t h = s.bytes * 0x9e3779b97f4a7c15ull;
+  h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
+       static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
+  h ^= h >> 29;
+  return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
+}
+
+std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
+  const Launch launch = from_environment(o.settings);
+  const int rank = o.rank >= 0 ? o.rank : launch.rank, world = o.world >= 0 ? o.world : launch.world;
+  if (rank < 0 || world < 0)
+    fail(Code::Argument,
+         "no rank or world size: start the program with torchrun, mpirun or srun, or give rank, world size and address");
+  if (world == 0 || rank >= world)
+    fail(Code::Argument, "rank {} of {}: the rank must be from 0 to world size - 1", rank, world);
+  const Deadline deadline(o.settings.real(Setting::Timeout));
+  std::unique_ptr<bootstrap::Exchange> exchange;
+  std::string hint;
+  if (o.exchange) {
+    exchange = bootstrap::callback_exchange(o.exchange, o.exchange_context, rank, world);
+  } else if (o.unique_id) {
+    exchange = bootstrap::id_exchange(std::span<const std::byte, 128>(o.unique_id, 128), rank, world, o.settings, deadline);
+  } else {
+    const std::string address = !o.address.empty() ? o.address : launch.address;
+    if (address.empty() && world > 1)
+      fail(Code::Argument,
+           "no rendezvous address: give address=\"host:port\" (rank 0 listens there) or set ISTHMUS_ADDRESS{}",
+           launch.launcher.empty() ? "" : "; " + launch.launcher + " did not say where rank 0 is");
+    hint = address;
+    if (world > 1) {
+      std::vector<std::string> parts = launch.key_parts;
+      if (!o.address.empty() || parts.empty()) parts = {"address", address};
+      exchange =
+          bootstrap::tcp_exchange(address, rank, world, bootstrap::derive_key(o.settings, parts), o.settings, deadline);
+    }
+  }
+  auto context = engine::Context::acquire(o.settings, hint);
+  if (world == 1 && !exchange) {
+    struct Alone final : bootstrap::Exchange {
+      std::vector<Blob> all_gather(const Blob &mine, Deadline) override { return {mine}; }
+    };
+    exchange = std::make_unique<Alone>();
+  }
+  return make(*exchange, rank, world, o.name.empty() ? o.settings.text(Setting::Name) : o.name, o.settings,
+              std::move(context), nullptr, deadline);
+}
+
+std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
+                                                 const Settings &settings, std::shared_ptr<engine::Context> context,
+                                                 const bootstrap::Bytes16 *known_key, Deadline deadline) {
+  auto comm = std::shared_ptr<Communicator>(new Communicator);
+  comm->settings_ = settings;
+  comm->context_ = context;
+  comm->eager_bytes_ = static_cast<uint64_t>(settings.integer(Setting::EagerBytes));
+  comm->chunk_bytes_ = static_cast<uint64_t>(settings.integer(Setting::ChunkBytes));
+  comm->timeout_ = settings.real(Setting::Timeout);
+  set_log_level(settings.text(Setting::Log).c_str());
+  context->sweep();
+
+  auto &mesh = context->mesh();
+  RankBlob mine;
+  mine.protocol = net::kProtocolVersion;
+  mine.endpoint = mesh.self();
+  mine.info.host = host_id(mesh.self());
+  mine.info.hostname = mesh.self().hostname;
+  mine.info.island = settings.text(Setting::Island);
+  mine.info.process = bootstrap::hex(mesh.self().process);
+  mine.info.pid = ::getpid();
+  mine.settings = settings.agreed_text();
+  mine.name = name;
+  mine.epoch = random32();
+  mine.key = known_key ? *known_key : bootstrap::random_bytes16();
+  mine.index = context->reserve_index();
+  mine.mailbox = context->arena().allocate_mailbox(engine::Mailbox::bytes(comm->eager_bytes_, world));
+  bool made = false;
+  struct Undo {
+    engine::Context &context;
+    RankBlob &mine;
+    bool &made;
+    ~Undo() {
+      if (!made) context.arena().free_mailbox(mine.mailbox);
+    }
+  } undo{*context, mine, made};
+
+  std::vector<RankBlob> ranks;
+  const auto blobs = exchange.all_gather(pack(mine), deadline);
+  for (size_t r = 0; r < blobs.size(); ++r) ranks.push_back(unpack(blobs[r], static_cast<int>(r)));
+  compare(ranks);
+  comm->key_ = ranks[0].key;
+  mesh.add_key(comm->key_);
+
+  // Connections. Which pairs need memory and which need streams follows from what all ranks know.
+  const topology::Bridge bridge = settings.text(Setting::Bridge) == "tcp"   ? topology::Bridge::Tcp
+                                  : settings.text(Setting::Bridge) == "shm" ? topology::Bridge::Shm
+                                                                            : topology::Bridge::Auto;
+  std::vector<topology::RankInfo> infos;
+  for (const auto &r : ranks) infos.push_back(r.info);
+  topology::Topology topology = topology::make_topology(infos, bridge);
+  const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
+  std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);
+  const int streams = static_cast<int>(settings.integer(Setting::TcpStreams));
+  const auto connect = [&](int q, bool shared) -> bootstrap::Peer & {
+    try {
+      return context->connect(ranks[q].endpoint, comm->key_, shared, streamed(q) ? streams : 0, deadline);
+    } catch (const Error &e) {  // the mesh knows processes; users know ranks
+      throw Error(e.code(), fmt::format("init of '{}': rank {} (pid {} on {}): {}", name, q, ranks[q].info.pid,
+                                        ranks[q].info.hostname, e.text()));
+    }
+  };
+  // The vote is also the proof that everybody is connected. A rank that could not connect votes with its reason, so that nobody takes its
+  // end for the cause.
+  enum class Vote : uint8_t { Fine = 1, NoMemory = 2, Failed = 3 };
+  Vote vote = Vote::Fine;
+  Status trouble;
+  for (int q = 0; q < world && trouble.ok(); ++q) {
+    if (ranks[q].info.process == mine.info.process) continue;
+    const bool same_host = ranks[q].info.host == mine.info.host;
+    try {
+      processes[q] = &connect(q, same_host);
+    } catch (const Error &e) {
+      vote = Vote::Failed;
+      trouble = {e.code(), e.text()};
+      break;
+    }
+    if (same_host && !processes[q]->arena) vote = Vote::NoMemory;
+  }
+  Blob ballot{std::byte{static_cast<uint8_t>(vote)}, std::byte{static_cast<uint8_t>(trouble.code)}};
+  for (const char c : trouble.text.substr(0, 4096)) ballot.push_back(static_cast<std::byte>(c));
+  std::vector<Blob> votes;
+  try {
+    votes = exchange.all_gather(ballot, deadline);
+  } catch (const Error &e) {
+    if (trouble.ok()) throw;
+    trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
+  }
+  if (!trouble.ok()) throw Error(trouble.code, trouble.text);
+  bool no_memory = false;
+  for (size_t r = 0; r < votes.size(); ++r) {
+    if (votes[r].size() < 2) fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, r);
+    if (votes[r][0] == static_cast<std::byte>(Vote::Failed))
+      throw Error(static_cast<Code>(votes[r][1]),
+                  std::string(reinterpret_cast<const char *>(votes[r].data()) + 2, votes[r].size() - 2));
+    no_memory |= votes[r][0] == static_cast<std::byte>(Vote::NoMemory);
+  }
+  if (no_memory) {  // where one pair could not share memory, nobody pretends to
+    ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
+                 name);
+    for (auto &i : infos) i.host += "/" + i.process;
+    topology = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
+    for (int q = 0; q < world; ++q)
+      if (processes[q]) connect(q, false);
+  }
+
+  engine::MemberSetup setup;
+  setup.context = context;
+  setup.topology = topology;
+  setup.rank = rank;
+  setup.index = mine.index;
+  setup.epoch = ranks[0].epoch;
+  setup.name = name;
+  setup.mailbox_offset = mine.mailbox;
+  setup.cell_bytes = comm->eager_bytes_;
+  // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
+  setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)), 64 * comm->chunk_bytes_);
+  comm->member_ = std::make_shared<engine::Member>(std::move(setup));
+  made = true;
+  int local = 0;
+  auto &arena = context->arena();
+  for (int q = 0; q < world; ++q) {
+    engine::PeerRank &p = comm->member_->peers()[q];
+    local += ranks[q].info.host == mine.info.host;
+    p.process = processes[q];
+    p.their_index = ranks[q].index;
+    std::byte *base = p.process ? p.process->arena.data() : arena.base();
+    const size_t size = p.process ? p.process->arena.size() : arena.bytes();
+    if (base && !streamed(q)) {
+      if (ranks[q].mailbox % 64 != 0 || ranks[q].mailbox + engine::Mailbox::bytes(comm->eager_bytes_, world) > size)
+        fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", q);
+      p.arena = base;
+      p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + ranks[q].mailbox));
+      p.bell = &link::Arena::doorbell_of(base);
+    }
+    p.link = context->link_to(p.process, p.process && p.arena);
+  }
+  engine::Context::note_local_ranks(local);
+  context->set_member(mine.index, comm->member_);
+  // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
+  exchange.all_gather(Blob{std::byte{2}}, deadline);
+  for (auto *peer : processes)
+    if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
+  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}, {} island{}{}, {}; tcp streams {}", name, rank, world,
+               mine.info.hostname, topology.groups.size(), topology.groups.size() == 1 ? "" : "s",
+               mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
+               topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
+               topology.flat ? 0 : streams);
+  return comm;
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
+  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
+  std::lock_guard lock(split_mutex_);
+  const Deadline deadline(timeout());
+  struct Choice {
+    int32_t color, key;
+  } choice{color, key};
+  std::vector<int> everybody(static_cast<size_t>(size()));
+  for (int r = 0; r < size(); ++r) everybody[r] = r;
+  Blob mine(sizeof choice);
+  std::memcpy(mine.data(), &choice, sizeof choice);
+  ParentExchange all(*this, everybody);
+  const auto choices = all.all_gather(mine, deadline);
+  std::vector<std::pair<int, int>> order;  // (key, rank) of my color
+  for (int r = 0; r < size(); ++r) {
+    Choice c;
+    if (choices[r].size() != sizeof c) fail(Code::Mismatch, "rank {} did not take part in the split as expected", r);
+    std::memcpy(&c, choices[r].data(), sizeof c);
+    if (color >= 0 && c.color == color) order.emplace_back(c.key, r);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<int> members;
+  int rank = -1;
+  for (const auto &[k, r] : order) {
+    if (r == this->rank()) rank = static_cast<int>(members.size());
+    members.push_back(r);
+  }
+  if (color < 0) {  // takes part in the parent's exchanges all the same: they are collective over the parent
+    members.clear();
+    ParentExchange others(*this, members);
+    for (int i = 0; i < 3; ++i) others.all_gather({}, deadline);
+    return nullptr;
+  }
+  ParentExchange exchange(*this, members);
+  Settings settings = settings_;
+  return make(exchange, rank, static_cast<int>(members.size()), name.empty() ? this->name() + "/split" : name, settings,
+              context_, &key_, deadline);
+}
+
+Communicator::~Communicator() { destroy(); }
+
+void Communicator::destroy() noexcept {
+  if (!member_ || destroyed_.exchange(true)) return;
+  member_->leave(now_ns() + seconds_to_ns(timeout()));
+}
+
+void Communicator::abort(const std::string &reason) noexcept {
+  member_->fail(Code::Aborted, fmt::format("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason), true);
+}
+
+void Communicator::set_timeout(double seconds) {
+  if (!(seconds > 0)) fail(Code::Argument, "timeout {}: must be above 0 seconds", seconds);
+  timeout_.store(seconds, std::memory_order_relaxed);
+}
+
+std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
+  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place};
+  std::lock_guard lock(plans_mutex_);
+  if (const auto it = plans_.find(shape); it != plans_.end()) return it->second;
+  auto plan = plan::plan_collective(member_->topology(), rank(), r);
+  if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
+  plans_.emplace(shape, plan);
+  return plan;
+}
+
+}  // namespace isthmus::comm

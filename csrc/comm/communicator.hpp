@@ -1,0 +1,105 @@
+// A communicator as users see it: made by a rendezvous or by a split, used by calls, ended by destroy or abort. Checks arguments,
+// finds the plan, and hands operations to the engine.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/settings.hpp"
+#include "bootstrap/rendezvous.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::comm {
+
+struct InitOptions {
+  int rank = -1, world = -1;  // -1: from the environment
+  bootstrap::ExchangeFn exchange = nullptr;
+  void *exchange_context = nullptr;
+  const std::byte *unique_id = nullptr;  // 128 bytes
+  std::string address;
+  std::string name;
+  Settings settings;  // environment, overlaid by the caller's
+};
+
+// Elements, as the user gave them; make_op() turns them into bytes.
+struct Request {
+  plan::Collective collective = plan::Collective::Barrier;
+  const void *send = nullptr;
+  void *recv = nullptr;
+  uint64_t count = 0;
+  const uint64_t *send_counts = nullptr, *send_displs = nullptr;  // v-collectives
+  const uint64_t *recv_counts = nullptr, *recv_displs = nullptr;
+  int dtype = 0, op = 0;
+  int root = 0;  // or the peer
+  int tag = 0;
+  double timeout = 0, scale = 1;
+  const char *label = nullptr;
+};
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  static std::shared_ptr<Communicator> init(const InitOptions &options);             // collective
+  std::shared_ptr<Communicator> split(int color, int key, const std::string &name);  // collective; null for color < 0
+  ~Communicator();
+
+  void destroy() noexcept;
+  void abort(const std::string &reason) noexcept;
+  void set_timeout(double seconds);
+  double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+  int rank() const noexcept { return member_->rank(); }
+  int size() const noexcept { return member_->world(); }
+  engine::Member &member() noexcept { return *member_; }
+  const std::string &name() const noexcept { return member_->name(); }
+
+  // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
+  void prepare(const Request &request, engine::Op &op);
+  std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
+  // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
+  plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place,
+                             bool &one_hop) const;
+  std::string topology_json() const;
+
+ private:
+  Communicator() = default;
+  static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
+                                            const Settings &settings, std::shared_ptr<engine::Context> context,
+                                            const bootstrap::Bytes16 *known_key, Deadline deadline);
+  void blocks(const Request &r, engine::Op &op) const;
+
+  std::shared_ptr<engine::Context> context_;
+  std::shared_ptr<engine::Member> member_;
+  Settings settings_;
+  bootstrap::Bytes16 key_{};
+  std::atomic<double> timeout_{300};
+  std::atomic<bool> destroyed_{false};
+  uint64_t eager_bytes_ = 0, chunk_bytes_ = 0;
+  std::mutex split_mutex_;
+
+  struct Shape {
+    plan::Collective collective;
+    DType dtype;
+    RedOp op;
+    int root;
+    uint64_t bytes;
+    bool in_place;
+    bool operator==(const Shape &) const = default;
+  };
+  struct ShapeHash {
+    size_t operator()(const Shape &s) const noexcept;
+  };
+  std::mutex plans_mutex_;
+  std::unordered_map<Shape, std::shared_ptr<const plan::Plan>, ShapeHash> plans_;
+};
+
+// ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------
+void group_begin();
+bool group_open() noexcept;
+void group_add(std::shared_ptr<Communicator> comm, engine::Op *op);  // takes the reference of the group's submission
+void group_fail(const Error &error) noexcept;
+// Submits what was recorded; returns the parent (one reference, the caller's), or nullptr while still nested. Throws the group's first failure.
+engine::Op *group_end();
+
+}  // namespace isthmus::comm

@@ -1,0 +1,71 @@
+#include "base/clock.hpp"
+#include "comm/communicator.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+struct Group {
+  int depth = 0;
+  std::vector<std::pair<std::shared_ptr<Communicator>, engine::Op *>> ops;
+  Status failure;
+};
+thread_local Group group;
+
+}  // namespace
+
+void group_begin() { ++group.depth; }
+bool group_open() noexcept { return group.depth > 0; }
+
+void group_add(std::shared_ptr<Communicator> comm, engine::Op *op) {
+  engine::OpPool::retain(op);
+  group.ops.emplace_back(std::move(comm), op);
+}
+
+void group_fail(const Error &error) noexcept {
+  if (group.depth > 0 && group.failure.ok()) group.failure = {error.code(), error.text()};
+}
+
+engine::Op *group_end() {
+  if (group.depth == 0) fail(Code::Argument, "group_end without group_begin on this thread");
+  if (--group.depth > 0) return nullptr;
+  // Taken out, so that a callback may open another group; given back at the end, so that the next one allocates nothing.
+  auto ops = std::move(group.ops);
+  struct Restore {
+    decltype(ops) &list;
+    ~Restore() {
+      list.clear();
+      if (group.ops.empty()) group.ops = std::move(list);
+    }
+  } restore{ops};
+  const Status failure = std::exchange(group.failure, {});
+  auto &pool = engine::OpPool::instance();
+  if (!failure.ok()) {
+    for (auto &[comm, op] : ops) {
+      // Handles given out inside the group must end too.
+      op->keep = comm->member().shared_from_this();
+      engine::finish_op(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
+    }
+    throw Error(failure.code, failure.text);
+  }
+  engine::Op *parent = pool.take();
+  parent->children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
+  engine::OpPool::retain(parent);  // the engine's, dropped when the last child ends
+  if (!ops.empty()) {
+    parent->member = &ops.front().first->member();
+    parent->keep = parent->member->shared_from_this();
+  }
+  // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting.
+  for (int pass = 0; pass < 2; ++pass)
+    for (auto &[comm, op] : ops) {
+      if (op->is_p2p() != (pass == 0)) continue;
+      op->parent = parent;
+      comm->member().submit(op);
+      comm->member().context().activate(comm->member());
+    }
+  for (auto &[comm, op] : ops) pool.release(op);
+  if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    engine::finish_op(parent, parent->result, std::string(parent->text), now_ns());
+  return parent;
+}
+
+}  // namespace isthmus::comm

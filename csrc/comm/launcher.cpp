@@ -1,0 +1,78 @@
+#include "comm/launcher.hpp"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+std::string variable(const char *name) {
+  const char *v = std::getenv(name);
+  return v ? v : "";
+}
+
+int number(const char *name) {  // -1 where unset
+  const std::string text = variable(name);
+  if (text.empty()) return -1;
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0)
+    fail(Code::Config, "{}={}: expected a number from 0 upward", name, text);
+  return value;
+}
+
+// A port that all processes of one job compute alike, from what names the job. Above the ports of services, below the ephemeral ones.
+int port_of(const std::string &job) {
+  uint32_t h = 2166136261u;
+  for (const char c : job) h = (h ^ static_cast<uint8_t>(c)) * 16777619u;
+  return 20000 + static_cast<int>(h % 12000);
+}
+
+// First host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3".
+std::string first_host(const std::string &list) {
+  const size_t bracket = list.find('['), comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
+  const size_t end = list.find_first_of("-,]", bracket + 1);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end == std::string::npos ? end : end - bracket - 1);
+}
+
+}  // namespace
+
+Launch from_environment(const Settings &s) {
+  Launch l;
+  if (number("RANK") >= 0 && number("WORLD_SIZE") >= 0) {
+    l = {number("RANK"), number("WORLD_SIZE"), "", {}, "torchrun"};
+    const std::string host = variable("MASTER_ADDR");
+    const int port = number("MASTER_PORT");
+    // One above: the launcher's own store listens at MASTER_PORT.
+    if (!host.empty() && port > 0)
+      l.address = fmt::format("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]",
+                              port < 65535 ? port + 1 : port - 1);
+    l.key_parts = {"torchrun", variable("TORCHELASTIC_RUN_ID"), variable("TORCHELASTIC_RESTART_COUNT"), host,
+                   std::to_string(port)};
+  } else if (number("OMPI_COMM_WORLD_RANK") >= 0) {
+    l = {number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), "", {}, "mpirun"};
+    const std::string job = variable("PMIX_NAMESPACE");
+    if (number("OMPI_COMM_WORLD_LOCAL_SIZE") == l.world) l.address = fmt::format("127.0.0.1:{}", port_of("mpirun" + job));
+    l.key_parts = {"mpirun", job};
+  } else if (number("SLURM_PROCID") >= 0) {
+    l = {number("SLURM_PROCID"), number("SLURM_NTASKS"), "", {}, "srun"};
+    const std::string job = variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID");
+    std::string nodes = variable("SLURM_STEP_NODELIST");
+    if (nodes.empty()) nodes = variable("SLURM_JOB_NODELIST");
+    if (!nodes.empty()) l.address = fmt::format("{}:{}", first_host(nodes), port_of("srun" + job));
+    l.key_parts = {"srun", job};
+  }
+  if (s.integer(Setting::Rank) >= 0) l.rank = static_cast<int>(s.integer(Setting::Rank));
+  if (s.integer(Setting::WorldSize) >= 0) l.world = static_cast<int>(s.integer(Setting::WorldSize));
+  if (!s.text(Setting::Address).empty()) {
+    l.address = s.text(Setting::Address);
+    if (l.key_parts.empty()) l.key_parts = {"address", l.address};
+  }
+  return l;
+}
+
+}  // namespace isthmus::comm

@@ -1,0 +1,360 @@
+#include "engine/context.hpp"
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+std::mutex current_mutex;
+std::weak_ptr<Context> current_context;
+std::atomic<int> local_ranks{1};
+thread_local bool own_thread = false;                       // the progress or the control thread
+thread_local bootstrap::Peer *current_link_peer = nullptr;  // whose link this thread drives just now
+
+}  // namespace
+
+bool Context::oversubscribed() noexcept {
+  static const int processors = [] {
+    cpu_set_t set;
+    return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
+  }();
+  return local_ranks.load(std::memory_order_relaxed) > processors;
+}
+
+void Context::note_local_ranks(int ranks) noexcept {
+  int seen = local_ranks.load(std::memory_order_relaxed);
+  while (seen < ranks && !local_ranks.compare_exchange_weak(seen, ranks)) {}
+}
+
+std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::string &route_hint) {
+  if (bootstrap::forked())
+    fail(Code::Forked,
+         "this process was forked after Isthmus was used in its parent; call isthmus only in the parent, or start a new "
+         "process");
+  std::lock_guard lock(current_mutex);
+  if (auto c = current_context.lock()) return c;
+  // The last reference may fall on one of the context's own threads, which cannot join itself.
+  std::shared_ptr<Context> c(new Context(settings, route_hint), [](Context *gone) {
+    if (own_thread) std::thread([gone] { delete gone; }).detach();
+    else delete gone;
+  });
+  current_context = c;
+  return c;
+}
+
+std::shared_ptr<Context> Context::current() {
+  std::lock_guard lock(current_mutex);
+  return current_context.lock();
+}
+
+Context::Context(const Settings &settings, const std::string &route_hint)
+    : settings_(settings),
+      arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),
+      recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
+      spin_ns_(settings.integer(Setting::SpinMicros) * 1000) {
+  mesh_ = std::make_unique<bootstrap::Mesh>(settings, *this, arena_.fd(), arena_.bytes(), route_hint);
+  // Signals are for the program's threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    progress_ = std::thread([this] { progress_loop(); });
+  } catch (const std::exception &e) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    fail(Code::Resource, "cannot start the progress thread: {}", e.what());
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Context::~Context() {
+  stop_.store(true, std::memory_order_release);
+  progress_bell_.wake();
+  arena_.doorbell().wake();
+  progress_.join();
+  mesh_.reset();  // no more events
+}
+
+// ---- links ---------------------------------------------------------------------------------------------------------------------------
+
+bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
+                                  int streams, Deadline deadline) {
+  std::lock_guard one(connect_mutex_);
+  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
+  if (streams > 0) {
+    {
+      std::lock_guard lock(links_mutex_);
+      for (auto &l : links_)
+        if (l->peer == &peer && !l->shm) return peer;  // its streams belong to a link already
+    }
+    mesh_->connect(endpoint, key, shared, streams, deadline);
+    link_to(&peer, false);
+  }
+  return peer;
+}
+
+link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
+  std::lock_guard lock(links_mutex_);
+  for (auto &l : links_)
+    if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
+  if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
+  auto slot = std::make_unique<LinkSlot>();
+  slot->peer = peer;
+  if (!peer) {
+    slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
+  } else if (memory) {
+    slot->ring_offset = arena_.allocate_staging(sizeof(link::ByteRing));
+    auto *ring = new (arena_.base() + slot->ring_offset) link::ByteRing;
+    auto shm = std::make_unique<link::ShmLink>(ring, &link::Arena::doorbell_of(peer->arena.data()));
+    slot->shm = shm.get();
+    slot->link = std::move(shm);
+    for (const auto &[from, offset] : early_rings_)
+      if (from == peer) slot->shm->set_in(std::launder(reinterpret_cast<link::ByteRing *>(peer->arena.data() + offset)));
+    const uint64_t offset = slot->ring_offset;
+    mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), std::as_bytes(std::span(&offset, 1)));
+  } else {
+    slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
+    has_sockets_.store(true, std::memory_order_release);
+  }
+  link::Link *made = slot->link.get();
+  const uint32_t n = link_count_.load(std::memory_order_relaxed);
+  link_table_[n].store(slot.get(), std::memory_order_release);
+  links_.push_back(std::move(slot));
+  link_count_.store(n + 1, std::memory_order_release);
+  return made;
+}
+
+bool Context::drive_slot(LinkSlot &slot) {
+  if (!slot.link->try_turn()) return false;
+  current_link_peer = slot.peer;
+  bool moved = false;
+  try {
+    moved = slot.link->progress(*this);
+  } catch (const std::exception &e) {  // out of memory for data that nobody has asked for yet
+    broken(e.what());
+  }
+  current_link_peer = nullptr;
+  slot.link->end_turn();
+  return moved;
+}
+
+bool Context::drive_links() noexcept {
+  bool moved = false;
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) moved |= drive_slot(*link_table_[i].load(std::memory_order_acquire));
+  return moved;
+}
+
+void Context::cancel_on_links(Member &member) {
+  for (auto &p : member.peers()) {
+    if (!p.link) continue;
+    while (!p.link->try_turn()) ::sched_yield();  // one burst at most
+    p.link->cancel(member.index(), p.their_index, member.epoch(), static_cast<uint32_t>(member.rank()));
+    p.link->end_turn();
+  }
+}
+
+void Context::poll_sockets(int64_t ns) {
+  thread_local std::vector<pollfd> fds;
+  fds.clear();
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) link_table_[i].load(std::memory_order_acquire)->link->descriptors(fds);
+  const timespec t{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  ::ppoll(fds.data(), fds.size(), &t, nullptr);
+}
+
+// ---- members -------------------------------------------------------------------------------------------------------------------------
+
+uint32_t Context::reserve_index() {
+  std::lock_guard lock(members_mutex_);
+  if (!free_indices_.empty()) {
+    const uint32_t i = free_indices_.back();
+    free_indices_.pop_back();
+    return i;
+  }
+  members_.emplace_back();
+  return static_cast<uint32_t>(members_.size() - 1);
+}
+
+void Context::set_member(uint32_t index, std::shared_ptr<Member> member) {
+  std::lock_guard lock(members_mutex_);
+  members_[index] = std::move(member);
+}
+
+std::shared_ptr<Member> Context::member_at(uint32_t index) const {
+  std::lock_guard lock(members_mutex_);
+  return index < members_.size() ? members_[index] : nullptr;
+}
+
+std::vector<std::shared_ptr<Member>> Context::members() const {
+  std::lock_guard lock(members_mutex_);
+  std::vector<std::shared_ptr<Member>> out;
+  for (const auto &m : members_)
+    if (m) out.push_back(m);
+  return out;
+}
+
+void Context::remove_member(uint32_t index) {
+  std::shared_ptr<Member> gone;
+  {
+    std::lock_guard lock(members_mutex_);
+    gone = std::exchange(members_[index], nullptr);
+  }
+  if (!gone) return;
+  cancel_on_links(*gone);
+  std::lock_guard lock(active_mutex_);
+  std::erase(active_, gone);
+  active_version_.fetch_add(1, std::memory_order_release);
+}
+
+void Context::retire(uint32_t index, uint32_t epoch, Gone gone, std::function<bool()> safe, std::function<void()> free_it) {
+  {
+    std::lock_guard lock(retired_mutex_);
+    retired_.push_back({index, epoch, std::move(gone), std::move(safe), std::move(free_it)});
+  }
+}
+
+void Context::sweep() noexcept {
+  std::vector<Retired> ready;
+  {
+    std::lock_guard lock(retired_mutex_);
+    for (size_t i = 0; i < retired_.size();) {
+      if (!retired_[i].safe()) {
+        ++i;
+        continue;
+      }
+      ready.push_back(std::move(retired_[i]));
+      retired_[i] = std::move(retired_.back());
+      retired_.pop_back();
+    }
+  }
+  for (auto &r : ready) {
+    r.free_it();
+    std::lock_guard lock(members_mutex_);
+    free_indices_.push_back(r.index);
+  }
+}
+
+void Context::activate(Member &member) {
+  if (!member.active.exchange(true, std::memory_order_acq_rel)) {
+    auto shared = member.weak_from_this().lock();
+    if (!shared) return;
+    std::lock_guard lock(active_mutex_);
+    active_.push_back(std::move(shared));
+    active_version_.fetch_add(1, std::memory_order_release);
+  }
+  progress_bell_.ring();
+}
+
+void Context::progress_loop() {
+  own_thread = true;
+  std::vector<std::shared_ptr<Member>> mine;
+  uint64_t version = ~uint64_t{0};
+  int64_t idle_since = 0, looked = 0;
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (const uint64_t v = active_version_.load(std::memory_order_acquire); v != version) {
+      std::lock_guard lock(active_mutex_);
+      version = active_version_.load(std::memory_order_relaxed);
+      mine = active_;
+    }
+    bool work = false, waited_for = true, moved = false;
+    for (auto &m : mine) {
+      if (!m->has_work()) {
+        m->active.store(false, std::memory_order_release);
+        std::lock_guard lock(active_mutex_);
+        // Work may have come since: activate() then saw `active` set, or will find it unset.
+        if (m->has_work()) {
+          m->active.store(true, std::memory_order_release);
+        } else if (!m->active.load(std::memory_order_acquire)) {
+          std::erase(active_, m);
+          active_version_.fetch_add(1, std::memory_order_release);
+          continue;
+        }
+      }
+      work = true;
+      if (m->waiters() == 0) {
+        waited_for = false;
+        moved |= m->drive();
+      }
+    }
+    if (moved) {
+      idle_since = 0;
+      continue;
+    }
+    const int64_t now = now_ns();
+    if (work && now - looked > 1'000'000) {
+      looked = now;
+      for (auto &m : mine)
+        if (m->has_work()) m->check_deadlines(now);
+    }
+    if (!work) {
+      mine.clear();  // members must not live on here
+      version = ~uint64_t{0};
+      link::Nap nap(progress_bell_);
+      if (!stop_.load(std::memory_order_acquire)) {
+        bool any;
+        {
+          std::lock_guard lock(active_mutex_);
+          any = !active_.empty();
+        }
+        if (!any) nap.sleep(1'000'000'000);
+      }
+      idle_since = 0;
+      continue;
+    }
+    if (waited_for) {  // the waiter drives; be there soon after it has gone
+      link::Nap nap(progress_bell_);
+      nap.sleep(1'000'000);
+      continue;
+    }
+    if (idle_since == 0) idle_since = now;
+    if (now - idle_since < std::min<int64_t>(spin_ns_, 20'000)) {
+      ::sched_yield();
+      continue;
+    }
+    sleep(has_links(), has_sockets_.load(std::memory_order_relaxed) ? 1'000'000 : 5'000'000, [&] {
+      for (auto &m : mine)
+        if (m->has_work() && m->waiters() == 0 && m->drive()) return true;
+      return active_version_.load(std::memory_order_acquire) != version || stop_.load(std::memory_order_acquire);
+    });
+  }
+}
+
+// ---- frames --------------------------------------------------------------------------------------------------------------------------
+
+link::Accept Context::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  const auto m = member_at(h.member);
+  return m ? m->accept_frame(h, since_ns, to) : link::Accept::Drop;
+}
+
+void Context::received(const link::FrameHeader &h) {
+  if (const auto m = member_at(h.member); m && m->epoch() == h.epoch) m->received_frame(h);
+}
+
+void Context::enter_own_thread() noexcept { own_thread = true; }
+
+void Context::broken(const std::string &why) {
+  bootstrap::Peer *peer = current_link_peer;
+  if (!peer) return;
+  for (const auto &m : members()) m->peer_lost(*peer, why);
+}
+
+Context::Stats Context::stats() const {
+  const auto c = mesh_->counts();
+  return {c.threads + 1,
+          c.descriptors + 1,
+          c.peers,
+          static_cast<int>(link_count_.load()),
+          static_cast<int>(members().size()),
+          arena_.staging_used(),
+          arena_.staging_limit()};
+}
+
+}  // namespace isthmus::engine

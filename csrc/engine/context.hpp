@@ -1,0 +1,165 @@
+// What a process owns once: the arena, the control mesh, the links, the flight recorder and the progress thread. Made by the first
+// communicator, gone with the last.
+//
+// Threads. The control thread (in the mesh) handles liveness and control messages. The progress thread drives operations that
+// nobody waits for; it sleeps on the doorbell otherwise. A caller that waits drives its own member and the links itself.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/recorder.hpp"
+#include "base/settings.hpp"
+#include "bootstrap/mesh.hpp"
+#include "engine/op.hpp"
+#include "link/arena.hpp"
+#include "link/memory.hpp"
+#include "link/tcp.hpp"
+
+namespace isthmus::engine {
+
+// Control messages between processes; bodies are packed structs (control.cpp).
+enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6 };
+
+class Context final : public bootstrap::MeshEvents, public link::FrameSink {
+ public:
+  // The process's context, made with these settings if there is none. Throws Error.
+  static std::shared_ptr<Context> acquire(const Settings &settings, const std::string &route_hint);
+  static std::shared_ptr<Context> current();  // null if there is none
+  Context(const Settings &settings, const std::string &route_hint);
+  ~Context() override;
+
+  link::Arena &arena() noexcept { return arena_; }
+  bootstrap::Mesh &mesh() noexcept { return *mesh_; }
+  Recorder &recorder() noexcept { return recorder_; }
+  int64_t spin_ns() const noexcept { return spin_ns_; }
+
+  // The process with this endpoint, connected as asked; idempotent. One thread of this process at a time.
+  bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
+                           Deadline deadline);
+  // The link to a process (null: this one). Made at first use; `memory`: through shared memory, else TCP over peer->data.
+  link::Link *link_to(bootstrap::Peer *peer, bool memory);
+
+  // Members: index for frame headers. A reserved index drops frames until set.
+  uint32_t reserve_index();
+  void set_member(uint32_t index, std::shared_ptr<Member> member);
+  // After this no thread of ours is inside the member on behalf of a link, and no link holds anything of it.
+  void remove_member(uint32_t index);
+  std::shared_ptr<Member> member_at(uint32_t index) const;
+  std::vector<std::shared_ptr<Member>> members() const;
+  uint64_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  // Progress.
+  bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
+  bool drive_links() noexcept;
+  void cancel_on_links(Member &member);
+  void wake() noexcept { arena_.doorbell().ring(); }
+  void activate(Member &member);  // it has operations that nobody may be waiting for
+  // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`.
+  template <class Ready>
+  void sleep(bool sockets, int64_t ns, Ready ready);
+  // Memory that peers of a destroyed member may still read: freed once `safe` holds (asked at ticks and by sweep()), or with the
+  // context. `gone[rank]` is set when that rank says that it has left; until then frames for the index are still understood.
+  using Gone = std::shared_ptr<std::vector<std::atomic<bool>>>;
+  void retire(uint32_t index, uint32_t epoch, Gone gone, std::function<bool()> safe, std::function<void()> free_it);
+  void sweep() noexcept;
+
+  // Control messages. peer null: this process, delivered at once.
+  bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
+  // Asks the process of a rank what the member `their_index` is doing; blocks at most `ms`. False: no answer.
+  struct Answer {
+    uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
+    int32_t waiting_on = -1;
+    uint8_t failed = 0, known = 0;
+    char busy[256] = {};  // what else that process waits for, may be empty
+  };
+  bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer);
+  Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
+
+  struct Stats {
+    int threads, descriptors, peers, links, members;
+    size_t staging_used, staging_limit;
+  };
+  Stats stats() const;
+
+  // MeshEvents, on the control thread
+  void on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) override;
+  void on_lost(bootstrap::Peer &peer, const std::string &why) override;
+  void on_tick() override;
+  // FrameSink, on whoever has a link's turn. broken() is told apart by the thread's current link.
+  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
+  void received(const link::FrameHeader &h) override;
+  void broken(const std::string &why) override;
+
+  static bool oversubscribed() noexcept;  // more ranks on this host than processors
+  static void note_local_ranks(int ranks) noexcept;
+
+ private:
+  struct LinkSlot {
+    bootstrap::Peer *peer = nullptr;
+    std::unique_ptr<link::Link> link;
+    link::ShmLink *shm = nullptr;
+    uint64_t ring_offset = 0;
+  };
+  bool drive_slot(LinkSlot &slot);
+  static void enter_own_thread() noexcept;
+  void progress_loop();
+  void poll_sockets(int64_t ns);
+
+  Settings settings_;
+  link::Arena arena_;
+  Recorder recorder_;
+  int64_t spin_ns_;
+  std::unique_ptr<bootstrap::Mesh> mesh_;
+
+  std::mutex connect_mutex_;
+  mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_
+  std::vector<std::unique_ptr<LinkSlot>> links_;
+  std::array<std::atomic<LinkSlot *>, 4096> link_table_{};
+  std::atomic<uint32_t> link_count_{0};
+  std::atomic<bool> has_sockets_{false};
+  std::vector<std::pair<bootstrap::Peer *, uint64_t>> early_rings_;  // StreamRing messages that came before our link
+
+  mutable std::mutex members_mutex_;  // guards the table's growth and every change of it
+  std::vector<std::shared_ptr<Member>> members_;
+  std::vector<uint32_t> free_indices_;
+  std::atomic<uint64_t> serial_{0};
+
+  std::mutex active_mutex_;
+  std::vector<std::shared_ptr<Member>> active_;
+  std::atomic<uint64_t> active_version_{0};
+  link::Doorbell progress_bell_;  // where the progress thread sleeps while it has nothing to drive
+
+  std::mutex retired_mutex_;
+  struct Retired {
+    uint32_t index, epoch;
+    Gone gone;
+    std::function<bool()> safe;
+    std::function<void()> free_it;
+  };
+  std::vector<Retired> retired_;
+
+  mutable std::mutex query_mutex_;
+  std::condition_variable query_answered_;
+  uint64_t query_next_ = 0;
+  std::vector<std::pair<uint64_t, Answer>> answers_;
+
+  std::atomic<bool> stop_{false};
+  std::thread progress_;
+};
+
+template <class Ready>
+void Context::sleep(bool sockets, int64_t ns, Ready ready) {
+  if (sockets && has_sockets_.load(std::memory_order_acquire)) {
+    if (!ready()) poll_sockets(ns);
+    return;
+  }
+  link::Nap nap(arena_.doorbell());
+  if (!ready()) nap.sleep(ns);
+}
+
+}  // namespace isthmus::engine

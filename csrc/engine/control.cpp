@@ -1,0 +1,155 @@
+// Control messages: what processes tell each other beside the data. Bodies are small fixed structs, checked for size; a body that does
+// not fit is dropped, since the peer has proved the job key and can only be of another version, which the handshake refuses.
+#include <chrono>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "engine/context.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+template <class T>
+bool take(std::span<const std::byte> &body, T &out) {
+  if (body.size() < sizeof(T)) return false;
+  std::memcpy(&out, body.data(), sizeof(T));
+  body = body.subspan(sizeof(T));
+  return true;
+}
+
+struct AbortHead {
+  uint32_t member, epoch, code, bytes;
+};
+struct CreditBody {
+  uint32_t member, epoch, rank, spare;
+  uint64_t granted;
+};
+struct LeaveBody {
+  uint32_t member, epoch, rank, spare;
+  uint64_t done;
+};
+struct QueryBody {
+  uint32_t member, epoch;
+  uint64_t sequence, number;
+};
+struct ReplyBody {
+  uint64_t number;
+  Context::Answer answer;
+};
+
+}  // namespace
+
+bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept {
+  if (peer) return mesh_->send(*peer, static_cast<uint16_t>(type), body);
+  switch (type) {
+    case Control::Abort: {
+      AbortHead h;
+      if (take(body, h))
+        if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
+          m->fail(static_cast<Code>(h.code), std::string(reinterpret_cast<const char *>(body.data()), body.size()), false);
+      break;
+    }
+    case Control::Credit: {
+      CreditBody b;
+      if (take(body, b))
+        if (auto m = member_at(b.member); m && m->epoch() == b.epoch) m->credit(b.rank, b.granted);
+      break;
+    }
+    case Control::Leave: {
+      LeaveBody b;
+      if (!take(body, b)) break;
+      if (auto m = member_at(b.member); m && m->epoch() == b.epoch) {
+        m->peer_left(b.rank, b.done);
+        break;
+      }
+      std::lock_guard lock(retired_mutex_);
+      for (auto &r : retired_)
+        if (r.index == b.member && r.epoch == b.epoch && b.rank < r.gone->size()) (*r.gone)[b.rank].store(true);
+      break;
+    }
+    default: break;
+  }
+  return true;
+}
+
+void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) {
+  enter_own_thread();
+  switch (static_cast<Control>(type)) {
+    case Control::Abort:
+    case Control::Credit:
+    case Control::Leave: control(nullptr, static_cast<Control>(type), body); break;
+    case Control::Query: {
+      QueryBody q;
+      if (!take(body, q)) break;
+      const ReplyBody r{q.number, answer_query(q.member, q.epoch, q.sequence)};
+      mesh_->send(peer, static_cast<uint16_t>(Control::Reply), std::as_bytes(std::span(&r, 1)));
+      break;
+    }
+    case Control::Reply: {
+      ReplyBody r;
+      if (!take(body, r)) break;
+      r.answer.busy[sizeof r.answer.busy - 1] = 0;
+      std::lock_guard lock(query_mutex_);
+      if (answers_.size() > 64) answers_.erase(answers_.begin());
+      answers_.emplace_back(r.number, r.answer);
+      query_answered_.notify_all();
+      break;
+    }
+    case Control::StreamRing: {
+      uint64_t offset;
+      if (!take(body, offset) || offset < link::Arena::kHeader || offset % 64 != 0 || offset > peer.arena.size() ||
+          peer.arena.size() - offset < sizeof(link::ByteRing))
+        break;
+      std::lock_guard lock(links_mutex_);
+      for (auto &l : links_)
+        if (l->peer == &peer && l->shm)
+          l->shm->set_in(std::launder(reinterpret_cast<link::ByteRing *>(peer.arena.data() + offset)));
+      early_rings_.emplace_back(&peer, offset);
+      break;
+    }
+  }
+  wake();
+}
+
+void Context::on_lost(bootstrap::Peer &peer, const std::string &why) {
+  enter_own_thread();
+  for (const auto &m : members()) m->peer_lost(peer, why);
+  wake();
+}
+
+void Context::on_tick() {
+  enter_own_thread();
+  sweep();
+}
+
+Context::Answer Context::answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const {
+  Answer a;
+  const auto asked = member_at(index);
+  if (asked && asked->epoch() == epoch) a = asked->answer(sequence);
+  std::string busy;
+  for (const auto &m : members())
+    if (m != asked && busy.empty()) busy = m->waiting_text();
+  std::memcpy(a.busy, busy.data(), std::min(busy.size(), sizeof a.busy - 1));
+  return a;
+}
+
+bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer) {
+  if (!peer) {
+    answer = answer_query(their_index, epoch, sequence);
+    return true;
+  }
+  std::unique_lock lock(query_mutex_);
+  const uint64_t number = ++query_next_;
+  const QueryBody q{their_index, epoch, sequence, number};
+  if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), std::as_bytes(std::span(&q, 1)))) return false;
+  const auto mine = [&] {
+    return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
+  };
+  if (!query_answered_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return mine() != answers_.end(); })) return false;
+  answer = mine()->second;
+  answers_.erase(mine());
+  return true;
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,156 @@
+// Who is to blame: turns a wait that took too long, or a description that does not fit, into a text that names the culprit and not
+// the neighbour that waits like us. Runs off the hot path only.
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+
+// Compares what rank q called at our sequence number with what we called, as far as its description can be seen; the number before
+// too, where nobody has yet.
+bool Member::check_peer(const Op *op, int q) noexcept {
+  const PeerRank &p = peers_[q];
+  if (!p.mail) return true;
+  const auto fits = [&](uint64_t sequence, uint64_t digest) {
+    const Description &d = p.mail->description(sequence);
+    return d.sequence.load(std::memory_order_acquire) != sequence || d.digest.load(std::memory_order_relaxed) == digest;
+  };
+  if (unchecked_ + 1 == op->sequence && !fits(unchecked_, unchecked_digest_)) return mismatch(unchecked_, q), false;
+  if (!fits(op->sequence, op->digest)) return mismatch(op->sequence, q), false;
+  return true;
+}
+
+void Member::mismatch(uint64_t sequence, int q) noexcept {
+  const PeerRank &p = peers_[q];
+  std::string theirs = "something else";
+  if (p.mail) {
+    const Description &d = p.mail->description(sequence);
+    if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(d.what.load(), d.bytes.load());
+  } else {
+    Context::Answer a;
+    if (context_->query(p.process, p.their_index, epoch_, sequence, 200, a) && a.known) theirs = describe(a.what, a.bytes);
+  }
+  const Description &mine = mail_->description(sequence);
+  const std::string ours = describe(mine.what.load(), mine.bytes.load());
+  fail(Code::Mismatch,
+       fmt::format("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
+                   "make the same calls in "
+                   "the same order",
+                   sequence, name_, rank_, ours, rank_text(q), theirs,
+                   ours == theirs ? " with other counts, or planned it on another topology" : ""),
+       true);
+}
+
+Context::Answer Member::answer(uint64_t sequence) const noexcept {
+  Context::Answer a;
+  a.entered = entered_.load(std::memory_order_acquire);
+  a.done = done_.load(std::memory_order_acquire);
+  a.waiting_on = waiting_on_.load(std::memory_order_relaxed);
+  a.failed = failed();
+  const Description &d = mail_->description(sequence);
+  if (d.sequence.load(std::memory_order_acquire) == sequence) {
+    a.known = 1;
+    a.digest = d.digest.load();
+    a.what = d.what.load();
+    a.bytes = d.bytes.load();
+  } else if (a.entered > 0) {
+    const Description &last = mail_->description(a.entered);
+    a.what = last.what.load();
+    a.bytes = last.bytes.load();
+  }
+  if (a.entered <= a.done) {  // not inside a collective: the oldest message that it waits for
+    a.waiting_on = -1;
+    std::lock_guard lock(match_lock_);
+    for (const OpList *list : {&posted_, &sending_, &receiving_})
+      for (const Op *o = list->head; o && a.waiting_on < 0; o = o->match_next)
+        a.waiting_on = o->source >= 0 ? o->source : o->call.root;
+  }
+  return a;
+}
+
+// Follows the chain of who waits for whom from rank `first` to its end.
+std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
+  std::vector<int> seen{rank_};
+  std::string chain;
+  for (int q = first;;) {
+    const PeerRank &p = peers_[q];
+    if (p.left.load(std::memory_order_acquire)) {
+      code = Code::PeerLost;
+      return fmt::format("{} has destroyed its side of the communicator", rank_text(q));
+    }
+    Context::Answer a;
+    const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
+    const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
+    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, 200, a))
+      return fmt::format(
+          "{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
+          rank_text(q), silent, chain);
+    const std::string busy = a.busy[0] ? fmt::format("; it is in {}", a.busy) : std::string();
+    const auto new_rank = [&](int next) {
+      return next >= 0 && next < world_ && std::find(seen.begin(), seen.end(), next) == seen.end();
+    };
+    if (op.is_p2p() && new_rank(a.waiting_on)) {
+      seen.push_back(q);
+      chain += fmt::format(" (rank {} waits for rank {})", q, a.waiting_on);
+      q = a.waiting_on;
+      continue;
+    }
+    if (op.is_p2p()) {
+      const char *what = op.call.collective == plan::Collective::Send ? "receive" : "send";
+      return fmt::format("{} has made no {} that matches; last heard {:.1f} s ago{}{}", rank_text(q), what, silent, busy,
+                         chain);
+    }
+    if (a.entered < op.sequence && a.entered > a.done && new_rank(a.waiting_on)) {  // held up in an operation before ours
+      seen.push_back(q);
+      chain += fmt::format(" (rank {} waits for rank {} in #{})", q, a.waiting_on, a.entered);
+      q = a.waiting_on;
+      continue;
+    }
+    if (a.entered < op.sequence)
+      return fmt::format("{} has not called it: {}; last heard {:.1f} s ago{}{}", rank_text(q),
+                         a.entered == 0 ? std::string("it has called nothing on this communicator")
+                                        : fmt::format("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
+                         silent, busy, chain);
+    if (a.known && a.digest != op.digest && a.digest != 0) {
+      code = Code::Mismatch;
+      return fmt::format("{} called {} in its place{}", rank_text(q), describe(a.what, a.bytes), chain);
+    }
+    if (a.done >= op.sequence)
+      return fmt::format("{} has finished it, but what it sent has not arrived; check the network{}", rank_text(q), chain);
+    const int next = a.waiting_on;
+    if (next < 0 ||
+        next >= world_) {  // it was not asleep: slow, or held up this moment. A rank that does not answer at all is likelier
+      for (int r = 0; r < world_; ++r) {
+        if (r == rank_ || r == q || std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
+        Context::Answer other;
+        if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, 100, other))
+          return fmt::format("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
+                             chain);
+      }
+      return fmt::format("{} is still inside it and waits for nobody: it is slow, or its transfer is{}", rank_text(q),
+                         chain);
+    }
+    if (std::find(seen.begin(), seen.end(), next) != seen.end())
+      return fmt::format(
+          "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
+          "that "
+          "all ranks use them in the same order{}",
+          rank_text(q), next, chain);
+    seen.push_back(q);
+    chain += fmt::format(" (rank {} waits for rank {})", q, next);
+    q = next;
+  }
+}
+
+void Member::on_deadline(Op *op) noexcept {
+  int first = op->is_p2p() ? (op->source >= 0 ? op->source : op->call.root) : op->blocked_on;
+  Code code = Code::Timeout;
+  std::string who;
+  if (first < 0 || first == rank_) who = op->is_p2p() ? "no rank has sent a message that matches" : "it waited for no rank";
+  else who = culprit(*op, first, code);
+  const std::string text = fmt::format("{} did not finish within {:g} s: {}", describe(*op), op->call.timeout, who);
+  fail(code, text, true);
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,267 @@
+// The executor of plans: runs the host list of one rank, step by step, and knows nothing of collectives. A step that cannot go on
+// returns Blocked; the next try begins at the same step.
+#include <cstring>
+
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+
+using plan::Memory;
+using plan::StepKind;
+
+// Ranks in the same memory must have ended the last operation before its ring may be written again (plan.hpp, entry rule).
+bool Member::start_plan(Op *op) noexcept {
+  const plan::Plan &p = *op->plan;
+  if (!all_done(last_ring_, op)) return false;
+  const uint64_t need = p.slots * p.slot_bytes;
+  if (need > ring_bytes_) {
+    try {
+      const uint64_t bytes = std::max<uint64_t>(need, 256 * 1024);
+      const uint64_t offset = context_->arena().allocate_staging(bytes);
+      if (ring_offset_) old_rings_.push_back(ring_offset_);
+      ring_offset_ = offset;
+      ring_bytes_ = bytes;
+    } catch (const Error &e) {
+      fail(e.code(), describe(*op) + ": " + e.text(), true);
+      return false;
+    }
+  }
+  const uint64_t scratch = std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  if (scratch > scratch_.size()) scratch_.resize(scratch);
+  op->chunks = plan::chunks_of(p, op->operands());
+  op->t = op->stage = op->step = 0;
+  last_ring_ = op->sequence;
+  publish(op, ring_offset_);
+  return true;
+}
+
+std::byte *Member::ring_of(Op *op, int rank) noexcept {
+  if (rank < 0 || rank == rank_) return context_->arena().base() + ring_offset_;
+  PeerRank &p = peers_[rank];
+  if (p.ring_sequence != op->sequence) {
+    const Description &d = p.mail->description(op->sequence);
+    const uint64_t offset = d.ring.load(std::memory_order_relaxed);
+    const uint64_t limit = p.process ? p.process->arena.size() : context_->arena().bytes();
+    const uint64_t need = op->plan->slots * op->plan->slot_bytes;
+    if (d.sequence.load(std::memory_order_acquire) != op->sequence || offset < link::Arena::kHeader || offset > limit ||
+        need > limit - offset) {
+      fail(Code::Internal, fmt::format("{}: {} announced a ring outside its shared memory", describe(*op), rank_text(rank)),
+           true);
+      return nullptr;
+    }
+    p.ring_sequence = op->sequence;
+    p.ring = p.arena + offset;
+  }
+  return p.ring;
+}
+
+std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept {
+  const uint64_t offset = plan::span_offset(*op->plan, span, c, op->operands());
+  switch (span.memory) {
+    case Memory::Input: return const_cast<std::byte *>(op->call.in) + offset;
+    case Memory::Output: return op->call.out + offset;
+    case Memory::Scratch: return scratch_.data() + offset;
+    case Memory::Ring: break;
+  }
+  std::byte *ring = ring_of(op, span.rank);
+  return ring ? ring + offset : nullptr;
+}
+
+Member::Outcome Member::run_plan(Op *op) noexcept {
+  if (op->phase == Phase::Fresh) {
+    if (!start_plan(op)) return Outcome::Blocked;
+    op->phase = Phase::Running;
+  }
+  const plan::Plan &p = *op->plan;
+  if (op->phase == Phase::Running) {
+    const uint32_t end = op->chunks == 0 ? 0 : op->chunks + p.max_skew;
+    for (; op->t < end; ++op->t, op->stage = 0) {
+      for (; op->stage < p.host.size(); ++op->stage, op->step = 0) {
+        const plan::Stage &s = p.host[op->stage];
+        if (op->t < s.skew || op->t - s.skew >= op->chunks) continue;
+        for (; op->step < s.steps; ++op->step)
+          if (run_step(op, p.steps[s.step + op->step], op->t - s.skew) == Outcome::Blocked) return Outcome::Blocked;
+      }
+    }
+    op->phase = Phase::Draining;
+  }
+  // The links may still read the user's memory.
+  if (op->pending_sends.load(std::memory_order_acquire) != 0) return Outcome::Blocked;
+  return Outcome::Ended;
+}
+
+Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noexcept {
+  const plan::Plan &p = *op->plan;
+  const bool sized = step.kind != StepKind::Post && step.kind != StepKind::Wait;
+  uint64_t bytes = 0;
+  if (sized || step.guarded) {
+    bytes = plan::extent_bytes(step.extent, c, op->operands());
+    if (bytes == 0) return Outcome::Moved;
+  }
+  const uint64_t element = dtype_size(op->call.dtype);
+  const uint64_t wide = step.partial ? bytes / element * dtype_size(accumulator(op->call.dtype)) : bytes;
+  switch (step.kind) {
+    case StepKind::Wait: {
+      const int64_t v = step.mul * c + step.add;
+      if (v <= 0) return Outcome::Moved;
+      const uint64_t want = (op->sequence << plan::kValueBits) + static_cast<uint64_t>(v);
+      if (peers_[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
+        op->blocked_on = step.peer;
+        return Outcome::Blocked;
+      }
+      return check_peer(op, step.peer) ? Outcome::Moved : Outcome::Blocked;
+    }
+    case StepKind::Post: {
+      const int64_t v = step.mul * c + step.add;
+      mail_->counters[step.counter].value.store((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v),
+                                                std::memory_order_release);
+      for (int q = 0; q < world_; ++q)
+        if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
+      return Outcome::Moved;
+    }
+    case StepKind::Move: {
+      std::byte *to = address(op, step.dst, c);
+      const std::byte *from = address(op, p.sources[step.source], c);
+      if (!to || !from) return Outcome::Blocked;
+      if (step.scaled) reduce::scale(to, from, bytes / element, op->call.dtype, op->call.scale);
+      else if (to != from) reduce::copy(to, from, wide, step.stream);
+      return Outcome::Moved;
+    }
+    case StepKind::Reduce: {
+      for (uint32_t i = 0; i < step.sources; ++i) {
+        const plan::Span &s = p.sources[step.source + i];
+        sources_[i] = {address(op, s, c), s.partial};
+        if (!sources_[i].data) return Outcome::Blocked;
+      }
+      reduce::Fold f{
+          op->call.dtype, op->call.op, {sources_.data(), step.sources}, {p.group_ends.data() + step.group, step.groups}};
+      f.dst = address(op, step.dst, c);
+      f.copy = step.has_copy ? address(op, step.copy, c) : nullptr;
+      f.partial = step.partial;
+      f.divisor = op->call.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
+      f.stream_copy = step.stream;
+      reduce::fold(f, bytes / element);
+      return Outcome::Moved;
+    }
+    case StepKind::Send: {
+      const std::byte *from = address(op, p.sources[step.source], c);
+      return from ? send_step(op, step, wide, from) : Outcome::Blocked;
+    }
+    case StepKind::Recv: {
+      std::byte *to = address(op, step.dst, c);
+      return to ? recv_step(op, step, wide, to) : Outcome::Blocked;
+    }
+    case StepKind::Ccl: break;
+  }
+  fail(Code::Internal, fmt::format("{}: the plan has a step that host ranks cannot run", describe(*op)), true);
+  return Outcome::Blocked;
+}
+
+Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept {
+  PeerRank &p = peers_[step.peer];
+  // Nobody sends what the receiver has not granted. A frame larger than the whole window goes when all before it was consumed.
+  const uint64_t sent = p.bytes_out.load(std::memory_order_relaxed), credit = credit_of(p);
+  if (sent + bytes > credit && sent + credit_window_ != credit) {
+    op->blocked_on = step.peer;
+    return Outcome::Blocked;
+  }
+  p.bytes_out.fetch_add(bytes, std::memory_order_relaxed);
+  link::Outgoing *f = take_frame();
+  f->header = link::FrameHeader{};
+  f->header.kind = link::FrameKind::PlanData;
+  f->header.dtype = static_cast<uint8_t>(op->call.dtype);
+  f->header.member = p.their_index;
+  f->header.epoch = epoch_;
+  f->header.source = static_cast<uint32_t>(rank_);
+  f->header.tag = static_cast<int32_t>(op->sequence & 0x7fffffff);
+  f->header.id = p.frames_out++;
+  f->header.total = bytes;
+  f->header.digest = op->digest;
+  f->data = data;
+  f->pending = &op->pending_sends;
+  f->finished = give_frame;
+  op->pending_sends.fetch_add(1, std::memory_order_relaxed);
+  p.link->post(*f);
+  return Outcome::Moved;
+}
+
+Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
+  PeerRank &p = peers_[step.peer];
+  std::lock_guard lock(match_lock_);
+  if (!op->receiving) {
+    for (auto it = p.unexpected.begin(); it != p.unexpected.end(); ++it) {
+      if (it->id != p.frames_in) continue;
+      if (it->received < it->total) {  // still flowing into its own memory
+        op->blocked_on = step.peer;
+        return Outcome::Blocked;
+      }
+      if (it->total == bytes && it->digest == op->digest) {
+        std::memcpy(to, it->data.get(), bytes);
+        p.unexpected.erase(it);
+        ++p.frames_in;
+        consumed(step.peer, bytes);
+        return Outcome::Moved;
+      }
+      wrong_frame_.store(step.peer, std::memory_order_release);
+      op->blocked_on = step.peer;
+      return Outcome::Blocked;
+    }
+    recv_ = {true, false, step.peer, p.frames_in, bytes, 0, to, op};
+    op->receiving = true;
+  }
+  if (!recv_.done) {
+    op->blocked_on = step.peer;
+    return Outcome::Blocked;
+  }
+  recv_.posted = false;
+  op->receiving = false;
+  ++p.frames_in;
+  consumed(step.peer, bytes);
+  return Outcome::Moved;
+}
+
+// Under the match lock.
+link::Accept Member::accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  if (h.source >= static_cast<uint32_t>(world_) || h.epoch != epoch_) return link::Accept::Drop;
+  if (h.kind != link::FrameKind::PlanData) return accept_message(h, to);
+  std::lock_guard lock(match_lock_);
+  if (failed()) return link::Accept::Drop;
+  PeerRank &p = peers_[h.source];
+  if (recv_.posted && !recv_.done && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
+    if (recv_.op->digest != h.digest || recv_.total != h.total) {
+      wrong_frame_.store(static_cast<int32_t>(h.source), std::memory_order_release);
+      return link::Accept::Drop;
+    }
+    to = recv_.to + h.offset;
+    return link::Accept::Take;
+  }
+  for (auto &u : p.unexpected)
+    if (u.id == h.id) {
+      if (u.total != h.total) return link::Accept::Drop;
+      to = u.data.get() + h.offset;
+      return link::Accept::Take;
+    }
+  // Not expected yet. Small data is put aside at once; large data is left in the link a moment, so that it can go straight to where
+  // it belongs, but never long: other communicators' frames may stand behind it. The credit bounds what is put aside.
+  constexpr uint64_t kSmall = 64 * 1024;
+  constexpr int64_t kPatience = 1'000'000;
+  if (h.total > kSmall && (since_ns == 0 || now_ns() - since_ns < kPatience)) return link::Accept::Defer;
+  if (h.total > std::max<uint64_t>(credit_window_, uint64_t{1} << 32)) return link::Accept::Drop;
+  p.unexpected.push_back({h.id, h.total, 0, h.digest, std::make_unique_for_overwrite<std::byte[]>(h.total)});
+  to = p.unexpected.back().data.get() + h.offset;
+  return link::Accept::Take;
+}
+
+void Member::received_frame(const link::FrameHeader &h) {
+  if (h.kind != link::FrameKind::PlanData) return received_message(h);
+  std::lock_guard lock(match_lock_);
+  if (recv_.posted && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
+    recv_.received += h.bytes;
+    recv_.done = recv_.received >= recv_.total;
+    return;
+  }
+  for (auto &u : peers_[h.source].unexpected)
+    if (u.id == h.id) u.received += h.bytes;
+}
+
+}  // namespace isthmus::engine

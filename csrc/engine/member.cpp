@@ -1,0 +1,474 @@
+#include "engine/member.hpp"
+
+#include <sched.h>
+
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+std::atomic<int (*)()> interrupt_check{nullptr};
+
+}  // namespace
+
+void Member::set_interrupt_check(int (*check)()) noexcept { interrupt_check.store(check, std::memory_order_release); }
+
+Member::Member(MemberSetup s)
+    : context_(std::move(s.context)),
+      topology_(std::move(s.topology)),
+      rank_(s.rank),
+      world_(topology_.size()),
+      index_(s.index),
+      epoch_(s.epoch),
+      serial_(context_->next_serial()),
+      name_(std::move(s.name)),
+      cell_bytes_(s.cell_bytes),
+      credit_window_(s.credit_window),
+      mailbox_offset_(s.mailbox_offset),
+      mail_(std::launder(reinterpret_cast<Mailbox *>(context_->arena().base() + s.mailbox_offset))),
+      peers_(static_cast<size_t>(world_)),
+      sources_(static_cast<size_t>(std::max(world_, 2))) {
+  for (const auto &g : topology_.groups) {
+    for (int r : g.ranks) fold_order_.push_back(r);
+    group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));
+  }
+  for (auto &p : peers_) {
+    p.credit.store(credit_window_, std::memory_order_relaxed);
+    p.credit_given = credit_window_;
+  }
+  inline_op_.inline_op = true;
+}
+
+Member::~Member() {
+  for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
+}
+
+// ---- submission ----------------------------------------------------------------------------------------------------------------------
+
+Op *Member::take_inline() noexcept {
+  if (inline_taken_.exchange(true, std::memory_order_acquire)) return nullptr;
+  return &inline_op_;
+}
+
+void Member::give_inline(Op *op) noexcept {
+  op->reset();
+  inline_taken_.store(false, std::memory_order_release);
+}
+
+void Member::submit(Op *op) noexcept {
+  op->member = this;
+  if (!op->inline_op) {
+    op->keep = shared_from_this();
+    OpPool::retain(op);  // the engine's reference, dropped by finish_op
+  }
+  op->submitted_ns = now_ns();
+  op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
+  pending_.fetch_add(1, std::memory_order_acq_rel);
+  if (failed()) {
+    const Status why = failure();
+    op->sequence = sequence_.load(std::memory_order_relaxed);
+    end_op(op, why.code, about(*op, why.text));
+    return;
+  }
+  switch (op->call.collective) {
+    case plan::Collective::Send: start_send(op); break;
+    case plan::Collective::Recv: start_recv(op); break;
+    default:
+      queue_lock_.lock();
+      op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+      (tail_ ? tail_->queue_next : head_) = op;
+      tail_ = op;
+      queue_lock_.unlock();
+  }
+  // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
+}
+
+void Member::run(Op *op) noexcept {
+  submit(op);
+  if (op->is_p2p() || (op->plan && op->plan->uses_links)) drive();
+  else drive_operations();
+}
+
+// ---- progress ------------------------------------------------------------------------------------------------------------------------
+
+Member::Outcome Member::advance(Op *op) noexcept {
+  if (op->phase == Phase::Fresh) entered_.store(op->sequence, std::memory_order_release);
+  return op->plan ? run_plan(op) : one_hop(op);
+}
+
+bool Member::drive() noexcept {
+  const bool moved = drive_operations();
+  return (context_->has_links() && context_->drive_links()) || moved;
+}
+
+bool Member::drive_operations() noexcept {
+  bool moved = false;
+  if (!exec_.test_and_set(std::memory_order_acquire)) {
+    for (;;) {
+      if (failed()) {
+        const Status why = failure();
+        if (pending_.load(std::memory_order_acquire) != 0) {
+          // Nothing of ours may touch user memory once an operation has ended: first the links forget us.
+          context_->cancel_on_links(*this);
+          end_all(why.code, why.text);
+          moved = true;
+        }
+        break;
+      }
+      queue_lock_.lock();
+      Op *op = head_;
+      queue_lock_.unlock();
+      if (!op) break;
+      const Outcome o = advance(op);
+      if (failed()) continue;
+      if (const int q = wrong_frame_.load(std::memory_order_acquire); q >= 0) {
+        mismatch(op->sequence, q);
+        continue;
+      }
+      if (o == Outcome::Blocked) {
+        waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
+        break;
+      }
+      moved = true;
+      queue_lock_.lock();
+      head_ = op->queue_next;
+      if (!head_) tail_ = nullptr;
+      queue_lock_.unlock();
+      op->queue_next = nullptr;
+      note_unchecked(*op);
+      done_.store(op->sequence, std::memory_order_release);
+      mail_->done.value.store(op->sequence, std::memory_order_release);
+      waiting_on_.store(-1, std::memory_order_relaxed);
+      end_op(op, Code::Ok, {});
+    }
+    exec_.clear(std::memory_order_release);
+  }
+  return moved;
+}
+
+void Member::end_op(Op *op, Code code, std::string text) noexcept {
+  const int64_t end = now_ns();
+  context_->recorder().add({serial_, op->sequence, op->submitted_ns, end, op->call.bytes, op->call.root,
+                            static_cast<uint8_t>(op->call.collective), static_cast<uint8_t>(op->call.dtype),
+                            static_cast<uint8_t>(op->call.op), static_cast<uint8_t>(code)});
+  const std::shared_ptr<Member> keep = op->keep;
+  pending_.fetch_sub(1, std::memory_order_acq_rel);
+  finish_op(op, code, std::move(text), end);
+  if (waiters_.load(std::memory_order_relaxed) > 1) context_->wake();  // it may be an inline op, whose thread sleeps
+}
+
+void Member::end_all(Code code, const std::string &text) noexcept {
+  for (;;) {
+    queue_lock_.lock();
+    Op *op = head_;
+    if (op) {
+      head_ = op->queue_next;
+      if (!head_) tail_ = nullptr;
+    }
+    queue_lock_.unlock();
+    if (!op) break;
+    op->queue_next = nullptr;
+    op->pending_sends.store(0, std::memory_order_relaxed);
+    end_op(op, code, about(*op, text));
+  }
+  end_messages(code, text);
+}
+
+bool Member::wait(Op *op, int64_t until_ns) noexcept {
+  if (op->over()) return true;
+  waiters_.fetch_add(1, std::memory_order_acq_rel);
+  const bool crowded = Context::oversubscribed();
+  const int polls = crowded ? 8 : 256;
+  const bool p2p = op->is_p2p();
+  const bool sockets = context_->has_links() && (p2p || !topology_.flat);
+  // Frames matter to this operation, or only to others (then the links are looked at now and then).
+  const bool frames = p2p || (op->plan && op->plan->uses_links) || !op->member;
+  int idle = 0;
+  int64_t idle_since = 0, looked = 0, asked = 0;
+  bool over = false;
+  for (;;) {
+    bool moved = drive_operations();
+    if (op->over()) {
+      over = true;
+      break;
+    }
+    if ((frames || (idle & 63) == 63) && context_->has_links()) moved |= context_->drive_links();
+    if (moved) {
+      idle = 0;
+      idle_since = 0;
+      continue;
+    }
+    if (++idle < polls) {
+      link::SpinLock::pause();
+      continue;
+    }
+    const int64_t now = now_ns();
+    if (idle_since == 0) idle_since = now;
+    if (asked == 0) asked = now;
+    if (now >= until_ns) break;
+    if (now - looked > 1'000'000) {
+      looked = now;
+      check_deadlines(now);
+      if (now - asked > 50'000'000) {
+        asked = now;
+        if (auto *check = interrupt_check.load(std::memory_order_acquire); check && check() != 0) {
+          fail(Code::Interrupted, fmt::format("interrupted on {} while it waited", rank_text(rank_)), true);
+          continue;
+        }
+      }
+    }
+    if (now - idle_since < context_->spin_ns()) {
+      if (crowded || (idle & 31) == 0) ::sched_yield();
+      else link::SpinLock::pause();
+      continue;
+    }
+    int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
+    if (sockets) nap = std::min<int64_t>(nap, 1'000'000);
+    context_->sleep(sockets, nap, [&] { return drive() || op->over(); });
+  }
+  waiters_.fetch_sub(1, std::memory_order_acq_rel);
+  return over;
+}
+
+int64_t Member::check_deadlines(int64_t now) noexcept {
+  if (failed()) {
+    drive();
+    return now;
+  }
+  // The oldest operation is the one that everybody waits for; messages are looked at one by one.
+  if (exec_.test_and_set(std::memory_order_acquire)) return now;
+  queue_lock_.lock();
+  Op *late = head_;
+  queue_lock_.unlock();
+  if (late) {
+    const int q = late->blocked_on;
+    if (late->phase == Phase::Posted || late->phase == Phase::Running) {
+      if (q >= 0 && !check_peer(late, q)) late = nullptr;
+      // A peer that has gone will send nothing more than what it had sent for the operations it ended.
+      else if (q >= 0 && peers_[q].left.load(std::memory_order_acquire) && peers_[q].left_done.load() < late->sequence)
+        fail(Code::PeerLost, fmt::format("{}: {} has destroyed its side of the communicator", describe(*late), rank_text(q)),
+             true);
+    }
+    if (late && now >= late->deadline_ns) on_deadline(late);
+  }
+  if (!failed()) {
+    Op *message = nullptr;
+    {
+      std::lock_guard lock(match_lock_);
+      for (OpList *list : {&posted_, &sending_, &receiving_})
+        for (Op *o = list->head; o && !message; o = o->match_next)
+          if (now >= o->deadline_ns || (o->call.root >= 0 && peers_[o->call.root].left.load() &&
+                                        now - peers_[o->call.root].left_ns.load() > 1'000'000'000))
+            OpPool::retain(message = o);
+    }
+    if (message) {
+      on_deadline(message);
+      if (message->inline_op) message->references.fetch_sub(1, std::memory_order_relaxed);
+      else OpPool::instance().release(message);
+    }
+  }
+  exec_.clear(std::memory_order_release);
+  if (failed()) drive();
+  return now;
+}
+
+// ---- failure -------------------------------------------------------------------------------------------------------------------------
+
+Status Member::failure() const {
+  std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void Member::fail(Code code, std::string text, bool flood) noexcept {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    failure_ = {code, text};
+    failed_.store(1, std::memory_order_release);
+  }
+  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", name_, rank_, text);
+  if (flood) this->flood(code, text);
+  if (has_work()) context_->activate(*this);  // somebody has to end what is pending, also where nobody waits
+  context_->wake();
+}
+
+void Member::flood(Code code, const std::string &text) noexcept {
+  struct {
+    uint32_t member, epoch, code, bytes;
+  } head{0, epoch_, static_cast<uint32_t>(code), 0};
+  const size_t bytes = std::min<size_t>(text.size(), 4096);
+  head.bytes = static_cast<uint32_t>(bytes);
+  std::vector<std::byte> body(sizeof head + bytes);
+  std::memcpy(body.data() + sizeof head, text.data(), bytes);
+  for (int q = 0; q < world_; ++q) {
+    if (q == rank_) continue;
+    head.member = peers_[q].their_index;
+    std::memcpy(body.data(), &head, sizeof head);
+    context_->control(peers_[q].process, Control::Abort, body);
+  }
+}
+
+void Member::peer_lost(bootstrap::Peer &process, const std::string &why) noexcept {
+  for (int q = 0; q < world_; ++q) {
+    if (peers_[q].process != &process || peers_[q].left.load(std::memory_order_acquire)) continue;
+    const std::string doing = waiting_text();
+    fail(Code::PeerLost,
+         fmt::format("{} is gone: {}{}{}; start it again and make a new communicator", rank_text(q), why,
+                     doing.empty() ? "" : "; this rank was in ", doing),
+         true);
+    return;
+  }
+}
+
+void Member::peer_left(uint32_t rank, uint64_t done) noexcept {
+  if (rank >= static_cast<uint32_t>(world_)) return;
+  peers_[rank].left_done.store(done, std::memory_order_relaxed);
+  peers_[rank].left_ns.store(now_ns(), std::memory_order_relaxed);
+  peers_[rank].left.store(true, std::memory_order_release);
+  context_->wake();
+}
+
+void Member::leave(int64_t until_ns) noexcept {
+  if (left_.exchange(true)) return;
+  while (has_work() && !failed() && now_ns() < until_ns) {
+    if (drive()) continue;
+    check_deadlines(now_ns());
+    context_->sleep(context_->has_links(), 1'000'000, [&] { return drive() || !has_work(); });
+  }
+  // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
+  if (failed()) {
+    const Status why = failure();
+    flood(why.code, why.text);
+  }
+  fail(Code::Aborted, fmt::format("the communicator was destroyed on rank {}", rank_), has_work());
+  while (has_work()) {
+    if (!drive()) ::sched_yield();
+  }
+  const uint64_t last = done_.load(std::memory_order_acquire);
+  for (int q = 0; q < world_; ++q) {
+    if (q == rank_) continue;
+    struct {
+      uint32_t member, epoch, rank, spare;
+      uint64_t done;
+    } body{peers_[q].their_index, epoch_, static_cast<uint32_t>(rank_), 0, last};
+    context_->control(peers_[q].process, Control::Leave, std::as_bytes(std::span(&body, 1)));
+  }
+  // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
+  struct Reader {
+    int rank;
+    bootstrap::Peer *process;
+    Mailbox *mail;
+  };
+  std::vector<Reader> readers;
+  for (int q = 0; q < world_; ++q)
+    if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail});
+  Context *context = context_.get();
+  std::vector<uint64_t> rings = std::move(old_rings_);
+  old_rings_.clear();
+  if (ring_offset_) rings.push_back(ring_offset_);
+  ring_offset_ = ring_bytes_ = 0;
+  const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world_));
+  for (int q = 0; q < world_; ++q) (*gone)[q].store(peers_[q].left.load());
+  context_->retire(
+      index_, epoch_, gone,
+      [readers, last, gone] {
+        for (const auto &r : readers)
+          if (!(*gone)[r.rank].load() && !(r.process && r.process->lost.load()) &&
+              r.mail->done.value.load(std::memory_order_acquire) < last)
+            return false;
+        return true;
+      },
+      [context, rings, mailbox = mailbox_offset_] {
+        for (uint64_t offset : rings) context->arena().free_staging(offset);
+        context->arena().free_mailbox(mailbox);
+      });
+  context_->remove_member(index_);
+}
+
+void Member::credit(uint32_t rank, uint64_t granted) noexcept {
+  if (rank >= static_cast<uint32_t>(world_)) return;
+  auto &credit = peers_[rank].credit;
+  uint64_t old = credit.load(std::memory_order_relaxed);
+  while (old < granted && !credit.compare_exchange_weak(old, granted, std::memory_order_release)) {}
+  context_->wake();
+}
+
+// ---- words ---------------------------------------------------------------------------------------------------------------------------
+
+std::string Member::rank_text(int rank) const {
+  if (rank < 0 || rank >= world_) return fmt::format("rank {}", rank);
+  const auto &r = topology_.ranks[static_cast<size_t>(rank)];
+  return fmt::format("rank {} (pid {} on {}{}{})", rank, r.pid, r.hostname, r.island.empty() ? "" : ", island ", r.island);
+}
+
+std::string Member::describe(uint64_t what, uint64_t bytes) {
+  const auto c = static_cast<uint8_t>(what), t = static_cast<uint8_t>(what >> 8), o = static_cast<uint8_t>(what >> 16);
+  const auto root = static_cast<int32_t>(what >> 32);
+  std::string text = c < plan::kCollectiveCount ? plan::collective_name(static_cast<plan::Collective>(c)) : "unknown";
+  const auto collective = static_cast<plan::Collective>(c);
+  using C = plan::Collective;
+  if (collective == C::Barrier) return text;
+  text += fmt::format(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
+  if (collective == C::AllReduce || collective == C::Reduce || collective == C::ReduceScatter ||
+      collective == C::ReduceScatterV)
+    text += fmt::format(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
+  if (t < kDTypeCount) text += fmt::format(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
+  if (collective == C::Reduce || collective == C::Broadcast || collective == C::Gather || collective == C::GatherV ||
+      collective == C::Scatter || collective == C::ScatterV)
+    text += fmt::format(", root {}", root);
+  return text + ")";
+}
+
+std::string Member::describe(const Op &op) const {
+  const Call &c = op.call;
+  if (op.is_p2p()) {
+    const bool send = c.collective == plan::Collective::Send;
+    return fmt::format("{} {} {} (tag {}, {}, {} elements) on rank {} of '{}'",
+                       op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
+                       c.root < 0 ? std::string("any rank") : rank_text(c.root), c.tag, dtype_name(c.dtype),
+                       c.bytes / dtype_size(c.dtype), rank_, name_);
+  }
+  const uint64_t what = static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 |
+                        static_cast<uint64_t>(c.op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
+  std::string progress;
+  if (op.plan && op.chunks > 1) progress = fmt::format(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
+  return fmt::format("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
+                     describe(what, c.bytes), rank_, name_, op.plan && op.plan->uses_links ? "tcp" : "shared memory",
+                     progress);
+}
+
+std::string Member::about(const Op &op, const std::string &text) const {
+  std::string own = describe(op);
+  return text.starts_with(own) ? text : own + ": " + text;
+}
+
+std::string Member::waiting_text() const {
+  std::string text;
+  if (const int q = waiting_on_.load(std::memory_order_relaxed); q >= 0 && entered_.load() > done_.load()) {
+    const Description &d = mail_->description(entered_.load(std::memory_order_acquire));
+    text = fmt::format("#{} {} of '{}', waiting for {}", entered_.load(), describe(d.what.load(), d.bytes.load()), name_,
+                       rank_text(q));
+  }
+  return text;
+}
+
+std::vector<Record> Member::in_flight() const {
+  std::vector<Record> out;
+  const auto add = [&](const Op *o) {
+    out.push_back({serial_, o->sequence, o->submitted_ns, 0, o->call.bytes, o->call.root,
+                   static_cast<uint8_t>(o->call.collective), static_cast<uint8_t>(o->call.dtype),
+                   static_cast<uint8_t>(o->call.op), static_cast<uint8_t>(Code::InProgress)});
+  };
+  queue_lock_.lock();
+  for (const Op *o = head_; o && out.size() < 4096; o = o->queue_next) add(o);
+  queue_lock_.unlock();
+  std::lock_guard lock(match_lock_);
+  for (const OpList *list : {&posted_, &sending_, &receiving_})
+    for (const Op *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
+  return out;
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,240 @@
+// One rank's membership of one communicator: its mailbox, its view of every peer, its operations. Cheap: no thread, descriptor or
+// slot of its own; ring memory is borrowed from the staging budget at the first large operation.
+//
+// Who owns what. The *exec* flag (only tried) owns the operation at the head of the FIFO and everything that executing it touches. The
+// match lock owns frames that come in: the current Recv, unexpected data, posted receives. A link's turn owns the payload copy of a
+// frame that was accepted. After fail() the next holder of exec ends all operations, having cancelled on the links first, so that
+// no thread touches user memory any more.
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/context.hpp"
+#include "engine/mailbox.hpp"
+#include "engine/op.hpp"
+#include "reduce/reduce.hpp"
+#include "topology/topology.hpp"
+
+namespace isthmus::engine {
+
+struct PeerRank {                      // what this member knows of one rank
+  bootstrap::Peer *process = nullptr;  // null: a rank of this process
+  std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
+  Mailbox *mail = nullptr;
+  link::Doorbell *bell = nullptr;
+  link::Link *link = nullptr;     // for frames
+  uint32_t their_index = 0;       // of the communicator in that process
+  std::atomic<bool> left{false};  // it destroyed its side
+  std::atomic<int64_t> left_ns{0};
+  std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
+  // plan data towards the peer (exec) and from it (match lock, but for `credit`)
+  uint64_t frames_out = 0;
+  std::atomic<uint64_t> bytes_out{0};                      // plan data and eager messages; any thread
+  std::atomic<uint64_t> credit{0};                         // bytes we may have sent in all
+  uint64_t frames_in = 0, bytes_in = 0, credit_given = 0;  // match lock
+  struct Unexpected {
+    uint64_t id, total, received, digest;
+    std::unique_ptr<std::byte[]> data;
+  };
+  std::deque<Unexpected> unexpected;
+  // its ring for the operation `ring_sequence` (exec)
+  uint64_t ring_sequence = 0;
+  std::byte *ring = nullptr;
+};
+
+struct OpList {  // intrusive, in order, through Op::match_next
+  Op *head = nullptr;
+  void append(Op *op) noexcept {
+    Op **at = &head;
+    while (*at) at = &(*at)->match_next;
+    op->match_next = nullptr;
+    *at = op;
+  }
+  template <class M>
+  Op *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
+    for (Op **at = &head; *at; at = &(*at)->match_next)
+      if (Op *op = *at; match(op)) return *at = op->match_next, op;
+    return nullptr;
+  }
+};
+
+struct MemberSetup {
+  std::shared_ptr<Context> context;
+  topology::Topology topology;
+  int rank = 0;
+  uint32_t index = 0, epoch = 0;
+  std::string name;
+  uint64_t mailbox_offset = 0;
+  uint64_t cell_bytes = 0, credit_window = 0;
+};
+
+class Member : public std::enable_shared_from_this<Member> {
+ public:
+  explicit Member(MemberSetup setup);
+  ~Member();
+  Member(const Member &) = delete;
+  Member &operator=(const Member &) = delete;
+
+  std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
+  const topology::Topology &topology() const noexcept { return topology_; }
+  int rank() const noexcept { return rank_; }
+  int world() const noexcept { return world_; }
+  uint32_t index() const noexcept { return index_; }
+  uint32_t epoch() const noexcept { return epoch_; }
+  uint64_t serial() const noexcept { return serial_; }
+  const std::string &name() const noexcept { return name_; }
+  Context &context() noexcept { return *context_; }
+  uint64_t cell_bytes() const noexcept { return cell_bytes_; }
+  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
+
+  // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
+  void submit(Op *op) noexcept;
+  // The same, for a caller that waits anyway: runs it at once where nothing is queued before it. `op` may be inline_op().
+  void run(Op *op) noexcept;
+  // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
+  bool wait(Op *op, int64_t until_ns) noexcept;
+  // One non-blocking try to move things. True if something moved.
+  bool drive() noexcept;
+  bool drive_operations() noexcept;  // the same without the links
+  // The op for a blocking call, if it is free (one a member); else nullptr.
+  Op *take_inline() noexcept;
+  void give_inline(Op *op) noexcept;
+
+  // Failure. First writer wins; floods where `flood`. Any thread.
+  void fail(Code code, std::string text, bool flood) noexcept;
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
+  Status failure() const;
+  // Local end: waits until `until_ns` for pending operations, then fails the rest; tells the peers. Idempotent.
+  void leave(int64_t until_ns) noexcept;
+
+  // From the links and the control thread.
+  link::Accept accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
+  void received_frame(const link::FrameHeader &h);
+  void credit(uint32_t rank, uint64_t granted) noexcept;
+  void peer_lost(bootstrap::Peer &process, const std::string &why) noexcept;
+  void peer_left(uint32_t rank, uint64_t done) noexcept;
+  Context::Answer answer(uint64_t sequence) const noexcept;
+  std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
+  bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
+  uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
+  int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
+
+  static void set_interrupt_check(int (*check)()) noexcept;
+  std::string describe(const Op &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
+  static std::string describe(uint64_t what, uint64_t bytes);
+  std::vector<Record> in_flight() const;
+  std::atomic<bool> active{false};  // listed with the progress thread
+
+ private:
+  enum class Outcome : uint8_t { Blocked, Moved, Ended };
+  Outcome advance(Op *op) noexcept;
+  Outcome one_hop(Op *op) noexcept;  // eager.cpp
+  void note_unchecked(const Op &op) noexcept;
+  void post_cell(Op *op) noexcept;
+  void consume_cells(Op *op) noexcept;
+  Outcome run_plan(Op *op) noexcept;  // executor.cpp
+  Outcome run_step(Op *op, const plan::Step &step, uint32_t c) noexcept;
+  bool all_done(uint64_t sequence, Op *op) noexcept;  // every peer in memory has ended `sequence`
+  bool start_plan(Op *op) noexcept;
+  std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
+  std::byte *ring_of(Op *op, int rank) noexcept;
+  Outcome send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept;
+  Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
+  void publish(Op *op, uint64_t ring) noexcept;
+  bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
+  void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
+  void flood(Code code, const std::string &text) noexcept;
+  void start_send(Op *op) noexcept;  // messages.cpp
+  void start_recv(Op *op) noexcept;
+  void prepare_messages();  // match lock; before the first message: what steady traffic needs, allocated once
+  void clear_to_send(Op *op, int source, uint64_t id) noexcept;
+  bool fits(Op *op, int source, uint64_t total, uint8_t dtype) noexcept;
+  static void sent(link::Outgoing &out);
+  link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
+  void received_message(const link::FrameHeader &h);
+  uint64_t credit_of(PeerRank &p) noexcept {  // bytes we may have sent to it in all
+    return p.mail ? p.mail->consumed(rank_, cell_bytes_).load(std::memory_order_acquire) + credit_window_
+                  : p.credit.load(std::memory_order_acquire);
+  }
+  void consumed(int source, uint64_t bytes) noexcept;  // gives credit back
+  void end_messages(Code code, const std::string &text) noexcept;
+  void end_all(Code code, const std::string &text) noexcept;
+  void end_op(Op *op, Code code, std::string text) noexcept;
+  void on_deadline(Op *op) noexcept;
+  std::string culprit(const Op &op, int first, Code &code) noexcept;
+  std::string rank_text(int rank) const;
+  std::string about(const Op &op, const std::string &text) const;  // the text, which begins with what the operation is
+
+  std::shared_ptr<Context> context_;
+  const topology::Topology topology_;
+  const int rank_, world_;
+  const uint32_t index_, epoch_;
+  const uint64_t serial_;
+  const std::string name_;
+  const uint64_t cell_bytes_, credit_window_;
+  const uint64_t mailbox_offset_;
+  Mailbox *mail_;
+  std::vector<PeerRank> peers_;
+  std::vector<int> fold_order_;  // ranks, groups in order
+  std::vector<uint32_t> group_ends_;
+
+  // exec
+  std::atomic_flag exec_;
+  std::vector<reduce::Source> sources_;
+  std::vector<std::byte> scratch_;
+  uint64_t ring_offset_ = 0, ring_bytes_ = 0;
+  std::vector<uint64_t> old_rings_;
+  uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
+  uint64_t seen_by_all_ = 0;  // every peer has ended this operation, as far as known
+  uint64_t unchecked_ = 0,
+           unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
+
+  // queue lock
+  mutable link::SpinLock queue_lock_;
+  Op *head_ = nullptr, *tail_ = nullptr;
+  std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint32_t> pending_{0};  // operations not over, of all kinds
+  std::atomic<uint32_t> waiters_{0};
+  std::atomic<bool> inline_taken_{false};
+  Op inline_op_;
+
+  // published for diagnosis
+  std::atomic<uint64_t> entered_{0}, done_{0};
+  std::atomic<int32_t> waiting_on_{-1};
+
+  // match lock
+  mutable link::SpinLock match_lock_;
+  struct {
+    bool posted = false, done = false;
+    int peer = -1;
+    uint64_t id = 0, total = 0, received = 0;
+    std::byte *to = nullptr;
+    Op *op = nullptr;
+  } recv_;
+  std::atomic<int32_t> wrong_frame_{-1};  // rank whose frame does not fit the operation; exec turns it into an error
+  struct Arrived {                        // a message without a receive yet
+    int source = -1;
+    int32_t tag = 0;
+    uint8_t dtype = 0;
+    uint64_t id = 0, total = 0;
+    bool rendezvous = false;  // only the announcement has come
+    bool complete = false;
+    Op *claimed = nullptr;  // a receive that takes it once it is complete
+    std::vector<std::byte> data;
+  };
+  std::vector<std::unique_ptr<Arrived>> arrived_;  // in the order of their coming
+  std::vector<std::unique_ptr<Arrived>> spare_;    // recycled, so that steady traffic allocates nothing
+  OpList posted_, sending_, receiving_;  // receives without a message; announced sends; receives whose data flows in
+  std::atomic<uint64_t> next_message_{0};
+
+  // failure
+  std::atomic<uint32_t> failed_{0};
+  mutable std::mutex failure_mutex_;
+  Status failure_;
+  std::atomic<bool> left_{false};
+};
+
+}  // namespace isthmus::engine

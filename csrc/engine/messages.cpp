@@ -1,0 +1,307 @@
+// Point to point: matching by (source, tag) in the order sent. A small message travels with its data and is put aside where no
+// receive waits for it, as far as credit allows; a large one is announced, and its data flows straight into the receive's buffer
+// once there is one. Announcements and small messages keep their order on a link, so matching is in order.
+#include <cstring>
+
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+constexpr uint64_t kEagerMessage = 16 * 1024;
+
+link::FrameHeader header(const Op &op, link::FrameKind kind, uint32_t member, uint32_t epoch, int rank, uint64_t id) {
+  link::FrameHeader h;
+  h.kind = kind;
+  h.dtype = static_cast<uint8_t>(op.call.dtype);
+  h.member = member;
+  h.epoch = epoch;
+  h.source = static_cast<uint32_t>(rank);
+  h.tag = op.call.tag;
+  h.id = id;
+  h.total = op.call.bytes;
+  return h;
+}
+
+Op *op_of(link::Outgoing &out) { return reinterpret_cast<Op *>(reinterpret_cast<std::byte *>(&out) - offsetof(Op, out)); }
+
+}  // namespace
+
+// The link no longer reads the data of a send.
+void Member::sent(link::Outgoing &out) {
+  Op *op = op_of(out);
+  Member *m = op->member;
+  const std::shared_ptr<Member> keep = op->keep;
+  if (m->failed()) {
+    const Status why = m->failure();
+    m->end_op(op, why.code, m->about(*op, why.text));
+  } else {
+    m->end_op(op, Code::Ok, {});
+  }
+}
+
+void Member::start_send(Op *op) noexcept {
+  PeerRank &p = peers_[op->call.root];
+  const uint64_t total = op->call.bytes;
+  op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
+  op->out.data = op->call.in;
+  op->out.pending = nullptr;
+  bool eager = total <= kEagerMessage;
+  if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p)) {
+    p.bytes_out.fetch_sub(total, std::memory_order_relaxed);
+    eager = false;
+  }
+  if (eager) {
+    op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
+    op->out.finished = &Member::sent;
+  } else {
+    op->out.header = header(*op, link::FrameKind::RequestToSend, p.their_index, epoch_, rank_, op->message_id);
+    op->out.finished = nullptr;
+    std::lock_guard lock(match_lock_);
+    sending_.append(op);
+  }
+  p.link->post(op->out);
+}
+
+// Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
+// peer operation be understood: the message is consumed.
+bool Member::fits(Op *op, int source, uint64_t total, uint8_t dtype) noexcept {
+  if (total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
+  const auto elements = [](uint64_t bytes, uint8_t t) {
+    return t < kDTypeCount
+               ? fmt::format("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
+               : fmt::format("{} bytes of unknown type {}", bytes, t);
+  };
+  op->text = fmt::format("{}: {} sent {} but the receive asked for {}; both sides must name the same count and dtype",
+                         describe(*op), rank_text(source), elements(total, dtype),
+                         elements(op->call.bytes, static_cast<uint8_t>(op->call.dtype)));
+  return false;
+}
+
+void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
+  PeerRank &p = peers_[source];
+  link::Outgoing *grant = take_frame();
+  grant->header = header(*op, link::FrameKind::ClearToSend, p.their_index, epoch_, rank_, id);
+  grant->data = nullptr;
+  grant->pending = nullptr;
+  grant->finished = give_frame;
+  p.link->post(*grant);
+}
+
+void Member::prepare_messages() {
+  constexpr size_t kSpare = 8;
+  if (arrived_.capacity() >= kSpare) return;
+  arrived_.reserve(4 * kSpare);
+  spare_.reserve(4 * kSpare);
+  for (size_t i = 0; i < kSpare; ++i) {
+    spare_.push_back(std::make_unique<Arrived>());
+    spare_.back()->data.reserve(kEagerMessage);
+  }
+}
+
+void Member::start_recv(Op *op) noexcept {
+  std::string wrong;
+  {
+    std::lock_guard lock(match_lock_);
+    prepare_messages();
+    for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
+      Arrived &a = **it;
+      if (a.claimed || (op->call.root >= 0 && a.source != op->call.root) || a.tag != op->call.tag) continue;
+      op->source = a.source;
+      if (!fits(op, a.source, a.total, a.dtype)) {
+        wrong = op->text;
+        if (!a.rendezvous && !a.complete)
+          break;  // its data still flows; it stays claimed by nobody and is dropped with the member
+        if (a.rendezvous) clear_to_send(op, a.source, a.id);
+        else consumed(a.source, a.total);
+        spare_.push_back(std::move(*it));
+        arrived_.erase(it);
+        break;
+      }
+      if (a.rendezvous) {
+        op->message_id = a.id;
+        receiving_.append(op);
+        clear_to_send(op, a.source, a.id);
+        spare_.push_back(std::move(*it));
+        arrived_.erase(it);
+        return;
+      }
+      if (!a.complete) {
+        a.claimed = op;
+        return;
+      }
+      if (a.total) std::memcpy(op->call.out, a.data.data(), a.total);
+      consumed(a.source, a.total);
+      spare_.push_back(std::move(*it));
+      arrived_.erase(it);
+      goto matched;
+    }
+    if (wrong.empty()) {
+      posted_.append(op);
+      return;
+    }
+  }
+  fail(Code::Mismatch, wrong, true);  // the sender has to hear of it too, before this process can end
+  end_op(op, Code::Mismatch, wrong);
+  return;
+matched:
+  end_op(op, Code::Ok, {});
+}
+
+void Member::consumed(int source, uint64_t bytes) noexcept {
+  PeerRank &p = peers_[source];
+  p.bytes_in += bytes;
+  if (p.mail) {  // the sender looks there itself
+    mail_->consumed(source, cell_bytes_).store(p.bytes_in, std::memory_order_release);
+    return;
+  }
+  const uint64_t granted = p.bytes_in + credit_window_;
+  if (granted - p.credit_given < credit_window_ / 4) return;
+  p.credit_given = granted;
+  struct {
+    uint32_t member, epoch, rank, spare;
+    uint64_t granted;
+  } body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
+  context_->control(p.process, Control::Credit, std::as_bytes(std::span(&body, 1)));
+}
+
+link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
+  const int source = static_cast<int>(h.source);
+  Op *wrong = nullptr, *ready = nullptr;
+  link::Accept result = link::Accept::Drop;
+  {
+    std::lock_guard lock(match_lock_);
+    if (failed()) return link::Accept::Drop;
+    const auto waits_for_it = [&](const Op *o) {
+      return (o->call.root < 0 || o->call.root == source) && o->call.tag == h.tag;
+    };
+    switch (h.kind) {
+      case link::FrameKind::Message:
+      case link::FrameKind::RequestToSend: {
+        const bool rendezvous = h.kind == link::FrameKind::RequestToSend;
+        if (!rendezvous && h.bytes != h.total) return link::Accept::Drop;  // small messages come whole
+        if (Op *op = posted_.take_first(waits_for_it)) {
+          op->source = source;
+          op->message_id = h.id;
+          if (!fits(op, source, h.total, h.dtype)) {
+            wrong = op;
+            if (rendezvous) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
+            else consumed(source, h.total);
+            break;
+          }
+          receiving_.append(op);
+          if (rendezvous) {
+            clear_to_send(op, source, h.id);
+          } else {
+            to = op->call.out;
+            result = link::Accept::Take;
+          }
+          break;
+        }
+        std::unique_ptr<Arrived> a;
+        if (spare_.empty()) {
+          a = std::make_unique<Arrived>();
+          a->data.reserve(kEagerMessage);
+        } else {
+          a = std::move(spare_.back());
+          spare_.pop_back();
+        }
+        a->source = source;
+        a->tag = h.tag;
+        a->dtype = h.dtype;
+        a->id = h.id;
+        a->total = h.total;
+        a->rendezvous = rendezvous;
+        a->complete = false;
+        a->claimed = nullptr;
+        if (!rendezvous) {
+          if (h.total > kEagerMessage) return link::Accept::Drop;
+          a->data.resize(std::max<uint64_t>(h.total, 1));
+          to = a->data.data();
+          result = link::Accept::Take;
+        }
+        arrived_.push_back(std::move(a));
+        break;
+      }
+      case link::FrameKind::ClearToSend:
+        ready = sending_.take_first([&](const Op *o) { return o->message_id == h.id && o->call.root == source; });
+        break;
+      case link::FrameKind::MessageData:
+        for (Op *o = receiving_.head; o; o = o->match_next)
+          if (o->source == source && o->message_id == h.id && o->call.bytes == h.total) {
+            to = o->call.out + h.offset;
+            return link::Accept::Take;
+          }
+        break;
+      case link::FrameKind::PlanData: break;
+    }
+  }
+  if (wrong) {
+    const std::string text = wrong->text;
+    fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
+    end_op(wrong, Code::Mismatch, text);
+  }
+  if (ready) {
+    ready->out.header.kind = link::FrameKind::MessageData;
+    ready->out.finished = &Member::sent;
+    peers_[source].link->post(ready->out);
+  }
+  return result;
+}
+
+void Member::received_message(const link::FrameHeader &h) {
+  const int source = static_cast<int>(h.source);
+  Op *over = nullptr;
+  {
+    std::lock_guard lock(match_lock_);
+    if (failed()) return;
+    for (Op *o = receiving_.head; o; o = o->match_next) {
+      if (o->source != source || o->message_id != h.id) continue;
+      if (o->received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
+      over = receiving_.take_first([&](const Op *x) { return x == o; });
+      if (h.kind == link::FrameKind::Message) consumed(source, h.total);
+      break;
+    }
+    if (!over && h.kind == link::FrameKind::Message)
+      for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
+        Arrived &a = **it;
+        if (a.source != source || a.id != h.id || a.rendezvous || a.complete) continue;
+        a.complete = true;
+        if (a.claimed) {
+          over = a.claimed;
+          if (a.total) std::memcpy(over->call.out, a.data.data(), a.total);
+          consumed(source, a.total);
+          spare_.push_back(std::move(*it));
+          arrived_.erase(it);
+        }
+        break;
+      }
+  }
+  if (over) end_op(over, Code::Ok, {});
+}
+
+// After the links have been cancelled: every operation still in a list is ours to end.
+void Member::end_messages(Code code, const std::string &text) noexcept {
+  for (;;) {
+    Op *op = nullptr;
+    {
+      std::lock_guard lock(match_lock_);
+      const auto any = [](const Op *) { return true; };
+      op = posted_.take_first(any);
+      if (!op) op = sending_.take_first(any);
+      if (!op) op = receiving_.take_first(any);
+      if (!op)
+        for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
+          if ((*it)->claimed) {
+            op = (*it)->claimed;
+            arrived_.erase(it);
+            break;
+          }
+      recv_.posted = false;
+    }
+    if (!op) return;
+    end_op(op, code, about(*op, text));
+  }
+}
+
+}  // namespace isthmus::engine

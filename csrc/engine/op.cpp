@@ -1,0 +1,109 @@
+#include "engine/op.hpp"
+
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+
+namespace {
+link::SpinLock frame_lock;
+link::Outgoing *frame_free = nullptr;
+}  // namespace
+
+link::Outgoing *take_frame() {
+  frame_lock.lock();
+  link::Outgoing *f = frame_free;
+  if (f) frame_free = f->next;
+  frame_lock.unlock();
+  return f ? f : new link::Outgoing;
+}
+
+void give_frame(link::Outgoing &frame) {
+  frame_lock.lock();
+  frame.next = frame_free;
+  frame_free = &frame;
+  frame_lock.unlock();
+}
+
+OpPool &OpPool::instance() {
+  static OpPool *pool = new OpPool;  // never destroyed: works may be released by static destructors
+  return *pool;
+}
+
+Op *OpPool::take() {
+  lock_.lock();
+  Op *op = free_;
+  if (op) free_ = op->queue_next;
+  lock_.unlock();
+  if (!op) op = new Op;
+  op->queue_next = nullptr;
+  op->references.store(1, std::memory_order_relaxed);
+  return op;
+}
+
+void OpPool::release(Op *op) noexcept {
+  if (op->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  op->keep.reset();
+  op->reset();
+  lock_.lock();
+  op->queue_next = free_;
+  free_ = op;
+  lock_.unlock();
+}
+
+void Op::reset() noexcept {
+  call = Call{};
+  sequence = digest = 0;
+  submitted_ns = ended_ns = deadline_ns = 0;
+  member = nullptr;
+  plan.reset();
+  blocks.clear();
+  in_blocks = out_blocks = 0;
+  phase = Phase::Fresh;
+  next_rank = t = chunks = stage = step = 0;
+  receiving = false;
+  blocked_on = -1;
+  message_id = 0;
+  received.store(0, std::memory_order_relaxed);
+  match_next = nullptr;
+  source = -1;
+  pending_sends.store(0, std::memory_order_relaxed);
+  children.store(0, std::memory_order_relaxed);
+  parent = nullptr;
+  ended.store(0, std::memory_order_relaxed);
+  result = Code::Ok;
+  text.clear();
+  label.clear();
+  done = nullptr;
+  done_context = nullptr;
+  queue_next = nullptr;
+}
+
+void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept {
+  // Once `ended` is set an inline op may be used again at once, so everything is read before.
+  Op *parent = op->parent;
+  const bool pooled = !op->inline_op;
+  Context *context = op->member && pooled ? &op->member->context() : nullptr;
+  if (parent && result != Code::Ok) {
+    parent->callback_lock.lock();
+    if (parent->result == Code::Ok) {
+      parent->result = result;
+      parent->text = text;
+    }
+    parent->callback_lock.unlock();
+  }
+  op->ended_ns = ended_ns;
+  op->result = result;
+  op->text = std::move(text);
+  op->callback_lock.lock();
+  auto *done = std::exchange(op->done, nullptr);
+  void *done_context = op->done_context;
+  op->ended.store(1, std::memory_order_release);
+  op->callback_lock.unlock();
+  if (done) done(done_context, static_cast<int>(op->result), op->text.c_str());
+  if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_op(parent, parent->result, std::string(parent->text), ended_ns);
+  if (context) context->wake();  // whoever waits for it in this process sleeps on its doorbell
+  if (pooled) OpPool::instance().release(op);
+}
+
+}  // namespace isthmus::engine

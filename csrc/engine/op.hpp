@@ -1,0 +1,110 @@
+// An operation in flight: what was asked, how far it is, how it ended. Pooled; its vectors keep their capacity, so that nothing is
+// allocated once a shape has been seen.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "link/frame.hpp"
+#include "plan/plan.hpp"
+
+namespace isthmus::engine {
+
+class Member;
+
+struct Call {  // what the user asked for, validated, in bytes
+  plan::Collective collective = plan::Collective::Barrier;
+  DType dtype = DType::UInt8;
+  RedOp op = RedOp::Sum;
+  int root = 0;  // or the peer of a send or receive (-1: any source)
+  int tag = 0;
+  const std::byte *in = nullptr;
+  std::byte *out = nullptr;
+  uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
+  double scale = 1;
+  double timeout = 0;  // seconds; > 0
+};
+
+enum class Phase : uint8_t { Fresh, Posted, Running, Draining };
+
+struct Op {
+  Call call;
+  uint64_t sequence = 0, digest = 0;
+  int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
+  Member *member = nullptr;
+  std::shared_ptr<Member> keep;            // the member lives as long as its operations
+  std::shared_ptr<const plan::Plan> plan;  // null: one-hop path (cells), or point to point
+  // Operands: in_displ, in_bytes, out_displ, out_bytes, one after the other
+  std::vector<uint64_t> blocks;
+  uint32_t in_blocks = 0, out_blocks = 0;
+  plan::Operands operands() const noexcept {
+    const uint64_t *b = blocks.data();
+    return {{b, in_blocks},
+            {b + in_blocks, in_blocks},
+            {b + 2 * in_blocks, out_blocks},
+            {b + 2 * in_blocks + out_blocks, out_blocks}};
+  }
+
+  // Progress, owned by the holder of the member's `exec` flag.
+  Phase phase = Phase::Fresh;
+  uint32_t next_rank = 0;  // one-hop: first rank not yet seen
+  uint32_t t = 0, chunks = 0, stage = 0, step = 0;
+  bool receiving = false;   // the current Recv step has been posted
+  int32_t blocked_on = -1;  // rank that the last try waited for
+
+  // Point to point.
+  link::Outgoing out;
+  uint64_t message_id = 0;
+  std::atomic<uint64_t> received{0};
+  Op *match_next = nullptr;  // in the list of posted receives or of pending sends
+  int32_t source = -1;
+
+  std::atomic<uint32_t> pending_sends{0};  // frames whose data the links may still read
+  // Group parent: ended when `children` falls to 0.
+  std::atomic<uint32_t> children{0};
+  Op *parent = nullptr;
+
+  // The end. `ended` is set (release) after result and text.
+  std::atomic<uint32_t> ended{0};
+  Code result = Code::Ok;
+  std::string text;
+  std::string label;
+  link::SpinLock callback_lock;
+  void (*done)(void *, int, const char *) = nullptr;
+  void *done_context = nullptr;
+
+  std::atomic<uint32_t> references{0};
+  Op *queue_next = nullptr;  // the member's FIFO, or the pool
+  bool inline_op = false;    // belongs to its member, not to the pool
+  void reset() noexcept;     // all but capacities and references
+  bool is_p2p() const noexcept {
+    return call.collective == plan::Collective::Send || call.collective == plan::Collective::Recv;
+  }
+  bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
+};
+
+class OpPool {  // thread-safe
+ public:
+  static OpPool &instance();
+  Op *take();  // references == 1, everything at its default but for capacities
+  static void retain(Op *op) noexcept { op->references.fetch_add(1, std::memory_order_relaxed); }
+  void release(Op *op) noexcept;
+
+ private:
+  link::SpinLock lock_;
+  Op *free_ = nullptr;
+};
+
+// Frames that belong to no operation alone, pooled: several of one plan may be in a link at once. `finished` must be give_frame.
+link::Outgoing *take_frame();
+void give_frame(link::Outgoing &frame);
+
+// Sets the result and wakes everybody: the waiters of this process, the callback, the group. The engine's reference is dropped.
+// `ended_ns`: when. An inline op wakes nobody: its only waiter is the thread that runs it, or that thread looks again soon.
+void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept;
+
+}  // namespace isthmus::engine

@@ -1,0 +1,209 @@
+/* Isthmus: one collective API over accelerators of several vendors. The stable C ABI.
+ *
+ * Conventions
+ *   - Every call returns an isthmus_result; isthmus_last_error() gives the text of the calling thread's last failure.
+ *   - Counts are elements, sizes are bytes, times are seconds. All are 64-bit.
+ *   - `send == recv` (where the shapes allow it) means in place; buffers that otherwise overlap are an error of the caller.
+ *   - Structs begin with `size`: set it to sizeof(the struct). A newer library reads an older, shorter struct and takes
+ *     defaults for the rest, so zero always means "the default".
+ *   - A call whose `work` argument is NULL blocks until the operation is done. Otherwise it returns at once, *work is a new
+ *     handle, and both buffers belong to the library until the work is done.
+ *   - Operations of one communicator run in the order of the calls. That order must be the same on all ranks; so must be the
+ *     order of operations on different communicators that are in flight together. If it is not, the operation ends in
+ *     ISTHMUS_ERR_TIMEOUT or ISTHMUS_ERR_MISMATCH, never in a hang.
+ *   - Any function may be called from any thread. Calls on ONE communicator from several threads are serialised in an order
+ *     that only the caller can make equal on all ranks.
+ *   - After an error was returned no thread and no peer touches the buffers. Their content is undefined.
+ *   - A forked child must not call the library (ISTHMUS_ERR_FORKED); the fork itself is harmless.
+ */
+#ifndef ISTHMUS_H
+#define ISTHMUS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define ISTHMUS_API __attribute__((visibility("default")))
+#else
+#define ISTHMUS_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ISTHMUS_VERSION_MAJOR 0
+#define ISTHMUS_VERSION_MINOR 1
+#define ISTHMUS_VERSION_PATCH 0
+
+typedef struct isthmus_comm *isthmus_comm_t; /* one rank's view of one communicator */
+typedef struct isthmus_work *isthmus_work_t; /* one operation in flight */
+
+typedef enum isthmus_result {
+  ISTHMUS_OK = 0,
+  ISTHMUS_ERR_ARGUMENT = 1,  /* a bad argument; nothing was started, the communicator is unharmed */
+  ISTHMUS_ERR_CONFIG = 2,    /* a setting is unknown, malformed or out of range */
+  ISTHMUS_ERR_MISMATCH = 3,  /* ranks disagree: settings at init, or different operations at one sequence number */
+  ISTHMUS_ERR_TIMEOUT = 4,   /* a deadline passed; the text names the culprit */
+  ISTHMUS_ERR_PEER_LOST = 5, /* a rank's process died or its connection broke */
+  ISTHMUS_ERR_ABORTED = 6,   /* the communicator was aborted, here or by a peer */
+  ISTHMUS_ERR_RESOURCE = 7,  /* out of staging memory, descriptors, ... */
+  ISTHMUS_ERR_SYSTEM = 8,    /* a system call failed */
+  ISTHMUS_ERR_AUTH = 9,      /* a peer could not prove the job key */
+  ISTHMUS_ERR_FORKED = 10,   /* used in a forked child */
+  ISTHMUS_ERR_INTERRUPTED = 11, /* the interrupt check (Ctrl-C) ended a blocking call; the communicator is aborted */
+  ISTHMUS_ERR_UNSUPPORTED = 12, /* a combination that has no meaning, or that this build cannot do */
+  ISTHMUS_IN_PROGRESS = 13,  /* isthmus_work_test: not done yet. Not an error. */
+  ISTHMUS_ERR_INTERNAL = 14  /* a bug in Isthmus */
+} isthmus_result;
+
+typedef enum isthmus_dtype {
+  ISTHMUS_INT8 = 0, ISTHMUS_UINT8 = 1, ISTHMUS_INT16 = 2, ISTHMUS_UINT16 = 3, ISTHMUS_INT32 = 4, ISTHMUS_UINT32 = 5,
+  ISTHMUS_INT64 = 6, ISTHMUS_UINT64 = 7, ISTHMUS_BOOL = 8 /* one byte, 0 or not 0; results are 0 or 1 */,
+  ISTHMUS_FLOAT16 = 9, ISTHMUS_BFLOAT16 = 10, ISTHMUS_FLOAT32 = 11, ISTHMUS_FLOAT64 = 12,
+  ISTHMUS_FLOAT8_E4M3FN = 13, ISTHMUS_FLOAT8_E5M2 = 14, ISTHMUS_COMPLEX64 = 15, ISTHMUS_COMPLEX128 = 16,
+  ISTHMUS_DTYPE_COUNT = 17
+} isthmus_dtype;
+
+/* Numbers (docs/numbers.md): contributions are added islands in order, ranks in order; float16, bfloat16 and float8 are
+ * accumulated in float32 and rounded once. AVG divides the sum by the world size before that rounding; integers divide toward
+ * zero. BOOL: SUM is "or", PROD is "and". MIN and MAX propagate NaN. No AVG or PREMUL_SUM on BOOL, no MIN/MAX on complex,
+ * bitwise operations on integers and BOOL only, PREMUL_SUM on floating types only. */
+typedef enum isthmus_redop {
+  ISTHMUS_SUM = 0, ISTHMUS_AVG = 1, ISTHMUS_PROD = 2, ISTHMUS_MIN = 3, ISTHMUS_MAX = 4, ISTHMUS_BAND = 5, ISTHMUS_BOR = 6,
+  ISTHMUS_BXOR = 7, ISTHMUS_PREMUL_SUM = 8 /* each rank's data times that rank's isthmus_call.scale, then SUM */,
+  ISTHMUS_REDOP_COUNT = 9
+} isthmus_redop;
+
+typedef struct isthmus_unique_id { char bytes[128]; } isthmus_unique_id; /* root address and job key; pass it by any means */
+
+/* All-gather of opaque blobs: `send` has `bytes` bytes, `recv` has world_size*bytes; returns 0, or not 0 on failure. Used when
+ * the caller has a rendezvous of its own (torch's Store, MPI). Called a bounded number of times, only inside isthmus_init. */
+typedef int (*isthmus_exchange_fn)(void *context, const void *send, void *recv, size_t bytes);
+
+typedef struct isthmus_options {
+  size_t size;            /* sizeof(isthmus_options) */
+  int rank, world_size;   /* 0 <= rank < world_size */
+  /* The rendezvous, first that is set: exchange, id, address, else the environment (MASTER_ADDR and MASTER_PORT, ...). */
+  isthmus_exchange_fn exchange;
+  void *exchange_context;
+  const isthmus_unique_id *id;
+  const char *address;    /* "host:port" of rank 0, which listens there; IPv6 as "[::1]:port" */
+  const char *name;       /* of the communicator, for messages; may be NULL */
+  const char *island;     /* label; NULL: ISTHMUS_ISLAND, else one island */
+  const char *bridge;     /* "auto", "shm" or "tcp"; NULL: ISTHMUS_BRIDGE */
+  double timeout;         /* default deadline of operations and of init; 0: ISTHMUS_TIMEOUT */
+  const char *settings;   /* further settings, "NAME=value;NAME=value" with the names of `isthmus doctor --settings`; or NULL */
+} isthmus_options;
+
+typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults */
+  size_t size;                /* sizeof(isthmus_call) */
+  double timeout;             /* seconds; 0: the communicator's */
+  double scale;               /* PREMUL_SUM's factor of this rank (0 is a factor like any other) */
+  const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
+} isthmus_call;
+
+/* ---- life of a communicator ---------------------------------------------------------------------------------------- */
+ISTHMUS_API const char *isthmus_version(void);
+ISTHMUS_API const char *isthmus_last_error(void); /* valid until the calling thread's next call */
+ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
+ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
+ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm); /* collective */
+/* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL. */
+ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
+/* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. */
+ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
+/* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. */
+ISTHMUS_API isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason);
+ISTHMUS_API isthmus_result isthmus_comm_error(isthmus_comm_t comm); /* ISTHMUS_OK, or why it can no longer be used (text: last_error) */
+ISTHMUS_API isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds);
+ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm);
+ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
+ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
+/* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
+ * and the reading form of it. dump: the flight recorder of the communicator. */
+ISTHMUS_API isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json);
+ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
+                                                isthmus_redop op, int root, char **json);
+ISTHMUS_API isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json);
+ISTHMUS_API isthmus_result isthmus_settings(char **json); /* every setting: name, type, default, range, meaning, value */
+ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
+ISTHMUS_API void isthmus_free(void *p);
+ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */
+ISTHMUS_API const char *isthmus_dtype_name(isthmus_dtype dtype);
+ISTHMUS_API const char *isthmus_redop_name(isthmus_redop op);
+/* Called about every 50 ms by the thread that waits in a blocking call or isthmus_work_wait; not 0 ends the wait with
+ * ISTHMUS_ERR_INTERRUPTED. For the whole process. */
+ISTHMUS_API void isthmus_set_interrupt_check(int (*check)(void));
+
+/* ---- collectives (count: elements that the comment names; `call` and `work` may be NULL) ------------------------------ */
+/* recv[count] = op over all ranks of send[count]. In place: send == recv. */
+ISTHMUS_API isthmus_result isthmus_all_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
+/* recv is used on root only. */
+ISTHMUS_API isthmus_result isthmus_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    isthmus_redop op, int root, const isthmus_call *call, isthmus_work_t *work);
+/* send is used on root only; on root recv may equal send or be another buffer, which is then filled too. */
+ISTHMUS_API isthmus_result isthmus_broadcast(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    int root, const isthmus_call *call, isthmus_work_t *work);
+/* recv[world*count], rank r's send[count] at r*count. In place: send == recv + rank*count. */
+ISTHMUS_API isthmus_result isthmus_all_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    const isthmus_call *call, isthmus_work_t *work);
+/* Rank r gives counts[r] elements, which land at recv + displs[r]; displs NULL: back to back. counts equal on all ranks. */
+ISTHMUS_API isthmus_result isthmus_all_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+    const uint64_t *displs, isthmus_dtype dtype, const isthmus_call *call, isthmus_work_t *work);
+/* send[world*count]; recv[count] = op over ranks of their block `rank`. In place: recv == send + rank*count. */
+ISTHMUS_API isthmus_result isthmus_reduce_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count,
+    isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_reduce_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+    isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
+/* send[world*count], recv[world*count]: block d of rank s lands as block s of rank d. In place: send == recv (staged). */
+ISTHMUS_API isthmus_result isthmus_all_to_all(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    const isthmus_call *call, isthmus_work_t *work);
+/* Counts and displacements per peer, elements; displs NULL: back to back. send_counts[d] here == recv_counts[rank] on d. */
+ISTHMUS_API isthmus_result isthmus_all_to_all_v(isthmus_comm_t comm, const void *send, const uint64_t *send_counts,
+    const uint64_t *send_displs, void *recv, const uint64_t *recv_counts, const uint64_t *recv_displs, isthmus_dtype dtype,
+    const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    int root, const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+    const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
+    int root, const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
+    const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call, isthmus_work_t *work);
+ISTHMUS_API isthmus_result isthmus_barrier(isthmus_comm_t comm, const isthmus_call *call, isthmus_work_t *work);
+
+/* ---- point to point: matched by (source, tag) in the order sent; tag is any int >= 0 -------------------------------------- */
+#define ISTHMUS_ANY_SOURCE (-1)
+ISTHMUS_API isthmus_result isthmus_send(isthmus_comm_t comm, const void *buffer, uint64_t count, isthmus_dtype dtype, int peer,
+    int tag, const isthmus_call *call, isthmus_work_t *work);
+/* peer may be ISTHMUS_ANY_SOURCE; *source (may be NULL) is then the sender, for a blocking call; else isthmus_work_source. The
+ * message's size and dtype must equal the receive's, else ISTHMUS_ERR_MISMATCH names both. */
+ISTHMUS_API isthmus_result isthmus_recv(isthmus_comm_t comm, void *buffer, uint64_t count, isthmus_dtype dtype, int peer, int tag,
+    int *source, const isthmus_call *call, isthmus_work_t *work);
+
+/* Between begin and end (per thread, may nest) every operation, blocking or not, is only recorded; end submits them together
+ * and, where work is NULL, waits for all. Sends and receives of a group complete in any order. A call that fails inside a
+ * group fails at once and cancels the group: nothing of it was submitted, and end returns the first failure. */
+ISTHMUS_API isthmus_result isthmus_group_begin(void);
+ISTHMUS_API isthmus_result isthmus_group_end(isthmus_work_t *work);
+
+/* ---- work ------------------------------------------------------------------------------------------------------------------- */
+/* Waits up to `timeout` seconds (<= 0: the operation's own deadline). Returns the operation's result. ISTHMUS_ERR_TIMEOUT with
+ * the operation still running is told from the operation's own timeout by isthmus_work_test() == ISTHMUS_IN_PROGRESS. */
+ISTHMUS_API isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout);
+ISTHMUS_API isthmus_result isthmus_work_test(isthmus_work_t work); /* never blocks, makes progress; ISTHMUS_IN_PROGRESS if not done */
+ISTHMUS_API int isthmus_work_source(isthmus_work_t work);          /* sender of a finished receive, else -1 */
+ISTHMUS_API uint64_t isthmus_work_sequence(isthmus_work_t work);
+ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds from submission to the end; < 0 while running */
+/* `done(context, result, text)` runs exactly once, on the thread that finished the operation, or at once if it is already
+ * done. It must be short, must not wait on any operation, and may submit new ones. At most one per work. */
+ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
+    void *context);
+ISTHMUS_API void isthmus_work_release(isthmus_work_t work); /* drops the handle; the operation goes on. NULL is allowed. */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+#include "link/arena.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace isthmus::link {
+
+Arena::Arena(size_t staging_bytes) {
+  staging_bytes = (staging_bytes + 4095) / 4096 * 4096;
+  const size_t total = kHeader + kMailboxRegion + staging_bytes;
+  fd_ = UniqueFd(::memfd_create("isthmus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd_) fail_system("memfd_create", errno);
+  if (::ftruncate(fd_.get(), static_cast<off_t>(total)) != 0) fail_system("ftruncate of the shared arena", errno);
+  // A peer that shrank the file would turn our next access into SIGBUS.
+  if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail_system("F_ADD_SEALS", errno);
+  mapping_ = Mapping(fd_.get(), total);
+  new (mapping_.data() + kDoorbellOffset) Doorbell;
+  mailboxes_ = {kHeader, kMailboxRegion, 0, {{kHeader, kMailboxRegion}}, {}};
+  staging_ = {kHeader + kMailboxRegion, staging_bytes, 0, {{kHeader + kMailboxRegion, staging_bytes}}, {}};
+}
+
+size_t Arena::staging_used() const noexcept {
+  std::lock_guard lock(mutex_);
+  return staging_.used;
+}
+
+uint64_t Arena::allocate(Region &region, size_t bytes, const char *what) {
+  bytes = (bytes + 4095) / 4096 * 4096;
+  std::lock_guard lock(mutex_);
+  for (auto it = region.free.begin(); it != region.free.end(); ++it) {
+    if (it->second < bytes) continue;
+    const auto [offset, size] = *it;
+    region.free.erase(it);
+    if (size > bytes) region.free.emplace(offset + bytes, size - bytes);
+    region.taken.emplace(offset, bytes);
+    region.used += bytes;
+    return offset;
+  }
+  fail(Code::Resource,
+       "{} bytes of shared memory asked for, but {} of {} bytes ({}) are in use; destroy communicators or raise the limit",
+       bytes, region.used, region.bytes, what);
+}
+
+void Arena::release(Region &region, uint64_t offset) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto it = region.taken.find(offset);
+  if (it == region.taken.end()) return;
+  size_t bytes = it->second;
+  region.taken.erase(it);
+  region.used -= bytes;
+  // Gives the pages back and makes the next owner read zeros.
+  ::madvise(base() + offset, bytes, MADV_REMOVE);
+  auto next = region.free.lower_bound(offset);
+  if (next != region.free.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = region.free.erase(next);
+  }
+  if (next != region.free.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  region.free.emplace(offset, bytes);
+}
+
+}  // namespace isthmus::link

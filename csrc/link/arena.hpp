@@ -1,0 +1,53 @@
+// The arena: the memory that a process shares with the other processes of its host. One memfd, sparse, mapped once here and once
+// in each peer. Layout: 64 bytes of the mesh (nonce), the doorbell, then two regions with an allocator each: mailboxes (control
+// memory of communicators, a page or a few each) and staging (slots and stream rings, bounded by ISTHMUS_STAGING_BYTES).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <new>
+
+#include "base/handles.hpp"
+#include "link/doorbell.hpp"
+
+namespace isthmus::link {
+
+class Arena {
+ public:
+  static constexpr size_t kHeader = 4096, kDoorbellOffset = 128;
+  static constexpr size_t kMailboxRegion = size_t{1} << 30;  // virtual; pages exist once touched
+
+  explicit Arena(size_t staging_bytes);
+  int fd() const noexcept { return fd_.get(); }
+  size_t bytes() const noexcept { return mapping_.size(); }
+  std::byte *base() const noexcept { return mapping_.data(); }
+  Doorbell &doorbell() const noexcept { return doorbell_of(base()); }
+  static Doorbell &doorbell_of(std::byte *arena_base) noexcept {
+    return *std::launder(reinterpret_cast<Doorbell *>(arena_base + kDoorbellOffset));
+  }
+
+  // Offsets from base(), 4096-aligned, zeroed. Throw Error(Resource) where the region is full.
+  uint64_t allocate_mailbox(size_t bytes) { return allocate(mailboxes_, bytes, "mailboxes"); }
+  uint64_t allocate_staging(size_t bytes) { return allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES"); }
+  void free_mailbox(uint64_t offset) noexcept { release(mailboxes_, offset); }
+  void free_staging(uint64_t offset) noexcept { release(staging_, offset); }
+  size_t staging_used() const noexcept;
+  size_t staging_limit() const noexcept { return staging_.bytes; }
+
+ private:
+  struct Region {
+    uint64_t begin = 0;
+    size_t bytes = 0, used = 0;
+    std::map<uint64_t, size_t> free, taken;  // offset -> bytes
+  };
+  uint64_t allocate(Region &region, size_t bytes, const char *what);
+  void release(Region &region, uint64_t offset) noexcept;
+
+  UniqueFd fd_;
+  Mapping mapping_;
+  mutable std::mutex mutex_;
+  Region mailboxes_, staging_;
+};
+
+}  // namespace isthmus::link

@@ -1,0 +1,153 @@
+#include "link/memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.hpp"
+
+namespace isthmus::link {
+namespace {
+
+constexpr uint64_t kPiece = 64 * 1024;  // sender and receiver work on different pieces; eight fit the ring
+constexpr uint64_t pad(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
+
+void ring_write(ByteRing &r, uint64_t at, const void *from, uint64_t n) {
+  const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
+  std::memcpy(r.data + i, from, first);
+  std::memcpy(r.data, static_cast<const std::byte *>(from) + first, n - first);
+}
+
+void ring_read(const ByteRing &r, uint64_t at, void *to, uint64_t n) {
+  const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
+  std::memcpy(to, r.data + i, first);
+  std::memcpy(static_cast<std::byte *>(to) + first, r.data, n - first);
+}
+
+}  // namespace
+
+void ShmLink::post(Outgoing &out) noexcept {
+  out.cut = 0;
+  queue_.push(out);
+}
+
+bool ShmLink::push() {
+  bool moved = false;
+  while (Outgoing *out = queue_.front()) {
+    const bool bare = out->header.kind == FrameKind::RequestToSend || out->header.kind == FrameKind::ClearToSend;
+    const uint64_t rest = bare ? 0 : out->header.total - out->cut;
+    const uint64_t n = std::min(rest, kPiece);
+    const uint64_t at = out_->written.load(std::memory_order_relaxed);
+    if (ByteRing::kCapacity - (at - out_->read.load(std::memory_order_acquire)) < sizeof(FrameHeader) + pad(n)) break;
+    FrameHeader h = out->header;
+    h.offset = out->cut;
+    h.bytes = static_cast<uint32_t>(n);
+    ring_write(*out_, at, &h, sizeof h);
+    if (n) ring_write(*out_, at + sizeof h, out->data + out->cut, n);
+    out->cut += n;
+    out_->written.store(at + sizeof h + pad(n), std::memory_order_release);
+    peer_bell_->ring();
+    moved = true;
+    bytes_sent.fetch_add(n + sizeof h, std::memory_order_relaxed);
+    if (n == rest) {
+      queue_.pop();
+      finish(*out);
+    }
+  }
+  return moved;
+}
+
+bool ShmLink::pull(FrameSink &sink) {
+  ByteRing *in = in_.load(std::memory_order_acquire);
+  if (!in) return false;
+  bool moved = false;
+  for (int burst = 0; burst < 16; ++burst) {
+    const uint64_t at = in->read.load(std::memory_order_relaxed);
+    const uint64_t filled = in->written.load(std::memory_order_acquire) - at;
+    if (filled == 0) break;
+    FrameHeader h;
+    const char *fault = nullptr;
+    if (filled < sizeof h || filled > ByteRing::kCapacity || at % 64 != 0) {
+      fault = "ring counters out of range";
+    } else {
+      ring_read(*in, at, &h, sizeof h);
+      fault = frame_fault(h);
+      if (!fault && filled < sizeof h + pad(h.bytes)) fault = "frame longer than the ring holds";
+    }
+    if (fault) {
+      dead_ = true;
+      sink.broken(std::string("protocol error: ") + fault);
+      return true;
+    }
+    std::byte *to = nullptr;
+    const Accept a = sink.accept(h, since_, to);
+    if (a == Accept::Defer) {
+      if (since_ == 0) since_ = now_ns();
+      break;
+    }
+    since_ = 0;
+    if (a == Accept::Take && h.bytes) ring_read(*in, at + sizeof h, to, h.bytes);
+    in->read.store(at + sizeof h + pad(h.bytes), std::memory_order_release);
+    peer_bell_->ring();  // a sender may wait for room
+    bytes_received.fetch_add(h.bytes + sizeof h, std::memory_order_relaxed);
+    if (a == Accept::Take) sink.received(h);
+    moved = true;
+  }
+  return moved;
+}
+
+bool ShmLink::progress(FrameSink &sink) {
+  if (dead_) return false;
+  const bool pushed = push();
+  return pull(sink) || pushed;
+}
+
+void ShmLink::cancel(uint32_t, uint32_t theirs, uint32_t epoch, uint32_t source) {
+  // Whole pieces only are in the ring, copied: nothing of ours is read or written once the queue is clean.
+  queue_.remove_if(
+      [&](const Outgoing &o) { return o.header.member == theirs && o.header.epoch == epoch && o.header.source == source; },
+      [](Outgoing &o) { finish(o); });
+}
+
+void LocalLink::post(Outgoing &out) noexcept {
+  out.cut = 0;
+  queue_.push(out);
+  bell_->ring();
+}
+
+bool LocalLink::progress(FrameSink &sink) {
+  // Frames between different ranks of the process share this queue: a refused one must not hold up the others.
+  while (Outgoing *out = queue_.front()) {
+    queue_.pop();
+    waiting_.push(*out);
+  }
+  bool moved = false;
+  waiting_.remove_if(
+      [&](Outgoing &out) {
+        for (;;) {
+          FrameHeader h = out.header;
+          const bool bare = h.kind == FrameKind::RequestToSend || h.kind == FrameKind::ClearToSend;
+          const uint64_t rest = bare ? 0 : h.total - out.cut;
+          h.offset = out.cut;
+          h.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, kMaxPayload));
+          std::byte *to = nullptr;
+          const Accept a = sink.accept(h, static_cast<int64_t>(out.pieces), to);
+          if (a == Accept::Defer) return false;
+          if (a == Accept::Take && h.bytes) std::memcpy(to, out.data + out.cut, h.bytes);
+          out.cut += h.bytes;
+          moved = true;
+          if (a == Accept::Take) sink.received(h);
+          if (h.bytes == rest) return true;
+        }
+      },
+      [](Outgoing &out) { finish(out); });
+  return moved;
+}
+
+void LocalLink::cancel(uint32_t, uint32_t theirs, uint32_t epoch, uint32_t source) {
+  for (OutQueue *queue : {&queue_, &waiting_})
+    queue->remove_if(
+        [&](const Outgoing &o) { return o.header.member == theirs && o.header.epoch == epoch && o.header.source == source; },
+        [](Outgoing &o) { finish(o); });
+}
+
+}  // namespace isthmus::link

@@ -1,0 +1,259 @@
+#include "link/tcp.hpp"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace isthmus::link {
+namespace {
+
+constexpr uint64_t kBulk = 64 * 1024;      // larger payloads may leave stream 0
+constexpr uint32_t kPiece = 512 * 1024;    // of a bulk payload; the header's 64 bytes are noise beside it
+constexpr size_t kBuffer = 64 + 8 * 1024;  // one read takes a header and a small payload; larger payloads go past the buffer
+constexpr size_t kBurst =
+    2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
+alignas(64) const std::byte kZeros[64 * 1024] = {};
+
+}  // namespace
+
+struct TcpLink::Stream {
+  UniqueFd socket;
+  // writing
+  Outgoing *out = nullptr;
+  FrameHeader header;
+  const std::byte *data = nullptr;
+  uint64_t sent = 0;  // of header and payload
+  bool writing = false;
+  bool zeros = false;             // the operation was cancelled: the rest of the payload is zeros
+  std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
+  // reading
+  std::byte buffer[kBuffer];
+  size_t begin = 0, end = 0;
+  FrameHeader in;
+  std::byte *to = nullptr;  // nullptr while `left` > 0: drain
+  uint32_t left = 0;
+  bool have_header = false, accepted = false, taken = false;
+  int64_t since = 0;
+};
+
+TcpLink::TcpLink(std::vector<UniqueFd> sockets) {
+  for (auto &fd : sockets) {
+    streams_.push_back(std::make_unique<Stream>());
+    streams_.back()->socket = std::move(fd);
+  }
+}
+
+TcpLink::~TcpLink() = default;
+
+void TcpLink::post(Outgoing &out) noexcept {
+  out.cut = 0;
+  out.pieces = 0;
+  const bool bulk =
+      out.header.total > kBulk && (out.header.kind == FrameKind::PlanData || out.header.kind == FrameKind::MessageData);
+  (bulk ? bulk_ : ordered_).push(out);
+}
+
+bool TcpLink::next_piece(Stream &s, bool first) {
+  OutQueue *queue = first && !ordered_.empty() ? &ordered_ : &bulk_;
+  Outgoing *out = queue->front();
+  if (!out) return false;
+  s.out = out;
+  s.header = out->header;
+  const bool bare = s.header.kind == FrameKind::RequestToSend || s.header.kind == FrameKind::ClearToSend;
+  const uint64_t rest = bare ? 0 : s.header.total - out->cut;
+  s.header.offset = bare ? 0 : out->cut;
+  s.header.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, queue == &ordered_ ? kMaxPayload : kPiece));
+  s.data = out->data + out->cut;
+  out->cut = bare ? out->header.total : out->cut + s.header.bytes;
+  ++out->pieces;
+  if (bare || out->cut == out->header.total) queue->pop();
+  s.sent = 0;
+  s.writing = true;
+  s.zeros = false;
+  writing_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool TcpLink::write_stream(Stream &s, bool first, FrameSink &sink) {
+  bool moved = false;
+  size_t burst = 0;
+  s.full.store(false, std::memory_order_relaxed);
+  while (burst < kBurst && (s.writing || next_piece(s, first))) {
+    const uint64_t whole = sizeof(FrameHeader) + s.header.bytes;
+    iovec parts[2];
+    int count = 0;
+    if (s.sent < sizeof(FrameHeader))
+      parts[count++] = {reinterpret_cast<std::byte *>(&s.header) + s.sent, sizeof(FrameHeader) - s.sent};
+    const uint64_t done = s.sent > sizeof(FrameHeader) ? s.sent - sizeof(FrameHeader) : 0;
+    if (done < s.header.bytes) {
+      const std::byte *from = s.zeros ? kZeros : s.data + done;
+      const size_t n = s.zeros ? std::min<uint64_t>(sizeof kZeros, s.header.bytes - done) : s.header.bytes - done;
+      parts[count++] = {const_cast<std::byte *>(from), n};
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = static_cast<size_t>(count);
+    const ssize_t n = ::sendmsg(s.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        s.full.store(true, std::memory_order_relaxed);
+        break;
+      }
+      die(sink, system_text("send", errno));
+      return moved;
+    }
+    moved = true;
+    s.sent += static_cast<uint64_t>(n);
+    burst += static_cast<size_t>(n);
+    bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    if (s.sent < whole) continue;
+    s.writing = false;
+    writing_.fetch_sub(1, std::memory_order_relaxed);
+    Outgoing *out = s.out;
+    s.out = nullptr;
+    if (out && --out->pieces == 0 && out->cut == out->header.total) finish(*out);
+  }
+  return moved;
+}
+
+bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
+  bool moved = false;
+  size_t burst = 0;
+  bool drained = false;  // the last read came back short: nothing more waits in the kernel
+  while (burst < kBurst) {
+    if (!s.have_header) {
+      if (s.end - s.begin < sizeof(FrameHeader)) {
+        if (drained) return moved;
+        if (s.begin > 0) {
+          std::memmove(s.buffer, s.buffer + s.begin, s.end - s.begin);
+          s.end -= s.begin;
+          s.begin = 0;
+        }
+        const size_t room = kBuffer - s.end;
+        const ssize_t n = ::recv(s.socket.get(), s.buffer + s.end, room, MSG_DONTWAIT);
+        if (n == 0) return die(sink, "the peer closed the connection"), moved;
+        if (n < 0) {
+          if (errno == EINTR) continue;
+          if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
+          return die(sink, system_text("recv", errno)), moved;
+        }
+        drained = static_cast<size_t>(n) < room;
+        s.end += static_cast<size_t>(n);
+        burst += static_cast<size_t>(n);
+        moved = true;
+        continue;
+      }
+      std::memcpy(&s.in, s.buffer + s.begin, sizeof s.in);
+      s.begin += sizeof s.in;
+      if (const char *fault = frame_fault(s.in)) return die(sink, fmt::format("protocol error: {}", fault)), moved;
+      s.have_header = true;
+      s.accepted = false;
+      s.since = 0;
+    }
+    if (!s.accepted) {
+      const Accept a = sink.accept(s.in, s.since, s.to);
+      if (a == Accept::Defer) {
+        if (s.since == 0) s.since = now_ns();
+        return moved;
+      }
+      s.accepted = true;
+      s.left = s.in.bytes;
+      s.taken = a == Accept::Take;
+      if (!s.taken) s.to = nullptr;
+      moved = true;
+    }
+    while (s.left > 0) {
+      if (s.begin < s.end) {
+        const size_t n = std::min<size_t>(s.left, s.end - s.begin);
+        if (s.to) std::memcpy(s.to, s.buffer + s.begin, n), s.to += n;
+        s.begin += n;
+        s.left -= static_cast<uint32_t>(n);
+        moved = true;
+        continue;
+      }
+      if (drained) return moved;
+      s.begin = s.end = 0;
+      // A drained payload goes through the buffer; anything else straight to where it belongs.
+      const size_t want = s.to ? s.left : std::min<size_t>(s.left, kBuffer);
+      const ssize_t n = ::recv(s.socket.get(), s.to ? s.to : s.buffer, want, MSG_DONTWAIT);
+      if (n == 0) return die(sink, "the peer closed the connection"), moved;
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
+        return die(sink, system_text("recv", errno)), moved;
+      }
+      moved = true;
+      burst += static_cast<size_t>(n);
+      if (s.to) s.to += n;
+      s.left -= static_cast<uint32_t>(n);
+      drained = static_cast<size_t>(n) < want;
+    }
+    bytes_received.fetch_add(s.in.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
+    s.have_header = false;
+    if (s.taken) sink.received(s.in);
+  }
+  return moved;
+}
+
+bool TcpLink::progress(FrameSink &sink) {
+  if (dead_.load(std::memory_order_relaxed)) return false;
+  bool moved = false;
+  for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
+    moved |= write_stream(*streams_[i], i == 0, sink);
+  for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
+    moved |= read_stream(*streams_[i], sink);
+  return moved;
+}
+
+void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) {
+  for (auto &s : streams_) {
+    if (s->writing && s->out && s->header.member == theirs && s->header.epoch == epoch && s->header.source == source) {
+      Outgoing *out = s->out;
+      s->out = nullptr;
+      s->zeros = true;
+      if (--out->pieces == 0 && out->cut == out->header.total) finish(*out);
+    }
+    if (s->have_header && s->in.member == ours && s->in.epoch == epoch) s->to = nullptr, s->taken = false;
+  }
+  for (OutQueue *queue : {&ordered_, &bulk_})
+    queue->remove_if(
+        [&](const Outgoing &o) { return o.header.member == theirs && o.header.epoch == epoch && o.header.source == source; },
+        [](Outgoing &o) { finish(o); });
+}
+
+void TcpLink::die(FrameSink &sink, const std::string &why) {
+  if (dead_.exchange(true)) return;
+  for (auto &s : streams_) {
+    if (s->writing) {
+      s->writing = false;
+      writing_.fetch_sub(1, std::memory_order_relaxed);
+      if (Outgoing *out = std::exchange(s->out, nullptr); out && --out->pieces == 0 && out->cut == out->header.total)
+        finish(*out);
+    }
+    s->have_header = false;
+    s->to = nullptr;
+  }
+  for (OutQueue *queue : {&ordered_, &bulk_})
+    queue->remove_if([](const Outgoing &) { return true; }, [](Outgoing &o) { finish(o); });
+  sink.broken(why);
+}
+
+bool TcpLink::idle() const noexcept {
+  return ordered_.empty() && bulk_.empty() && writing_.load(std::memory_order_relaxed) == 0;
+}
+
+void TcpLink::descriptors(std::vector<pollfd> &fds) const {
+  if (dead_.load(std::memory_order_relaxed)) return;
+  for (const auto &s : streams_)
+    fds.push_back(
+        {s->socket.get(), static_cast<short>(POLLIN | (s->full.load(std::memory_order_relaxed) ? POLLOUT : 0)), 0});
+}
+
+}  // namespace isthmus::link

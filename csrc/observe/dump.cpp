@@ -1,0 +1,73 @@
+#include "observe/dump.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.hpp"
+#include "reduce/reduce.hpp"
+
+namespace isthmus::observe {
+
+std::string dump_json(comm::Communicator &comm) {
+  using nlohmann::ordered_json;
+  auto &member = comm.member();
+  ordered_json out{{"communicator", comm.name()}, {"rank", comm.rank()}, {"size", comm.size()}, {"now_us", now_ns() / 1000}};
+  const Status why = member.failure();
+  out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
+  const std::string waiting = member.waiting_text();
+  out["waiting"] = waiting.empty() ? ordered_json(nullptr) : ordered_json(waiting);
+  auto entries = ordered_json::array();
+  const auto add = [&](const Record &r) {
+    const auto c = static_cast<plan::Collective>(r.collective);
+    const bool p2p = c == plan::Collective::Send || c == plan::Collective::Recv;
+    const auto result = static_cast<Code>(r.result);
+    ordered_json e{{"sequence", r.sequence},
+                   {"collective", plan::collective_name(c)},
+                   {"dtype", dtype_name(static_cast<DType>(r.dtype))},
+                   {"op", redop_name(static_cast<RedOp>(r.op))},
+                   {"bytes", r.bytes},
+                   {p2p ? "peer" : "root", r.peer_or_root},
+                   {"state", result == Code::InProgress ? "running" : "ended"},
+                   {"submitted_us", r.submitted_ns / 1000}};
+    if (result != Code::InProgress) {
+      e["duration_us"] = static_cast<double>(r.ended_ns - r.submitted_ns) / 1000.0;
+      e["result"] = code_name(result);
+    }
+    entries.push_back(std::move(e));
+  };
+  for (const auto &r : member.context().recorder().read())
+    if (r.communicator == member.serial()) add(r);
+  for (const auto &r : member.in_flight()) add(r);
+  out["entries"] = std::move(entries);
+  return out.dump(1);
+}
+
+std::string context_json() {
+  nlohmann::ordered_json out{{"active", false}, {"simd", reduce::target()}};
+  if (const auto c = engine::Context::current()) {
+    const auto s = c->stats();
+    out = {{"active", true},
+           {"simd", reduce::target()},
+           {"threads", s.threads},
+           {"descriptors", s.descriptors},
+           {"peers", s.peers},
+           {"links", s.links},
+           {"communicators", s.members},
+           {"staging_used", s.staging_used},
+           {"staging_limit", s.staging_limit},
+           {"endpoint", {{"hostname", c->mesh().self().hostname}, {"tcp", c->mesh().self().tcp}}}};
+  }
+  return out.dump(1);
+}
+
+std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop) {
+  auto out = nlohmann::ordered_json::parse(plan::explain_json(plan, comm.member().topology()));
+  out["path"] = one_hop ? "one hop" : "plan";
+  if (one_hop)
+    out["text"] = fmt::format(
+        "small message: one hop. Every rank writes its contribution into its cell in shared memory and combines all cells "
+        "itself; the result is that of this plan:\n{}",
+        out.value("text", ""));
+  return out.dump(2);
+}
+
+}  // namespace isthmus::observe

@@ -1,0 +1,387 @@
+#include "array.hpp"
+
+#include <cstring>
+#include <string>
+
+#include "dlpack.hpp"
+#include "errors.hpp"
+
+namespace isthmus::python {
+namespace {
+
+// The first fields of NumPy's array and descriptor objects. They are part of its ABI and the same in NumPy 1 and 2, so neither
+// NumPy's headers nor its import are needed here.
+struct NumpyArray {
+  PyObject_HEAD char *data;
+  int nd;
+  Py_ssize_t *dimensions;
+  Py_ssize_t *strides;
+  PyObject *base;
+  PyObject *descr;
+  int flags;
+};
+struct NumpyDescr {
+  PyObject_HEAD PyTypeObject *typeobj;
+  char kind;
+  char type;
+  char byteorder;
+  char former_flags;
+  int type_num;
+};
+constexpr int kContiguous = 0x1, kWriteable = 0x400;
+constexpr int kUserTypes =
+    256;  // type numbers from here on are made by packages such as ml_dtypes, in the order of their import
+constexpr int kNone = -1;
+constexpr int kUserCache = 64;
+
+PyTypeObject *ndarray_type = nullptr;  // once seen; never freed
+PyTypeObject *tensor_type = nullptr;
+
+// NPY_BOOL .. NPY_CDOUBLE, and NPY_HALF = 23. LONG and LONGLONG are both 64 bits wide on the platforms we build for.
+constexpr int kNumpyTypes[] = {ISTHMUS_BOOL,    ISTHMUS_INT8,  ISTHMUS_UINT8,     ISTHMUS_INT16,
+                               ISTHMUS_UINT16,  ISTHMUS_INT32, ISTHMUS_UINT32,    ISTHMUS_INT64,
+                               ISTHMUS_UINT64,  ISTHMUS_INT64, ISTHMUS_UINT64,    ISTHMUS_FLOAT32,
+                               ISTHMUS_FLOAT64, kNone,         ISTHMUS_COMPLEX64, ISTHMUS_COMPLEX128};
+static_assert(sizeof(long) == 8, "NumPy's LONG is taken as 64 bits");
+
+std::string text_of(PyObject *object) {  // str(object), "" where that fails; clears the error
+  std::string out;
+  if (PyObject *s = PyObject_Str(object)) {
+    if (const char *utf8 = PyUnicode_AsUTF8(s)) out = utf8;
+    Py_DECREF(s);
+  }
+  PyErr_Clear();
+  return out;
+}
+
+std::string attribute_text(PyObject *object, const char *name) {
+  std::string out;
+  if (PyObject *value = PyObject_GetAttrString(object, name)) {
+    out = text_of(value);
+    Py_DECREF(value);
+  }
+  PyErr_Clear();
+  return out;
+}
+
+bool refuse_dtype(PyObject *source, const char *call, const char *argument) {
+  raise_unsupported(
+      "%s: %s has dtype %s, which Isthmus does not carry; convert it to one of int8 to int64, uint8 to uint64, bool, "
+      "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, complex128",
+      call, argument, attribute_text(source, "dtype").c_str());
+  return false;
+}
+
+bool refuse_layout(PyObject *source, const char *call, const char *argument, const char *repair) {
+  raise_argument("%s: %s is not contiguous (shape %s); pass %s", call, argument, attribute_text(source, "shape").c_str(),
+                 repair);
+  return false;
+}
+
+bool refuse_read_only(const char *call, const char *argument) {
+  raise_argument("%s: %s is read-only, and the result is written into it; pass a writable array, or a writable out=", call,
+                 argument);
+  return false;
+}
+
+int user_numpy_type(PyObject *array, const NumpyDescr *descr) {  // of ml_dtypes and its like
+  static int cache[kUserCache];                                  // dtype + 2; 0: not asked yet
+  const int slot = descr->type_num - kUserTypes;
+  if (slot < 0 || slot >= kUserCache) return kNone;
+  if (!cache[slot]) {
+    isthmus_dtype dtype;
+    cache[slot] = (dtype_from_name(attribute_text(array, "dtype").c_str(), &dtype) ? static_cast<int>(dtype) : kNone) + 2;
+  }
+  return cache[slot] - 2;
+}
+
+// What the loaded module `module` holds as `name`; NULL where it is not loaded. Never imports.
+PyObject *loaded_object(const char *module, const char *name) {
+  PyObject *found = PyDict_GetItemString(PyImport_GetModuleDict(), module);  // borrowed
+  PyObject *object = found ? PyObject_GetAttrString(found, name) : nullptr;
+  PyErr_Clear();
+  return object;
+}
+
+PyTypeObject *loaded_type(const char *module, const char *name) {
+  PyObject *type = loaded_object(module, name);
+  if (type && PyType_Check(type)) return reinterpret_cast<PyTypeObject *>(type);
+  Py_XDECREF(type);
+  return nullptr;
+}
+
+// The attributes of torch.Tensor that are asked for in every call, as interned strings: making them costs more than the question.
+struct TorchNames {
+  PyObject *is_cpu = PyUnicode_InternFromString("is_cpu"), *layout = PyUnicode_InternFromString("layout"),
+           *dtype = PyUnicode_InternFromString("dtype"), *is_contiguous = PyUnicode_InternFromString("is_contiguous"),
+           *is_conj = PyUnicode_InternFromString("is_conj"), *is_neg = PyUnicode_InternFromString("is_neg"),
+           *data_ptr = PyUnicode_InternFromString("data_ptr"), *numel = PyUnicode_InternFromString("numel");
+};
+const TorchNames &torch_names() {
+  static const TorchNames names;
+  return names;
+}
+
+bool truth(PyObject *object, PyObject *method, bool *failed) {  // object.method() as a truth value
+  PyObject *value = PyObject_CallMethodNoArgs(object, method);
+  const int result = value ? PyObject_IsTrue(value) : -1;
+  Py_XDECREF(value);
+  if (result < 0) *failed = true;
+  return result > 0;
+}
+
+struct TorchDtype {
+  PyObject *object;
+  isthmus_dtype dtype;
+};
+
+bool torch_dtype(PyObject *tensor, isthmus_dtype *out) {
+  static TorchDtype cache[ISTHMUS_DTYPE_COUNT];
+  static int cached = 0;
+  PyObject *object = PyObject_GetAttr(tensor, torch_names().dtype);
+  if (!object) return false;
+  for (int i = 0; i < cached; ++i) {
+    if (cache[i].object == object) {
+      *out = cache[i].dtype;
+      Py_DECREF(object);
+      return true;
+    }
+  }
+  const bool known = dtype_from_name(text_of(object).c_str(), out);
+  if (known && cached < ISTHMUS_DTYPE_COUNT) cache[cached++] = {object, *out};  // torch's dtypes live for ever
+  else Py_DECREF(object);
+  return known;
+}
+
+// A struct-module format of one native element, as the buffer protocol gives it.
+bool dtype_from_format(const char *format, Py_ssize_t itemsize, isthmus_dtype *out) {
+  if (!format) format = "B";
+  if (*format == '@' || *format == '=' || *format == '<' || *format == '|') ++format;
+  const bool complex = *format == 'Z';
+  if (complex) ++format;
+  if (!*format || format[1]) return false;
+  const auto sized = [&](isthmus_dtype b1, isthmus_dtype b2, isthmus_dtype b4, isthmus_dtype b8) {
+    *out = itemsize == 1 ? b1 : itemsize == 2 ? b2 : itemsize == 4 ? b4 : b8;
+    return itemsize == 1 || itemsize == 2 || itemsize == 4 || itemsize == 8;
+  };
+  const auto exactly = [&](isthmus_dtype dtype, Py_ssize_t size) {
+    *out = dtype;
+    return itemsize == size;
+  };
+  if (complex) return *format == 'f' ? exactly(ISTHMUS_COMPLEX64, 8) : *format == 'd' && exactly(ISTHMUS_COMPLEX128, 16);
+  if (std::strchr("bhilqn", *format)) return sized(ISTHMUS_INT8, ISTHMUS_INT16, ISTHMUS_INT32, ISTHMUS_INT64);
+  if (std::strchr("BHILQN", *format)) return sized(ISTHMUS_UINT8, ISTHMUS_UINT16, ISTHMUS_UINT32, ISTHMUS_UINT64);
+  switch (*format) {
+    case '?': return exactly(ISTHMUS_BOOL, 1);
+    case 'c': return exactly(ISTHMUS_UINT8, 1);
+    case 'e': return exactly(ISTHMUS_FLOAT16, 2);
+    case 'f': return exactly(ISTHMUS_FLOAT32, 4);
+    case 'd': return exactly(ISTHMUS_FLOAT64, 8);
+    default: return false;
+  }
+}
+
+bool refuse_cuda_array(PyObject *source, const char *call, const char *argument) {
+  std::string device = attribute_text(source, "device");
+  if (device.empty()) device = "an unnamed device";
+  raise_unsupported(
+      "%s: %s (%s) lies in device memory on cuda, %s; this build serves host memory: copy it to the host first, "
+      "for example with .get(), .copy_to_host() or .cpu()",
+      call, argument, Py_TYPE(source)->tp_name, device.c_str());
+  return false;
+}
+
+bool has(PyObject *object, const char *attribute) {
+  PyObject *value = PyObject_GetAttrString(object, attribute);
+  PyErr_Clear();
+  Py_XDECREF(value);
+  return value != nullptr;
+}
+
+}  // namespace
+
+Array &Array::operator=(Array &&other) noexcept {
+  if (this != &other) {
+    Py_XDECREF(keep_);
+    data = other.data;
+    count = other.count;
+    dtype = other.dtype;
+    source_ = other.source_;
+    keep_ = other.keep_;
+    held_ = other.held_;
+    other.keep_ = nullptr;
+    other.source_ = nullptr;
+  }
+  return *this;
+}
+
+void Array::hold() {
+  if (held_ || keep_ || !source_) return;
+  keep_ = Py_NewRef(source_);
+  held_ = true;
+}
+
+bool Array::read(PyObject *source, const char *call, const char *argument, Access access) {
+  source_ = source;
+  if (ndarray_type && PyObject_TypeCheck(source, ndarray_type)) return read_numpy(source, call, argument, access);
+  if (tensor_type && PyObject_TypeCheck(source, tensor_type)) return read_torch(source, call, argument);
+  if (!ndarray_type && (ndarray_type = loaded_type("numpy", "ndarray")) && PyObject_TypeCheck(source, ndarray_type))
+    return read_numpy(source, call, argument, access);
+  if (!tensor_type && (tensor_type = loaded_type("torch", "Tensor")) && PyObject_TypeCheck(source, tensor_type))
+    return read_torch(source, call, argument);
+  if (PyObject_CheckBuffer(source)) return read_buffer(source, call, argument, access);
+  if (PyCapsule_CheckExact(source)) return read_dlpack(source, call, argument, access);
+  if (has(source, "__cuda_array_interface__")) return refuse_cuda_array(source, call, argument);
+  if (has(source, "__dlpack__")) return read_dlpack(source, call, argument, access);
+  raise_unsupported("%s: %s must be an array (NumPy, torch, or anything with the buffer protocol or DLPack), not %s", call,
+                    argument, Py_TYPE(source)->tp_name);
+  return false;
+}
+
+bool Array::read_numpy(PyObject *source, const char *call, const char *argument, Access access) {
+  const auto *array = reinterpret_cast<const NumpyArray *>(source);
+  const auto *descr = reinterpret_cast<const NumpyDescr *>(array->descr);
+  const int number = descr->type_num;
+  const int type = number >= 0 && number < static_cast<int>(std::size(kNumpyTypes)) ? kNumpyTypes[number]
+                   : number == 23                                                   ? static_cast<int>(ISTHMUS_FLOAT16)
+                   : number >= kUserTypes                                           ? user_numpy_type(source, descr)
+                                                                                    : kNone;
+  if (type == kNone || descr->byteorder == '>') return refuse_dtype(source, call, argument);
+  if (!(array->flags & kContiguous))
+    return refuse_layout(source, call, argument, (std::string("numpy.ascontiguousarray(") + argument + ")").c_str());
+  if (access == Access::Write && !(array->flags & kWriteable)) return refuse_read_only(call, argument);
+  data = array->data;
+  dtype = static_cast<isthmus_dtype>(type);
+  count = 1;
+  for (int i = 0; i < array->nd; ++i) count *= static_cast<uint64_t>(array->dimensions[i]);
+  return true;
+}
+
+bool Array::read_torch(PyObject *source, const char *call, const char *argument) {
+  const TorchNames &names = torch_names();
+  bool failed = false;
+  PyObject *on_cpu = PyObject_GetAttr(source, names.is_cpu);
+  const bool host = on_cpu == Py_True;
+  Py_XDECREF(on_cpu);
+  if (!host) {
+    PyErr_Clear();
+    raise_unsupported("%s: %s is a tensor on %s; this build serves host memory: pass %s.cpu()", call, argument,
+                      attribute_text(source, "device").c_str(), argument);
+    return false;
+  }
+  static PyObject *strided = loaded_object("torch", "strided");
+  PyObject *layout = PyObject_GetAttr(source, names.layout);
+  Py_XDECREF(layout);  // torch's layouts live for ever
+  if (layout != strided) {
+    raise_unsupported("%s: %s is a tensor of layout %s; pass a dense one, %s.to_dense()", call, argument,
+                      attribute_text(source, "layout").c_str(), argument);
+    return false;
+  }
+  if (!torch_dtype(source, &dtype)) return PyErr_Occurred() ? false : refuse_dtype(source, call, argument);
+  if (!truth(source, names.is_contiguous, &failed))
+    return failed ? false : refuse_layout(source, call, argument, (std::string(argument) + ".contiguous()").c_str());
+  if ((dtype == ISTHMUS_COMPLEX64 || dtype == ISTHMUS_COMPLEX128 ? truth(source, names.is_conj, &failed) : false) ||
+      truth(source, names.is_neg, &failed)) {
+    raise_argument("%s: %s is a lazy conjugate or negative view; pass %s.resolve_conj().resolve_neg()", call, argument,
+                   argument);
+    return false;
+  }
+  PyObject *pointer = failed ? nullptr : PyObject_CallMethodNoArgs(source, names.data_ptr);
+  PyObject *elements = pointer ? PyObject_CallMethodNoArgs(source, names.numel) : nullptr;
+  if (elements) {
+    data = PyLong_AsVoidPtr(pointer);
+    count = PyLong_AsUnsignedLongLong(elements);
+  }
+  Py_XDECREF(pointer);
+  Py_XDECREF(elements);
+  return !PyErr_Occurred();
+}
+
+bool Array::read_dlpack(PyObject *source, const char *call, const char *argument, Access access) {
+  PyObject *capsule = nullptr;
+  if (PyCapsule_CheckExact(source)) {
+    capsule = Py_NewRef(source);
+  } else {
+    long type = 1, index = 0;
+    PyObject *device = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
+    const bool known = device && PyArg_ParseTuple(device, "ll", &type, &index);
+    Py_XDECREF(device);
+    if (!known) return false;
+    if (!dlpack::on_host(type)) {
+      raise_unsupported("%s: %s (%s) lies on %s; this build serves host memory: copy it to the host first", call, argument,
+                        Py_TYPE(source)->tp_name, dlpack::device_name(type, index).c_str());
+      return false;
+    }
+    PyObject *method = PyObject_GetAttrString(source, "__dlpack__");
+    PyObject *options = method ? Py_BuildValue("{s(ii)}", "max_version", 1, 0) : nullptr;
+    PyObject *none = options ? PyTuple_New(0) : nullptr;
+    if (none) capsule = PyObject_Call(method, none, options);
+    if (none && !capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer that predates max_version
+      PyErr_Clear();
+      capsule = PyObject_CallNoArgs(method);
+    }
+    Py_XDECREF(none);
+    Py_XDECREF(options);
+    Py_XDECREF(method);
+    if (!capsule) return false;
+    if (!PyCapsule_CheckExact(capsule)) {
+      raise_unsupported("%s: %s.__dlpack__() gave a %s, not a capsule", call, argument, Py_TYPE(capsule)->tp_name);
+      Py_DECREF(capsule);
+      return false;
+    }
+  }
+  keep_ = capsule;
+  dlpack::Found found;
+  if (!dlpack::read_capsule(capsule, call, argument, &found)) return false;
+  if (!found.contiguous)
+    return refuse_layout(source, call, argument, (std::string("numpy.ascontiguousarray(") + argument + ")").c_str());
+  if (access == Access::Write && found.read_only) return refuse_read_only(call, argument);
+  data = found.data;
+  count = found.count;
+  dtype = found.dtype;
+  return true;
+}
+
+bool Array::read_buffer(PyObject *source, const char *call, const char *argument, Access access) {
+  keep_ = PyMemoryView_FromObject(source);
+  if (!keep_) return false;
+  const Py_buffer *view = PyMemoryView_GET_BUFFER(keep_);
+  if (!dtype_from_format(view->format, view->itemsize, &dtype)) {
+    raise_unsupported("%s: %s has elements of buffer format '%s', which Isthmus does not carry", call, argument,
+                      view->format ? view->format : "B");
+    return false;
+  }
+  if (!PyBuffer_IsContiguous(view, 'C')) {
+    raise_argument("%s: %s is not contiguous; pass numpy.ascontiguousarray(%s)", call, argument, argument);
+    return false;
+  }
+  if (access == Access::Write && view->readonly) return refuse_read_only(call, argument);
+  data = view->buf;
+  count = static_cast<uint64_t>(view->len / view->itemsize);
+  return true;
+}
+
+bool dtype_from_name(const char *name, isthmus_dtype *out) noexcept {
+  if (const char *dot = std::strrchr(name, '.')) name = dot + 1;
+  const size_t length = std::strcspn(name, "'>");
+  for (int i = 0; i < ISTHMUS_DTYPE_COUNT; ++i) {
+    const char *ours = isthmus_dtype_name(static_cast<isthmus_dtype>(i));
+    if (std::strlen(ours) == length && !std::memcmp(name, ours, length)) {
+      *out = static_cast<isthmus_dtype>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool dtype_from_object(PyObject *object, const char *call, isthmus_dtype *out) {
+  const std::string text = text_of(object);
+  if (dtype_from_name(text.c_str(), out)) return true;
+  raise_unsupported(
+      "%s: dtype %s is none that Isthmus carries: int8 to int64, uint8 to uint64, bool, float16, bfloat16, float32, "
+      "float64, float8_e4m3fn, float8_e5m2, complex64, complex128",
+      call, text.c_str());
+  return false;
+}
+
+}  // namespace isthmus::python

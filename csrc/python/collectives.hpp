@@ -1,0 +1,88 @@
+// The operations as methods of Comm. They are plain CPython functions with METH_FASTCALL, set on the pybind11 class: a call through
+// pybind11's dispatcher costs about a microsecond more, which is the whole of an eight-byte all_reduce.
+#pragma once
+
+#include <Python.h>
+
+#include "arguments.hpp"
+#include "array.hpp"
+#include "communicator.hpp"
+#include "work.hpp"
+
+namespace isthmus::python {
+
+extern PyMethodDef kCollectives[];   // collectives.cpp: equal counts, send, recv, barrier
+extern PyMethodDef kCollectivesV[];  // collectives_v.cpp: counts for each rank
+
+// What every operation begins with: the communicator, and the options that all of them take.
+struct Launch {
+  const char *call;
+  Communicator *communicator = nullptr;
+  PyObject *self = nullptr;
+  isthmus_comm_t handle = nullptr;
+  bool async_op = false;
+  isthmus_call options = {};
+  bool has_options = false;
+
+  // False with a Python error.
+  bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout);
+  // PREMUL_SUM's factor: needed for that op, refused for any other.
+  bool scale(PyObject *factor, isthmus_redop op);
+  const isthmus_call *call_options() const noexcept { return has_options ? &options : nullptr; }
+};
+
+// Calls `start(isthmus_work_t *)` without the GIL. Blocking: returns `result` (or NULL with an error). Asynchronous: a Work that
+// holds `arrays` and gives `result`. In a group: the group holds them. `result` is borrowed.
+template <class Start>
+PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
+  isthmus_work_t work = nullptr;
+  isthmus_result outcome;
+  sweep_orphans();
+  {
+    const Communicator::Use use(launch.communicator);
+    {
+      NoGil nogil;
+      outcome = start(launch.async_op ? &work : nullptr);
+    }
+    if (outcome != ISTHMUS_OK) return raise_last(outcome);
+    if (PyErr_Occurred() && !work) return nullptr;  // Ctrl-C as the operation ended
+  }
+  Group &group = this_thread_group();
+  if (!launch.async_op && group.depth == 0) return Py_NewRef(result);
+  // From here on the operation may still run: nothing below may fail without the arrays being held.
+  std::vector<Array> held;
+  for (size_t i = 0; i < array_count; ++i) {
+    arrays[i]->hold();
+    if (*arrays[i]) held.push_back(std::move(*arrays[i]));
+  }
+  const auto owner = py::reinterpret_borrow<py::object>(launch.self);
+  if (!launch.async_op) {
+    for (auto &array : held) group.held.arrays.push_back(std::move(array));
+    group.communicators.push_back(owner);
+    return Py_NewRef(result);
+  }
+  auto *object = new Work(work, Held{std::move(held), owner}, py::reinterpret_borrow<py::object>(result));
+  return py::cast(object, py::return_value_policy::take_ownership).release().ptr();
+}
+
+template <class Start, class... Arrays>
+PyObject *submit(Launch &launch, PyObject *result, Start &&start, Arrays &...arrays) {
+  if constexpr (sizeof...(Arrays) == 0) {
+    return run(launch, result, start, nullptr, 0);
+  } else {
+    Array *const list[] = {&arrays...};
+    return run(launch, result, start, list, sizeof...(Arrays));
+  }
+}
+
+// A new array of the kind of `like` (NumPy or torch, else NumPy), made by isthmus._arrays.<function>(like, extra). NULL with an error.
+PyObject *new_array(const char *function, PyObject *like, long long extra);
+
+// Shape and dtype checks. False with an ArgumentError.
+bool same_dtype(const char *call, const Array &a, const char *a_name, const Array &b, const char *b_name);
+bool exact_count(const char *call, const Array &array, const char *name, uint64_t expected, const char *why);
+// Only exact placement counts as in place; any other overlap would destroy data before it is read.
+bool disjoint_or_same(const char *call, const Array &in, const Array &out, const char *why);
+bool in_world(const char *call, const char *name, int rank, int world);
+
+}  // namespace isthmus::python

@@ -1,0 +1,274 @@
+#include "communicator.hpp"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "arguments.hpp"
+#include "array.hpp"
+
+namespace isthmus::python {
+namespace {
+
+std::set<Communicator *> &open_communicators() {  // guarded by the GIL; never destroyed, for the end of the process
+  static auto *all = new std::set<Communicator *>;
+  return *all;
+}
+
+// isthmus_exchange_fn over a Python callable. An exception is kept and raised when isthmus_init has returned.
+struct Exchange {
+  py::object callable;
+  int world_size;
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+
+  static int call(void *context, const void *send, void *recv, size_t bytes) {
+    auto *self = static_cast<Exchange *>(context);
+    const PyGILState_STATE state = PyGILState_Ensure();
+    int failed = 1;
+    PyObject *mine = PyBytes_FromStringAndSize(static_cast<const char *>(send), static_cast<Py_ssize_t>(bytes));
+    PyObject *joined = mine ? PyObject_CallOneArg(self->callable.ptr(), mine) : nullptr;
+    Py_XDECREF(mine);
+    if (joined) {
+      char *data = nullptr;
+      Py_ssize_t size = 0;
+      if (PyBytes_AsStringAndSize(joined, &data, &size) == 0) {
+        const size_t expected = bytes * static_cast<size_t>(self->world_size);
+        if (static_cast<size_t>(size) == expected) {
+          std::memcpy(recv, data, expected);
+          failed = 0;
+        } else {
+          raise_argument("exchange: %zd bytes were gathered, not %zu", size, expected);
+        }
+      }
+      Py_DECREF(joined);
+    }
+    if (failed) PyErr_Fetch(&self->type, &self->value, &self->trace);
+    PyGILState_Release(state);
+    return failed;
+  }
+};
+
+const char *text(const std::optional<std::string> &s) { return s ? s->c_str() : nullptr; }
+
+std::string take_json(isthmus_result result, char *json) {
+  check(result);
+  std::string out(json ? json : "");
+  isthmus_free(json);
+  return out;
+}
+
+}  // namespace
+
+Communicator::Communicator(const InitOptions &given) {
+  isthmus_options options = {};
+  options.size = sizeof options;
+  options.rank = given.rank;
+  options.world_size = given.world_size;
+  Exchange exchange{given.exchange, given.world_size};
+  if (!given.exchange.is_none()) {
+    options.exchange = Exchange::call;
+    options.exchange_context = &exchange;
+  }
+  isthmus_unique_id id = {};
+  if (given.unique_id) {
+    if (given.unique_id->size() != sizeof id.bytes) {
+      raise_argument("init: unique_id has %zu bytes; isthmus.unique_id() makes one of %zu", given.unique_id->size(),
+                     sizeof id.bytes);
+      throw PythonError();
+    }
+    std::memcpy(id.bytes, given.unique_id->data(), sizeof id.bytes);
+    options.id = &id;
+  }
+  options.address = text(given.address);
+  options.name = text(given.name);
+  options.island = text(given.island);
+  options.bridge = text(given.bridge);
+  options.settings = text(given.settings);
+  options.timeout = given.timeout;
+  isthmus_comm_t handle = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_init(&options, &handle);
+  }
+  if (exchange.type) {
+    PyErr_Restore(exchange.type, exchange.value, exchange.trace);
+    throw PythonError();
+  }
+  check(result);
+  adopt(handle);
+  if (PyErr_Occurred()) throw PythonError();  // Ctrl-C in the last moment
+}
+
+Communicator::Communicator(isthmus_comm_t handle) { adopt(handle); }
+
+void Communicator::adopt(isthmus_comm_t handle) {
+  handle_ = handle;
+  open_ = true;
+  rank_ = isthmus_comm_rank(handle);
+  size_ = isthmus_comm_size(handle);
+  pid_ = getpid();
+  open_communicators().insert(this);
+}
+
+Communicator::~Communicator() {
+  if (pid_ != getpid()) return;  // a forked child: the parent owns it
+  open_communicators().erase(this);
+  free_handle();
+}
+
+isthmus_comm_t Communicator::handle(const char *call) const {
+  if (!open_) raise_argument("%s: the communicator was destroyed", call);
+  return open_ ? handle_ : nullptr;
+}
+
+void Communicator::free_handle() {
+  isthmus_comm_t handle = handle_;
+  handle_ = nullptr;
+  open_ = false;
+  if (!handle) return;
+  NoGil nogil;
+  isthmus_comm_destroy(handle);
+}
+
+void Communicator::leave() {
+  if (--active_ == 0 && !open_ && handle_) {  // destroy() left the rest to the last call inside
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    free_handle();
+    PyErr_Restore(type, value, trace);
+  }
+}
+
+void Communicator::destroy() {
+  if (!open_) return;
+  open_communicators().erase(this);
+  open_ = false;
+  if (active_ == 0) {
+    free_handle();
+    return;
+  }
+  // Another thread is inside a call, or this one is (a signal handler runs inside a blocking call). The handle cannot be freed
+  // under it, so the calls are ended, and the last one to leave frees. This is such a call too.
+  const Use use(this);
+  NoGil nogil;
+  isthmus_comm_abort(handle_, "destroyed while a call was inside");
+}
+
+void Communicator::abort(const std::string &reason) {
+  isthmus_comm_t c = handle("abort");
+  if (!c) throw PythonError();
+  const Use use(this);
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_abort(c, reason.c_str());
+  }
+  check(result);
+}
+
+void Communicator::set_timeout(py::object seconds) {
+  isthmus_comm_t c = handle("set_timeout");
+  double value = 0;
+  if (!c || !read_timeout(seconds.ptr(), "set_timeout", &value)) throw PythonError();
+  if (value <= 0) {
+    raise_argument("set_timeout: seconds are needed");
+    throw PythonError();
+  }
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_set_timeout(c, value);
+  }
+  check(result);
+}
+
+uint64_t Communicator::sequence() {
+  isthmus_comm_t c = handle("sequence");
+  if (!c) throw PythonError();
+  const Use use(this);
+  NoGil nogil;
+  return isthmus_comm_sequence(c);
+}
+
+py::object Communicator::error() {
+  if (!open_) return make_error(ISTHMUS_ERR_ARGUMENT, "the communicator was destroyed");
+  const Use use(this);
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_error(handle_);
+  }
+  return result == ISTHMUS_OK ? py::object(py::none()) : make_error(result, isthmus_last_error());
+}
+
+py::object Communicator::split(int color, int key, const std::optional<std::string> &name) {
+  isthmus_comm_t c = handle("split");
+  if (!c) throw PythonError();
+  const Use use(this);
+  isthmus_comm_t child = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_split(c, color, key, text(name), &child);
+  }
+  check(result);
+  if (!child) return py::none();
+  return py::capsule(static_cast<void *>(child), kHandleCapsule);
+}
+
+std::string Communicator::topology() {
+  isthmus_comm_t c = handle("topology");
+  if (!c) throw PythonError();
+  const Use use(this);
+  char *json = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_topology(c, &json);
+  }
+  return take_json(result, json);
+}
+
+std::string Communicator::dump() {
+  isthmus_comm_t c = handle("dump");
+  if (!c) throw PythonError();
+  const Use use(this);
+  char *json = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_dump(c, &json);
+  }
+  return take_json(result, json);
+}
+
+std::string Communicator::explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root) {
+  isthmus_comm_t c = handle("explain");
+  isthmus_dtype type;
+  isthmus_redop redop = ISTHMUS_SUM;
+  if (!c || !dtype_from_object(dtype.ptr(), "explain", &type) || !read_op(op.ptr(), "explain", &redop)) throw PythonError();
+  const Use use(this);
+  char *json = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_explain(c, collective.c_str(), count, type, redop, root, &json);
+  }
+  return take_json(result, json);
+}
+
+void Communicator::destroy_all(double seconds) {
+  const std::set<Communicator *> all = open_communicators();
+  for (Communicator *c : all) {
+    if (!open_communicators().contains(c) || c->pid_ != getpid()) continue;
+    if (c->active_ == 0) {
+      NoGil nogil;
+      isthmus_comm_set_timeout(c->handle_, seconds);
+    }
+    c->destroy();
+  }
+}
+
+}  // namespace isthmus::python

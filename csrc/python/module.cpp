@@ -1,0 +1,141 @@
+// isthmus._core: isthmus.h as Python classes. The package isthmus wraps it; its types are in python/isthmus/_core.pyi.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "collectives.hpp"
+
+namespace isthmus::python {
+namespace {
+
+using OptionalText = std::optional<std::string>;
+
+void add_methods(py::handle type, PyMethodDef *methods) {
+  for (PyMethodDef *m = methods; m->ml_name; ++m) {
+    const auto method =
+        py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject *>(type.ptr()), m));
+    if (!method) throw PythonError();
+    type.attr(m->ml_name) = method;
+  }
+}
+
+std::string json_of(isthmus_result (*question)(char **)) {
+  char *json = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = question(&json);
+  }
+  check(result);
+  std::string out(json ? json : "");
+  isthmus_free(json);
+  return out;
+}
+
+std::unique_ptr<Communicator> make(int rank, int world_size, OptionalText address, const std::optional<py::bytes> &unique_id,
+                                   OptionalText island, OptionalText bridge, py::object timeout, OptionalText name,
+                                   OptionalText settings, py::object exchange) {
+  InitOptions o;
+  o.rank = rank;
+  o.world_size = world_size;
+  o.address = std::move(address);
+  if (unique_id) o.unique_id = static_cast<std::string>(*unique_id);
+  o.island = std::move(island);
+  o.bridge = std::move(bridge);
+  o.name = std::move(name);
+  o.settings = std::move(settings);
+  o.exchange = std::move(exchange);
+  if (!read_timeout(timeout.ptr(), "init", &o.timeout)) throw PythonError();
+  return std::make_unique<Communicator>(o);
+}
+
+std::unique_ptr<Communicator> from_handle(const py::capsule &handle) {
+  void *pointer = PyCapsule_GetPointer(handle.ptr(), kHandleCapsule);
+  if (!pointer) throw PythonError();
+  return std::make_unique<Communicator>(static_cast<isthmus_comm_t>(pointer));
+}
+
+void add_communicator(py::module_ &m) {
+  auto type = py::class_<Communicator>(m, "Comm", "One rank's view of one communicator.");
+  type.def(py::init(&make), py::kw_only(), py::arg("rank") = -1, py::arg("world_size") = -1, py::arg("address") = py::none(),
+           py::arg("unique_id") = py::none(), py::arg("island") = py::none(), py::arg("bridge") = py::none(),
+           py::arg("timeout") = py::none(), py::arg("name") = py::none(), py::arg("settings") = py::none(),
+           py::arg("exchange") = py::none())
+      .def(py::init(&from_handle), py::arg("handle"))
+      .def_property_readonly("rank", &Communicator::rank, "This process's rank, from 0.")
+      .def_property_readonly("size", &Communicator::size, "How many ranks there are.")
+      .def_property_readonly("destroyed", &Communicator::destroyed, "destroy() was called.")
+      .def_property_readonly("sequence", &Communicator::sequence, "Collectives submitted so far.")
+      .def_property_readonly("error", &Communicator::error, "None, or the exception that says why it can no longer be used.")
+      .def("destroy", &Communicator::destroy,
+           "Waits for pending operations, at most the communicator's timeout, then frees it. Not collective. A second call "
+           "does nothing.")
+      .def("abort", &Communicator::abort, py::arg("reason") = "aborted by the program",
+           "Ends every pending and later operation on every rank in AbortedError. Does not block.")
+      .def("set_timeout", &Communicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")
+      .def("_split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
+      .def("_topology", &Communicator::topology)
+      .def("_dump", &Communicator::dump)
+      .def("_explain", &Communicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
+           py::arg("root"));
+  add_methods(type, kCollectives);
+  add_methods(type, kCollectivesV);
+}
+
+void add_work(py::module_ &m) {
+  py::class_<Work>(m, "Work", "An operation in flight. It keeps its arrays alive until it is done.")
+      .def("wait", &Work::wait, py::arg("timeout") = py::none(),
+           "Waits and returns the result. After `timeout` seconds: TimeoutError, and the operation goes on.")
+      .def_property_readonly("done", &Work::done, "It has ended, well or not. Never blocks, and makes progress.")
+      .def_property_readonly("exception", &Work::exception, "What it ended in: None while running and after success.")
+      .def_property_readonly("source", &Work::source, "Sender of a finished receive, else None.")
+      .def_property_readonly("result", &Work::result, "What the blocking call would have returned. Only when done.")
+      .def_property_readonly("sequence", &Work::sequence, "Its number in the communicator.")
+      .def_property_readonly("duration", &Work::duration, "Seconds from submission to the end; None while running.");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C interface of Isthmus, isthmus.h, for the package isthmus.";
+  add_communicator(m);
+  add_work(m);
+  m.def("version", &isthmus_version);
+  m.def("unique_id", [] {
+    isthmus_unique_id id = {};
+    isthmus_result result;
+    {
+      NoGil nogil;
+      result = isthmus_unique_id_create(&id);
+    }
+    check(result);
+    return py::bytes(id.bytes, sizeof id.bytes);
+  });
+  m.def("settings", [] { return json_of(isthmus_settings); });
+  m.def("context_stats", [] { return json_of(isthmus_context_stats); });
+  m.def(
+      "dtype_size",
+      [](const py::object &dtype) {
+        isthmus_dtype type;
+        if (!dtype_from_object(dtype.ptr(), "dtype_size", &type)) throw PythonError();
+        return isthmus_dtype_size(type);
+      },
+      py::arg("dtype"));
+  m.def("dtypes", [] {
+    py::list names;
+    for (int i = 0; i < ISTHMUS_DTYPE_COUNT; ++i) names.append(isthmus_dtype_name(static_cast<isthmus_dtype>(i)));
+    return names;
+  });
+  m.def("ops", [] {
+    py::list names;
+    for (int i = 0; i < ISTHMUS_REDOP_COUNT; ++i) names.append(isthmus_redop_name(static_cast<isthmus_redop>(i)));
+    return names;
+  });
+  m.def("group_begin", &group_begin);
+  m.def("group_end", &group_end, py::arg("async_op") = false);
+  m.def("group_cancel", &group_cancel);
+  m.def("destroy_all", &Communicator::destroy_all, py::arg("seconds"));
+  m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
+  install_interrupt_check();
+}
+
+}  // namespace isthmus::python

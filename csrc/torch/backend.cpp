@@ -1,0 +1,315 @@
+// The life of a group, and how a call becomes a Work.
+#include "backend.hpp"
+
+#include <unistd.h>
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <thread>
+#include <unordered_set>
+
+#include "coalescing.hpp"
+#include "completer.hpp"
+#include "errors.hpp"
+#include "interpreter.hpp"
+#include "rendezvous.hpp"
+
+namespace isthmus::torch_face {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
+constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
+
+double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+struct Registry {  // the groups that are not shut down
+  std::mutex mutex;
+  std::unordered_set<Backend *> backends;
+};
+// Never destroyed: a group may outlive static destruction.
+std::atomic<Registry *> the_registry{new Registry};
+Registry &registry() { return *the_registry.load(std::memory_order_acquire); }
+
+std::string owned_text(char *json) {
+  std::string text = json;
+  isthmus_free(json);
+  return text;
+}
+
+}  // namespace
+
+Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
+                 const std::string &name)
+    : c10d::Backend(rank, size), options_(std::move(options)), name_(name), process_(::getpid()) {
+  init();
+  if (options_->timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
+  const interpreter::WithoutGil without_gil;
+  StoreExchange exchange(without_device_prefix(store), rank, size, options_->timeout, name_);
+  isthmus_options init = {};
+  init.size = sizeof init;
+  init.rank = rank;
+  init.world_size = size;
+  init.exchange = StoreExchange::exchange;
+  init.exchange_context = &exchange;
+  init.name = name_.c_str();
+  init.island = options_->island.empty() ? nullptr : options_->island.c_str();
+  init.bridge = options_->bridge.empty() ? nullptr : options_->bridge.c_str();
+  init.timeout = seconds(options_->timeout);
+  init.settings = options_->settings.empty() ? nullptr : options_->settings.c_str();
+  const isthmus_result result = isthmus_init(&init, &comm_);
+  if (exchange.error()) std::rethrow_exception(exchange.error());  // says more than init's "the exchange failed"
+  check(result);
+  exchange.clean_up();
+  const std::lock_guard lock(registry().mutex);
+  registry().backends.insert(this);
+}
+
+Backend::~Backend() { shutdown(); }
+
+Backend::Entry::Entry(Backend &backend) : backend_(backend) {
+  backend_.inside_.fetch_add(1);
+  if (backend_.closed_.load()) {
+    backend_.inside_.fetch_sub(1);
+    raise(ISTHMUS_ERR_ARGUMENT,
+          c10::str("group ", backend_.name_, " was shut down (destroy_process_group); it cannot be used any more"));
+  }
+}
+
+void Backend::shutdown() {
+  if (closed_.exchange(true) || !comm_ || process_ != ::getpid()) return;
+  {
+    const std::lock_guard lock(registry().mutex);
+    registry().backends.erase(this);
+  }
+  const interpreter::WithoutGil without_gil;
+  if (inside_.load() > 0) {
+    static_cast<void>(isthmus_comm_abort(comm_, "the process group was shut down while another thread used it"));
+    const auto deadline = Clock::now() + kLeaveInside;
+    while (inside_.load() > 0 && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    if (inside_.load() > 0) {
+      TORCH_WARN("isthmus: a thread is still inside group ", name_, " 10 s after its abort; the group is left open");
+      return;
+    }
+  }
+  static_cast<void>(isthmus_comm_destroy(comm_));
+}
+
+void Backend::shutdown_all() {
+  const interpreter::WithoutGil without_gil;
+  while (true) {
+    Backend *backend = nullptr;
+    {
+      const std::lock_guard lock(registry().mutex);
+      if (registry().backends.empty()) break;
+      backend = *registry().backends.begin();
+      registry().backends.erase(backend);
+    }
+    static_cast<void>(isthmus_comm_set_timeout(backend->comm_, kExitSeconds));
+    backend->shutdown();
+  }
+  Completer::get().stop();
+}
+
+void Backend::forked() noexcept { the_registry.store(new Registry, std::memory_order_release); }
+
+void Backend::abort() {
+  if (closed_.load() || process_ != ::getpid()) return;
+  const Entry entry(*this);
+  check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
+}
+
+Backend::WorkPtr Backend::submit(Request request,
+                                 c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call) {
+  const Entry entry(*this);
+  isthmus_call options = {};
+  options.size = sizeof options;
+  options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
+  options.scale = request.scale;
+  // The profiler's record is only made where somebody records: it costs as much as a small operation.
+  const char *title = at::hasCallbacks() ? request.title : nullptr;
+
+  if (coalescing::open()) {
+    const std::shared_ptr<Operation> block = coalescing::current();
+    auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
+    const isthmus_result result = call(&options, nullptr);
+    if (result != ISTHMUS_OK) {
+      const std::string text = isthmus_last_error();
+      coalescing::fail(result, text);
+      raise(result, text);
+    }
+    block->keep(std::move(request.inputs), std::move(request.staging));
+    block->keep(std::move(request.outputs), {});
+    work->follow(block);
+    return work;
+  }
+
+  const auto begin = Clock::now();
+  const auto report = [type = request.type, begin](Hooked &hooked, uint64_t sequence) {
+    const auto end = Clock::now();
+    hooked.hook(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
+  };
+  if (!request.async) {
+    auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, std::move(request.outputs));
+    isthmus_result result = ISTHMUS_OK;
+    {
+      const interpreter::WithoutGil without_gil;
+      result = call(&options, nullptr);
+    }
+    check(result);
+    request.staging.finish();
+    work->done(isthmus_comm_sequence(comm_), Clock::now() - begin);
+    if (hooked_) report(*hooked_, work->getSequencenumber());
+    return work;
+  }
+
+  auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
+  auto operation = Operation::make();
+  isthmus_work_t handle = nullptr;
+  check(call(&options, &handle));
+  operation->keep(std::move(request.inputs), std::move(request.staging));
+  operation->keep(std::move(request.outputs), {});
+  if (hooked_) {
+    {
+      const std::lock_guard lock(hooked_->mutex);
+      ++hooked_->pending;
+    }
+    operation->at_end([hooked = hooked_, report, sequence = handle ? isthmus_work_sequence(handle) : 0] {
+      report(*hooked, sequence);
+      const std::lock_guard lock(hooked->mutex);
+      if (--hooked->pending == 0) hooked->none.notify_all();
+    });
+  }
+  work->follow(operation);
+  operation->submitted(handle);
+  return work;
+}
+
+void Backend::startCoalescing() {
+  const Entry entry(*this);
+  coalescing::begin(*this);
+}
+
+Backend::WorkPtr Backend::endCoalescing() {
+  const Entry entry(*this);
+  auto work = c10::make_intrusive<Work>(rank_, c10d::OpType::COALESCED, "isthmus:coalesced", Tensors{}, Tensors{});
+  work->follow(coalescing::end(*this));
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+                                                 const c10::intrusive_ptr<c10d::Backend::Options> &opts) {
+  const auto me = std::find(ranks.begin(), ranks.end(), rank_);
+  if (me == ranks.end()) return nullptr;
+  auto options =
+      c10::make_intrusive<GroupOptions>(*options_);  // never the caller's object: it may be used for the next split too
+  if (opts) {
+    if (const auto *ours = dynamic_cast<const GroupOptions *>(opts.get())) {
+      options->island = ours->island;
+      options->bridge = ours->bridge;
+      options->settings = ours->settings;
+    }
+    options->timeout = opts->timeout;
+    options->group_name = opts->group_name;
+    options->group_desc = opts->group_desc;
+  }
+  options->global_ranks_in_group.clear();
+  for (const int r : ranks) {
+    const auto &global = options_->global_ranks_in_group;
+    options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(r)
+                                                            : global.at(static_cast<std::size_t>(r)));
+  }
+  const std::string name = options->group_name.empty() ? name_ + ":split" : options->group_name;
+  return c10::make_intrusive<Backend>(store, static_cast<int>(me - ranks.begin()), static_cast<int>(ranks.size()), options,
+                                      name);
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store> &store,
+                                                 const c10::intrusive_ptr<c10d::Backend::Options> &opts, const int &rank,
+                                                 const int &size) {
+  auto options = c10::make_intrusive<GroupOptions>(*options_);
+  if (opts) {
+    options->timeout = opts->timeout;
+    options->group_name = opts->group_name;
+  }
+  options->global_ranks_in_group.clear();
+  const std::string name = options->group_name.empty() ? name_ + ":merge" : options->group_name;
+  return c10::make_intrusive<Backend>(store, rank, size, options, name);
+}
+
+uint64_t Backend::getSequenceNumberForGroup() {
+  const Entry entry(*this);
+  return isthmus_comm_sequence(comm_);
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  const Entry entry(*this);
+  if (timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
+  check(isthmus_comm_set_timeout(comm_, seconds(timeout)));
+  options_->timeout = timeout;
+}
+
+c10d::ErrorType Backend::getError() {
+  const Entry entry(*this);
+  switch (isthmus_comm_error(comm_)) {
+    case ISTHMUS_OK: return c10d::ErrorType::SUCCESS;
+    case ISTHMUS_ERR_TIMEOUT: return c10d::ErrorType::TIMEOUT;
+    case ISTHMUS_ERR_PEER_LOST: return c10d::ErrorType::REMOTE_ERROR;
+    default: return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void Backend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) {
+  TORCH_CHECK(!hooked_, "isthmus: a completion hook is already registered on group ", name_);
+  hooked_ = std::make_shared<Hooked>();
+  hooked_->hook = std::move(hook);
+  onCompletionHook_ = [](const std::shared_ptr<c10d::WorkInfo> &) {};  // what hasHooks() looks at
+}
+
+void Backend::waitForPendingWorks() {
+  if (!hooked_) return;
+  const interpreter::WithoutGil without_gil;  // hooks may be Python
+  std::unique_lock lock(hooked_->mutex);
+  hooked_->none.wait_for(lock, options_->timeout, [&] { return hooked_->pending == 0; });
+}
+
+std::string Backend::topology() {
+  const Entry entry(*this);
+  char *json = nullptr;
+  check(isthmus_comm_topology(comm_, &json));
+  return owned_text(json);
+}
+
+std::string Backend::explain(const std::string &collective, uint64_t count, at::ScalarType dtype, const c10d::ReduceOp &op,
+                             int root) {
+  const Entry entry(*this);
+  const Carried carried = carried_as(at::empty({0}, at::TensorOptions().dtype(dtype)), Use::move);
+  char *json = nullptr;
+  check(isthmus_comm_explain(comm_, collective.c_str(), count * carried.per_element, carried.dtype, reduction(op), root,
+                             &json));
+  return owned_text(json);
+}
+
+std::string Backend::dump() {
+  const Entry entry(*this);
+  char *json = nullptr;
+  check(isthmus_comm_dump(comm_, &json));
+  return owned_text(json);
+}
+
+int Backend::checked_root(int64_t root) const {
+  if (root < 0 || root >= size_)
+    bad_argument(c10::str("root ", root, " is not a rank of group ", name_, ", which has ", size_));
+  return static_cast<int>(root);
+}
+
+void Backend::check_peer(int peer, const char *what) const {
+  if (peer < 0 || peer >= size_)
+    bad_argument(c10::str(what, " ", peer, ": not a rank of group ", name_, ", which has ", size_));
+}
+
+}  // namespace isthmus::torch_face

@@ -1,0 +1,159 @@
+// The c10d::Backend "isthmus": every method translates its tensors and options and makes one call of isthmus.h.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <c10/util/FunctionRef.h>
+
+#include <isthmus/isthmus.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tensors.hpp"
+#include "work.hpp"
+
+namespace isthmus::torch_face {
+
+// The options of one group; init_process_group(pg_options=...). Empty strings mean the environment's or the default.
+struct GroupOptions final : c10d::Backend::Options {
+  GroupOptions() : c10d::Backend::Options("isthmus") {}
+  std::string island, bridge;
+  std::string settings;  // "NAME=value;NAME=value"
+};
+
+// What one operation is, beside the call that starts it.
+struct Request {
+  c10d::OpType type;
+  const char *title;  // in torch's profiler
+  std::chrono::milliseconds timeout;
+  bool async;
+  std::vector<at::Tensor> inputs;   // kept alive while it runs
+  std::vector<at::Tensor> outputs;  // kept alive, and what Work::result() and futures give
+  double scale = 1;                 // PREMUL_SUM's factor
+  Staging staging = {};
+};
+
+class Backend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // Collective over the ranks of the group. `name` is for messages; the timeout is that of `options`.
+  Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
+          const std::string &name);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "isthmus"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  const c10::intrusive_ptr<GroupOptions> &options() const noexcept { return options_; }
+
+  WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) override;
+  WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
+  WorkPtr allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
+  WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) override;
+  WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &opts) override;
+  WorkPtr allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) override;
+  WorkPtr _allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) override;
+  WorkPtr allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) override;
+  WorkPtr gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) override;
+  WorkPtr scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) override;
+  WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                          const c10d::ReduceScatterOptions &opts) override;
+  WorkPtr alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+                        std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) override;
+  WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) override;
+  WorkPtr send(Tensors &tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors &tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors &tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions &opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_ranks) override;
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // A child group meets anew through the store: only its members take part, so no other rank has to call anything.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store> &store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options> &opts, const int &rank,
+                                          const int &size) override;
+
+  void setSequenceNumberForGroup() override {}  // sequence numbers agree from the start
+  uint64_t getSequenceNumberForGroup() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  void enableCollectivesTiming() override {}  // Work::getDuration() always knows
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) override;
+  void waitForPendingWorks() override;
+
+  void abort() override;     // local; ends every pending operation on every rank, and every wait in other threads
+  void shutdown() override;  // not collective; the group cannot be used afterwards
+
+  // JSON texts of isthmus.h.
+  std::string topology();
+  std::string explain(const std::string &collective, uint64_t count, at::ScalarType dtype, const c10d::ReduceOp &op,
+                      int root);
+  std::string dump();
+
+  // Shuts every group of the process down while the interpreter is alive. Waits a short while for pending operations.
+  static void shutdown_all();
+  static void forked() noexcept;  // in a forked child: none of the groups is its own
+
+ private:
+  // Submits `call`, or records it in the thread's coalescing block. Blocks if the request is not async.
+  WorkPtr submit(Request request, c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call);
+
+  // Of lists.cpp: one gather into a list of one tensor a rank.
+  struct ListGather {
+    Buffer in;
+    bool flat;
+    Buffer whole;   // if flat
+    Scattered out;  // if not
+  };
+  ListGather prepare_gather(Staging &staging, const at::Tensor &input, const Tensors &outputs);
+  isthmus_result run_gather(const ListGather &gather, const isthmus_call *call, isthmus_work_t *work);
+  int checked_root(int64_t root) const;
+  void check_peer(int peer, const char *what) const;
+
+  // Holds the communicator open during a call, and refuses calls after shutdown().
+  class Entry {
+   public:
+    explicit Entry(Backend &backend);
+    ~Entry() { backend_.inside_.fetch_sub(1, std::memory_order_release); }
+    Entry(const Entry &) = delete;
+    Entry &operator=(const Entry &) = delete;
+
+   private:
+    Backend &backend_;
+  };
+
+  const c10::intrusive_ptr<GroupOptions> options_;
+  const std::string name_;
+  const int process_;              // the pid that made it; a forked child leaves the communicator alone
+  isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
+  std::atomic<bool> closed_{
+      false};  // with inside_, sequentially consistent: either an Entry sees it, or shutdown() sees the Entry
+  std::atomic<int> inside_{0};
+
+  struct Hooked {  // shared with the operations that are to report
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)> hook;
+    std::mutex mutex;  // guards pending
+    std::condition_variable none;
+    int pending = 0;
+  };
+  std::shared_ptr<Hooked> hooked_;  // null without a hook
+};
+
+}  // namespace isthmus::torch_face

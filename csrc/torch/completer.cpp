@@ -1,0 +1,60 @@
+#include "completer.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+
+#include "work.hpp"
+
+namespace isthmus::torch_face {
+
+namespace {
+
+// Never destroyed: operations may end after static destruction began.
+std::atomic<Completer *> the_completer{new Completer};
+
+}  // namespace
+
+Completer &Completer::get() { return *the_completer.load(std::memory_order_acquire); }
+
+void Completer::forked() noexcept { the_completer.store(new Completer, std::memory_order_release); }
+
+void Completer::push(std::shared_ptr<Operation> operation, isthmus_result result, std::string text) {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) {
+    new std::shared_ptr<Operation>(std::move(operation));  // kept for good on purpose: its tensors may need the interpreter
+    return;
+  }
+  queue_.push_back({std::move(operation), result, std::move(text)});
+  if (!started_) {
+    thread_ = std::thread([this] { loop(); });
+    ::pthread_setname_np(thread_.native_handle(), "isthmus-torch");
+    started_ = true;
+  }
+  wake_.notify_one();
+}
+
+void Completer::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Completer::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return stopped_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Ended ended = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    ended.operation->settle(ended.result, ended.text);
+    ended.operation.reset();
+    lock.lock();
+  }
+}
+
+}  // namespace isthmus::torch_face

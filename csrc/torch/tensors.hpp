@@ -1,0 +1,89 @@
+// The translation of tensors into what isthmus.h takes: (pointer, count, dtype). Every method of the backend passes through here, so
+// this is the one place that learns about a further kind of device.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <isthmus/isthmus.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace isthmus::torch_face {
+
+struct Buffer {
+  void *data = nullptr;
+  std::uint64_t count = 0;
+  isthmus_dtype dtype = ISTHMUS_UINT8;
+};
+
+// Move: bytes are carried as they are, so every dtype works. Reduce: the dtype must be one that isthmus.h computes with.
+enum class Use { move, reduce };
+
+// The dtype in which `tensor` is carried, and how many of those an element is.
+struct Carried {
+  isthmus_dtype dtype;
+  std::uint64_t per_element;
+};
+Carried carried_as(const at::Tensor &tensor, Use use);
+
+// Throws unless `tensor` is dense, defined and on a device that this build serves.
+void check_tensor(const at::Tensor &tensor);
+
+isthmus_redop reduction(const c10d::ReduceOp &op);
+double premul_factor(const c10d::ReduceOp &op);  // 1 unless PREMUL_SUM
+
+// Displaced tensors: several tensors as one base pointer and element displacements, so that lists need no flat copy.
+struct Scattered {
+  void *base = nullptr;
+  std::span<const std::uint64_t> counts, displs;  // owned by the Staging that made it, also after that was moved
+  isthmus_dtype dtype = ISTHMUS_UINT8;
+};
+
+// What one operation has to bring along beside the user's tensors: contiguous stand-ins, and the copies back when it is done.
+class Staging {
+ public:
+  // Each returns a contiguous buffer that holds (in), will hold (out) or both (inout) the tensor's elements: its own memory where
+  // that is contiguous, else a copy. `out` of a copy is written back by finish().
+  Buffer in(const at::Tensor &tensor, Use use);
+  Buffer out(const at::Tensor &tensor, Use use);
+  Buffer inout(const at::Tensor &tensor, Use use);
+
+  // The list at one base address. All tensors must have one dtype.
+  Scattered in_list(std::span<const at::Tensor> tensors, Use use) { return scattered(tensors, use, Way::in); }
+  Scattered out_list(std::span<const at::Tensor> tensors, Use use) { return scattered(tensors, use, Way::out); }
+  // The list back to back in one buffer: the tensors' own memory if they already lie so, else a flat copy.
+  Buffer in_flat(std::span<const at::Tensor> tensors, Use use) { return flat(each(tensors, use, Way::in), Way::in); }
+  Buffer out_flat(std::span<const at::Tensor> tensors, Use use) { return flat(each(tensors, use, Way::out), Way::out); }
+
+  // Keeps an array that a call in flight may still read.
+  std::span<const std::uint64_t> array(std::vector<std::uint64_t> values);
+
+  bool has_copies() const noexcept { return !copies_.empty() || !moves_.empty(); }
+  void finish();  // writes the stand-ins back, once; then they are dropped
+  void absorb(Staging &&other);
+
+ private:
+  enum class Way { in, out };
+  struct CopyBack {  // into a tensor that is not contiguous
+    at::Tensor from, to;
+  };
+  struct Move {  // from a flat buffer into its piece
+    const void *from;
+    void *to;
+    std::size_t bytes;
+  };
+  at::Tensor dense(const at::Tensor &tensor, bool read, bool write);
+  std::vector<Buffer> each(std::span<const at::Tensor> tensors, Use use, Way way);
+  Buffer flat(const std::vector<Buffer> &pieces, Way way);
+  Scattered scattered(std::span<const at::Tensor> tensors, Use use, Way way);
+
+  std::vector<CopyBack> copies_;
+  std::vector<Move> moves_;  // before copies_: a piece may itself be a stand-in
+  std::vector<at::Tensor> held_;
+  std::vector<std::vector<std::uint64_t>> arrays_;
+};
+
+}  // namespace isthmus::torch_face

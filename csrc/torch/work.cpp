@@ -1,0 +1,261 @@
+#include "work.hpp"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include "completer.hpp"
+#include "errors.hpp"
+#include "interpreter.hpp"
+
+namespace isthmus::torch_face {
+
+namespace {
+
+double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+[[noreturn]] void not_submitted() {
+  raise(ISTHMUS_ERR_ARGUMENT,
+        "this operation was recorded in a coalescing block that has not ended; wait on the work of the block, "
+        "or pass async_op=True inside it");
+}
+
+c10d::WorkResult outcome(isthmus_result result) {
+  switch (result) {
+    case ISTHMUS_OK: return c10d::WorkResult::SUCCESS;
+    case ISTHMUS_ERR_TIMEOUT: return c10d::WorkResult::TIMEOUT;
+    default: return c10d::WorkResult::COMM_ERROR;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> Operation::make() { return {new Operation, retire}; }
+
+Operation::~Operation() {
+  if (isthmus_work_t handle = handle_.load(std::memory_order_relaxed)) isthmus_work_release(handle);
+}
+
+void Operation::retire(Operation *operation) noexcept {
+  isthmus_work_t handle = operation->handle_.load(std::memory_order_relaxed);
+  if (!handle || operation->settled_.load(std::memory_order_acquire) || isthmus_work_test(handle) != ISTHMUS_IN_PROGRESS) {
+    delete operation;
+    return;
+  }
+  // It still runs and nobody holds it: the callback owns it now. If there can be none, its tensors stay alive for good.
+  static_cast<void>(isthmus_work_on_done(
+      handle,
+      [](void *context, isthmus_result result, const char *text) {
+        Completer::get().push(std::shared_ptr<Operation>(static_cast<Operation *>(context)), result, text ? text : "");
+      },
+      operation));
+}
+
+void Operation::keep(std::vector<at::Tensor> tensors, Staging staging) {
+  std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
+  staging_.absorb(std::move(staging));
+}
+
+void Operation::submitted(isthmus_work_t handle) {
+  handle_.store(handle, std::memory_order_relaxed);
+  submitted_.store(true, std::memory_order_release);
+  if (!handle) settle(ISTHMUS_OK, "");
+  else if (staging_.has_copies() || !at_end_.empty()) watch();
+}
+
+void Operation::watch() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (watched_ || settled_.load(std::memory_order_relaxed)) return;
+    watched_ = true;
+  }
+  // Outside the lock: the callback may run at once, on this thread.
+  auto *self = new std::shared_ptr<Operation>(shared_from_this());
+  const isthmus_result result = isthmus_work_on_done(handle_.load(std::memory_order_relaxed), on_done, self);
+  if (result != ISTHMUS_OK) {
+    delete self;
+    check(result);
+  }
+}
+
+void Operation::on_done(void *context, isthmus_result result, const char *text) {
+  auto *self = static_cast<std::shared_ptr<Operation> *>(context);
+  Completer::get().push(std::move(*self), result, text ? text : "");
+  delete self;
+}
+
+void Operation::settle(isthmus_result result, const std::string &text) noexcept {
+  std::vector<Promise> promises;
+  std::vector<std::function<void()>> functions;
+  std::vector<at::Tensor> kept;  // released here, not when the Work goes
+  {
+    const std::lock_guard lock(mutex_);
+    if (settled_.load(std::memory_order_relaxed)) return;
+    result_ = result;
+    text_ = text;
+    if (result == ISTHMUS_OK) {
+      try {
+        staging_.finish();
+      } catch (const std::exception &e) {
+        result_ = ISTHMUS_ERR_INTERNAL;
+        text_ = std::string("copying the result into a non-contiguous tensor failed: ") + e.what();
+      }
+    }
+    settled_.store(true, std::memory_order_release);
+    promises.swap(promises_);
+    functions.swap(at_end_);
+    kept.swap(kept_);
+  }
+  for (auto &function : functions) {
+    try {
+      function();
+    } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
+  }
+  for (Promise &promise : promises) fulfil(promise);
+}
+
+void Operation::fulfil(Promise &promise) const noexcept {
+  try {
+    if (result_ != ISTHMUS_OK && promise.throws) promise.future->setError(failure(result_, text_));
+    else promise.future->markCompleted(promise.value(result_));
+  } catch (const std::exception &e) { TORCH_WARN("isthmus: a callback of a future failed: ", e.what()); }
+}
+
+bool Operation::ended() {
+  if (settled_.load(std::memory_order_acquire)) return true;
+  if (!submitted_.load(std::memory_order_acquire)) return false;
+  const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
+  if (result == ISTHMUS_IN_PROGRESS) return false;
+  settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error());
+  return true;
+}
+
+void Operation::wait(std::chrono::milliseconds timeout) {
+  if (!settled_.load(std::memory_order_acquire)) {
+    if (!submitted_.load(std::memory_order_acquire)) not_submitted();
+    isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
+    isthmus_result result = ISTHMUS_OK;
+    std::string text;
+    {
+      const interpreter::WithoutGil without_gil;
+      result = isthmus_work_wait(handle, timeout > kNoTimeout ? seconds(timeout) : 0);
+      if (result != ISTHMUS_OK) text = isthmus_last_error();
+      const bool runs = (result == ISTHMUS_ERR_TIMEOUT || result == ISTHMUS_ERR_INTERRUPTED) &&
+                        isthmus_work_test(handle) == ISTHMUS_IN_PROGRESS;
+      if (runs && result == ISTHMUS_ERR_TIMEOUT) {
+        text = c10::str("wait(timeout=", seconds(timeout), " s) is over and the operation still runs: ", text);
+      }
+      if (!runs) settle(result, text);
+      else if (result == ISTHMUS_ERR_TIMEOUT) raise(result, text);
+    }
+    if (result == ISTHMUS_ERR_INTERRUPTED) interpreter::raise_interrupt();
+  }
+  if (std::exception_ptr failed = error()) std::rethrow_exception(failed);
+}
+
+bool Operation::succeeded() { return ended() && result_ == ISTHMUS_OK; }
+
+std::exception_ptr Operation::error() {
+  if (!ended() || result_ == ISTHMUS_OK) return nullptr;
+  return failure(result_, text_);
+}
+
+int Operation::source() const {
+  isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
+  return handle ? isthmus_work_source(handle) : -1;
+}
+
+std::uint64_t Operation::sequence() const {
+  isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
+  return handle ? isthmus_work_sequence(handle) : 0;
+}
+
+float Operation::milliseconds() {
+  isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
+  return handle ? static_cast<float>(isthmus_work_duration(handle) * 1e3) : 0;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Operation::future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
+                                                          bool throws) {
+  if (!submitted_.load(std::memory_order_acquire)) not_submitted();
+  Promise promise{c10::make_intrusive<c10::ivalue::Future>(std::move(type)), std::move(value), throws};
+  const auto future = promise.future;
+  ended();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!settled_.load(std::memory_order_relaxed)) {
+      promises_.push_back(std::move(promise));
+      promise.future.reset();
+    }
+  }
+  if (promise.future) fulfil(promise);
+  else watch();
+  return future;
+}
+
+Work::Work(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
+           std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt), outputs_(std::move(outputs)) {}
+
+void Work::done(std::uint64_t sequence, std::chrono::steady_clock::duration took) {
+  sequence_ = sequence;
+  milliseconds_ = std::chrono::duration<float, std::milli>(took).count();
+  if (recordFunctionEndCallback_) finish();  // the profiler's event ends here
+}
+
+void Work::follow(std::shared_ptr<Operation> operation) {
+  if (recordFunctionEndCallback_) operation->at_end(std::exchange(recordFunctionEndCallback_, nullptr));
+  operation_ = std::move(operation);
+}
+
+bool Work::isCompleted() { return !operation_ || operation_->ended(); }
+bool Work::isSuccess() const { return !operation_ || operation_->succeeded(); }
+std::exception_ptr Work::exception() const { return operation_ ? operation_->error() : nullptr; }
+int Work::sourceRank() const { return operation_ ? operation_->source() : -1; }
+std::uint64_t Work::getSequencenumber() const { return operation_ ? operation_->sequence() : sequence_; }
+float Work::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(), "the result of an isthmus operation was asked for before its end; call wait() first");
+  return outputs_;
+}
+
+void Work::synchronize() {}  // host tensors: what is complete is visible
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  if (operation_) operation_->wait(timeout);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  const interpreter::WithoutGil without_gil;
+  const std::lock_guard lock(futures_mutex_);
+  if (!future_) {
+    const auto type = c10::ListType::create(c10::TensorType::get());
+    if (operation_) {
+      future_ = operation_->future(
+          type, [outputs = outputs_](isthmus_result) { return c10::IValue(outputs); }, true);
+    } else {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(type);
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+  }
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  const interpreter::WithoutGil without_gil;
+  const std::lock_guard lock(futures_mutex_);
+  if (!future_result_) {
+    const auto value = [](isthmus_result result) { return c10::IValue(static_cast<std::int64_t>(outcome(result))); };
+    if (operation_) {
+      future_result_ = operation_->future(c10::IntType::get(), value, false);
+    } else {
+      future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+      future_result_->markCompleted(value(ISTHMUS_OK));
+    }
+  }
+  return future_result_;
+}
+
+}  // namespace isthmus::torch_face

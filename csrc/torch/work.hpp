@@ -1,0 +1,106 @@
+// Work: what torch holds for one operation. Operation: the state of one that did not end inside its call; it outlives the Work
+// for as long as the library uses the tensors.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <isthmus/isthmus.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tensors.hpp"
+
+namespace isthmus::torch_face {
+
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  // The last reference may go while the library still works: the rest of the Operation then lives until the end of that.
+  static std::shared_ptr<Operation> make();
+  ~Operation();
+
+  // Before it is submitted, and by one thread.
+  void keep(std::vector<at::Tensor> tensors, Staging staging);
+  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }
+
+  void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
+  void watch();                           // from now on the completer settles it as soon as it ends
+
+  // Waits; 0: until the operation's own deadline. Throws the operation's failure, or that the time is over while it still runs.
+  void wait(std::chrono::milliseconds timeout);
+  bool ended();                // does not block; settles it if it has ended
+  bool succeeded();            // ended, and well
+  std::exception_ptr error();  // null while it runs and after success
+  int source() const;
+  std::uint64_t sequence() const;
+  float milliseconds();
+
+  // `make_value` says what the future will hold. It is completed by the completer's thread.
+  c10::intrusive_ptr<c10::ivalue::Future> future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
+                                                 bool throws);
+
+  // Called by whoever learns first that it ended; later calls wait for the first and do nothing.
+  void settle(isthmus_result result, const std::string &text) noexcept;
+
+ private:
+  Operation() = default;
+  static void retire(Operation *operation) noexcept;
+  static void on_done(void *context, isthmus_result result, const char *text);
+
+  struct Promise {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::function<c10::IValue(isthmus_result)> value;
+    bool throws;
+  };
+  void fulfil(Promise &promise) const noexcept;
+
+  std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
+  std::atomic<bool> submitted_{false};           // release after handle_
+  std::atomic<bool> settled_{false};             // release after result_ and text_
+  std::mutex mutex_;                             // guards what follows
+  isthmus_result result_ = ISTHMUS_IN_PROGRESS;
+  std::string text_;
+  bool watched_ = false;
+  std::vector<at::Tensor> kept_;
+  Staging staging_;
+  std::vector<std::function<void()>> at_end_;
+  std::vector<Promise> promises_;
+};
+
+class Work final : public c10d::Work {
+ public:
+  // `title` and `inputs` are for torch's profiler; no title: nothing is recorded.
+  Work(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
+       std::vector<at::Tensor> outputs);
+
+  void done(std::uint64_t sequence, std::chrono::steady_clock::duration took);  // it ended inside its call
+  void follow(std::shared_ptr<Operation> operation);                            // it goes on
+  const std::shared_ptr<Operation> &operation() const noexcept { return operation_; }
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  float getDuration() const override;  // milliseconds
+  std::uint64_t getSequencenumber() const override;
+
+ private:
+  std::shared_ptr<Operation> operation_;  // null: it ended well inside its call
+  std::vector<at::Tensor> outputs_;
+  std::uint64_t sequence_ = 0;
+  float milliseconds_ = 0;
+  std::mutex futures_mutex_;  // guards the two futures, which are made on request
+  c10::intrusive_ptr<c10::ivalue::Future> future_, future_result_;
+};
+
+}  // namespace isthmus::torch_face
