@@ -1,0 +1,64 @@
+"""Isthmus: collectives over ranks of several islands.
+
+>>> import isthmus
+>>> comm = isthmus.init()        # under torchrun, mpirun, srun or `isthmus launch`
+>>> comm.all_reduce(x)           # NumPy, torch, and whatever has DLPack or the buffer protocol
+
+Importing this package needs no device, no NumPy and no torch.
+"""
+
+from __future__ import annotations
+
+import atexit as _atexit
+
+from . import _core
+from ._comm import Comm, Explanation, context_stats, from_mpi, group, init, settings, unique_id
+from ._core import ANY_SOURCE, Work
+from ._errors import (
+    AbortedError,
+    ArgumentError,
+    AuthError,
+    ConfigError,
+    Error,
+    ForkedError,
+    InternalError,
+    InterruptedError,
+    MismatchError,
+    PeerLostError,
+    ResourceError,
+    SystemError,
+    TimeoutError,
+    UnsupportedError,
+)
+
+__version__ = _core.version()
+
+__all__ = [
+    "ANY_SOURCE",
+    "AbortedError",
+    "ArgumentError",
+    "AuthError",
+    "Comm",
+    "ConfigError",
+    "Error",
+    "Explanation",
+    "ForkedError",
+    "InternalError",
+    "InterruptedError",
+    "MismatchError",
+    "PeerLostError",
+    "ResourceError",
+    "SystemError",
+    "TimeoutError",
+    "UnsupportedError",
+    "Work",
+    "context_stats",
+    "from_mpi",
+    "group",
+    "init",
+    "settings",
+    "unique_id",
+]
+
+# While the interpreter still runs: afterwards threads cannot be joined in order. Each waits 2 s at most for what is pending.
+_atexit.register(_core.destroy_all, 2.0)

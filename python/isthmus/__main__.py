@@ -1,0 +1,39 @@
+"""The command line: `isthmus doctor`, `topo`, `explain`, `bench`, `launch`. Also `python -m isthmus`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from ._errors import Error
+from .cli import bench, doctor, explain, topo
+from .cli import launch as launch_command
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="isthmus", description="Collectives over ranks of several islands.")
+    top.add_argument("--version", action="version", version=f"isthmus {__version__}")
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (doctor, topo, explain, bench, launch_command):
+        module.add_parser(subparsers)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given[:1] == ["bench"]:  # everything after it belongs to the benchmark, --help included
+            return bench.run(given[1:])
+        options = parser().parse_args(given)
+        return int(options.run(options))
+    except Error as error:
+        print(f"isthmus: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Communicators: `init`, `from_mpi`, `Comm`, and groups of operations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from . import _core
+from ._errors import ArgumentError, ConfigError
+
+__all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", "settings", "unique_id"]
+
+
+class Explanation:
+    """What a collective would do: `str()` is the plan as text, `data` the same as a dict."""
+
+    def __init__(self, text: str) -> None:
+        self.data: dict[str, Any] = json.loads(text)
+
+    def __str__(self) -> str:
+        return str(self.data.get("text", json.dumps(self.data, indent=2)))
+
+    def __repr__(self) -> str:
+        return f"<isthmus.Explanation of {self.data.get('collective', 'a collective')}>"
+
+
+class Comm(_core.Comm):
+    """One rank's view of one communicator.
+
+    The collectives take NumPy arrays, torch tensors, and whatever has the buffer protocol or DLPack. They block, or return a
+    `Work` with `async_op=True`. Where `out` is left out, all_reduce, reduce and broadcast write into `x`, and the others
+    into a new array; the array that was filled is returned.
+
+    As a context manager it is destroyed at the end, or aborted where an exception ends the block, so that the other ranks
+    learn of it at once.
+    """
+
+    @property
+    def name(self) -> str:
+        """As given to init, or as split named it."""
+        return self._name
+
+    _name = "world"
+
+    def split(self, color: int, key: int = 0, name: str | None = None) -> Comm | None:
+        """Collective. Ranks with one color >= 0 form a communicator, ordered by (key, rank). None for a negative color."""
+        handle = self._split(color, key, name)
+        if handle is None:
+            return None
+        child = Comm(handle)
+        child._name = name or f"{self.name}.{color}"
+        return child
+
+    def explain(
+        self,
+        collective: str,
+        *,
+        nbytes: int | None = None,
+        count: int | None = None,
+        dtype: object = "float32",
+        op: str = "sum",
+        root: int = 0,
+    ) -> Explanation:
+        """The plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts for that collective."""
+        if (nbytes is None) == (count is None):
+            raise ArgumentError("explain: give nbytes= or count=")
+        if count is None:
+            assert nbytes is not None
+            size = _core.dtype_size(dtype)
+            if nbytes < 0 or nbytes % size:
+                raise ArgumentError(f"explain: nbytes={nbytes} is no multiple of {size}, the size of {dtype}")
+            count = nbytes // size
+        if count < 0:
+            raise ArgumentError(f"explain: count={count} must be 0 or more")
+        return Explanation(self._explain(collective, count, dtype, op, root))
+
+    def topology(self) -> dict[str, Any]:
+        """Hosts, islands, ranks and links, as found at init."""
+        found: dict[str, Any] = json.loads(self._topology())
+        return found
+
+    def dump(self) -> dict[str, Any]:
+        """The flight recorder: the last operations and how they ended."""
+        found: dict[str, Any] = json.loads(self._dump())
+        return found
+
+    def __enter__(self) -> Comm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not self.destroyed:
+            self.abort(f"rank {self.rank} left with {type(error).__name__}: {error}"[:400])
+        self.destroy()
+
+    def __repr__(self) -> str:
+        state = " destroyed" if self.destroyed else ""
+        return f"<isthmus.Comm '{self.name}' rank {self.rank} of {self.size}{state}>"
+
+
+def _settings_text(settings: Mapping[str, object] | str | None) -> str | None:
+    if settings is None or isinstance(settings, str):
+        return settings
+    for name, value in settings.items():
+        if ";" in f"{name}{value}" or "=" in name:
+            raise ConfigError(f"settings: {name}={value}: names and values must not hold ';', nor names '='")
+    return ";".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _under_mpi_without_address() -> bool:
+    launched = "OMPI_COMM_WORLD_RANK" in os.environ or "PMIX_RANK" in os.environ or "PMI_RANK" in os.environ
+    placed = any(name in os.environ for name in ("ISTHMUS_ADDRESS", "ISTHMUS_RANK", "MASTER_ADDR", "SLURM_STEP_NODELIST"))
+    return launched and not placed
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
+    *,
+    unique_id: bytes | None = None,
+    island: str | None = None,
+    bridge: str | None = None,
+    timeout: float | None = None,
+    name: str | None = None,
+    settings: Mapping[str, object] | str | None = None,
+) -> Comm:
+    """Join a communicator. Collective: returns when all `world_size` ranks have called it.
+
+    Without rank and world_size they come from torchrun, mpirun, srun or ISTHMUS_RANK and ISTHMUS_WORLD_SIZE; so does the
+    address, "host:port" of rank 0, which listens there. A unique_id from isthmus.unique_id() on rank 0 takes its place.
+    Under mpirun without an address the ranks meet through mpi4py, where that is installed.
+
+    `island` labels this rank's island, `bridge` is "auto", "shm" or "tcp", `timeout` the deadline of init and of each
+    operation in seconds, `settings` further settings (`isthmus doctor --settings`) as a mapping or "NAME=value;NAME=value".
+    """
+    if (rank is None) != (world_size is None):
+        raise ArgumentError("init: rank= and world_size= go together; give both, or neither under torchrun, mpirun or srun")
+    if rank is not None and world_size is not None:
+        if world_size < 1:
+            raise ArgumentError(f"init: world_size={world_size} must be 1 or more")
+        if not 0 <= rank < world_size:
+            raise ArgumentError(f"init: rank={rank} is not in 0 to {world_size - 1}, the ranks of world_size={world_size}")
+    if unique_id is not None and address is not None:
+        raise ArgumentError("init: give unique_id= or address=, not both")
+    options: dict[str, Any] = {"island": island, "bridge": bridge, "timeout": timeout, "name": name}
+    if rank is None and address is None and unique_id is None and _under_mpi_without_address():
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise ConfigError(
+                "init: started by mpirun without an address for the rendezvous; install mpi4py, or pass one to all ranks "
+                "with mpirun -x ISTHMUS_ADDRESS=<host of rank 0>:<port>"
+            ) from error
+        return from_mpi(MPI.COMM_WORLD, settings=settings, **options)
+    comm = Comm(
+        rank=-1 if rank is None else rank,
+        world_size=-1 if world_size is None else world_size,
+        address=address,
+        unique_id=unique_id,
+        settings=_settings_text(settings),
+        **options,
+    )
+    comm._name = name or os.environ.get("ISTHMUS_NAME", "world")
+    return comm
+
+
+def from_mpi(
+    comm: Any = None,
+    *,
+    island: str | None = None,
+    bridge: str | None = None,
+    timeout: float | None = None,
+    name: str | None = None,
+    settings: Mapping[str, object] | str | None = None,
+) -> Comm:
+    """A communicator of the ranks of an mpi4py communicator (MPI.COMM_WORLD by default). MPI carries the rendezvous only."""
+    if comm is None:
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+
+    def exchange(mine: bytes) -> bytes:
+        gathered = bytearray(len(mine) * comm.Get_size())
+        comm.Allgather(bytearray(mine), gathered)
+        return bytes(gathered)
+
+    made = Comm(
+        rank=comm.Get_rank(),
+        world_size=comm.Get_size(),
+        island=island,
+        bridge=bridge,
+        timeout=timeout,
+        name=name,
+        settings=_settings_text(settings),
+        exchange=exchange,
+    )
+    made._name = name or "world"
+    return made
+
+
+def unique_id() -> bytes:
+    """128 bytes with this process's address and a fresh key. Call it in the process of rank 0, and give it to all ranks."""
+    return _core.unique_id()
+
+
+def settings() -> list[dict[str, Any]]:
+    """Every setting: name, kind, default, range, meaning and value."""
+    rows: list[dict[str, Any]] = json.loads(_core.settings())
+    return rows
+
+
+def context_stats() -> dict[str, Any]:
+    """What this process holds: threads, descriptors, staging bytes, links, communicators."""
+    stats: dict[str, Any] = json.loads(_core.context_stats())
+    return stats
+
+
+class group:  # noqa: N801 - used as a statement: `with isthmus.group():`
+    """Submits the operations of a `with` block together, at its end. Sends and receives in it may come in any order.
+
+    Blocking operations inside are done when the block ends. With `async_op=True` the block ends at once and `.work` is one
+    `Work` for all of them. An exception inside the block submits nothing.
+    """
+
+    def __init__(self, *, async_op: bool = False) -> None:
+        self._async_op = async_op
+        self.work: _core.Work | None = None
+
+    def __enter__(self) -> group:
+        _core.group_begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            _core.group_cancel()
+        else:
+            self.work = _core.group_end(self._async_op)

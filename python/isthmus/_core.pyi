@@ -1,0 +1,337 @@
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from ._errors import Error
+
+_A = TypeVar("_A")
+
+ANY_SOURCE: int
+
+class Work:
+    def wait(self, timeout: float | None = None) -> Any: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def exception(self) -> Error | None: ...
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def result(self) -> Any: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def duration(self) -> float | None: ...
+
+class Comm:
+    @overload
+    def __init__(
+        self,
+        *,
+        rank: int = -1,
+        world_size: int = -1,
+        address: str | None = None,
+        unique_id: bytes | None = None,
+        island: str | None = None,
+        bridge: str | None = None,
+        timeout: float | None = None,
+        name: str | None = None,
+        settings: str | None = None,
+        exchange: Callable[[bytes], bytes] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(self, handle: object) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def destroyed(self) -> bool: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def error(self) -> Error | None: ...
+    def destroy(self) -> None: ...
+    def abort(self, reason: str = "aborted by the program") -> None: ...
+    def set_timeout(self, seconds: float) -> None: ...
+    def _split(self, color: int, key: int, name: str | None) -> object | None: ...
+    def _topology(self) -> str: ...
+    def _dump(self) -> str: ...
+    def _explain(self, collective: str, count: int, dtype: object, op: str, root: int) -> str: ...
+    @overload
+    def all_reduce(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        x: _A,
+        root: int = 0,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> _A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: _A,
+        root: int = 0,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def broadcast(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A: ...
+    @overload
+    def all_gather(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> _A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: _A,
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A: ...
+    @overload
+    def all_to_all(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    @overload
+    def gather(
+        self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A | None: ...
+    @overload
+    def gather(
+        self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def scatter(
+        self,
+        x: _A | None = None,
+        root: int = 0,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> _A: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        op: str = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        scale: float | None = None,
+    ) -> Work: ...
+    @overload
+    def all_to_all_v(
+        self,
+        x: _A,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        out: _A | None = None,
+        send_displs: Sequence[int] | None = None,
+        recv_displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_to_all_v(
+        self,
+        x: _A,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        out: _A | None = None,
+        send_displs: Sequence[int] | None = None,
+        recv_displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A | None: ...
+    @overload
+    def gather_v(
+        self,
+        x: _A,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def scatter_v(
+        self,
+        x: _A | None,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def scatter_v(
+        self,
+        x: _A | None,
+        counts: Sequence[int],
+        root: int = 0,
+        out: _A | None = None,
+        displs: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+    @overload
+    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    @overload
+    def send(
+        self, x: object, peer: int, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> None: ...
+    @overload
+    def send(self, x: object, peer: int, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    @overload
+    def recv(
+        self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> int: ...
+    @overload
+    def recv(
+        self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work: ...
+
+def version() -> str: ...
+def unique_id() -> bytes: ...
+def settings() -> str: ...
+def context_stats() -> str: ...
+def dtype_size(dtype: object) -> int: ...
+def dtypes() -> list[str]: ...
+def ops() -> list[str]: ...
+def group_begin() -> None: ...
+def group_end(async_op: bool = False) -> Work | None: ...
+def group_cancel() -> None: ...
+def destroy_all(seconds: float) -> None: ...

@@ -1,0 +1,78 @@
+"""What Isthmus raises. Every class is an `Error`; where Python has a class of that meaning, it is one of those too."""
+
+from __future__ import annotations
+
+import builtins
+
+__all__ = [
+    "AbortedError",
+    "ArgumentError",
+    "AuthError",
+    "ConfigError",
+    "Error",
+    "ForkedError",
+    "InternalError",
+    "InterruptedError",
+    "MismatchError",
+    "PeerLostError",
+    "ResourceError",
+    "SystemError",
+    "TimeoutError",
+    "UnsupportedError",
+]
+
+
+class Error(RuntimeError):
+    """Any failure of Isthmus. Its text names the operation, the rank and the peer, and says what to try."""
+
+
+class ArgumentError(Error, ValueError):
+    """A bad argument. Nothing was started, the communicator is unharmed."""
+
+
+class ConfigError(Error, ValueError):
+    """A setting is unknown, malformed or out of range, or the launcher's variables do not fit together."""
+
+
+class MismatchError(Error):
+    """Ranks disagree: settings at init, or different operations at one sequence number."""
+
+
+class TimeoutError(Error, builtins.TimeoutError):  # the same meaning as the builtin, and also one of them
+    """A deadline passed. The text names the culprit."""
+
+
+class PeerLostError(Error, ConnectionError):
+    """A rank's process died or its connection broke."""
+
+
+class AbortedError(Error):
+    """The communicator was aborted, here or by a peer."""
+
+
+class ResourceError(Error):
+    """Out of staging memory, descriptors or the like."""
+
+
+class SystemError(Error, builtins.OSError):  # named as in isthmus.h
+    """A system call failed."""
+
+
+class AuthError(Error):
+    """A peer could not prove the job key."""
+
+
+class ForkedError(Error):
+    """Isthmus was used in a forked child. The fork itself is harmless; start processes that communicate with spawn."""
+
+
+class InterruptedError(Error, builtins.InterruptedError):  # named as in isthmus.h
+    """The interrupt check ended a blocking call, and the signal handler raised nothing. The communicator is aborted."""
+
+
+class UnsupportedError(Error, TypeError):
+    """A combination without meaning, or one that this build cannot do: device memory, a foreign dtype, MIN on complex."""
+
+
+class InternalError(Error):
+    """A bug in Isthmus."""

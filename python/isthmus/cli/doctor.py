@@ -1,0 +1,196 @@
+"""`isthmus doctor`: what is here, what is missing and how to get it, and whether two ranks really work together."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import __version__, context_stats, settings
+from .._errors import Error
+from .bench import find_benchmark
+from .common import ask_ranks
+from .layout import Layout
+from .topo import show
+
+
+@dataclass
+class Finding:
+    """One line. `state` is ok, note (works, but poorer) or bad."""
+
+    subject: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor", help="what is here, what is missing, does it work", description="Ends with 1 where something is broken."
+    )
+    parser.add_argument("--settings", action="store_true", help="list every setting with its value, range and meaning")
+    parser.add_argument("--json", action="store_true", help="print the data")
+    parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    findings = examine()
+    test: dict[str, Any] | None = None
+    if not options.no_test:
+        test = self_test(findings)
+    broken = any(finding.state == "bad" for finding in findings)
+    rows = settings() if options.settings or options.json else []
+    if options.json:
+        report = {"version": __version__, "ok": not broken, "findings": [asdict(f) for f in findings], "selftest": test}
+        print(json.dumps({**report, "settings": rows}, indent=2))
+        return int(broken)
+    console = Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    colours = {"ok": "green", "note": "yellow", "bad": "red"}
+    for finding in findings:
+        table.add_row(f"[{colours[finding.state]}]{finding.state}[/]", f"[bold]{finding.subject}[/]", escape(finding.text))
+        if finding.remedy:
+            table.add_row("", "", f"[cyan]→ {escape(finding.remedy)}[/]")
+    console.print(table)
+    if test:
+        console.print()
+        show(console, Layout(test["topology"]))
+    if rows:
+        console.print()
+        console.print(settings_table(rows))
+    return int(broken)
+
+
+def examine() -> list[Finding]:
+    """Everything that can be said without starting a rank."""
+    findings = [Finding("isthmus", "ok", f"{__version__}, {Path(__file__).resolve().parent.parent}")]
+    library = loaded_library()
+    findings.append(Finding("library", "ok" if library else "note", library or "not found among this process's mappings"))
+    findings.append(Finding("python", "ok", f"{platform.python_version()}, {sys.executable}"))
+    findings.append(package("numpy", "arrays", "pip install numpy"))
+    findings.append(
+        package("torch", 'dist.init_process_group("isthmus")', "pip install torch==2.13.0, then reinstall isthmus")
+    )
+    findings.append(package("ml_dtypes", "NumPy arrays of bfloat16 and float8", "pip install ml_dtypes"))
+    findings.append(package("mpi4py", "isthmus.from_mpi", "pip install mpi4py"))
+    if package("torch", "", "").state == "ok":
+        findings.append(torch_face())
+    benchmark = find_benchmark()
+    findings.append(
+        Finding("isthmus-bench", "ok", str(benchmark))
+        if benchmark
+        else Finding("isthmus-bench", "note", "not in the package", "make build, in a source tree")
+    )
+    findings.append(processor())
+    findings += kernel()
+    findings.append(environment())
+    findings.append(Finding("devices", "ok", "host memory; this build serves ranks on the CPU"))
+    return findings
+
+
+def package(name: str, purpose: str, remedy: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "note", f"not installed; needed for {purpose}", remedy)
+
+
+def torch_face() -> Finding:
+    try:
+        importlib.import_module("isthmus.torch")
+        return Finding("isthmus.torch", "ok", 'backend "isthmus" registers')
+    except Exception as error:  # whatever the extension says is the finding
+        return Finding("isthmus.torch", "note", f"{type(error).__name__}: {error}")
+
+
+def loaded_library() -> str:
+    """The path of libisthmus in this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[1] + line.partition("/")[2]
+        if os.path.basename(path).startswith("libisthmus.so"):
+            return path
+    return ""
+
+
+def processor() -> Finding:
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    stats = context_stats()
+    target = f", reductions use {stats['simd']}" if "simd" in stats else ""
+    return Finding("processor", "ok", f"{model}, {len(os.sched_getaffinity(0))} cores for this process{target}")
+
+
+def kernel() -> list[Finding]:
+    findings = [Finding("kernel", "ok", f"{platform.system()} {platform.release()}")]
+    try:
+        os.close(os.memfd_create("isthmus-doctor"))
+    except OSError as error:
+        findings.append(
+            Finding("shared memory", "bad", f"memfd_create: {error.strerror}", "allow memfd_create in the sandbox")
+        )
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        text = f"pidfd_open: {error.strerror}; the death of a peer is noticed through its connection only"
+        findings.append(Finding("pidfd", "note", text, "Linux 5.3 or newer, or allow pidfd_open in the sandbox"))
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        findings.append(Finding("descriptors", "note", f"at most {soft} open files", "ulimit -n 65536"))
+    return findings
+
+
+def environment() -> Finding:
+    """The environment's settings, which the library validates when it reads them."""
+    given = sorted(name for name in os.environ if name.startswith("ISTHMUS_"))
+    try:
+        settings()
+    except Error as error:
+        return Finding("settings", "bad", str(error), "correct or unset the variable")
+    shown = ("set: " + ", ".join(given)) if given else "all at their defaults"
+    return Finding("settings", "ok", f"{shown}; `isthmus doctor --settings` lists them")
+
+
+def self_test(findings: list[Finding]) -> dict[str, Any] | None:
+    """Two ranks over shared memory, then on two islands over TCP."""
+    first: dict[str, Any] | None = None
+    for subject, islands, bridge in (("shared memory", None, None), ("TCP", "a:1,b:1", "tcp")):
+        options = argparse.Namespace(ranks=2, islands=islands, bridge=bridge, timeout=20.0)
+        try:
+            answer = ask_ranks("selftest", {}, options)
+        except Error as error:
+            findings.append(Finding(subject, "bad", str(error), "ISTHMUS_LOG=debug isthmus doctor tells more"))
+            continue
+        text = f"2 ranks agree; all_reduce of 8 bytes takes {answer['all_reduce_8B_us']} µs (with Python)"
+        findings.append(Finding(subject, "ok", text))
+        first = first or answer
+    return first
+
+
+def settings_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="settings", title_justify="left", show_lines=False)
+    for column in ("name", "value", "default", "range", "meaning"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        name = f"[bold]{row['name']}[/]" if row.get("given") else str(row["name"])
+        cells = [escape(str(row.get(key, ""))) for key in ("value", "default", "range", "meaning")]
+        table.add_row(name, *cells)
+    return table
+
+
+__all__ = ["add_parser", "examine", "run"]

@@ -1,0 +1,35 @@
+"""`isthmus launch`: local ranks of any program."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .. import launch
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "launch",
+        help="start local ranks of a program",
+        description="isthmus launch --ranks 4 --islands a:2,b:2 --bridge tcp -- python program.py",
+    )
+    parser.add_argument("--ranks", type=int, required=True, metavar="N")
+    parser.add_argument("--islands", metavar="a:2,b:2", help="labels of the ranks' islands, in order")
+    parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        print("isthmus launch: no program; write it after --")
+        return 2
+    with launch.start(program, options.ranks, islands=options.islands, bridge=options.bridge, capture=False) as job:
+        results = job.wait(options.timeout)
+    bad = [result for result in results if result.returncode != 0]
+    for result in bad:
+        print(f"isthmus launch: rank {result.rank} ended with status {result.returncode}")
+    return 1 if bad else 0

@@ -1,0 +1,197 @@
+"""Local rank processes: N copies of a command, each told its rank, the rendezvous and its island.
+
+>>> from isthmus import launch
+>>> with launch.start(["python", "train.py"], ranks=4, islands="a:2,b:2", bridge="tcp") as job:
+...     results = job.wait(timeout=60)
+
+For real clusters use torchrun, mpirun or srun; their variables are read by isthmus.init() directly.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO
+
+from ._errors import ArgumentError
+
+__all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "start"]
+
+# What another launcher may have left in our own environment; it would contradict what we tell the ranks.
+_LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_")
+_LAUNCHER_NAMES = frozenset(
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    + [f"ISTHMUS_{name}" for name in ("RANK", "WORLD_SIZE", "ADDRESS", "ISLAND", "BRIDGE")]
+)
+_GRACE_S = 15.0  # after one rank failed: the library tells the others within a few seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one rank ended. The texts are empty where nothing was captured."""
+
+    rank: int
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def free_port() -> int:
+    """A TCP port that is free on the loopback interface now, and whose successor is free too."""
+    for _ in range(64):
+        # Below the ports that the kernel gives to outgoing connections: one of those may be taken before it is used here.
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise ArgumentError("launch: found no two neighbouring free ports on 127.0.0.1")
+
+
+def parse_islands(text: str | None, ranks: int) -> list[str | None]:
+    """The island of every rank. "a:2,b:2" is a a b b; "a,b,a,b" interleaves; None is no label for anybody."""
+    if not text:
+        return [None] * ranks
+    labels: list[str | None] = []
+    for part in text.split(","):
+        label, colon, count = part.strip().partition(":")
+        if not label or (colon and not count.isdecimal()):
+            raise ArgumentError(f"islands={text}: '{part}' is not LABEL or LABEL:RANKS")
+        labels += [label] * (int(count) if colon else 1)
+    if len(labels) != ranks:
+        raise ArgumentError(f"islands={text}: names {len(labels)} ranks, but there are {ranks}")
+    return labels
+
+
+def environment(
+    rank: int,
+    world_size: int,
+    port: int,
+    *,
+    island: str | None = None,
+    bridge: str | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
+    }
+    env.update(
+        ISTHMUS_RANK=str(rank),
+        ISTHMUS_WORLD_SIZE=str(world_size),
+        ISTHMUS_ADDRESS=f"127.0.0.1:{port + 1}",
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    if island is not None:
+        env["ISTHMUS_ISLAND"] = island
+    if bridge is not None:
+        env["ISTHMUS_BRIDGE"] = bridge
+    env.update(extra or {})
+    return env
+
+
+class Job:
+    """Running ranks. As a context manager it leaves none behind."""
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]], outputs: list[tuple[IO[bytes], IO[bytes]]]) -> None:
+        self.processes = processes
+        self._outputs = outputs
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def wait(self, timeout: float | None = None) -> list[Result]:
+        """Waits until all ranks have ended and tells how. The rest are killed at the deadline, or 15 s after a failure."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        failed = False
+        while any(process.poll() is None for process in self.processes):
+            now = time.monotonic()
+            if not failed and any(process.returncode for process in self.processes):
+                failed = True
+                deadline = now + _GRACE_S if deadline is None else min(deadline, now + _GRACE_S)
+            if deadline is not None and now >= deadline:
+                break
+            time.sleep(0.01)
+        self.kill()
+        return [self._result(rank) for rank in range(len(self.processes))]
+
+    def _result(self, rank: int) -> Result:
+        texts = ["", ""]
+        if self._outputs:
+            for i, stream in enumerate(self._outputs[rank]):
+                stream.seek(0)
+                texts[i] = stream.read().decode(errors="replace")
+        return Result(rank, self.processes[rank].returncode, texts[0], texts[1])
+
+    def kill(self) -> None:
+        """Ends every rank that still runs, and waits for it."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+        for pair in self._outputs:
+            for stream in pair:
+                stream.close()
+
+
+def start(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    islands: str | None = None,
+    bridge: str | None = None,
+    env: Mapping[str, str] | None = None,
+    capture: bool = True,
+    port: int | None = None,
+) -> Job:
+    """Starts `ranks` copies of `command` on this machine. `env` is added to every rank's environment.
+
+    With `capture` their output is kept for Job.wait(), else it goes where ours goes.
+    """
+    if ranks < 1:
+        raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
+    labels = parse_islands(islands, ranks)
+    base = free_port() if port is None else port
+    processes: list[subprocess.Popen[bytes]] = []
+    outputs: list[tuple[IO[bytes], IO[bytes]]] = []
+    job = Job(processes, outputs)
+    try:
+        for rank in range(ranks):
+            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, extra=env)
+            out: IO[bytes] | None = None
+            err: IO[bytes] | None = None
+            if capture:
+                out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # closed by Job
+                outputs.append((out, err))
+            processes.append(
+                subprocess.Popen(list(command), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            )
+    except BaseException:
+        job.kill()
+        raise
+    return job

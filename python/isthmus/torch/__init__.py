@@ -1,0 +1,112 @@
+"""The torch.distributed backend "isthmus".
+
+>>> import isthmus.torch
+>>> torch.distributed.init_process_group("isthmus")
+
+The import only registers the name; where isthmus was installed by pip, torch does that by itself. `Options` goes to
+`init_process_group(pg_options=...)`; `topology`, `explain` and `dump` show what a group looks like from the inside.
+"""
+
+from __future__ import annotations
+
+import atexit as _atexit
+import json as _json
+from typing import TYPE_CHECKING, Any
+
+from isthmus.torch._build import load as _load
+
+if TYPE_CHECKING:
+    from isthmus import _torch
+else:
+    _torch = _load()
+
+import torch
+import torch.distributed as dist
+
+from _isthmus_autoload import register
+
+Backend = _torch.Backend
+Options = _torch.Options
+
+__all__ = ["Backend", "Options", "backend_of", "context_stats", "create", "dump", "explain", "register", "topology"]
+
+
+def _name(group_id: str, ranks: list[int]) -> str:
+    """How errors call the group. Its ranks are numbered anew, so a subgroup says which ranks of the job it holds."""
+    if not ranks:
+        return "world"
+    shown = ",".join(str(r) for r in ranks[:16]) + (",..." if len(ranks) > 16 else "")
+    return f"{group_id[:12]} (global ranks {shown})"
+
+
+def create(options: Any, group_options: Options | None) -> Backend:
+    """What torch calls to make the backend of one group; `options` is its _DistributedBackendOptions."""
+    if group_options is not None and not isinstance(group_options, Options):
+        raise TypeError(f"pg_options of an isthmus group must be isthmus.torch.Options, not {type(group_options).__name__}")
+    ranks = list(options.global_ranks_in_group)
+    return _torch.create(
+        store=options.store,
+        rank=options.group_rank,
+        size=options.group_size,
+        timeout=options.timeout,
+        group=_name(options.group_id, ranks),
+        global_ranks=ranks,
+        options=group_options,
+    )
+
+
+def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
+    """The backend object of a group; of the default group without an argument."""
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group('isthmus') first")
+    backend = chosen._get_backend(torch.device("cpu"))
+    if not isinstance(backend, Backend):
+        raise ValueError(f"the group's CPU backend is {backend.name()}, not isthmus")
+    return backend
+
+
+def topology(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Hosts, islands, ranks and links of the group."""
+    found: dict[str, Any] = _json.loads(backend_of(group).topology())
+    return found
+
+
+def explain(
+    collective: str,
+    *,
+    nbytes: int | None = None,
+    count: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    root: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, Any]:
+    """This rank's plan for `nbytes` bytes or `count` elements, counted as in isthmus.h; the key "text" is for reading."""
+    if (nbytes is None) == (count is None):
+        raise ValueError("explain: give nbytes= or count=")
+    if count is None:
+        assert nbytes is not None
+        if nbytes < 0 or nbytes % dtype.itemsize:
+            raise ValueError(f"explain: nbytes={nbytes} is no multiple of {dtype.itemsize}, the size of {dtype}")
+        count = nbytes // dtype.itemsize
+    reduce_op = op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+    plan: dict[str, Any] = _json.loads(backend_of(group).explain(collective, count, dtype, reduce_op, root))
+    return plan
+
+
+def dump(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """The flight recorder of the group: its last operations."""
+    record: dict[str, Any] = _json.loads(backend_of(group).dump())
+    return record
+
+
+def context_stats() -> dict[str, Any]:
+    """Threads, descriptors, staging bytes, links and communicators of this process."""
+    stats: dict[str, Any] = _json.loads(_torch.context_stats())
+    return stats
+
+
+register()
+# While the interpreter is alive: futures and tensors may be Python objects. Each group waits 2 s at most for pending work.
+_atexit.register(_torch.shutdown_all)
