@@ -1,0 +1,440 @@
+// The mesh among several nodes of one process: every node has its own listeners, arena and control thread.
+#include <gtest/gtest.h>
+
+#include <dirent.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <future>
+#include <set>
+
+#include "bootstrap_support.hpp"
+#include "net/gate.hpp"
+#include "net/socket.hpp"
+
+namespace isthmus::bootstrap::testing {
+namespace {
+
+const Bytes16 kKey{1, 2, 3}, kOtherKey{4, 5, 6};
+
+struct Pair {
+  Node a, b;
+  Peer *of_a = nullptr, *of_b = nullptr;  // a's view of b, b's view of a
+
+  void connect(bool shared = true, int streams = 0, double seconds = 10) {
+    auto other = std::async(std::launch::async,
+                            [&] { return &b.mesh->connect(a.mesh->self(), kKey, shared, streams, Deadline(seconds)); });
+    of_a = &a.mesh->connect(b.mesh->self(), kKey, shared, streams, Deadline(seconds));
+    of_b = other.get();
+  }
+  void add_keys() {
+    a.mesh->add_key(kKey);
+    b.mesh->add_key(kKey);
+  }
+};
+
+// Each side sees the other on another host, so only TCP is left.
+void connect_as_hosts(Node &a, Node &b, Peer *&of_a, Peer *&of_b, bool shared, int streams) {
+  const auto elsewhere = [](Endpoint e) {
+    e.host[0] ^= 1;
+    return e;
+  };
+  auto other = std::async(std::launch::async,
+                          [&] { return &b.mesh->connect(elsewhere(a.mesh->self()), kKey, shared, streams, Deadline(10)); });
+  of_a = &a.mesh->connect(elsewhere(b.mesh->self()), kKey, shared, streams, Deadline(10));
+  of_b = other.get();
+}
+
+size_t open_descriptors() {
+  size_t n = 0;
+  DIR *d = ::opendir("/proc/self/fd");
+  while (::readdir(d)) ++n;
+  ::closedir(d);
+  return n - 3;  // ".", "..", and the directory itself
+}
+
+size_t threads() {
+  size_t n = 0;
+  DIR *d = ::opendir("/proc/self/task");
+  while (::readdir(d)) ++n;
+  ::closedir(d);
+  return n - 2;
+}
+
+TEST(Mesh, SharesArenasOfOneHost) {
+  Pair p;
+  p.add_keys();
+  p.connect();
+  ASSERT_TRUE(p.of_a->arena);
+  ASSERT_TRUE(p.of_b->arena);
+  EXPECT_EQ(p.of_a->arena.size(), Node::kArena);
+  p.a.memory.data()[4096] = std::byte{42};
+  EXPECT_EQ(p.of_b->arena.data()[4096], std::byte{42});
+  p.of_b->arena.data()[4097] = std::byte{43};
+  EXPECT_EQ(p.a.memory.data()[4097], std::byte{43});
+  EXPECT_EQ(p.of_a->endpoint.process, p.b.mesh->self().process);
+  EXPECT_EQ(p.of_a->endpoint.pid, ::getpid());
+}
+
+TEST(Mesh, DoesNotShareWhereItIsNotWanted) {
+  Pair p;
+  p.add_keys();
+  p.connect(false);
+  EXPECT_FALSE(p.of_a->arena);
+  EXPECT_FALSE(p.of_b->arena);
+  p.connect(true);  // another communicator may want it later
+  EXPECT_TRUE(p.of_a->arena);
+  EXPECT_TRUE(p.of_b->arena);
+}
+
+TEST(Mesh, MovesMessagesBothWaysInOrderOverUnixAndTcp) {
+  for (const bool tcp : {false, true}) {
+    Pair p;
+    p.add_keys();
+    if (tcp) connect_as_hosts(p.a, p.b, p.of_a, p.of_b, true, 0);
+    else p.connect();
+    EXPECT_EQ(static_cast<bool>(p.of_a->arena), !tcp);
+    const std::string large(net::kMaxControlBody, 'x');
+    for (int i = 0; i < 300; ++i) {
+      const std::string body = i % 50 == 7 ? large : std::to_string(i);
+      ASSERT_TRUE(p.a.mesh->send(*p.of_a, static_cast<uint16_t>(i), bytes(body)));
+      ASSERT_TRUE(p.b.mesh->send(*p.of_b, static_cast<uint16_t>(i), bytes(body)));
+    }
+    for (const Node *n : {&p.a, &p.b}) {
+      ASSERT_TRUE(eventually([&] { return n->events.messages().size() == 300; }));
+      const auto m = n->events.messages();
+      for (int i = 0; i < 300; ++i) {
+        EXPECT_EQ(m[static_cast<size_t>(i)].type, i);
+        EXPECT_EQ(m[static_cast<size_t>(i)].body, i % 50 == 7 ? large : std::to_string(i));
+      }
+    }
+  }
+}
+
+TEST(Mesh, RefusesMessagesThatAreTooLargeOrOfItsOwnTypes) {
+  Pair p;
+  p.add_keys();
+  p.connect();
+  EXPECT_FALSE(p.a.mesh->send(*p.of_a, 1, bytes(std::string(net::kMaxControlBody + 1, 'x'))));
+  EXPECT_FALSE(p.a.mesh->send(*p.of_a, 0xff00, {}));
+  EXPECT_FALSE(p.a.mesh->send(*p.of_a, 0xffff, {}));
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 0xfeff, {}));
+}
+
+TEST(Mesh, OpensDataStreamsInAgreedOrderAlsoOnOneHost) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, 3);
+  ASSERT_EQ(p.of_a->data.size(), 3u);
+  ASSERT_EQ(p.of_b->data.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    const std::string text = "stream " + std::to_string(i);
+    ASSERT_EQ(net::send_all(p.of_a->data[i].get(), bytes(text), Deadline(1)), net::Io::Ok);
+    std::string got(text.size(), ' ');
+    ASSERT_EQ(net::recv_exact(p.of_b->data[i].get(), std::as_writable_bytes(std::span(got)), Deadline(1)), net::Io::Ok);
+    EXPECT_EQ(got, text);
+    EXPECT_TRUE(net::local_address(p.of_a->data[i].get()).loopback());
+  }
+  // Taken by a link; a second communicator opens no further ones.
+  std::vector<UniqueFd> taken = std::move(p.of_a->data), taken_too = std::move(p.of_b->data);
+  p.of_a->data.clear();
+  p.of_b->data.clear();
+  p.connect(true, 3);
+  EXPECT_TRUE(p.of_a->data.empty());
+}
+
+TEST(Mesh, AddsDataStreamsToAPeerThatIsConnectedAlready) {
+  Pair p;
+  p.add_keys();
+  p.connect(true, 0);
+  p.connect(true, 2);
+  EXPECT_EQ(p.of_a->data.size(), 2u);
+  EXPECT_EQ(p.of_b->data.size(), 2u);
+}
+
+TEST(Mesh, NamesStreamCountsThatDiffer) {
+  Pair p;
+  p.add_keys();
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  auto other =
+      std::async(std::launch::async, [&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 2, Deadline(5)); });
+  const Status s = error_of([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 4, Deadline(5)); });
+  EXPECT_EQ(s.code, Code::Mismatch);
+  EXPECT_TRUE(contains(s.text, "opens 2 data streams, this process expects 4")) << s.text;
+  other.get();
+}
+
+TEST(Mesh, ConnectIsIdempotentFromManyThreads) {
+  Pair p;
+  p.add_keys();
+  std::vector<std::future<Peer *>> all;
+  for (int i = 0; i < 4; ++i) {
+    all.push_back(
+        std::async(std::launch::async, [&] { return &p.a.mesh->connect(p.b.mesh->self(), kKey, true, 2, Deadline(10)); }));
+    all.push_back(
+        std::async(std::launch::async, [&] { return &p.b.mesh->connect(p.a.mesh->self(), kKey, true, 2, Deadline(10)); }));
+  }
+  std::set<Peer *> seen;
+  for (auto &f : all) seen.insert(f.get());
+  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_EQ(p.a.mesh->counts().peers, 1);
+}
+
+TEST(Mesh, ConnectsManyNodesAllToAll) {
+  constexpr size_t kNodes = 6;
+  std::vector<std::unique_ptr<Node>> nodes;
+  for (size_t i = 0; i < kNodes; ++i) nodes.push_back(std::make_unique<Node>());
+  for (auto &n : nodes) n->mesh->add_key(kKey);
+  std::vector<std::future<void>> all;
+  for (size_t i = 0; i < kNodes; ++i)
+    all.push_back(std::async(std::launch::async, [&, i] {
+      for (size_t j = 0; j < kNodes; ++j)
+        if (i != j) {
+          Peer &peer = nodes[i]->mesh->connect(nodes[j]->mesh->self(), kKey, true, i % 2 == j % 2 ? 0 : 1, Deadline(20));
+          nodes[i]->mesh->send(peer, static_cast<uint16_t>(i), {});
+        }
+    }));
+  for (auto &f : all) f.get();
+  for (auto &n : nodes) EXPECT_TRUE(eventually([&] { return n->events.messages().size() == kNodes - 1; }));
+}
+
+TEST(Mesh, WaitsForAPeerThatLearnsTheKeyLater) {
+  Pair p;
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  dialer.mesh->add_key(kKey);
+  auto dial =
+      std::async(std::launch::async, [&] { return &dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(5)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const int64_t start = now_ns();
+  waiter.mesh->add_key(kKey);
+  waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5));
+  dial.get();
+  EXPECT_LT(now_ns() - start, 500'000'000);
+}
+
+TEST(Mesh, RefusesAPeerWithAnotherKey) {
+  Pair p;
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  waiter.mesh->add_key(kKey);
+  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(3.5)); });
+  EXPECT_EQ(s.code, Code::Auth) << s.text;
+  EXPECT_TRUE(contains(s.text, "job key")) << s.text;
+  EXPECT_EQ(waiter.mesh->counts().peers, 0);
+}
+
+TEST(Mesh, HoldsSeveralKeysAndForgetsDroppedOnes) {
+  Pair p;
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  waiter.mesh->add_key(kOtherKey);
+  waiter.mesh->add_key(kKey);
+  waiter.mesh->drop_key(kOtherKey);
+  // Refused only when the handshake's time is over: the key might still be added.
+  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(0.2)); });
+  EXPECT_EQ(s.code, Code::Timeout);
+  EXPECT_TRUE(contains(s.text, "it may not hold our job key")) << s.text;
+  auto wait = std::async(std::launch::async, [&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5)); });
+  EXPECT_EQ(error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(5)); }).code, Code::Ok);
+  wait.get();
+}
+
+TEST(Mesh, NamesAPeerThatDoesNotConnect) {
+  Pair p;
+  p.add_keys();
+  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
+  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
+  const int64_t start = now_ns();
+  const Status s = error_of([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(0.7)); });
+  EXPECT_EQ(s.code, Code::Timeout);
+  EXPECT_TRUE(contains(s.text, std::to_string(::getpid()))) << s.text;
+  EXPECT_TRUE(contains(s.text, dialer.mesh->self().hostname)) << s.text;
+  EXPECT_TRUE(contains(s.text, dialer.mesh->self().tcp[0])) << s.text;
+  EXPECT_TRUE(contains(s.text, "0.7 s")) << s.text;
+  EXPECT_LT(now_ns() - start, 1'500'000'000);
+}
+
+TEST(Mesh, TellsSoonThatAPeerIsNoLongerThere) {
+  for (const bool elsewhere : {false, true}) {
+    Node a;
+    Endpoint gone;
+    {
+      const Node b;
+      gone = b.mesh->self();
+    }
+    if (elsewhere) gone.host[0] ^= 1;
+    for (const uint8_t first : {uint8_t{0x00}, uint8_t{0xff}}) {  // a dials the larger id and waits for the smaller one
+      gone.process.fill(first);
+      const int64_t start = now_ns();
+      const Status s = error_of([&] { a.mesh->connect(gone, kKey, true, 0, Deadline(20)); });
+      EXPECT_EQ(s.code, Code::PeerLost) << s.text;
+      EXPECT_LT(now_ns() - start, 3'000'000'000);
+    }
+  }
+}
+
+TEST(Mesh, RefusesToConnectToItself) {
+  Node a;
+  EXPECT_EQ(error_of([&] { a.mesh->connect(a.mesh->self(), kKey, true, 0, Deadline(1)); }).code, Code::Argument);
+}
+
+TEST(Mesh, SaysThatAPeerShutDownAndDeliversItsLastMessages) {
+  for (const bool tcp : {false, true}) {
+    Pair p;
+    p.add_keys();
+    if (tcp) connect_as_hosts(p.a, p.b, p.of_a, p.of_b, false, 0);
+    else p.connect();
+    for (int i = 0; i < 100; ++i) p.b.mesh->send(*p.of_b, 7, bytes("last words"));
+    p.b.mesh.reset();
+    ASSERT_TRUE(eventually([&] { return p.a.events.lost().size() == 1; }));
+    EXPECT_EQ(p.a.events.messages().size(), 100u);
+    EXPECT_TRUE(p.of_a->lost.load());
+    EXPECT_TRUE(contains(p.of_a->lost_text(), "shut Isthmus down")) << p.of_a->lost_text();
+    EXPECT_FALSE(p.a.mesh->send(*p.of_a, 1, {}));
+    EXPECT_EQ(error_of([&] { p.a.mesh->connect(p.of_a->endpoint, kKey, true, 0, Deadline(1)); }).code, Code::PeerLost);
+  }
+}
+
+TEST(Mesh, HearsHeartbeatsAndTicks) {
+  Pair p;
+  p.add_keys();
+  p.connect();
+  const int64_t first = p.of_a->last_heard_ns.load();
+  EXPECT_TRUE(eventually([&] { return p.of_a->last_heard_ns.load() > first + 30'000'000; }));
+  EXPECT_TRUE(eventually([&] { return p.a.events.ticks.load() >= 3; }));
+  EXPECT_TRUE(p.a.events.lost().empty());
+}
+
+TEST(Mesh, SendNeverBlocksAndCatchesUp) {
+  Pair p;
+  p.add_keys();
+  p.connect();
+  const std::string large(60'000, 'y');
+  // 12 MB, far beyond a socket's buffer
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(p.a.mesh->send(*p.of_a, 5, bytes(large)));
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 200; }, 20));
+}
+
+TEST(Mesh, DestroysWithinASecondAndLeavesNothing) {
+  {
+    const Node warm;  // whatever is made once a process
+  }
+  const size_t fds = open_descriptors(), before = threads();
+  int64_t start = 0;
+  {
+    Pair p;
+    p.add_keys();
+    p.connect(true, 2);
+    EXPECT_EQ(p.a.mesh->counts().threads, 1);
+    EXPECT_EQ(p.a.mesh->counts().peers, 1);
+    EXPECT_GE(p.a.mesh->counts().descriptors, 6);
+    start = now_ns();
+  }
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+  EXPECT_EQ(open_descriptors(), fds);
+  EXPECT_TRUE(eventually([&] { return threads() == before; }));
+}
+
+TEST(Mesh, ForeignClientsAreRefusedAndHarmNobody) {
+  Pair p;
+  p.add_keys();
+  const net::Address port = net::numeric_address(p.a.mesh->self().tcp[0]);
+  std::vector<UniqueFd> foreign;
+  const auto client = [&] {
+    UniqueFd fd;
+    EXPECT_EQ(net::connect_tcp(port, Deadline(5), fd), 0);
+    return fd;
+  };
+  for (int i = 0; i < 40; ++i) foreign.push_back(client());  // half-open: they never say a word
+  for (int i = 0; i < 30; ++i) {
+    UniqueFd fd = client();
+    // oversized garbage; it may be reset meanwhile
+    net::send_all(fd.get(), bytes(std::string(100'000, 'G')), Deadline(0.2));
+    foreign.push_back(std::move(fd));
+  }
+  foreign.push_back(client());
+  net::send_all(foreign.back().get(), bytes("GET / HTTP/1.1\r\n\r\n"), Deadline(1));
+  foreign.push_back(client());
+  net::send_all(foreign.back().get(), bytes("IST"), Deadline(1));  // plausible so far
+  p.connect(true, 2);
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("unharmed")));
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
+  // Garbage is refused at once, the silent ones when their time is over.
+  std::byte one{};
+  EXPECT_NE(net::recv_exact(foreign[50].get(), {&one, 1}, Deadline(1)), net::Io::Timeout);
+  EXPECT_NE(net::recv_exact(foreign[0].get(), {&one, 1}, Deadline(5)), net::Io::Timeout);
+}
+
+TEST(Mesh, MoreHalfOpenClientsThanAllowedOnlyDelayTheOthers) {
+  Pair p;
+  p.add_keys();
+  const Endpoint &a = p.a.mesh->self();
+  std::vector<UniqueFd> silent;
+  for (size_t i = 0; i < 2 * net::kMaxHalfOpen; ++i) {
+    UniqueFd fd;
+    ASSERT_EQ(net::connect_unix(a.unix_name, Deadline(5), fd), 0);
+    silent.push_back(std::move(fd));
+  }
+  EXPECT_TRUE(eventually([&] { return p.a.mesh->counts().descriptors >= static_cast<int>(net::kMaxHalfOpen); }));
+  EXPECT_LE(p.a.mesh->counts().descriptors, static_cast<int>(net::kMaxHalfOpen) + 8);
+  p.connect(true, 0, 20);
+  EXPECT_TRUE(p.of_a->arena);
+}
+
+TEST(Mesh, ListensWhereTheRouteLeads) {
+  const Node v4("", "127.0.0.1"), v6("", "::1"), named("ISTHMUS_INTERFACE=lo", ""),
+      literal("ISTHMUS_INTERFACE=127.0.0.1", "");
+  EXPECT_TRUE(contains(v4.mesh->self().tcp.at(0), "127.0.0.1:"));
+  EXPECT_TRUE(contains(v6.mesh->self().tcp.at(0), "[::1]:"));
+  EXPECT_TRUE(contains(named.mesh->self().tcp.at(0), "127.0.0.1:"));
+  EXPECT_TRUE(contains(literal.mesh->self().tcp.at(0), "127.0.0.1:"));
+  const Status s = error_of([] { const Node n("ISTHMUS_INTERFACE=nosuch0", ""); });
+  EXPECT_EQ(s.code, Code::Config);
+  EXPECT_TRUE(contains(s.text, "nosuch0") && contains(s.text, "lo (127.0.0.1)")) << s.text;
+}
+
+TEST(Mesh, ConnectsOverIpv6) {
+  Node a("", "::1"), b("", "::1");
+  a.mesh->add_key(kKey);
+  b.mesh->add_key(kKey);
+  Peer *of_a = nullptr, *of_b = nullptr;
+  connect_as_hosts(a, b, of_a, of_b, false, 2);
+  EXPECT_EQ(of_a->data.size(), 2u);
+  EXPECT_TRUE(a.mesh->send(*of_a, 3, bytes("six")));
+  EXPECT_TRUE(eventually([&] { return b.events.messages().size() == 1; }));
+}
+
+TEST(Mesh, WorksWithoutAnArena) {
+  Recorder events;
+  Mesh a(Settings(), events, -1, 0, "127.0.0.1");
+  Node b;
+  a.add_key(kKey);
+  b.mesh->add_key(kKey);
+  auto other = std::async(std::launch::async, [&] { return &a.connect(b.mesh->self(), kKey, true, 0, Deadline(5)); });
+  Peer &of_b = b.mesh->connect(a.self(), kKey, true, 0, Deadline(5));
+  EXPECT_FALSE(of_b.arena);
+  EXPECT_FALSE(other.get()->arena);  // both or none
+}
+
+TEST(Endpoint, PacksAndUnpacks) {
+  Endpoint e{random_bytes16(), random_bytes16(), "host", "name", {"127.0.0.1:1", "[::1]:2"}, 4711};
+  const auto packed = e.pack();
+  const Endpoint u = Endpoint::unpack(packed);
+  EXPECT_EQ(u.process, e.process);
+  EXPECT_EQ(u.host, e.host);
+  EXPECT_EQ(u.hostname, e.hostname);
+  EXPECT_EQ(u.unix_name, e.unix_name);
+  EXPECT_EQ(u.tcp, e.tcp);
+  EXPECT_EQ(u.pid, e.pid);
+  for (size_t n = 0; n < packed.size(); ++n)
+    EXPECT_EQ(error_of([&] { Endpoint::unpack(std::span(packed).first(n)); }).code, Code::Mismatch);
+  auto longer = packed;
+  longer.push_back(std::byte{0});
+  EXPECT_EQ(error_of([&] { Endpoint::unpack(longer); }).code, Code::Mismatch);
+  EXPECT_EQ(hex(Bytes16{0x0f, 0xa0}), "0fa00000000000000000000000000000");
+}
+
+}  // namespace
+}  // namespace isthmus::bootstrap::testing

@@ -1,0 +1,345 @@
+// The mesh and the rendezvous among real processes: killed, stopped, forked. A test starts copies of this program (exec, so
+// that they are no forked children of a process that uses the library), which play one part each.
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "bootstrap/rendezvous.hpp"
+#include "bootstrap_support.hpp"
+#include "net/socket.hpp"
+
+extern char **environ;
+
+namespace isthmus::bootstrap::testing {
+namespace {
+
+const Bytes16 kKey{3, 1, 4};
+
+// A copy of this program: argv[1] is its part. Killed and reaped at the end.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments) {
+    int in[2], out[2];
+    if (::pipe2(in, O_CLOEXEC) != 0 || ::pipe2(out, O_CLOEXEC) != 0) fail_system("pipe2", errno);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+    ::posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    std::vector<char *> argv{const_cast<char *>("isthmus-test")};
+    for (auto &a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    const int error = ::posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(in[0]);
+    ::close(out[1]);
+    in_ = UniqueFd(in[1]);
+    out_ = UniqueFd(out[0]);
+    if (error != 0) fail_system("posix_spawn", error);
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+  Process(const Process &) = delete;
+  Process &operator=(const Process &) = delete;
+  pid_t pid() const { return pid_; }
+  void signal(int number) const { ::kill(pid_, number); }
+  void say(const std::string &line) const {
+    ASSERT_EQ(::write(in_.get(), (line + "\n").data(), line.size() + 1), static_cast<ssize_t>(line.size() + 1));
+  }
+  std::string line() const {  // "" at its end
+    std::string out;
+    char c;
+    while (::read(out_.get(), &c, 1) == 1 && c != '\n') out += c;
+    return out;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd in_, out_;
+};
+
+void print(const std::string &line) {
+  const std::string l = line + "\n";
+  [[maybe_unused]] const ssize_t n = ::write(1, l.data(), l.size());
+}
+
+std::string read_line() {
+  std::string out;
+  char c;
+  while (::read(0, &c, 1) == 1 && c != '\n') out += c;
+  return out;
+}
+
+std::string to_hex(std::span<const std::byte> b) {
+  std::string out;
+  for (const std::byte x : b) out += fmt::format("{:02x}", std::to_integer<int>(x));
+  return out;
+}
+
+std::vector<std::byte> from_hex(const std::string &text) {
+  std::vector<std::byte> out;
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    out.push_back(static_cast<std::byte>(std::stoi(text.substr(i, 2), nullptr, 16)));
+  return out;
+}
+
+// ---- parts
+
+// A node that connects to the endpoint it is told, then waits to be killed. `kind`: "plain", "forks" (three sleeping
+// children, forked the usual way), "holds" (a child that keeps every descriptor: made without the atfork handlers), "tcp".
+int play_node(const std::string &kind) {
+  Node node;
+  node.mesh->add_key(kKey);
+  print(to_hex(node.mesh->self().pack()));
+  Endpoint other = Endpoint::unpack(from_hex(read_line()));
+  if (kind == "tcp") other.host[0] ^= 1;
+  Peer &peer = node.mesh->connect(other, kKey, true, 2, Deadline(10));
+  std::string children;
+  for (int i = 0; kind != "plain" && i < 3; ++i) {
+    const pid_t child =
+        kind == "holds" ? static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr)) : ::fork();
+    if (child == 0) {
+      ::sleep(20);
+      ::_exit(0);
+    }
+    children += std::to_string(child) + " ";
+  }
+  node.mesh->send(peer, 1, bytes("hello"));
+  print(children);
+  read_line();
+  return 0;
+}
+
+// A rank of a rendezvous, which says how it ended. `pause`: seconds before it takes part; -1: between two rounds, for ever.
+int play_rank(const std::string &address, int rank, int world, double seconds, double pause) {
+  const Status s = error_of([&] {
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    const auto e = tcp_exchange(address, rank, world, kKey, Settings(), Deadline(seconds));
+    e->all_gather({}, Deadline(seconds));
+    print("met");
+    if (pause < 0) read_line();
+    e->all_gather({}, Deadline(seconds));
+  });
+  print(fmt::format("{} {}", static_cast<int>(s.code), s.text));
+  return 0;
+}
+
+// ---- tests
+
+std::vector<pid_t> pids_of(const std::string &line) {
+  std::vector<pid_t> out;
+  for (size_t at = 0; at < line.size(); at = line.find(' ', at) + 1) out.push_back(std::stoi(line.substr(at)));
+  return out;
+}
+
+struct Couple {  // a node here and one in another process
+  Node node;
+  Process other;
+  Peer *peer = nullptr;
+  std::vector<pid_t> children;
+
+  explicit Couple(const std::string &kind) : other({"node", kind}) {
+    node.mesh->add_key(kKey);
+    Endpoint e = Endpoint::unpack(from_hex(other.line()));
+    other.say(to_hex(node.mesh->self().pack()));
+    if (kind == "tcp") e.host[0] ^= 1;
+    peer = &node.mesh->connect(e, kKey, true, 2, Deadline(10));
+    children = pids_of(other.line());
+    EXPECT_TRUE(eventually([&] { return node.events.messages().size() == 1; }));
+  }
+  ~Couple() {
+    for (const pid_t child : children) ::kill(child, SIGKILL);
+  }
+};
+
+TEST(Death, IsSeenWithinMillisecondsAlsoWithSleepingForkedChildren) {
+  for (const char *kind : {"plain", "forks", "holds", "tcp"}) {
+    std::vector<int64_t> took;
+    for (int i = 0; i < 5; ++i) {
+      Couple c(kind);
+      const int64_t start = now_ns();
+      c.other.signal(SIGKILL);
+      ASSERT_TRUE(eventually([&] { return !c.node.events.lost().empty(); })) << kind;
+      took.push_back(c.node.events.lost_at()[0] - start);
+      EXPECT_TRUE(contains(c.peer->lost_text(), "process " + std::to_string(c.other.pid()) + " on host "))
+          << c.peer->lost_text();
+      EXPECT_TRUE(contains(c.peer->lost_text(), "ended")) << c.peer->lost_text();
+      for (const pid_t child : c.children) EXPECT_EQ(::kill(child, 0), 0) << "the children were to outlive their parent";
+      EXPECT_EQ(c.node.events.lost().size(), 1u);
+    }
+    std::sort(took.begin(), took.end());
+    EXPECT_LT(took[took.size() / 2], 50'000'000) << kind;  // milliseconds; a loaded machine may delay one or two
+  }
+}
+
+TEST(Death, DataConnectionsEndWithTheProcessAndNotWithItsForkedChildren) {
+  Couple c("forks");
+  c.other.signal(SIGKILL);
+  std::byte one{};
+  EXPECT_EQ(net::recv_exact(c.peer->data.at(0).get(), {&one, 1}, Deadline(2)), net::Io::Closed);
+}
+
+TEST(Stop, OfAPeerIsVisibleButNoDeath) {
+  Couple c("plain");
+  c.other.signal(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_GT(now_ns() - c.peer->last_heard_ns.load(), 400'000'000);
+  EXPECT_TRUE(c.node.events.lost().empty());
+  const int64_t start = now_ns();
+  // does not block
+  for (int i = 0; i < 1000; ++i) EXPECT_TRUE(c.node.mesh->send(*c.peer, 2, bytes(std::string(10'000, 'z'))));
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+  c.other.signal(SIGCONT);
+  EXPECT_TRUE(eventually([&] { return now_ns() - c.peer->last_heard_ns.load() < 100'000'000; }));
+}
+
+TEST(Stop, OfAPeerDoesNotHoldUpTheDestructor) {
+  Process other({"node", "plain"});
+  auto node = std::make_unique<Node>();
+  node->mesh->add_key(kKey);
+  const Endpoint e = Endpoint::unpack(from_hex(other.line()));
+  other.say(to_hex(node->mesh->self().pack()));
+  Peer &peer = node->mesh->connect(e, kKey, true, 2, Deadline(10));
+  other.line();
+  other.signal(SIGSTOP);
+  for (int i = 0; i < 100; ++i) node->mesh->send(peer, 2, bytes(std::string(60'000, 'z')));  // more than the sockets take
+  const int64_t start = now_ns();
+  node.reset();
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+}
+
+TEST(Fork, ClosesEveryDescriptorInTheChildAndForbidsUse) {
+  Couple c("plain");
+  EXPECT_FALSE(forked());
+  std::vector<ino_t> ours;  // sockets and the arena, by inode
+  const auto inode = [](int fd) {
+    struct stat s {};
+    return ::fstat(fd, &s) == 0 ? s.st_ino : 0;
+  };
+  const int arena = c.node.arena.get();
+  const std::vector<int> data{c.peer->data[0].get(), c.peer->data[1].get()};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int bad = forked() ? 0 : 1;
+    if (inode(arena) != 0) bad |= 2;
+    for (const int fd : data)
+      if (inode(fd) != 0) bad |= 4;
+    for (int fd = 3; fd < 256; ++fd) {
+      struct stat s {};
+      if (::fstat(fd, &s) == 0 && S_ISSOCK(s.st_mode)) bad |= 8;
+    }
+    if (error_of([&] { c.node.mesh->connect(c.peer->endpoint, kKey, true, 0, Deadline(1)); }).code != Code::Forked)
+      bad |= 16;
+    if (error_of([] { const Node n; }).code != Code::Forked) bad |= 32;
+    if (error_of([] { tcp_exchange("127.0.0.1:1", 1, 2, kKey, Settings(), Deadline(1)); }).code != Code::Forked) bad |= 64;
+    c.node.mesh.reset();  // as a child's exit might; the parent is not to notice
+    ::_exit(bad);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_FALSE(forked());
+  EXPECT_TRUE(c.node.mesh->send(*c.peer, 3, bytes("the parent goes on")));
+  EXPECT_TRUE(c.node.events.lost().empty());
+}
+
+std::string free_address() {
+  const UniqueFd fd = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
+  return net::local_address(fd.get()).text();
+}
+
+TEST(KillDuringRendezvous, OfAWaitingRankIsNamedOnAllOthers) {
+  const std::string address = free_address();
+  const Process zero({"rank", address, "0", "4", "20", "0"}), two({"rank", address, "2", "4", "20", "0"});
+  const Process one({"rank", address, "1", "4", "20", "0"}), three({"rank", address, "3", "4", "20", "-1"});
+  for (const Process *p : {&zero, &one, &two, &three}) EXPECT_EQ(p->line(), "met");  // now they wait for rank 3
+  const int64_t start = now_ns();
+  one.signal(SIGKILL);
+  for (const Process *p : {&zero, &two}) {
+    const std::string end = p->line();
+    EXPECT_TRUE(end.starts_with("5 rank 1 (process " + std::to_string(one.pid()) + " on host ")) << end;
+  }
+  EXPECT_LT(now_ns() - start, 3'000'000'000);
+}
+
+TEST(KillDuringRendezvous, OfTheRootIsSeenByAll) {
+  const std::string address = free_address();
+  const Process zero({"rank", address, "0", "3", "20", "0"}), one({"rank", address, "1", "3", "20", "0"});
+  const Process two({"rank", address, "2", "3", "20", "-1"});
+  for (const Process *p : {&zero, &one, &two}) EXPECT_EQ(p->line(), "met");
+  const int64_t start = now_ns();
+  zero.signal(SIGKILL);
+  const std::string end = one.line();
+  EXPECT_TRUE(end.starts_with("5 rank 0 at " + address + " left the rendezvous")) << end;
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+}
+
+TEST(KillDuringRendezvous, BetweenRoundsIsNamed) {
+  const std::string address = free_address();
+  const Process zero({"rank", address, "0", "3", "20", "0"}), two({"rank", address, "2", "3", "20", "0"});
+  const Process one({"rank", address, "1", "3", "20", "-1"});
+  for (const Process *p : {&zero, &one, &two}) EXPECT_EQ(p->line(), "met");
+  one.signal(SIGKILL);
+  for (const Process *p : {&zero, &two}) {
+    const std::string end = p->line();
+    EXPECT_TRUE(end.starts_with("5 rank 1 (process " + std::to_string(one.pid()))) << end;
+  }
+}
+
+TEST(KillDuringRendezvous, AStoppedRankIsNamedAtTheDeadline) {
+  const std::string address = free_address();
+  const Process zero({"rank", address, "0", "3", "2", "0"}), two({"rank", address, "2", "3", "2", "0"});
+  const Process one({"rank", address, "1", "3", "2", "-1"});
+  for (const Process *p : {&zero, &one, &two}) EXPECT_EQ(p->line(), "met");
+  one.signal(SIGSTOP);
+  for (const Process *p : {&zero, &two}) {
+    const std::string end = p->line();
+    EXPECT_TRUE(end.starts_with("4 rank 1 of 3 did not take part in exchange 1")) << end;
+  }
+}
+
+TEST(KillDuringConnect, IsSeenByTheSideThatWaits) {
+  // The other process says where it is and is killed before it dials (or is dialled).
+  Node node;
+  node.mesh->add_key(kKey);
+  for (int i = 0; i < 4; ++i) {
+    const Process other({"node", "plain"});
+    const Endpoint e = Endpoint::unpack(from_hex(other.line()));
+    other.signal(SIGKILL);
+    const int64_t start = now_ns();
+    const Status s = error_of([&] { node.mesh->connect(e, kKey, true, 0, Deadline(20)); });
+    EXPECT_EQ(s.code, Code::PeerLost) << s.text;
+    EXPECT_TRUE(contains(s.text, "process " + std::to_string(other.pid()))) << s.text;
+    EXPECT_LT(now_ns() - start, 2'000'000'000);
+  }
+}
+
+}  // namespace
+
+int play(const std::vector<std::string> &a) {
+  if (a.at(0) == "node") return play_node(a.at(1));
+  if (a.at(0) == "rank")
+    return play_rank(a.at(1), std::stoi(a.at(2)), std::stoi(a.at(3)), std::stod(a.at(4)), std::stod(a.at(5)));
+  return 2;
+}
+
+}  // namespace isthmus::bootstrap::testing
+
+int main(int argc, char **argv) {
+  ::signal(SIGPIPE, SIG_IGN);
+  if (argc > 1 && argv[1][0] != '-') return isthmus::bootstrap::testing::play({argv + 1, argv + argc});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

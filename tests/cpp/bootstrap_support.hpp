@@ -1,0 +1,100 @@
+// A process's part in the tests of the mesh: an arena, a mesh, and a record of what its control thread said.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "bootstrap/mesh.hpp"
+
+namespace isthmus::bootstrap::testing {
+
+inline bool eventually(const std::function<bool()> &what, double seconds = 5) {
+  const Deadline deadline(seconds);
+  while (!what()) {
+    if (deadline.passed()) return what();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+struct Message {
+  uint32_t peer;
+  uint16_t type;
+  std::string body;
+};
+
+class Recorder final : public MeshEvents {
+ public:
+  void on_message(Peer &peer, uint16_t type, std::span<const std::byte> body) override {
+    const std::lock_guard lock(mutex_);
+    messages_.push_back({peer.index, type, std::string(reinterpret_cast<const char *>(body.data()), body.size())});
+  }
+  void on_lost(Peer &, const std::string &why) override {
+    const std::lock_guard lock(mutex_);
+    lost_.push_back(why);
+    lost_at_.push_back(now_ns());
+  }
+  void on_tick() override { ticks.fetch_add(1); }
+
+  std::vector<Message> messages() const {
+    const std::lock_guard lock(mutex_);
+    return messages_;
+  }
+  std::vector<std::string> lost() const {
+    const std::lock_guard lock(mutex_);
+    return lost_;
+  }
+  std::vector<int64_t> lost_at() const {
+    const std::lock_guard lock(mutex_);
+    return lost_at_;
+  }
+  std::atomic<int> ticks{0};
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Message> messages_;
+  std::vector<std::string> lost_;
+  std::vector<int64_t> lost_at_;
+};
+
+struct Node {
+  static constexpr size_t kArena = 1 << 20;
+  UniqueFd arena;
+  Mapping memory;
+  Recorder events;
+  std::unique_ptr<Mesh> mesh;
+
+  explicit Node(const std::string &settings_text = "ISTHMUS_HEARTBEAT_MS=20", const std::string &hint = "127.0.0.1") {
+    arena = UniqueFd(::memfd_create("isthmus-test", MFD_CLOEXEC));
+    if (::ftruncate(arena.get(), kArena) != 0) fail_system("ftruncate", errno);
+    memory = Mapping(arena.get(), kArena);
+    Settings settings;
+    settings.apply(settings_text);
+    mesh = std::make_unique<Mesh>(settings, events, arena.get(), kArena, hint);
+  }
+};
+
+inline std::span<const std::byte> bytes(std::string_view text) {
+  return {reinterpret_cast<const std::byte *>(text.data()), text.size()};
+}
+
+// The error that `work` throws; fails the test where there is none.
+template <class Work>
+Status error_of(Work work) {
+  try {
+    work();
+  } catch (const Error &e) { return {e.code(), e.text()}; }
+  return {};
+}
+
+inline bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+}  // namespace isthmus::bootstrap::testing

@@ -1,0 +1,10 @@
+# The public header and library from plain C99: no C++ and nothing of ours but isthmus.h.
+if(ISTHMUS_TESTS AND TARGET isthmus AND NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS_SANITIZE)
+  add_executable(c_client ${PROJECT_SOURCE_DIR}/tests/c/client.c)
+  set_target_properties(c_client PROPERTIES C_STANDARD 99 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
+  target_compile_options(c_client PRIVATE -Wall -Wextra -Wpedantic -Werror)
+  target_link_libraries(c_client PRIVATE isthmus)
+  add_test(NAME c_client COMMAND c_client)
+  add_test(NAME c_client_tcp COMMAND c_client tcp)
+  set_tests_properties(c_client c_client_tcp PROPERTIES TIMEOUT 120 LABELS plain)
+endif()

@@ -1,0 +1,9 @@
+if(ISTHMUS_CORE_ONLY)
+  return()
+endif()
+# Ranks as threads, through the C interface: ThreadSanitizer sees the slot protocol and every hand-over.
+isthmus_test(test_engine SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/engine_test.cpp FLOORS api LABELS threads)
+# Counts what the steady state asks of the system; a sanitizer's own calls and allocations would be counted with it.
+if(NOT ISTHMUS_SANITIZE)
+  isthmus_test(test_steady SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/steady_test.cpp FLOORS api LABELS plain)
+endif()

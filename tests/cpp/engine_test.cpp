@@ -1,0 +1,384 @@
+// Every collective, many at once, and every way to end, with ranks as threads through the C interface.
+#include "engine_support.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+namespace isthmus::test {
+namespace {
+
+constexpr isthmus_dtype kType = ISTHMUS_INT64;
+const uint64_t kCounts[] = {0, 1, 1000, 300000};
+
+class Shapes : public testing::TestWithParam<Shape> {};
+
+std::vector<Shape> shapes() {
+  return {{"flat2", 2, {}, nullptr, nullptr},
+          {"flat4", 4, {}, nullptr, nullptr},
+          {"flat3_no_one_hop", 3, {}, nullptr, "EAGER_BYTES=0;CHUNK_BYTES=64K"},
+          {"tcp_1_1", 2, {"a", "b"}, "tcp", nullptr},
+          {"tcp_2_1", 3, {"a", "a", "b"}, "tcp", nullptr},
+          {"tcp_interleaved", 4, {"a", "b", "a", "b"}, "tcp", "TCP_STREAMS=1"}};
+}
+
+INSTANTIATE_TEST_SUITE_P(, Shapes, testing::ValuesIn(shapes()),
+                         [](const auto &tested) { return std::string(tested.param.name); });
+
+TEST_P(Shapes, EveryCollectiveIsRightAtEverySize) {
+  const int world = GetParam().world;
+  const auto w = static_cast<uint64_t>(world);
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const auto me = static_cast<uint64_t>(rank);
+    for (const uint64_t n : kCounts) {
+      SCOPED_TRACE("rank " + std::to_string(rank) + ", count " + std::to_string(n));
+      const auto one = contribution(rank, n), wide = contribution(rank, n * w);
+      std::vector<int64_t> out(n * w + 1, -1);
+      const int root = static_cast<int>(n % w);
+      const auto mine = [&](int r) { return [r](uint64_t i) { return value(r, i); }; };
+      const auto fresh = [&] { out.assign(n * w + 1, -1); };
+
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, one.data(), out.data(), n, kType, ISTHMUS_SUM, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), n, [&](uint64_t i) { return sum_of(world, i); }), 0u);
+      auto in_place = one;
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, in_place.data(), in_place.data(), n, kType, ISTHMUS_MAX, nullptr, nullptr));
+      EXPECT_EQ(wrong(in_place.data(), n, mine(world - 1)), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_reduce(comm, one.data(), out.data(), n, kType, ISTHMUS_SUM, root, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), n, [&](uint64_t i) { return rank == root ? sum_of(world, i) : -1; }), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_broadcast(comm, one.data(), out.data(), n, kType, root, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), n, mine(root)), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_all_gather(comm, one.data(), out.data(), n, kType, nullptr, nullptr));
+      for (int r = 0; r < world; ++r) EXPECT_EQ(wrong(out.data() + static_cast<uint64_t>(r) * n, n, mine(r)), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_reduce_scatter(comm, wide.data(), out.data(), n, kType, ISTHMUS_SUM, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), n, [&](uint64_t i) { return sum_of(world, me * n + i); }), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_all_to_all(comm, wide.data(), out.data(), n, kType, nullptr, nullptr));
+      for (int r = 0; r < world; ++r)
+        EXPECT_EQ(wrong(out.data() + static_cast<uint64_t>(r) * n, n, [&](uint64_t i) { return value(r, me * n + i); }), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_gather(comm, one.data(), out.data(), n, kType, root, nullptr, nullptr));
+      for (int r = 0; r < world && rank == root; ++r)
+        EXPECT_EQ(wrong(out.data() + static_cast<uint64_t>(r) * n, n, mine(r)), 0u);
+
+      fresh();
+      ISTHMUS_OK_OR_SAY(isthmus_scatter(comm, wide.data(), out.data(), n, kType, root, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), n, [&](uint64_t i) { return value(root, me * n + i); }), 0u);
+      EXPECT_EQ(out.back(), -1);
+      ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    }
+  });
+}
+
+TEST_P(Shapes, CollectivesWithCountsTakeZeroAndUnequalOnes) {
+  const int world = GetParam().world;
+  const auto w = static_cast<uint64_t>(world);
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const auto me = static_cast<uint64_t>(rank);
+    for (const uint64_t unit : {uint64_t{0}, uint64_t{3}, uint64_t{1000}, uint64_t{60001}}) {
+      SCOPED_TRACE("rank " + std::to_string(rank) + ", unit " + std::to_string(unit));
+      std::vector<uint64_t> counts(w), at(w), turned(w), back(w);  // rank r: r units, so rank 0 has nothing
+      uint64_t total = 0;
+      for (uint64_t r = 0; r < w; ++r) {
+        counts[r] = r * unit;
+        at[r] = total;
+        total += counts[r];
+        turned[r] = ((me + r) % 3) * unit;  // to rank r; symmetric, so also from rank r
+        back[r] = turned[r];
+      }
+      const auto mine = contribution(rank, counts[me]), all = contribution(rank, total);
+      std::vector<int64_t> out(total + 1, -1);
+      ISTHMUS_OK_OR_SAY(
+          isthmus_all_gather_v(comm, mine.data(), out.data(), counts.data(), nullptr, kType, nullptr, nullptr));
+      for (int r = 0; r < world; ++r) {
+        const auto b = static_cast<uint64_t>(r);
+        EXPECT_EQ(wrong(out.data() + at[b], counts[b], [&](uint64_t i) { return value(r, i); }), 0u);
+      }
+      out.assign(total + 1, -1);
+      ISTHMUS_OK_OR_SAY(
+          isthmus_reduce_scatter_v(comm, all.data(), out.data(), counts.data(), kType, ISTHMUS_SUM, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), counts[me], [&](uint64_t i) { return sum_of(world, at[me] + i); }), 0u);
+
+      out.assign(total + 1, -1);
+      ISTHMUS_OK_OR_SAY(
+          isthmus_gather_v(comm, mine.data(), out.data(), counts.data(), nullptr, kType, world - 1, nullptr, nullptr));
+      if (rank == world - 1) {
+        for (int r = 0; r < world; ++r) {
+          const auto b = static_cast<uint64_t>(r);
+          EXPECT_EQ(wrong(out.data() + at[b], counts[b], [&](uint64_t i) { return value(r, i); }), 0u);
+        }
+      }
+      out.assign(total + 1, -1);
+      ISTHMUS_OK_OR_SAY(isthmus_scatter_v(comm, all.data(), out.data(), counts.data(), nullptr, kType, 0, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), counts[me], [&](uint64_t i) { return value(0, at[me] + i); }), 0u);
+      EXPECT_EQ(out.back(), -1);
+
+      const auto given = contribution(rank, 3 * w * unit + 1);
+      std::vector<int64_t> got(3 * w * unit + 1, -1);
+      ISTHMUS_OK_OR_SAY(isthmus_all_to_all_v(comm, given.data(), turned.data(), nullptr, got.data(), back.data(), nullptr,
+                                             kType, nullptr, nullptr));
+      uint64_t from = 0;
+      for (int r = 0; r < world; ++r) {
+        uint64_t there = 0;  // where rank r's block for us begins
+        for (uint64_t d = 0; d < me; ++d) there += ((static_cast<uint64_t>(r) + d) % 3) * unit;
+        const uint64_t n = back[static_cast<size_t>(r)];
+        EXPECT_EQ(wrong(got.data() + from, n, [&](uint64_t i) { return value(r, there + i); }), 0u);
+        from += n;
+      }
+      EXPECT_EQ(got[from], -1);
+    }
+  });
+}
+
+TEST_P(Shapes, ManyOperationsInFlightOnSeveralCommunicators) {
+  const int world = GetParam().world;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    isthmus_comm_t comms[3] = {comm, nullptr, nullptr};
+    for (int c = 1; c < 3; ++c) ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, 0, nullptr, &comms[c]));
+    constexpr int kEach = 12;
+    std::vector<std::vector<int64_t>> data;
+    std::vector<isthmus_work_t> works;
+    for (int i = 0; i < kEach * 3; ++i) {
+      data.push_back(contribution(rank, i % 4 == 3 ? 50000 : 100));
+      works.push_back(nullptr);
+      auto &d = data.back();
+      ISTHMUS_OK_OR_SAY(
+          isthmus_all_reduce(comms[i % 3], d.data(), d.data(), d.size(), kType, ISTHMUS_SUM, nullptr, &works.back()));
+    }
+    for (size_t i = works.size(); i-- > 0;) {  // last first
+      ISTHMUS_OK_OR_SAY(isthmus_work_wait(works[i], 0));
+      EXPECT_EQ(wrong(data[i].data(), data[i].size(), [&](uint64_t k) { return sum_of(world, k); }), 0u);
+      isthmus_work_release(works[i]);
+    }
+    for (int c = 1; c < 3; ++c) ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(comms[c]));
+  });
+}
+
+TEST_P(Shapes, MessagesMatchBySourceAndTagAndAnySource) {
+  const int world = GetParam().world;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const int next = (rank + 1) % world, previous = (rank + world - 1) % world;
+    for (const uint64_t n : kCounts) {
+      SCOPED_TRACE("rank " + std::to_string(rank) + ", count " + std::to_string(n));
+      // Tags are received in the other order than they were sent in.
+      const auto five = contribution(rank, n), six = contribution(rank + 100, n);
+      std::vector<int64_t> a(n), b(n);
+      isthmus_work_t sends[2], recvs[2];
+      ISTHMUS_OK_OR_SAY(isthmus_send(comm, five.data(), n, kType, next, 5, nullptr, &sends[0]));
+      ISTHMUS_OK_OR_SAY(isthmus_send(comm, six.data(), n, kType, next, 6, nullptr, &sends[1]));
+      ISTHMUS_OK_OR_SAY(isthmus_recv(comm, b.data(), n, kType, previous, 6, nullptr, nullptr, &recvs[1]));
+      ISTHMUS_OK_OR_SAY(isthmus_recv(comm, a.data(), n, kType, ISTHMUS_ANY_SOURCE, 5, nullptr, nullptr, &recvs[0]));
+      for (auto *w : {recvs[0], recvs[1], sends[0], sends[1]}) ISTHMUS_OK_OR_SAY(isthmus_work_wait(w, 0));
+      EXPECT_EQ(isthmus_work_source(recvs[0]), previous);
+      for (auto *w : {recvs[0], recvs[1], sends[0], sends[1]}) isthmus_work_release(w);
+      EXPECT_EQ(wrong(a.data(), n, [&](uint64_t i) { return value(previous, i); }), 0u);
+      EXPECT_EQ(wrong(b.data(), n, [&](uint64_t i) { return value(previous + 100, i); }), 0u);
+      // Nobody is mistaken for somebody of the next round: any source of tag 5 would take it.
+      ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    }
+  });
+}
+
+TEST_P(Shapes, AGroupExchangesInAnyOrderWithItselfToo) {
+  const int world = GetParam().world;
+  const auto w = static_cast<uint64_t>(world);
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    for (const uint64_t n : {uint64_t{10}, uint64_t{100000}}) {
+      const auto mine = contribution(rank, n);
+      std::vector<int64_t> all(n * w, -1), sum(n, -1);
+      ISTHMUS_OK_OR_SAY(isthmus_group_begin());
+      for (int p = 0; p < world; ++p) ISTHMUS_OK_OR_SAY(isthmus_send(comm, mine.data(), n, kType, p, 1, nullptr, nullptr));
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, mine.data(), sum.data(), n, kType, ISTHMUS_SUM, nullptr, nullptr));
+      for (int p = world; p-- > 0;)
+        ISTHMUS_OK_OR_SAY(
+            isthmus_recv(comm, all.data() + static_cast<uint64_t>(p) * n, n, kType, p, 1, nullptr, nullptr, nullptr));
+      ISTHMUS_OK_OR_SAY(isthmus_group_end(nullptr));
+      for (int p = 0; p < world; ++p)
+        EXPECT_EQ(wrong(all.data() + static_cast<uint64_t>(p) * n, n, [&](uint64_t i) { return value(p, i); }), 0u);
+      EXPECT_EQ(wrong(sum.data(), n, [&](uint64_t i) { return sum_of(world, i); }), 0u);
+    }
+  });
+}
+
+TEST_P(Shapes, AbortEndsPendingWorkOnEveryRank) {
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    std::vector<int64_t> x(300000), y(300000);
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the others mostly wait already
+      ISTHMUS_OK_OR_SAY(isthmus_comm_abort(comm, "on purpose"));
+    } else {
+      isthmus_work_t work[2] = {nullptr, nullptr};
+      const auto a = isthmus_all_reduce(comm, x.data(), x.data(), x.size(), kType, ISTHMUS_SUM, nullptr, &work[0]);
+      const auto b = isthmus_recv(comm, y.data(), y.size(), kType, 0, 4, nullptr, nullptr, &work[1]);
+      EXPECT_TRUE(a != ISTHMUS_OK || isthmus_work_wait(work[0], 0) == ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+      EXPECT_TRUE(b != ISTHMUS_OK || isthmus_work_wait(work[1], 0) == ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+      for (auto *w : work) isthmus_work_release(w);
+    }
+    EXPECT_EQ(isthmus_barrier(comm, nullptr, nullptr), ISTHMUS_ERR_ABORTED);
+    EXPECT_TRUE(std::strstr(isthmus_last_error(), "on purpose")) << isthmus_last_error();
+  });
+}
+
+TEST_P(Shapes, DestroyWithPendingWorkEndsIt) {
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int) {
+    isthmus_comm_t part = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, 0, nullptr, &part));
+    ISTHMUS_OK_OR_SAY(isthmus_comm_set_timeout(part, 0.3));
+    int64_t never = 0;
+    isthmus_work_t work = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_recv(part, &never, 1, kType, ISTHMUS_ANY_SOURCE, 0, nullptr, nullptr, &work));
+    isthmus_comm_destroy(part);
+    EXPECT_NE(isthmus_work_test(work), ISTHMUS_IN_PROGRESS);
+    EXPECT_NE(isthmus_work_test(work), ISTHMUS_OK);
+    isthmus_work_release(work);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+TEST_P(Shapes, CallbacksMaySubmitTheNextOperation) {
+  const int world = GetParam().world;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    struct Chain {
+      isthmus_comm_t comm;
+      std::vector<int64_t> data;
+      std::atomic<int> left{20};
+      std::atomic<isthmus_result> result{ISTHMUS_OK};
+      std::atomic<bool> over{false};
+      static void next(void *self, isthmus_result result, const char *) {
+        auto *c = static_cast<Chain *>(self);
+        if (result != ISTHMUS_OK || c->left.fetch_sub(1) == 0) {
+          c->result = result;
+          c->over = true;
+          return;
+        }
+        c->submit();
+      }
+      void submit() {
+        isthmus_work_t work = nullptr;
+        const auto r = isthmus_all_reduce(comm, data.data(), data.data(), data.size(), kType, ISTHMUS_MAX, nullptr, &work);
+        if (r != ISTHMUS_OK || isthmus_work_on_done(work, next, this) != ISTHMUS_OK) {
+          result = r;
+          over = true;
+        }
+        isthmus_work_release(work);
+      }
+    } chain{comm, contribution(rank, 1000)};
+    chain.submit();
+    while (!chain.over) std::this_thread::yield();  // the progress thread drives
+    EXPECT_EQ(chain.result.load(), ISTHMUS_OK);
+    EXPECT_EQ(wrong(chain.data.data(), 1000, [&](uint64_t i) { return value(world - 1, i); }), 0u);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+TEST(Engine, SplitMakesGroupsInTheOrderOfTheKeys) {
+  on_ranks({"split", 4, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
+    isthmus_comm_t part = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, rank % 2, -rank, "part", &part));
+    ASSERT_NE(part, nullptr);
+    EXPECT_EQ(isthmus_comm_size(part), 2);
+    EXPECT_EQ(isthmus_comm_rank(part), rank < 2 ? 1 : 0);
+    int64_t x = rank;
+    ISTHMUS_OK_OR_SAY(isthmus_all_reduce(part, &x, &x, 1, kType, ISTHMUS_SUM, nullptr, nullptr));
+    EXPECT_EQ(x, rank % 2 == 0 ? 2 : 4);
+    ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(part));
+    ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, rank == 1 ? -1 : 7, 0, nullptr, &part));
+    EXPECT_EQ(part == nullptr, rank == 1);
+    EXPECT_EQ(isthmus_comm_size(part), rank == 1 ? -1 : 3);
+    ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(part));
+  });
+}
+
+// The promise is one second on an idle machine of two cores; a sanitizer's build or a loaded machine gets longer, but not a
+// thread, a socket or a descriptor for any of them.
+TEST(Engine, AThousandCommunicatorsCostLittleAndNoThread) {
+  static std::atomic<int64_t> slowest{0};
+  on_ranks({"thousand", 2, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
+    const auto stats = [] {
+      char *json = nullptr;
+      ISTHMUS_OK_OR_SAY(isthmus_context_stats(&json));
+      const std::string text = json ? json : "";
+      isthmus_free(json);
+      const auto number = [&](const char *name) {
+        const size_t at = text.find(name);
+        return at == std::string::npos ? -1 : std::stoi(text.substr(text.find(':', at) + 1));
+      };
+      return std::pair(number("\"threads\""), number("\"descriptors\""));
+    };
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    const auto before = stats();
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<isthmus_comm_t> parts(1000, nullptr);
+    for (auto &part : parts)
+      if (isthmus_comm_split(comm, 0, 0, nullptr, &part) != ISTHMUS_OK) {
+        ADD_FAILURE() << isthmus_last_error();
+        return;
+      }
+    const auto took =
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
+    if (rank == 0) slowest = took;
+    EXPECT_EQ(stats(), before);
+    EXPECT_GE(before.first, 1);
+    for (size_t i = 0; i < parts.size(); i += 100) {
+      int64_t x = 1;
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(parts[i], &x, &x, 1, kType, ISTHMUS_SUM, nullptr, nullptr));
+      EXPECT_EQ(x, 2);
+    }
+    for (auto *part : parts) isthmus_comm_destroy(part);
+  });
+  std::printf("1000 communicators in %lld ms\n", static_cast<long long>(slowest.load()));
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  EXPECT_LT(slowest.load(), 30000);
+#else
+  EXPECT_LT(slowest.load(), 1000);
+#endif
+}
+
+TEST(Engine, ThreadsOfOneRankMayUseDifferentCommunicators) {
+  on_ranks({"threads", 2, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
+    isthmus_comm_t parts[3] = {};
+    for (auto &part : parts) ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, 0, nullptr, &part));
+    std::vector<std::thread> threads;
+    for (auto *part : parts)
+      threads.emplace_back([part, rank] {
+        for (int i = 0; i < 50; ++i) {
+          auto x = contribution(rank, i % 10 == 0 ? 20000 : 10);
+          ISTHMUS_OK_OR_SAY(isthmus_all_reduce(part, x.data(), x.data(), x.size(), kType, ISTHMUS_SUM, nullptr, nullptr));
+          EXPECT_EQ(wrong(x.data(), x.size(), [](uint64_t k) { return sum_of(2, k); }), 0u);
+        }
+      });
+    for (auto &t : threads) t.join();
+    for (auto *part : parts) ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(part));
+  });
+}
+
+TEST(Engine, AbortFromAnotherThreadWhileEverybodyWorks) {
+  for (int round = 0; round < 10; ++round)
+    on_ranks({"abort", 3, {}, nullptr, nullptr}, [&](isthmus_comm_t comm, int rank) {
+      std::thread other;
+      if (rank == round % 3)
+        other = std::thread([comm, round] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(round));
+          ISTHMUS_OK_OR_SAY(isthmus_comm_abort(comm, "enough"));
+        });
+      std::vector<int64_t> x(20000, rank);
+      isthmus_result result;
+      do result = isthmus_all_reduce(comm, x.data(), x.data(), x.size(), kType, ISTHMUS_MAX, nullptr, nullptr);
+      while (result == ISTHMUS_OK);
+      EXPECT_EQ(result, ISTHMUS_ERR_ABORTED) << isthmus_last_error();
+      if (other.joinable()) other.join();
+    });
+}
+
+}  // namespace
+}  // namespace isthmus::test

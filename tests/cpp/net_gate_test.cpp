@@ -1,0 +1,216 @@
+// The gate on one thread, dialers on others.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "net/gate.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::net {
+namespace {
+
+const Bytes16 kKey{1}, kOther{2}, kProcess{9};
+
+bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+struct Doorkeeper {  // a gate with a thread that serves it
+  Gate gate;
+  static inline std::atomic<int> number{0};
+  std::string unix_name = fmt::format("isthmus-gate-test-{}-{}", ::getpid(), number.fetch_add(1));
+  Address address;
+  std::mutex mutex;
+  std::vector<Guest> guests;  // under mutex, as the next two
+  size_t most_half_open = 0;
+  std::string last_refused;
+  std::atomic<bool> stop{false}, stopped{false};
+  std::thread thread;
+
+  explicit Doorkeeper(Gate::UnknownKey policy = Gate::UnknownKey::Refuse, const char *at = "127.0.0.1:1")
+      : gate(kProcess, policy) {
+    UniqueFd fd = listen_tcp(numeric_address(at).with_port(0));
+    address = local_address(fd.get());
+    gate.add_listener(std::move(fd));
+    gate.add_listener(listen_unix(unix_name));
+    thread = std::thread([this] {
+      while (!stop) {
+        pollfd p{gate.fd(), POLLIN, 0};
+        ::poll(&p, 1, std::min(Deadline::at_ns(gate.next_deadline_ns()).left_ms(), 10));
+        std::vector<Guest> in;
+        gate.service(in);
+        const std::lock_guard lock(mutex);
+        for (Guest &g : in) guests.push_back(std::move(g));
+        most_half_open = std::max(most_half_open, gate.half_open());
+        last_refused = gate.last_refused();
+      }
+    });
+  }
+  ~Doorkeeper() {
+    stop = true;
+    thread.join();
+  }
+  template <class F>
+  bool eventually(F what, double seconds = 6) {
+    const Deadline deadline(seconds);
+    while (!deadline.passed()) {
+      {
+        const std::lock_guard lock(mutex);
+        if (what()) return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  }
+};
+
+UniqueFd connected(const Doorkeeper &d) {
+  UniqueFd fd;
+  EXPECT_EQ(connect_tcp(d.address, Deadline(5), fd), 0);
+  return fd;
+}
+
+Status dial_status(int fd, const Bytes16 &key, uint16_t version = kProtocolVersion, double seconds = 5) {
+  try {
+    Hello h;
+    h.version = version;
+    h.role = Role::Data;
+    h.index = 5;
+    h.count = 6;
+    h.process = {4};
+    EXPECT_EQ(dial(fd, h, key, "the gate", Deadline(seconds)).process, kProcess);
+  } catch (const Error &e) { return {e.code(), e.text()}; }
+  return {};
+}
+
+TEST(Gate, LetsInWhoeverProvesAKey) {
+  for (const char *at : {"127.0.0.1:1", "[::1]:1"}) {
+    Doorkeeper d(Gate::UnknownKey::Refuse, at);
+    d.gate.add_key(kOther);
+    d.gate.add_key(kKey);
+    const UniqueFd tcp = connected(d);
+    UniqueFd local;
+    ASSERT_EQ(connect_unix(d.unix_name, Deadline(1), local), 0);
+    EXPECT_TRUE(dial_status(tcp.get(), kKey).ok());
+    EXPECT_TRUE(dial_status(local.get(), kOther).ok());
+    ASSERT_TRUE(d.eventually([&] { return d.guests.size() == 2; }));
+    EXPECT_EQ(d.guests[0].key, kKey);
+    EXPECT_FALSE(d.guests[0].local);
+    EXPECT_EQ(d.guests[0].hello.role, Role::Data);
+    EXPECT_EQ(d.guests[0].hello.index, 5u);
+    EXPECT_EQ(d.guests[0].hello.count, 6u);
+    EXPECT_EQ(d.guests[0].hello.process, Bytes16{4});
+    EXPECT_EQ(d.guests[1].key, kOther);
+    EXPECT_TRUE(d.guests[1].local);
+    // What comes after the handshake is left in the socket.
+    ASSERT_EQ(send_all(tcp.get(), as_bytes("next"), Deadline(1)), Io::Ok);
+    std::array<std::byte, 4> next;
+    EXPECT_EQ(recv_exact(d.guests[0].fd.get(), next, Deadline(1)), Io::Ok);
+  }
+}
+
+TEST(Gate, RefusesAWrongKeyAtOnceOrWhenItsTimeIsOver) {
+  Doorkeeper strict;
+  strict.gate.add_key(kKey);
+  const UniqueFd a = connected(strict);
+  const int64_t start = now_ns();
+  const Status s = dial_status(a.get(), kOther);
+  EXPECT_EQ(s.code, Code::Auth);
+  EXPECT_TRUE(contains(s.text, "job key")) << s.text;
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+  EXPECT_TRUE(strict.eventually([&] { return contains(strict.last_refused, "did not prove the job key"); }));
+  EXPECT_TRUE(strict.guests.empty());
+
+  Doorkeeper patient(Gate::UnknownKey::Wait);
+  const UniqueFd b = connected(patient), c = connected(patient);
+  auto late = std::async(std::launch::async, [&] { return dial_status(c.get(), kKey); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  patient.gate.add_key(kKey);
+  EXPECT_TRUE(late.get().ok());
+  EXPECT_EQ(dial_status(b.get(), kOther).code, Code::Auth);
+}
+
+TEST(Gate, BothEndsLearnWhichVersionsMet) {
+  Doorkeeper d;
+  d.gate.add_key(kKey);
+  const UniqueFd fd = connected(d);
+  const Status s = dial_status(fd.get(), kKey, 2);
+  EXPECT_EQ(s.code, Code::Mismatch);
+  EXPECT_TRUE(contains(s.text, "the gate speaks protocol version 1, where this process speaks version 2")) << s.text;
+  ASSERT_TRUE(d.eventually([&] { return d.guests.size() == 1; }));
+  EXPECT_EQ(d.guests[0].hello.version, 2);
+}
+
+TEST(Gate, ADialerDoesNotTrustAnAcceptorWithoutTheKey) {
+  const UniqueFd listener = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
+  const auto against = [&](std::vector<ByteVector> answers) {
+    UniqueFd fd;
+    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(1), fd), 0);
+    std::string from;
+    int error = 0;
+    const UniqueFd server = accept_client(listener.get(), from, error);
+    for (const ByteVector &a : answers) send_all(server.get(), a, Deadline(1));
+    return dial_status(fd.get(), kKey, kProtocolVersion, 0.3);
+  };
+  const ByteVector challenge = encode(Challenge{});
+  ByteVector verdict, ssh;
+  Writer(verdict).bytes(as_bytes("ISTH")).number(kProtocolVersion).number(uint16_t{0}).bytes16({});
+  Writer(ssh).bytes(as_bytes("SSH-2.0"));
+  const Status forged = against({challenge, verdict});
+  EXPECT_EQ(forged.code, Code::Auth);
+  EXPECT_TRUE(contains(forged.text, "did not prove the job key")) << forged.text;
+  const Status foreign = against({ssh});
+  EXPECT_EQ(foreign.code, Code::Auth);
+  EXPECT_TRUE(contains(foreign.text, "another program")) << foreign.text;
+  EXPECT_EQ(against({}).code, Code::Timeout);
+  EXPECT_EQ(against({challenge}).code, Code::Timeout);
+}
+
+TEST(Gate, ReadsNoMoreThanItMust) {
+  Doorkeeper d;
+  d.gate.add_key(kKey);
+  const UniqueFd fd = connected(d);
+  // A plausible hello, then a flood: the hello and a proof are read, the rest never.
+  Hello h;
+  h.process = {4};
+  ASSERT_EQ(send_all(fd.get(), encode(h), Deadline(1)), Io::Ok);
+  send_all(fd.get(), ByteVector(1 << 20), Deadline(0.3));
+  EXPECT_TRUE(d.eventually([&] { return contains(d.last_refused, "did not prove the job key"); }));
+  EXPECT_TRUE(d.guests.empty());
+}
+
+TEST(Gate, BoundsHalfOpenClientsAndTheirTime) {
+  Doorkeeper d;
+  d.gate.add_key(kKey);
+  std::vector<UniqueFd> silent;
+  for (size_t i = 0; i < kMaxHalfOpen + 20; ++i) silent.push_back(connected(d));
+  EXPECT_TRUE(d.eventually([&] { return d.most_half_open == kMaxHalfOpen; }));
+  const UniqueFd honest = connected(d);
+  // it waits until the silent ones have had their time
+  EXPECT_TRUE(dial_status(honest.get(), kKey, kProtocolVersion, 10).ok());
+  const std::lock_guard lock(d.mutex);
+  EXPECT_EQ(d.most_half_open, kMaxHalfOpen);
+  EXPECT_TRUE(contains(d.last_refused, "within 3 s")) << d.last_refused;
+}
+
+TEST(Gate, ServesManyDialersAtOnce) {
+  Doorkeeper d;
+  d.gate.add_key(kKey);
+  std::vector<std::future<Status>> all;
+  for (int t = 0; t < 4; ++t)
+    all.push_back(std::async(std::launch::async, [&] {
+      for (int i = 0; i < 50; ++i) {
+        const UniqueFd fd = connected(d);
+        if (const Status s = dial_status(fd.get(), kKey, kProtocolVersion, 10); !s.ok()) return s;
+      }
+      return Status{};
+    }));
+  for (auto &f : all) {
+    const Status s = f.get();
+    EXPECT_TRUE(s.ok()) << s.text;
+  }
+  EXPECT_TRUE(d.eventually([&] { return d.guests.size() == 200; }));
+}
+
+}  // namespace
+}  // namespace isthmus::net

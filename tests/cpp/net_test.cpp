@@ -1,0 +1,362 @@
+// The net floor without threads: MAC, wire, frames, addresses, sockets, descriptors, handshake messages.
+#include <gtest/gtest.h>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <fcntl.h>
+
+#include "net/fork_guard.hpp"
+#include "net/frame.hpp"
+#include "net/handshake.hpp"
+#include "net/siphash.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::net {
+namespace {
+
+std::string hex(const Bytes16 &b) {
+  std::string out;
+  for (const uint8_t x : b) out += fmt::format("{:02x}", x);
+  return out;
+}
+
+template <class Work>
+Status error_of(Work work) {
+  try {
+    work();
+  } catch (const Error &e) { return {e.code(), e.text()}; }
+  return {};
+}
+
+bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+struct TcpPair {
+  UniqueFd listener, client, server;
+  explicit TcpPair(const char *at = "127.0.0.1:1") {
+    listener = listen_tcp(numeric_address(at).with_port(0));
+    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(2), client), 0);
+    std::string from;
+    int error = 0;
+    server = accept_client(listener.get(), from, error);
+    EXPECT_EQ(error, 0);
+    EXPECT_EQ(from, local_address(client.get()).text());
+  }
+};
+
+TEST(SipHash, GivesTheReferenceValues) {
+  Bytes16 key;
+  std::array<std::byte, 63> message;
+  for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(i);
+  for (size_t i = 0; i < message.size(); ++i) message[i] = static_cast<std::byte>(i);
+  const auto of = [&](size_t n) { return hex(siphash128(key, std::span(message).first(n))); };
+  // The reference implementation's vectors for 128-bit output; OpenSSL's SIPHASH gives the same.
+  EXPECT_EQ(of(0), "a3817f04ba25a8e66df67214c7550293");
+  EXPECT_EQ(of(1), "da87c1d86b99af44347659119b22fc45");
+  EXPECT_EQ(of(15), "5493e99933b0a8117e08ec0f97cfc3d9");
+  EXPECT_EQ(of(63), "5150d1772f50834a503e069a973fbd7c");
+}
+
+TEST(SipHash, ComparesAllBytes) {
+  const Bytes16 a{1, 2, 3};
+  EXPECT_TRUE(equal_constant_time(a, a));
+  for (size_t i = 0; i < a.size(); ++i) {
+    Bytes16 b = a;
+    b[i] ^= 0x80;
+    EXPECT_FALSE(equal_constant_time(a, b));
+  }
+}
+
+TEST(Wire, ReadsBackWhatWasWrittenAndStopsAtTheEnd) {
+  ByteVector v;
+  Writer(v).number(uint8_t{1}).number(uint16_t{0x1234}).number(uint32_t{7}).number(int64_t{-5}).bytes16({9}).text("name");
+  EXPECT_EQ(v[1], std::byte{0x34});  // little endian
+  Reader r(v);
+  EXPECT_EQ(r.number<uint8_t>(), 1);
+  EXPECT_EQ(r.number<uint16_t>(), 0x1234);
+  EXPECT_EQ(r.number<uint32_t>(), 7u);
+  EXPECT_EQ(r.number<int64_t>(), -5);
+  EXPECT_EQ(r.bytes16(), Bytes16{9});
+  EXPECT_EQ(r.text(4), "name");
+  EXPECT_TRUE(r.done());
+  EXPECT_EQ(r.number<uint32_t>(), 0u);
+  EXPECT_FALSE(r.ok());
+  Reader limited{std::span(v).subspan(31)};
+  EXPECT_EQ(limited.text(3), "");
+  EXPECT_FALSE(limited.ok());
+}
+
+TEST(Frame, IsFoundInPiecesOfAnySize) {
+  ByteVector stream;
+  for (size_t i = 0; i < 40; ++i)
+    append_frame(stream, static_cast<uint16_t>(i), ByteVector(i * i * 41, static_cast<std::byte>(i)));
+  for (const size_t piece : {size_t{1}, size_t{7}, size_t{8}, size_t{4096}, stream.size()}) {
+    FrameReader reader;
+    size_t at = 0;
+    uint16_t expected = 0;
+    while (at < stream.size()) {
+      const auto space = reader.space();
+      const size_t n = std::min({piece, space.size(), stream.size() - at});
+      std::copy_n(stream.begin() + static_cast<ptrdiff_t>(at), n, space.begin());
+      reader.received(n);
+      at += n;
+      uint16_t type = 0;
+      std::span<const std::byte> body;
+      while (reader.next(type, body) == FrameReader::Result::Frame) {
+        ASSERT_EQ(type, expected);
+        ASSERT_EQ(body.size(), size_t{expected} * expected * 41);
+        for (const std::byte b : body) ASSERT_EQ(b, static_cast<std::byte>(expected));
+        ++expected;
+      }
+    }
+    EXPECT_EQ(expected, 40);
+  }
+}
+
+TEST(Frame, RefusesOtherVersionsAndExcessiveLengths) {
+  const auto why = [](std::span<const std::byte> bytes) {
+    FrameReader reader;
+    std::copy(bytes.begin(), bytes.end(), reader.space().begin());
+    reader.received(bytes.size());
+    uint16_t type = 0;
+    std::span<const std::byte> body;
+    EXPECT_EQ(reader.next(type, body), FrameReader::Result::Bad);
+    EXPECT_EQ(reader.next(type, body), FrameReader::Result::Bad);
+    return reader.why();
+  };
+  auto header = frame_header(3, kMaxControlBody + 1);
+  EXPECT_TRUE(contains(why(header), "65537 bytes (type 3); at most 65536"));
+  header = frame_header(3, 10);
+  header[0] = std::byte{42};
+  EXPECT_TRUE(contains(why(header), "version 42, where this process speaks version 1"));
+}
+
+TEST(Frame, SaysHowManyBytesAreMissing) {
+  FrameReader reader;
+  EXPECT_EQ(reader.missing(), kFrameHeader);
+  const auto header = frame_header(1, 100);
+  std::copy_n(header.begin(), 3, reader.space().begin());
+  reader.received(3);
+  EXPECT_EQ(reader.missing(), 5u);
+  std::copy_n(header.begin() + 3, 5, reader.space().begin());
+  reader.received(5);
+  EXPECT_EQ(reader.missing(), 100u);
+}
+
+TEST(Address, ParsesAndPrints) {
+  EXPECT_EQ(numeric_address("127.0.0.1:80").text(), "127.0.0.1:80");
+  EXPECT_EQ(numeric_address("[::1]:80").text(), "[::1]:80");
+  EXPECT_TRUE(numeric_address("127.9.9.9:1").loopback());
+  EXPECT_TRUE(numeric_address("[::1]:1").loopback());
+  EXPECT_FALSE(numeric_address("10.0.0.1:1").loopback());
+  EXPECT_TRUE(numeric_address("0.0.0.0:1").wildcard());
+  EXPECT_TRUE(numeric_address("[fe80::1]:1").link_local());
+  EXPECT_TRUE(numeric_address("127.0.0.1:1").same_host(numeric_address("127.0.0.1:2")));
+  EXPECT_FALSE(numeric_address("127.0.0.1:1").same_host(numeric_address("[::1]:1")));
+  EXPECT_EQ(split_host_port("some.host:1").host, "some.host");
+  for (const char *bad : {"", ":", "a", "a:", ":1", "a:0", "a:65536", "a:-1", "a:1 ", "::1:80", "[]:80", "[::1]"})
+    EXPECT_EQ(error_of([&] { split_host_port(bad); }).code, Code::Argument) << bad;
+  EXPECT_EQ(error_of([] { numeric_address("localhost:1"); }).code, Code::Argument);
+}
+
+TEST(Address, ChoosesTheInterfaceThatRoutes) {
+  for (const char *hint : {"127.0.0.1", "127.0.0.1:29500", "localhost"}) {
+    for (const Address &a : local_addresses("", hint)) EXPECT_TRUE(a.loopback()) << hint << " " << a.text();
+  }
+  EXPECT_EQ(local_addresses("", "::1").at(0).host(), "::1");
+  EXPECT_FALSE(local_addresses("", "").empty());
+  EXPECT_TRUE(local_addresses("lo", "").at(0).loopback());
+  EXPECT_EQ(local_addresses("127.0.0.1", "").at(0).host(), "127.0.0.1");
+  EXPECT_EQ(error_of([] { local_addresses("0.0.0.0", ""); }).code, Code::Config);
+  const Status s = error_of([] { local_addresses("nosuch", ""); });
+  EXPECT_EQ(s.code, Code::Config);
+  EXPECT_TRUE(contains(s.text, "lo (127.0.0.1)")) << s.text;
+  const Status unknown = error_of([] { resolve("no-such-host.invalid", 1); });
+  EXPECT_TRUE(contains(unknown.text, "no-such-host.invalid")) << unknown.text;
+}
+
+TEST(Socket, TcpHasNoDelayAndIsClosedOnExec) {
+  for (const char *at : {"127.0.0.1:1", "[::1]:1"}) {
+    const TcpPair p(at);
+    for (const UniqueFd *fd : {&p.client, &p.server, &p.listener}) {
+      int on = 0;
+      socklen_t n = sizeof on;
+      ASSERT_EQ(::getsockopt(fd->get(), IPPROTO_TCP, TCP_NODELAY, &on, &n), 0);
+      EXPECT_NE(on, 0);
+      EXPECT_NE(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, 0);
+      EXPECT_NE(::fcntl(fd->get(), F_GETFL) & O_NONBLOCK, 0);
+    }
+  }
+}
+
+TEST(Socket, ConnectTellsRefusedFromLate) {
+  Address nobody;
+  {
+    const UniqueFd fd = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
+    nobody = local_address(fd.get());
+  }
+  UniqueFd fd;
+  EXPECT_EQ(connect_tcp(nobody, Deadline(1), fd), ECONNREFUSED);
+  EXPECT_EQ(connect_unix("isthmus-no-such-name", Deadline(1), fd), ECONNREFUSED);
+  EXPECT_FALSE(fd);
+}
+
+TEST(Socket, NeverConnectsToItself) {
+  // Loopback, a port that nobody listens at, many tries: the kernel may choose that very port as the source.
+  Address nobody;
+  {
+    const UniqueFd fd = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
+    nobody = local_address(fd.get());
+  }
+  for (int i = 0; i < 2000; ++i) {
+    UniqueFd fd;
+    ASSERT_NE(connect_tcp(nobody, Deadline(1), fd), 0);
+  }
+}
+
+TEST(Socket, WaitsEndAtTheDeadline) {
+  const TcpPair p;
+  std::byte one{};
+  const int64_t start = now_ns();
+  EXPECT_EQ(recv_exact(p.client.get(), {&one, 1}, Deadline(0.12)), Io::Timeout);
+  EXPECT_GE(now_ns() - start, 120'000'000);
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+  const ByteVector much(64 << 20);
+  EXPECT_EQ(send_all(p.client.get(), much, Deadline(0.1)), Io::Timeout);
+}
+
+TEST(Socket, InterruptCheckEndsAWait) {
+  const TcpPair p;
+  set_interrupt_check([] { return 1; });
+  const int64_t start = now_ns();
+  const Status s = error_of([&] { wait_events(p.client.get(), POLLIN, Deadline(10)); });
+  EXPECT_EQ(wait_events(p.client.get(), POLLIN, Deadline(0)), 0);  // no time to wait: asks nobody
+  set_interrupt_check(nullptr);
+  EXPECT_EQ(s.code, Code::Interrupted);
+  EXPECT_LT(now_ns() - start, 1'000'000'000);
+}
+
+TEST(Socket, PassesDescriptorsAndCredentials) {
+  const std::string name = fmt::format("isthmus-net-test-{}", ::getpid());
+  const UniqueFd listener = listen_unix(name);
+  UniqueFd client;
+  ASSERT_EQ(connect_unix(name, Deadline(1), client), 0);
+  std::string from;
+  int error = 0;
+  const UniqueFd server = accept_client(listener.get(), from, error);
+  ASSERT_TRUE(server);
+  Credentials c;
+  ASSERT_TRUE(peer_credentials(server.get(), c));
+  EXPECT_EQ(c.pid, ::getpid());
+  EXPECT_EQ(c.uid, ::getuid());
+  EXPECT_TRUE(contains(from, std::to_string(c.pid)));
+
+  const UniqueFd memory(::memfd_create("net-test", MFD_CLOEXEC));
+  ASSERT_EQ(::pwrite(memory.get(), "shared", 6, 0), 6);
+  ASSERT_EQ(send_with_fd(client.get(), as_bytes("take this"), memory.get(), Deadline(1)), Io::Ok);
+  std::array<std::byte, 64> buffer;
+  UniqueFd passed;
+  ASSERT_EQ(recv_with_fd(server.get(), buffer, passed), 9);
+  ASSERT_TRUE(passed);
+  EXPECT_NE(::fcntl(passed.get(), F_GETFD) & FD_CLOEXEC, 0);
+  char text[6];
+  ASSERT_EQ(::pread(passed.get(), text, 6, 0), 6);
+  EXPECT_EQ(std::string(text, 6), "shared");
+  EXPECT_EQ(send_with_fd(client.get(), as_bytes("none"), -1, Deadline(1)), Io::Ok);
+  UniqueFd none;
+  EXPECT_EQ(recv_with_fd(server.get(), buffer, none), 4);
+  EXPECT_FALSE(none);
+}
+
+TEST(ForkGuard, ClosesOursAndNothingElse) {
+  TcpPair p;
+  const int reused = p.client.get();
+  // Our socket is closed without a word and its number taken by a file of the program, which the child must keep.
+  p.client.reset();
+  const UniqueFd file(::memfd_create("the program's", MFD_CLOEXEC));
+  ASSERT_EQ(file.get(), reused);
+  const pid_t child = ::fork();
+  if (child == 0)
+    ::_exit((::fcntl(file.get(), F_GETFD) < 0 ? 1 : 0) | (::fcntl(p.server.get(), F_GETFD) >= 0 ? 2 : 0) |
+            (forked() ? 0 : 4));
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(forked());
+}
+
+// ---- handshake messages, driven by hand
+
+struct Talk {
+  Bytes16 key{7};
+  Hello hello;
+  Acceptor acceptor;
+  ByteVector reply;
+  explicit Talk(uint16_t their_version = kProtocolVersion) : acceptor({42}) {
+    hello.version = their_version;
+    hello.nonce = random16();
+    hello.process = {43};
+  }
+};
+
+TEST(Handshake, AcceptsOnlyTheRightProof) {
+  Talk t;
+  const auto hello = encode(t.hello);
+  ASSERT_EQ(hello.size(), kHelloBytes);
+  t.acceptor.feed(hello, t.reply);
+  ASSERT_EQ(t.acceptor.state(), Acceptor::State::Proof);
+  ASSERT_EQ(t.reply.size(), kChallengeBytes);
+  ByteVector message;
+  Writer(message).bytes(as_bytes("D")).bytes(hello).bytes(t.reply);
+  const Bytes16 proof = siphash128(t.key, message);
+  t.acceptor.feed(std::as_bytes(std::span(proof)), t.reply);
+  ASSERT_EQ(t.acceptor.state(), Acceptor::State::Unproved);
+  ByteVector verdict;
+  EXPECT_FALSE(t.acceptor.try_key({8}, verdict));
+  EXPECT_TRUE(t.acceptor.try_key(t.key, verdict));
+  EXPECT_EQ(t.acceptor.state(), Acceptor::State::Done);
+  EXPECT_EQ(verdict.size(), kVerdictBytes);
+}
+
+TEST(Handshake, AProofIsGoodForItsOwnHelloAndChallengeOnly) {
+  Talk first;
+  const auto hello = encode(first.hello);
+  first.acceptor.feed(hello, first.reply);
+  ByteVector message;
+  Writer(message).bytes(as_bytes("D")).bytes(hello).bytes(first.reply);
+  const Bytes16 proof = siphash128(first.key, message);
+  {
+    Talk replay;  // the same hello and proof, another challenge
+    replay.acceptor.feed(hello, replay.reply);
+    replay.acceptor.feed(std::as_bytes(std::span(proof)), replay.reply);
+    EXPECT_FALSE(replay.acceptor.try_key(first.key, replay.reply));
+  }
+  for (size_t at = 4; at < kHelloBytes; ++at) {  // the same challenge, any other hello
+    if (at == 6 || at == 7) continue;            // no field of the hello, but part of the proof all the same
+    auto changed = hello;
+    changed[at] ^= std::byte{1};
+    ByteVector other;
+    Writer(other).bytes(as_bytes("D")).bytes(changed).bytes(first.reply);
+    EXPECT_NE(siphash128(first.key, other), proof);
+  }
+}
+
+TEST(Handshake, TellsForeignBytesEarly) {
+  const Acceptor a({1});
+  EXPECT_TRUE(a.plausible(as_bytes("I")));
+  EXPECT_TRUE(a.plausible(as_bytes("ISTH...")));
+  EXPECT_FALSE(a.plausible(as_bytes("G")));
+  EXPECT_FALSE(a.plausible(as_bytes("IST\n")));
+  std::string why;
+  EXPECT_FALSE(parse_hello(as_bytes("GET / HTTP/1.1\r\n"), why));
+  EXPECT_TRUE(contains(why, "GET / HTTP/1.1..")) << why;
+}
+
+TEST(Handshake, CostsLittleBeforeTheProof) { EXPECT_LE(kHelloBytes + kProofBytes, kMaxUnauthenticatedBytes); }
+
+}  // namespace
+}  // namespace isthmus::net

@@ -1,0 +1,16 @@
+# The prover: a library for the C++ tests, and a shared one for the Python tests.
+set(prover ${CMAKE_CURRENT_SOURCE_DIR}/prover)
+add_library(isthmus_prover_core STATIC ${prover}/run.cpp ${prover}/memory.cpp ${prover}/expect.cpp ${prover}/service.cpp)
+target_include_directories(isthmus_prover_core PUBLIC ${prover})
+target_link_libraries(isthmus_prover_core PUBLIC isthmus_plan)
+if(NOT CMAKE_CROSSCOMPILING)
+  add_library(isthmus_prover SHARED ${prover}/run.cpp ${prover}/memory.cpp ${prover}/expect.cpp ${prover}/service.cpp)
+  target_include_directories(isthmus_prover PRIVATE ${prover})
+  target_link_libraries(isthmus_prover PRIVATE isthmus_plan)
+endif()
+isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
+             LABELS plain)
+isthmus_test(test_plan_proof SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_proof_test.cpp FLOORS plan
+             LIBRARIES isthmus_prover_core LABELS plain TIMEOUT 600)
+isthmus_test(test_plan_mutation SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_mutation_test.cpp FLOORS plan
+             LIBRARIES isthmus_prover_core LABELS plain)

@@ -1,0 +1,253 @@
+// Plans broken on purpose: the prover must object to each. A prover that lets one pass proves nothing.
+#include <gtest/gtest.h>
+
+#include "prove_case.hpp"
+
+namespace isthmus::prover {
+namespace {
+
+using plan::Collective;
+using plan::Memory;
+using plan::Plan;
+using plan::Step;
+using plan::StepKind;
+
+Operation long_operation(Collective c, int world, uint32_t slots = 2) {
+  Operation op = operation_of(c, 256 * 9, 256, slots);
+  op.request.dtype = DType::BFloat16;
+  op.counts.assign(static_cast<size_t>(world), 256 * 9);
+  op.matrix.assign(static_cast<size_t>(world), std::vector<uint64_t>(static_cast<size_t>(world), 256 * 9));
+  return op;
+}
+
+Verdict prove_twice(const topology::Topology &t, const Operation &op, std::function<void(int, Plan &)> mutate) {
+  const Operation twice[] = {op, op};
+  Options options;
+  options.mutate = [&](size_t, int rank, Plan &p) { mutate(rank, p); };
+  return prove(t, twice, options);
+}
+
+void drop(Step &s) {  // a wait for nothing
+  s = Step{};
+  s.kind = StepKind::Wait;
+}
+
+// Every wait of the templates is needed, but for those that other waits imply in the given world.
+int waits_not_missed(const char *islands, Collective c) {
+  const auto t = world_of(islands);
+  const Operation op = long_operation(c, t.size());
+  int missed = 0;
+  for (int rank = 0; rank < t.size(); ++rank) {
+    const auto p = plan::plan_collective(t, rank, op.request);
+    for (size_t i = 0; i < p->steps.size(); ++i)
+      if (p->steps[i].kind == StepKind::Wait)
+        missed += prove_twice(t, op, [&](int r, Plan &q) {
+                    if (r == rank) drop(q.steps[i]);
+                  }).ok;
+  }
+  return missed;
+}
+
+TEST(Mutation, WithoutAnyOneOfItsWaitsAFlatPlanIsRefused) {
+  for (const char *islands : {"aa", "aaa", "aaaa"})
+    for (int c = 0; c < 14; ++c)
+      EXPECT_EQ(waits_not_missed(islands, static_cast<Collective>(c)), 0)
+          << islands << " " << plan::collective_name(static_cast<Collective>(c));
+}
+
+TEST(Mutation, WithoutAnyOneOfItsWaitsABridgedPlanIsRefused) {
+  for (const char *islands : {"ab", "aab", "aabb"})
+    for (int c = 0; c < 14; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      // Between islands every block of all_to_all is answered, which implies some of the waits inside.
+      if (collective == Collective::AllToAll || collective == Collective::AllToAllV) continue;
+      EXPECT_EQ(waits_not_missed(islands, collective), 0) << islands << " " << plan::collective_name(collective);
+    }
+}
+
+TEST(Mutation, WithoutAnyOneOfItsFramesABridgedPlanIsRefused) {
+  for (const char *islands : {"ab", "aabb", "abc"})
+    for (int c = 0; c < 14; ++c) {
+      const auto t = world_of(islands);
+      const Operation op = long_operation(static_cast<Collective>(c), t.size());
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto p = plan::plan_collective(t, rank, op.request);
+        for (size_t i = 0; i < p->steps.size(); ++i) {
+          const StepKind kind = p->steps[i].kind;
+          if (kind != StepKind::Send && kind != StepKind::Recv) continue;
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << plan::collective_name(op.request.collective) << ", rank " << rank << ", step " << i;
+        }
+      }
+    }
+}
+
+TEST(Mutation, WithoutAnyOneOfItsMovesOrFoldsAPlanIsRefused) {
+  for (const char *islands : {"aaa", "aabb"})
+    for (int c = 0; c < 13; ++c) {
+      const auto t = world_of(islands);
+      const Operation op = long_operation(static_cast<Collective>(c), t.size());
+      const auto p = plan::plan_collective(t, 0, op.request);
+      for (size_t i = 0; i < p->steps.size(); ++i)
+        if (p->steps[i].kind == StepKind::Move || p->steps[i].kind == StepKind::Reduce) {
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == 0) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << plan::collective_name(op.request.collective) << ", step " << i;
+        }
+    }
+}
+
+TEST(Mutation, WithoutAnyOneOfItsPostsAPlanIsRefused) {
+  for (const char *islands : {"aaa", "aab", "aabb"})
+    for (int c = 0; c < 14; ++c) {
+      const auto t = world_of(islands);
+      const Operation op = long_operation(static_cast<Collective>(c), t.size());
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto p = plan::plan_collective(t, rank, op.request);
+        for (size_t i = 0; i < p->steps.size(); ++i) {
+          if (p->steps[i].kind != StepKind::Post) continue;
+          const Verdict v = prove_twice(t, op, [&](int r, Plan &q) {
+            if (r == rank) drop(q.steps[i]);
+          });
+          EXPECT_NE(v.text.find("deadlock"), std::string::npos)
+              << islands << " " << plan::collective_name(op.request.collective) << ", rank " << rank << ", step " << i
+              << v.text;
+        }
+      }
+    }
+}
+
+TEST(Mutation, APostBeforeItsDataIsARace) {
+  for (const char *islands : {"aaa", "aabb"})
+    for (int c = 0; c < 13; ++c) {
+      const auto t = world_of(islands);
+      const Operation op = long_operation(static_cast<Collective>(c), t.size());
+      const auto p = plan::plan_collective(t, 0, op.request);
+      for (size_t i = 1; i < p->steps.size(); ++i) {
+        const StepKind before = p->steps[i - 1].kind;
+        if (p->steps[i].kind != StepKind::Post || (before != StepKind::Move && before != StepKind::Reduce)) continue;
+        if (p->steps[i - 1].dst.memory != Memory::Ring) continue;
+        EXPECT_FALSE(prove_twice(t, op,
+                                 [&](int r, Plan &q) {
+                                   if (r == 0) std::swap(q.steps[i - 1], q.steps[i]);
+                                 })
+                         .ok)
+            << islands << " " << plan::collective_name(op.request.collective) << ", step " << i;
+      }
+    }
+}
+
+TEST(Mutation, FewerSlotsThanTheWaitsCountOnIsARaceOrADeadlock) {
+  for (Collective c : {Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::AllToAll,
+                       Collective::Reduce, Collective::ReduceScatter, Collective::Gather, Collective::Scatter})
+    for (const char *islands : {"aaa", "aabb"}) {
+      const auto t = world_of(islands);
+      EXPECT_FALSE(prove_twice(t, long_operation(c, t.size(), 3), [](int, Plan &p) { p.slots = 1; }).ok)
+          << plan::collective_name(c);
+      EXPECT_FALSE(prove_twice(t, long_operation(c, t.size(), 3), [](int, Plan &p) { p.slot_bytes /= 2; }).ok)
+          << plan::collective_name(c);
+    }
+}
+
+TEST(Mutation, AnotherOrderOfTheSumIsAnotherResult) {
+  for (const char *islands : {"aaa", "aabb", "abc"}) {
+    const auto t = world_of(islands);
+    const Operation op = long_operation(Collective::AllReduce, t.size());
+    const Verdict v = prove_twice(t, op, [](int r, Plan &p) {
+      if (r == 0)
+        for (const Step &s : p.steps)
+          if (s.kind == StepKind::Reduce && !s.partial) std::swap(p.sources[s.source], p.sources[s.source + s.sources - 1]);
+    });
+    EXPECT_FALSE(v.ok);
+    EXPECT_NE(v.text.find("wrong result"), std::string::npos) << v.text;
+  }
+}
+
+TEST(Mutation, AnotherGroupingOfTheSumIsAnotherResult) {
+  const auto t = world_of("aabb", "", topology::Bridge::Auto);  // flat: the groups only say the order
+  const Verdict v = prove_twice(t, long_operation(Collective::AllReduce, 4), [](int r, Plan &p) {
+    if (r == 1)
+      for (Step &s : p.steps) s.groups = 0;
+  });
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("wrong result"), std::string::npos) << v.text;
+}
+
+TEST(Mutation, RoundingTwiceIsAnotherResult) {
+  const auto t = world_of("aab");
+  const Verdict v = prove_twice(t, long_operation(Collective::AllReduce, 3), [](int, Plan &p) {
+    for (Step &s : p.steps)
+      if (s.partial) s.partial = false, s.dst.partial = false;
+    for (auto &s : p.sources) s.partial = false;
+  });
+  EXPECT_FALSE(v.ok);
+}
+
+TEST(Mutation, AFrameOfAnotherSizeIsRefused) {
+  const auto t = world_of("ab");
+  const Verdict v = prove_twice(t, long_operation(Collective::AllReduce, 2), [](int r, Plan &p) {
+    if (r == 0)
+      for (Step &s : p.steps)
+        if (s.kind == StepKind::Send) s.extent.length -= 64;
+  });
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("bytes"), std::string::npos) << v.text;
+}
+
+TEST(Mutation, AStatedVolumeThatIsNotTheRealOneIsRefused) {
+  const auto t = world_of("ab");
+  const Verdict v = prove_twice(t, long_operation(Collective::Broadcast, 2), [](int r, Plan &p) { p.link_bytes += r == 0; });
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("states"), std::string::npos) << v.text;
+}
+
+TEST(Mutation, AReceiveBeforeItsSendIsADeadlock) {
+  const auto t = world_of("ab");
+  const Verdict v = prove_twice(t, long_operation(Collective::AllReduce, 2), [](int, Plan &p) {
+    std::swap(p.host.front(), p.host.back());
+    for (auto &stage : p.host) stage.skew = 0;
+  });
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("deadlock"), std::string::npos) << v.text;
+}
+
+TEST(Mutation, WritingElsewhereIsRefused) {
+  const auto t = world_of("aa");
+  const Operation op = long_operation(Collective::AllGather, 2);
+  const auto ring = prove_twice(t, op, [](int r, Plan &p) {
+    for (Step &s : p.steps)
+      if (r == 0 && s.kind == StepKind::Move && s.dst.memory == Memory::Ring) s.dst.rank = 1;
+  });
+  EXPECT_NE(ring.text.find("writes to the ring of rank 1"), std::string::npos) << ring.text;
+  const auto block = prove_twice(t, op, [](int r, Plan &p) {
+    for (Step &s : p.steps)
+      if (r == 0 && s.dst.memory == Memory::Output && s.kind == StepKind::Move) s.dst.base += 64;
+  });
+  EXPECT_NE(block.text.find("outside of block"), std::string::npos) << block.text;
+}
+
+TEST(Mutation, InPlaceWithoutStagingIsARace) {
+  const auto t = world_of("ab");
+  Operation op = long_operation(Collective::AllToAll, 2, 4);
+  op.in_place = true;
+  EXPECT_TRUE(prove_twice(t, op, [](int, Plan &) {}).ok);
+  const Verdict v = prove_twice(t, op, [](int, Plan &p) {
+    for (Step &s : p.steps)
+      if (s.kind == StepKind::Send) {
+        plan::Span &from = p.sources[s.source];
+        from = {Memory::Input, -1, s.extent.block, 0, p.chunk, false};
+      }
+  });
+  EXPECT_FALSE(v.ok);
+  EXPECT_NE(v.text.find("link reads"), std::string::npos) << v.text;
+}
+
+}  // namespace
+}  // namespace isthmus::prover

@@ -1,0 +1,140 @@
+// Every collective proved on worlds of all shapes. What "proved" means stands in prover/prove.hpp.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "prove_case.hpp"
+
+namespace isthmus::prover {
+namespace {
+
+using plan::Collective;
+constexpr int kProved = 14;  // all but send and recv
+
+bool in_place_allowed(Collective c) {
+  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::AllGather ||
+         c == Collective::AllGatherV || c == Collective::ReduceScatter || c == Collective::ReduceScatterV ||
+         c == Collective::AllToAll;
+}
+
+// Sizes for the v-collectives: some blocks empty, some long, seeded by `bytes`.
+void add_sizes(Operation &op, int world, uint64_t element) {
+  const uint64_t unit = op.request.bytes / element;
+  for (int i = 0; i < world; ++i) {
+    op.counts.push_back(i % 3 == 1 ? 0 : unit * static_cast<uint64_t>(i + 1) / 2 * element);
+    op.matrix.emplace_back();
+    for (int j = 0; j < world; ++j)
+      op.matrix.back().push_back((i * 7 + j * 3) % 4 == 0 ? 0 : unit * static_cast<uint64_t>((i + 2 * j) % 3) * element);
+  }
+}
+
+std::string name_of(const std::string &islands, const Operation &op) {
+  return islands + " " + plan::collective_name(op.request.collective) + " of " + std::to_string(op.request.bytes) +
+         " slots " + std::to_string(op.request.max_slots) + " op " + redop_name(op.request.op) + " " +
+         dtype_name(op.request.dtype) + (op.in_place ? " in place" : "");
+}
+
+class Worlds : public testing::TestWithParam<const char *> {};
+
+TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
+  for (auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
+    for (int c = 0; c < kProved; ++c)
+      for (uint64_t bytes : {0, 4, 1000, 9000})
+        for (auto [redop, dtype] :
+             {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::PremulSum, DType::Float16}})
+          for (uint32_t slots : {2, 3, 4})
+            for (bool in_place : {false, true}) {
+              const auto t = world_of(GetParam(), "", bridge);
+              Operation op = operation_of(static_cast<Collective>(c), bytes, 256, slots);
+              if (in_place && !in_place_allowed(op.request.collective)) continue;
+              op.in_place = in_place;
+              op.request.op = redop;
+              op.request.dtype = dtype;
+              op.request.root = t.size() - 1;
+              add_sizes(op, t.size(), dtype_size(dtype));
+              const Operation twice[] = {op, op};  // back to back: slots and scratch are used again
+              const Verdict v = prove(t, twice);
+              ASSERT_TRUE(v.ok) << name_of(GetParam(), op) << ": " << v.text;
+            }
+}
+INSTANTIATE_TEST_SUITE_P(All, Worlds,
+                         testing::Values("a", "aa", "aaaa", "ab", "aabb", "abab", "abc", "aaab", "baabb", "aabbbc", "abcd"));
+
+TEST(Proof, RandomWorldsAndSequencesHold) {
+  std::mt19937 random(20240229);
+  const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
+  for (int round = 0; round < 400; ++round) {
+    const int world = 1 + pick(12), islands = 1 + pick(4), hosts = 1 + pick(3);
+    std::string island_text, host_text;
+    for (int r = 0; r < world; ++r) {
+      island_text += static_cast<char>('a' + pick(islands));
+      host_text += static_cast<char>('x' + pick(hosts));
+    }
+    auto t = world_of(island_text, host_text, pick(2) ? topology::Bridge::Tcp : topology::Bridge::Auto);
+    for (double &w : t.weights) w = pick(3) ? 1.0 : 0.25 * (1 + pick(20));
+    t.digest = topology::digest_of(t);
+    const uint32_t slots = 2 + static_cast<uint32_t>(pick(4));
+    std::vector<Operation> operations;
+    for (int i = 0; i < 1 + pick(4); ++i) {
+      const DType dtypes[] = {DType::Float32, DType::BFloat16, DType::Float8E5M2, DType::Float64};
+      const DType dtype = dtypes[pick(4)];
+      Operation op =
+          operation_of(static_cast<Collective>(pick(kProved)),
+                       static_cast<uint64_t>(pick(3) ? pick(900) : pick(5)) * dtype_size(dtype), 64 << pick(5), slots);
+      op.request.dtype = dtype;
+      op.request.op = pick(3) ? RedOp::Sum : RedOp::PremulSum;
+      op.request.root = pick(world);
+      op.request.small_bytes = static_cast<uint64_t>(pick(2) * 512);
+      op.in_place = pick(2) && in_place_allowed(op.request.collective);
+      add_sizes(op, world, dtype_size(dtype));
+      operations.push_back(op);
+    }
+    const Verdict v = prove(t, operations);
+    ASSERT_TRUE(v.ok) << "round " << round << ", hosts " << host_text << ": " << name_of(island_text, operations.back())
+                      << ": " << v.text;
+  }
+}
+
+TEST(Proof, HundredsOfRanksHold) {
+  std::string flat(96, 'a'), two = std::string(64, 'a') + std::string(40, 'b'), mixed;
+  for (int i = 0; i < 120; ++i) mixed += static_cast<char>('a' + (i * i + i / 7) % 5);
+  for (const std::string &islands : {flat, two, mixed})
+    for (int c = 0; c < kProved; ++c) {
+      Operation op = operation_of(static_cast<Collective>(c), 64 * 300, 64 * 100, 3);
+      if (c >= static_cast<int>(Collective::AllGather)) op.request.bytes /= 20;
+      op.request.root = 17;
+      const auto t = world_of(islands);
+      add_sizes(op, t.size(), 4);
+      for (uint64_t &n : op.counts) n %= 4096;
+      for (auto &row : op.matrix)
+        for (uint64_t &n : row) n %= 512;
+      const Verdict v = prove(t, {&op, 1});
+      ASSERT_TRUE(v.ok) << name_of(std::to_string(islands.size()) + " ranks", op) << ": " << v.text;
+    }
+}
+
+TEST(Proof, ThousandsOfRanksHoldForTheCheapOnes) {
+  std::string islands;
+  for (int i = 0; i < 2000; ++i) islands += static_cast<char>('a' + i % 7 + (i % 11 == 0));
+  for (Collective c : {Collective::Broadcast, Collective::Barrier}) {
+    Operation op = operation_of(c, 4096, 4096, 3);
+    op.request.root = 1234;
+    if (c == Collective::Barrier) op.request.bytes = 0;
+    const Verdict v = prove(world_of(islands), {&op, 1});
+    ASSERT_TRUE(v.ok) << name_of("2000 ranks", op) << ": " << v.text;
+  }
+}
+
+TEST(Proof, UnequalWeightsMoveTheVolumeAndNotTheResult) {
+  auto t = world_of("aabbc");
+  t.weights = {10, 10, 1};
+  t.digest = topology::digest_of(t);
+  const Operation op = operation_of(Collective::AllReduce, 1 << 20, 65536);
+  const Verdict v = prove(t, {&op, 1});
+  ASSERT_TRUE(v.ok) << v.text;
+  EXPECT_LT(v.ranks[4].finished, (1u << 20) / 50) << "the slow bridge owns next to nothing";
+  EXPECT_EQ(v.link_bytes, 4u << 20) << "2 (k - 1) n, however it is shared out";
+}
+
+}  // namespace
+}  // namespace isthmus::prover

@@ -1,0 +1,210 @@
+// The planner's promises that need no run: validation, digests, chunks, bounded memory, shares of the bridge, zero copies,
+// the texts.
+#include "plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/error.hpp"
+#include "prove_case.hpp"
+
+namespace isthmus::plan {
+namespace {
+
+using prover::operation_of;
+using prover::world_of;
+
+Request request_of(Collective c, uint64_t bytes) {
+  Request r;
+  r.collective = c;
+  r.bytes = bytes;
+  return r;
+}
+
+TEST(Plan, NamesGoBothWays) {
+  for (int i = 0; i < kCollectiveCount; ++i) {
+    Collective c = Collective::Barrier;
+    ASSERT_TRUE(collective_from_name(collective_name(static_cast<Collective>(i)), c));
+    EXPECT_EQ(static_cast<int>(c), i);
+  }
+  Collective c;
+  EXPECT_FALSE(collective_from_name("allreduce", c));
+}
+
+TEST(Plan, RefusesWhatHasNoMeaningAndSaysWhy) {
+  const auto t = world_of("aab");
+  const auto code_of = [&](const Request &r) {
+    try {
+      plan_collective(t, 0, r);
+    } catch (const Error &e) {
+      EXPECT_FALSE(e.text().empty());
+      return e.code();
+    }
+    return Code::Ok;
+  };
+  Request r = request_of(Collective::AllReduce, 64);
+  r.op = RedOp::BXor;
+  EXPECT_EQ(code_of(r), Code::Unsupported);
+  r.collective = Collective::AllGather;
+  EXPECT_EQ(code_of(r), Code::Ok) << "no reduction, so the op says nothing";
+  r = request_of(Collective::Broadcast, 64);
+  for (int root : {-1, 3}) {
+    r.root = root;
+    EXPECT_EQ(code_of(r), Code::Argument);
+  }
+  EXPECT_EQ(code_of(request_of(Collective::AllReduce, 7)), Code::Argument) << "7 bytes of float32";
+  EXPECT_THROW(plan_collective(t, 3, request_of(Collective::Barrier, 0)), Error);
+  r = request_of(Collective::AllToAllV, 0);
+  r.in_place = true;
+  EXPECT_EQ(code_of(r), Code::Unsupported);
+}
+
+TEST(Plan, DigestIsEqualOnAllRanksAndTellsCallsApart) {
+  const auto t = world_of("aabba");
+  std::vector<uint64_t> seen;
+  for (int c = 0; c < 14; ++c)
+    for (uint64_t bytes : {uint64_t{0}, uint64_t{256}, uint64_t{1} << 20}) {
+      const auto collective = static_cast<Collective>(c);
+      Request r = request_of(collective, bytes);
+      const uint64_t digest = plan_collective(t, 0, r)->digest;
+      for (int rank = 1; rank < t.size(); ++rank) {
+        r.in_place = rank == 2 && collective != Collective::AllToAllV;  // each rank's own affair
+        EXPECT_EQ(plan_collective(t, rank, r)->digest, digest);
+      }
+      seen.push_back(digest);
+    }
+  std::sort(seen.begin(), seen.end());
+  // v-collectives and barrier do not depend on sizes: 8 collectives of 3 sizes, 6 of 1.
+  EXPECT_EQ(std::unique(seen.begin(), seen.end()) - seen.begin(), 8 * 3 + 6);
+  Request a = request_of(Collective::AllReduce, 64), b = a;
+  b.dtype = DType::Int32;
+  EXPECT_NE(plan_collective(t, 0, a)->digest, plan_collective(t, 0, b)->digest);
+  b = a;
+  b.op = RedOp::Max;
+  EXPECT_NE(plan_collective(t, 0, a)->digest, plan_collective(t, 0, b)->digest);
+}
+
+TEST(Plan, ChunksAreLinesFewAndBoundedAndSlotsStayBounded) {
+  for (const char *islands : {"aa", "aaaaaaaa", "ab", "aaabbbbc"})
+    for (int c = 0; c < 13; ++c)
+      for (uint64_t bytes = 4; bytes < uint64_t{1} << 33; bytes = bytes * 5 + 4) {
+        const auto t = world_of(islands);
+        const Request r = request_of(static_cast<Collective>(c), bytes);
+        const auto p = plan_collective(t, 0, r);
+        EXPECT_EQ(p->chunk % 64, 0u);
+        if (p->chunks > 64 && p->slot_bytes) {  // more only where fewer would exceed 4 chunk_bytes of memory for a slot
+          EXPECT_GT(p->slot_bytes, r.chunk_bytes) << collective_name(r.collective) << " " << islands << " " << bytes;
+        }
+        EXPECT_LE(p->slot_bytes, 4 * r.chunk_bytes + 64 * 16) << collective_name(r.collective) << " " << islands;
+        if (p->chunks > 0) { EXPECT_GE(p->chunk * p->chunks, bytes); }
+        EXPECT_LT(p->host.size(), 8u);
+      }
+}
+
+TEST(Plan, EmptyMessagesHaveNoSteps) {
+  const auto p = plan_collective(world_of("aab"), 1, request_of(Collective::AllReduce, 0));
+  EXPECT_TRUE(p->host.empty());
+  EXPECT_EQ(p->link_bytes, 0u);
+}
+
+TEST(Plan, SharesOfTheBridgeAttainTheLeastTime) {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> rate(0.5, 100);
+  std::vector<std::vector<double>> cases = {{10, 10, 10, 1}, {40, 20, 10, 5}, {25, 25, 2}, {8, 4, 4, 2, 1},
+                                            {1, 1},          {5, 1},          {3, 3, 3}};
+  for (int i = 0; i < 500; ++i) {
+    std::vector<double> rates(2 + static_cast<size_t>(i) % 9);
+    for (double &b : rates) b = rate(random);
+    cases.push_back(rates);
+  }
+  for (const auto &rates : cases) {
+    const auto w = bridge_shares(rates);
+    const double k = static_cast<double>(rates.size()), best = bridge_time(rates);
+    double sum = 0, worst = 0;
+    for (size_t i = 0; i < rates.size(); ++i) {
+      EXPECT_GE(w[i], 0);
+      EXPECT_LE(w[i], 1);
+      sum += w[i];
+      worst = std::max(worst, (1 + (k - 2) * w[i]) / rates[i]);
+    }
+    EXPECT_NEAR(sum, 1, 1e-12);
+    EXPECT_LE(worst, best * 1.001);
+  }
+}
+
+TEST(Plan, OnePlusOneCopiesNothing) {
+  const auto t = world_of("ab");
+  auto op = operation_of(Collective::AllReduce, 1 << 20, 65536);
+  for (bool in_place : {false, true}) {
+    op.in_place = in_place;
+    const auto v = prover::prove(t, {&op, 1});
+    ASSERT_TRUE(v.ok) << v.text;
+    for (const auto &r : v.ranks) {
+      EXPECT_EQ(r.moved, 0u) << "sent from the input, received into the output";
+      EXPECT_EQ(r.finished, 1u << 19);
+      EXPECT_EQ(r.sent, 1u << 20);
+    }
+  }
+}
+
+TEST(Plan, TwoRanksThatShareMemoryTouchEachByteOnce) {
+  const auto op = operation_of(Collective::AllReduce, 1 << 20, 65536);
+  const auto v = prover::prove(world_of("aa"), {&op, 1});
+  ASSERT_TRUE(v.ok) << v.text;
+  for (const auto &r : v.ranks) {
+    EXPECT_EQ(r.moved, 1u << 20) << "half in, half out";
+    EXPECT_EQ(r.finished, 1u << 19);
+  }
+}
+
+TEST(Plan, RootOfABridgedBroadcastSendsEachByteOnce) {
+  const auto op = operation_of(Collective::Broadcast, 1 << 20, 65536);
+  const auto v = prover::prove(world_of("abbcdd"), {&op, 1});
+  ASSERT_TRUE(v.ok) << v.text;
+  EXPECT_EQ(v.ranks[0].sent, 1u << 20);
+  EXPECT_EQ(v.link_bytes, 3u << 20);
+}
+
+TEST(Plan, ExplainReadsAndItsJsonSaysTheSame) {
+  const auto t = world_of("aabb");
+  for (int c = 0; c < kCollectiveCount; ++c) {
+    Request r = request_of(static_cast<Collective>(c), 1 << 20);
+    r.root = 1;
+    const auto p = plan_collective(t, 2, r);
+    const std::string text = explain(*p, t);
+    EXPECT_NE(text.find(collective_name(r.collective)), std::string::npos);
+    EXPECT_NE(text.find("cost"), std::string::npos);
+    const auto j = nlohmann::json::parse(explain_json(*p, t));
+    EXPECT_EQ(j["text"], text);
+    EXPECT_EQ(j["stages"].size(), p->host.size());
+    EXPECT_EQ(j["link_bytes"], p->link_bytes);
+  }
+  const auto j = nlohmann::json::parse(explain_json(*plan_collective(t, 0, request_of(Collective::AllReduce, 1 << 20)), t));
+  EXPECT_EQ(j["stages"][1]["name"], "fold");
+  EXPECT_NE(j["text"].get<std::string>().find("T*"), std::string::npos);
+  EXPECT_EQ(j["bridge"]["time"], 1.0);
+}
+
+TEST(Plan, SendAndReceiveAreOneStepEach) {
+  Request r = request_of(Collective::Send, 4096);
+  r.root = 1;
+  const auto t = world_of("aa");
+  const auto send = plan_collective(t, 0, r);
+  r.collective = Collective::Recv;
+  r.root = 0;
+  const auto recv = plan_collective(t, 1, r);
+  ASSERT_EQ(send->steps.size(), 1u);
+  EXPECT_EQ(send->steps[0].kind, StepKind::Send);
+  EXPECT_EQ(send->link_bytes, 4096u);
+  ASSERT_EQ(recv->steps.size(), 1u);
+  EXPECT_EQ(recv->steps[0].kind, StepKind::Recv);
+  EXPECT_EQ(send->digest, recv->digest);
+  r.root = 9;
+  EXPECT_THROW(plan_collective(t, 1, r), Error);
+}
+
+}  // namespace
+}  // namespace isthmus::plan

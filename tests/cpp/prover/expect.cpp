@@ -1,0 +1,188 @@
+#include "expect.hpp"
+
+#include <numeric>
+
+namespace isthmus::prover {
+
+using plan::Collective;
+
+bool reduces(Collective c) {
+  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::ReduceScatter ||
+         c == Collective::ReduceScatterV;
+}
+bool varies(Collective c) {
+  return c == Collective::AllGatherV || c == Collective::ReduceScatterV || c == Collective::AllToAllV ||
+         c == Collective::GatherV || c == Collective::ScatterV;
+}
+
+namespace {
+
+// Bytes that rank s gives to rank d (all_gather: to everybody; reduce_scatter: the block that d gets).
+uint64_t block_bytes(const Operation &op, int s, int d) {
+  switch (op.request.collective) {
+    case Collective::AllGatherV:
+    case Collective::GatherV: return op.counts[static_cast<size_t>(s)];
+    case Collective::ReduceScatterV:
+    case Collective::ScatterV: return op.counts[static_cast<size_t>(d)];
+    case Collective::AllToAllV: return op.matrix[static_cast<size_t>(s)][static_cast<size_t>(d)];
+    default: return op.request.bytes;
+  }
+}
+
+void place(const std::vector<uint64_t> &bytes, uint64_t gap, std::vector<uint64_t> &displ) {
+  uint64_t at = 0;
+  for (uint64_t b : bytes) {
+    displ.push_back(at);
+    at += b + gap;
+  }
+}
+
+}  // namespace
+
+Blocks blocks_of(const topology::Topology &t, const Operation &op, int rank) {
+  Blocks b;
+  const int world = t.size(), root = op.request.root;
+  const bool is_root = rank == root;
+  const auto row = [&](bool from_me) {
+    std::vector<uint64_t> v;
+    for (int q = 0; q < world; ++q) v.push_back(from_me ? block_bytes(op, rank, q) : block_bytes(op, q, rank));
+    return v;
+  };
+  const uint64_t mine = block_bytes(op, rank, rank);
+  switch (op.request.collective) {
+    case Collective::AllReduce: b.in_bytes = b.out_bytes = {mine}; break;
+    case Collective::Reduce:
+      b.in_bytes = {mine};
+      if (is_root) b.out_bytes = {mine};
+      break;
+    case Collective::Broadcast:
+      b.out_bytes = {mine};
+      if (is_root) b.in_bytes = {mine};
+      break;
+    case Collective::AllGather:
+    case Collective::AllGatherV:
+      b.in_bytes = {mine};
+      b.out_bytes = row(false);
+      break;
+    case Collective::ReduceScatter:
+    case Collective::ReduceScatterV:
+      b.in_bytes = row(true);
+      b.out_bytes = {mine};
+      break;
+    case Collective::AllToAll:
+    case Collective::AllToAllV:
+      b.in_bytes = row(true);
+      b.out_bytes = row(false);
+      break;
+    case Collective::Gather:
+    case Collective::GatherV:
+      b.in_bytes = {mine};
+      if (is_root) b.out_bytes = row(false);
+      break;
+    case Collective::Scatter:
+    case Collective::ScatterV:
+      b.out_bytes = {mine};
+      if (is_root) b.in_bytes = row(true);
+      break;
+    case Collective::Barrier:
+    case Collective::Send:
+    case Collective::Recv: break;
+  }
+  const uint64_t gap = varies(op.request.collective) ? 3 * dtype_size(op.request.dtype) : 0;
+  place(b.in_bytes, gap, b.in_displ);
+  place(b.out_bytes, gap, b.out_displ);
+  return b;
+}
+
+Expected expected_of(const topology::Topology &t, const Operation &op, int index, int rank, uint32_t block,
+                     Symbols &symbols) {
+  const auto from = [&](int s, int input_block) {
+    return Expected{block_bytes(op, s, rank), {symbols.leaf(index, s), static_cast<uint32_t>(input_block), 0, 1, false}};
+  };
+  const auto b = static_cast<int>(block);
+  switch (op.request.collective) {
+    case Collective::Broadcast: return from(op.request.root, 0);
+    case Collective::AllGather:
+    case Collective::AllGatherV:
+    case Collective::Gather:
+    case Collective::GatherV: return from(b, 0);
+    case Collective::AllToAll:
+    case Collective::AllToAllV: return from(b, rank);
+    case Collective::Scatter:
+    case Collective::ScatterV: return from(op.request.root, rank);
+    default: break;
+  }
+  if (!reduces(op.request.collective)) return {};
+  // Groups in order, ranks in order, rounded once.
+  std::vector<int> groups;
+  for (const auto &g : t.groups) {
+    std::vector<int> terms;
+    for (int r : g.ranks) {
+      const int x = symbols.leaf(index, r);
+      terms.push_back(op.request.op == RedOp::PremulSum ? symbols.scaled(x) : x);
+    }
+    groups.push_back(symbols.fold(terms));
+  }
+  const int sum = symbols.fold(groups);
+  const bool scatter =
+      op.request.collective == Collective::ReduceScatter || op.request.collective == Collective::ReduceScatterV;
+  return {block_bytes(op, 0, rank), {symbols.final(sum), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
+}
+
+uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const std::vector<uint64_t> &finished) {
+  if (t.flat) return 0;
+  const uint64_t n = op.request.bytes, k = t.groups.size();
+  const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
+  const auto factor = [&](size_t g) { return t.groups[g].ranks.size() > 1 ? ratio : 1; };  // one rank sends what it has
+  const auto home = static_cast<size_t>(t.group_of[static_cast<size_t>(op.request.root)]);
+  uint64_t sum = 0;
+  switch (op.request.collective) {
+    case Collective::AllReduce:  // one hop: everything to everybody; else 2 (k-1) n: to the owner of a part, and back
+      if (n <= op.request.small_bytes)
+        for (size_t g = 0; g < k; ++g) sum += (k - 1) * n * factor(g);
+      else
+        for (size_t g = 0; g < k; ++g) sum += (n - finished[g]) * factor(g) + (k - 1) * finished[g];
+      return sum;
+    case Collective::Reduce:
+      for (size_t g = 0; g < k; ++g) sum += g == home ? 0 : n * factor(g);
+      return sum;
+    case Collective::Broadcast: return (k - 1) * n;
+    default: break;
+  }
+  for (int s = 0; s < t.size(); ++s) {
+    const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(s)]);
+    switch (op.request.collective) {
+      case Collective::AllGather:
+      case Collective::AllGatherV: sum += (k - 1) * block_bytes(op, s, 0); break;
+      case Collective::ReduceScatter:
+      case Collective::ReduceScatterV:
+        for (size_t h = 0; h < k; ++h) sum += h == g ? 0 : block_bytes(op, 0, s) * factor(h);
+        break;
+      case Collective::AllToAll:
+      case Collective::AllToAllV:
+        for (int d = 0; d < t.size(); ++d)
+          sum += t.group_of[static_cast<size_t>(d)] == t.group_of[static_cast<size_t>(s)] ? 0 : block_bytes(op, s, d);
+        break;
+      case Collective::Gather:
+      case Collective::GatherV: sum += g == home ? 0 : block_bytes(op, s, op.request.root); break;
+      case Collective::Scatter:
+      case Collective::ScatterV: sum += g == home ? 0 : block_bytes(op, op.request.root, s); break;
+      default: break;
+    }
+  }
+  return sum;
+}
+
+uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t frames) {
+  if (t.flat) return 0;
+  if (op.request.collective == Collective::Barrier) {
+    uint64_t rounds = 0;
+    for (size_t step = 1; step < t.groups.size(); step *= 2) ++rounds;
+    return 8 * rounds * t.groups.size();
+  }
+  // Reductions without an answer acknowledge the frames whose memory is used again.
+  const bool answers = op.request.collective == Collective::AllReduce;
+  return reduces(op.request.collective) && !answers ? 8 * frames : 0;
+}
+
+}  // namespace isthmus::prover

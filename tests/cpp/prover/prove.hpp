@@ -1,0 +1,55 @@
+// The prover: runs the plans of all ranks symbolically, operation after operation, and objects to whatever is not right.
+//
+// Every byte of memory is a symbol (whose contribution, which block and position, which fold of contributions in which
+// order), every access has a time (vector clocks over counters and frames). Lists are in order and counters only rise, so
+// the one greedy run that is made stands for all interleavings: what is not ordered by the clocks is a race, whatever the
+// run happened to do first.
+//
+// Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
+// rounding; a deadlock (also with bounded credits of the links); frames unmatched or of another size; two accesses to one
+// span, one of them a write, that are not ordered (a link reads a sent span until the receiver's Recv has ended; slots and
+// scratch across operations included); reads of unwritten bytes; accesses outside of slots, scratch and blocks; digests or
+// slot layouts that differ; bytes on links other than stated, or other than the bound of the algorithm.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/plan.hpp"
+
+namespace isthmus::prover {
+
+struct Operation {
+  plan::Request request;                      // bytes for equal counts
+  std::vector<uint64_t> counts;               // v-collectives: bytes of the block of each rank
+  std::vector<std::vector<uint64_t>> matrix;  // all_to_all_v: bytes from rank (row) to rank (column)
+  bool in_place = false;
+};
+
+struct Options {
+  uint64_t credit_chunks = 4;  // chunks (of accumulator width) in flight between two ranks before Send blocks
+  std::function<void(size_t operation, int rank, plan::Plan &)> mutate;  // breaks a plan before it is run
+};
+
+struct RankStats {
+  uint64_t moved = 0, folded = 0, finished = 0, sent = 0, frames = 0;
+};
+
+struct Verdict {
+  bool ok = true;
+  std::string text;  // the first objection
+  uint64_t steps = 0, link_bytes = 0, token_bytes = 0;
+  std::vector<RankStats> ranks;
+};
+
+Verdict prove(const topology::Topology &t, std::span<const Operation> operations, const Options &options = {});
+
+// {"ranks": [{"host", "island"}], "bridge", "weights", "operations": [{"collective", "dtype", "op", "root", "bytes",
+// "counts", "matrix", "in_place", "chunk_bytes", "max_slots", "small_bytes"}], "credit_chunks"} -> {"ok", "text", "steps",
+// "link_bytes", ..}. Never throws.
+std::string prove_json(const std::string &request);
+
+}  // namespace isthmus::prover

@@ -1,0 +1,34 @@
+// Short ways to write worlds and operations in tests.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "prove.hpp"
+
+namespace isthmus::prover {
+
+// One letter a rank: its island. Hosts likewise; empty: one host.
+inline topology::Topology world_of(const std::string &islands, const std::string &hosts = "",
+                                   topology::Bridge bridge = topology::Bridge::Tcp) {
+  std::vector<topology::RankInfo> ranks;
+  for (size_t i = 0; i < islands.size(); ++i) {
+    topology::RankInfo r;
+    r.island = std::string(1, islands[i]);
+    r.host = r.hostname = hosts.empty() ? "host" : std::string("host-") + hosts[i];
+    ranks.push_back(r);
+  }
+  return topology::make_topology(ranks, bridge);
+}
+
+inline Operation operation_of(plan::Collective c, uint64_t bytes, uint64_t chunk = 256, uint32_t slots = 4) {
+  Operation op;
+  op.request.collective = c;
+  op.request.bytes = c == plan::Collective::Barrier ? 0 : bytes;
+  op.request.chunk_bytes = chunk;
+  op.request.max_slots = slots;
+  op.request.small_bytes = 64;
+  return op;
+}
+
+}  // namespace isthmus::prover

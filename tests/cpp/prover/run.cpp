@@ -1,0 +1,570 @@
+// The run: every list of every rank is an agent; agents take turns until all have ended or none can go on. One
+// machine whose parts share all of their state, hence one file.
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+
+#include "base/error.hpp"
+#include "expect.hpp"
+#include "memory.hpp"
+#include "prove.hpp"
+
+namespace isthmus::prover {
+namespace {
+
+using plan::Memory;
+using plan::Plan;
+using plan::Step;
+using plan::StepKind;
+
+struct Objection {
+  std::string text;
+};
+template <class... A>
+[[noreturn]] void object(fmt::format_string<A...> format, A &&...args) {
+  throw Objection{fmt::format(format, std::forward<A>(args)...)};
+}
+
+struct Posted {
+  uint64_t value;
+  Snapshot snapshot;
+};
+struct Frame {
+  std::vector<Piece> pieces;
+  uint64_t bytes;
+  bool partial, token;
+  Snapshot snapshot;
+  std::shared_ptr<LinkRead> read;
+};
+
+struct Place {
+  MemoryMap *memory = nullptr;
+  uint64_t at = 0;
+};
+
+struct RankState {
+  std::unique_ptr<MemoryMap> input, output, ring, scratch;
+  std::vector<std::shared_ptr<const Plan>> plans;
+  std::vector<Blocks> blocks;
+  std::vector<Posted> counters[plan::kCounters];
+  bool alias_output = false, alias_input = false;  // in place: Output lies in Input, or Input in Output
+  uint64_t alias_offset = 0;
+  size_t begun = 0;            // operations whose buffers were made
+  std::vector<size_t> ended;   // by operation: agents that ended it
+  std::vector<Epoch> entered;  // by operation
+};
+
+struct Agent {
+  int rank = 0;
+  bool device = false;
+  Clock clock;
+  size_t operation = 0;
+  bool entered = false;
+  uint32_t t = 0, stage = 0, step = 0;
+  std::vector<std::shared_ptr<LinkRead>> sends;  // of this operation
+  std::vector<Snapshot> ends;
+  std::string waits;  // for people, when stuck
+};
+
+class Run {
+ public:
+  Run(const topology::Topology &t, std::span<const Operation> operations, const Options &options)
+      : topology_(t), operations_(operations), options_(options), world_(static_cast<size_t>(t.size())) {}
+
+  Verdict verdict;
+
+  void all() {
+    prepare();
+    for (bool more = true; more;) {
+      more = false;
+      bool finished = true;
+      for (Agent &a : agents_) {
+        while (a.operation < operations_.size() && advance(a)) more = true;
+        finished = finished && a.operation == operations_.size();
+      }
+      if (finished) break;
+      if (!more) deadlock();
+    }
+    for (const auto &[key, queue] : frames_)
+      if (!queue.empty())
+        object("operation {}: {} frames from rank {} to rank {} were sent and never received", key / (world_ * world_),
+               queue.size(), key / world_ % world_, key % world_);
+    volumes();
+  }
+
+ private:
+  void prepare() {
+    verdict.ranks.resize(world_);
+    for (size_t o = 0; o < operations_.size(); ++o) finished_.emplace_back(topology_.groups.size(), 0);
+    sent_.assign(operations_.size(), std::vector<uint64_t>(world_, 0));
+    tokens_.assign(operations_.size(), 0);
+    frame_count_.assign(operations_.size(), 0);
+    ranks_.resize(world_);
+    bool device = false;
+    for (size_t r = 0; r < world_; ++r) {
+      RankState &s = ranks_[r];
+      s.ended.assign(operations_.size(), 0);
+      for (size_t o = 0; o < operations_.size(); ++o) {
+        plan::Request request = operations_[o].request;
+        request.in_place = operations_[o].in_place;
+        auto p = std::make_shared<Plan>(*plan::plan_collective(topology_, static_cast<int>(r), request));
+        if (options_.mutate) options_.mutate(o, static_cast<int>(r), *p);
+        device = device || !p->device.empty();
+        s.plans.push_back(p);
+        s.blocks.push_back(blocks_of(topology_, operations_[o], static_cast<int>(r)));
+        agree(o, r, *p);
+      }
+      // Rings and scratch live as long as the communicator.
+      s.ring = std::make_unique<MemoryMap>();
+      s.scratch = std::make_unique<MemoryMap>();
+    }
+    lists_ = device ? 2 : 1;
+    for (size_t i = 0; i < world_ * lists_; ++i)
+      agents_.push_back({static_cast<int>(i / lists_),
+                         i % lists_ == 1,
+                         Clock(static_cast<int>(i), world_ * lists_),
+                         0,
+                         false,
+                         0,
+                         0,
+                         0,
+                         {},
+                         {},
+                         {}});
+  }
+
+  void agree(size_t o, size_t r, const Plan &p) {
+    const Plan &first = *ranks_[0].plans[o];
+    if (p.digest != first.digest) object("operation {}: ranks 0 and {} have different digests", o, r);
+    if (p.chunk != first.chunk) object("operation {}: ranks 0 and {} have different chunks", o, r);
+    for (size_t q = 0; q < r; ++q)
+      if (shares(static_cast<int>(q), static_cast<int>(r))) {
+        const Plan &other = *ranks_[q].plans[o];
+        if (other.slot_bytes != p.slot_bytes || (p.slot_bytes && other.slots != p.slots))
+          object("operation {}: ranks {} and {} share memory and have different slots", o, q, r);
+        break;
+      }
+  }
+
+  bool shares(int a, int b) const {
+    return topology_.flat || topology_.group_of[static_cast<size_t>(a)] == topology_.group_of[static_cast<size_t>(b)];
+  }
+  uint64_t ratio(size_t o) const {
+    const DType d = operations_[o].request.dtype;
+    return dtype_size(accumulator(d)) / dtype_size(d);
+  }
+  const Plan &plan_of(const Agent &a) const { return *ranks_[static_cast<size_t>(a.rank)].plans[a.operation]; }
+  plan::Operands operands_of(const Agent &a) const {
+    return ranks_[static_cast<size_t>(a.rank)].blocks[a.operation].operands();
+  }
+  const std::vector<plan::Stage> &list_of(const Agent &a) const { return a.device ? plan_of(a).device : plan_of(a).host; }
+
+  std::string where(const Agent &a) const {
+    std::string text = fmt::format("operation {} ({}), rank {}{}", a.operation,
+                                   plan::collective_name(operations_[a.operation].request.collective), a.rank,
+                                   a.device ? ", device list" : "");
+    const auto &list = list_of(a);
+    if (a.stage < list.size())
+      text += fmt::format(", stage '{}', step {}, chunk {}", list[a.stage].name, a.step, a.t - list[a.stage].skew);
+    return text;
+  }
+
+  void deadlock() const {
+    std::string text = "deadlock:";
+    int shown = 0;
+    for (const Agent &a : agents_)
+      if (a.operation < operations_.size() && shown++ < 4) text += fmt::format(" [{} waits for {}]", where(a), a.waits);
+    throw Objection{text};
+  }
+
+  // ---- the life of an operation on one rank
+  bool enter(Agent &a) {
+    RankState &s = ranks_[static_cast<size_t>(a.rank)];
+    const size_t o = a.operation;
+    if (o > 0 && s.ended[o - 1] < lists_) return a.waits = "its other list", false;
+    if (o > 0)
+      for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[static_cast<size_t>(a.rank) * lists_ + l].ends[o - 1]);
+    if (plan_of(a).slot_bytes > 0) {
+      size_t last = o;
+      while (last > 0 && ranks_[static_cast<size_t>(a.rank)].plans[last - 1]->slot_bytes == 0) --last;
+      for (size_t q = 0; last > 0 && q < world_; ++q) {
+        if (!shares(a.rank, static_cast<int>(q))) continue;
+        if (ranks_[q].ended[last - 1] < lists_)
+          return a.waits = fmt::format("rank {} to end operation {}", q, last - 1), false;
+        for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[q * lists_ + l].ends[last - 1]);
+      }
+    }
+    if (s.begun == o) make_buffers(a, s);
+    a.entered = true;
+    return true;
+  }
+
+  void make_buffers(const Agent &a, RankState &s) {
+    const size_t o = a.operation;
+    const Operation &op = operations_[o];
+    const Blocks &b = s.blocks[o];
+    ++s.begun;
+    s.entered.push_back(a.clock.now());
+    s.input = std::make_unique<MemoryMap>();
+    s.output = std::make_unique<MemoryMap>();
+    s.alias_input = s.alias_output = false;
+    s.alias_offset = 0;
+    const auto c = op.request.collective;
+    if (op.in_place && (c == plan::Collective::AllGather || c == plan::Collective::AllGatherV)) {
+      s.alias_input = true;
+      s.alias_offset = b.out_displ[static_cast<size_t>(a.rank)];
+    } else if (op.in_place) {
+      s.alias_output = true;
+      if (c == plan::Collective::ReduceScatter || c == plan::Collective::ReduceScatterV)
+        s.alias_offset = b.in_displ[static_cast<size_t>(a.rank)];
+    }
+    const int leaf = symbols_.leaf(static_cast<int>(o), a.rank);
+    for (size_t i = 0; i < b.in_bytes.size(); ++i) {
+      const Place p = user_place(s, Memory::Input, b.in_displ[i]);
+      p.memory->fill(p.at, b.in_bytes[i], {leaf, static_cast<uint32_t>(i), 0, 1, false}, {});
+    }
+  }
+
+  static Place user_place(RankState &s, Memory m, uint64_t at) {
+    if (m == Memory::Input) return s.alias_input ? Place{s.output.get(), s.alias_offset + at} : Place{s.input.get(), at};
+    return s.alias_output ? Place{s.input.get(), s.alias_offset + at} : Place{s.output.get(), at};
+  }
+
+  // An operation ends when the links read no span of it any more; only the sender knows that.
+  bool leave(Agent &a) {
+    for (auto &read : a.sends)
+      if (!read->ended) return a.waits = "a link to end reading", false;
+    for (auto &read : a.sends) read->end = a.clock.now();
+    a.sends.clear();
+    RankState &s = ranks_[static_cast<size_t>(a.rank)];
+    if (operations_[a.operation].request.collective == plan::Collective::Barrier && !a.device)
+      for (size_t q = 0; q < world_; ++q)
+        if (ranks_[q].begun <= a.operation || !a.clock.knows(ranks_[q].entered[a.operation]))
+          object("{}: leaves the barrier and does not know that rank {} has come", where(a), q);
+    a.ends.push_back(a.clock.release());
+    if (++s.ended[a.operation] == lists_) check_result(a, s);
+    ++a.operation;
+    a.entered = false;
+    a.t = a.stage = a.step = 0;
+    return true;
+  }
+
+  void check_result(const Agent &a, RankState &s) {
+    const Operation &op = operations_[a.operation];
+    const Blocks &b = s.blocks[a.operation];
+    for (uint32_t i = 0; i < b.out_bytes.size(); ++i) {
+      const Expected e = expected_of(topology_, op, static_cast<int>(a.operation), a.rank, i, symbols_);
+      if (e.bytes != b.out_bytes[i]) object("{}: the definition gives block {} another size", where(a), i);
+      if (e.bytes == 0) continue;
+      const Place p = user_place(s, Memory::Output, b.out_displ[i]);
+      uint64_t at = 0;
+      for (const Piece &piece : p.memory->peek(p.at, e.bytes)) {
+        const Content want = advanced(e.content, at), &got = piece.content;
+        if (got.expression != want.expression || !got.same_place(want) || got.width > 1 || got.token)
+          object("{}: wrong result in block {} at byte {}: {} of block {} at {}{}, not {} of block {} at {}", where(a), i,
+                 at, got.expression < 0 ? "nothing" : symbols_.text(got.expression), got.block, got.position,
+                 got.width > 1 ? " (unrounded)" : "", symbols_.text(want.expression), want.block, want.position);
+        at += piece.bytes;
+      }
+    }
+  }
+
+  // ---- steps
+  bool advance(Agent &a) {
+    if (!a.entered && !enter(a)) return false;
+    const Plan &p = plan_of(a);
+    const auto &list = list_of(a);
+    const plan::Operands operands = operands_of(a);
+    const uint64_t chunks = chunks_of(p, operands);
+    uint32_t skew = 0;
+    for (const auto &stage : list) skew = std::max(skew, stage.skew);
+    if (list.empty() || chunks == 0 || a.t >= chunks + skew) return leave(a);
+    const plan::Stage &stage = list[a.stage];
+    if (a.t >= stage.skew && a.t - stage.skew < chunks && a.step < stage.steps) {
+      const auto c = a.t - stage.skew;
+      const Step &s = p.steps[stage.step + a.step];
+      const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait;
+      const uint64_t bytes = has_extent || s.guarded ? extent_bytes(s.extent, c, operands) : 0;
+      if ((!has_extent && !s.guarded) || bytes > 0) {
+        if (!execute(a, p, s, c, bytes, operands)) return false;
+        ++verdict.steps;
+      }
+      ++a.step;
+      return true;
+    }
+    a.step = 0;
+    if (++a.stage == list.size()) {
+      a.stage = 0;
+      ++a.t;
+    }
+    return true;
+  }
+
+  Place locate(const Agent &a, const Plan &p, const plan::Span &s, uint32_t c, uint64_t bytes, const plan::Operands &o,
+               bool writes) {
+    RankState &own = ranks_[static_cast<size_t>(a.rank)];
+    const uint64_t at = span_offset(p, s, c, o);
+    const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
+    if (s.memory == Memory::Ring) {
+      const int owner = s.rank < 0 ? a.rank : s.rank;
+      if (writes && owner != a.rank) object("{}: writes to the ring of rank {}", where(a), owner);
+      if (!shares(a.rank, owner)) object("{}: reads the ring of rank {}, which shares no memory with it", where(a), owner);
+      if (s.partial) object("{}: partial results in a ring", where(a));
+      if (s.base + width > p.slot_bytes)
+        object("{}: outside of its slot: {} + {} of {}", where(a), s.base, width, p.slot_bytes);
+      return {ranks_[static_cast<size_t>(owner)].ring.get(), at};
+    }
+    if (s.memory == Memory::Scratch) {
+      if (s.base + width > p.scratch_stride)
+        object("{}: outside of scratch: {} + {} of {}", where(a), s.base, width, p.scratch_stride);
+      return {own.scratch.get(), at};
+    }
+    const bool input = s.memory == Memory::Input;
+    const auto sizes = input ? o.in_bytes : o.out_bytes;
+    if (writes && input) object("{}: writes to the input", where(a));
+    if (s.block >= sizes.size() || s.base + s.stride * c + bytes > sizes[s.block])
+      object("{}: outside of block {} of the {}", where(a), s.block, input ? "input" : "output");
+    return user_place(own, s.memory, at);
+  }
+
+  std::vector<Piece> read(Agent &a, const Place &p, uint64_t bytes, std::shared_ptr<const LinkRead> link = nullptr) {
+    std::string why;
+    auto got = p.memory->read(p.at, bytes, a.clock, std::move(link), why);
+    if (!got) object("{}: {}", where(a), why);
+    return *std::move(got);
+  }
+  void write(Agent &a, const Place &p, const std::vector<Piece> &pieces) {
+    std::string why;
+    if (!p.memory->write(p.at, pieces, a.clock, why)) object("{}: {}", where(a), why);
+  }
+
+  bool execute(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
+    RankStats &stats = verdict.ranks[static_cast<size_t>(a.rank)];
+    switch (s.kind) {
+      case StepKind::Move: {
+        const Place from = locate(a, p, p.sources[s.source], c, bytes, o, false),
+                    to = locate(a, p, s.dst, c, bytes, o, true);
+        if (from.memory == to.memory && from.at == to.at && !s.scaled) return true;  // in place: no work
+        if (from.memory == to.memory && from.at < to.at + bytes && to.at < from.at + bytes && from.at != to.at)
+          object("{}: source and destination overlap", where(a));
+        auto pieces = read(a, from, bytes);
+        if (s.scaled)
+          for (Piece &x : pieces) {
+            if (symbols_.kind(x.content.expression) != Symbols::Kind::Leaf)
+              object("{}: scales what is no contribution", where(a));
+            x.content.expression = symbols_.scaled(x.content.expression);
+          }
+        write(a, to, pieces);
+        stats.moved += bytes;
+        return true;
+      }
+      case StepKind::Reduce: return reduce(a, p, s, c, bytes, o), true;
+      case StepKind::Send: return send(a, p, s, c, bytes, o);
+      case StepKind::Recv: return receive(a, p, s, c, bytes, o);
+      case StepKind::Post: {
+        const int64_t v = s.mul * c + s.add;
+        if (v <= 0 || v >= int64_t{1} << plan::kValueBits || s.counter >= plan::kCounters)
+          object("{}: posts the value {}", where(a), v);
+        auto &posts = ranks_[static_cast<size_t>(a.rank)].counters[s.counter];
+        const uint64_t value = (static_cast<uint64_t>(a.operation + 1) << plan::kValueBits) + static_cast<uint64_t>(v);
+        if (!posts.empty() && posts.back().value >= value) object("{}: counter {} does not rise", where(a), s.counter);
+        posts.push_back({value, a.clock.release()});
+        return true;
+      }
+      case StepKind::Wait: {
+        const int64_t v = s.mul * c + s.add;
+        if (v <= 0) return true;
+        if (s.peer < 0 || static_cast<size_t>(s.peer) >= world_ || !shares(a.rank, s.peer))
+          object("{}: waits for rank {}", where(a), s.peer);
+        const auto &posts = ranks_[static_cast<size_t>(s.peer)].counters[s.counter];
+        const uint64_t value = (static_cast<uint64_t>(a.operation + 1) << plan::kValueBits) + static_cast<uint64_t>(v);
+        // The first post that satisfies it: no more than that is known.
+        const auto at =
+            std::lower_bound(posts.begin(), posts.end(), value, [](const Posted &x, uint64_t y) { return x.value < y; });
+        if (at == posts.end())
+          return a.waits = fmt::format("counter {} of rank {} to reach {}", s.counter, s.peer, v), false;
+        a.clock.join(at->snapshot);
+        return true;
+      }
+      case StepKind::Ccl: object("{}: an island library call on host ranks", where(a));
+    }
+    return true;
+  }
+
+  void reduce(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
+    const uint64_t r = ratio(a.operation);
+    const Place to = locate(a, p, s.dst, c, bytes, o, true);
+    Place second;
+    if (s.has_copy) second = locate(a, p, s.copy, c, bytes, o, true);
+    std::vector<uint32_t> ends(p.group_ends.begin() + s.group, p.group_ends.begin() + s.group + s.groups);
+    if (ends.empty()) ends.push_back(s.sources);
+    if (ends.back() != s.sources) object("{}: groups end at {} of {} sources", where(a), ends.back(), s.sources);
+    if (s.partial != s.dst.partial) object("{}: width of the destination", where(a));
+    struct Cursor {
+      std::vector<Piece> pieces;
+      size_t at = 0;
+      uint64_t used = 0;
+      uint64_t width = 1;
+    };
+    std::vector<Cursor> cursors;
+    for (uint32_t i = 0; i < s.sources; ++i) {
+      const plan::Span &span = p.sources[s.source + i];
+      const uint64_t width = span.partial ? r : 1;
+      const Place from = locate(a, p, span, c, bytes, o, false);
+      for (const Place &d : {to, second})
+        if (d.memory == from.memory && from.at < d.at + bytes * (s.partial ? r : 1) && d.at < from.at + bytes * width &&
+            !(from.at == d.at && width == (s.partial ? r : 1)))
+          object("{}: source {} overlaps the destination", where(a), i);
+      cursors.push_back({read(a, from, bytes * width), 0, 0, width});
+    }
+    std::vector<Piece> out;
+    for (uint64_t at = 0; at < bytes;) {
+      uint64_t step = bytes - at;
+      for (const Cursor &x : cursors) step = std::min(step, (x.pieces[x.at].bytes - x.used) / x.width);
+      if (step == 0) object("{}: sources cut inside of an element", where(a));
+      std::vector<int> groups, terms;
+      Content first;
+      for (uint32_t i = 0, g = 0; i < s.sources; ++i) {
+        Cursor &x = cursors[i];
+        const Content content = advanced(x.pieces[x.at].content, x.used);
+        const bool partial = symbols_.kind(content.expression) == Symbols::Kind::Fold;
+        if (content.width != x.width) object("{}: source {} has the wrong width", where(a), i);
+        if (partial != p.sources[s.source + i].partial)
+          object("{}: source {} is {}a partial result", where(a), i, partial ? "" : "not ");
+        if (i == 0) first = content;
+        else if (!content.same_place(first)) object("{}: source {} is of another place than source 0", where(a), i);
+        terms.push_back(content.expression);
+        if (i + 1 == ends[g]) {
+          groups.push_back(symbols_.fold(terms));
+          terms.clear();
+          ++g;
+        }
+        x.used += step * x.width;
+        if (x.used == x.pieces[x.at].bytes) {
+          ++x.at;
+          x.used = 0;
+        }
+      }
+      const int sum = symbols_.fold(groups);
+      first.expression = s.partial ? sum : symbols_.final(sum);
+      first.width = s.partial ? r : 1;
+      out.push_back({step * (s.partial ? r : 1), first});
+      at += step;
+    }
+    write(a, to, out);
+    if (s.has_copy) write(a, second, out);
+    verdict.ranks[static_cast<size_t>(a.rank)].folded += bytes * s.sources;
+    if (!s.partial) {
+      verdict.ranks[static_cast<size_t>(a.rank)].finished += bytes;
+      finished_[a.operation][static_cast<size_t>(topology_.group_of[static_cast<size_t>(a.rank)])] += bytes;
+    }
+  }
+
+  uint64_t key(size_t o, int from, int to) const {
+    return (o * world_ + static_cast<size_t>(from)) * world_ + static_cast<size_t>(to);
+  }
+
+  bool send(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
+    if (s.peer < 0 || static_cast<size_t>(s.peer) >= world_ || s.peer == a.rank)
+      object("{}: sends to rank {}", where(a), s.peer);
+    const plan::Span &span = p.sources[s.source];
+    if (span.partial != s.partial) object("{}: width of the frame", where(a));
+    const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
+    uint64_t &flying = flying_[key(0, a.rank, s.peer)];
+    if (flying > 0 && flying + width > options_.credit_chunks * p.chunk * ratio(a.operation))
+      return a.waits = fmt::format("credit of rank {}", s.peer), false;
+    const Place from = locate(a, p, span, c, bytes, o, false);
+    auto link = std::make_shared<LinkRead>();
+    Frame f;
+    if (s.token) {
+      if (bytes > 8) object("{}: a token of {} bytes", where(a), bytes);
+      f.pieces = {{width, {-1, 0, 0, 1, true}}};
+      tokens_[a.operation] += width;
+    } else {
+      f.pieces = read(a, from, width, link);
+      ++frame_count_[a.operation];
+    }
+    f.bytes = width;
+    f.partial = s.partial;
+    f.token = s.token;
+    f.snapshot = a.clock.release();
+    f.read = link;
+    flying += width;
+    frames_[key(a.operation, a.rank, s.peer)].push_back(std::move(f));
+    a.sends.push_back(link);
+    sent_[a.operation][static_cast<size_t>(a.rank)] += width;
+    RankStats &stats = verdict.ranks[static_cast<size_t>(a.rank)];
+    stats.sent += width;
+    ++stats.frames;
+    return true;
+  }
+
+  bool receive(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
+    auto &queue = frames_[key(a.operation, s.peer, a.rank)];
+    if (queue.empty()) return a.waits = fmt::format("a frame from rank {}", s.peer), false;
+    Frame f = std::move(queue.front());
+    queue.pop_front();
+    const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
+    if (f.bytes != width || f.partial != s.partial || f.token != s.token)
+      object("{}: expects {} bytes{} from rank {}, which sent {}{}", where(a), width, s.token ? " (token)" : "", s.peer,
+             f.bytes, f.token ? " (token)" : "");
+    a.clock.join(f.snapshot);
+    write(a, locate(a, p, s.dst, c, bytes, o, true), f.pieces);
+    f.read->ended = true;
+    f.read->end = a.clock.now();
+    flying_[key(0, s.peer, a.rank)] -= width;
+    return true;
+  }
+
+  // ---- the books
+  void volumes() {
+    for (size_t o = 0; o < operations_.size(); ++o) {
+      uint64_t sum = 0;
+      for (size_t r = 0; r < world_; ++r) {
+        const Plan &p = *ranks_[r].plans[o];
+        if (!varies(operations_[o].request.collective) && sent_[o][r] != p.link_bytes)
+          object("operation {}: rank {} sent {} bytes and its plan states {}", o, r, sent_[o][r], p.link_bytes);
+        sum += sent_[o][r];
+      }
+      const auto c = operations_[o].request.collective;
+      uint64_t finished = 0;
+      for (uint64_t f : finished_[o]) finished += f;
+      const bool star = !topology_.flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
+      if ((c == plan::Collective::AllReduce && !star && world_ > 1 ? finished != operations_[o].request.bytes : false))
+        object("operation {}: {} bytes were finished, not each once", o, finished);
+      const uint64_t data = sum - tokens_[o], bound = bridge_bound(topology_, operations_[o], finished_[o]);
+      if (data != bound) object("operation {}: {} bytes crossed the bridge, and the algorithm needs {}", o, data, bound);
+      const uint64_t most = token_bound(topology_, operations_[o], frame_count_[o]);
+      if (tokens_[o] > most) object("operation {}: {} bytes of tokens, at most {} are needed", o, tokens_[o], most);
+      verdict.link_bytes += sum;
+      verdict.token_bytes += tokens_[o];
+    }
+  }
+
+  const topology::Topology &topology_;
+  std::span<const Operation> operations_;
+  const Options &options_;
+  size_t world_, lists_ = 1;
+  Symbols symbols_;
+  std::vector<RankState> ranks_;
+  std::vector<Agent> agents_;
+  std::unordered_map<uint64_t, std::deque<Frame>> frames_;
+  std::unordered_map<uint64_t, uint64_t> flying_;
+  std::vector<std::vector<uint64_t>> finished_, sent_;
+  std::vector<uint64_t> tokens_, frame_count_;
+};
+
+}  // namespace
+
+Verdict prove(const topology::Topology &t, std::span<const Operation> operations, const Options &options) {
+  Run run(t, operations, options);
+  try {
+    run.all();
+  } catch (const Objection &o) {
+    run.verdict.ok = false;
+    run.verdict.text = o.text;
+  }
+  return std::move(run.verdict);
+}
+
+}  // namespace isthmus::prover

@@ -1,0 +1,73 @@
+// What a byte can be: an expression over contributions, at a position of a block.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace isthmus::prover {
+
+// Expressions, each stored once, so that equal ones have equal numbers. A fold is a left fold in order; its first term,
+// when it is itself a fold, is spliced in, because ((a + b) + c) is one left fold however it was cut.
+class Symbols {
+ public:
+  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final };
+  int leaf(int operation, int rank) { return make(Kind::Leaf, {operation, rank}); }
+  int scaled(int leaf_id) { return make(Kind::Scaled, {leaf_id}); }
+  int final(int fold_id) { return make(Kind::Final, {fold_id}); }
+  int fold(const std::vector<int> &terms) {
+    if (terms.size() == 1) return terms[0];
+    std::vector<int> list;
+    if (kind(terms[0]) == Kind::Fold) list = nodes_[static_cast<size_t>(terms[0])].parts;
+    else list.push_back(terms[0]);
+    list.insert(list.end(), terms.begin() + 1, terms.end());
+    return make(Kind::Fold, std::move(list));
+  }
+  Kind kind(int id) const { return nodes_[static_cast<size_t>(id)].kind; }
+  std::string text(int id) const {
+    const Node &n = nodes_[static_cast<size_t>(id)];
+    switch (n.kind) {
+      case Kind::Leaf: return "x" + std::to_string(n.parts[1]) + (n.parts[0] ? "@op" + std::to_string(n.parts[0]) : "");
+      case Kind::Scaled: return "scaled(" + text(n.parts[0]) + ")";
+      case Kind::Final: return "round(" + text(n.parts[0]) + ")";
+      case Kind::Fold: break;
+    }
+    std::string out = "(";
+    for (size_t i = 0; i < n.parts.size() && i < 12; ++i) out += (i ? " + " : "") + text(n.parts[i]);
+    return out + (n.parts.size() > 12 ? " + ..)" : ")");
+  }
+
+ private:
+  struct Node {
+    Kind kind;
+    std::vector<int> parts;
+  };
+  int make(Kind kind, std::vector<int> parts) {
+    const auto [at, fresh] = known_.try_emplace({kind, parts}, static_cast<int>(nodes_.size()));
+    if (fresh) nodes_.push_back({kind, std::move(parts)});
+    return at->second;
+  }
+  std::vector<Node> nodes_;
+  std::map<std::pair<Kind, std::vector<int>>, int> known_;
+};
+
+struct Content {
+  int expression = -1;
+  uint32_t block = 0;
+  uint64_t position = 0;  // in the block, bytes of the dtype
+  uint64_t width = 1;     // bytes of memory per byte of the dtype: more than 1 in the accumulator type
+  bool token = false;
+  bool same_place(const Content &o) const { return block == o.block && position == o.position; }
+};
+struct Piece {
+  uint64_t bytes;
+  Content content;
+};  // bytes of the memory they lie in
+
+inline Content advanced(Content c, uint64_t bytes) {
+  c.position += bytes / c.width;
+  return c;
+}
+
+}  // namespace isthmus::prover

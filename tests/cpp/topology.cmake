@@ -1,0 +1,1 @@
+isthmus_test(test_topology SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/topology_test.cpp FLOORS topology LABELS plain)

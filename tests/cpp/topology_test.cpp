@@ -1,0 +1,84 @@
+#include "topology/topology.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+
+namespace isthmus::topology {
+namespace {
+
+std::vector<RankInfo> ranks_of(const std::string &islands, const std::string &hosts) {
+  std::vector<RankInfo> ranks;
+  for (size_t i = 0; i < islands.size(); ++i) {
+    RankInfo r;
+    r.island = islands[i] == '-' ? "" : std::string(1, islands[i]);
+    r.host = std::string("id-") + hosts[i];
+    r.hostname = std::string("node-") + hosts[i];
+    ranks.push_back(r);
+  }
+  return ranks;
+}
+
+TEST(Topology, GroupsAreIslandTimesHostOrderedByLowestRank) {
+  const Topology t = make_topology(ranks_of("baab", "xxyx"), Bridge::Auto);
+  ASSERT_EQ(t.groups.size(), 3u);
+  EXPECT_EQ(t.groups[0].ranks, (std::vector<int>{0, 3}));
+  EXPECT_EQ(t.groups[0].island, "b");
+  EXPECT_EQ(t.groups[1].ranks, (std::vector<int>{1}));
+  EXPECT_EQ(t.groups[2].ranks, (std::vector<int>{2}));
+  EXPECT_EQ(t.group_of, (std::vector<int>{0, 1, 2, 0}));
+  EXPECT_EQ(t.index_of, (std::vector<int>{0, 0, 0, 1}));
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 1, 1}));
+}
+
+TEST(Topology, OneHostIsFlatUnlessTcpIsForcedBetweenIslands) {
+  EXPECT_TRUE(make_topology(ranks_of("----", "xxxx"), Bridge::Auto).flat);
+  EXPECT_TRUE(make_topology(ranks_of("aabb", "xxxx"), Bridge::Auto).flat);
+  EXPECT_TRUE(make_topology(ranks_of("aabb", "xxxx"), Bridge::Shm).flat);
+  EXPECT_FALSE(make_topology(ranks_of("aabb", "xxxx"), Bridge::Tcp).flat);
+  EXPECT_TRUE(make_topology(ranks_of("aaaa", "xxxx"), Bridge::Tcp).flat) << "one island on one host has no bridge";
+  EXPECT_FALSE(make_topology(ranks_of("aaaa", "xxyy"), Bridge::Auto).flat);
+  EXPECT_FALSE(make_topology(ranks_of("aabb", "xxyy"), Bridge::Auto).flat);
+}
+
+TEST(Topology, ShmBridgeBetweenHostsIsAnErrorThatNamesThem) {
+  try {
+    make_topology(ranks_of("aab", "xxy"), Bridge::Shm);
+    FAIL() << "no error";
+  } catch (const Error &e) {
+    EXPECT_EQ(e.code(), Code::Config);
+    for (const char *part : {"island 'a'", "island 'b'", "node-x", "node-y", "rank 0", "rank 2", "ISTHMUS_BRIDGE"})
+      EXPECT_NE(e.text().find(part), std::string::npos) << e.text();
+  }
+  EXPECT_NO_THROW(make_topology(ranks_of("aaaa", "xxyy"), Bridge::Shm)) << "one island has no bridge";
+  EXPECT_THROW(make_topology({}, Bridge::Auto), Error);
+}
+
+TEST(Topology, DigestTellsWhatPlansDependOnAndNothingElse) {
+  const Topology a = make_topology(ranks_of("aabb", "xxxx"), Bridge::Tcp);
+  EXPECT_EQ(a.digest, make_topology(ranks_of("ccdd", "zzzz"), Bridge::Tcp).digest) << "names do not matter";
+  EXPECT_NE(a.digest, make_topology(ranks_of("abab", "xxxx"), Bridge::Tcp).digest);
+  EXPECT_NE(a.digest, make_topology(ranks_of("aabb", "xxxx"), Bridge::Auto).digest);
+  Topology weighted = a;
+  weighted.weights[1] = 2;
+  EXPECT_NE(digest_of(weighted), a.digest);
+}
+
+TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
+  const auto j = nlohmann::json::parse(to_json(make_topology(ranks_of("aab", "xyx"), Bridge::Auto)));
+  EXPECT_EQ(j["world"], 3);
+  EXPECT_EQ(j["flat"], false);
+  EXPECT_EQ(j["hosts"].size(), 2u);
+  EXPECT_EQ(j["hosts"][0]["hostname"], "node-x");
+  EXPECT_EQ(j["hosts"][0]["ranks"], nlohmann::json({0, 2}));
+  EXPECT_EQ(j["islands"].size(), 2u);
+  EXPECT_EQ(j["islands"][0]["label"], "a");
+  EXPECT_EQ(j["islands"][0]["hosts"], nlohmann::json({"node-x", "node-y"}));
+  EXPECT_EQ(j["groups"].size(), 3u);
+  EXPECT_EQ(j["ranks"][2]["island"], "b");
+}
+
+}  // namespace
+}  // namespace isthmus::topology

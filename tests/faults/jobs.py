@@ -1,0 +1,177 @@
+"""Ranks that tests may harm: started by a zygote, spoken to over a connection, waited for by pidfd."""
+
+from __future__ import annotations
+
+import multiprocessing.connection as mpc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+import isthmus
+from isthmus import launch
+
+HERE = Path(__file__).resolve().parent
+SHAPES = ("shm", "tcp")  # all in shared memory; two islands with TCP between them
+
+
+class Me:
+    """What a rank's function is given: who it is, how to join the others, how to speak to the test."""
+
+    def __init__(self, rank: int, world: int, options: dict[str, Any]) -> None:
+        self.rank, self.world, self.options = rank, world, options
+        self.comms: list[isthmus.Comm] = []
+        self.channel: Any = None
+
+    def init(self, **more: Any) -> isthmus.Comm:
+        self.comms.append(isthmus.init(self.rank, self.world, **{**self.options, **more}))
+        return self.comms[-1]
+
+    def send(self, kind: str, value: object = None) -> None:
+        self.channel.send_bytes(cloudpickle.dumps((kind, value)))
+
+    def hear(self, timeout: float = 60) -> Any:
+        """What the test said with Rank.tell."""
+        assert self.channel.poll(timeout), "the test said nothing"
+        return self.channel.recv()
+
+    def caught(self, call: Callable[[], object]) -> dict[str, Any]:
+        """How `call` failed: class, text, when (CLOCK_MONOTONIC), how long it took. It must fail."""
+        begin = time.monotonic()
+        try:
+            call()
+        except (isthmus.Error, KeyboardInterrupt) as error:
+            now = time.monotonic()
+            return {"kind": type(error).__name__, "text": str(error), "at": now, "took": now - begin, "rank": self.rank}
+        raise AssertionError("the call did not fail")
+
+
+class Rank:
+    """The test's side of one rank."""
+
+    def __init__(self, zygote: Zygote, rank: int) -> None:
+        self.zygote, self.rank = zygote, rank
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.pid = zygote.fork(theirs)
+        self.pidfd = os.pidfd_open(self.pid)
+        self.channel = mpc.Connection(ours.detach())
+        self.status: int | None = None
+
+    def next(self, timeout: float = 60) -> tuple[str, Any]:
+        """The rank's next message; ("ended", exit status) where it died without one."""
+        if self.channel in mpc.wait([self.channel, self.pidfd], timeout):
+            with suppress(EOFError, ConnectionError):
+                return cloudpickle.loads(self.channel.recv_bytes())
+        elif self.pidfd not in mpc.wait([self.pidfd], 0):
+            raise AssertionError(f"rank {self.rank} said nothing within {timeout} s")
+        return "ended", self.wait(5)
+
+    def expect(self, kind: str, timeout: float = 60) -> Any:
+        got, value = self.next(timeout)
+        assert got == kind, f"rank {self.rank}: expected '{kind}', got '{got}': {value}"
+        return value
+
+    def result(self, timeout: float = 60) -> Any:
+        value = self.expect("result", timeout)
+        assert self.wait(10) == 0
+        return value
+
+    def tell(self, value: object) -> None:
+        self.channel.send(value)
+
+    def signal(self, number: int) -> float:
+        """Sends the signal; the time of it."""
+        signal.pidfd_send_signal(self.pidfd, number)
+        return time.monotonic()
+
+    def wait(self, timeout: float) -> int:
+        """The exit status, once the process has ended."""
+        if self.status is None:
+            assert mpc.wait([self.pidfd], timeout), f"rank {self.rank} (pid {self.pid}) did not end within {timeout} s"
+            self.status = self.zygote.wait(self.pid)
+        return self.status
+
+    def close(self) -> None:
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
+            self.wait(30)
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+class Zygote:
+    def __init__(self) -> None:
+        self.requests, theirs = socket.socketpair()
+        with theirs:
+            path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path, "ISTHMUS_LOG": "error"},
+                stdin=subprocess.DEVNULL,
+            )
+
+    def fork(self, channel: socket.socket) -> int:
+        socket.send_fds(self.requests, [b"f"], [channel.fileno()])
+        return self._answer()
+
+    def wait(self, pid: int) -> int:
+        self.requests.sendall(b"w" + struct.pack("q", pid))
+        return self._answer()
+
+    def _answer(self) -> int:
+        data = self.requests.recv(8, socket.MSG_WAITALL)
+        assert len(data) == 8, "the zygote has ended"
+        return int(struct.unpack("q", data)[0])
+
+    def close(self) -> None:
+        self.requests.close()
+        self.process.wait(30)
+
+
+def islands(shape: str, world: int) -> list[str | None]:
+    return [None] * world if shape == "shm" else ["a" if rank < (world + 1) // 2 else "b" for rank in range(world)]
+
+
+@contextmanager
+def job(
+    zygote: Zygote, world: int, body: Callable[[Me], Any], shape: str = "shm", timeout: float = 20, **options: Any
+) -> Iterator[list[Rank]]:
+    """`world` ranks that run body(me). At the end none of them is left."""
+    address = f"127.0.0.1:{launch.free_port()}"
+    labels = islands(shape, world)
+    ranks: list[Rank] = []
+    try:
+        for rank in range(world):
+            ranks.append(Rank(zygote, rank))
+            given = {
+                "address": address,
+                "timeout": timeout,
+                "island": labels[rank],
+                "bridge": "tcp" if shape == "tcp" else None,
+                **options,
+            }
+            ranks[rank].channel.send_bytes(cloudpickle.dumps((body, Me(rank, world, given))))
+        yield ranks
+    finally:
+        for one in ranks:
+            one.close()
+
+
+def results(ranks: list[Rank], timeout: float = 60) -> list[Any]:
+    return [rank.result(timeout) for rank in ranks]
+
+
+def all_say(ranks: list[Rank], kind: str, timeout: float = 60) -> list[Any]:
+    return [rank.expect(kind, timeout) for rank in ranks]

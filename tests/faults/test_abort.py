@@ -1,0 +1,262 @@
+"""Abort and destroy: local, from anywhere, in any order, with work pending, and nothing is left afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+from jobs import Me, Zygote, all_say, job, results
+
+
+@pytest.mark.parametrize("count", [4, 4 << 20], ids=["small", "large"])
+def test_abort_from_another_thread_ends_the_call(zygote: Zygote, shape: str, count: int) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        if me.rank == 0:
+            threading.Timer(0.3, comm.abort, ("the loss is NaN",)).start()
+            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
+            assert failure["took"] < 1.3, failure
+        elif me.rank == 1:
+            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
+        else:  # learns of it in its next operation
+            time.sleep(0.8)
+            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
+            assert failure["took"] < 0.5, failure
+        comm.abort("again")  # idempotent
+        return failure
+
+    with job(zygote, 3, body, shape) as ranks:
+        for failure in results(ranks):
+            assert failure["kind"] == "AbortedError", failure
+            assert "the loss is NaN" in failure["text"] and "rank 0" in failure["text"], failure
+
+
+def test_abort_ends_pending_work_of_every_kind(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        x, y = np.ones(1 << 20), np.empty(1 << 20)
+        if me.rank == 0:
+            time.sleep(0.3)
+            comm.abort("enough")
+            return [me.caught(comm.barrier)]
+        works = [
+            comm.all_reduce(x, async_op=True),
+            comm.recv(y, 0, 3, async_op=True),
+            comm.recv(np.empty(4), isthmus.ANY_SOURCE, 4, async_op=True),
+            comm.broadcast(np.ones(8), async_op=True),
+        ]
+        return [me.caught(work.wait) for work in works]
+
+    with job(zygote, 2, body, shape) as ranks:
+        for failure in itertools.chain.from_iterable(results(ranks)):
+            assert failure["kind"] == "AbortedError" and "enough" in failure["text"], failure
+
+
+def test_aborting_one_communicator_leaves_the_others_untouched(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        doomed = comm.split(0, name="doomed")
+        assert doomed is not None
+        x = np.ones(1 << 20)
+        work = comm.all_reduce(x, async_op=True)
+        if me.rank == 0:
+            doomed.abort("doomed")
+        failure = me.caught(lambda: [doomed.barrier() for _ in range(1000)])
+        work.wait()
+        assert (x == 3).all()
+        for _ in range(100):
+            y = np.full(1000, 1.0)
+            comm.all_reduce(y)
+            assert (y == 3).all()
+        assert comm.error is None
+        fresh = comm.split(0)
+        assert fresh is not None
+        fresh.barrier()
+        return failure
+
+    with job(zygote, 3, body, shape) as ranks:
+        for failure in results(ranks):
+            assert failure["kind"] == "AbortedError" and "doomed" in failure["text"], failure
+
+
+def test_a_timeout_of_one_communicator_leaves_the_others_untouched(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        doomed = comm.split(0, name="doomed")
+        assert doomed is not None
+        failure = None
+        if me.rank == 0:
+            failure = me.caught(lambda: doomed.barrier(timeout=0.3))
+        x = np.ones(100_000)
+        comm.all_reduce(x)
+        assert (x == 2).all()
+        return failure
+
+    with job(zygote, 2, body, shape) as ranks:
+        assert results(ranks)[0]["kind"] == "TimeoutError"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_destroy_in_any_order_with_work_pending(zygote: Zygote, shape: str, order: tuple[int, ...]) -> None:
+    """Each rank destroys its communicators in its own order while receives that nobody answers are pending."""
+
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=1)
+        comms = [comm, comm.split(0), comm.split(0)]
+        works = [c.recv(np.empty(1 << 16), isthmus.ANY_SOURCE, 9, async_op=True) for c in comms if c is not None]
+        begin = time.monotonic()
+        for i in order if me.rank == 0 else reversed(order):
+            one = comms[i]
+            assert one is not None
+            one.destroy()
+        took = time.monotonic() - begin
+        return took, [me.caught(work.wait)["kind"] for work in works]
+
+    with job(zygote, 2, body, shape) as ranks:
+        for took, kinds in results(ranks):
+            assert took < 3 * 1 + 2, took
+            assert all(kind in ("TimeoutError", "AbortedError", "PeerLostError") for kind in kinds), kinds
+
+
+def test_a_rank_that_destroyed_is_named_by_those_that_go_on(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        if me.rank == 1:
+            comm.destroy()
+            return None
+        return me.caught(lambda: comm.all_reduce(np.ones(100), timeout=2))
+
+    with job(zygote, 3, body, shape) as ranks:
+        for failure in (ranks[0].result(), ranks[2].result()):
+            assert failure["kind"] == "PeerLostError" and failure["took"] < 3, failure
+            assert "rank 1" in failure["text"], failure
+
+
+def test_a_rank_may_leave_while_others_still_read_its_last_operation(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        for count in (10, 1 << 20):
+            comm = me.init() if count == 10 else me.comms[0].split(0)
+            assert comm is not None
+            x = np.ones(count)
+            comm.broadcast(x if me.rank == 0 else x * 0, 0)
+            comm.all_reduce(x)
+            assert (x == 3).all()
+            if count != 10:
+                comm.destroy()
+        return None
+
+    with job(zygote, 3, body, shape) as ranks:
+        results(ranks)
+
+
+def test_use_after_destroy(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        comm.destroy()
+        calls = (comm.barrier, lambda: comm.all_reduce(np.ones(2)), lambda: comm.split(0), comm.topology, comm.dump)
+        return [me.caught(call) for call in calls]
+
+    with job(zygote, 2, body, shape) as ranks:
+        for failure in itertools.chain.from_iterable(results(ranks)):
+            assert failure["kind"] == "ArgumentError" and "destroyed" in failure["text"], failure
+
+
+def descriptors() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # of the listing itself
+    return found
+
+
+def leftovers(me: Me, use: Any) -> Any:
+    """What is there after `use` that was not there before: descriptors, threads, mappings."""
+
+    def mappings() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("memfd" in line for line in maps)
+
+    before = descriptors(), set(os.listdir("/proc/self/task")), mappings()
+    use(me)
+    deadline = time.monotonic() + 2  # threads are joined by destroy; the kernel may still list one that ends
+    while time.monotonic() < deadline and set(os.listdir("/proc/self/task")) - before[1]:
+        time.sleep(0.01)
+    after = descriptors()
+    return (
+        {name: after[name] for name in after if name not in before[0]},
+        sorted(set(os.listdir("/proc/self/task")) - before[1]),
+        mappings() - before[2],
+    )
+
+
+def use_and_destroy(me: Me) -> None:
+    comm = me.init()
+    part = comm.split(0)
+    assert part is not None
+    part.all_reduce(np.ones(1 << 18))
+    comm.all_to_all(np.ones(1 << 12))
+    comm.barrier()
+    part.destroy()
+    comm.destroy()
+
+
+def use_and_abort(me: Me) -> None:
+    comm = me.init(timeout=2)
+    if me.rank == 0:
+        me.caught(lambda: comm.all_reduce(np.ones(1 << 18)))
+    else:
+        time.sleep(0.1)
+        comm.abort("enough")
+    comm.destroy()
+
+
+def fail_to_init(me: Me) -> None:
+    me.caught(lambda: isthmus.init(me.rank, 3, **{**me.options, "timeout": 0.5}))  # there is no rank 2
+
+
+@pytest.mark.parametrize("use", [use_and_destroy, use_and_abort, fail_to_init])
+def test_destroy_leaves_nothing(zygote: Zygote, shape: str, use: Any) -> None:
+    def body(me: Me) -> Any:
+        return leftovers(me, use)
+
+    before = {name for name in os.listdir("/dev/shm") if "isthmus" in name}
+    with job(zygote, 2, body, shape) as ranks:
+        for left in results(ranks):
+            assert left == ({}, [], 0), left
+    assert {name for name in os.listdir("/dev/shm") if "isthmus" in name} <= before
+
+
+def test_init_and_destroy_many_times_does_not_grow(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        counts = []
+        for i in range(8):
+            comm = isthmus.init(me.rank, me.world, **{**me.options, "address": me.hear()})
+            comm.all_reduce(np.ones(1000))
+            comm.destroy()
+            counts.append((len(descriptors()), len(os.listdir("/proc/self/task"))))
+            me.send("round", i)
+        return counts
+
+    from isthmus import launch
+
+    with job(zygote, 2, body, shape) as ranks:
+        for _ in range(8):
+            address = f"127.0.0.1:{launch.free_port()}"
+            for rank in ranks:
+                rank.tell(address)
+            all_say(ranks, "round")
+        for counts in results(ranks):
+            assert counts[-1] == counts[0], counts

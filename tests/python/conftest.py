@@ -1,0 +1,43 @@
+"""Fixtures: `processes` and `threads` run a function on ranks; `ranks` runs the same test as both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ranks import run_processes, run_threads
+
+
+@pytest.fixture
+def processes() -> Callable[..., list[Any]]:
+    return run_processes
+
+
+@pytest.fixture
+def threads() -> Callable[..., list[Any]]:
+    return run_threads
+
+
+@pytest.fixture(params=["threads", "processes"])
+def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """A test that takes this is run twice: its ranks are threads, and processes."""
+    return run_threads if request.param == "threads" else run_processes
+
+
+_MATRIX: dict[str, int] = {}
+
+
+@pytest.fixture
+def matrix_counts() -> dict[str, int]:
+    """How many combinations each part of the matrix compared; printed at the end of the run."""
+    return _MATRIX
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _MATRIX:
+        terminalreporter.section("combinations compared with NumPy, bit for bit")
+        for name, count in _MATRIX.items():
+            terminalreporter.write_line(f"{count:8d}  {name}")
+        terminalreporter.write_line(f"{sum(_MATRIX.values()):8d}  in all")

@@ -1,0 +1,26 @@
+"""The program of one rank process of ranks.run_processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import isthmus
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    body, arguments, init = pickle.loads((folder / "task").read_bytes())
+    rank = int(os.environ["ISTHMUS_RANK"])
+    if init:
+        with isthmus.init() as comm:
+            result = body(comm, *arguments)
+    else:
+        result = body(*arguments)
+    (folder / f"result.{rank}").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

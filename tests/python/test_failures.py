@@ -1,0 +1,287 @@
+"""What Python sees when something goes wrong while ranks communicate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+
+Run = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (isthmus.ArgumentError, ValueError),
+        (isthmus.ConfigError, ValueError),
+        (isthmus.TimeoutError, TimeoutError),
+        (isthmus.PeerLostError, ConnectionError),
+        (isthmus.SystemError, OSError),
+        (isthmus.InterruptedError, InterruptedError),
+        (isthmus.UnsupportedError, TypeError),
+        (isthmus.MismatchError, RuntimeError),
+        (isthmus.ForkedError, RuntimeError),
+    ],
+)
+def test_every_exception_is_an_error_and_pythons_class_of_that_meaning(
+    kind: type[Exception], builtin: type[Exception]
+) -> None:
+    assert issubclass(kind, isthmus.Error) and issubclass(kind, builtin)
+    assert str(kind("what to do")) == "what to do"
+
+
+def test_a_missing_rank_is_named_at_the_deadline(threads: Run) -> None:
+    def body(comm: isthmus.Comm, gate: threading.Barrier) -> None:
+        comm.barrier()
+        if comm.rank == 0:
+            begin = time.monotonic()
+            with pytest.raises(isthmus.TimeoutError, match=r"(?s)(?=.*rank 1)(?=.*all_reduce)"):
+                comm.all_reduce(np.ones(4), timeout=0.5)
+            assert 0.4 < time.monotonic() - begin < 2.5
+            assert comm.error is not None
+        gate.wait(30)
+
+    threads(2, body, threading.Barrier(2))
+
+
+def test_ranks_that_call_different_things_are_both_told(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> str:
+        x = np.ones(4)
+        with pytest.raises(isthmus.MismatchError) as caught:
+            if comm.rank == 0:
+                comm.all_reduce(x)
+            else:
+                comm.broadcast(x)
+            comm.barrier()  # at the latest here
+        return str(caught.value)
+
+    for text in ranks(2, body):
+        assert "all_reduce" in text and "broadcast" in text
+
+
+def test_a_message_of_another_size_is_a_mismatch(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> str:
+        if comm.rank == 0:
+            with pytest.raises(isthmus.Error):
+                comm.send(np.ones(3), 1)
+                comm.barrier()  # at the latest here
+            return ""
+        with pytest.raises(isthmus.MismatchError) as caught:
+            comm.recv(np.ones(4), 0)
+        return str(caught.value)
+
+    text = ranks(2, body)[1]
+    assert "3 x float64" in text and "4 x float64" in text, text  # what was sent, and what was asked for
+
+
+def test_abort_ends_a_call_on_every_rank_with_the_reason(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> str:
+        comm.barrier()
+        if comm.rank == 0:
+            time.sleep(0.2)
+            comm.abort("the loss is NaN")
+        with pytest.raises(isthmus.AbortedError) as caught:
+            comm.all_reduce(np.ones(4))
+        assert isinstance(comm.error, isthmus.AbortedError)
+        return str(caught.value)
+
+    assert all("the loss is NaN" in text for text in ranks(3, body))
+
+
+def test_an_exception_in_a_with_block_reaches_the_other_ranks(threads: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        part = comm.split(0)
+        assert part is not None
+        if comm.rank == 0:
+            with pytest.raises(KeyError), part:
+                raise KeyError("weights")
+        else:
+            with pytest.raises(isthmus.AbortedError, match="rank 0 left with KeyError"), part:
+                part.barrier()
+
+    threads(2, body)
+
+
+def test_a_killed_rank_is_named(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(isthmus.PeerLostError, match="rank 1"):
+            comm.all_reduce(np.ones(4))
+        assert time.monotonic() - begin < 2
+
+    processes(3, body, expect={1: -signal.SIGKILL})
+
+
+def test_ctrl_c_ends_a_blocking_call_with_keyboard_interrupt_and_aborts_for_the_others(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        comm.barrier()
+        if comm.rank == 0:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                comm.all_reduce(np.ones(4))
+            assert time.monotonic() - begin < 1.5
+            assert isinstance(comm.error, isthmus.Error)
+        else:
+            time.sleep(1.5)  # comes too late
+            with pytest.raises(isthmus.Error):
+                comm.all_reduce(np.ones(4))
+
+    processes(2, body)
+
+
+def test_ctrl_c_ends_a_wait(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        x = np.ones(4)
+        if comm.rank == 0:
+            work = comm.recv(x, 1, async_op=True)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                work.wait()
+        else:
+            time.sleep(1)
+
+    processes(2, body)
+
+
+def test_a_signal_handler_that_raises_nothing_leaves_the_call_alone(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> int:
+        seen: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _frame: seen.append(number))
+        comm.barrier()
+        if comm.rank == 0:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        else:
+            time.sleep(0.6)
+        x = comm.all_reduce(np.ones(4))
+        assert x.tolist() == [2.0] * 4
+        return len(seen)
+
+    assert processes(2, body) == [1, 0]
+
+
+@pytest.mark.parametrize("method", ["abort", "destroy"])
+def test_a_signal_handler_may_end_the_communicator_that_the_call_waits_on(method: str, processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: getattr(comm, method)())
+        comm.barrier()
+        begin = time.monotonic()
+        if comm.rank == 0:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(isthmus.AbortedError):
+                comm.all_reduce(np.ones(4))
+            assert time.monotonic() - begin < 2
+        else:
+            with pytest.raises(isthmus.Error):
+                comm.recv(np.ones(4), 0)
+
+    processes(2, body)
+
+
+def test_other_threads_run_while_one_waits(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> int:
+        ticks = 0
+
+        def tick() -> None:
+            nonlocal ticks
+            for _ in range(20):
+                time.sleep(0.01)
+                ticks += 1
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        if comm.rank == 1:
+            time.sleep(0.5)
+        comm.barrier()
+        counted = ticks
+        thread.join()
+        return counted
+
+    assert processes(2, body)[0] == 20
+
+
+def test_use_after_destroy_is_an_argument_error(threads: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        comm.barrier()
+        comm.destroy()
+        comm.destroy()  # once more does nothing
+        assert comm.destroyed and "destroyed" in repr(comm)
+        for call in (
+            lambda: comm.barrier(),
+            lambda: comm.all_reduce(np.ones(1)),
+            comm.topology,
+            comm.dump,
+            lambda: comm.split(0),
+        ):
+            with pytest.raises(isthmus.ArgumentError, match="the communicator was destroyed"):
+                call()
+        assert isinstance(comm.error, isthmus.ArgumentError)
+
+    threads(2, body)
+
+
+def test_destroy_while_another_thread_is_inside_a_call_ends_the_call(threads: Run) -> None:
+    def body(comm: isthmus.Comm, done: threading.Barrier) -> None:
+        comm.barrier()
+        if comm.rank == 0:
+            caught: list[BaseException] = []
+
+            def inside() -> None:
+                try:
+                    comm.barrier()
+                except isthmus.Error as error:
+                    caught.append(error)
+
+            thread = threading.Thread(target=inside)
+            thread.start()
+            time.sleep(0.2)
+            comm.destroy()
+            thread.join(10)
+            assert not thread.is_alive() and isinstance(caught[0], isthmus.AbortedError)
+        done.wait(30)
+
+    threads(2, body, threading.Barrier(2))
+
+
+def test_a_forked_child_may_not_use_it_but_the_fork_is_harmless(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                comm.all_reduce(np.ones(1))
+            except isthmus.ForkedError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert comm.all_reduce(np.ones(1))[0] == 2.0
+
+    processes(2, body)
+
+
+def test_a_program_that_forgets_to_destroy_ends_by_itself() -> None:
+    program = (
+        "import isthmus, array\n"
+        "comm = isthmus.init(0, 1, unique_id=isthmus.unique_id())\n"
+        "x = array.array('f', [1.0])\n"
+        "work = comm.recv(x, 0, async_op=True)\n"  # never completes
+        "keep = (comm, work)\n"
+    )
+    begin = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert time.monotonic() - begin < 8

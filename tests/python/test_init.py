@@ -1,0 +1,254 @@
+"""How ranks find each other, and what they are told when they do not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+from isthmus import launch
+
+Run = Callable[..., list[Any]]
+
+PROGRAM = """
+import array, isthmus
+with isthmus.init() as comm:
+    x = array.array("i", [comm.rank])
+    comm.all_reduce(x)
+    print(f"rank {comm.rank} of {comm.size}: {x[0]}", flush=True)
+"""
+
+
+def join(variables: list[dict[str, str]], program: str = PROGRAM, timeout: float = 30) -> list[tuple[int, str, str]]:
+    """Runs the program once for each set of variables, with nothing of another launcher around."""
+    clean = launch.environment(0, 1, 1)
+    for name in list(clean):
+        if name.startswith("ISTHMUS_") or name in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
+            del clean[name]
+    clean["ISTHMUS_TIMEOUT"] = "10"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env={**clean, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for own in variables
+    ]
+    try:
+        texts = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+def joined(variables: list[dict[str, str]]) -> None:
+    results = join(variables)
+    assert [code for code, _, _ in results] == [0] * len(variables), results
+    total = sum(range(len(variables)))
+    assert [out.strip() for _, out, _ in results] == [
+        f"rank {r} of {len(variables)}: {total}" for r in range(len(variables))
+    ]
+
+
+def test_torchruns_variables_are_enough() -> None:
+    port = str(launch.free_port())
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "job-7"}
+    joined([{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "0"} for rank in range(2)])
+
+
+def test_mpiruns_variables_and_an_address_are_enough() -> None:
+    address = f"127.0.0.1:{launch.free_port()}"
+    shared = {"OMPI_COMM_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address}
+    joined([{**shared, "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)])
+
+
+def test_sruns_variables_are_enough() -> None:
+    address = f"127.0.0.1:{launch.free_port()}"
+    shared = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "ISTHMUS_ADDRESS": address}
+    joined([{**shared, "SLURM_PROCID": str(rank)} for rank in range(2)])
+
+
+def test_isthmus_own_variables_are_enough() -> None:
+    address = f"127.0.0.1:{launch.free_port()}"
+    joined([{"ISTHMUS_RANK": str(rank), "ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address} for rank in range(2)])
+
+
+def test_arguments_are_enough(processes: Run) -> None:
+    def body(port: int) -> int:
+        rank = int(os.environ.pop("ISTHMUS_RANK"))
+        for name in ("ISTHMUS_WORLD_SIZE", "ISTHMUS_ADDRESS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name)
+        with isthmus.init(rank, 2, f"127.0.0.1:{port}", name="by hand") as comm:
+            assert comm.name == "by hand"
+            return int(comm.all_reduce(np.array([rank + 1]))[0])
+
+    assert processes(2, body, launch.free_port(), init=False) == [3, 3]
+
+
+def test_a_unique_id_takes_the_place_of_an_address(threads: Run) -> None:
+    assert len(isthmus.unique_id()) == 128
+    assert threads(2, lambda comm: (comm.rank, comm.size)) == [(0, 2), (1, 2)]
+
+
+def test_mpi4py_carries_the_rendezvous() -> None:
+    pytest.importorskip("mpi4py")
+    mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if mpirun is None:
+        pytest.skip("no mpirun on this machine")
+    program = (
+        "import isthmus, array\n"
+        "from mpi4py import MPI\n"
+        "for comm in (isthmus.from_mpi(MPI.COMM_WORLD), isthmus.init()):\n"  # init finds mpirun without an address
+        "    x = array.array('i', [comm.rank + 1]); comm.all_reduce(x); assert x[0] == 3; comm.destroy()\n"
+        "print('joined')\n"
+    )
+    env = launch.environment(0, 1, 1)
+    for name in list(env):
+        if name.startswith("ISTHMUS_") or name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            del env[name]
+    command = [mpirun, "--oversubscribe", "-n", "2", sys.executable, "-c", program]
+    env.update(
+        OMPI_ALLOW_RUN_AS_ROOT="1",
+        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
+    )
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("joined") == 2
+
+
+def test_an_exception_in_the_exchange_is_raised_as_it_is() -> None:
+    class Broken:
+        def Get_rank(self) -> int:  # noqa: N802 - mpi4py's names
+            return 0
+
+        def Get_size(self) -> int:  # noqa: N802
+            return 2
+
+        def Allgather(self, _mine: Any, _all: Any) -> None:  # noqa: N802
+            raise OSError("the network is down")
+
+    with pytest.raises(OSError, match="the network is down"):
+        isthmus.from_mpi(Broken(), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ((0,), {}, "rank= and world_size= go together"),
+        ((2, 2), {}, "rank=2 is not in 0 to 1"),
+        ((-1, 2), {}, "rank=-1 is not in 0 to 1"),
+        ((0, 0), {}, "world_size=0 must be 1 or more"),
+        ((0, 1, "localhost:1"), {"unique_id": b"x" * 128}, "not both"),
+        ((0, 2), {"unique_id": b"short"}, "unique_id has 5 bytes"),
+        ((0, 1), {"unique_id": b"x" * 128, "timeout": -1}, "timeout=-1 must be more than 0"),
+    ],
+)
+def test_wrong_ranks_and_rendezvous_are_refused(arguments: tuple[Any, ...], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(isthmus.ArgumentError, match=text):
+        isthmus.init(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"EAGER_BITES": 1}, "EAGER_BITES.*did you mean ISTHMUS_EAGER_BYTES"),
+        ({"EAGER_BYTES": "-1"}, "ISTHMUS_EAGER_BYTES=-1.*0 to 65536"),
+        ({"BRIDGE": "pigeon"}, r"pigeon.*auto\|shm\|tcp"),
+        ("EAGER_BYTES", "not NAME=value"),
+        ({"A;B": 1}, "must not hold ';'"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_range(settings: Any, text: str) -> None:
+    with pytest.raises(isthmus.ConfigError, match=text):
+        isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings=settings)
+
+
+def test_a_bad_environment_is_named() -> None:
+    ((code, _, error),) = join([{"ISTHMUS_RANK": "0", "ISTHMUS_WORLD_SIZE": "1", "ISTHMUS_EAGER_BYTES": "lots"}])
+    assert code != 0 and "ConfigError" in error and "ISTHMUS_EAGER_BYTES=lots" in error
+
+
+def test_no_launcher_at_all_is_told_what_to_do() -> None:
+    ((code, _, error),) = join([{}])
+    assert code != 0 and "isthmus._errors." in error and "torchrun" in error
+
+
+def test_a_missing_rank_is_named_within_the_timeout() -> None:
+    begin = time.monotonic()
+    with pytest.raises(isthmus.TimeoutError, match="rank"):
+        isthmus.init(0, 3, f"127.0.0.1:{launch.free_port()}", timeout=1.0)
+    assert time.monotonic() - begin < 4
+
+
+def test_two_ranks_with_one_number_are_told(processes: Run) -> None:
+    def body(address: str) -> str:
+        with pytest.raises(isthmus.Error) as caught:
+            isthmus.init(0 if int(os.environ["ISTHMUS_RANK"]) < 1 else 1, 3, address, timeout=5)
+        return str(caught.value)
+
+    texts = processes(3, body, f"127.0.0.1:{launch.free_port()}", init=False)
+    assert any("rank 1" in text for text in texts)
+
+
+def test_settings_that_change_plans_must_agree(processes: Run) -> None:
+    def body(address: str) -> str:
+        rank = int(os.environ["ISTHMUS_RANK"])
+        with pytest.raises(isthmus.MismatchError) as caught:
+            isthmus.init(rank, 2, address, settings={"CHUNK_BYTES": 65536 << rank}, timeout=10)
+        return str(caught.value)
+
+    for text in processes(2, body, f"127.0.0.1:{launch.free_port()}", init=False):
+        assert "ISTHMUS_CHUNK_BYTES" in text
+
+
+def test_a_foreign_client_on_the_port_harms_nobody(processes: Run) -> None:
+    def body(port: int) -> int:
+        rank = int(os.environ["ISTHMUS_RANK"])
+        if rank == 2:  # the foreigner
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline:
+                try:
+                    with socket.create_connection(("127.0.0.1", port), 1) as stranger:
+                        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+                        return 0
+                except OSError:
+                    time.sleep(0.02)
+            return 1
+        if rank == 1:
+            time.sleep(0.5)
+        with isthmus.init(rank, 2, f"127.0.0.1:{port}") as comm:
+            return int(comm.all_reduce(np.ones(1, np.int64))[0])
+
+    assert processes(3, body, launch.free_port(), init=False) == [2, 2, 0]
+
+
+def test_settings_are_listed_with_everything_about_them() -> None:
+    rows = {row["name"]: row for row in isthmus.settings()}
+    assert {"ISTHMUS_TIMEOUT", "ISTHMUS_EAGER_BYTES", "ISTHMUS_ISLAND", "ISTHMUS_BRIDGE"} <= rows.keys()
+    assert all(row["meaning"] and "range" in row and "value" in row for row in rows.values())
+
+
+def test_context_stats_count_communicators() -> None:
+    before = isthmus.context_stats().get("communicators", 0)  # a process that has none yet has no context either
+    with isthmus.init(0, 1, unique_id=isthmus.unique_id()):
+        during = isthmus.context_stats()
+    assert during["communicators"] == before + 1
+    assert isthmus.context_stats().get("communicators", 0) == before

@@ -1,0 +1,93 @@
+"""The built library keeps its promises: nothing but its public interface is visible, and it needs nothing but the system."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+ROOT = Path(__file__).resolve().parents[2]
+# The C and C++ run time of every Linux; on AArch64 the loader is named too.
+SYSTEM = re.compile(r"^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+$")
+
+
+def package() -> Path:
+    spec = importlib.util.find_spec("isthmus")
+    assert spec is not None and spec.origin is not None, "the package isthmus is not installed"
+    return Path(spec.origin).parent
+
+
+def dynamic(path: Path, tag: str) -> list[str]:
+    """The values of one tag (needed, runpath, soname, ...) of a shared object's dynamic section."""
+    with open(path, "rb") as file:
+        section = ELFFile(file).get_section_by_name(".dynamic")
+        assert isinstance(section, DynamicSection)
+        return [getattr(entry, tag) for entry in section.iter_tags() if hasattr(entry, tag)]
+
+
+def exported(path: Path) -> set[str]:
+    with open(path, "rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        return {
+            symbol.name
+            for symbol in table.iter_symbols()
+            if symbol.name and symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
+        }
+
+
+def declared() -> set[str]:
+    """The functions of the public header."""
+    header = (package() / "include" / "isthmus" / "isthmus.h").read_text()
+    code = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    return set(re.findall(r"ISTHMUS_API[^;(]*?\b(isthmus_\w+)\s*\(", code))
+
+
+def test_the_library_exports_exactly_the_functions_of_its_header() -> None:
+    assert len(declared()) > 30
+    assert exported(package() / "libisthmus.so") == declared()
+
+
+def test_the_packaged_header_is_the_one_in_the_sources() -> None:
+    ours = ROOT / "csrc" / "include" / "isthmus" / "isthmus.h"
+    assert (package() / "include" / "isthmus" / "isthmus.h").read_bytes() == ours.read_bytes()
+
+
+def test_the_library_needs_only_the_systems_run_time() -> None:
+    needed = dynamic(package() / "libisthmus.so", "needed")
+    assert "libc.so.6" in needed
+    assert [name for name in needed if not SYSTEM.match(name)] == []
+
+
+def test_the_library_asks_for_no_symbol_of_python_or_torch() -> None:
+    with open(package() / "libisthmus.so", "rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
+        wanted = [s.name for s in symbols if s["st_shndx"] == "SHN_UNDEF"]
+    assert [name for name in wanted if re.match(r"_?Py[A-Z_]|_ZN.?(2at|3c10|4c10d|5torch)", name)] == []
+
+
+@pytest.mark.parametrize("pattern", ["_core*.so", "bin/isthmus-bench"])
+def test_the_faces_find_the_library_inside_the_package(pattern: str) -> None:
+    (path,) = package().glob(pattern)
+    assert dynamic(path, "runpath") == ["$ORIGIN" if path.parent == package() else "$ORIGIN/.."]
+    needed = dynamic(path, "needed")
+    assert "libisthmus.so" in needed
+    assert [name for name in needed if name != "libisthmus.so" and not SYSTEM.match(name)] == []
+
+
+def test_the_torch_extension_finds_the_library_inside_the_package_and_torch_in_its_own() -> None:
+    (path,) = package().glob("_torch*.so")
+    # "$ORIGIN" first. Where torch lies at build time may follow nowhere: the wheel goes to other machines.
+    assert dynamic(path, "runpath")[0].split(":")[0] == "$ORIGIN"
+    assert all(part.startswith("$ORIGIN") for part in dynamic(path, "runpath")[0].split(":"))
+    torch = re.compile(r"^lib(isthmus|c10|torch(_cpu|_python)?)\.so$")
+    assert [name for name in dynamic(path, "needed") if not torch.match(name) and not SYSTEM.match(name)] == []
+
+
+def test_the_library_is_built_with_optimisation_and_without_an_executable_stack() -> None:
+    with open(package() / "libisthmus.so", "rb") as file:
+        stack = [s for s in ELFFile(file).iter_segments() if s["p_type"] == "PT_GNU_STACK"]
+    assert stack and not stack[0]["p_flags"] & 1
+    flags = (ROOT / "build" / "release" / "compile_commands.json").read_text()
+    assert " -O3 " in flags and "-fsanitize" not in flags

@@ -1,0 +1,89 @@
+"""The package itself: what an import needs, its types, what a call costs, and the launcher."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import time
+import timeit
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import isthmus
+from isthmus import _core, launch
+
+
+def test_importing_needs_neither_numpy_nor_torch_nor_a_device() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('numpy', 'torch', 'mpi4py', 'rich'): sys.modules[name] = None\n"
+        "import isthmus, array\n"
+        "comm = isthmus.init(0, 1, unique_id=isthmus.unique_id())\n"
+        "x = array.array('f', [2.0]); comm.all_reduce(x); assert x[0] == 2.0\n"
+        "comm.destroy()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_stubs_name_what_the_module_has() -> None:
+    stub = Path(_core.__file__ or "").with_name("_core.pyi")
+    if not stub.exists():
+        stub = Path(isthmus.__file__).with_name("_core.pyi")
+    text = stub.read_text()
+    comm_part = text[text.index("class Comm") : text.index("def version")]
+    stubbed = set(re.findall(r"^    def (\w+)", comm_part, re.M)) - {"__init__"}
+    real = {name for name in vars(_core.Comm) if not name.startswith("__") and not name.startswith("_pybind11")}
+    assert stubbed == real
+    functions = set(re.findall(r"^def (\w+)", text, re.M))
+    assert functions == {name for name, value in vars(_core).items() if inspect.isbuiltin(value) or inspect.isroutine(value)}
+    assert Path(isthmus.__file__).with_name("py.typed").exists()
+
+
+def test_every_public_thing_has_a_text() -> None:
+    for name in isthmus.__all__:
+        assert name == "ANY_SOURCE" or (getattr(isthmus, name).__doc__ or "").strip(), name
+    for name in vars(_core.Comm):
+        if not name.startswith("_"):
+            assert (getattr(_core.Comm, name).__doc__ or "").strip(), name
+
+
+def test_a_call_through_numpy_costs_well_under_a_microsecond_with_the_operation_itself() -> None:
+    """On one rank all_reduce has nothing to do, so what is left is the Python face and the C interface under it."""
+    with isthmus.init(0, 1, unique_id=isthmus.unique_id()) as comm:
+        x = np.ones(1)
+        seconds = min(timeit.repeat(lambda: comm.all_reduce(x), number=10_000, repeat=9)) / 10_000
+    print(f"all_reduce of 8 bytes on one rank: {seconds * 1e9:.0f} ns")
+    assert seconds < 1e-6
+
+
+def test_islands_are_parsed_in_order() -> None:
+    assert launch.parse_islands("a:2,b:1", 3) == ["a", "a", "b"]
+    assert launch.parse_islands("a,b,a", 3) == ["a", "b", "a"]
+    assert launch.parse_islands(None, 2) == [None, None]
+
+
+@pytest.mark.parametrize("text", ["a:2", "a:x,b:1", ":3", "a:1,,b:1"])
+def test_islands_that_do_not_fit_are_refused(text: str) -> None:
+    with pytest.raises(isthmus.ArgumentError, match="islands="):
+        launch.parse_islands(text, 3)
+
+
+def test_a_launched_rank_sees_nothing_of_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK", "TORCHELASTIC_RUN_ID", "ISTHMUS_ISLAND"):
+        monkeypatch.setenv(name, "9")
+    env = launch.environment(1, 2, 1000, island=None, bridge="tcp", extra={"EXTRA": "1"})
+    assert "OMPI_COMM_WORLD_RANK" not in env and "SLURM_PROCID" not in env and "ISTHMUS_ISLAND" not in env
+    assert (env["ISTHMUS_RANK"], env["RANK"], env["ISTHMUS_BRIDGE"], env["EXTRA"]) == ("1", "1", "tcp", "1")
+
+
+def test_a_job_ends_its_ranks_at_the_deadline_and_leaves_none() -> None:
+    with launch.start([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"], 2) as job:
+        begin = time.monotonic()
+        results = job.wait(1.5)
+    assert time.monotonic() - begin < 10
+    assert [(end.returncode, end.stdout) for end in results] == [(-9, "up\n")] * 2

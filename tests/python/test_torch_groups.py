@@ -1,0 +1,482 @@
+"""Groups: how they come to be, meet in a store, split, time out, end, and come again."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import isthmus.torch
+import torch_ranks
+from torch_ranks import raises
+
+CPU = torch.device("cpu")
+
+
+def total(group: dist.ProcessGroup | None = None) -> float:
+    """The sum of 1 over the group."""
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    return x.item()
+
+
+def test_the_default_group_serves_every_device_by_one_backend_of_our_name() -> None:
+    def body() -> None:
+        assert dist.get_backend() == "isthmus"
+        backend = torch_ranks.backend()
+        assert backend.name() == "isthmus" and isinstance(backend, isthmus.torch.Backend)
+        group = dist.group.WORLD
+        assert all(group._get_backend(torch.device(d)) is backend for d in ("cpu", "cuda", "xpu", "privateuseone"))
+
+    torch_ranks.run(1, body)
+
+
+def test_new_group_works_for_members_and_leaves_the_others_alone() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        even, odd = dist.new_group([0, 2]), dist.new_group([1])
+        if rank in (0, 2):
+            assert total(even) == 2 and dist.get_rank(even) == rank // 2
+            out = [torch.empty(1), torch.empty(1)]
+            dist.all_gather(out, torch.tensor([float(rank)]), group=even)
+            assert [t.item() for t in out] == [0, 2]
+            x = torch.tensor([float(rank)])
+            dist.broadcast(x, src=2, group=even)
+            assert x.item() == 2
+        else:
+            assert total(odd) == 1
+        assert total() == 3
+
+    torch_ranks.run(3, body)
+
+
+def test_errors_of_a_subgroup_say_which_ranks_it_holds() -> None:
+    def body() -> None:
+        group = dist.new_group([1, 2], timeout=timedelta(seconds=0.5))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            assert "global ranks 1,2" in raises("", lambda: total(group))
+        else:
+            time.sleep(1.2)
+
+    torch_ranks.run(3, body)
+
+
+def test_many_subgroups_live_side_by_side() -> None:
+    def body() -> None:
+        groups = [dist.new_group([0, 1]) for _ in range(20)]
+        works = []
+        tensors = [torch.ones(10) for _ in groups]
+        for group, x in zip(groups, tensors, strict=True):
+            works.append(dist.all_reduce(x, group=group, async_op=True))
+        for work in works:
+            work.wait()
+        assert all(x.eq(2).all() for x in tensors)
+        for group in groups[::2]:
+            dist.destroy_process_group(group)
+        assert total(groups[1]) == 2
+
+    torch_ranks.run(2, body)
+
+
+def test_subgroups_can_be_made_by_their_members_alone() -> None:
+    def body() -> None:
+        if dist.get_rank() < 2:
+            group = dist.new_group([0, 1], use_local_synchronization=True)
+            assert total(group) == 2
+        dist.barrier()
+
+    torch_ranks.run(3, body)
+
+
+def test_a_group_can_be_destroyed_and_made_again_in_the_same_store() -> None:
+    def body() -> None:
+        store = dist.FileStore(os.environ["STORE"], 2)
+        rank = int(os.environ["RANK"])
+        for _ in range(5):
+            dist.init_process_group("isthmus", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=20))
+            assert total() == 2 and total(dist.new_group([0, 1])) == 2
+            dist.destroy_process_group()
+        with pytest.raises(ValueError):
+            dist.get_rank()
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_ranks.run(2, body, env={"STORE": f"{folder}/store"}, init=False)
+
+
+def _tcp_store(rank: int, world: int) -> dist.Store:
+    """A store of the test's own; rank 0 writes its port where the others find it."""
+    path = os.environ["PORT_FILE"]
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        with open(path + ".new", "w") as file:
+            file.write(str(store.port))
+        os.rename(path + ".new", path)
+        return store
+    end = time.monotonic() + 20
+    while not os.path.exists(path):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with open(path) as file:
+        return dist.TCPStore("127.0.0.1", int(file.read()), world, is_master=False, wait_for_workers=False)
+
+
+def meet(store: dist.Store, what: str, count: int) -> None:
+    """Waits until `count` processes have come here."""
+    store.add(what, 1)
+    end = time.monotonic() + 30
+    while store.add(what, 0) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def leave(store: dist.Store, rank: int, count: int) -> None:
+    """Like meet; rank 0, which serves the store, goes last."""
+    meet(store, "leave", count)
+    store.add("left", 1)
+    end = time.monotonic() + 30
+    while rank == 0 and store.add("left", 0) < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def port_file(tmp_path: object) -> dict[str, str]:
+    return {"PORT_FILE": f"{tmp_path}/port"}
+
+
+def _create(store: dist.Store, rank: int, world: int, seconds: float = 20, name: str = "test") -> isthmus.torch.Backend:
+    from isthmus import _torch
+
+    return _torch.create(store, rank, world, timedelta(seconds=seconds), name, [], None)
+
+
+def test_a_tcp_store_is_left_as_it_was_found(port_file: dict[str, str]) -> None:
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        store = _tcp_store(rank, 3)
+        for key in ("ready", "counted", "created"):  # the keys of this test
+            store.add(key, 0)
+        meet(store, "ready", 3)
+        before = store.num_keys()
+        meet(store, "counted", 3)
+        backend = _create(store, rank, 3)
+        meet(store, "created", 3)
+        end = time.monotonic() + 5
+        while store.num_keys() != before:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        backend.barrier().wait()
+        backend.shutdown()
+        leave(store, rank, 3)
+
+    torch_ranks.run(3, body, env=port_file, init=False)
+
+
+def test_keys_of_a_dead_attempt_do_no_harm(port_file: dict[str, str]) -> None:
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        store = _tcp_store(rank, 2)
+        if rank == 0:  # what an attempt that died in its rendezvous leaves
+            store.set("isthmus/hello/1", b"x" * 16)
+            store.set("isthmus/roster", b"0123456789abcdef" + b"y" * 32)
+            store.set("isthmus/0123456789abcdef/commit", b"1")
+            store.set("isthmus/0123456789abcdef/0/1", b"stale")
+            store.set("go", b"1")
+            backend = _create(store, rank, 2)
+        else:
+            store.wait(["go"])
+            time.sleep(0.5)  # rank 0 has met the dead rank's key by now
+            backend = _create(store, rank, 2)
+        x = torch.ones(1)
+        backend.allreduce([x]).wait()
+        assert x.item() == 2
+        backend.shutdown()
+        leave(store, rank, 2)
+
+    torch_ranks.run(2, body, env=port_file, init=False)
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_timeout(port_file: dict[str, str]) -> None:
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        store = _tcp_store(rank, 3)
+        meet(store, "there", 3)
+        if rank != 2:
+            begin = time.monotonic()
+            text = raises("timeout", lambda: _create(store, rank, 3, seconds=1), dist.DistBackendError)
+            assert time.monotonic() - begin < 3
+            assert "rank 2 did not arrive" in text if rank == 0 else "rank 0 did not" in text
+        leave(store, rank, 3)
+
+    torch_ranks.run(3, body, env=port_file, init=False)
+
+
+def test_two_processes_with_one_rank_are_found_out(port_file: dict[str, str]) -> None:
+    def body() -> str:
+        number = int(os.environ["RANK"])
+        rank = min(number, 1)  # two of the three say that they are rank 1
+        store = _tcp_store(number, 2)
+        meet(store, "there", 3)
+        if number == 0:
+            time.sleep(0.5)
+        try:
+            backend = _create(store, rank, 2, seconds=5)
+            backend.shutdown()
+            outcome = "joined"
+        except dist.DistBackendError as error:
+            outcome = str(error)
+        leave(store, number, 3)
+        return outcome
+
+    outcomes = torch_ranks.run(3, body, env=port_file, init=False)
+    refused = [o for o in outcomes if o != "joined"]
+    assert outcomes[0] == "joined" and len(refused) == 1 and all("another process is rank 1" in o for o in refused)
+
+
+def test_the_devices_name_in_the_stores_prefix_is_ignored(port_file: dict[str, str]) -> None:
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        store = dist.PrefixStore("group/", _tcp_store(rank, 3))
+        device = ["cpu", "cuda", "xpu"][rank]  # ranks of three vendors
+        backend = _create(dist.PrefixStore(f"{device}/", store), rank, 3)
+        backend.barrier().wait()
+        backend.shutdown()
+        leave(store.underlying_store, rank, 3)
+
+    torch_ranks.run(3, body, env=port_file, init=False)
+
+
+def test_threads_of_one_process_can_be_the_ranks() -> None:
+    store = dist.HashStore()
+    totals: list[float] = []
+
+    def rank(r: int) -> None:
+        backend = _create(store, r, 3)
+        x = torch.ones(1000)
+        backend.allreduce([x]).wait()
+        totals.append(x[0].item())
+        backend.shutdown()
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert totals == [3, 3, 3]
+
+
+def test_split_makes_a_child_of_the_named_ranks_only() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        group = dist.group.WORLD
+        options = copy.deepcopy(torch_ranks.backend().options)
+        child = group.split_group([0, 2], opts=options, group_name="child", timeout=timedelta(seconds=10))
+        if rank == 1:
+            assert child is None
+        else:
+            assert child is not None
+            backend = child._get_backend(CPU)
+            assert isinstance(backend, isthmus.torch.Backend) and backend.size() == 2 and backend.rank() == rank // 2
+            backend._set_sequence_number_for_group()
+            x = torch.ones(1)
+            child.allreduce([x]).wait()
+            assert x.item() == 2
+            assert backend.options.global_ranks_in_group == [0, 2]
+            child.shutdown()
+        assert torch_ranks.backend().options.global_ranks_in_group == []
+        assert total() == 3
+
+    torch_ranks.run(3, body)
+
+
+def test_what_device_bound_groups_ask_of_the_backend_is_there() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        assert backend.supports_splitting and backend.supports_coalescing
+        backend.perform_nocolor_split(torch.device("cuda", 0))
+        backend.eager_connect_single_device(CPU)
+        copied = copy.deepcopy(backend.options)
+        assert copied is not backend.options and copied._timeout == backend.options._timeout
+        assert isinstance(copied, isthmus.torch.Options) and isinstance(copy.copy(copied), isthmus.torch.Options)
+
+    torch_ranks.run(1, body)
+
+
+def test_options_choose_the_island_of_a_rank() -> None:
+    def body(folder: str) -> list[str]:
+        rank = int(os.environ["RANK"])
+        options = isthmus.torch.Options(island="east" if rank < 2 else "west")
+        torch_ranks.init_group(folder, rank, 3, 20, options)
+        assert total() == 3
+        return isthmus.torch.topology()
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        topologies = torch_ranks.run(3, body, folder, init=False)
+    assert all("east" in str(t) and "west" in str(t) for t in topologies)
+
+
+def test_options_of_another_kind_are_refused() -> None:
+    def body(folder: str) -> None:
+        raises("isthmus.torch.Options", lambda: torch_ranks.init_group(folder, 0, 1, 5, object()), TypeError)
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_ranks.run(1, body, folder, init=False)
+
+
+def test_a_bad_setting_in_the_options_is_an_error_that_names_it() -> None:
+    def body(folder: str) -> None:
+        options = isthmus.torch.Options(bridge="rope")
+        text = raises("ISTHMUS_BRIDGE", lambda: torch_ranks.init_group(folder, 0, 1, 5, options), ValueError)
+        assert "rope" in text
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_ranks.run(1, body, folder, init=False)
+
+
+def test_a_group_shows_its_topology_plans_and_recorder() -> None:
+    def body() -> None:
+        x = torch.ones(100_000)
+        dist.all_reduce(x)
+        assert isthmus.torch.topology()
+        plan = isthmus.torch.explain("all_reduce", nbytes=x.nbytes, op=dist.ReduceOp.SUM)
+        assert plan["text"]
+        assert isthmus.torch.explain("broadcast", count=7, dtype=torch.bool, root=1)
+        raises("no multiple", lambda: isthmus.torch.explain("all_reduce", nbytes=6), ValueError)
+        assert "all_reduce" in str(isthmus.torch.dump())
+        assert isthmus.torch.context_stats()
+
+    torch_ranks.run(2, body)
+
+
+def test_get_error_tells_the_state_of_the_group() -> None:
+    def body() -> None:
+        from torch._C._distributed_c10d import ErrorType
+
+        backend = torch_ranks.backend()
+        assert backend.get_error() == ErrorType.SUCCESS
+        if dist.get_rank() == 1:
+            dist.isend(torch.ones(1), 0)
+        else:
+            dist.recv(torch.ones(1), 1)
+            backend.abort()
+            backend.abort()  # again is nothing new
+        raises("aborted", lambda: [total() for _ in range(2)])
+        assert backend.get_error() == ErrorType.COMM_ERROR
+
+    torch_ranks.run(2, body)
+
+
+def test_a_group_that_was_shut_down_says_so() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        dist.barrier()
+        dist.destroy_process_group()
+        raises("was shut down", lambda: backend.allreduce([torch.ones(1)]), ValueError)
+        backend.shutdown()
+        backend.abort()
+
+    torch_ranks.run(2, body)
+
+
+def test_shutdown_is_not_collective() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            time.sleep(1)
+        begin = time.monotonic()
+        dist.destroy_process_group()
+        assert time.monotonic() - begin < 0.8
+
+    torch_ranks.run(2, body)
+
+
+def test_shutdown_while_another_thread_is_inside_releases_it() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(1)
+            return
+        caught: list[str] = []
+        backend = torch_ranks.backend()
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        thread = threading.Thread(target=lambda: caught.append(raises("aborted", lambda: backend.barrier(opts))))
+        thread.start()
+        time.sleep(0.2)
+        backend.shutdown()
+        thread.join(5)
+        assert caught and not thread.is_alive()
+
+    torch_ranks.run(2, body)
+
+
+def test_destroying_a_group_with_work_pending_does_not_hang() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            begin = time.monotonic()
+            dist.destroy_process_group()
+            assert time.monotonic() - begin < 5
+            raises("", work.wait)
+        else:
+            time.sleep(1.5)
+
+    torch_ranks.run(2, body)
+
+
+_EXIT_WITHOUT_DESTROY = """
+import sys, torch, torch.distributed as dist, isthmus.torch
+dist.init_process_group("isthmus", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+x = torch.ones(3)
+future = dist.all_reduce(x, async_op=True).get_future().then(lambda f: print("done", f.value()[0].tolist(), flush=True))
+future.wait()
+pending = dist.irecv(torch.empty(3), 1 - dist.get_rank())   # never sent, and never waited for
+pending.get_future().then(lambda f: None)
+"""
+
+
+def test_a_program_that_never_destroys_its_group_ends_by_itself(tmp_path: object) -> None:
+    command = [sys.executable, "-c", _EXIT_WITHOUT_DESTROY, f"{tmp_path}/store"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(r)], **pipes) for r in range(2)]
+    for process in ranks:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert out.strip() == "done [2.0, 2.0, 2.0]"
+
+
+def test_a_forked_child_may_exit_and_its_parent_works_on() -> None:
+    def body() -> None:
+        x = torch.ones(10)
+        dist.all_reduce(x[::2], async_op=True).wait()  # the background thread runs now
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.all_reduce(torch.ones(1))
+            except RuntimeError:
+                os._exit(7)
+            os._exit(8)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert total() == 2
+
+    torch_ranks.run(2, body)

@@ -1,0 +1,211 @@
+"""Sends and receives, coalescing blocks, and batches of both, through torch.distributed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import torch_ranks
+from torch_ranks import raises
+
+CPU = torch.device("cpu")
+
+
+def test_messages_are_matched_by_tag_and_in_order() -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            for tag in (7, 3, 7):
+                dist.send(torch.tensor([tag, tag + 1.0]), 1, tag=tag)
+            dist.send(torch.tensor([9.0]), 1)
+        else:
+            x = torch.empty(2)
+            for tag in (3, 7, 7):
+                dist.recv(x, 0, tag=tag)
+                assert x.tolist() == [tag, tag + 1.0]
+            y = torch.empty(1)
+            assert dist.recv(y, 0) == 0 and y.item() == 9
+
+    torch_ranks.run(2, body)
+
+
+def test_recv_from_any_rank_says_who_sent() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        if rank:
+            dist.send(torch.tensor([float(rank)]), 0)
+        else:
+            x = torch.empty(1)
+            seen = set()
+            for _ in range(2):
+                source = dist.recv(x)
+                assert x.item() == source
+                seen.add(source)
+            assert seen == {1, 2}
+
+    torch_ranks.run(3, body)
+
+
+def test_isend_and_irecv_do_not_block_and_need_no_order() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        x, y = torch.full((1000,), float(rank)), torch.empty(1000)
+        works = [dist.irecv(y, 1 - rank), dist.isend(x, 1 - rank)]
+        for work in works:
+            work.wait()
+        assert y.eq(1 - rank).all() and works[0]._source_rank() == 1 - rank
+
+    torch_ranks.run(2, body)
+
+
+def test_every_dtype_and_views_that_are_not_contiguous_can_be_sent() -> None:
+    def body() -> None:
+        real = (torch.bool, torch.int16, torch.uint16, torch.bfloat16, torch.float8_e5m2)
+        for dtype in (*real, torch.complex64, torch.complex32):
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(3, 4).to(dtype)[:, ::2], 1)
+            else:
+                x = torch.zeros(4, 6).to(dtype)
+                dist.recv(x[1:, ::3], 0)
+                assert dtype not in real or x.float().sum().item() == 6
+                assert x[1:, ::3].contiguous().view(torch.uint8).equal(torch.ones(3, 2).to(dtype).view(torch.uint8))
+
+    torch_ranks.run(2, body)
+
+
+def test_a_rank_can_send_to_itself() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        y = torch.empty(2)
+        works = [dist.isend(torch.full((2,), float(rank)), rank), dist.irecv(y, rank)]
+        for work in works:
+            work.wait()
+        assert y.tolist() == [rank, rank]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_message_of_another_size_is_an_error_that_says_both_sizes() -> None:
+    def body() -> None:
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(5), 1)
+            time.sleep(0.5)
+        else:
+            text = raises("mismatch", lambda: dist.recv(torch.empty(3), 0))
+            assert ("5" in text and "3" in text) or ("20" in text and "12" in text)
+
+    torch_ranks.run(2, body)
+
+
+def test_bad_peers_and_tags_are_refused() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        raises("not a rank", lambda: backend.send([torch.ones(1)], 5, 0), ValueError)
+        raises("not a rank", lambda: backend.recv([torch.ones(1)], -2, 0), ValueError)
+        raises("negative", lambda: backend.send([torch.ones(1)], 1, -1), ValueError)
+
+    torch_ranks.run(2, body)
+
+
+def test_batch_isend_irecv_is_one_submission_in_any_order() -> None:
+    def body() -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        out = [torch.empty(50_000) for _ in range(world)]
+        sends = [dist.P2POp(dist.isend, torch.full((50_000,), 10.0 * rank + d), d) for d in range(world) if d != rank]
+        receives = [dist.P2POp(dist.irecv, out[s], s) for s in range(world) if s != rank]
+        works = dist.batch_isend_irecv(sends + receives if rank % 2 else receives + sends)
+        assert len(works) == 1
+        for work in works:
+            work.wait()
+        assert all(out[s].eq(10.0 * s + rank).all() for s in range(world) if s != rank)
+
+    torch_ranks.run(3, body)
+
+
+def test_the_coalescing_manager_joins_collectives_with_and_without_a_device() -> None:
+    def body() -> None:
+        for device in (None, CPU):
+            tensors = [torch.full((n,), 1.0) for n in (3, 1, 2)]
+            with _coalescing_manager(device=device):
+                for t in tensors:
+                    dist.all_reduce(t)
+            assert [t.tolist() for t in tensors] == [[2.0] * 3, [2.0], [2.0] * 2]
+
+            outs = [torch.empty(2 * n) for n in (1, 4)]
+            with _coalescing_manager(device=device, async_ops=True) as block:
+                for out in outs:
+                    dist.all_gather_into_tensor(out, torch.full((out.numel() // 2,), float(dist.get_rank())))
+            block.wait()
+            assert [t.tolist() for t in outs] == [[0, 1], [0] * 4 + [1] * 4]
+
+            parts = [torch.empty(n) for n in (1, 4)]
+            with _coalescing_manager(device=device):
+                for part, out in zip(parts, outs, strict=True):
+                    dist.reduce_scatter_tensor(part, out)
+            assert [t.tolist() for t in parts] == [[2.0 * dist.get_rank()], [2.0 * dist.get_rank()] * 4]
+
+    torch_ranks.run(2, body)
+
+
+def test_a_block_may_hold_collectives_sends_and_receives() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        x, y, z = torch.ones(3), torch.empty(2), torch.full((2, 2), float(rank))
+        with _coalescing_manager(device=CPU, async_ops=True) as block:
+            dist.irecv(y, 1 - rank)
+            dist.broadcast(z[:, 0], 1, async_op=True)
+            dist.isend(torch.full((2,), float(rank)), 1 - rank)
+        block.wait()
+        assert y.tolist() == [1 - rank] * 2 and z.tolist() == [[1, rank]] * 2 and x.eq(1).all()
+
+    torch_ranks.run(2, body)
+
+
+def test_nothing_of_a_block_is_done_if_a_call_in_it_fails_and_the_group_works_on() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        x = torch.ones(2)
+        backend._start_coalescing()
+        backend.allreduce([x])
+        raises("no meaning", lambda: backend.allreduce([torch.ones(2)], _options(dist.ReduceOp.BAND)), NotImplementedError)
+        raises("cancelled", backend._end_coalescing, NotImplementedError)
+        assert x.tolist() == [1, 1]
+        dist.all_reduce(x)
+        assert x.tolist() == [2, 2]
+
+    torch_ranks.run(2, body)
+
+
+def _options(op: dist.ReduceOp) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+def test_a_block_that_an_exception_left_open_is_dropped_by_the_next_one() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        x, y = torch.ones(2), torch.ones(2)
+        backend._start_coalescing()
+        left = backend.allreduce([x])
+        raises("has not ended", left.wait, ValueError)
+        backend._start_coalescing()
+        backend.allreduce([y])
+        backend._end_coalescing().wait()
+        assert x.tolist() == [1, 1] and y.tolist() == [2, 2]
+        raises("without startCoalescing", backend._end_coalescing, ValueError)
+
+    torch_ranks.run(2, body)
+
+
+def test_an_empty_block_is_done_at_once() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        backend._start_coalescing()
+        work = backend._end_coalescing()
+        work.wait()
+        assert work.is_completed()
+
+    torch_ranks.run(1, body)

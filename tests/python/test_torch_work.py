@@ -1,0 +1,379 @@
+"""Work: what an asynchronous operation tells, its futures, its timeouts, and how it fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import torch_ranks
+from torch_ranks import raises
+
+LATE = 0.6  # seconds by which a rank is late on purpose
+
+
+def seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)
+
+
+def test_a_work_is_not_completed_before_the_last_rank_has_called() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        dist.barrier()
+        x = torch.ones(1000)
+        if rank == 1:
+            time.sleep(LATE)
+        work = dist.all_reduce(x, async_op=True)
+        if rank == 0:
+            assert not work.is_completed() and not work.is_success() and work.exception() is None
+            raises("before its end", work.result)
+        work.wait()
+        assert work.is_completed() and work.is_success() and work.exception() is None
+        assert x.eq(2).all() and work.result()[0].data_ptr() == x.data_ptr()
+        assert work._get_duration() >= (0.5 * LATE * 1e3 if rank == 0 else 0)
+
+    torch_ranks.run(2, body)
+
+
+def test_is_completed_becomes_true_without_wait() -> None:
+    def body() -> None:
+        x = torch.ones(4, 4)
+        work = dist.all_reduce(x[:, 1], async_op=True)  # a copy is written back when it is done
+        end = time.monotonic() + 10
+        while not work.is_completed():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert work.is_success() and x[:, 1].eq(2).all() and x[:, 0].eq(1).all()
+
+    torch_ranks.run(2, body)
+
+
+def test_a_blocking_call_returns_when_its_result_is_there() -> None:
+    def body() -> None:
+        opts = dist.AllreduceOptions()
+        opts.asyncOp = False
+        x = torch.ones(3)
+        work = dist.group.WORLD.allreduce([x], opts)
+        assert work.is_completed() and work.is_success() and x.tolist() == [2, 2, 2]
+        assert work.get_future().wait()[0].data_ptr() == x.data_ptr()
+        assert work._get_duration() > 0
+
+    torch_ranks.run(2, body)
+
+
+def test_a_future_completes_when_the_operation_is_done_and_not_before() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        dist.barrier()
+        x = torch.ones(5)
+        if rank == 1:
+            time.sleep(LATE)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        if rank == 0:
+            assert not future.done()
+        halved = future.then(lambda f: f.value()[0] / 2)
+        assert halved.wait().tolist() == [1.0] * 5 and future.done()
+
+    torch_ranks.run(2, body)
+
+
+def test_a_callback_of_a_future_may_wait_for_another_collective() -> None:
+    def body() -> None:
+        def again(future: torch.futures.Future) -> torch.Tensor:
+            x = future.value()[0]
+            dist.all_reduce(x)
+            return x
+
+        x = torch.ones(3)
+        assert dist.all_reduce(x, async_op=True).get_future().then(again).wait().tolist() == [4.0] * 3
+
+    torch_ranks.run(2, body)
+
+
+def test_get_future_result_says_how_it_ended() -> None:
+    def body() -> None:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        assert work.get_future_result().wait() == dist._WorkResult.SUCCESS.value if hasattr(dist, "_WorkResult") else True
+        assert int(work.get_future_result().wait()) == 0
+
+    torch_ranks.run(2, body)
+
+
+def test_tensors_live_until_the_operation_is_done_though_nobody_holds_them() -> None:
+    def body() -> float:
+        rank = dist.get_rank()
+        if rank == 0:
+            for i in range(50):
+                dist.isend(torch.full((20_000,), float(i)), 1)  # Work and tensor are dropped at once
+                gc.collect()
+                torch.full((20_000,), -1.0)
+            dist.barrier()
+            return 0.0
+        time.sleep(LATE)
+        for i in range(50):
+            x = torch.empty(20_000)
+            dist.recv(x, 0)
+            assert x.eq(i).all()
+        dist.barrier()
+        return 1.0
+
+    assert torch_ranks.run(2, body) == [0.0, 1.0]
+
+
+def test_many_operations_in_flight_end_in_any_order_of_waiting() -> None:
+    def body() -> None:
+        tensors = [torch.full((64,), float(i)) for i in range(100)]
+        works = [dist.all_reduce(t, async_op=True) for t in tensors]
+        for work in reversed(works):
+            work.wait()
+        assert all(t.eq(2 * i).all() for i, t in enumerate(tensors))
+
+    torch_ranks.run(2, body)
+
+
+def test_sequence_numbers_agree_on_all_ranks_and_grow() -> None:
+    def body() -> list[int]:
+        backend = torch_ranks.backend()
+        backend._set_sequence_number_for_group()
+        seen = [backend._get_sequence_number_for_group()]
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+            seen.append(backend._get_sequence_number_for_group())
+        return seen
+
+    first, second = torch_ranks.run(2, body)
+    assert first == second and all(a < b for a, b in zip(first, first[1:], strict=False))
+
+
+def test_wait_with_a_timeout_gives_up_while_the_operation_goes_on() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        dist.barrier()
+        x = torch.ones(3)
+        if rank == 1:
+            time.sleep(LATE)
+        work = dist.all_reduce(x, async_op=True)
+        if rank == 0:
+            begin = time.monotonic()
+            raises("still runs", lambda: work.wait(seconds(0.1)))
+            assert time.monotonic() - begin < LATE and not work.is_completed()
+        assert work.wait(seconds(10)) and x.tolist() == [2, 2, 2]
+
+    torch_ranks.run(2, body)
+
+
+def test_an_operation_past_its_own_timeout_fails_and_names_the_missing_rank() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        dist.barrier()
+        if rank == 1:
+            time.sleep(3 * LATE)
+            return
+        opts = dist.AllreduceOptions()
+        opts.timeout = seconds(LATE)
+        work = dist.group.WORLD.allreduce([torch.ones(3)], opts)
+        begin = time.monotonic()
+        text = raises("timeout", work.wait, dist.DistBackendError)
+        assert "rank 1" in text and LATE / 2 < time.monotonic() - begin < 2 * LATE
+        assert work.is_completed() and not work.is_success()
+        raises("timeout", lambda: work.wait())  # again, as often as it is asked
+        assert "timeout" in str(work.exception())
+
+    torch_ranks.run(2, body)
+
+
+def test_the_groups_timeout_holds_where_a_call_gives_none() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(3 * LATE)
+            return
+        dist.group.WORLD.set_timeout(seconds(LATE))
+        begin = time.monotonic()
+        raises("rank 1", lambda: dist.all_reduce(torch.ones(3)))
+        assert time.monotonic() - begin < 2 * LATE
+
+    torch_ranks.run(2, body)
+
+
+def test_a_barriers_timeout_is_honoured() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(3 * LATE)
+            return
+        raises("rank 1", lambda: dist.barrier(timeout=seconds(LATE)))
+
+    torch_ranks.run(2, body)
+
+
+def test_monitored_barrier_of_the_backend_passes_and_names_who_is_missing() -> None:
+    def body() -> None:
+        backend = torch_ranks.backend()
+        backend.monitored_barrier(seconds(5))
+        if dist.get_rank() == 2:
+            time.sleep(3 * LATE)
+            return
+        raises("rank 2", lambda: backend.monitored_barrier(seconds(LATE), wait_all_ranks=True))
+
+    torch_ranks.run(3, body)
+
+
+def test_a_failed_operation_fails_its_future_too() -> None:
+    def body() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(3 * LATE)
+            return
+        opts = dist.AllreduceOptions()
+        opts.timeout = seconds(LATE)
+        future = dist.group.WORLD.allreduce([torch.ones(3)], opts).get_future()
+        raises("rank 1", future.wait)
+
+    torch_ranks.run(2, body)
+
+
+def test_the_death_of_a_rank_ends_the_others_operations() -> None:
+    def body() -> float:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        raises("rank 1", lambda: [dist.all_reduce(torch.ones(3)) for _ in range(2)], dist.DistBackendError)
+        return time.monotonic() - begin
+
+    taken = torch_ranks.run(3, body, expect={1: -9})
+    assert taken[1] is None and max(taken[0], taken[2]) < 2
+
+
+def test_abort_ends_a_wait_in_another_thread_and_on_other_ranks() -> None:
+    def body() -> None:
+        dist.barrier()
+        backend = torch_ranks.backend()
+        if dist.get_rank() == 0:
+            caught: list[str] = []
+            thread = threading.Thread(target=lambda: caught.append(raises("aborted", lambda: dist.recv(torch.ones(3), 1))))
+            thread.start()
+            time.sleep(0.2)
+            backend.abort()
+            thread.join(5)
+            assert caught and not thread.is_alive()
+        else:
+            raises("aborted", lambda: dist.recv(torch.ones(3), 0))
+        raises("aborted", lambda: dist.barrier())
+
+    torch_ranks.run(2, body)
+
+
+def test_other_python_threads_run_while_a_call_blocks() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        dist.barrier()
+        if rank == 1:
+            time.sleep(LATE)
+            dist.all_reduce(torch.ones(1))
+            dist.barrier()
+            torch_ranks.backend().barrier().wait()
+            return
+        ticks = 0
+        stop = threading.Event()
+
+        def tick() -> None:
+            nonlocal ticks
+            while not stop.is_set():
+                ticks += 1
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        dist.all_reduce(torch.ones(1))
+        stop.set()
+        thread.join()
+        assert ticks > 50
+        dist.barrier()
+        torch_ranks.backend().barrier().wait()
+
+    torch_ranks.run(2, body)
+
+
+def test_ctrl_c_ends_a_blocking_call() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(3 * LATE)
+            return
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(3))
+        except KeyboardInterrupt:
+            assert time.monotonic() - begin < 2 * LATE
+        else:
+            raise AssertionError("Ctrl-C was ignored")
+
+    torch_ranks.run(2, body)
+
+
+def test_ctrl_c_ends_wait() -> None:
+    def body() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(3 * LATE)
+            return
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            return
+        raise AssertionError("Ctrl-C was ignored")
+
+    torch_ranks.run(2, body)
+
+
+def test_an_async_barrier_does_not_block_and_a_barrier_does() -> None:
+    def body() -> float:
+        rank = dist.get_rank()
+        dist.barrier()
+        if rank == 1:
+            time.sleep(LATE)
+        begin = time.monotonic()
+        work = dist.barrier(async_op=True)
+        assert time.monotonic() - begin < LATE / 2
+        work.wait()
+        return time.monotonic() - begin
+
+    first, second = torch_ranks.run(2, body)
+    assert first > LATE / 2 > second
+
+
+def test_completion_hooks_see_every_operation() -> None:
+    def body() -> None:
+        seen: list[str] = []
+        group = dist.group.WORLD
+        group._register_on_completion_hook(lambda info: seen.append(info.op_type.name))
+        assert group._has_hooks()
+        dist.all_reduce(torch.ones(2))
+        dist.broadcast(torch.ones(2), 0, async_op=True).wait()
+        dist.all_reduce(torch.ones(2), async_op=True)
+        group._wait_for_pending_works()
+        assert sorted(seen) == ["ALLREDUCE", "ALLREDUCE", "BROADCAST"]
+
+    torch_ranks.run(2, body)
+
+
+def test_the_profiler_shows_the_operations() -> None:
+    def body() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            dist.all_reduce(torch.ones(4))
+            dist.broadcast(torch.ones(4), 0, async_op=True).wait()
+            torch_ranks.backend().barrier().wait()
+        names = {event.name for event in profile.events()}
+        assert {"isthmus:all_reduce", "isthmus:broadcast"} <= names, names
+
+    torch_ranks.run(2, body)

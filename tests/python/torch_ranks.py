@@ -1,0 +1,156 @@
+"""Runs a test's function on the ranks of a torch process group, each in a process of its own.
+
+The processes are forked by a server that has torch and the backend loaded and nothing else running: that takes milliseconds
+where a fresh interpreter takes seconds, and no rank inherits what the test process has done with the library.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+import isthmus.torch
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [  # what ranks import, imported once
+        "pytest",
+        "torch_ranks",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+GROUP_SECONDS = 20
+
+
+class RankError(AssertionError):
+    """A rank raised, died or did not end. The text has its traceback."""
+
+
+def init_group(folder: str, rank: int, world: int, seconds: float, options: Any = None) -> None:
+    """Joins the default group; the ranks of one test meet in a file."""
+    dist.init_process_group(
+        "isthmus",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=seconds),
+        pg_options=options,
+    )
+
+
+def _rank(connection: Any, folder: str, rank: int, world: int, task: bytes) -> None:
+    body, arguments, env, seconds, group_seconds, init = cloudpickle.loads(task)
+    faulthandler.dump_traceback_later(max(1, seconds - 2), exit=False)
+    os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    try:
+        if init:
+            init_group(folder, rank, world, group_seconds)
+        result = body(*arguments)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        connection.send_bytes(cloudpickle.dumps((True, result)))
+    except BaseException:
+        connection.send_bytes(cloudpickle.dumps((False, traceback.format_exc())))
+        sys.stderr.flush()
+        os._exit(1)  # a rank that failed may be in no state to say goodbye
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def run(
+    world: int,
+    body: Callable[..., Any],
+    *arguments: Any,
+    env: Mapping[str, str] | None = None,
+    seconds: float = 60,
+    group_seconds: float = GROUP_SECONDS,
+    init: bool = True,
+    expect: Mapping[int, int] | None = None,
+) -> list[Any]:
+    """body(*arguments) on `world` ranks, within `seconds`; the results by rank.
+
+    `expect` maps a rank to the exit status it must have where that is not 0 (-9 for a killed one); its result is None.
+    Without `init` the body makes its own groups.
+    """
+    expected = dict(expect or {})
+    task = cloudpickle.dumps((body, arguments, dict(env or {}), seconds, group_seconds, init))
+    with tempfile.TemporaryDirectory(prefix="isthmus-torch-") as folder:
+        processes, ends = [], []
+        for rank in range(world):
+            mine, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(target=_rank, args=(theirs, folder, rank, world, task), name=f"rank {rank}")
+            process.start()
+            theirs.close()
+            processes.append(process)
+            ends.append(mine)
+        deadline = time.monotonic() + seconds
+        results: list[Any] = [None] * world
+        problems = []
+        try:
+            for rank, (process, end) in enumerate(zip(processes, ends, strict=True)):
+                try:
+                    if not end.poll(max(0.0, deadline - time.monotonic())):
+                        problems.append(f"--- rank {rank}: no result within {seconds} s")
+                        continue
+                    good, value = cloudpickle.loads(end.recv_bytes())
+                    if good:
+                        results[rank] = value
+                    else:
+                        problems.append(f"--- rank {rank} raised\n{value}")
+                except EOFError:  # it ended without a word
+                    process.join(5)
+                    if process.exitcode != expected.get(rank, 0) or rank not in expected:
+                        problems.append(f"--- rank {rank}: exit status {process.exitcode} and no result")
+            for rank, process in enumerate(processes):
+                process.join(max(0.1, min(10.0, deadline + 5 - time.monotonic())))
+                if not problems and process.exitcode != expected.get(rank, 0):
+                    problems.append(f"--- rank {rank}: exit status {process.exitcode}, expected {expected.get(rank, 0)}")
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join(5)
+        if problems:
+            raise RankError("\n".join(problems))
+        return results
+
+
+def raises(text: str, body: Callable[[], Any], kind: type[BaseException] = RuntimeError) -> str:
+    """Calls body(), which must raise `kind` with `text` in its message; the message. For use inside ranks."""
+    try:
+        body()
+    except kind as error:
+        message = str(error)
+        assert text in message, f"expected {text!r} in: {message}"
+        return message
+    raise AssertionError(f"nothing was raised; expected {kind.__name__} with {text!r}")
+
+
+def backend() -> isthmus.torch.Backend:
+    """This rank's backend object of the default group."""
+    return isthmus.torch.backend_of()
+
+
+def repository() -> Path:
+    """The root of the sources."""
+    return Path(__file__).resolve().parent.parent.parent

@@ -1,0 +1,82 @@
+"""A wrong include is found: by the layering check, and by the compiler, which sees only the floors that a floor names."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import check_layers  # noqa: E402
+
+BUILD = ROOT / "build" / "release"
+
+
+@pytest.mark.parametrize(
+    ("floor", "text"),
+    [
+        ("base", '#include "plan/plan.hpp"\n'),
+        ("plan", '#include "net/wire.hpp"\n'),
+        ("reduce", '#include "topology/topology.hpp"\n'),
+        ("link", '#include "engine/op.hpp"\n'),
+        ("engine", "#include <isthmus/isthmus.h>\n"),
+        ("torch", '#include "engine/op.hpp"\n'),
+        ("comm", "#include <cuda.h>\n"),
+        ("observe", '#include "torch/backend.hpp"\n'),
+    ],
+)
+def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
+    assert len(check_layers.check_includes("x.cpp", floor, text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("floor", "text"),
+    [
+        ("plan", '#include "base/dtype.hpp"\n#include "topology/topology.hpp"\n#include <vector>\n'),
+        ("comm", '#include "net/wire.hpp"\n'),
+        ("api", "#include <isthmus/isthmus.h>\n"),
+        ("python", '#include "array.hpp"\n#include <isthmus/isthmus.h>\n'),
+    ],
+)
+def test_a_right_include_is_none(floor: str, text: str) -> None:
+    assert check_layers.check_includes("x.cpp", floor, text) == []
+
+
+def test_a_vendors_name_belongs_to_the_adapters() -> None:
+    assert len(check_layers.check_names("x.cpp", "engine", "auto s = cudaStreamCreate();\nncclComm_t c;\n")) == 2
+    assert check_layers.check_names("x.cpp", "ccl", "ncclComm_t c;\n") == []
+    assert check_layers.check_names("x.cpp", "engine", "// as ncclComm_t does\nint cudagraph;\n") == []
+
+
+def test_a_dependency_that_points_up_is_a_breach() -> None:
+    assert len(check_layers.check_cmake("plan", "isthmus_floor(plan SOURCES a.cpp DEPENDS base engine)")) == 1
+    assert check_layers.check_cmake("plan", "isthmus_floor(plan SOURCES a.cpp DEPENDS base topology)") == []
+
+
+def syntax(floor: str, tmp_path: Path, include: str) -> bool:
+    """Does a new file of `floor` with that include compile, with the flags of the floor's other files?"""
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    command = next(c for c in commands if c["file"].startswith(str(ROOT / "csrc" / floor) + "/"))
+    source = tmp_path / "probe.cpp"
+    source.write_text(f'#include "{include}"\n')
+    words = [word for word in shlex.split(command["command"]) if "ccache" not in word]
+    flags = [word for word in words[1 : words.index("-o")]] + ["-fsyntax-only", str(source)]
+    return subprocess.run([words[0], *flags], cwd=command["directory"], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("floor", "right", "wrong"),
+    [
+        ("base", "base/error.hpp", "topology/topology.hpp"),
+        ("plan", "topology/topology.hpp", "net/wire.hpp"),
+        ("reduce", "base/dtype.hpp", "plan/plan.hpp"),
+        ("comm", "engine/op.hpp", "isthmus/isthmus.h"),
+    ],
+)
+def test_the_compiler_finds_only_the_floors_below(floor: str, right: str, wrong: str, tmp_path: Path) -> None:
+    assert syntax(floor, tmp_path, right)
+    assert not syntax(floor, tmp_path, wrong)
