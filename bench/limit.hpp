@@ -1,0 +1,60 @@
+// What this machine can do, measured in the same run: the memory rate of STREAM-like kernels that all ranks run at once, and
+// a raw exchange over one TCP connection. Nothing here uses the library.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace isthmus::bench {
+
+double now_seconds();
+
+// Bytes a second as STREAM counts them (every read and every write once; the write-allocate traffic of plain stores is not
+// counted, so kernels with streaming stores show more).
+enum class Kernel { Add, Copy, AddStreaming, Count };
+inline constexpr size_t kKernels = static_cast<size_t>(Kernel::Count);
+using MemoryRates = std::array<double, kKernels>;
+const char *kernel_name(Kernel k);
+
+// Buffers for one rank's share of the measurement; `bytes` is the footprint of all three arrays together.
+class MemoryProbe {
+ public:
+  explicit MemoryProbe(size_t bytes);
+  // Runs every kernel for about `seconds` each, this rank's rates. The caller lines the ranks up before each call.
+  double run(Kernel k, double seconds);
+
+ private:
+  std::vector<float> a_, b_, c_;
+};
+
+// One variant of a full-duplex exchange: both sides send and receive the whole message at once on one thread each.
+struct Variant {
+  size_t piece;
+  bool small_target;
+};  // bytes a call; receive into one reused 256 KiB window, or the whole buffer
+std::array<Variant, 10> variants(size_t bytes);
+// Both ends call it with the same arguments; returns this end's seconds. Throws std::runtime_error.
+double exchange(int fd, const std::byte *send, std::byte *recv, size_t bytes, Variant v);
+// One message there and one back; `spin` polls instead of sleeping. Returns seconds, the median of `rounds`.
+double ping_pong(int fd, size_t bytes, int rounds, bool first, bool spin);
+
+// The best variant's rate in bytes a second in each direction (median of `rounds`, the slower end's time).
+struct RawRate {
+  double rate;
+  Variant best;
+  std::vector<double> medians;
+};
+RawRate raw_rate(int fd, size_t bytes, int rounds);
+
+int listen_loopback(uint16_t &port);
+int accept_one(int listener);
+int connect_loopback(uint16_t port);
+
+// `isthmus-bench --limit` and `--raw-tcp`: start the processes themselves and print JSON.
+int print_memory_limit(int ranks, size_t bytes);
+int print_raw_tcp(size_t bytes, size_t small_bytes, int rounds);
+
+}  // namespace isthmus::bench

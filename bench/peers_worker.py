@@ -1,0 +1,287 @@
+"""One rank of the comparison. `peers.py` starts it under mpirun; every rank holds all contenders and times them in turn.
+
+In each round every contender runs one block of the same work on the same buffers, with a barrier before it, so whatever
+else the machine does meets all alike. The order moves on by one from round to round. No contender has a thread that polls
+while another is timed: Open MPI progresses inside its calls, Gloo's and Isthmus' threads sleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+Call = Callable[[], object]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+CONTENDERS = ("isthmus", "openmpi", "torch_isthmus", "torch_gloo")
+STREAM_BYTES = 64 << 20  # the size at which the memory rate is measured along
+
+
+class Buffers:
+    """Arrays of one row: `small` has a rank's share, `large` what all ranks have together, `other` and `result` receive."""
+
+    def __init__(self, collective: str, nbytes: int, world: int) -> None:
+        total = nbytes // 4
+        shared = collective in ("all_gather", "reduce_scatter", "all_to_all")
+        self.count = max(1, total // world) if shared else max(1, total)  # of a block, or of the whole message
+        self.total = self.count * world if shared else self.count
+        self.block = np.ones(self.count, np.float32)
+        self.whole = np.ones(self.total, np.float32)
+        self.block_out = np.zeros(self.count, np.float32)
+        self.whole_out = np.zeros(self.total, np.float32)
+
+
+class Rank:
+    def __init__(self, contenders: tuple[str, ...], block_seconds: float, rounds: int) -> None:
+        self.mpi = MPI.COMM_WORLD
+        self.rank, self.world = self.mpi.Get_rank(), self.mpi.Get_size()
+        self.contenders, self.block_seconds, self.rounds = contenders, block_seconds, rounds
+        self.versions = {"openmpi": MPI.Get_library_version().split(",")[0], "numpy": np.__version__}
+        self.isthmus: Any = None
+        self.groups: dict[str, Any] = {}
+        if "isthmus" in contenders:
+            import isthmus
+
+            self.isthmus = isthmus.from_mpi(self.mpi)
+            self.versions["isthmus"] = isthmus.__version__
+        if any(name.startswith("torch") for name in contenders):
+            self.start_torch()
+        self.pin()
+
+    def start_torch(self) -> None:
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        torch.set_num_threads(1)
+        self.versions["torch"] = torch.__version__
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        port = 0
+        if self.rank == 0:
+            self.store = dist.TCPStore("127.0.0.1", 0, self.world, True, wait_for_workers=False)
+            port = self.store.port
+        port = self.mpi.bcast(port)
+        if self.rank != 0:
+            self.store = dist.TCPStore("127.0.0.1", port, self.world, False)
+        dist.init_process_group("gloo", store=self.store, rank=self.rank, world_size=self.world)
+        self.groups["torch_gloo"] = dist.group.WORLD
+        if "torch_isthmus" in self.contenders:
+            import isthmus.torch  # noqa: F401  (registers the backend)
+
+            self.groups["torch_isthmus"] = dist.new_group(backend="isthmus")
+
+    def pin(self) -> None:
+        """One core for the calling thread of each rank, as mpirun binds by default: two polling ranks on one core would
+        measure the scheduler. Threads that contenders have started by now (the first calls start them) stay free to move."""
+        b = Buffers("all_reduce", 8, self.world)
+        for call, _ in self.all_calls("all_reduce", b).values():
+            call()
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[self.rank % len(cores)]})
+
+    # ---- the work, as each contender's user writes it -------------------------------------------------------------------
+
+    def numpy_calls(self, collective: str, b: Buffers) -> dict[str, tuple[Call, np.ndarray]]:
+        """The call of each NumPy contender and the array in which its result stands."""
+        mpi, own, f32 = self.mpi, self.isthmus, MPI.FLOAT
+        peer, first = self.rank ^ 1, self.rank % 2 == 0
+
+        def mpi_ping_pong() -> None:
+            if first:
+                mpi.Send([b.whole, f32], peer)
+                mpi.Recv([b.whole_out, f32], peer)
+            else:
+                mpi.Recv([b.whole_out, f32], peer)
+                mpi.Send([b.whole, f32], peer)
+
+        def own_ping_pong() -> None:
+            if first:
+                own.send(b.whole, peer)
+                own.recv(b.whole_out, peer)
+            else:
+                own.recv(b.whole_out, peer)
+                own.send(b.whole, peer)
+
+        table: dict[str, tuple[Call, Call, np.ndarray]] = {
+            "all_reduce": (
+                lambda: own.all_reduce(b.whole, out=b.whole_out),
+                lambda: mpi.Allreduce([b.whole, f32], [b.whole_out, f32]),
+                b.whole_out,
+            ),
+            "all_gather": (
+                lambda: own.all_gather(b.block, b.whole_out),
+                lambda: mpi.Allgather([b.block, f32], [b.whole_out, f32]),
+                b.whole_out,
+            ),
+            "reduce_scatter": (
+                lambda: own.reduce_scatter(b.whole, out=b.block_out),
+                lambda: mpi.Reduce_scatter_block([b.whole, f32], [b.block_out, f32]),
+                b.block_out,
+            ),
+            "broadcast": (lambda: own.broadcast(b.whole), lambda: mpi.Bcast([b.whole, f32]), b.whole),
+            "all_to_all": (
+                lambda: own.all_to_all(b.whole, b.whole_out),
+                lambda: mpi.Alltoall([b.whole, f32], [b.whole_out, f32]),
+                b.whole_out,
+            ),
+            "send_recv": (own_ping_pong, mpi_ping_pong, b.whole_out),
+        }
+        own_call, mpi_call, result = table[collective]
+        calls: dict[str, tuple[Call, np.ndarray]] = {"isthmus": (own_call, result), "openmpi": (mpi_call, result)}
+        return {name: value for name, value in calls.items() if name in self.contenders}
+
+    def torch_call(self, collective: str, b: Buffers, group: Any) -> tuple[Call, np.ndarray]:
+        dist = self.dist
+        block, whole = self.torch.from_numpy(b.block), self.torch.from_numpy(b.whole)
+        block_out, whole_out = self.torch.from_numpy(b.block_out), self.torch.from_numpy(b.whole_out)
+        peer, first = self.rank ^ 1, self.rank % 2 == 0
+
+        def ping_pong() -> None:
+            if first:
+                dist.send(whole, peer, group=group)
+                dist.recv(whole_out, peer, group=group)
+            else:
+                dist.recv(whole_out, peer, group=group)
+                dist.send(whole, peer, group=group)
+
+        table: dict[str, tuple[Call, np.ndarray]] = {
+            "all_reduce": (lambda: dist.all_reduce(whole, group=group), b.whole),
+            "all_gather": (lambda: dist.all_gather_into_tensor(whole_out, block, group=group), b.whole_out),
+            "reduce_scatter": (lambda: dist.reduce_scatter_tensor(block_out, whole, group=group), b.block_out),
+            "broadcast": (lambda: dist.broadcast(whole, 0, group=group), b.whole),
+            "all_to_all": (lambda: dist.all_to_all_single(whole_out, whole, group=group), b.whole_out),
+            "send_recv": (ping_pong, b.whole_out),
+        }
+        return table[collective]
+
+    def all_calls(self, collective: str, b: Buffers) -> dict[str, tuple[Call, np.ndarray]]:
+        calls = self.numpy_calls(collective, b)
+        for name, group in self.groups.items():
+            if name in self.contenders:
+                calls[name] = self.torch_call(collective, b, group)
+        return calls
+
+    # ---- checking and timing ---------------------------------------------------------------------------------------------
+
+    def check(self, name: str, collective: str, b: Buffers, call: Call, result: np.ndarray) -> None:
+        """Runs the call once on known data: small integers, so that every sum is exact."""
+
+        def data(rank: int, count: int) -> np.ndarray:
+            return ((np.arange(count) * 7 + rank * 3) % 11).astype(np.float32)
+
+        ranks, n = range(self.world), b.count
+        b.block[:] = data(self.rank, n)
+        b.whole[:] = data(self.rank, b.total)
+        b.block_out[:], b.whole_out[:] = -1, -1
+        call()
+        total = np.sum([data(r, b.total) for r in ranks], axis=0, dtype=np.float32)
+        own = slice(self.rank * n, (self.rank + 1) * n)
+        want = {
+            "all_reduce": lambda: total,
+            "all_gather": lambda: np.concatenate([data(r, n) for r in ranks]),
+            "reduce_scatter": lambda: total[own],
+            "broadcast": lambda: data(0, b.total),
+            "all_to_all": lambda: np.concatenate([data(r, b.total)[own] for r in ranks]),
+            "send_recv": lambda: data(self.rank ^ 1, b.total),
+        }[collective]()
+        wrong = self.mpi.allreduce(int((result != want).sum()))
+        if wrong:
+            raise SystemExit(f"peers: {name} {collective} of {b.total * 4} bytes: {wrong} wrong elements")
+        b.whole[:] = 0  # sums in place stay finite
+
+    def meet(self) -> None:
+        """A barrier that leaves the processor to others: a rank that is done must not poll while another still works."""
+        request = self.mpi.Ibarrier()
+        while not request.Test():
+            time.sleep(50e-6)
+
+    def block(self, call: Call, iterations: int) -> float:
+        """Seconds of one call on the slowest rank."""
+        self.meet()
+        self.mpi.Barrier()
+        start = time.perf_counter()
+        for _ in repeat(None, iterations):
+            call()
+        spent = time.perf_counter() - start
+        self.meet()
+        return self.mpi.allreduce(spent, MPI.MAX) / iterations
+
+    def iterations(self, call: Call) -> int:
+        """As many as fit a block, the same on all ranks."""
+        count, spent = 1, 0.0
+        while True:
+            spent = self.block(call, count)
+            if count * spent > self.block_seconds / 8 or count >= 100_000:
+                return max(3, min(100_000, int(self.block_seconds / max(spent, 1e-9))))
+            count *= 4
+
+    def row(self, collective: str, nbytes: int) -> dict[str, Any]:
+        b = Buffers(collective, nbytes, self.world)
+        calls = self.all_calls(collective, b)
+        for name, (call, result) in calls.items():
+            self.check(name, collective, b, call, result)
+        work = {name: call for name, (call, _) in calls.items()}
+        if collective == "all_reduce" and nbytes == STREAM_BYTES:
+            extra = np.ones(b.total, np.float32)
+            work["stream_add"] = lambda: np.add(b.whole, extra, out=b.whole_out)
+        iterations = {name: self.iterations(call) for name, call in work.items()}
+        halves = 2 if collective == "send_recv" else 1  # a ping-pong is two messages
+        times: dict[str, list[float]] = {name: [] for name in work}
+        names = list(work)
+        for number in range(self.rounds):
+            for i in range(len(names)):
+                name = names[(i + number) % len(names)]
+                times[name].append(self.block(work[name], iterations[name]) / halves)
+        row = {"collective": collective, "bytes": b.total * 4, "ranks": self.world}
+        return {**row, "iterations": iterations, "seconds": times}
+
+    def close(self) -> None:
+        if self.isthmus is not None:
+            self.isthmus.destroy()
+        if self.groups:
+            self.dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="one rank of bench/peers.py; run that")
+    parser.add_argument("--contenders", required=True)
+    parser.add_argument("--collectives", required=True)
+    parser.add_argument("--sizes", required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--block", type=float, required=True)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    rank = Rank(tuple(args.contenders.split(",")), args.block, args.rounds)
+    rows = []
+    for collective in args.collectives.split(","):
+        for size in map(int, args.sizes.split(",")):
+            rows.append(rank.row(collective, size))
+            if rank.rank == 0:
+                median = {name: round(float(np.median(t)) * 1e6, 2) for name, t in rows[-1]["seconds"].items()}
+                line = f"# {rank.world} ranks {collective:14s} {rows[-1]['bytes']:>9d} B  us: {median}"
+                print(line, file=sys.stderr, flush=True)
+    if rank.rank == 0:
+        with open(args.out, "w") as file:
+            json.dump({"versions": rank.versions, "rows": rows}, file)
+    rank.close()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        MPI.COMM_WORLD.Abort(1)

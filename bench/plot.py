@@ -1,0 +1,123 @@
+"""Plots of what peers.py and isthmus-bench --json measured.
+
+    python bench/plot.py bench/results/peers.json      # peers.png and peers.svg beside it
+    python bench/plot.py rows.json                     # the same for a file of isthmus-bench --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers_targets import LABELS
+
+COLOURS = {"isthmus": "#0072b2", "openmpi": "#d55e00", "torch_isthmus": "#56b4e9", "torch_gloo": "#e69f00"}
+COLOURS["isthmus_c"] = "#009e73"
+MARKS = {"isthmus": "o", "openmpi": "s", "torch_isthmus": "^", "torch_gloo": "v", "isthmus_c": "D"}
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("plot: needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "isthmus"  # the same figures give the same file
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def finish(figure: Any, text: str, path: Path) -> list[Path]:
+    figure.text(0.01, 0.005, text, fontsize=7, family="monospace", color="#444444", wrap=True)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    figure.savefig(files[0], dpi=110)
+    figure.savefig(files[1], metadata={"Date": None})
+    return files
+
+
+def log_axes(axes: Any) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes")
+    axes.grid(True, which="major", alpha=0.3)
+
+
+def plot_peers(document: dict[str, Any], path: Path) -> list[Path]:
+    """One panel a collective: median time against size, the bars are the middle half of the rounds."""
+    plt = pyplot()
+    panels: dict[tuple[str, str], dict[str, list[tuple[int, list[float]]]]] = {}
+    for row in document["rows"]:
+        if row["part"] not in ("two", "four", "c"):
+            continue
+        part = "two" if row["part"] == "c" else row["part"]
+        for name, times in row["seconds"].items():
+            if name in COLOURS:
+                panels.setdefault((part, row["collective"]), {}).setdefault(name, []).append((row["bytes"], times))
+    if not panels:
+        return []
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, grid = plt.subplots(lines, columns, figsize=(4.4 * columns, 3.6 * lines + 0.5), squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, ((part, collective), contenders) in zip(grid.flat, panels.items(), strict=False):
+        for name, points in contenders.items():
+            points.sort()
+            middle = [statistics.median(t) * 1e6 for _, t in points]
+            ordered = [sorted(t) for _, t in points]
+            low = [m - t[len(t) // 4] * 1e6 for m, t in zip(middle, ordered, strict=True)]
+            high = [t[-1 - len(t) // 4] * 1e6 - m for m, t in zip(middle, ordered, strict=True)]
+            look = {"color": COLOURS[name], "marker": MARKS[name], "markersize": 4, "linewidth": 1.3, "capsize": 2}
+            axes.errorbar([b for b, _ in points], middle, yerr=[low, high], label=LABELS[name], **look)
+        log_axes(axes)
+        axes.set_title(f"{collective}, {part} ranks", fontsize=10)
+        axes.set_ylabel("time (us), less is better")
+        axes.legend(fontsize=7)
+    machine = document["machine"]
+    text = f"{document['command']}   {document['date']}   {machine['processor']}, {machine['cores']} cores"
+    return finish(figure, text, path)
+
+
+def plot_bench(document: dict[str, Any], path: Path) -> list[Path]:
+    """isthmus-bench --json: time with its 99th percentile, and bus bandwidth."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    series: dict[str, list[dict[str, Any]]] = {}
+    for row in document["rows"]:
+        if row["size"] > 0:
+            series.setdefault(f"{row['collective']} {row['type']} {row['redop']}".replace(" none", ""), []).append(row)
+    for name, rows in series.items():
+        sizes = [r["size"] for r in rows]
+        line = left.plot(sizes, [r["out_of_place"]["p50_us"] for r in rows], marker="o", markersize=3, label=name)[0]
+        left.plot(sizes, [r["out_of_place"]["p99_us"] for r in rows], linestyle=":", color=line.get_color())
+        rates = [max(r["out_of_place"]["bus_bw"], 1e-6) for r in rows]
+        right.plot(sizes, rates, marker="o", markersize=3, color=line.get_color())
+    for axes, label in ((left, "time (us): median, dotted p99"), (right, "bus bandwidth (GB/s)")):
+        log_axes(axes)
+        axes.set_ylabel(label)
+    left.legend(fontsize=7)
+    machine = document["machine"]
+    text = f"{' '.join(document['command'])}   {document['date']}   {machine['processor']}, {machine['cores']} cores"
+    return finish(figure, text, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="JSON of peers.py or of isthmus-bench --json")
+    parser.add_argument("--out", type=Path, help="name of the pictures without its ending (beside the file)")
+    args = parser.parse_args()
+    document = json.loads(args.file.read_text())
+    draw = plot_bench if document.get("tool") == "isthmus-bench" else plot_peers
+    files = draw(document, args.out or args.file.with_suffix(""))
+    print("\n".join(map(str, files)) if files else "plot: nothing to draw")
+    return 0 if files else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+// What the bench prints and writes: nccl-tests' table, our second table on comment lines, and the two JSON forms.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "measure.hpp"
+
+namespace isthmus::bench {
+
+struct RankLine {
+  int rank, process_id;
+  std::string host, island;
+};
+
+struct Row {
+  Task task;
+  Timing out_of_place, in_place;
+  bool has_in_place = false;
+};
+
+class Report {  // on rank 0
+ public:
+  Report(const Options &options, int world, std::string how, std::vector<RankLine> ranks);
+  void begin(Collective c);
+  void add(Row row);
+  void end();
+  int finish();  // writes the JSON files; the exit status: 1 where an element was wrong
+
+ private:
+  void print_row(const Row &row);
+  void print_details();
+  const Options &options_;
+  int world_;
+  std::string how_;
+  std::vector<RankLine> ranks_;
+  std::vector<Row> rows_;  // of all collectives
+  size_t first_ = 0;       // of the collective in hand
+  std::string start_time_;
+};
+
+}  // namespace isthmus::bench
