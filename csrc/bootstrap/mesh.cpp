@@ -81,10 +81,13 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-Mesh::State::~State() {
+Mesh::State::~State() { shut_down(); }
+
+void Mesh::State::shut_down() {
+  if (!thread.joinable()) return;
   stop.store(true, std::memory_order_release);
   wake();
-  if (thread.joinable()) thread.join();
+  thread.join();
 }
 
 void Mesh::State::wake() const noexcept {
@@ -106,6 +109,10 @@ Mesh::Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t ar
 
 Mesh::~Mesh() {
   if (forked()) static_cast<void>(state_.release());  // its thread and descriptors exist in the parent only
+}
+
+void Mesh::shut_down() noexcept {
+  if (!forked()) state_->shut_down();
 }
 
 const Endpoint &Mesh::self() const noexcept { return state_->self; }

@@ -70,6 +70,8 @@ class Mesh {
   // whose route chooses the interface (the rendezvous address); may be empty. Throws Error.
   Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t arena_bytes, const std::string &route_hint);
   ~Mesh();  // closes everything, joins the thread; bounded in time
+  // Says farewell to the peers and joins the thread: no event comes after it, and nothing is sent. Idempotent; one thread.
+  void shut_down() noexcept;
   const Endpoint &self() const noexcept;
   // Job keys of the worlds this process takes part in; connections must prove one of them.
   void add_key(const Bytes16 &key);

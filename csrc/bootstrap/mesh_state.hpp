@@ -88,6 +88,7 @@ struct Mesh::State {
   std::thread thread;
 
   void wake() const noexcept;
+  void shut_down();
   Peer *find(uint32_t index);
 
   // ---- caller's threads (mesh_connect.cpp)

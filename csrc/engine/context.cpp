@@ -13,13 +13,18 @@
 namespace isthmus::engine {
 namespace {
 
+// How long a broken data link waits for the control connection to say why: a peer that leaves, aborts or dies says so there, and is
+// heard in the order in which it happened.
+constexpr int64_t kLinkGraceNs = 500'000'000;
+
 std::mutex current_mutex;
 std::weak_ptr<Context> current_context;
 std::atomic<int> local_ranks{1};
 thread_local bool own_thread = false;                       // the progress or the control thread
-thread_local bootstrap::Peer *current_link_peer = nullptr;  // whose link this thread drives just now
 
 }  // namespace
+
+thread_local Context::LinkSlot *Context::current_slot = nullptr;
 
 bool Context::oversubscribed() noexcept {
   static const int processors = [] {
@@ -79,7 +84,7 @@ Context::~Context() {
   progress_bell_.wake();
   arena_.doorbell().wake();
   progress_.join();
-  mesh_.reset();  // no more events
+  mesh_->shut_down();  // no more events; those that come until then still use mesh_
 }
 
 // ---- links ---------------------------------------------------------------------------------------------------------------------------
@@ -133,14 +138,14 @@ link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
 
 bool Context::drive_slot(LinkSlot &slot) {
   if (!slot.link->try_turn()) return false;
-  current_link_peer = slot.peer;
+  current_slot = &slot;
   bool moved = false;
   try {
     moved = slot.link->progress(*this);
   } catch (const std::exception &e) {  // out of memory for data that nobody has asked for yet
     broken(e.what());
   }
-  current_link_peer = nullptr;
+  current_slot = nullptr;
   slot.link->end_turn();
   return moved;
 }
@@ -341,9 +346,23 @@ void Context::received(const link::FrameHeader &h) {
 void Context::enter_own_thread() noexcept { own_thread = true; }
 
 void Context::broken(const std::string &why) {
-  bootstrap::Peer *peer = current_link_peer;
-  if (!peer) return;
-  for (const auto &m : members()) m->peer_lost(*peer, why);
+  LinkSlot *slot = current_slot;
+  if (!slot || !slot->peer) return;
+  slot->why = why;
+  slot->broken_ns.store(now_ns(), std::memory_order_release);
+  has_broken_.store(true, std::memory_order_release);
+}
+
+void Context::report_broken(int64_t now) noexcept {
+  if (!has_broken_.load(std::memory_order_acquire)) return;
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) {
+    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+    const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
+    if (since == 0 || now - since < kLinkGraceNs || slot.reported.exchange(true)) continue;
+    for (const auto &m : members())
+      m->peer_lost(*slot.peer, fmt::format("its data connection broke ({})", slot.why), "is cut off");
+  }
 }
 
 Context::Stats Context::stats() const {

@@ -67,6 +67,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   using Gone = std::shared_ptr<std::vector<std::atomic<bool>>>;
   void retire(uint32_t index, uint32_t epoch, Gone gone, std::function<bool()> safe, std::function<void()> free_it);
   void sweep() noexcept;
+  // Fails the members behind links that broke while the peer's control connection goes on as if nothing were wrong.
+  void report_broken(int64_t now) noexcept;
 
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
@@ -74,7 +76,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   struct Answer {
     uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
     int32_t waiting_on = -1;
-    uint8_t failed = 0, known = 0;
+    uint8_t failed = 0, known = 0, in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
     char busy[256] = {};  // what else that process waits for, may be empty
   };
   bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer);
@@ -90,7 +92,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) override;
   void on_lost(bootstrap::Peer &peer, const std::string &why) override;
   void on_tick() override;
-  // FrameSink, on whoever has a link's turn. broken() is told apart by the thread's current link.
+  // FrameSink, on whoever has a link's turn. broken() is told apart by the thread's current link, and only notes it: see report_broken.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
   void received(const link::FrameHeader &h) override;
   void broken(const std::string &why) override;
@@ -104,7 +106,11 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::unique_ptr<link::Link> link;
     link::ShmLink *shm = nullptr;
     uint64_t ring_offset = 0;
+    std::string why;  // published by broken_ns
+    std::atomic<int64_t> broken_ns{0};
+    std::atomic<bool> reported{false};
   };
+  static thread_local LinkSlot *current_slot;  // whose link this thread drives just now
   bool drive_slot(LinkSlot &slot);
   static void enter_own_thread() noexcept;
   void progress_loop();
@@ -121,7 +127,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::unique_ptr<LinkSlot>> links_;
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};
   std::atomic<uint32_t> link_count_{0};
-  std::atomic<bool> has_sockets_{false};
+  std::atomic<bool> has_sockets_{false}, has_broken_{false};
   std::vector<std::pair<bootstrap::Peer *, uint64_t>> early_rings_;  // StreamRing messages that came before our link
 
   mutable std::mutex members_mutex_;  // guards the table's growth and every change of it

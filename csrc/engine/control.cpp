@@ -121,6 +121,7 @@ void Context::on_lost(bootstrap::Peer &peer, const std::string &why) {
 void Context::on_tick() {
   enter_own_thread();
   sweep();
+  report_broken(now_ns());
 }
 
 Context::Answer Context::answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const {

@@ -59,12 +59,16 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
     a.what = last.what.load();
     a.bytes = last.bytes.load();
   }
-  if (a.entered <= a.done) {  // not inside a collective: the oldest message that it waits for
+  if (a.entered <= a.done) {  // not inside a collective: the message that a thread waits for, or else the oldest
     a.waiting_on = -1;
+    const Op *awaited = awaited_message_.load(std::memory_order_acquire);
     std::lock_guard lock(match_lock_);
     for (const OpList *list : {&posted_, &sending_, &receiving_})
-      for (const Op *o = list->head; o && a.waiting_on < 0; o = o->match_next)
-        a.waiting_on = o->source >= 0 ? o->source : o->call.root;
+      for (const Op *o = list->head; o && !a.in_message; o = o->match_next) {
+        const int peer = o->source >= 0 ? o->source : o->call.root;
+        a.in_message = o == awaited && peer >= 0;
+        if (a.waiting_on < 0 || a.in_message) a.waiting_on = peer;
+      }
   }
   return a;
 }
@@ -101,9 +105,10 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
       return fmt::format("{} has made no {} that matches; last heard {:.1f} s ago{}{}", rank_text(q), what, silent, busy,
                          chain);
     }
-    if (a.entered < op.sequence && a.entered > a.done && new_rank(a.waiting_on)) {  // held up in an operation before ours
+    if (a.entered < op.sequence && (a.entered > a.done || a.in_message) && new_rank(a.waiting_on)) {  // held up before ours
       seen.push_back(q);
-      chain += fmt::format(" (rank {} waits for rank {} in #{})", q, a.waiting_on, a.entered);
+      chain += a.in_message ? fmt::format(" (rank {} waits for a message of rank {})", q, a.waiting_on)
+                            : fmt::format(" (rank {} waits for rank {} in #{})", q, a.waiting_on, a.entered);
       q = a.waiting_on;
       continue;
     }

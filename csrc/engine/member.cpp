@@ -111,7 +111,9 @@ bool Member::drive_operations() noexcept {
       if (failed()) {
         const Status why = failure();
         if (pending_.load(std::memory_order_acquire) != 0) {
-          // Nothing of ours may touch user memory once an operation has ended: first the links forget us.
+          // Nothing of ours may touch user memory once an operation has ended: first the links forget us. Whoever saw no failure
+          // under the match lock has posted what it was about to post once we have had that lock.
+          { const std::lock_guard posted(match_lock_); }
           context_->cancel_on_links(*this);
           end_all(why.code, why.text);
           moved = true;
@@ -211,6 +213,8 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     if (now >= until_ns) break;
     if (now - looked > 1'000'000) {
       looked = now;
+      if (p2p) awaited_message_.store(op, std::memory_order_release);
+      context_->report_broken(now);
       check_deadlines(now);
       if (now - asked > 50'000'000) {
         asked = now;
@@ -229,6 +233,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     if (sockets) nap = std::min<int64_t>(nap, 1'000'000);
     context_->sleep(sockets, nap, [&] { return drive() || op->over(); });
   }
+  if (p2p) awaited_message_.store(nullptr, std::memory_order_release);
   waiters_.fetch_sub(1, std::memory_order_acq_rel);
   return over;
 }
@@ -311,12 +316,12 @@ void Member::flood(Code code, const std::string &text) noexcept {
   }
 }
 
-void Member::peer_lost(bootstrap::Peer &process, const std::string &why) noexcept {
+void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
   for (int q = 0; q < world_; ++q) {
     if (peers_[q].process != &process || peers_[q].left.load(std::memory_order_acquire)) continue;
     const std::string doing = waiting_text();
     fail(Code::PeerLost,
-         fmt::format("{} is gone: {}{}{}; start it again and make a new communicator", rank_text(q), why,
+         fmt::format("{} {}: {}{}{}; start it again and make a new communicator", rank_text(q), state, why,
                      doing.empty() ? "" : "; this rank was in ", doing),
          true);
     return;

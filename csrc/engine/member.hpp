@@ -114,7 +114,7 @@ class Member : public std::enable_shared_from_this<Member> {
   link::Accept accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
   void received_frame(const link::FrameHeader &h);
   void credit(uint32_t rank, uint64_t granted) noexcept;
-  void peer_lost(bootstrap::Peer &process, const std::string &why) noexcept;
+  void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void peer_left(uint32_t rank, uint64_t done) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
@@ -204,6 +204,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // published for diagnosis
   std::atomic<uint64_t> entered_{0}, done_{0};
   std::atomic<int32_t> waiting_on_{-1};
+  std::atomic<Op *> awaited_message_{nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
   // match lock
   mutable link::SpinLock match_lock_;

@@ -47,6 +47,12 @@ void Member::start_send(Op *op) noexcept {
   op->out.data = op->call.in;
   op->out.pending = nullptr;
   bool eager = total <= kEagerMessage;
+  match_lock_.lock();
+  if (failed()) {
+    match_lock_.unlock();
+    const Status why = failure();
+    return end_op(op, why.code, about(*op, why.text));
+  }
   if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p)) {
     p.bytes_out.fetch_sub(total, std::memory_order_relaxed);
     eager = false;
@@ -57,10 +63,10 @@ void Member::start_send(Op *op) noexcept {
   } else {
     op->out.header = header(*op, link::FrameKind::RequestToSend, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = nullptr;
-    std::lock_guard lock(match_lock_);
     sending_.append(op);
   }
   p.link->post(op->out);
+  match_lock_.unlock();
 }
 
 // Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
