@@ -20,7 +20,7 @@ constexpr int64_t kLinkGraceNs = 500'000'000;
 std::mutex current_mutex;
 std::weak_ptr<Context> current_context;
 std::atomic<int> local_ranks{1};
-thread_local bool own_thread = false;                       // the progress or the control thread
+thread_local bool own_thread = false;  // the progress or the control thread
 
 }  // namespace
 

@@ -76,8 +76,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   struct Answer {
     uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
     int32_t waiting_on = -1;
-    uint8_t failed = 0, known = 0, in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
-    char busy[256] = {};  // what else that process waits for, may be empty
+    uint8_t failed = 0, known = 0,
+            in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
+    char busy[256] = {};     // what else that process waits for, may be empty
   };
   bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer);
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;

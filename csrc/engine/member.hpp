@@ -204,7 +204,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // published for diagnosis
   std::atomic<uint64_t> entered_{0}, done_{0};
   std::atomic<int32_t> waiting_on_{-1};
-  std::atomic<Op *> awaited_message_{nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
+  std::atomic<Op *> awaited_message_{
+      nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
   // match lock
   mutable link::SpinLock match_lock_;

@@ -39,6 +39,11 @@ def test_doctor_gives_data_and_settings() -> None:
     assert "ISTHMUS_EAGER_BYTES" in listed.stdout and "one-hop" in listed.stdout
 
 
+def test_the_page_of_settings_is_the_librarys_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+    assert command("doctor", "--markdown").stdout == page.read_text(), "isthmus doctor --markdown > docs/settings.md"
+
+
 def test_doctor_names_a_bad_setting_and_ends_with_1() -> None:
     ended = command("doctor", "--no-test", env={"ISTHMUS_SPIN_US": "soon"})
     assert ended.returncode == 1

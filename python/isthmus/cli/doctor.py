@@ -41,12 +41,16 @@ def add_parser(subparsers: Any) -> None:
         "doctor", help="what is here, what is missing, does it work", description="Ends with 1 where something is broken."
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with its value, range and meaning")
+    parser.add_argument("--markdown", action="store_true", help="print nothing but the settings, as docs/settings.md has them")
     parser.add_argument("--json", action="store_true", help="print the data")
     parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.markdown:
+        print(settings_markdown(settings()), end="")
+        return 0
     findings = examine()
     test: dict[str, Any] | None = None
     if not options.no_test:
@@ -191,6 +195,25 @@ def settings_table(rows: list[dict[str, Any]]) -> Table:
         cells = [escape(str(row.get(key, ""))) for key in ("value", "default", "range", "meaning")]
         table.add_row(name, *cells)
     return table
+
+
+def settings_markdown(rows: list[dict[str, Any]]) -> str:
+    """docs/settings.md: made from the library's own table, so it cannot say anything else."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting is an environment variable of this name, or an entry of `settings=` at init (`\"CHUNK_BYTES=1M;LOG=info\"`, the",
+        "prefix may be left out), which goes before the environment. A value outside its range and a name that is not here are errors.",
+        "Settings marked *agreed* must be equal on all ranks; init compares them and names the ranks that differ. Bytes take K, M or G.",
+        "",
+        "| name | default | range | agreed | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        choices = str(row["range"]).replace("|", ", ")
+        default = f"`{row['default']}`" if row["default"] != "" else ""
+        lines.append(f"| `{row['name']}` | {default} | {choices} | {'yes' if row['agreed'] else ''} | {row['meaning']} |")
+    return "\n".join([*lines, "", "`isthmus doctor --settings` shows the values in force; `--markdown` prints this page.", ""])
 
 
 __all__ = ["add_parser", "examine", "run"]
