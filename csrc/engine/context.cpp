@@ -37,6 +37,7 @@ bool Context::oversubscribed() noexcept {
 void Context::note_local_ranks(int ranks) noexcept {
   int seen = local_ranks.load(std::memory_order_relaxed);
   while (seen < ranks && !local_ranks.compare_exchange_weak(seen, ranks)) {}
+  static_cast<void>(oversubscribed());  // counts the processors now, and not within an operation
 }
 
 std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::string &route_hint) {
