@@ -22,7 +22,7 @@ constexpr SettingRow kSettings[] = {
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
-    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "256K", 4096, 67108864, "", true,
+    {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "largest chunk of a pipelined message; a message has at most 64 chunks unless they would exceed 4 of these"},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},

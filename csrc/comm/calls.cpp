@@ -122,6 +122,7 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.chunk_bytes = chunk_bytes_;
   p.small_bytes = eager_bytes_;
   p.in_place = in_place;
+  p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());
   const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
   one_hop = member_->topology().flat && world > 1 && !is_v(c) && bytes <= eager_bytes_ &&

@@ -75,7 +75,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bootstrap::Bytes16 key_{};
   std::atomic<double> timeout_{300};
   std::atomic<bool> destroyed_{false};
-  uint64_t eager_bytes_ = 0, chunk_bytes_ = 0;
+  uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
   std::mutex split_mutex_;
 
   struct Shape {

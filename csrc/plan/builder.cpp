@@ -60,7 +60,10 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       varying(is_varying(p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {
-  stream = !varying && request.bytes >= request.stream_bytes && !request.in_place;
+  const Collective c = request.collective;
+  const bool blocks = c == Collective::AllGather || c == Collective::AllToAll || c == Collective::Gather;
+  const uint64_t output = request.bytes * (blocks ? static_cast<uint64_t>(world) : 1);
+  stream = !varying && output >= request.stream_bytes && !request.in_place;
 }
 
 void Builder::choose_chunk(uint64_t regions) {

@@ -129,10 +129,10 @@ struct Request {  // all of it agreed on all ranks but `rank`
   RedOp op = RedOp::Sum;
   int root = 0;        // send, recv: the peer
   uint64_t bytes = 0;  // of one block (all_reduce, reduce, broadcast: the message). v-collectives: 0, see `chunks`
-  uint64_t chunk_bytes = 256 * 1024;
+  uint64_t chunk_bytes = 128 * 1024;
   uint32_t max_slots = 4;           // taken as 2 where it is less, 64 where it is more
   uint64_t small_bytes = 8192;      // messages up to here cross a bridge in one hop (star), whole
-  uint64_t stream_bytes = 4 << 20;  // blocks from here on are written past the caches (hint)
+  uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 
