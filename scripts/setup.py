@@ -157,7 +157,7 @@ def main(goal: str) -> None:
         step(
             "requirements",
             digest([requirements, interpreter]),
-            lambda: True,
+            lambda: bool(answer(PYTHON, "import importlib.util as u; [u.find_spec(m).name for m in ('scikit_build_core', 'pytest', 'rich')]; print('yes')")),
             lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
         )
         if goal == "lint":

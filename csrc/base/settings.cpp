@@ -22,14 +22,16 @@ constexpr SettingRow kSettings[] = {
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
+    {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
+     "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: all alike"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "largest chunk of a pipelined message; a message has at most 64 chunks unless they would exceed 4 of these"},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::HeartbeatMs, "ISTHMUS_HEARTBEAT_MS", K::Integer, "100", 10, 60000, "", false,
-     "interval of heartbeats between processes; ten missed ones make a peer suspect"},
+     "interval of heartbeats between processes; a peer on another host whose network acknowledges none of 100 is lost", true},
     {Setting::Interface, "ISTHMUS_INTERFACE", K::Text, "", 0, 0, "", false,
-     "network interface or address to listen on; empty: the one that routes to the rendezvous address"},
+     "network interface or address to listen on; empty: the one that routes to the rendezvous address", true},
     {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
      "label of this rank's island; equal labels form one island"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
@@ -38,15 +40,15 @@ constexpr SettingRow kSettings[] = {
     {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
     {Setting::Rank, "ISTHMUS_RANK", K::Integer, "-1", -1, 16777215, "", false, "rank, where no launcher says it"},
     {Setting::RecorderEntries, "ISTHMUS_RECORDER_ENTRIES", K::Integer, "2048", 16, 1048576, "", false,
-     "operations that the flight recorder of a process keeps"},
+     "operations that the flight recorder of a process keeps", true},
     {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
-     "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores"},
+     "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
     {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
-     "host memory for slots, for the whole process"},
+     "host memory for slots, for the whole process", true},
     {Setting::TcpCreditBytes, "ISTHMUS_TCP_CREDIT_BYTES", K::Bytes, "16M", 65536, 1073741824, "", true,
      "bytes a peer may send on one communicator ahead of what was received"},
     {Setting::TcpStreams, "ISTHMUS_TCP_STREAMS", K::Integer, "2", 1, 64, "", true,
-     "TCP data connections for each pair of processes"},
+     "TCP data connections for each pair of processes", true},
     {Setting::Timeout, "ISTHMUS_TIMEOUT", K::Real, "300", 0.001, 1e9, "", false,
      "seconds: deadline of init and of each operation"},
     {Setting::WorldSize, "ISTHMUS_WORLD_SIZE", K::Integer, "-1", -1, 16777216, "", false,
@@ -181,6 +183,18 @@ void Settings::apply(std::string_view list) {
   }
 }
 
+void Settings::check_process_settings(const Settings &later) const {
+  for (const auto &row : kSettings) {
+    if (!row.process || !later.is_set(row.id)) continue;
+    const bool number = row.kind == K::Integer || row.kind == K::Bytes;
+    if (number ? integer(row.id) == later.integer(row.id) : text(row.id) == later.text(row.id)) continue;
+    fail(Code::Config,
+         "{}={}: this process has used {} since its first communicator, and the setting belongs to the process; give the "
+         "same value everywhere, or destroy all communicators first",
+         row.name, later.text(row.id), text(row.id).empty() ? "the default" : text(row.id));
+  }
+}
+
 std::string Settings::agreed_text() const {
   std::string out;
   for (const auto &row : kSettings)
@@ -199,6 +213,7 @@ std::string Settings::to_json() const {
                    {"default", row.fallback},
                    {"range", range_text(row)},
                    {"agreed", row.agreed},
+                   {"process", row.process},
                    {"meaning", row.meaning},
                    {"value", row.id == Setting::JobKey && is_set(row.id) ? "(set)" : text(row.id)},
                    {"given", is_set(row.id)}});

@@ -13,6 +13,7 @@ namespace isthmus {
 enum class Setting : int {
   Address,
   Bridge,
+  BridgeRates,
   ChunkBytes,
   EagerBytes,
   HeartbeatMs,
@@ -44,6 +45,7 @@ struct SettingRow {
   const char *choices;   // Choice: "auto|shm|tcp"
   bool agreed;           // changes plans: must be equal on all ranks of a communicator
   const char *meaning;
+  bool process = false;  // belongs to the process: the first communicator decides, a later one may not ask for another value
 };
 std::span<const SettingRow> setting_rows() noexcept;
 
@@ -60,9 +62,11 @@ class Settings {
   int64_t integer(Setting s) const noexcept { return values_[static_cast<int>(s)].integer; }  // Integer and Bytes
   double real(Setting s) const noexcept { return values_[static_cast<int>(s)].real; }
   bool is_set(Setting s) const noexcept { return values_[static_cast<int>(s)].given; }
+  // Throws Error(Config) where `later` sets a setting of the process to another value than this one has.
+  void check_process_settings(const Settings &later) const;
   // "ISTHMUS_CHUNK_BYTES=262144 ..." of the agreed rows: exchanged at init, compared by text.
   std::string agreed_text() const;
-  std::string to_json() const;  // array of {name, kind, default, range, agreed, meaning, value, given}
+  std::string to_json() const;  // array of {name, kind, default, range, agreed, process, meaning, value, given}
 
  private:
   struct Value {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
@@ -44,6 +45,8 @@ Peer *Mesh::State::claim(Arrival &&a) {
   p.reader = std::move(a.reader);
   p.shared = std::move(a.arena);
   if (a.local) p.pidfd = net::GuardedFd(net::peer_pidfd(a.fd.get()));
+  // Heartbeats are always on their way, so this tells of a host that has vanished.
+  if (!a.local) net::limit_unacknowledged(a.fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
   p.control = std::move(a.fd);
   Peer *raw = peer.get();
   peers.push_back(std::move(peer));

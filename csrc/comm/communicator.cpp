@@ -74,6 +74,19 @@ uint64_t stream_threshold(int local_ranks) {
   return 2 * bytes / static_cast<uint64_t>(std::max(local_ranks, 1));
 }
 
+// The entries of `rates` for islands that are in `t`: a communicator made by split need not have them all.
+std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
+  std::string out;
+  while (!rates.empty()) {
+    const size_t comma = rates.find(',');
+    const std::string_view entry = rates.substr(0, comma), label = entry.substr(0, entry.rfind(':'));
+    rates = comma == std::string_view::npos ? std::string_view{} : rates.substr(comma + 1);
+    if (std::any_of(t.groups.begin(), t.groups.end(), [&](const auto &g) { return g.island == label; }))
+      out += (out.empty() ? "" : ",") + std::string(entry);
+  }
+  return out;
+}
+
 uint32_t random32() {
   static thread_local std::mt19937 generator{std::random_device{}()};
   return static_cast<uint32_t>(generator());
@@ -193,6 +206,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   std::vector<topology::RankInfo> infos;
   for (const auto &r : ranks) infos.push_back(r.info);
   topology::Topology topology = topology::make_topology(infos, bridge);
+  const std::string &rates = settings.text(Setting::BridgeRates);
+  if (!known_key) topology::apply_rates(topology, rates);
+  else topology::apply_rates(topology, part_of_rates(topology, rates));
   const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
   std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);
   const int streams = static_cast<int>(settings.integer(Setting::TcpStreams));
@@ -244,6 +260,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                  name);
     for (auto &i : infos) i.host += "/" + i.process;
     topology = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
+    topology::apply_rates(topology, part_of_rates(topology, rates));
     for (int q = 0; q < world; ++q)
       if (processes[q]) connect(q, false);
   }

@@ -46,7 +46,10 @@ std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::s
          "this process was forked after Isthmus was used in its parent; call isthmus only in the parent, or start a new "
          "process");
   std::lock_guard lock(current_mutex);
-  if (auto c = current_context.lock()) return c;
+  if (auto c = current_context.lock()) {
+    c->settings_.check_process_settings(settings);
+    return c;
+  }
   // The last reference may fall on one of the context's own threads, which cannot join itself.
   std::shared_ptr<Context> c(new Context(settings, route_hint), [](Context *gone) {
     if (own_thread) std::thread([gone] { delete gone; }).detach();

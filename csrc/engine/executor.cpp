@@ -31,7 +31,36 @@ bool Member::start_plan(Op *op) noexcept {
   op->chunks = plan::chunks_of(p, op->operands());
   op->t = op->stage = op->step = 0;
   last_ring_ = op->sequence;
+  // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
+  if (p.pairwise_sizes)
+    for (int q = 0; q < world_; ++q)
+      mail_->block(q, world_, cell_bytes_).store(op->operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
   publish(op, ring_offset_);
+  if (p.pairwise_sizes)
+    for (int q = 0; q < world_; ++q)
+      if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
+  op->next_rank = 0;
+  return true;
+}
+
+bool Member::compare_sizes(Op *op) noexcept {
+  for (int q = static_cast<int>(op->next_rank); q < world_; ++q, op->next_rank = static_cast<uint32_t>(q)) {
+    if (q == rank_ || !peers_[q].mail) continue;
+    if (peers_[q].mail->description(op->sequence).sequence.load(std::memory_order_acquire) < op->sequence) {
+      op->blocked_on = q;
+      return false;
+    }
+    if (!check_peer(op, q)) return false;
+    const uint64_t sent = peers_[q].mail->block(rank_, world_, cell_bytes_).load(std::memory_order_relaxed);
+    const uint64_t expected = op->operands().out_bytes[static_cast<size_t>(q)];
+    if (sent == expected) continue;
+    const uint64_t size = dtype_size(op->call.dtype);
+    fail(Code::Mismatch,
+         fmt::format("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count", describe(*op),
+                     rank_text(q), sent / size, rank_, expected / size),
+         true);
+    return false;
+  }
   return true;
 }
 
@@ -70,9 +99,13 @@ std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept 
 Member::Outcome Member::run_plan(Op *op) noexcept {
   if (op->phase == Phase::Fresh) {
     if (!start_plan(op)) return Outcome::Blocked;
-    op->phase = Phase::Running;
+    op->phase = op->plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
   }
   const plan::Plan &p = *op->plan;
+  if (op->phase == Phase::Comparing) {
+    if (!compare_sizes(op)) return Outcome::Blocked;
+    op->phase = Phase::Running;
+  }
   if (op->phase == Phase::Running) {
     const uint32_t end = op->chunks == 0 ? 0 : op->chunks + p.max_skew;
     for (; op->t < end; ++op->t, op->stage = 0) {

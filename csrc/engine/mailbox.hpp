@@ -4,7 +4,8 @@
 //   lines 1..4   the plan's counters, a line each
 //   lines 5..12  descriptions of the last 8 collectives: what was called, and where its ring lies
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
-//   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it)
+//   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it), and the
+//                bytes of the block that this rank has for it in a collective whose sizes only the two of them know
 //
 // An operation's description is written before anything of it can be seen through a counter or a cell, so a reader that has seen
 // those may read it plainly; its words are atomics because a reader may also look early, to find a mismatch.
@@ -52,8 +53,9 @@ struct Mailbox {
     auto *first = reinterpret_cast<std::byte *>(this) + sizeof(Mailbox) + 2 * stride(cell_bytes);
     return reinterpret_cast<std::atomic<uint64_t> *>(first)[rank];
   }
+  std::atomic<uint64_t> &block(int rank, int world, uint64_t cell_bytes) noexcept { return consumed(world + rank, cell_bytes); }
   static uint64_t bytes(uint64_t cell_bytes, int world) noexcept {
-    return sizeof(Mailbox) + 2 * stride(cell_bytes) + static_cast<uint64_t>(world) * sizeof(uint64_t);
+    return sizeof(Mailbox) + 2 * stride(cell_bytes) + 2 * static_cast<uint64_t>(world) * sizeof(uint64_t);
   }
 };
 

@@ -250,7 +250,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
   queue_lock_.unlock();
   if (late) {
     const int q = late->blocked_on;
-    if (late->phase == Phase::Posted || late->phase == Phase::Running) {
+    if (late->phase == Phase::Posted || late->phase == Phase::Comparing || late->phase == Phase::Running) {
       if (q >= 0 && !check_peer(late, q)) late = nullptr;
       // A peer that has gone will send nothing more than what it had sent for the operations it ended.
       else if (q >= 0 && peers_[q].left.load(std::memory_order_acquire) && peers_[q].left_done.load() < late->sequence)

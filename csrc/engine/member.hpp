@@ -139,6 +139,7 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome run_step(Op *op, const plan::Step &step, uint32_t c) noexcept;
   bool all_done(uint64_t sequence, Op *op) noexcept;  // every peer in memory has ended `sequence`
   bool start_plan(Op *op) noexcept;
+  bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;
   Outcome send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept;

@@ -29,7 +29,7 @@ struct Call {  // what the user asked for, validated, in bytes
   double timeout = 0;  // seconds; > 0
 };
 
-enum class Phase : uint8_t { Fresh, Posted, Running, Draining };
+enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
 
 struct Op {
   Call call;
@@ -51,7 +51,7 @@ struct Op {
 
   // Progress, owned by the holder of the member's `exec` flag.
   Phase phase = Phase::Fresh;
-  uint32_t next_rank = 0;  // one-hop: first rank not yet seen
+  uint32_t next_rank = 0;  // one-hop, Comparing: first rank not yet seen
   uint32_t t = 0, chunks = 0, stage = 0, step = 0;
   bool receiving = false;   // the current Recv step has been posted
   int32_t blocked_on = -1;  // rank that the last try waited for

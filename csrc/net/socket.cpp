@@ -89,6 +89,11 @@ Address local_address(int fd) {
   return {reinterpret_cast<const sockaddr *>(&s), n};
 }
 
+void limit_unacknowledged(int fd, int ms) noexcept {
+  const unsigned limit = static_cast<unsigned>(ms);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+}
+
 int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;

@@ -16,6 +16,10 @@ int try_listen_tcp(const Address &address, UniqueFd &out);  // 0 or an errno
 UniqueFd listen_unix(const std::string &name);              // abstract name without the leading NUL
 Address local_address(int fd);
 
+// The connection fails (ETIMEDOUT) when what was sent on it has not been acknowledged for so long: the other host is gone, or the way to
+// it. A process that is merely stopped does not matter, its kernel acknowledges. No effect on Unix sockets.
+void limit_unacknowledged(int fd, int ms) noexcept;
+
 // One attempt; 0 or an errno (ETIMEDOUT at the deadline).
 int connect_tcp(const Address &address, Deadline deadline, UniqueFd &out);
 int connect_unix(const std::string &name, Deadline deadline, UniqueFd &out);

@@ -172,6 +172,7 @@ void plan_exchange(Builder &b) {
     }
   };
   if (b.count > 1) b.need_ring(gathers ? chunk : (b.count - 1) * chunk);
+  b.plan.pairwise_sizes = c == Collective::AllToAllV && b.count > 1;
 
   b.stage("copy in", 0);
   each_outside([&](int q) {

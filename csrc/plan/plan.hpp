@@ -147,6 +147,9 @@ struct Plan {
   uint64_t slot_bytes = 0;      // ring memory needed: slots * slot_bytes
   uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
   bool uses_links = false;      // has Send or Recv steps
+  // Sizes that only sender and receiver know (all_to_all_v): before its first step the engine compares them with every rank that shares
+  // memory, as each has published them. Links need no such look, their frames carry their size.
+  bool pairwise_sizes = false;
   uint64_t link_bytes = 0;      // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
   std::vector<Span> sources;

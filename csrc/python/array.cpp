@@ -269,7 +269,8 @@ bool Array::read_torch(PyObject *source, const char *call, const char *argument)
                       attribute_text(source, "device").c_str(), argument);
     return false;
   }
-  static PyObject *strided = loaded_object("torch", "strided");
+  static PyObject *strided = nullptr;  // not by an initializer, whose guard and the GIL could be taken in either order
+  if (!strided) strided = loaded_object("torch", "strided");
   PyObject *layout = PyObject_GetAttr(source, names.layout);
   Py_XDECREF(layout);  // torch's layouts live for ever
   if (layout != strided) {

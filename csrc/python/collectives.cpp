@@ -342,8 +342,13 @@ bool Launch::scale(PyObject *factor, isthmus_redop op) {
 }
 
 PyObject *new_array(const char *function, PyObject *like, long long extra) {
-  static PyObject *module = PyImport_ImportModule("isthmus._arrays");
-  if (!module) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_ImportError, "isthmus._arrays");
+  // Not a static initializer: the import gives the GIL away, and a second thread would wait for its guard with the GIL in its hands.
+  static PyObject *module = nullptr;
+  if (!module) {
+    PyObject *imported = PyImport_ImportModule("isthmus._arrays");
+    if (!imported) return nullptr;
+    module = imported;  // the module lives for ever; a thread that was here at the same time found the same one
+  }
   return PyObject_CallMethod(module, function, "OL", like, extra);
 }
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "base/error.hpp"
@@ -69,6 +71,30 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   t.weights.assign(t.groups.size(), 1.0);
   t.digest = digest_of(t);
   return t;
+}
+
+void apply_rates(Topology &t, std::string_view rates) {
+  std::string_view rest = rates;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    const std::string_view entry = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    const size_t colon = entry.rfind(':');
+    double rate = 0;
+    if (colon != std::string_view::npos) {
+      const auto [end, error] = std::from_chars(entry.data() + colon + 1, entry.data() + entry.size(), rate);
+      if (error != std::errc{} || end != entry.data() + entry.size()) rate = 0;
+    }
+    if (!(rate > 0 && rate <= 1e6))
+      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: '{}' is not label:rate with a rate above 0 and at most 1000000", rates,
+           entry);
+    bool found = false;
+    for (size_t g = 0; g < t.groups.size(); ++g)
+      if (t.groups[g].island == entry.substr(0, colon)) t.weights[g] = rate, found = true;
+    if (!found)
+      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is labelled '{}'", rates, entry.substr(0, colon));
+  }
+  t.digest = digest_of(t);
 }
 
 std::string to_json(const Topology &t) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace isthmus::topology {
@@ -48,6 +49,9 @@ uint64_t digest_of(const Topology &t) noexcept;
 
 // Throws Error(Config) where bridge is Shm and ranks of two islands are on different hosts.
 Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
+// Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
+// Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.
+void apply_rates(Topology &t, std::string_view rates);
 // {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"label", "ranks", "host", "hosts"}],
 //  "groups": [{"island", "host", "ranks", "weight"}], "ranks": [{"rank", "host", "hostname", "island", "device", "pid",
 //      ..}]}

@@ -93,6 +93,26 @@ def test_counts_of_v_collectives(zygote: Zygote, shape: str) -> None:
             assert failure["kind"] == "MismatchError" and "all_gather_v" in failure["text"], failure
 
 
+@pytest.mark.parametrize(("sent", "expected"), [(10, 11), (11, 10), (300_000, 299_999), (0, 5), (5, 0), (200_000, 5)])
+def test_sizes_that_only_two_ranks_know(zygote: Zygote, sent: int, expected: int) -> None:
+    """all_to_all_v in shared memory: what one sends and what the other expects are compared before anything moves."""
+
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=3)
+        give, take = [4, 4, 4], [4, 4, 4]
+        if me.rank == 0:
+            give[2] = sent
+        if me.rank == 2:
+            take[0] = expected
+        return me.caught(lambda: comm.all_to_all_v(np.ones(sum(give)), give, take))
+
+    with job(zygote, 3, body) as ranks:
+        for failure in results(ranks):
+            assert failure["kind"] == "MismatchError" and "all_to_all_v" in failure["text"], failure
+            assert f"rank 0 (pid {ranks[0].pid}" in failure["text"], failure
+            assert f"sends {sent} elements to rank 2, which expects {expected}" in failure["text"], failure
+
+
 @pytest.mark.parametrize(("sent", "expected"), [(10, 11), (400_000, 400_001), (10, 400_000), (400_000, 0)])
 def test_messages_of_another_size(zygote: Zygote, shape: str, sent: int, expected: int) -> None:
     def body(me: Me) -> Any:

@@ -204,15 +204,17 @@ def settings_markdown(rows: list[dict[str, Any]]) -> str:
         "",
         "Every setting is an environment variable of this name, or an entry of `settings=` at init (`\"CHUNK_BYTES=1M;LOG=info\"`, the",
         "prefix may be left out), which goes before the environment. A value outside its range and a name that is not here are errors.",
-        "Settings marked *agreed* must be equal on all ranks; init compares them and names the ranks that differ. Bytes take K, M or G.",
+        "Settings of *all ranks* must be equal on all of them; init compares them and names the ranks that differ. Those of the *process* are",
+        "taken by its first communicator; a later one that asks for another value gets an error. Bytes take K, M or G.",
         "",
-        "| name | default | range | agreed | meaning |",
+        "| name | default | range | belongs to | meaning |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         choices = str(row["range"]).replace("|", ", ")
         default = f"`{row['default']}`" if row["default"] != "" else ""
-        lines.append(f"| `{row['name']}` | {default} | {choices} | {'yes' if row['agreed'] else ''} | {row['meaning']} |")
+        scope = ", ".join(word for word, given in (("all ranks", row["agreed"]), ("process", row["process"])) if given)
+        lines.append(f"| `{row['name']}` | {default} | {choices} | {scope} | {row['meaning']} |")
     return "\n".join([*lines, "", "`isthmus doctor --settings` shows the values in force; `--markdown` prints this page.", ""])
 
 
