@@ -1,10 +1,11 @@
 // The C ABI. Translates; holds no algorithm. Every entry catches everything and leaves a text for isthmus_last_error().
 #include "isthmus/isthmus.h"
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 
 #include "base/clock.hpp"
 #include "comm/communicator.hpp"
@@ -27,10 +28,10 @@ static_assert(i::kRedOpCount == ISTHMUS_REDOP_COUNT && static_cast<int>(i::RedOp
 
 // A handle stays valid memory after destroy (it is small), so that use after destroy is an error and not a crash.
 struct isthmus_comm {
-  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Communicator> communicator;  // null once destroyed and left by all
   std::atomic<bool> destroyed{false};
-  std::mutex mutex;
-  isthmus_comm *next = nullptr;  // in the list of destroyed handles
+  std::atomic<uint32_t> inside{0};  // calls that use it just now
+  isthmus_comm *next = nullptr;     // in the list of destroyed handles
 };
 
 namespace {
@@ -56,12 +57,25 @@ isthmus_result guarded(F f) noexcept {
   }
 }
 
-// Keeps the communicator alive for the length of a call, also where another thread destroys it.
-std::shared_ptr<Communicator> live(isthmus_comm_t comm) {
-  if (!comm) i::fail(Code::Argument, "the communicator is NULL");
-  if (comm->destroyed.load(std::memory_order_acquire)) i::fail(Code::Argument, "the communicator was destroyed");
-  return comm->communicator;
-}
+// A call inside a communicator. While there is one, destroy does not let go of it; either this sees `destroyed`, or destroy sees this.
+class Inside {
+ public:
+  explicit Inside(isthmus_comm_t comm) : comm_(comm) {
+    if (!comm) i::fail(Code::Argument, "the communicator is NULL");
+    comm->inside.fetch_add(1, std::memory_order_seq_cst);
+    if (!comm->destroyed.load(std::memory_order_seq_cst)) return;
+    comm->inside.fetch_sub(1, std::memory_order_release);
+    i::fail(Code::Argument, "the communicator was destroyed");
+  }
+  ~Inside() { comm_->inside.fetch_sub(1, std::memory_order_release); }
+  Inside(const Inside &) = delete;
+  Inside &operator=(const Inside &) = delete;
+  Communicator *operator->() const noexcept { return comm_->communicator.get(); }
+  Communicator &operator*() const noexcept { return *comm_->communicator; }
+
+ private:
+  isthmus_comm_t comm_;
+};
 
 Op *op_of(isthmus_work_t work) { return reinterpret_cast<Op *>(work); }
 
@@ -99,11 +113,10 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.scale = c.scale;
       r.label = c.label;
     }
-    if (!comm || comm->destroyed.load(std::memory_order_acquire)) live(comm);
-    Communicator &communicator = *comm->communicator;
+    const Inside inside(comm);
+    Communicator &communicator = *inside;
     auto &member = communicator.member();
     if (blocking) {
-      // The caller keeps the handle for the length of the call, as it must; another thread's destroy waits for pending operations.
       Op *op = member.take_inline();
       const bool inline_op = op != nullptr;
       if (!op) op = OpPool::instance().take();
@@ -221,7 +234,7 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "split: result must not be NULL");
     *result = nullptr;
-    auto part = live(comm)->split(color, key, name ? name : "");
+    auto part = Inside(comm)->split(color, key, name ? name : "");
     if (part) {
       auto handle = std::make_unique<isthmus_comm>();
       handle->communicator = std::move(part);
@@ -239,43 +252,59 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
     if (i::bootstrap::forked()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
     comm->communicator->destroy();
-    std::lock_guard lock(comm->mutex);
-    comm->communicator.reset();
+    // Pending operations have ended, so other threads' calls are on their way out. One of this thread (destroy called from inside a
+    // call, by an interrupt check or a callback) is not: then the memory stays, it is only not used again.
+    const int64_t until = i::now_ns() + 2'000'000'000;
+    while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
+      comm->communicator->member().context().wake();
+      ::sched_yield();
+    }
+    if (comm->inside.load(std::memory_order_seq_cst) == 0) comm->communicator.reset();
     return ISTHMUS_OK;
   });
 }
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
-    live(comm)->abort(reason ? reason : "");
+    Inside(comm)->abort(reason ? reason : "");
     return ISTHMUS_OK;
   });
 }
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = live(comm)->member().failure();
+    const i::Status s = Inside(comm)->member().failure();
     return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
   });
 }
 
 isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds) {
   return guarded([&] {
-    live(comm)->set_timeout(seconds);
+    Inside(comm)->set_timeout(seconds);
     return ISTHMUS_OK;
   });
 }
 
-int isthmus_comm_rank(isthmus_comm_t comm) { return comm && !comm->destroyed ? comm->communicator->rank() : -1; }
-int isthmus_comm_size(isthmus_comm_t comm) { return comm && !comm->destroyed ? comm->communicator->size() : -1; }
+int isthmus_comm_rank(isthmus_comm_t comm) {
+  int rank = -1;
+  guarded([&] { return rank = Inside(comm)->rank(), ISTHMUS_OK; });
+  return rank;
+}
+int isthmus_comm_size(isthmus_comm_t comm) {
+  int size = -1;
+  guarded([&] { return size = Inside(comm)->size(), ISTHMUS_OK; });
+  return size;
+}
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
-  return comm && !comm->destroyed ? comm->communicator->member().sequence() : 0;
+  uint64_t sequence = 0;
+  guarded([&] { return sequence = Inside(comm)->member().sequence(), ISTHMUS_OK; });
+  return sequence;
 }
 
 isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "topology: json must not be NULL");
-    *json = copy_text(live(comm)->topology_json());
+    *json = copy_text(Inside(comm)->topology_json());
     return ISTHMUS_OK;
   });
 }
@@ -289,7 +318,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
       i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
-    const auto communicator = live(comm);
+    const Inside communicator(comm);
     bool one_hop = false;
     const auto r = communicator->plan_request(c, static_cast<i::DType>(dtype), static_cast<i::RedOp>(op), root,
                                               count * i::dtype_size(static_cast<i::DType>(dtype)), false, one_hop);
@@ -302,7 +331,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
 isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "dump: json must not be NULL");
-    *json = copy_text(i::observe::dump_json(*live(comm)));
+    *json = copy_text(i::observe::dump_json(*Inside(comm)));
     return ISTHMUS_OK;
   });
 }

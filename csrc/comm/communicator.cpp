@@ -54,12 +54,15 @@ class ParentExchange final : public bootstrap::Exchange {
     r.timeout = std::max(timeout, 0.001);
     r.label = "split";
     engine::Op *op = engine::OpPool::instance().take();
+    struct Release {
+      engine::Op *op;
+      ~Release() { engine::OpPool::instance().release(op); }
+    } release{op};
     parent_.prepare(r, *op);
     parent_.member().run(op);
     parent_.member().wait(op, INT64_MAX);
     const Code code = op->result;
     const std::string text = op->text;
-    engine::OpPool::instance().release(op);
     if (code != Code::Ok) throw Error(code, text);
   }
   Communicator &parent_;
@@ -187,10 +190,15 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     engine::Context &context;
     RankBlob &mine;
     bool &made;
+    const bootstrap::Bytes16 &key;
+    bool key_added = false;
     ~Undo() {
-      if (!made) context.arena().free_mailbox(mine.mailbox);
+      if (made) return;
+      context.arena().free_mailbox(mine.mailbox);
+      context.release_index(mine.index);
+      if (key_added) context.mesh().drop_key(key);
     }
-  } undo{*context, mine, made};
+  } undo{*context, mine, made, comm->key_};
 
   std::vector<RankBlob> ranks;
   const auto blobs = exchange.all_gather(pack(mine), deadline);
@@ -198,6 +206,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   compare(ranks);
   comm->key_ = ranks[0].key;
   mesh.add_key(comm->key_);
+  undo.key_added = true;
 
   // Connections. Which pairs need memory and which need streams follows from what all ranks know.
   const topology::Bridge bridge = settings.text(Setting::Bridge) == "tcp"   ? topology::Bridge::Tcp
@@ -355,6 +364,7 @@ Communicator::~Communicator() { destroy(); }
 void Communicator::destroy() noexcept {
   if (!member_ || destroyed_.exchange(true)) return;
   member_->leave(now_ns() + seconds_to_ns(timeout()));
+  context_->mesh().drop_key(key_);  // each communicator added it once
 }
 
 void Communicator::abort(const std::string &reason) noexcept {

@@ -52,6 +52,7 @@ std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::s
   }
   // The last reference may fall on one of the context's own threads, which cannot join itself.
   std::shared_ptr<Context> c(new Context(settings, route_hint), [](Context *gone) {
+    if (bootstrap::forked()) return;  // its threads and memory are the parent's
     if (own_thread) std::thread([gone] { delete gone; }).detach();
     else delete gone;
   });
@@ -156,6 +157,7 @@ bool Context::drive_slot(LinkSlot &slot) {
 
 bool Context::drive_links() noexcept {
   bool moved = false;
+  if (inside_link()) return false;
   const uint32_t n = link_count_.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) moved |= drive_slot(*link_table_[i].load(std::memory_order_acquire));
   return moved;
@@ -190,6 +192,11 @@ uint32_t Context::reserve_index() {
   }
   members_.emplace_back();
   return static_cast<uint32_t>(members_.size() - 1);
+}
+
+void Context::release_index(uint32_t index) {
+  std::lock_guard lock(members_mutex_);
+  free_indices_.push_back(index);
 }
 
 void Context::set_member(uint32_t index, std::shared_ptr<Member> member) {
@@ -267,6 +274,7 @@ void Context::progress_loop() {
   std::vector<std::shared_ptr<Member>> mine;
   uint64_t version = ~uint64_t{0};
   int64_t idle_since = 0, looked = 0;
+  uint32_t busy = 0;
   while (!stop_.load(std::memory_order_acquire)) {
     if (const uint64_t v = active_version_.load(std::memory_order_acquire); v != version) {
       std::lock_guard lock(active_mutex_);
@@ -295,7 +303,7 @@ void Context::progress_loop() {
     }
     if (moved) {
       idle_since = 0;
-      continue;
+      if (++busy % 1024 != 0) continue;  // traffic must not keep it from the clock
     }
     const int64_t now = now_ns();
     if (work && now - looked > 1'000'000) {
@@ -363,9 +371,8 @@ void Context::report_broken(int64_t now) noexcept {
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
-    if (since == 0 || now - since < kLinkGraceNs || slot.reported.exchange(true)) continue;
-    for (const auto &m : members())
-      m->peer_lost(*slot.peer, fmt::format("its data connection broke ({})", slot.why), "is cut off");
+    if (since == 0 || now - since < kLinkGraceNs || slot.peer->lost.load(std::memory_order_acquire)) continue;
+    for (const auto &m : members()) m->link_broken(slot.link.get(), slot.why);
   }
 }
 

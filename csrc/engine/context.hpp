@@ -46,6 +46,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // Members: index for frame headers. A reserved index drops frames until set.
   uint32_t reserve_index();
+  void release_index(uint32_t index);  // of no member
   void set_member(uint32_t index, std::shared_ptr<Member> member);
   // After this no thread of ours is inside the member on behalf of a link, and no link holds anything of it.
   void remove_member(uint32_t index);
@@ -69,6 +70,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void sweep() noexcept;
   // Fails the members behind links that broke while the peer's control connection goes on as if nothing were wrong.
   void report_broken(int64_t now) noexcept;
+  // This thread is inside a link's progress(): in a callback of an operation that ended there. It must not drive.
+  static bool inside_link() noexcept { return current_slot != nullptr; }
 
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
@@ -109,7 +112,6 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     uint64_t ring_offset = 0;
     std::string why;  // published by broken_ns
     std::atomic<int64_t> broken_ns{0};
-    std::atomic<bool> reported{false};
   };
   static thread_local LinkSlot *current_slot;  // whose link this thread drives just now
   bool drive_slot(LinkSlot &slot);

@@ -63,7 +63,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
     a.waiting_on = -1;
     const Op *awaited = awaited_message_.load(std::memory_order_acquire);
     std::lock_guard lock(match_lock_);
-    for (const OpList *list : {&posted_, &sending_, &receiving_})
+    for (const OpList *list : {&posted_, &sending_, &receiving_, &flowing_})
       for (const Op *o = list->head; o && !a.in_message; o = o->match_next) {
         const int peer = o->source >= 0 ? o->source : o->call.root;
         a.in_message = o == awaited && peer >= 0;
@@ -148,14 +148,49 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
   }
 }
 
-void Member::on_deadline(Op *op) noexcept {
-  int first = op->is_p2p() ? (op->source >= 0 ? op->source : op->call.root) : op->blocked_on;
+void Member::on_deadline(const Op &op) noexcept {
+  const int first = op.is_p2p() ? (op.source >= 0 ? op.source : op.call.root) : op.blocked_on;
   Code code = Code::Timeout;
   std::string who;
-  if (first < 0 || first == rank_) who = op->is_p2p() ? "no rank has sent a message that matches" : "it waited for no rank";
-  else who = culprit(*op, first, code);
-  const std::string text = fmt::format("{} did not finish within {:g} s: {}", describe(*op), op->call.timeout, who);
-  fail(code, text, true);
+  if (first < 0 || first == rank_) who = op.is_p2p() ? "no rank has sent a message that matches" : "it waited for no rank";
+  else who = culprit(op, first, code);
+  fail(code, fmt::format("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
+}
+
+// A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
+// counts only if the operation is still there afterwards.
+void Member::on_message_deadline(int64_t now) noexcept {
+  Op copy;
+  const Op *late = nullptr;
+  const auto lists = {&posted_, &sending_, &receiving_, &flowing_};
+  const auto gone = [&](const Op &o) {  // its peer has left, and what it had sent has had a second to come
+    if (o.call.root < 0 || !peers_[o.call.root].left.load()) return false;
+    return now - std::max(peers_[o.call.root].left_ns.load(), o.submitted_ns) > 1'000'000'000;
+  };
+  {
+    const std::lock_guard lock(match_lock_);
+    for (const OpList *list : lists)
+      for (const Op *o = list->head; o && !late; o = o->match_next)
+        if (now >= o->deadline_ns || gone(*o)) late = o;
+    if (!late) return;
+    copy.call = late->call;
+    copy.source = late->source;
+    copy.label = late->label;
+    copy.submitted_ns = late->submitted_ns;
+  }
+  const int first = copy.source >= 0 ? copy.source : copy.call.root;
+  Code code = Code::Timeout;
+  const std::string who =
+      first < 0 || first == rank_ ? "no rank has sent a message that matches" : culprit(copy, first, code);
+  {
+    const std::lock_guard lock(match_lock_);
+    bool there = false;
+    for (const OpList *list : lists)
+      for (const Op *o = list->head; o && !there; o = o->match_next)
+        there = o == late && o->submitted_ns == copy.submitted_ns;
+    if (!there) return;
+  }
+  fail(code, fmt::format("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who), true);
 }
 
 }  // namespace isthmus::engine

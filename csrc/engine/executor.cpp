@@ -56,8 +56,8 @@ bool Member::compare_sizes(Op *op) noexcept {
     if (sent == expected) continue;
     const uint64_t size = dtype_size(op->call.dtype);
     fail(Code::Mismatch,
-         fmt::format("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count", describe(*op),
-                     rank_text(q), sent / size, rank_, expected / size),
+         fmt::format("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
+                     describe(*op), rank_text(q), sent / size, rank_, expected / size),
          true);
     return false;
   }
@@ -117,9 +117,14 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
       }
     }
     op->phase = Phase::Draining;
+    op->next_rank = 0;
   }
   // The links may still read the user's memory.
-  if (op->pending_sends.load(std::memory_order_acquire) != 0) return Outcome::Blocked;
+  for (; p.uses_links && op->next_rank < static_cast<uint32_t>(world_); ++op->next_rank)
+    if (peers_[op->next_rank].in_link.load(std::memory_order_acquire) != 0) {
+      op->blocked_on = static_cast<int>(op->next_rank);
+      return Outcome::Blocked;
+    }
   return Outcome::Ended;
 }
 
@@ -211,9 +216,9 @@ Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint64_t bytes
   f->header.total = bytes;
   f->header.digest = op->digest;
   f->data = data;
-  f->pending = &op->pending_sends;
+  f->pending = &p.in_link;
   f->finished = give_frame;
-  op->pending_sends.fetch_add(1, std::memory_order_relaxed);
+  p.in_link.fetch_add(1, std::memory_order_relaxed);
   p.link->post(*f);
   return Outcome::Moved;
 }

@@ -53,7 +53,9 @@ struct Mailbox {
     auto *first = reinterpret_cast<std::byte *>(this) + sizeof(Mailbox) + 2 * stride(cell_bytes);
     return reinterpret_cast<std::atomic<uint64_t> *>(first)[rank];
   }
-  std::atomic<uint64_t> &block(int rank, int world, uint64_t cell_bytes) noexcept { return consumed(world + rank, cell_bytes); }
+  std::atomic<uint64_t> &block(int rank, int world, uint64_t cell_bytes) noexcept {
+    return consumed(world + rank, cell_bytes);
+  }
   static uint64_t bytes(uint64_t cell_bytes, int world) noexcept {
     return sizeof(Mailbox) + 2 * stride(cell_bytes) + 2 * static_cast<uint64_t>(world) * sizeof(uint64_t);
   }

@@ -11,6 +11,7 @@ namespace isthmus::engine {
 namespace {
 
 std::atomic<int (*)()> interrupt_check{nullptr};
+thread_local const Op *awaited_here = nullptr;  // by this thread, in wait()
 
 }  // namespace
 
@@ -43,6 +44,7 @@ Member::Member(MemberSetup s)
 }
 
 Member::~Member() {
+  if (bootstrap::forked()) return;  // the parent's memory
   for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
 }
 
@@ -106,6 +108,10 @@ bool Member::drive() noexcept {
 
 bool Member::drive_operations() noexcept {
   bool moved = false;
+  if (Context::inside_link()) {  // a callback that submits: this thread holds a link's turn, which ending operations needs
+    if (has_work()) context_->activate(*this);
+    return false;
+  }
   if (!exec_.test_and_set(std::memory_order_acquire)) {
     for (;;) {
       if (failed()) {
@@ -144,6 +150,10 @@ bool Member::drive_operations() noexcept {
       done_.store(op->sequence, std::memory_order_release);
       mail_->done.value.store(op->sequence, std::memory_order_release);
       waiting_on_.store(-1, std::memory_order_relaxed);
+      // Where it ended without having heard from everybody, somebody may wait for just this.
+      if (unchecked_ != 0)
+        for (int q = 0; q < world_; ++q)
+          if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
       end_op(op, Code::Ok, {});
     }
     exec_.clear(std::memory_order_release);
@@ -159,7 +169,8 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   const std::shared_ptr<Member> keep = op->keep;
   pending_.fetch_sub(1, std::memory_order_acq_rel);
   finish_op(op, code, std::move(text), end);
-  if (waiters_.load(std::memory_order_relaxed) > 1) context_->wake();  // it may be an inline op, whose thread sleeps
+  // It may be an inline op, whose thread sleeps; finish_op wakes for the others.
+  if (waiters_.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) context_->wake();
 }
 
 void Member::end_all(Code code, const std::string &text) noexcept {
@@ -173,7 +184,6 @@ void Member::end_all(Code code, const std::string &text) noexcept {
     queue_lock_.unlock();
     if (!op) break;
     op->queue_next = nullptr;
-    op->pending_sends.store(0, std::memory_order_relaxed);
     end_op(op, code, about(*op, text));
   }
   end_messages(code, text);
@@ -191,6 +201,9 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   int idle = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
   bool over = false;
+  const Op *const outer = awaited_here;  // a callback or a signal handler may wait inside a wait
+  awaited_here = op;
+  uint32_t busy = 0;
   for (;;) {
     bool moved = drive_operations();
     if (op->over()) {
@@ -201,9 +214,8 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     if (moved) {
       idle = 0;
       idle_since = 0;
-      continue;
-    }
-    if (++idle < polls) {
+      if (++busy % 1024 != 0) continue;  // traffic of others must not keep us from the clock
+    } else if (++idle < polls) {
       link::SpinLock::pause();
       continue;
     }
@@ -233,6 +245,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     if (sockets) nap = std::min<int64_t>(nap, 1'000'000);
     context_->sleep(sockets, nap, [&] { return drive() || op->over(); });
   }
+  awaited_here = outer;
   if (p2p) awaited_message_.store(nullptr, std::memory_order_release);
   waiters_.fetch_sub(1, std::memory_order_acq_rel);
   return over;
@@ -257,24 +270,9 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
         fail(Code::PeerLost, fmt::format("{}: {} has destroyed its side of the communicator", describe(*late), rank_text(q)),
              true);
     }
-    if (late && now >= late->deadline_ns) on_deadline(late);
+    if (late && now >= late->deadline_ns) on_deadline(*late);
   }
-  if (!failed()) {
-    Op *message = nullptr;
-    {
-      std::lock_guard lock(match_lock_);
-      for (OpList *list : {&posted_, &sending_, &receiving_})
-        for (Op *o = list->head; o && !message; o = o->match_next)
-          if (now >= o->deadline_ns || (o->call.root >= 0 && peers_[o->call.root].left.load() &&
-                                        now - peers_[o->call.root].left_ns.load() > 1'000'000'000))
-            OpPool::retain(message = o);
-    }
-    if (message) {
-      on_deadline(message);
-      if (message->inline_op) message->references.fetch_sub(1, std::memory_order_relaxed);
-      else OpPool::instance().release(message);
-    }
-  }
+  if (!failed()) on_message_deadline(now);
   exec_.clear(std::memory_order_release);
   if (failed()) drive();
   return now;
@@ -328,6 +326,15 @@ void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const c
   }
 }
 
+void Member::link_broken(const link::Link *link, const std::string &why) noexcept {
+  if (failed()) return;
+  for (int q = 0; q < world_; ++q) {
+    if (peers_[q].link != link || !peers_[q].process || peers_[q].left.load(std::memory_order_acquire)) continue;
+    peer_lost(*peers_[q].process, fmt::format("its data connection broke ({})", why), "is cut off");
+    return;
+  }
+}
+
 void Member::peer_left(uint32_t rank, uint64_t done) noexcept {
   if (rank >= static_cast<uint32_t>(world_)) return;
   peers_[rank].left_done.store(done, std::memory_order_relaxed);
@@ -353,6 +360,8 @@ void Member::leave(int64_t until_ns) noexcept {
     if (!drive()) ::sched_yield();
   }
   const uint64_t last = done_.load(std::memory_order_acquire);
+  // A peer may be inside an operation that failed here: it reads our slots until it has ended it too, or has left.
+  const uint64_t entered = entered_.load(std::memory_order_acquire);
   for (int q = 0; q < world_; ++q) {
     if (q == rank_) continue;
     struct {
@@ -376,13 +385,12 @@ void Member::leave(int64_t until_ns) noexcept {
   if (ring_offset_) rings.push_back(ring_offset_);
   ring_offset_ = ring_bytes_ = 0;
   const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world_));
-  for (int q = 0; q < world_; ++q) (*gone)[q].store(peers_[q].left.load());
   context_->retire(
       index_, epoch_, gone,
-      [readers, last, gone] {
+      [readers, entered, gone] {
         for (const auto &r : readers)
           if (!(*gone)[r.rank].load() && !(r.process && r.process->lost.load()) &&
-              r.mail->done.value.load(std::memory_order_acquire) < last)
+              r.mail->done.value.load(std::memory_order_acquire) < entered)
             return false;
         return true;
       },
@@ -390,6 +398,8 @@ void Member::leave(int64_t until_ns) noexcept {
         for (uint64_t offset : rings) context->arena().free_staging(offset);
         context->arena().free_mailbox(mailbox);
       });
+  for (int q = 0; q < world_; ++q)  // after retire(), which hears of those that leave from now on
+    if (peers_[q].left.load(std::memory_order_acquire)) (*gone)[q].store(true);
   context_->remove_member(index_);
 }
 
@@ -471,7 +481,7 @@ std::vector<Record> Member::in_flight() const {
   for (const Op *o = head_; o && out.size() < 4096; o = o->queue_next) add(o);
   queue_lock_.unlock();
   std::lock_guard lock(match_lock_);
-  for (const OpList *list : {&posted_, &sending_, &receiving_})
+  for (const OpList *list : {&posted_, &sending_, &receiving_, &flowing_})
     for (const Op *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
   return out;
 }

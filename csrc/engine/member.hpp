@@ -33,6 +33,7 @@ struct PeerRank {                      // what this member knows of one rank
   // plan data towards the peer (exec) and from it (match lock, but for `credit`)
   uint64_t frames_out = 0;
   std::atomic<uint64_t> bytes_out{0};                      // plan data and eager messages; any thread
+  std::atomic<uint32_t> in_link{0};                        // frames of the current plan whose data the link may still read
   std::atomic<uint64_t> credit{0};                         // bytes we may have sent in all
   uint64_t frames_in = 0, bytes_in = 0, credit_given = 0;  // match lock
   struct Unexpected {
@@ -46,18 +47,27 @@ struct PeerRank {                      // what this member knows of one rank
 };
 
 struct OpList {  // intrusive, in order, through Op::match_next
-  Op *head = nullptr;
+  Op *head = nullptr, **tail = &head;
+  OpList() = default;
+  OpList(const OpList &) = delete;
+  OpList &operator=(const OpList &) = delete;
   void append(Op *op) noexcept {
-    Op **at = &head;
-    while (*at) at = &(*at)->match_next;
     op->match_next = nullptr;
-    *at = op;
+    *tail = op;
+    tail = &op->match_next;
   }
   template <class M>
   Op *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
     for (Op **at = &head; *at; at = &(*at)->match_next)
-      if (Op *op = *at; match(op)) return *at = op->match_next, op;
+      if (Op *op = *at; match(op)) {
+        *at = op->match_next;
+        if (!*at) tail = at;
+        return op;
+      }
     return nullptr;
+  }
+  bool take(const Op *op) noexcept {
+    return take_first([op](const Op *o) { return o == op; }) != nullptr;
   }
 };
 
@@ -115,6 +125,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void received_frame(const link::FrameHeader &h);
   void credit(uint32_t rank, uint64_t granted) noexcept;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
+  void link_broken(const link::Link *link, const std::string &why) noexcept;
   void peer_left(uint32_t rank, uint64_t done) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
@@ -164,7 +175,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void end_messages(Code code, const std::string &text) noexcept;
   void end_all(Code code, const std::string &text) noexcept;
   void end_op(Op *op, Code code, std::string text) noexcept;
-  void on_deadline(Op *op) noexcept;
+  void on_deadline(const Op &op) noexcept;
+  void on_message_deadline(int64_t now) noexcept;
   std::string culprit(const Op &op, int first, Code &code) noexcept;
   std::string rank_text(int rank) const;
   std::string about(const Op &op, const std::string &text) const;  // the text, which begins with what the operation is
@@ -230,7 +242,9 @@ class Member : public std::enable_shared_from_this<Member> {
   };
   std::vector<std::unique_ptr<Arrived>> arrived_;  // in the order of their coming
   std::vector<std::unique_ptr<Arrived>> spare_;    // recycled, so that steady traffic allocates nothing
-  OpList posted_, sending_, receiving_;  // receives without a message; announced sends; receives whose data flows in
+  // Receives without a message; announced sends; receives whose data flows in; sends that the link has, and receives that have claimed a
+  // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
+  OpList posted_, sending_, receiving_, flowing_;
   std::atomic<uint64_t> next_message_{0};
 
   // failure

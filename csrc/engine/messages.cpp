@@ -32,6 +32,10 @@ void Member::sent(link::Outgoing &out) {
   Op *op = op_of(out);
   Member *m = op->member;
   const std::shared_ptr<Member> keep = op->keep;
+  {
+    const std::lock_guard lock(m->match_lock_);
+    m->flowing_.take(op);
+  }
   if (m->failed()) {
     const Status why = m->failure();
     m->end_op(op, why.code, m->about(*op, why.text));
@@ -53,13 +57,15 @@ void Member::start_send(Op *op) noexcept {
     const Status why = failure();
     return end_op(op, why.code, about(*op, why.text));
   }
-  if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p)) {
+  // Half of the window is for collectives: messages that nobody receives yet must not hold them up.
+  if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p) - credit_window_ / 2) {
     p.bytes_out.fetch_sub(total, std::memory_order_relaxed);
     eager = false;
   }
   if (eager) {
     op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = &Member::sent;
+    flowing_.append(op);
   } else {
     op->out.header = header(*op, link::FrameKind::RequestToSend, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = nullptr;
@@ -134,6 +140,7 @@ void Member::start_recv(Op *op) noexcept {
       }
       if (!a.complete) {
         a.claimed = op;
+        flowing_.append(op);
         return;
       }
       if (a.total) std::memcpy(op->call.out, a.data.data(), a.total);
@@ -231,6 +238,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
       }
       case link::FrameKind::ClearToSend:
         ready = sending_.take_first([&](const Op *o) { return o->message_id == h.id && o->call.root == source; });
+        if (ready) flowing_.append(ready);
         break;
       case link::FrameKind::MessageData:
         for (Op *o = receiving_.head; o; o = o->match_next)
@@ -275,6 +283,7 @@ void Member::received_message(const link::FrameHeader &h) {
         a.complete = true;
         if (a.claimed) {
           over = a.claimed;
+          flowing_.take(over);
           if (a.total) std::memcpy(over->call.out, a.data.data(), a.total);
           consumed(source, a.total);
           spare_.push_back(std::move(*it));
@@ -300,6 +309,7 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
         for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
           if ((*it)->claimed) {
             op = (*it)->claimed;
+            flowing_.take(op);
             arrived_.erase(it);
             break;
           }

@@ -66,7 +66,6 @@ void Op::reset() noexcept {
   received.store(0, std::memory_order_relaxed);
   match_next = nullptr;
   source = -1;
-  pending_sends.store(0, std::memory_order_relaxed);
   children.store(0, std::memory_order_relaxed);
   parent = nullptr;
   ended.store(0, std::memory_order_relaxed);

@@ -63,7 +63,6 @@ struct Op {
   Op *match_next = nullptr;  // in the list of posted receives or of pending sends
   int32_t source = -1;
 
-  std::atomic<uint32_t> pending_sends{0};  // frames whose data the links may still read
   // Group parent: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};
   Op *parent = nullptr;

@@ -60,7 +60,7 @@ class FrameSink {
   // when it was first asked. Must not block.
   virtual Accept accept(const FrameHeader &h, int64_t since_ns, std::byte *&to) = 0;
   virtual void received(const FrameHeader &h) = 0;  // the payload of a taken frame is complete
-  virtual void broken(const std::string &why) = 0;  // the link is dead; called once
+  virtual void broken(const std::string &why) = 0;  // the link is dead, and ends nothing more but by cancel(); called once
 };
 
 class Link {
@@ -70,7 +70,7 @@ class Link {
   // Moves what can be moved without blocking. True if anything moved. Only with the turn.
   virtual bool progress(FrameSink &sink) = 0;
   // Forgets everything of one rank's membership, index `ours`: queued frames (their `pending` falls), partly read payloads (the rest is drained),
-  // partly written ones (the rest is written as zeros). `theirs`: the peer's index of it, as in our outgoing headers; `source`: our
+  // partly written ones (the rest is copied, and goes out as it was). `theirs`: the peer's index of it, as in our outgoing headers; `source`: our
   // rank, since other ranks of this process may send to the same index.
   virtual void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) = 0;
   virtual bool idle() const noexcept = 0;                        // nothing queued, nothing half written

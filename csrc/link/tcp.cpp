@@ -18,7 +18,6 @@ constexpr uint32_t kPiece = 512 * 1024;    // of a bulk payload; the header's 64
 constexpr size_t kBuffer = 64 + 8 * 1024;  // one read takes a header and a small payload; larger payloads go past the buffer
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
-alignas(64) const std::byte kZeros[64 * 1024] = {};
 
 }  // namespace
 
@@ -30,7 +29,8 @@ struct TcpLink::Stream {
   const std::byte *data = nullptr;
   uint64_t sent = 0;  // of header and payload
   bool writing = false;
-  bool zeros = false;             // the operation was cancelled: the rest of the payload is zeros
+  std::vector<std::byte>
+      rest;  // the operation was cancelled: a copy of what is still to be sent, so that the frame stays whole
   std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
   // reading
   std::byte buffer[kBuffer];
@@ -75,7 +75,6 @@ bool TcpLink::next_piece(Stream &s, bool first) {
   if (bare || out->cut == out->header.total) queue->pop();
   s.sent = 0;
   s.writing = true;
-  s.zeros = false;
   writing_.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
@@ -91,11 +90,7 @@ bool TcpLink::write_stream(Stream &s, bool first, FrameSink &sink) {
     if (s.sent < sizeof(FrameHeader))
       parts[count++] = {reinterpret_cast<std::byte *>(&s.header) + s.sent, sizeof(FrameHeader) - s.sent};
     const uint64_t done = s.sent > sizeof(FrameHeader) ? s.sent - sizeof(FrameHeader) : 0;
-    if (done < s.header.bytes) {
-      const std::byte *from = s.zeros ? kZeros : s.data + done;
-      const size_t n = s.zeros ? std::min<uint64_t>(sizeof kZeros, s.header.bytes - done) : s.header.bytes - done;
-      parts[count++] = {const_cast<std::byte *>(from), n};
-    }
+    if (done < s.header.bytes) { parts[count++] = {const_cast<std::byte *>(s.data + done), s.header.bytes - done}; }
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = static_cast<size_t>(count);
@@ -115,6 +110,7 @@ bool TcpLink::write_stream(Stream &s, bool first, FrameSink &sink) {
     bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     if (s.sent < whole) continue;
     s.writing = false;
+    s.rest = {};
     writing_.fetch_sub(1, std::memory_order_relaxed);
     Outgoing *out = s.out;
     s.out = nullptr;
@@ -217,7 +213,16 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
     if (s->writing && s->out && s->header.member == theirs && s->header.epoch == epoch && s->header.source == source) {
       Outgoing *out = s->out;
       s->out = nullptr;
-      s->zeros = true;
+      if (s->sent == 0) {  // nothing of it has left
+        s->writing = false;
+        writing_.fetch_sub(1, std::memory_order_relaxed);
+      } else {
+        // The user has his buffer back, and the peer must not take anything else for his data: the abort goes another way and may be
+        // later. At most one piece, and never on the way of an operation that succeeds.
+        const uint64_t done = s->sent > sizeof(FrameHeader) ? s->sent - sizeof(FrameHeader) : 0;
+        s->rest.assign(s->data + done, s->data + s->header.bytes);
+        s->data = s->rest.data() - done;
+      }
       if (--out->pieces == 0 && out->cut == out->header.total) finish(*out);
     }
     if (s->have_header && s->in.member == ours && s->in.epoch == epoch) s->to = nullptr, s->taken = false;
@@ -230,18 +235,17 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
 
 void TcpLink::die(FrameSink &sink, const std::string &why) {
   if (dead_.exchange(true)) return;
+  // What was not sent has not succeeded, so nothing is finished here: it waits in the queues for cancel(), when the members fail.
   for (auto &s : streams_) {
     if (s->writing) {
       s->writing = false;
       writing_.fetch_sub(1, std::memory_order_relaxed);
       if (Outgoing *out = std::exchange(s->out, nullptr); out && --out->pieces == 0 && out->cut == out->header.total)
-        finish(*out);
+        bulk_.push(*out);
     }
     s->have_header = false;
     s->to = nullptr;
   }
-  for (OutQueue *queue : {&ordered_, &bulk_})
-    queue->remove_if([](const Outgoing &) { return true; }, [](Outgoing &o) { finish(o); });
   sink.broken(why);
 }
 

@@ -130,8 +130,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   int root = 0;        // send, recv: the peer
   uint64_t bytes = 0;  // of one block (all_reduce, reduce, broadcast: the message). v-collectives: 0, see `chunks`
   uint64_t chunk_bytes = 128 * 1024;
-  uint32_t max_slots = 4;           // taken as 2 where it is less, 64 where it is more
-  uint64_t small_bytes = 8192;      // messages up to here cross a bridge in one hop (star), whole
+  uint32_t max_slots = 4;            // taken as 2 where it is less, 64 where it is more
+  uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
@@ -150,7 +150,7 @@ struct Plan {
   // Sizes that only sender and receiver know (all_to_all_v): before its first step the engine compares them with every rank that shares
   // memory, as each has published them. Links need no such look, their frames carry their size.
   bool pairwise_sizes = false;
-  uint64_t link_bytes = 0;      // stated volume: bytes this rank sends over links for the whole operation (equal counts)
+  uint64_t link_bytes = 0;  // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
   std::vector<Span> sources;
   std::vector<uint32_t> group_ends;

@@ -91,8 +91,7 @@ void apply_rates(Topology &t, std::string_view rates) {
     bool found = false;
     for (size_t g = 0; g < t.groups.size(); ++g)
       if (t.groups[g].island == entry.substr(0, colon)) t.weights[g] = rate, found = true;
-    if (!found)
-      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is labelled '{}'", rates, entry.substr(0, colon));
+    if (!found) fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is labelled '{}'", rates, entry.substr(0, colon));
   }
   t.digest = digest_of(t);
 }

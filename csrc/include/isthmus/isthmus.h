@@ -1,11 +1,12 @@
-/* Isthmus: one collective API over accelerators of several vendors. The stable C ABI.
+/* Isthmus: collectives over islands of ranks. The stable C ABI.
  *
  * Conventions
  *   - Every call returns an isthmus_result; isthmus_last_error() gives the text of the calling thread's last failure.
  *   - Counts are elements, sizes are bytes, times are seconds. All are 64-bit.
- *   - `send == recv` (where the shapes allow it) means in place; buffers that otherwise overlap are an error of the caller.
- *   - Structs begin with `size`: set it to sizeof(the struct). A newer library reads an older, shorter struct and takes
- *     defaults for the rest, so zero always means "the default".
+ *   - In place is what the comment of the call says; buffers that otherwise overlap are an error of the caller.
+ *   - Arrays of counts and displacements are read before the call returns, inside a group and with a `work` too.
+ *   - Structs begin with `size`: set it to sizeof(the struct). A newer library reads an older, shorter struct and takes what
+ *     that lacks for zero. Zero (NULL) is the default of every member that may be left out, but of isthmus_call.scale.
  *   - A call whose `work` argument is NULL blocks until the operation is done. Otherwise it returns at once, *work is a new
  *     handle, and both buffers belong to the library until the work is done.
  *   - Operations of one communicator run in the order of the calls. That order must be the same on all ranks; so must be the
@@ -99,7 +100,7 @@ typedef struct isthmus_options {
 typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults */
   size_t size;                /* sizeof(isthmus_call) */
   double timeout;             /* seconds; 0: the communicator's */
-  double scale;               /* PREMUL_SUM's factor of this rank (0 is a factor like any other) */
+  double scale;               /* PREMUL_SUM's factor of this rank: set it, 0 is a factor like any other. 1 where the call is NULL */
   const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
 } isthmus_call;
 
@@ -140,7 +141,7 @@ ISTHMUS_API void isthmus_set_interrupt_check(int (*check)(void));
 /* recv[count] = op over all ranks of send[count]. In place: send == recv. */
 ISTHMUS_API isthmus_result isthmus_all_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
-/* recv is used on root only. */
+/* recv is used on root only. In place: send == recv on root. */
 ISTHMUS_API isthmus_result isthmus_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     isthmus_redop op, int root, const isthmus_call *call, isthmus_work_t *work);
 /* send is used on root only; on root recv may equal send or be another buffer, which is then filled too. */
@@ -149,27 +150,39 @@ ISTHMUS_API isthmus_result isthmus_broadcast(isthmus_comm_t comm, const void *se
 /* recv[world*count], rank r's send[count] at r*count. In place: send == recv + rank*count. */
 ISTHMUS_API isthmus_result isthmus_all_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     const isthmus_call *call, isthmus_work_t *work);
-/* Rank r gives counts[r] elements, which land at recv + displs[r]; displs NULL: back to back. counts equal on all ranks. */
+/* Rank r gives counts[r] elements, which land at recv + displs[r]; displs NULL: back to back. counts equal on all ranks. In
+ * place: send == recv + displs[rank]. */
 ISTHMUS_API isthmus_result isthmus_all_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
     const uint64_t *displs, isthmus_dtype dtype, const isthmus_call *call, isthmus_work_t *work);
 /* send[world*count]; recv[count] = op over ranks of their block `rank`. In place: recv == send + rank*count. */
 ISTHMUS_API isthmus_result isthmus_reduce_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count,
     isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
+/* send has counts[r] elements for each rank r, back to back; recv[counts[rank]]. counts equal on all ranks. In place: recv is
+ * the block of this rank in send. */
 ISTHMUS_API isthmus_result isthmus_reduce_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
     isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
 /* send[world*count], recv[world*count]: block d of rank s lands as block s of rank d. In place: send == recv (staged). */
 ISTHMUS_API isthmus_result isthmus_all_to_all(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     const isthmus_call *call, isthmus_work_t *work);
-/* Counts and displacements per peer, elements; displs NULL: back to back. send_counts[d] here == recv_counts[rank] on d. */
+/* Counts and displacements per peer, elements; displs NULL: back to back. send_counts[d] here == recv_counts[rank] on d. Not in
+ * place: send == recv is ISTHMUS_ERR_UNSUPPORTED. */
 ISTHMUS_API isthmus_result isthmus_all_to_all_v(isthmus_comm_t comm, const void *send, const uint64_t *send_counts,
     const uint64_t *send_displs, void *recv, const uint64_t *recv_counts, const uint64_t *recv_displs, isthmus_dtype dtype,
     const isthmus_call *call, isthmus_work_t *work);
+/* root's recv[world*count], rank r's send[count] at r*count; recv is used on root only. In place, on root: send == recv +
+ * rank*count. */
 ISTHMUS_API isthmus_result isthmus_gather(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     int root, const isthmus_call *call, isthmus_work_t *work);
+/* The same with counts[r] elements of rank r at recv + displs[r]; displs (NULL: back to back) is used on root only, counts are
+ * equal on all ranks. In place, on root: send == recv + displs[rank]. */
 ISTHMUS_API isthmus_result isthmus_gather_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
     const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call, isthmus_work_t *work);
+/* root's send[world*count]; rank r's recv[count] is its block r; send is used on root only. In place, on root: recv == send +
+ * rank*count. */
 ISTHMUS_API isthmus_result isthmus_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     int root, const isthmus_call *call, isthmus_work_t *work);
+/* The same with counts[r] elements for rank r at send + displs[r]; displs (NULL: back to back) is used on root only, counts are
+ * equal on all ranks. In place, on root: recv == send + displs[rank]. */
 ISTHMUS_API isthmus_result isthmus_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
     const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call, isthmus_work_t *work);
 ISTHMUS_API isthmus_result isthmus_barrier(isthmus_comm_t comm, const isthmus_call *call, isthmus_work_t *work);
