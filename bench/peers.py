@@ -4,7 +4,8 @@
     .venv/bin/python bench/peers.py --quick    # fewer sizes, shorter blocks, still seven rounds
 
 Parts: `two` and `four` (that many ranks in shared memory; see peers_worker.py), `c` (isthmus-bench: the C face at small
-sizes), `tcp` (two islands of one rank over loopback, against a raw socket exchange).
+sizes), `tcp` (two islands of one rank over loopback, against a raw socket exchange). The first six collectives run on all
+contenders, the others (`_list`: with a list of tensors) through torch.distributed alone, on Isthmus and on Gloo.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from typing import Any
 from peers_targets import LABELS, Verdict, judge
 
 ROOT = Path(__file__).resolve().parent.parent
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+BY_ALL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+LISTS = ("all_gather_list", "reduce_scatter_list", "all_to_all_list")
+COLLECTIVES = (*BY_ALL, "reduce", "gather", "scatter", "barrier", *LISTS)
 SIZES = (8, 256, 8192, 65536, 1 << 20, 8 << 20, 64 << 20)
 QUICK_SIZES = (8, 8192, 1 << 20, 64 << 20)
 Row = dict[str, Any]
@@ -84,7 +87,7 @@ def run(command: list[str], timeout: float, capture: bool = False) -> str:
 
 
 def worker_part(
-    part: str, ranks: int, args: argparse.Namespace, collectives: tuple[str, ...], sizes: tuple[int, ...]
+    part: str, ranks: int, args: argparse.Namespace, collectives: tuple[str, ...], sizes: tuple[int, ...], limit: str = ""
 ) -> Row:
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
@@ -92,6 +95,7 @@ def worker_part(
         arguments = ["--contenders", args.contenders, "--collectives", ",".join(collectives)]
         arguments += ["--sizes", ",".join(map(str, sizes))]
         arguments += ["--rounds", str(args.rounds), "--block", str(args.block), "--out", str(out)]
+        arguments += ["--limit-program", limit] if limit else []
         command = mpirun(ranks, cores, arguments, yields=not args.no_yield)
         run(command, args.timeout)
         result = json.loads(out.read_text())
@@ -110,14 +114,15 @@ def pair_row(part: str, collective: str, nbytes: int, seconds: dict[str, list[fl
     return {"part": part, "collective": collective, "bytes": nbytes, "ranks": 2, "seconds": seconds}
 
 
-def c_part(bench: str, args: argparse.Namespace) -> Row:
-    """The C face at small sizes, as many separate runs as there are rounds."""
-    names = [c for c in COLLECTIVES if c != "send_recv"]
+def c_part(bench: str, args: argparse.Namespace, collectives: tuple[str, ...]) -> Row:
+    """The C face at small sizes, as many separate runs as there are rounds. Its `sendrecv` is a send and a receive in one
+    group, both ranks at once: a message each way in the time that half a ping-pong takes."""
+    names = {"sendrecv" if c == "send_recv" else c.removesuffix("_list"): c.removesuffix("_list") for c in collectives}
     command = [",".join(names), "--ranks", "2", "-b", "8", "-e", "8K", "-f", "32", "-n", "2000", "-w", "200"]
     times: dict[tuple[str, int], list[float]] = {}
     for _ in range(args.rounds):
         for row in bench_json(bench, command, args.timeout)["rows"]:
-            times.setdefault((row["collective"], row["size"]), []).append(row["out_of_place"]["time_us"] * 1e-6)
+            times.setdefault((names[row["collective"]], row["size"]), []).append(row["out_of_place"]["time_us"] * 1e-6)
     rows = [pair_row("c", c, size, {"isthmus_c": t}) for (c, size), t in times.items()]
     return {"rows": rows, "command": shlex.join([bench, *command])}
 
@@ -165,7 +170,7 @@ def microseconds(seconds: float) -> str:
 
 def print_rows(rows: list[Row]) -> None:
     print("\n# median time in us of the rounds (a round's figure is the slowest rank's mean); xN: Isthmus is N times faster")
-    print("# part  collective            bytes  contenders")
+    print("# part  collective              bytes  contenders")
     for row in rows:
         medians = {name: statistics.median(t) for name, t in row["seconds"].items()}
         shown = "  ".join(f"{LABELS[name]} {microseconds(t)}" for name, t in medians.items())
@@ -175,7 +180,7 @@ def print_rows(rows: list[Row]) -> None:
                 paired = sorted(p / o for p, o in zip(row["seconds"][peer], row["seconds"][own], strict=True))
                 low, high = paired[len(paired) // 4], paired[-1 - len(paired) // 4]
                 ratios.append(f"x{statistics.median(paired):.2f} [{low:.2f} {high:.2f}] of {LABELS[peer]}")
-        print(f"  {row['part']:5s} {row['collective']:14s} {row['bytes']:>12d}  {shown}  {'  '.join(ratios)}")
+        print(f"  {row['part']:5s} {row['collective']:19s} {row['bytes']:>9d}  {shown}  {'  '.join(ratios)}")
 
 
 def print_verdicts(verdicts: list[Verdict]) -> None:
@@ -229,7 +234,7 @@ def main() -> int:
     unknown = (set(parts) - {"two", "four", "c", "tcp"}) | (set(collectives) - set(COLLECTIVES))
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    bench = find_bench(args.bench) if {"c", "tcp"} & set(parts) else ""
+    bench = find_bench(args.bench) if {"two", "c", "tcp"} & set(parts) else ""
 
     document: Row = {
         "tool": "bench/peers.py",
@@ -245,11 +250,11 @@ def main() -> int:
     }
     for part in parts:
         if part == "c":
-            result = c_part(bench, args)
+            result = c_part(bench, args, collectives)
         elif part == "tcp":
             result = tcp_part(bench, args)
         elif part == "two":
-            result = worker_part(part, 2, args, collectives, sizes)
+            result = worker_part(part, 2, args, collectives, sizes, bench)
         else:
             result = worker_part(part, 4, args, tuple(c for c in collectives if c == "all_reduce"), sizes)
         document["rows"] += result["rows"]

@@ -16,7 +16,7 @@ LABELS = {
     "torch_isthmus": "torch Isthmus",
     "torch_gloo": "torch Gloo",
     "isthmus_c": "Isthmus C",
-    "stream_add": "STREAM add",
+    "memory_limit": "memory limit",
     "raw_exchange": "raw exchange",
     "raw_round_trip": "raw round trip",
 }
@@ -85,15 +85,12 @@ def judge_openmpi(rows: list[Row]) -> list[Verdict]:
 
 
 def judge_memory(rows: list[Row]) -> list[Verdict]:
-    """4n bytes of traffic over the rate of the STREAM-like add (12 bytes an element) that ran in turn, against the time."""
+    """The least traffic (4n bytes for two ranks) over the memory rate measured in the same round, against the time."""
     found = []
     for row in rows:
-        streams, own = row["seconds"].get("stream_add"), row["seconds"].get("isthmus")
-        if streams and own:
-            n, ranks = row["bytes"], row["ranks"]
-            limits = [4 * n / (ranks * 3 * n / stream) for stream in streams]
-            share = [limit / t for limit, t in zip(limits, own, strict=True)]
-            found.append(verdict(f"all_reduce {size_text(n)}, share of the memory limit", 0.6, share))
+        shares = paired(row, "memory_limit", "isthmus")
+        if shares:
+            found.append(verdict(f"all_reduce {size_text(row['bytes'])}, share of the memory limit", 0.6, shares))
     return found
 
 
@@ -103,15 +100,15 @@ def judge_torch(rows: list[Row], c_face: dict[tuple[str, int], float]) -> list[V
         ratios = paired(row, "torch_gloo", "torch_isthmus")
         if not ratios:
             continue
-        label = f"torch {row['collective']} {size_text(row['bytes'])} / Gloo"
+        label = f"torch {row['collective']}" + (f" {size_text(row['bytes'])}" if row["bytes"] else "")
         small = row["bytes"] <= 64 * KIB
-        found.append(verdict(label, 8 if small else 2.5, ratios))
+        found.append(verdict(f"{label} / Gloo", 8 if small else 2.5, ratios))
         if row["bytes"] >= MIB:
             large.append(statistics.median(ratios))
-        c_time = c_face.get((row["collective"], row["bytes"]))
-        if row["bytes"] == 8 and c_time is not None:
+        c_time = c_face.get((row["collective"].removesuffix("_list"), row["bytes"]))
+        if row["bytes"] <= 8 and c_time is not None:
             above = [(t - c_time) * 1e6 for t in row["seconds"]["torch_isthmus"]]
-            found.append(verdict(f"torch {row['collective']} 8 B, us above the C face", 5, above, "<="))
+            found.append(verdict(f"{label}, us above the C face", 5, above, "<="))
     if large:
         found.append(Verdict("torch from 1 MiB up, geometric mean / Gloo", 5, geometric_mean(large)))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -21,30 +22,35 @@ import numpy as np
 from mpi4py import MPI
 
 Call = Callable[[], object]
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-CONTENDERS = ("isthmus", "openmpi", "torch_isthmus", "torch_gloo")
-STREAM_BYTES = 64 << 20  # the size at which the memory rate is measured along
+Calls = dict[str, tuple[Call, list[np.ndarray]]]  # of each contender: the call, and where its result stands, in order
+LIMIT_BYTES = 64 << 20  # the size at which the memory rate is measured along, and the footprint of that measurement
+KERNELS = ("add", "copy", "add_streaming")  # of isthmus-bench --limit
 
 
 class Buffers:
-    """Arrays of one row: `small` has a rank's share, `large` what all ranks have together, `other` and `result` receive."""
+    """Arrays of one row: `block` is a rank's share, `whole` what all ranks have together, `parts` the same in separate
+    arrays, as lists of tensors are; those with `_out` receive."""
 
     def __init__(self, collective: str, nbytes: int, world: int) -> None:
         total = nbytes // 4
-        shared = collective in ("all_gather", "reduce_scatter", "all_to_all")
+        lists = collective.endswith("_list") or collective in ("gather", "scatter")
+        shared = lists or collective in ("all_gather", "reduce_scatter", "all_to_all")
         self.count = max(1, total // world) if shared else max(1, total)  # of a block, or of the whole message
         self.total = self.count * world if shared else self.count
         self.block = np.ones(self.count, np.float32)
         self.whole = np.ones(self.total, np.float32)
         self.block_out = np.zeros(self.count, np.float32)
         self.whole_out = np.zeros(self.total, np.float32)
+        self.parts = [np.ones(self.count, np.float32) for _ in range(world if lists else 0)]
+        self.parts_out = [np.zeros(self.count, np.float32) for _ in range(world if lists else 0)]
 
 
 class Rank:
-    def __init__(self, contenders: tuple[str, ...], block_seconds: float, rounds: int) -> None:
+    def __init__(self, contenders: tuple[str, ...], block_seconds: float, rounds: int, limit_program: str) -> None:
         self.mpi = MPI.COMM_WORLD
         self.rank, self.world = self.mpi.Get_rank(), self.mpi.Get_size()
         self.contenders, self.block_seconds, self.rounds = contenders, block_seconds, rounds
+        self.limit_program = limit_program
         self.versions = {"openmpi": MPI.Get_library_version().split(",")[0], "numpy": np.__version__}
         self.isthmus: Any = None
         self.groups: dict[str, Any] = {}
@@ -87,13 +93,13 @@ class Rank:
         b = Buffers("all_reduce", 8, self.world)
         for call, _ in self.all_calls("all_reduce", b).values():
             call()
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[self.rank % len(cores)]})
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.own_core = {self.cores[self.rank % len(self.cores)]}
+        os.sched_setaffinity(0, self.own_core)
 
     # ---- the work, as each contender's user writes it -------------------------------------------------------------------
 
-    def numpy_calls(self, collective: str, b: Buffers) -> dict[str, tuple[Call, np.ndarray]]:
-        """The call of each NumPy contender and the array in which its result stands."""
+    def numpy_calls(self, collective: str, b: Buffers) -> Calls:
         mpi, own, f32 = self.mpi, self.isthmus, MPI.FLOAT
         peer, first = self.rank ^ 1, self.rank % 2 == 0
 
@@ -137,14 +143,19 @@ class Rank:
             ),
             "send_recv": (own_ping_pong, mpi_ping_pong, b.whole_out),
         }
+        if collective not in table:
+            return {}  # compared through torch alone
         own_call, mpi_call, result = table[collective]
-        calls: dict[str, tuple[Call, np.ndarray]] = {"isthmus": (own_call, result), "openmpi": (mpi_call, result)}
+        calls: Calls = {"isthmus": (own_call, [result]), "openmpi": (mpi_call, [result])}
         return {name: value for name, value in calls.items() if name in self.contenders}
 
-    def torch_call(self, collective: str, b: Buffers, group: Any) -> tuple[Call, np.ndarray]:
+    def torch_call(self, collective: str, b: Buffers, group: Any) -> tuple[Call, list[np.ndarray]]:
         dist = self.dist
         block, whole = self.torch.from_numpy(b.block), self.torch.from_numpy(b.whole)
         block_out, whole_out = self.torch.from_numpy(b.block_out), self.torch.from_numpy(b.whole_out)
+        parts, parts_out = [*map(self.torch.from_numpy, b.parts)], [*map(self.torch.from_numpy, b.parts_out)]
+        of_root = parts if self.rank == 0 else None
+        to_root = parts_out if self.rank == 0 else None
         peer, first = self.rank ^ 1, self.rank % 2 == 0
 
         def ping_pong() -> None:
@@ -155,17 +166,24 @@ class Rank:
                 dist.recv(whole_out, peer, group=group)
                 dist.send(whole, peer, group=group)
 
-        table: dict[str, tuple[Call, np.ndarray]] = {
-            "all_reduce": (lambda: dist.all_reduce(whole, group=group), b.whole),
-            "all_gather": (lambda: dist.all_gather_into_tensor(whole_out, block, group=group), b.whole_out),
-            "reduce_scatter": (lambda: dist.reduce_scatter_tensor(block_out, whole, group=group), b.block_out),
-            "broadcast": (lambda: dist.broadcast(whole, 0, group=group), b.whole),
-            "all_to_all": (lambda: dist.all_to_all_single(whole_out, whole, group=group), b.whole_out),
-            "send_recv": (ping_pong, b.whole_out),
+        table: dict[str, tuple[Call, list[np.ndarray]]] = {
+            "all_reduce": (lambda: dist.all_reduce(whole, group=group), [b.whole]),
+            "all_gather": (lambda: dist.all_gather_into_tensor(whole_out, block, group=group), [b.whole_out]),
+            "reduce_scatter": (lambda: dist.reduce_scatter_tensor(block_out, whole, group=group), [b.block_out]),
+            "broadcast": (lambda: dist.broadcast(whole, 0, group=group), [b.whole]),
+            "all_to_all": (lambda: dist.all_to_all_single(whole_out, whole, group=group), [b.whole_out]),
+            "send_recv": (ping_pong, [b.whole_out]),
+            "reduce": (lambda: dist.reduce(whole, 0, group=group), [b.whole]),
+            "gather": (lambda: dist.gather(block, to_root, 0, group=group), b.parts_out),
+            "scatter": (lambda: dist.scatter(block_out, of_root, 0, group=group), [b.block_out]),
+            "all_gather_list": (lambda: dist.all_gather(parts_out, block, group=group), b.parts_out),
+            "reduce_scatter_list": (lambda: dist.reduce_scatter(block_out, parts, group=group), [b.block_out]),
+            "all_to_all_list": (lambda: dist.all_to_all(parts_out, parts, group=group), b.parts_out),
+            "barrier": (lambda: dist.barrier(group=group), []),
         }
         return table[collective]
 
-    def all_calls(self, collective: str, b: Buffers) -> dict[str, tuple[Call, np.ndarray]]:
+    def all_calls(self, collective: str, b: Buffers) -> Calls:
         calls = self.numpy_calls(collective, b)
         for name, group in self.groups.items():
             if name in self.contenders:
@@ -174,8 +192,11 @@ class Rank:
 
     # ---- checking and timing ---------------------------------------------------------------------------------------------
 
-    def check(self, name: str, collective: str, b: Buffers, call: Call, result: np.ndarray) -> None:
+    def check(self, name: str, collective: str, b: Buffers, call: Call, result: list[np.ndarray]) -> None:
         """Runs the call once on known data: small integers, so that every sum is exact."""
+        if collective == "barrier":
+            call()  # moves no data
+            return
 
         def data(rank: int, count: int) -> np.ndarray:
             return ((np.arange(count) * 7 + rank * 3) % 11).astype(np.float32)
@@ -184,18 +205,25 @@ class Rank:
         b.block[:] = data(self.rank, n)
         b.whole[:] = data(self.rank, b.total)
         b.block_out[:], b.whole_out[:] = -1, -1
+        for i, (part, part_out) in enumerate(zip(b.parts, b.parts_out, strict=True)):
+            part[:], part_out[:] = b.whole[i * n : (i + 1) * n], -1
         call()
         total = np.sum([data(r, b.total) for r in ranks], axis=0, dtype=np.float32)
         own = slice(self.rank * n, (self.rank + 1) * n)
+        if self.rank != 0 and collective in ("reduce", "gather"):
+            result = []  # only the root has one
         want = {
             "all_reduce": lambda: total,
+            "reduce": lambda: total,
             "all_gather": lambda: np.concatenate([data(r, n) for r in ranks]),
             "reduce_scatter": lambda: total[own],
             "broadcast": lambda: data(0, b.total),
             "all_to_all": lambda: np.concatenate([data(r, b.total)[own] for r in ranks]),
             "send_recv": lambda: data(self.rank ^ 1, b.total),
-        }[collective]()
-        wrong = self.mpi.allreduce(int((result != want).sum()))
+            "gather": lambda: np.concatenate([data(r, n) for r in ranks]),
+            "scatter": lambda: data(0, b.total)[own],
+        }[collective.removesuffix("_list")]()
+        wrong = self.mpi.allreduce(int((np.concatenate(result) != want).sum()) if result else 0)
         if wrong:
             raise SystemExit(f"peers: {name} {collective} of {b.total * 4} bytes: {wrong} wrong elements")
         b.whole[:] = 0  # sums in place stay finite
@@ -215,7 +243,7 @@ class Rank:
             call()
         spent = time.perf_counter() - start
         self.meet()
-        return self.mpi.allreduce(spent, MPI.MAX) / iterations
+        return float(self.mpi.allreduce(spent, MPI.MAX)) / iterations
 
     def iterations(self, call: Call) -> int:
         """As many as fit a block, the same on all ranks."""
@@ -226,24 +254,39 @@ class Rank:
                 return max(3, min(100_000, int(self.block_seconds / max(spent, 1e-9))))
             count *= 4
 
+    def least_time(self, nbytes: int) -> float:
+        """Seconds that an all_reduce needs at least: every input is read once and every output written once, at the best
+        rate of the kernels of `isthmus-bench --limit`, which runs on as many ranks now, while those of this job sleep."""
+        rate = 0.0
+        if self.rank == 0:
+            os.sched_setaffinity(0, set(self.cores))  # the program's processes inherit it
+            command = [self.limit_program, "--limit", "--ranks", str(self.world), "-e", str(LIMIT_BYTES)]
+            figures = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            os.sched_setaffinity(0, self.own_core)
+            rate = max(figures[kernel] for kernel in KERNELS)
+        self.meet()
+        return 2 * self.world * nbytes / float(self.mpi.bcast(rate))
+
     def row(self, collective: str, nbytes: int) -> dict[str, Any]:
         b = Buffers(collective, nbytes, self.world)
         calls = self.all_calls(collective, b)
         for name, (call, result) in calls.items():
             self.check(name, collective, b, call, result)
         work = {name: call for name, (call, _) in calls.items()}
-        if collective == "all_reduce" and nbytes == STREAM_BYTES:
-            extra = np.ones(b.total, np.float32)
-            work["stream_add"] = lambda: np.add(b.whole, extra, out=b.whole_out)
         iterations = {name: self.iterations(call) for name, call in work.items()}
         halves = 2 if collective == "send_recv" else 1  # a ping-pong is two messages
-        times: dict[str, list[float]] = {name: [] for name in work}
         names = list(work)
+        if self.limit_program and collective == "all_reduce" and nbytes == LIMIT_BYTES:
+            names.append("memory_limit")
+        times: dict[str, list[float]] = {name: [] for name in names}
         for number in range(self.rounds):
             for i in range(len(names)):
                 name = names[(i + number) % len(names)]
-                times[name].append(self.block(work[name], iterations[name]) / halves)
-        row = {"collective": collective, "bytes": b.total * 4, "ranks": self.world}
+                if name == "memory_limit":
+                    times[name].append(self.least_time(nbytes))
+                else:
+                    times[name].append(self.block(work[name], iterations[name]) / halves)
+        row = {"collective": collective, "bytes": 0 if collective == "barrier" else b.total * 4, "ranks": self.world}
         return {**row, "iterations": iterations, "seconds": times}
 
     def close(self) -> None:
@@ -260,16 +303,18 @@ def main() -> None:
     parser.add_argument("--sizes", required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--block", type=float, required=True)
+    parser.add_argument("--limit-program", default="", help="isthmus-bench, for the memory limit of the largest all_reduce")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    rank = Rank(tuple(args.contenders.split(",")), args.block, args.rounds)
+    rank = Rank(tuple(args.contenders.split(",")), args.block, args.rounds, args.limit_program)
+    sizes = tuple(map(int, args.sizes.split(",")))
     rows = []
     for collective in args.collectives.split(","):
-        for size in map(int, args.sizes.split(",")):
+        for size in sizes if collective != "barrier" else (0,):
             rows.append(rank.row(collective, size))
             if rank.rank == 0:
                 median = {name: round(float(np.median(t)) * 1e6, 2) for name, t in rows[-1]["seconds"].items()}
-                line = f"# {rank.world} ranks {collective:14s} {rows[-1]['bytes']:>9d} B  us: {median}"
+                line = f"# {rank.world} ranks {collective:19s} {rows[-1]['bytes']:>9d} B  us: {median}"
                 print(line, file=sys.stderr, flush=True)
     if rank.rank == 0:
         with open(args.out, "w") as file:

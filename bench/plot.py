@@ -2,6 +2,8 @@
 
     python bench/plot.py bench/results/peers.json      # peers.png and peers.svg beside it
     python bench/plot.py rows.json                     # the same for a file of isthmus-bench --json
+
+matplotlib draws them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def plot_peers(document: dict[str, Any], path: Path) -> list[Path]:
     plt = pyplot()
     panels: dict[tuple[str, str], dict[str, list[tuple[int, list[float]]]]] = {}
     for row in document["rows"]:
-        if row["part"] not in ("two", "four", "c"):
+        if row["part"] not in ("two", "four", "c") or row["bytes"] == 0:  # a barrier has no size to stand at
             continue
         part = "two" if row["part"] == "c" else row["part"]
         for name, times in row["seconds"].items():

@@ -1,5 +1,5 @@
 // Google Benchmark of reduce/: bytes a second that are read and written, by dtype, op, size, sources and target.
-//   reduce_bench --benchmark_filter=float32
+//   build/release/bench/kernels/reduce_bench --benchmark_filter=float32
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -72,7 +72,7 @@ void run_copy(benchmark::State &state, int kind) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * 2 * bytes));
 }
 
-void sizes(benchmark::internal::Benchmark *b) {
+void sizes(auto *b) {  // Google Benchmark's class for this has changed its name
   for (const int64_t n : {8, 1024, 16 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20}) b->Arg(n);
 }
 

@@ -86,7 +86,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
     Context::Answer a;
     const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
     const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, 200, a))
+    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, 150, a))
       return fmt::format(
           "{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
           rank_text(q), silent, chain);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,8 @@ with isthmus.init() as comm:
 """
 
 
-def join(variables: list[dict[str, str]], program: str = PROGRAM, timeout: float = 30) -> list[tuple[int, str, str]]:
-    """Runs the program once for each set of variables, with nothing of another launcher around."""
+def begin(own: dict[str, str], program: str = PROGRAM) -> subprocess.Popen[str]:
+    """Starts the program with these variables, and nothing of another launcher around."""
     clean = launch.environment(0, 1, 1)
     for name in list(clean):
         if name.startswith("ISTHMUS_") or name in (
@@ -43,12 +45,12 @@ def join(variables: list[dict[str, str]], program: str = PROGRAM, timeout: float
         ):
             del clean[name]
     clean["ISTHMUS_TIMEOUT"] = "10"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], env={**clean, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for own in variables
-    ]
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env={**clean, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 30) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of each."""
     try:
         texts = [process.communicate(timeout=timeout) for process in processes]
     finally:
@@ -56,6 +58,11 @@ def join(variables: list[dict[str, str]], program: str = PROGRAM, timeout: float
             process.kill()
             process.wait()
     return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+def join(variables: list[dict[str, str]], program: str = PROGRAM) -> list[tuple[int, str, str]]:
+    """Runs the program once for each set of variables."""
+    return finish([begin(own, program) for own in variables])
 
 
 def joined(variables: list[dict[str, str]]) -> None:
@@ -193,7 +200,7 @@ def test_no_launcher_at_all_is_told_what_to_do() -> None:
 
 def test_a_missing_rank_is_named_within_the_timeout() -> None:
     begin = time.monotonic()
-    with pytest.raises(isthmus.TimeoutError, match="rank"):
+    with pytest.raises(isthmus.TimeoutError, match=r"^rank 1 and rank 2 of 3 did not arrive within 1\.0 s"):
         isthmus.init(0, 3, f"127.0.0.1:{launch.free_port()}", timeout=1.0)
     assert time.monotonic() - begin < 4
 
@@ -219,25 +226,68 @@ def test_settings_that_change_plans_must_agree(processes: Run) -> None:
         assert "ISTHMUS_CHUNK_BYTES" in text
 
 
-def test_a_foreign_client_on_the_port_harms_nobody(processes: Run) -> None:
-    def body(port: int) -> int:
-        rank = int(os.environ["ISTHMUS_RANK"])
-        if rank == 2:  # the foreigner
-            deadline = time.monotonic() + 5
-            while time.monotonic() < deadline:
-                try:
-                    with socket.create_connection(("127.0.0.1", port), 1) as stranger:
-                        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-                        return 0
-                except OSError:
-                    time.sleep(0.02)
-            return 1
-        if rank == 1:
-            time.sleep(0.5)
-        with isthmus.init(rank, 2, f"127.0.0.1:{port}") as comm:
-            return int(comm.all_reduce(np.ones(1, np.int64))[0])
+def connect(port: int, seconds: float = 20) -> socket.socket:
+    """A connection to the port, as soon as somebody listens there."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), seconds)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, f"nobody listens at port {port}"
+            time.sleep(0.01)
 
-    assert processes(3, body, launch.free_port(), init=False) == [2, 2, 0]
+
+def test_a_setting_of_the_process_is_the_first_communicators() -> None:
+    with isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings={"SPIN_US": 70}):
+        with pytest.raises(isthmus.ConfigError, match="ISTHMUS_SPIN_US=80: this process has used 70"):
+            isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings={"SPIN_US": 80})
+        isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings={"SPIN_US": 70}).destroy()
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ("a:2,c:1", "no island is labelled 'c'"),
+        ("a:0", "a rate above 0"),
+        ("a", "is not label:rate"),
+        ("a:nan", "rate above 0"),
+    ],
+)
+def test_bad_rates_of_bridges_are_named(rates: str, text: str) -> None:
+    with pytest.raises(isthmus.ConfigError, match=text):
+        isthmus.init(0, 1, unique_id=isthmus.unique_id(), island="a", settings={"BRIDGE_RATES": rates})
+
+
+def test_rates_of_bridges_stand_in_the_topology_also_of_a_part(processes: Run) -> None:
+    def body(comm: isthmus.Comm) -> list[float]:
+        unique_id = bytearray(isthmus.unique_id() if comm.rank == 0 else bytes(128))
+        comm.broadcast(unique_id)
+        more: dict[str, Any] = {"island": "ab"[comm.rank], "bridge": "tcp", "settings": {"BRIDGE_RATES": "a:3,b:1"}}
+        with isthmus.init(comm.rank, comm.size, unique_id=bytes(unique_id), **more) as both:
+            with both.split(comm.rank) as alone:
+                return [group["weight"] for one in (both, alone) for group in one.topology()["groups"]]
+
+    assert processes(2, body) == [[3, 1, 3], [3, 1, 1]]
+
+
+def test_a_foreign_client_on_the_port_is_logged_and_harms_nobody() -> None:
+    port = launch.free_port()
+    shared = {"ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": f"127.0.0.1:{port}"}
+    ranks = [begin({**shared, "ISTHMUS_RANK": "0"})]
+    try:
+        with connect(port) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""  # it is shown out before rank 1 exists
+            address = ":".join(map(str, stranger.getsockname()))
+        ranks.append(begin({**shared, "ISTHMUS_RANK": "1"}))
+    finally:
+        results = finish(ranks)
+    assert [(code, out) for code, out, _ in results] == [(0, "rank 0 of 2: 1\n"), (0, "rank 1 of 2: 1\n")], results
+    assert re.search(rf"warning\] refused a client: {re.escape(address)}: it does not speak our protocol", results[0][2]), (
+        results
+    )
+    assert results[1][2] == ""
 
 
 def test_settings_are_listed_with_everything_about_them() -> None:

@@ -21,6 +21,12 @@ PATHS = {
     "slots": {"EAGER_BYTES": 0},
     "small chunks": {"EAGER_BYTES": 0, "CHUNK_BYTES": 4096},
 }
+# Where there is a bridge, also one that gives the islands very unequal shares of the work.
+BRIDGED_PATHS = {**PATHS, "weights": {"EAGER_BYTES": 0, "CHUNK_BYTES": 8192, "BRIDGE_RATES": "a:9.5,b:1"}}
+
+
+def paths_of(bridge: str | None) -> dict[str, dict[str, object]]:
+    return dict(BRIDGED_PATHS if bridge == "tcp" else PATHS)
 
 
 def run_cells(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence[str | None]) -> int:
@@ -41,7 +47,7 @@ def test_the_full_product_gives_the_references_bits_on_threads(collective: str, 
 def over_paths(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence[str | None], bridge: str | None) -> int:
     """The cells on one communicator for each forced path, all in the same processes."""
     done = 0
-    for name, settings in PATHS.items():
+    for name, settings in paths_of(bridge).items():
         unique_id = bytearray(isthmus.unique_id() if comm.rank == 0 else bytes(128))
         comm.broadcast(unique_id)
         options = {"island": labels[comm.rank], "bridge": bridge, "settings": settings, "name": name}
@@ -52,8 +58,8 @@ def over_paths(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequenc
 
 @pytest.mark.parametrize(
     ("islands", "bridge"),
-    [("a:3", None), ("a:1,b:2", "shm"), ("a:2,b:1", "tcp"), ("a,b,a", "tcp")],
-    ids=["one island", "two islands, shared memory", "two islands, TCP", "interleaved islands, TCP"],
+    [("a:3", None), ("a:1,b:2", "shm"), ("a:2,b:1", "tcp"), ("a,b,a", "tcp"), ("a,b,c", "tcp")],
+    ids=["one island", "two islands, shared memory", "two islands, TCP", "interleaved islands, TCP", "three islands, TCP"],
 )
 def test_a_pairwise_cover_gives_the_references_bits_on_processes_and_every_forced_path(
     islands: str, bridge: str | None, matrix_counts: dict[str, int]
@@ -61,8 +67,9 @@ def test_a_pairwise_cover_gives_the_references_bits_on_processes_and_every_force
     labels = launch.parse_islands(islands, 3)
     cells = matrix.pairwise()
     done = run_processes(3, over_paths, cells, labels, bridge, islands=islands, bridge=bridge, timeout=300)
-    assert done == [len(cells) * len(PATHS)] * 3
-    matrix_counts[f"processes, {islands} {bridge or ''}, {len(PATHS)} paths".replace(" ,", ",")] = len(cells) * len(PATHS)
+    paths = len(paths_of(bridge))
+    assert done == [len(cells) * paths] * 3
+    matrix_counts[f"processes, {islands} {bridge or ''}, {paths} paths".replace(" ,", ",")] = len(cells) * paths
 
 
 def test_the_pairwise_cover_holds_every_pair_of_values() -> None:
