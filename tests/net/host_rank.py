@@ -1,0 +1,66 @@
+"""One rank of test_hosts.py. Says what it found as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import isthmus
+
+
+def listens() -> list[str]:
+    """The addresses at which this process listens for TCP."""
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for table, family in (("tcp", 4), ("tcp6", 6)):
+        for row in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = row.split()
+            if words[3] == "0A" and words[9] in inodes:
+                found.add(readable(words[1].split(":")[0], family))
+    return sorted(found)
+
+
+def readable(digits: str, family: int) -> str:
+    import ipaddress
+
+    words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]
+    raw = b"".join(words)
+    return str(ipaddress.IPv4Address(raw) if family == 4 else ipaddress.IPv6Address(raw))
+
+
+def main() -> None:
+    comm = isthmus.init()
+    if sys.argv[1] == "work":
+        where = listens()
+        total = comm.all_reduce(np.full(100_000, comm.rank + 1.0))
+        topology = comm.topology()
+        link = next(one["kind"] for one in topology["links"] if one["to"] != comm.rank)
+        print(
+            json.dumps({"sum": float(total[0]), "hosts": len(topology["hosts"]), "link": link, "listens": where}), flush=True
+        )
+        comm.destroy()
+        return
+    comm.barrier()
+    print(json.dumps("ready"), flush=True)
+    x = np.ones(1000)
+    try:
+        while True:
+            comm.all_reduce(x, "max")
+    except isthmus.Error as error:
+        print(json.dumps({"kind": type(error).__name__, "text": str(error), "at": time.monotonic()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
