@@ -37,6 +37,14 @@ std::vector<std::string> parse_islands(const std::string &text) {
   return labels;
 }
 
+// "all" (-1) or the number of a rank.
+int parse_root(const std::string &text) {
+  if (text == "all") return -1;
+  if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos)
+    throw CLI::ValidationError("-r " + text, "not the number of a rank, nor all");
+  return std::stoi(text);
+}
+
 void settle(Options &o) {
   if (o.min_bytes > o.max_bytes) throw CLI::ValidationError("-b is larger than -e: no sizes to run");
   if (o.factor == 1 || (o.factor == 0 && o.step_bytes == 0))
@@ -48,6 +56,9 @@ void settle(Options &o) {
   }
   if (o.steady && o.threads > 1)
     throw CLI::ValidationError("--steady counts for a process: run it without --threads and -t");
+  const size_t known = o.ranks > 0 ? static_cast<size_t>(o.ranks) : o.islands.size();
+  if (known > 0 && o.root >= 0 && static_cast<size_t>(o.root) >= known)
+    throw CLI::ValidationError("-r " + std::to_string(o.root), "there are " + std::to_string(known) + " ranks, from 0");
   if (o.ranks > 0 && o.ranks % o.threads != 0)
     throw CLI::ValidationError("--ranks must be a multiple of -t, the ranks a process");
   if (o.ranks > 0 && !o.islands.empty() && o.islands.size() != static_cast<size_t>(o.ranks))
@@ -126,6 +137,7 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
     if (!max_bytes.empty()) o.max_bytes = parse_size(max_bytes);
     if (!step_bytes.empty()) o.step_bytes = parse_size(step_bytes);
     if (max_bytes.empty() && o.min_bytes > o.max_bytes) o.max_bytes = o.min_bytes;
+    if (min_bytes.empty() && o.memory_limit) o.min_bytes = std::min(o.min_bytes, o.max_bytes);  // -e alone is its footprint
     if (name.empty() && !o.memory_limit && !o.raw_tcp)
       throw CLI::ValidationError("name a collective, as in: isthmus-bench all_reduce --ranks 4 -b 8 -e 64M -f 2");
     try {
@@ -133,8 +145,11 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
       o.dtypes = parse_types(type);
       o.ops = parse_ops(op);
       o.all_ops = op == "all";
-      o.root = root == "all" ? -1 : std::stoi(root);
-      if (!place.empty()) o.process = std::stoi(place), o.processes = std::stoi(place.substr(place.find('/') + 1));
+      o.root = parse_root(root);
+      if (!place.empty()) {
+        o.process = std::stoi(place), o.processes = std::stoi(place.substr(place.find('/') + 1));
+        o.command.resize(o.command.size() - 4);  // as it was given: run_processes added four words
+      }
     } catch (const std::logic_error &error) { throw CLI::ValidationError(error.what()); }
     if (!islands.empty()) o.islands = parse_islands(islands);
     settle(o);

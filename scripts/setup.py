@@ -157,7 +157,12 @@ def main(goal: str) -> None:
         step(
             "requirements",
             digest([requirements, interpreter]),
-            lambda: bool(answer(PYTHON, "import importlib.util as u; [u.find_spec(m).name for m in ('scikit_build_core', 'pytest', 'rich')]; print('yes')")),
+            lambda: bool(
+                answer(
+                    PYTHON,
+                    "import importlib.util as u; [u.find_spec(m).name for m in ('scikit_build_core', 'pytest', 'rich')]; print('yes')",
+                )
+            ),
             lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
         )
         if goal == "lint":

@@ -45,9 +45,10 @@ class Reader {
     const auto b = bytes(65536);
     s.assign(reinterpret_cast<const char *>(b.data()), b.size());
   }
-  void end() {
-    if (!data_.empty()) broken();
+  void must(bool holds) {
+    if (!holds) broken();
   }
+  void end() { must(data_.empty()); }
 
  private:
   void need(size_t n) {
@@ -96,7 +97,8 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.epoch);
   r.number(b.mailbox);
   const auto key = r.bytes(16);
-  if (key.size() == 16) std::memcpy(b.key.data(), key.data(), 16);
+  r.must(key.size() == b.key.size());
+  std::memcpy(b.key.data(), key.data(), b.key.size());
   r.end();
   return b;
 }

@@ -84,8 +84,9 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
     const size_t comma = rates.find(',');
     const std::string_view entry = rates.substr(0, comma), label = entry.substr(0, entry.rfind(':'));
     rates = comma == std::string_view::npos ? std::string_view{} : rates.substr(comma + 1);
-    if (std::any_of(t.groups.begin(), t.groups.end(), [&](const auto &g) { return g.island == label; }))
-      out += (out.empty() ? "" : ",") + std::string(entry);
+    if (std::none_of(t.groups.begin(), t.groups.end(), [&](const auto &g) { return g.island == label; })) continue;
+    if (!out.empty()) out += ',';
+    out += entry;
   }
   return out;
 }

@@ -1,5 +1,6 @@
 #include "comm/launcher.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -31,12 +32,19 @@ int port_of(const std::string &job) {
   return 20000 + static_cast<int>(h % 12000);
 }
 
-// First host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3".
-std::string first_host(const std::string &list) {
-  const size_t bracket = list.find('['), comma = list.find(',');
-  if (bracket == std::string::npos || comma < bracket) return list.substr(0, comma);
-  const size_t end = list.find_first_of("-,]", bracket + 1);
-  return list.substr(0, bracket) + list.substr(bracket + 1, end == std::string::npos ? end : end - bracket - 1);
+// First host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3", "rack[1-2]_blade[3-4]" -> "rack1_blade3".
+std::string first_host(std::string_view list) {
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const size_t close = std::min(list.find(']', i), list.size()), end = std::min(list.find_first_of("-,]", i), close);
+    host += list.substr(i + 1, end - i - 1);
+    i = close;
+  }
+  return host;
 }
 
 }  // namespace

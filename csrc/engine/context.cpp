@@ -263,7 +263,8 @@ void Context::activate(Member &member) {
     auto shared = member.weak_from_this().lock();
     if (!shared) return;
     std::lock_guard lock(active_mutex_);
-    active_.push_back(std::move(shared));
+    // The progress thread may be about to take it out, and will see that it has work again.
+    if (std::find(active_.begin(), active_.end(), shared) == active_.end()) active_.push_back(std::move(shared));
     active_version_.fetch_add(1, std::memory_order_release);
   }
   progress_bell_.ring();

@@ -14,7 +14,10 @@ link::Outgoing *take_frame() {
   link::Outgoing *f = frame_free;
   if (f) frame_free = f->next;
   frame_lock.unlock();
-  return f ? f : new link::Outgoing;
+  if (f) return f;
+  constexpr int kMore = 16;  // as OpPool::take
+  for (int i = 0; i < kMore; ++i) give_frame(*new link::Outgoing);
+  return new link::Outgoing;
 }
 
 void give_frame(link::Outgoing &frame) {
@@ -34,7 +37,18 @@ Op *OpPool::take() {
   Op *op = free_;
   if (op) free_ = op->queue_next;
   lock_.unlock();
-  if (!op) op = new Op;
+  if (!op) {
+    // Several at once: the progress thread may still hold one when the next is asked for, and steady traffic is to allocate nothing.
+    constexpr int kMore = 16;
+    for (int i = 0; i < kMore; ++i) {
+      Op *more = new Op;
+      lock_.lock();
+      more->queue_next = free_;
+      free_ = more;
+      lock_.unlock();
+    }
+    op = new Op;
+  }
   op->queue_next = nullptr;
   op->references.store(1, std::memory_order_relaxed);
   return op;

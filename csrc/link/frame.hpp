@@ -49,6 +49,7 @@ struct Outgoing {
   Outgoing *next = nullptr;
   uint64_t cut = 0;     // link: bytes given to sockets so far
   uint32_t pieces = 0;  // link: pieces not yet written
+  int64_t since = 0;    // link within a process: first refusal of the next piece
 };
 
 enum class Accept : uint8_t { Take, Drop, Defer };

@@ -110,6 +110,7 @@ void ShmLink::cancel(uint32_t, uint32_t theirs, uint32_t epoch, uint32_t source)
 
 void LocalLink::post(Outgoing &out) noexcept {
   out.cut = 0;
+  out.since = 0;
   queue_.push(out);
   bell_->ring();
 }
@@ -130,8 +131,12 @@ bool LocalLink::progress(FrameSink &sink) {
           h.offset = out.cut;
           h.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, kMaxPayload));
           std::byte *to = nullptr;
-          const Accept a = sink.accept(h, static_cast<int64_t>(out.pieces), to);
-          if (a == Accept::Defer) return false;
+          const Accept a = sink.accept(h, out.since, to);
+          if (a == Accept::Defer) {
+            if (out.since == 0) out.since = now_ns();
+            return false;
+          }
+          out.since = 0;
           if (a == Accept::Take && h.bytes) std::memcpy(to, out.data + out.cut, h.bytes);
           out.cut += h.bytes;
           moved = true;

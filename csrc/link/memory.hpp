@@ -49,7 +49,7 @@ class LocalLink final : public Link {
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
-  bool idle() const noexcept override { return queue_.empty(); }
+  bool idle() const noexcept override { return queue_.empty() && waiting_.empty(); }
   void descriptors(std::vector<pollfd> &) const override {}
   const char *name() const noexcept override { return "local"; }
 

@@ -89,7 +89,7 @@ def test_a_late_rank_at_init_is_named(zygote: Zygote, shape: str) -> None:
         for rank in (ranks[0], ranks[1], ranks[3]):
             failure = rank.result()
             assert failure["kind"] == "TimeoutError" and failure["took"] < 2, failure
-            assert "rank 2" in failure["text"] or "2" in failure["text"].split("rank")[-1], failure
+            assert "rank 2 of 4 did not arrive" in failure["text"], failure
         ranks[2].tell("go")
         ranks[2].result()
 
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_a_blocking_call(zygote: Zygote, shape: str) -> None:
         assert failure["kind"] == "KeyboardInterrupt" and failure["at"] - since < 1, failure
         ranks[1].tell("go")
         other = ranks[1].result()
-        assert other["kind"] == "AbortedError" or "rank 0" in other["text"], other
+        assert other["kind"] == "InterruptedError" and "interrupted on rank 0" in other["text"], other
         assert other["took"] < 2, other
 
 

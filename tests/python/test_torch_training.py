@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import torch_ranks
 
@@ -54,6 +56,48 @@ def test_ddp_trains_as_one_process_does() -> None:
         assert bits_agree(ddp)
 
     torch_ranks.run(3, body)
+
+
+class Samples(Dataset[tuple[torch.Tensor, int]]):
+    """48 of them, each with the process that made it."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.sin(torch.arange(8, dtype=torch.float32) * (i + 1)), os.getpid()
+
+
+def test_a_loop_trains_on_data_of_workers_that_fork_while_the_group_lives() -> None:
+    """Each epoch forks its own workers from a process whose communicator has threads, memory and connections. They die with
+    the epoch and take nothing of it with them."""
+
+    def body() -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        model, alone = small_model(), small_model()
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone)]
+        samples = Samples()
+        sampler: DistributedSampler[int] = DistributedSampler(samples, world, rank, shuffle=False)  # rank, rank + world, ...
+        loader = DataLoader(samples, batch_size=4, sampler=sampler, num_workers=2, multiprocessing_context="fork")
+        made_by = set()
+        for _ in range(2):
+            for step, (x, pids) in enumerate(loader):
+                made_by |= set(pids.tolist())
+                first = step * 4 * world
+                everyones = torch.stack([samples[i][0] for i in range(first, first + 4 * world)])
+                for optimizer, m, data in zip(optimizers, (model, alone), (x, everyones), strict=True):
+                    optimizer.zero_grad()
+                    m(data).square().mean().backward()
+                    if m is model:
+                        for p in m.parameters():
+                            dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+                    optimizer.step()
+        assert len(made_by) == 4 and os.getpid() not in made_by
+        torch.testing.assert_close(list(model.parameters()), list(alone.parameters()))
+        assert not torch.equal(next(model.parameters()), next(small_model().parameters())), "nothing was learnt"
+        assert bits_agree(model)
+
+    torch_ranks.run(2, body)
 
 
 def test_ddp_skips_synchronisation_on_demand_and_joins_uneven_inputs() -> None:

@@ -41,7 +41,9 @@ def add_parser(subparsers: Any) -> None:
         "doctor", help="what is here, what is missing, does it work", description="Ends with 1 where something is broken."
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with its value, range and meaning")
-    parser.add_argument("--markdown", action="store_true", help="print nothing but the settings, as docs/settings.md has them")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print nothing but the settings, as docs/settings.md has them"
+    )
     parser.add_argument("--json", action="store_true", help="print the data")
     parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
     parser.set_defaults(run=run)
@@ -202,7 +204,7 @@ def settings_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting is an environment variable of this name, or an entry of `settings=` at init (`\"CHUNK_BYTES=1M;LOG=info\"`, the",
+        'Every setting is an environment variable of this name, or an entry of `settings=` at init (`"CHUNK_BYTES=1M;LOG=info"`, the',
         "prefix may be left out), which goes before the environment. A value outside its range and a name that is not here are errors.",
         "Settings of *all ranks* must be equal on all of them; init compares them and names the ranks that differ. Those of the *process* are",
         "taken by its first communicator; a later one that asks for another value gets an error. Bytes take K, M or G.",
@@ -215,7 +217,9 @@ def settings_markdown(rows: list[dict[str, Any]]) -> str:
         default = f"`{row['default']}`" if row["default"] != "" else ""
         scope = ", ".join(word for word, given in (("all ranks", row["agreed"]), ("process", row["process"])) if given)
         lines.append(f"| `{row['name']}` | {default} | {choices} | {scope} | {row['meaning']} |")
-    return "\n".join([*lines, "", "`isthmus doctor --settings` shows the values in force; `--markdown` prints this page.", ""])
+    return "\n".join(
+        [*lines, "", "`isthmus doctor --settings` shows the values in force; `--markdown` prints this page.", ""]
+    )
 
 
 __all__ = ["add_parser", "examine", "run"]
