@@ -99,6 +99,7 @@ def answer(python: Path | str, code: str) -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
+FIND_TOOLS = "import importlib.util as u; print(all(map(u.find_spec, ('scikit_build_core', 'pytest', 'rich'))) or '')"
 FIND_TORCH = "import importlib.metadata as m; print(m.version('torch'))"
 
 
@@ -157,12 +158,7 @@ def main(goal: str) -> None:
         step(
             "requirements",
             digest([requirements, interpreter]),
-            lambda: bool(
-                answer(
-                    PYTHON,
-                    "import importlib.util as u; [u.find_spec(m).name for m in ('scikit_build_core', 'pytest', 'rich')]; print('yes')",
-                )
-            ),
+            lambda: bool(answer(PYTHON, FIND_TOOLS)),
             lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
         )
         if goal == "lint":
