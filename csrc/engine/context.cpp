@@ -47,8 +47,14 @@ std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::s
          "process");
   std::lock_guard lock(current_mutex);
   if (auto c = current_context.lock()) {
-    c->settings_.check_process_settings(settings);
-    return c;
+    // One without communicators is on its way out (a finished operation may keep it a moment): its settings bind nobody.
+    const bool serves = !c->members().empty();
+    try {
+      c->settings_.check_process_settings(settings);
+      return c;
+    } catch (const Error &) {
+      if (serves) throw;
+    }
   }
   // The last reference may fall on one of the context's own threads, which cannot join itself.
   std::shared_ptr<Context> c(new Context(settings, route_hint), [](Context *gone) {

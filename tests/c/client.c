@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include <isthmus/isthmus.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -271,6 +272,70 @@ static int exchange(void *context, const void *send, void *recv, size_t bytes) {
   return isthmus_all_gather((isthmus_comm_t)context, send, recv, bytes, ISTHMUS_UINT8, NULL, NULL) != ISTHMUS_OK;
 }
 
+static void one_all_reduce(isthmus_comm_t comm, const isthmus_call *call, isthmus_redop op, float expected) {
+  fill();
+  recv_buffer[0] = -1;
+  OK(isthmus_all_reduce(comm, send_buffer, recv_buffer, N, ISTHMUS_FLOAT32, op, call, NULL));
+  CHECK(recv_buffer[0] == expected);
+}
+
+/* Structs of a caller that was built with an older header end before the last fields, and what lies behind them is not the
+ * library's; those of a newer header go on behind what the library knows. */
+static void struct_sizes(const isthmus_options *options) {
+  struct {
+    isthmus_options known;
+    char unknown[300];
+  } newer;
+  struct {
+    isthmus_call known;
+    char unknown[300];
+  } newer_call;
+  isthmus_options older;
+  isthmus_call call;
+  isthmus_comm_t comm = NULL;
+
+  memset(&older, 0xa5, sizeof older);
+  memcpy(&older, options, offsetof(isthmus_options, settings));
+  older.size = offsetof(isthmus_options, settings);
+  OK(isthmus_init(&older, &comm));
+  CHECK(isthmus_comm_size(comm) == WORLD);
+  memset(&call, 0xa5, sizeof call);
+  call.size = offsetof(isthmus_call, label);
+  call.timeout = 20, call.scale = 2;
+  one_all_reduce(comm, &call, ISTHMUS_PREMUL_SUM, 200);
+  call.size = offsetof(isthmus_call, scale); /* no factor: 0, which is a factor like any other */
+  one_all_reduce(comm, &call, ISTHMUS_PREMUL_SUM, 0);
+  call.size = offsetof(isthmus_call, timeout);
+  CHECK(isthmus_barrier(comm, &call, NULL) == ISTHMUS_ERR_ARGUMENT && strstr(isthmus_last_error(), "isthmus_call.size"));
+  OK(isthmus_comm_error(comm));
+  OK(isthmus_comm_destroy(comm));
+
+  memset(&older, 0xa5, sizeof older); /* the shortest there can be: a size, a rank, a world of one */
+  older.size = offsetof(isthmus_options, exchange);
+  older.rank = 0, older.world_size = 1;
+  OK(isthmus_init(&older, &comm));
+  CHECK(isthmus_comm_size(comm) == 1);
+  OK(isthmus_barrier(comm, NULL, NULL));
+  OK(isthmus_comm_destroy(comm));
+
+  memset(&newer, 0xa5, sizeof newer);
+  newer.known = *options;
+  newer.known.size = sizeof newer;
+  OK(isthmus_init(&newer.known, &comm));
+  CHECK(isthmus_comm_size(comm) == WORLD);
+  memset(&newer_call, 0xa5, sizeof newer_call);
+  newer_call.known.size = sizeof newer_call;
+  newer_call.known.timeout = 20, newer_call.known.scale = 3, newer_call.known.label = "newer";
+  one_all_reduce(comm, &newer_call.known, ISTHMUS_PREMUL_SUM, 300);
+  OK(isthmus_comm_destroy(comm));
+
+  older = *options; /* what was never set is not taken for a size */
+  older.size = sizeof(size_t);
+  CHECK(isthmus_init(&older, &comm) == ISTHMUS_ERR_ARGUMENT && strstr(isthmus_last_error(), "isthmus_options.size"));
+  older.size = (size_t)1 << 40;
+  CHECK(isthmus_init(&older, &comm) == ISTHMUS_ERR_ARGUMENT && comm == NULL);
+}
+
 static int run(int tcp, const int pipes[2]) {
   isthmus_unique_id id;
   isthmus_options options;
@@ -308,6 +373,7 @@ static int run(int tcp, const int pipes[2]) {
   OK(isthmus_init(&options, &second));
   collectives(second);
   OK(isthmus_comm_destroy(second));
+  struct_sizes(&options);
   OK(isthmus_barrier(comm, NULL, NULL));
   OK(isthmus_comm_destroy(comm));
   CHECK(isthmus_barrier(comm, NULL, NULL) == ISTHMUS_ERR_ARGUMENT); /* use after destroy */

@@ -10,15 +10,15 @@ isthmus_test(test_bootstrap_process SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstra
 # The fuzz targets: replayed with fixed mutations by every build; fuzzed by libFuzzer where clang builds with
 # ISTHMUS_FUZZ=ON.
 set(fuzz ${PROJECT_SOURCE_DIR}/tests/fuzz)
-isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS bootstrap LABELS plain)
+isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS comm LABELS plain)
 option(ISTHMUS_FUZZ "Build the libFuzzer targets fuzz_* (clang)" OFF)
 if(ISTHMUS_FUZZ)
   target_compile_options(isthmus_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
   target_link_options(isthmus_flags INTERFACE -fsanitize=address,undefined)
-  foreach(target frames handshake endpoint greeting rendezvous address)
+  foreach(target frames handshake endpoint greeting rendezvous address blob data_stream)
     add_executable(fuzz_${target} ${fuzz}/libfuzzer_main.cpp ${fuzz}/targets.cpp)
     target_compile_definitions(fuzz_${target} PRIVATE ISTHMUS_FUZZ_TARGET="${target}")
-    target_link_libraries(fuzz_${target} PRIVATE isthmus_bootstrap)
+    target_link_libraries(fuzz_${target} PRIVATE isthmus_comm)
     target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
   endforeach()
 endif()

@@ -12,6 +12,26 @@ namespace {
 constexpr isthmus_dtype kType = ISTHMUS_INT64;
 const uint64_t kCounts[] = {0, 1, 1000, 300000};
 
+// A number of isthmus_context_stats(); -1 where there is no context.
+int64_t context_stat(const std::string &name) {
+  char *json = nullptr;
+  ISTHMUS_OK_OR_SAY(isthmus_context_stats(&json));
+  const std::string text = json ? json : "";
+  isthmus_free(json);
+  const size_t at = text.find('"' + name + '"');
+  return at == std::string::npos ? -1 : std::stoll(text.substr(text.find(':', at) + 1));
+}
+
+// Until what the last communicator left behind is gone; with it go the settings of the process.
+bool no_context() {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (context_stat("threads") >= 0) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 class Shapes : public testing::TestWithParam<Shape> {};
 
 std::vector<Shape> shapes() {
@@ -20,7 +40,8 @@ std::vector<Shape> shapes() {
           {"flat3_no_one_hop", 3, {}, nullptr, "EAGER_BYTES=0;CHUNK_BYTES=64K"},
           {"tcp_1_1", 2, {"a", "b"}, "tcp", nullptr},
           {"tcp_2_1", 3, {"a", "a", "b"}, "tcp", nullptr},
-          {"tcp_interleaved", 4, {"a", "b", "a", "b"}, "tcp", "TCP_STREAMS=1"}};
+          {"tcp_interleaved", 4, {"a", "b", "a", "b"}, "tcp", "TCP_STREAMS=1"},
+          {"tcp_three_islands", 5, {"a", "b", "c", "b", "a"}, "tcp", nullptr}};
 }
 
 INSTANTIATE_TEST_SUITE_P(, Shapes, testing::ValuesIn(shapes()),
@@ -304,17 +325,7 @@ TEST(Engine, SplitMakesGroupsInTheOrderOfTheKeys) {
 TEST(Engine, AThousandCommunicatorsCostLittleAndNoThread) {
   static std::atomic<int64_t> slowest{0};
   on_ranks({"thousand", 2, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
-    const auto stats = [] {
-      char *json = nullptr;
-      ISTHMUS_OK_OR_SAY(isthmus_context_stats(&json));
-      const std::string text = json ? json : "";
-      isthmus_free(json);
-      const auto number = [&](const char *name) {
-        const size_t at = text.find(name);
-        return at == std::string::npos ? -1 : std::stoi(text.substr(text.find(':', at) + 1));
-      };
-      return std::pair(number("\"threads\""), number("\"descriptors\""));
-    };
+    const auto stats = [] { return std::pair(context_stat("threads"), context_stat("descriptors")); };
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
     const auto before = stats();
     const auto begin = std::chrono::steady_clock::now();
@@ -378,6 +389,58 @@ TEST(Engine, AbortFromAnotherThreadWhileEverybodyWorks) {
       EXPECT_EQ(result, ISTHMUS_ERR_ABORTED) << isthmus_last_error();
       if (other.joinable()) other.join();
     });
+}
+
+// Staging memory is the process's. What does not fit ends in an error that says which setting to raise; what fitted goes on.
+TEST(Engine, StagingStaysWithinItsBudgetAndTheErrorNamesTheSetting) {
+  ASSERT_TRUE(no_context());
+  on_ranks({"budget", 2, {}, nullptr, "STAGING_BYTES=1M"}, [](isthmus_comm_t comm, int rank) {
+    const auto reduce = [rank](isthmus_comm_t part) {
+      auto x = contribution(rank, 100000);
+      const auto result = isthmus_all_reduce(part, x.data(), x.data(), x.size(), kType, ISTHMUS_SUM, nullptr, nullptr);
+      if (result == ISTHMUS_OK) {
+        EXPECT_EQ(wrong(x.data(), x.size(), [](uint64_t k) { return sum_of(2, k); }), 0u);
+      }
+      EXPECT_LE(context_stat("staging_used"), context_stat("staging_limit"));
+      return result;
+    };
+    EXPECT_EQ(context_stat("staging_limit"), 1 << 20);
+    std::vector<isthmus_comm_t> parts;
+    isthmus_result result = ISTHMUS_OK;
+    while (result == ISTHMUS_OK && parts.size() < 20) {
+      parts.push_back(nullptr);
+      ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, 0, nullptr, &parts.back()));
+      result = reduce(parts.back());
+    }
+    EXPECT_EQ(result, ISTHMUS_ERR_RESOURCE) << isthmus_last_error();
+    EXPECT_TRUE(std::strstr(isthmus_last_error(), "ISTHMUS_STAGING_BYTES")) << isthmus_last_error();
+    EXPECT_EQ(isthmus_comm_error(parts.back()), ISTHMUS_ERR_RESOURCE);
+    EXPECT_GE(parts.size(), 2u);
+    for (size_t i = 0; i + 1 < parts.size(); ++i) ISTHMUS_OK_OR_SAY(reduce(parts[i]));
+    for (auto *part : parts) ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(part));
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    isthmus_comm_t fresh = nullptr;  // there is room again
+    ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, 0, nullptr, &fresh));
+    ISTHMUS_OK_OR_SAY(reduce(fresh));
+    ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(fresh));
+  });
+}
+
+// Settings of the process are the first communicator's to choose: when the last one has been destroyed, the next one is the first.
+TEST(Engine, AfterTheLastCommunicatorTheNextOneChoosesTheSettingsOfTheProcess) {
+  ASSERT_TRUE(no_context());
+  for (int round = 0; round < 20; ++round) {
+    const int64_t mib = 1 + round % 3;
+    const std::string setting = "STAGING_BYTES=" + std::to_string(mib) + "M";
+    on_ranks({"anew", 2, {}, nullptr, setting.c_str()}, [&](isthmus_comm_t comm, int rank) {
+      EXPECT_EQ(context_stat("staging_limit"), mib << 20);
+      auto x = contribution(rank, 20000);
+      isthmus_work_t work = nullptr;
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, x.data(), x.data(), x.size(), kType, ISTHMUS_SUM, nullptr, &work));
+      ISTHMUS_OK_OR_SAY(isthmus_work_wait(work, 0));
+      isthmus_work_release(work);
+    });
+  }
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
 // The gate on one thread, dialers on others.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 
+#include <cstddef>
+#include <cstring>
 #include <future>
 #include <thread>
 
@@ -210,6 +215,43 @@ TEST(Gate, ServesManyDialersAtOnce) {
     EXPECT_TRUE(s.ok()) << s.text;
   }
   EXPECT_TRUE(d.eventually([&] { return d.guests.size() == 200; }));
+}
+
+// Abstract Unix sockets have no permissions, so the gate itself looks who comes. Only root can become somebody else to try.
+TEST(Gate, ShutsTheUnixListenerToOtherUsers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to connect as another user";
+  constexpr uid_t kNobody = 65534;
+  Doorkeeper d;
+  d.gate.add_key(kKey);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, d.unix_name.data(), d.unix_name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + d.unix_name.size());
+  const auto hello = encode(Hello{});
+  enum Outcome { kShut = 10, kAnswered, kSilent, kNotNobody, kNotConnected };
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {  // nothing but system calls: this process had other threads
+    if (::setgid(kNobody) != 0 || ::setuid(kNobody) != 0) ::_exit(kNotNobody);
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    if (::connect(fd, reinterpret_cast<const sockaddr *>(&address), length) != 0) ::_exit(kNotConnected);
+    ::send(fd, hello.data(), hello.size(), MSG_NOSIGNAL);
+    pollfd p{fd, POLLIN, 0};
+    if (::poll(&p, 1, 5000) != 1) ::_exit(kSilent);
+    char byte;
+    ::_exit(::recv(fd, &byte, 1, 0) == 1 ? kAnswered : kShut);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNotNobody) GTEST_SKIP() << "this root may not become another user";
+  EXPECT_EQ(WEXITSTATUS(status), kShut);
+  EXPECT_TRUE(d.eventually([&] { return contains(d.last_refused, "it belongs to another user"); })) << d.last_refused;
+  EXPECT_TRUE(contains(d.last_refused, fmt::format("user {}", kNobody))) << d.last_refused;
+  EXPECT_TRUE(d.guests.empty());
+  UniqueFd mine;  // and our own user is still let in
+  ASSERT_EQ(connect_unix(d.unix_name, Deadline(1), mine), 0);
+  EXPECT_TRUE(dial_status(mine.get(), kKey).ok());
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 #include "targets.hpp"
 
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -7,6 +11,8 @@
 #include "base/error.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
+#include "comm/blob.hpp"
+#include "link/tcp.hpp"
 #include "net/address.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
@@ -166,6 +172,142 @@ std::vector<Bytes> address_seeds() {
   return {seed(net::as_bytes("127.0.0.1:29501")), seed(net::as_bytes("[::1]:1")), seed(net::as_bytes("host.example:65535"))};
 }
 
+void blob(const uint8_t *data, size_t size) {
+  try {
+    const auto packed = comm::pack(comm::unpack(view(data, size), 3));
+    must(packed.size() == size && std::memcmp(packed.data(), data, size) == 0);
+  } catch (const Error &error) { must(error.code() == Code::Mismatch && !error.text().empty()); }
+}
+
+std::vector<Bytes> blob_seeds() {
+  comm::RankBlob b;
+  b.protocol = 1;
+  b.endpoint = an_endpoint();
+  b.info = {"host", "hostname", "island", "host", "00112233445566778899aabbccddeeff", 4711, 1};
+  b.settings = "ISTHMUS_CHUNK_BYTES=131072 ";
+  b.name = "world";
+  b.index = 1;
+  b.epoch = 2;
+  b.mailbox = 4096;
+  b.key = {5};
+  return {seed(comm::pack(b)), seed(comm::pack({}))};
+}
+
+// Memory that ends where a payload must end: one byte more and the program dies, in every build.
+class Payload {
+ public:
+  Payload() {
+    void *p = ::mmap(nullptr, kBytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(p != MAP_FAILED);
+    end_ = static_cast<std::byte *>(p) + kBytes;
+    must(::mprotect(end_, kPage, PROT_NONE) == 0);
+  }
+  std::byte *of(size_t bytes) const {
+    must(bytes <= kBytes);
+    return end_ - bytes;
+  }
+
+ private:
+  static constexpr size_t kPage = 65536;  // a multiple of every page size
+  static constexpr size_t kBytes = link::kMaxPayload;
+  std::byte *end_ = nullptr;
+};
+
+// Takes, drops and defers as the frames' sources say, and compares what comes with what was sent.
+class Reader final : public link::FrameSink {
+ public:
+  explicit Reader(std::span<const std::byte> sent) : rest_(sent) {}
+  link::Accept accept(const link::FrameHeader &h, int64_t, std::byte *&to) override {
+    must(!broken_ && !inside_ && link::frame_fault(h) == nullptr);
+    must(h.bytes <= link::kMaxPayload && h.offset <= h.total && h.bytes <= h.total - h.offset);
+    must(rest_.size() >= sizeof h && std::memcmp(rest_.data(), &h, sizeof h) == 0);
+    if (h.source % 4 == 3 && !deferred_) {
+      deferred_ = true;
+      return link::Accept::Defer;
+    }
+    deferred_ = false;
+    rest_ = rest_.subspan(sizeof h);
+    if (h.source % 4 == 2) {
+      rest_ = rest_.subspan(std::min<size_t>(h.bytes, rest_.size()));
+      return link::Accept::Drop;
+    }
+    inside_ = true;
+    to = payload().of(h.bytes);
+    return link::Accept::Take;
+  }
+  void received(const link::FrameHeader &h) override {
+    must(!broken_ && std::exchange(inside_, false) && rest_.size() >= h.bytes);
+    must(h.bytes == 0 || std::memcmp(payload().of(h.bytes), rest_.data(), h.bytes) == 0);
+    rest_ = rest_.subspan(h.bytes);
+  }
+  void broken(const std::string &why) override {
+    must(!broken_ && !why.empty());
+    broken_ = true;
+    if (why.find("protocol error") == std::string::npos) return;
+    link::FrameHeader h;
+    must(!inside_ && rest_.size() >= sizeof h);
+    std::memcpy(&h, rest_.data(), sizeof h);
+    must(link::frame_fault(h) != nullptr);
+  }
+  bool ended() const { return broken_; }
+
+ private:
+  static const Payload &payload() {
+    static const Payload one;
+    return one;
+  }
+  std::span<const std::byte> rest_;  // not yet seen in a frame
+  bool inside_ = false, deferred_ = false, broken_ = false;
+};
+
+// The first byte chooses the pieces in which the rest arrives; then the peer is gone.
+void data_stream(const uint8_t *data, size_t size) {
+  if (size == 0) return;
+  const size_t piece = data[0] * size_t{16} + 1;
+  auto in = view(data + 1, size - 1);
+  int fds[2];
+  must(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+  UniqueFd peer(fds[0]);
+  std::vector<UniqueFd> sockets;
+  sockets.emplace_back(fds[1]);
+  link::TcpLink link(std::move(sockets));
+  Reader reader(in);
+  while (!in.empty() && !reader.ended()) {
+    const ssize_t n = ::send(peer.get(), in.data(), std::min(piece, in.size()), MSG_NOSIGNAL);
+    must(n > 0);
+    in = in.subspan(static_cast<size_t>(n));
+    while (link.progress(reader)) {}
+  }
+  peer.reset();
+  for (int i = 0; i < 100'000 && !reader.ended(); ++i) link.progress(reader);
+  must(reader.ended() && !link.progress(reader));
+}
+
+std::vector<Bytes> data_stream_seeds() {
+  const auto append = [](Bytes &b, link::FrameHeader h, uint64_t total) {
+    h.total = total;
+    const bool bare = h.kind == link::FrameKind::RequestToSend || h.kind == link::FrameKind::ClearToSend;
+    for (uint64_t at = 0; at == 0 || (at < total && !bare); at += h.bytes) {
+      h.offset = at;
+      h.bytes = bare ? 0 : static_cast<uint32_t>(std::min<uint64_t>(total - at, 3000));
+      const auto *p = reinterpret_cast<const uint8_t *>(&h);
+      b.insert(b.end(), p, p + sizeof h);
+      for (uint32_t i = 0; i < h.bytes; ++i) b.push_back(static_cast<uint8_t>(at + i));
+      if (h.bytes == 0) break;
+    }
+  };
+  std::vector<Bytes> out{{255}, {3}, {40}};
+  for (uint32_t source = 0; source < 8; ++source) {
+    link::FrameHeader h;
+    h.kind = static_cast<link::FrameKind>(1 + source % 5);
+    h.source = source;
+    append(out[0], h, 100 + source * 1000);
+    append(out[1], h, source % 2 ? 17 : 0);
+    append(out[2], h, source % 3 * 4000);
+  }
+  return out;
+}
+
 }  // namespace
 
 const std::vector<Target> &targets() {
@@ -174,7 +316,9 @@ const std::vector<Target> &targets() {
                                        {"endpoint", endpoint, endpoint_seeds},
                                        {"greeting", greeting, greeting_seeds},
                                        {"rendezvous", rendezvous, rendezvous_seeds},
-                                       {"address", address, address_seeds}};
+                                       {"address", address, address_seeds},
+                                       {"blob", blob, blob_seeds},
+                                       {"data_stream", data_stream, data_stream_seeds}};
   return all;
 }
 

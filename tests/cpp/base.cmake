@@ -1,0 +1,1 @@
+isthmus_test(test_base SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/base_test.cpp FLOORS base LABELS threads)

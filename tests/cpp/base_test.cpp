@@ -1,0 +1,532 @@
+// The table of settings, the flight recorder, time and deadlines, and the tables of dtypes.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/recorder.hpp"
+#include "base/settings.hpp"
+
+namespace isthmus {
+namespace {
+
+using Kind = SettingKind;
+
+// The text of the error that `what` throws, which must be a Config error; empty if it throws none.
+template <class F>
+std::string refused(F what) {
+  try {
+    what();
+  } catch (const Error &e) {
+    EXPECT_EQ(e.code(), Code::Config) << e.text();
+    EXPECT_FALSE(e.text().empty());
+    return e.text();
+  }
+  return "";
+}
+std::string refused(std::string_view name, std::string_view value) {
+  Settings s;
+  return refused([&] { s.set(name, value); });
+}
+bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
+std::string whole(double v) { return fmt::format("{:.0f}", v); }
+bool is_number(Kind k) { return k == Kind::Integer || k == Kind::Bytes; }
+
+std::vector<std::string> choices_of(const SettingRow &row) {
+  std::vector<std::string> out;
+  std::string rest = row.choices;
+  for (size_t bar; (bar = rest.find('|')) != std::string::npos; rest = rest.substr(bar + 1))
+    out.push_back(rest.substr(0, bar));
+  out.push_back(rest);
+  return out;
+}
+
+std::string range_of(const SettingRow &row) {
+  if (row.kind == Kind::Choice) return row.choices;
+  return is_number(row.kind) ? whole(row.min) + " to " + whole(row.max) : fmt::format("{:g} to {:g}", row.min, row.max);
+}
+
+// An environment variable for the length of a test.
+class Variable {
+ public:
+  Variable(const char *name, const char *value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char *name_;
+};
+
+TEST(Settings, EveryRowHasItsPlaceAndSaysWhatItIs) {
+  std::set<std::string> names;
+  ASSERT_EQ(setting_rows().size(), static_cast<size_t>(kSettingCount));
+  for (const auto &row : setting_rows()) {
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(&row - setting_rows().data(), static_cast<ptrdiff_t>(row.id));
+    EXPECT_TRUE(names.insert(row.name).second);
+    EXPECT_EQ(std::string(row.name).substr(0, 8), "ISTHMUS_");
+    EXPECT_GT(std::string(row.meaning).size(), 10u);
+    EXPECT_EQ(row.kind == Kind::Choice, *row.choices != 0);
+    if (is_number(row.kind) || row.kind == Kind::Real) { EXPECT_LT(row.min, row.max); }
+  }
+}
+
+TEST(Settings, EveryDefaultIsAValueThatItsRowAllows) {
+  const Settings s;
+  for (const auto &row : setting_rows()) {
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(s.text(row.id), row.fallback);
+    EXPECT_FALSE(s.is_set(row.id));
+    EXPECT_EQ(refused(row.name, row.fallback), "");
+    if (is_number(row.kind)) {
+      EXPECT_GE(static_cast<double>(s.integer(row.id)), row.min);
+      EXPECT_LE(static_cast<double>(s.integer(row.id)), row.max);
+    } else if (row.kind == Kind::Real) {
+      EXPECT_GE(s.real(row.id), row.min);
+      EXPECT_LE(s.real(row.id), row.max);
+    }
+  }
+}
+
+TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
+  for (const auto &row : setting_rows()) {
+    SCOPED_TRACE(row.name);
+    std::vector<std::string> good, bad;
+    switch (row.kind) {
+      case Kind::Integer:
+      case Kind::Bytes:
+        good = {whole(row.min), whole(row.max)};
+        bad = {whole(row.min - 1),
+               whole(row.max + 1),
+               "99999999999999999999999999",
+               "",
+               " ",
+               "x",
+               "1x",
+               "1 ",
+               " 1",
+               "0x10",
+               "1.5",
+               "1e3",
+               "--1",
+               "+1"};
+        if (row.min >= 0) bad.push_back("-1");
+        if (row.kind == Kind::Integer) bad.insert(bad.end(), {"16K", "1M"});
+        break;
+      case Kind::Real:
+        good = {fmt::format("{}", row.min), fmt::format("{}", row.max)};
+        bad = {fmt::format("{}", std::nextafter(row.min, -INFINITY)),
+               fmt::format("{}", std::nextafter(row.max, INFINITY)),
+               "-1",
+               "nan",
+               "inf",
+               "",
+               "x",
+               "1s",
+               "1,5",
+               " 1"};
+        break;
+      case Kind::Choice:
+        good = choices_of(row);
+        bad = {"", "no such choice", std::string(good[0]) + " ", std::string(row.choices)};
+        for (std::string upper : good) {
+          for (char &c : upper) c = static_cast<char>(std::toupper(c));
+          bad.push_back(upper);
+        }
+        break;
+      case Kind::Text: good = {"", "anything = at all; really"}; break;
+    }
+    for (const auto &v : good) EXPECT_EQ(refused(row.name, v), "") << "'" << v << "'";
+    for (const auto &v : bad) {
+      const std::string said = refused(row.name, v);
+      EXPECT_TRUE(contains(said, fmt::format("{}={}", row.name, v))) << "'" << v << "': " << said;
+      EXPECT_TRUE(contains(said, range_of(row))) << "what would be allowed: " << said;
+      EXPECT_TRUE(contains(said, *row.fallback ? row.fallback : "empty")) << said;
+    }
+  }
+}
+
+TEST(Settings, ARefusedValueLeavesTheOldOne) {
+  Settings s;
+  s.set("CHUNK_BYTES", "64K");
+  EXPECT_NE(refused([&] { s.set("CHUNK_BYTES", "1"); }), "");
+  EXPECT_EQ(s.integer(Setting::ChunkBytes), 65536);
+  EXPECT_EQ(s.text(Setting::ChunkBytes), "64K");
+}
+
+TEST(Settings, BytesTakeOneSuffixOfEitherCase) {
+  const auto bytes = [](std::string_view text) {
+    Settings s;
+    s.set("STAGING_BYTES", text);
+    EXPECT_EQ(s.text(Setting::StagingBytes), text);
+    EXPECT_TRUE(s.is_set(Setting::StagingBytes));
+    return s.integer(Setting::StagingBytes);
+  };
+  EXPECT_EQ(bytes("1048576"), 1 << 20);
+  EXPECT_EQ(bytes("1024K"), 1 << 20);
+  EXPECT_EQ(bytes("1024k"), 1 << 20);
+  EXPECT_EQ(bytes("1M"), 1 << 20);
+  EXPECT_EQ(bytes("3m"), 3 << 20);
+  EXPECT_EQ(bytes("2G"), int64_t{2} << 30);
+  EXPECT_EQ(bytes("1g"), int64_t{1} << 30);
+  EXPECT_EQ(bytes("1024G"), int64_t{1} << 40);
+  for (const char *text :
+       {"1T", "1KB", "1Ki", "1KK", "K", "M1", "1 M", "1.5M", "-1M", "0G", "9223372036854775807G", "17179869184G", "1025G"})
+    EXPECT_NE(refused("STAGING_BYTES", text), "") << text;
+}
+
+TEST(Settings, AnUnknownNameIsAnErrorThatNamesTheNearest) {
+  const std::pair<const char *, const char *> names[] = {{"ISTHMUS_TIMEOT", "ISTHMUS_TIMEOUT"},
+                                                         {"ISTHMUS_CHUNKBYTES", "ISTHMUS_CHUNK_BYTES"},
+                                                         {"ISTHMUS_TCP_STREAM", "ISTHMUS_TCP_STREAMS"},
+                                                         {"ISTHMUS_BRIGDE", "ISTHMUS_BRIDGE"},
+                                                         {"isthmus_timeout", "ISTHMUS_"},
+                                                         {"ISTHMUS_", "ISTHMUS_"},
+                                                         {"", "ISTHMUS_"}};
+  for (const auto &[wrong, meant] : names) {
+    const std::string said = refused(wrong, "1");
+    EXPECT_TRUE(contains(said, "no such setting")) << said;
+    EXPECT_TRUE(contains(said, wrong) && contains(said, fmt::format("did you mean {}", meant))) << said;
+  }
+  // As short names are allowed, so is a misspelt one understood.
+  EXPECT_TRUE(contains(refused("CHUNK_BITES", "1"), "did you mean ISTHMUS_CHUNK_BYTES")) << refused("CHUNK_BITES", "1");
+}
+
+TEST(Settings, AListSetsEachOfItsEntriesInOrder) {
+  Settings s;
+  s.apply("TIMEOUT=2.5;ISTHMUS_CHUNK_BYTES=8K;;NAME=a=b c;TCP_STREAMS=3;TCP_STREAMS=4;");
+  EXPECT_EQ(s.real(Setting::Timeout), 2.5);
+  EXPECT_EQ(s.integer(Setting::ChunkBytes), 8192);
+  EXPECT_EQ(s.text(Setting::Name), "a=b c") << "a value may hold '='";
+  EXPECT_EQ(s.integer(Setting::TcpStreams), 4) << "the last one counts";
+  EXPECT_TRUE(s.is_set(Setting::Timeout));
+  EXPECT_FALSE(s.is_set(Setting::EagerBytes));
+  s.apply("");
+  s.apply(";");
+  s.apply("ISLAND=");
+  EXPECT_TRUE(s.is_set(Setting::Island));
+  EXPECT_EQ(s.real(Setting::Timeout), 2.5);
+  EXPECT_TRUE(contains(refused([&] { s.apply("TIMEOUT"); }), "'TIMEOUT' is not NAME=value"));
+  EXPECT_TRUE(contains(refused([&] { s.apply("=1"); }), "no such setting"));
+  EXPECT_TRUE(contains(refused([&] { s.apply("TIMEOUT=3;SPIN_US=never;NAME=c"); }), "ISTHMUS_SPIN_US=never"));
+}
+
+TEST(Settings, TheEnvironmentIsReadAndWhatIsNoSettingIsAnError) {
+  {
+    const Variable a("ISTHMUS_TIMEOUT", "7"), b("ISTHMUS_ISLAND", "of the blue dolphins"), c("XISTHMUS_NOTHING", "1");
+    const Settings s = Settings::from_environment();
+    EXPECT_EQ(s.real(Setting::Timeout), 7);
+    EXPECT_EQ(s.text(Setting::Island), "of the blue dolphins");
+    EXPECT_TRUE(s.is_set(Setting::Timeout) && s.is_set(Setting::Island));
+    EXPECT_FALSE(s.is_set(Setting::EagerBytes));
+  }
+  EXPECT_FALSE(Settings::from_environment().is_set(Setting::Timeout));
+  {
+    const Variable a("ISTHMUS_TIMEOUTS", "7");
+    EXPECT_TRUE(contains(refused([] { Settings::from_environment(); }), "did you mean ISTHMUS_TIMEOUT?"));
+  }
+  {
+    const Variable a("ISTHMUS_TIMEOUT", "soon");
+    EXPECT_TRUE(contains(refused([] { Settings::from_environment(); }), "ISTHMUS_TIMEOUT=soon"));
+  }
+}
+
+TEST(Settings, AgreedTextIsEqualWhereWhatIsMeantIsEqualAndDiffersInEachAgreedRow) {
+  const std::string defaults = Settings().agreed_text();
+  Settings same;  // the defaults without their suffixes
+  for (const auto &row : setting_rows())
+    if (is_number(row.kind)) same.set(row.name, std::to_string(Settings().integer(row.id)));
+  EXPECT_NE(same.text(Setting::ChunkBytes), Settings().text(Setting::ChunkBytes));
+  EXPECT_EQ(same.agreed_text(), defaults);
+  for (const auto &row : setting_rows()) {
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(contains(defaults, fmt::format("{}=", row.name)), row.agreed);
+    Settings other;
+    switch (row.kind) {
+      case Kind::Integer:
+      case Kind::Bytes: other.set(row.name, whole(row.max)); break;
+      case Kind::Real: other.set(row.name, fmt::format("{}", row.max)); break;
+      case Kind::Choice: other.set(row.name, choices_of(row).back()); break;
+      case Kind::Text: other.set(row.name, "another text"); break;
+    }
+    ASSERT_NE(other.text(row.id), row.fallback);
+    EXPECT_EQ(other.agreed_text() != defaults, row.agreed);
+  }
+}
+
+TEST(Settings, JsonListsEveryRowWithItsValueAndKeepsTheKeyToItself) {
+  Settings s;
+  s.apply("JOB_KEY=00112233445566778899aabbccddeeff;TCP_STREAMS=5;NAME=quote\" and \\");
+  const auto all = nlohmann::json::parse(s.to_json());
+  ASSERT_EQ(all.size(), setting_rows().size());
+  for (const auto &row : setting_rows()) {
+    const auto &j = all[static_cast<size_t>(row.id)];
+    SCOPED_TRACE(j.dump());
+    EXPECT_EQ(j["name"], row.name);
+    EXPECT_EQ(j["default"], row.fallback);
+    EXPECT_EQ(j["meaning"], row.meaning);
+    EXPECT_EQ(j["agreed"], row.agreed);
+    EXPECT_EQ(j["given"], s.is_set(row.id));
+    EXPECT_FALSE(j["range"].get<std::string>().empty());
+    if (row.id != Setting::JobKey) { EXPECT_EQ(j["value"], s.text(row.id)); }
+  }
+  EXPECT_FALSE(contains(s.to_json(), "0011223344"));
+}
+
+// ---- the recorder --------------------------------------------------------------------------------------------------------
+
+// Every field follows from one number, so that a record that is half one and half another is seen.
+Record numbered(uint64_t n) {
+  Record r;
+  r.communicator = n * 3;
+  r.sequence = n;
+  r.submitted_ns = static_cast<int64_t>(n * 5);
+  r.ended_ns = static_cast<int64_t>(n * 7);
+  r.bytes = ~n;
+  r.peer_or_root = static_cast<int32_t>(n % 1000) - 1;
+  r.collective = static_cast<uint8_t>(n);
+  r.dtype = static_cast<uint8_t>(n >> 1);
+  r.op = static_cast<uint8_t>(n >> 2);
+  r.result = static_cast<uint8_t>(n >> 3);
+  return r;
+}
+bool is_whole(const Record &r) {
+  const Record e = numbered(r.sequence);
+  return r.communicator == e.communicator && r.submitted_ns == e.submitted_ns && r.ended_ns == e.ended_ns &&
+         r.bytes == e.bytes && r.peer_or_root == e.peer_or_root && r.collective == e.collective && r.dtype == e.dtype &&
+         r.op == e.op && r.result == e.result;
+}
+
+TEST(Recorder, KeepsTheLastEntriesOldestFirst) {
+  Recorder recorder(16);
+  EXPECT_TRUE(recorder.read().empty());
+  for (uint64_t n = 0; n < 100; ++n) {
+    recorder.add(numbered(n));
+    EXPECT_EQ(recorder.total(), n + 1);
+    const auto all = recorder.read();
+    ASSERT_EQ(all.size(), std::min<uint64_t>(n + 1, 16));
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].sequence, n + 1 - all.size() + i);
+      EXPECT_TRUE(is_whole(all[i]));
+    }
+  }
+}
+
+TEST(Recorder, KeepsTheExtremesOfEveryField) {
+  Recorder recorder(16);
+  Record r;
+  r.communicator = r.sequence = r.bytes = ~uint64_t{0};
+  r.submitted_ns = std::numeric_limits<int64_t>::min();
+  r.ended_ns = std::numeric_limits<int64_t>::max();
+  r.peer_or_root = std::numeric_limits<int32_t>::min();
+  r.collective = r.dtype = r.op = r.result = 255;
+  recorder.add(r);
+  const auto all = recorder.read();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].communicator, r.communicator);
+  EXPECT_EQ(all[0].bytes, r.bytes);
+  EXPECT_EQ(all[0].submitted_ns, r.submitted_ns);
+  EXPECT_EQ(all[0].ended_ns, r.ended_ns);
+  EXPECT_EQ(all[0].peer_or_root, r.peer_or_root);
+  EXPECT_EQ(all[0].collective + all[0].dtype + all[0].op + all[0].result, 4 * 255);
+}
+
+// Many laps while somebody reads: what is overwritten under the reader's eyes is left out, never mixed.
+TEST(Recorder, AReaderNeverSeesAMixtureWhileAWriterGoesRound) {
+  Recorder recorder(16);
+  constexpr uint64_t kEntries = 200'000;
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    for (uint64_t n = 0; n < kEntries; ++n) recorder.add(numbered(n));
+    over.store(true, std::memory_order_release);
+  });
+  uint64_t seen = 0, mixed = 0, unordered = 0;
+  for (bool last = false; !last;) {
+    last = over.load(std::memory_order_acquire);  // one look after the end
+    const auto all = recorder.read();
+    seen += all.size();
+    for (size_t i = 0; i < all.size(); ++i) {
+      mixed += !is_whole(all[i]);
+      unordered += i > 0 && all[i].sequence <= all[i - 1].sequence;
+    }
+  }
+  writer.join();
+  EXPECT_EQ(mixed, 0u) << "of " << seen;
+  EXPECT_EQ(unordered, 0u);
+  EXPECT_GE(seen, 16u);
+  EXPECT_EQ(recorder.read().back().sequence, kEntries - 1);
+}
+
+TEST(Recorder, EveryThreadMayWrite) {
+  constexpr uint64_t kThreads = 4, kEach = 2000;
+  Recorder recorder(kThreads * kEach);
+  std::atomic<bool> over{false};
+  std::vector<std::thread> writers;
+  for (uint64_t t = 0; t < kThreads; ++t)
+    writers.emplace_back([&, t] {
+      for (uint64_t i = 0; i < kEach; ++i) recorder.add(numbered(t * kEach + i));
+    });
+  std::thread reader([&] {
+    while (!over.load(std::memory_order_acquire))
+      for (const Record &r : recorder.read()) EXPECT_TRUE(is_whole(r));
+  });
+  for (auto &t : writers) t.join();
+  over.store(true, std::memory_order_release);
+  reader.join();
+  std::vector<uint64_t> next(kThreads);
+  const auto all = recorder.read();
+  ASSERT_EQ(all.size(), kThreads * kEach);
+  for (const Record &r : all) {  // each thread's in its order
+    const uint64_t t = r.sequence / kEach;
+    EXPECT_EQ(r.sequence, t * kEach + next[t]++);
+  }
+}
+
+// ---- time ----------------------------------------------------------------------------------------------------------------
+
+TEST(Clock, SecondsBecomeNanosecondsAndNeverOverflow) {
+  static_assert(seconds_to_ns(0) == 0);
+  static_assert(seconds_to_ns(1.5) == 1'500'000'000);
+  static_assert(seconds_to_ns(1e-9) == 1);
+  static_assert(seconds_to_ns(-2) == -2'000'000'000);
+  EXPECT_EQ(seconds_to_ns(0.001), 1'000'000);
+  const double far[] = {8.9e9, 9e9, 1e10, 1e300, INFINITY};
+  for (const double s : far) {
+    EXPECT_GE(seconds_to_ns(s), std::numeric_limits<int64_t>::max() / 2) << s;
+    EXPECT_FALSE(Deadline(s).passed()) << s;  // now + that much is in the future, not wrapped into the past
+    EXPECT_GT(Deadline(s).ns(), now_ns()) << s;
+  }
+}
+
+TEST(Clock, NowGoesForward) {
+  int64_t last = now_ns();
+  EXPECT_GT(last, 0);
+  for (int i = 0; i < 1000; ++i) {
+    const int64_t now = now_ns();
+    EXPECT_GE(now, last);
+    last = now;
+  }
+}
+
+TEST(Clock, ADeadlineSaysHowMuchIsLeft) {
+  const int64_t begin = now_ns();
+  const Deadline soon(10);
+  EXPECT_FALSE(soon.passed());
+  EXPECT_GE(soon.ns(), begin + 10'000'000'000);
+  const int64_t left = soon.left_ns();
+  EXPECT_LE(left, 10'000'000'000);
+  EXPECT_GE(left, 10'000'000'000 - (now_ns() - begin));
+  for (const Deadline &d : {Deadline(0), Deadline(-5), Deadline::at_ns(begin), Deadline::at_ns(0)}) {
+    EXPECT_TRUE(d.passed());
+    EXPECT_EQ(d.left_ns(), 0);
+    EXPECT_EQ(d.left_ms(), 0);
+  }
+  EXPECT_EQ(Deadline::at_ns(12345).ns(), 12345);
+}
+
+TEST(Clock, MillisecondsForPollAreRoundedUpAndFitAnInt) {
+  // A nanosecond left is a millisecond to poll(): less would be a loop that burns the processor until the time has come.
+  const Deadline hour(3600.0005);
+  const int ms = hour.left_ms();
+  EXPECT_LE(ms, 3'600'001);
+  EXPECT_GE(ms, static_cast<int>(hour.left_ns() / 1'000'000));
+  EXPECT_EQ(Deadline(2 * 86'400).left_ms(), 86'400'000);
+  EXPECT_EQ(Deadline(1e12).left_ms(), 86'400'000);
+  for (int i = 0; i < 1000; ++i) {
+    const Deadline d(2e-3);
+    const int left = d.left_ms();
+    if (!d.passed()) {
+      EXPECT_GE(left, 1);
+      EXPECT_LE(left, 2);
+    }
+  }
+}
+
+// ---- dtypes --------------------------------------------------------------------------------------------------------------
+
+TEST(DTypes, NamesSizesAndKindsAgree) {
+  std::set<std::string> names;
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto t = static_cast<DType>(i);
+    const std::string name = dtype_name(t);
+    SCOPED_TRACE(name);
+    EXPECT_TRUE(names.insert(name).second);
+    DType back{};
+    EXPECT_TRUE(dtype_from_name(name, back));
+    EXPECT_EQ(back, t);
+    // "int32", "bfloat16", "float8_e5m2": the bits stand in the name.
+    const std::string stem = name.substr(0, name.find('_'));
+    const size_t digit = stem.find_first_of("0123456789");
+    EXPECT_EQ(dtype_size(t), digit == std::string::npos ? 1 : std::stoul(stem.substr(digit)) / 8);
+    EXPECT_EQ(is_float(t), contains(name, "float"));
+    EXPECT_EQ(is_complex(t), contains(name, "complex"));
+    EXPECT_EQ(is_integer(t), contains(name, "int"));
+    EXPECT_EQ(is_float(t) + is_complex(t) + is_integer(t) + (t == DType::Bool), 1);
+    const DType wide = accumulator(t);
+    EXPECT_EQ(wide, is_float(t) && dtype_size(t) < 4 ? DType::Float32 : t);
+    EXPECT_EQ(accumulator(wide), wide);
+  }
+  DType untouched = DType::Int16;
+  for (const char *name : {"", "int", "float", "Float32", "int8 ", "unknown dtype"})
+    EXPECT_FALSE(dtype_from_name(name, untouched));
+  EXPECT_EQ(untouched, DType::Int16);
+  EXPECT_STREQ(dtype_name(static_cast<DType>(kDTypeCount)), "unknown dtype");
+  EXPECT_STREQ(dtype_name(static_cast<DType>(255)), "unknown dtype");
+}
+
+TEST(DTypes, OpsHaveNames) {
+  std::set<std::string> names;
+  for (int i = 0; i < kRedOpCount; ++i) {
+    const auto op = static_cast<RedOp>(i);
+    EXPECT_TRUE(names.insert(redop_name(op)).second);
+    RedOp back{};
+    EXPECT_TRUE(redop_from_name(redop_name(op), back));
+    EXPECT_EQ(back, op);
+  }
+  RedOp untouched = RedOp::Max;
+  for (const char *name : {"", "SUM", "mean", "unknown op"}) EXPECT_FALSE(redop_from_name(name, untouched));
+  EXPECT_EQ(untouched, RedOp::Max);
+  EXPECT_STREQ(redop_name(static_cast<RedOp>(kRedOpCount)), "unknown op");
+}
+
+// isthmus.h: no AVG or PREMUL_SUM on bool, no MIN/MAX on complex, bitwise operations on integers and bool only, PREMUL_SUM on
+// floating types only.
+TEST(DTypes, OpsCombineAsThePublicHeaderSays) {
+  int allowed = 0;
+  for (int i = 0; i < kDTypeCount; ++i)
+    for (int k = 0; k < kRedOpCount; ++k) {
+      const auto t = static_cast<DType>(i);
+      const auto op = static_cast<RedOp>(k);
+      const bool bitwise = op == RedOp::BAnd || op == RedOp::BOr || op == RedOp::BXor;
+      const bool order = op == RedOp::Min || op == RedOp::Max;
+      bool good = true;
+      if (t == DType::Bool && (op == RedOp::Avg || op == RedOp::PremulSum)) good = false;
+      if (is_complex(t) && order) good = false;
+      if (bitwise && !(is_integer(t) || t == DType::Bool)) good = false;
+      if (op == RedOp::PremulSum && !is_float(t)) good = false;
+      EXPECT_EQ(combines(t, op), good) << dtype_name(t) << " " << redop_name(op);
+      allowed += good;
+    }
+  EXPECT_EQ(allowed, 113);
+  EXPECT_FALSE(combines(DType::Float32, static_cast<RedOp>(kRedOpCount)));
+}
+
+TEST(Errors, EveryCodeHasItsName) {
+  std::set<std::string> names;
+  for (int c = 0; c <= static_cast<int>(Code::Internal); ++c) {
+    const std::string name = code_name(static_cast<Code>(c));
+    EXPECT_TRUE(names.insert(name).second) << name;
+    EXPECT_NE(name, "unknown result");
+  }
+  EXPECT_STREQ(code_name(static_cast<Code>(99)), "unknown result");
+  EXPECT_EQ(system_text("connect", ECONNREFUSED), fmt::format("connect: Connection refused ({})", ECONNREFUSED));
+}
+
+}  // namespace
+}  // namespace isthmus

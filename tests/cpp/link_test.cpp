@@ -1,0 +1,689 @@
+// What frame.hpp promises of a Link, on every link there is: within a process, through shared memory, over one socket and several.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "link/memory.hpp"
+#include "link/tcp.hpp"
+#include "net/socket.hpp"
+
+namespace isthmus::link {
+namespace {
+
+constexpr uint32_t kMember = 7, kEpoch = 3, kSource = 1;
+constexpr auto kForeign = std::byte{0xee};  // in no payload
+
+// Never 0, never kForeign, and different from frame to frame.
+std::byte content(uint64_t id, uint64_t i) { return static_cast<std::byte>(1 + ((id * 31 + i * 7 + (i >> 8)) & 127)); }
+
+// ---- two ends of a link --------------------------------------------------------------------------------------------------
+
+struct Ends {
+  Doorbell bells[2];
+  std::unique_ptr<ByteRing> rings[2];
+  std::unique_ptr<Link> links[2];  // the second one empty: a link within a process, both ends in one
+  Link &here() { return *links[0]; }
+  Link &there() { return links[1] ? *links[1] : *links[0]; }
+  bool one() const { return links[1] == nullptr; }
+};
+using Made = std::unique_ptr<Ends>;
+
+Made local_ends() {
+  auto e = std::make_unique<Ends>();
+  e->links[0] = std::make_unique<LocalLink>(&e->bells[0]);
+  return e;
+}
+
+Made shm_ends() {
+  auto e = std::make_unique<Ends>();
+  for (auto &ring : e->rings) ring = std::make_unique<ByteRing>();
+  for (int i = 0; i < 2; ++i) {
+    auto l = std::make_unique<ShmLink>(e->rings[i].get(), &e->bells[1 - i]);
+    l->set_in(e->rings[1 - i].get());
+    e->links[i] = std::move(l);
+  }
+  return e;
+}
+
+Made tcp_ends(std::vector<UniqueFd> here, std::vector<UniqueFd> there) {
+  for (const auto *side : {&here, &there})
+    for (const UniqueFd &fd : *side) {
+      const int bytes = 64 * 1024;  // so that a large payload never fits
+      EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
+      EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
+    }
+  auto e = std::make_unique<Ends>();
+  e->links[0] = std::make_unique<TcpLink>(std::move(here));
+  e->links[1] = std::make_unique<TcpLink>(std::move(there));
+  return e;
+}
+
+template <int Streams>
+Made socketpair_ends() {
+  std::vector<UniqueFd> here, there;
+  for (int i = 0; i < Streams; ++i) {
+    int fds[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) fail_system("socketpair", errno);
+    here.emplace_back(fds[0]);
+    there.emplace_back(fds[1]);
+  }
+  return tcp_ends(std::move(here), std::move(there));
+}
+
+Made loopback_ends() {
+  const UniqueFd listener = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
+  std::vector<UniqueFd> here, there;
+  for (int i = 0; i < 2; ++i) {
+    UniqueFd mine, theirs;
+    if (const int error = net::connect_tcp(net::local_address(listener.get()), Deadline(5), mine); error != 0)
+      fail_system("connect", error);
+    const Deadline deadline(5);
+    while (!theirs && !deadline.passed()) {
+      std::string from;
+      int error = 0;
+      theirs = net::accept_client(listener.get(), from, error);
+    }
+    here.push_back(std::move(mine));
+    there.push_back(std::move(theirs));
+  }
+  return tcp_ends(std::move(here), std::move(there));
+}
+
+// ---- what is sent, and what comes ----------------------------------------------------------------------------------------
+
+struct Letter : Outgoing {
+  std::vector<std::byte> bytes;
+  std::atomic<uint32_t> unread{1};  // `pending`
+  std::atomic<int> ends{0};         // calls of `finished`
+
+  Letter(FrameKind kind, uint64_t number, uint64_t size, uint32_t to = kMember, uint32_t from = kSource,
+         uint32_t era = kEpoch)
+      : bytes(size) {
+    for (uint64_t i = 0; i < size; ++i) bytes[i] = content(number, i);
+    header.kind = kind;
+    header.dtype = static_cast<uint8_t>(number % 17);
+    header.member = to;
+    header.epoch = era;
+    header.source = from;
+    header.tag = static_cast<int32_t>(number % 1000);
+    header.id = number;
+    header.total = size;
+    header.digest = number * 0x9e3779b97f4a7c15ull;
+    data = bytes.data();
+    this->pending = &unread;
+    finished = [](Outgoing &o) { static_cast<Letter &>(o).ends.fetch_add(1); };
+  }
+  bool over() const { return unread.load(std::memory_order_acquire) == 0; }
+};
+using Letters = std::deque<Letter>;
+
+class Inbox final : public FrameSink {
+ public:
+  struct Parcel {
+    FrameHeader first;  // header of the piece that came first
+    std::vector<std::byte> bytes;
+    std::map<uint64_t, uint32_t> pieces;  // offset -> bytes, of those that are complete
+    uint64_t accepted = 0, here = 0;      // bytes
+    bool complete() const { return here == first.total && !pieces.empty(); }
+  };
+  std::function<Accept(const FrameHeader &, int64_t)> decide = [](const FrameHeader &, int64_t) { return Accept::Take; };
+  std::map<uint64_t, Parcel> parcels;  // by id
+  std::vector<uint64_t> order;         // ids, as their last piece came
+  std::vector<std::string> ends;       // what broken() said
+
+  Accept accept(const FrameHeader &h, int64_t since_ns, std::byte *&to) override {
+    EXPECT_EQ(frame_fault(h), nullptr);
+    const Accept a = decide(h, since_ns);
+    if (a != Accept::Take) return a;
+    auto [at, fresh] = parcels.try_emplace(h.id);
+    Parcel &p = at->second;
+    if (fresh) {
+      p.first = h;
+      p.bytes.resize(h.total);
+    }
+    p.accepted += h.bytes;
+    to = p.bytes.data() + h.offset;
+    return a;
+  }
+  void received(const FrameHeader &h) override {
+    Parcel &p = parcels.at(h.id);
+    EXPECT_TRUE(p.pieces.emplace(h.offset, h.bytes).second) << "piece at " << h.offset << " came twice";
+    p.here += h.bytes;
+    if (p.here == h.total) order.push_back(h.id);
+  }
+  void broken(const std::string &why) override { ends.push_back(why); }
+
+  bool has(const Letters &letters) const {
+    return std::all_of(letters.begin(), letters.end(), [&](const Letter &l) {
+      const auto at = parcels.find(l.header.id);
+      return at != parcels.end() && at->second.complete();
+    });
+  }
+};
+
+void expect_whole(const Inbox &inbox, const Letter &sent) {
+  SCOPED_TRACE("frame " + std::to_string(sent.header.id) + " of " + std::to_string(sent.bytes.size()) + " bytes");
+  const auto at = inbox.parcels.find(sent.header.id);
+  ASSERT_NE(at, inbox.parcels.end());
+  const Inbox::Parcel &p = at->second;
+  const FrameHeader &h = p.first, &s = sent.header;
+  EXPECT_EQ(h.kind, s.kind);
+  EXPECT_EQ(h.dtype, s.dtype);
+  EXPECT_EQ(h.member, s.member);
+  EXPECT_EQ(h.epoch, s.epoch);
+  EXPECT_EQ(h.source, s.source);
+  EXPECT_EQ(h.tag, s.tag);
+  EXPECT_EQ(h.total, s.total);
+  EXPECT_EQ(h.digest, s.digest);
+  uint64_t end = 0;
+  for (const auto &[offset, bytes] : p.pieces) {
+    EXPECT_EQ(offset, end) << "pieces neither overlap nor leave a gap";
+    EXPECT_LE(bytes, kMaxPayload);
+    end = offset + bytes;
+  }
+  ASSERT_EQ(end, sent.bytes.size());
+  EXPECT_TRUE(end == 0 || std::memcmp(p.bytes.data(), sent.bytes.data(), end) == 0);
+  EXPECT_TRUE(sent.over());
+  EXPECT_EQ(sent.ends, 1);
+}
+
+bool drive(Link &link, Inbox &inbox) {
+  if (!link.try_turn()) return false;
+  const bool moved = link.progress(inbox);
+  link.end_turn();
+  return moved;
+}
+
+void cancel(Link &link, uint32_t ours, uint32_t theirs, uint32_t source) {
+  while (!link.try_turn()) std::this_thread::yield();
+  link.cancel(ours, theirs, kEpoch, source);
+  link.end_turn();
+}
+
+struct Kind {
+  const char *name;
+  Made (*make)();
+  size_t sockets;
+  friend void PrintTo(const Kind &kind, std::ostream *out) { *out << kind.name; }
+};
+
+class EveryLink : public testing::TestWithParam<Kind> {
+ protected:
+  Made ends = GetParam().make();
+  Inbox back, inbox;  // of here, and of there; a link within a process has the second alone
+
+  bool drive_both() {
+    const bool moved = !ends->one() && drive(ends->here(), back);
+    return drive(ends->there(), inbox) || moved;
+  }
+  bool eventually(const std::function<bool()> &what) {
+    const Deadline deadline(20);
+    while (!what()) {
+      if (deadline.passed()) return what();
+      if (!drive_both()) std::this_thread::yield();
+    }
+    return true;
+  }
+  void until_stuck() {  // until nothing more moves
+    while (drive_both()) {}
+  }
+  void post(Letters &letters) {
+    for (Letter &l : letters) ends->here().post(l);
+  }
+  bool over(const Letters &letters) const {
+    return std::all_of(letters.begin(), letters.end(), [](const Letter &l) { return l.over(); });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, EveryLink,
+                         testing::Values(Kind{"local", local_ends, 0}, Kind{"shm", shm_ends, 0},
+                                         Kind{"tcp_one_stream", socketpair_ends<1>, 1},
+                                         Kind{"tcp_three_streams", socketpair_ends<3>, 3},
+                                         Kind{"tcp_loopback", loopback_ends, 2}),
+                         [](const auto &tested) { return std::string(tested.param.name); });
+
+TEST_P(EveryLink, SmallFramesArriveInTheirOrderWithTheirHeaders) {
+  Letters letters;
+  for (uint64_t i = 0; i < 600; ++i) {
+    const bool bare = i % 5 > 2;
+    const FrameKind kind = i % 5 == 3   ? FrameKind::RequestToSend
+                           : i % 5 == 4 ? FrameKind::ClearToSend
+                           : i % 5 == 2 ? FrameKind::PlanData
+                                        : FrameKind::Message;
+    letters.emplace_back(kind, i, bare ? 0 : i * 37 % 9000);
+  }
+  EXPECT_TRUE(ends->here().idle());
+  post(letters);
+  EXPECT_FALSE(ends->here().idle());
+  ASSERT_TRUE(eventually([&] { return inbox.order.size() == letters.size(); }));
+  EXPECT_TRUE(std::is_sorted(inbox.order.begin(), inbox.order.end()));
+  for (const Letter &l : letters) expect_whole(inbox, l);
+  EXPECT_TRUE(ends->here().idle());
+  EXPECT_FALSE(drive_both());
+  EXPECT_TRUE(inbox.ends.empty() && back.ends.empty() && back.parcels.empty());
+}
+
+// A request to send tells the size of what it announces, and brings nothing of it.
+TEST_P(EveryLink, ABareFrameBringsTheSizeAndNoByteOfWhatItAnnounces) {
+  Letters letters;
+  letters.emplace_back(FrameKind::RequestToSend, 1, 3 << 20);
+  letters.emplace_back(FrameKind::Message, 2, 10);
+  inbox.decide = [&](const FrameHeader &h, int64_t) {
+    if (h.kind == FrameKind::RequestToSend) {
+      EXPECT_EQ(h.bytes, 0u);
+      EXPECT_EQ(h.total, uint64_t{3} << 20);
+    }
+    return Accept::Take;
+  };
+  post(letters);
+  ASSERT_TRUE(eventually([&] { return inbox.order.size() == 1 && over(letters); }));
+  EXPECT_EQ(inbox.parcels.at(1).pieces.size(), 1u);
+  expect_whole(inbox, letters[1]);
+}
+
+TEST_P(EveryLink, LargeFramesAreCutAndComeTogetherAgain) {
+  Letters letters;
+  uint64_t id = 0;
+  for (const FrameKind kind : {FrameKind::PlanData, FrameKind::MessageData, FrameKind::Message})
+    for (const uint64_t size : {64 * 1024, 64 * 1024 + 1, 512 * 1024, 1 << 20, (1 << 20) + 1, 2 * (1 << 20) + 13}) {
+      letters.emplace_back(kind, id++, size);
+      letters.emplace_back(FrameKind::Message, id++, 100);
+    }
+  post(letters);
+  ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));
+  for (const Letter &l : letters) expect_whole(inbox, l);
+  std::vector<uint64_t> small;
+  for (const uint64_t i : inbox.order)
+    if (i % 2 == 1) small.push_back(i);
+  EXPECT_TRUE(std::is_sorted(small.begin(), small.end()));
+  EXPECT_EQ(ends->here().bytes_sent.load(), ends->there().bytes_received.load());
+}
+
+TEST_P(EveryLink, ADeferredFrameIsAskedAboutAgainAndNothingIsLost) {
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 0, 200'000);
+  for (uint64_t i = 1; i < 50; ++i) letters.emplace_back(FrameKind::Message, i, 500);
+  int asked = 0;
+  int64_t first = 0;
+  bool willing = false;
+  inbox.decide = [&](const FrameHeader &h, int64_t since) {
+    if (h.id != 0 || willing) return Accept::Take;
+    if (asked++ == 0) {
+      EXPECT_EQ(since, 0) << "not asked before";
+      first = now_ns();
+    } else {
+      EXPECT_GE(since, first) << "when it was first asked";
+      EXPECT_LE(since, now_ns());
+    }
+    return Accept::Defer;
+  };
+  post(letters);
+  ASSERT_TRUE(eventually([&] { return asked >= 5; }));
+  EXPECT_EQ(inbox.parcels.count(0), 0u);
+  willing = true;
+  ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));
+  for (const Letter &l : letters) expect_whole(inbox, l);
+}
+
+TEST_P(EveryLink, ADroppedFrameIsDrainedAndHoldsUpNobody) {
+  Letters kept, dropped;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const uint64_t size = i % 7 == 0 ? 700'000 : i % 11 == 0 ? 0 : i * 53 % 20'000;
+    const FrameKind kind = i % 3 == 0 ? FrameKind::PlanData : FrameKind::Message;
+    (i % 2 ? kept : dropped).emplace_back(kind, i, size);
+  }
+  inbox.decide = [](const FrameHeader &h, int64_t) { return h.id % 2 ? Accept::Take : Accept::Drop; };
+  for (size_t i = 0; i < kept.size(); ++i) {
+    ends->here().post(dropped[i]);
+    ends->here().post(kept[i]);
+  }
+  ASSERT_TRUE(eventually([&] { return inbox.has(kept) && over(dropped) && over(kept); }));
+  EXPECT_EQ(inbox.parcels.size(), kept.size());
+  for (const Letter &l : kept) expect_whole(inbox, l);
+  for (const Letter &l : dropped) EXPECT_EQ(l.ends, 1);
+}
+
+TEST_P(EveryLink, CancelForgetsWhatOneRankOfOneMembershipHadQueued) {
+  Letters gone, kept;
+  for (uint64_t i = 0; i < 40; ++i) {
+    const uint64_t size = i % 4 == 0 ? 300'000 : 100;
+    const FrameKind kind = i % 2 ? FrameKind::Message : FrameKind::PlanData;
+    gone.emplace_back(kind, 10 * i, size);
+    kept.emplace_back(kind, 10 * i + 1, size, kMember + 1);                   // another communicator
+    kept.emplace_back(kind, 10 * i + 2, size, kMember, kSource + 1);          // another rank of this process
+    kept.emplace_back(kind, 10 * i + 3, size, kMember, kSource, kEpoch + 1);  // another communicator, same index later
+    kept.emplace_back(FrameKind::RequestToSend, 10 * i + 4, 0, kMember, kSource + 1);
+  }
+  for (size_t i = 0; i < gone.size(); ++i) {
+    ends->here().post(gone[i]);
+    for (size_t k = 4 * i; k < 4 * i + 4; ++k) ends->here().post(kept[k]);
+  }
+  cancel(ends->here(), 99, kMember, kSource);
+  EXPECT_TRUE(over(gone)) << "at once: nobody reads the data any more";
+  EXPECT_FALSE(over(kept));
+  for (Letter &l : gone) {
+    EXPECT_EQ(l.ends, 1);
+    l.bytes = {};  // a sanitizer sees who still reads it
+  }
+  ASSERT_TRUE(eventually([&] { return inbox.has(kept) && over(kept); }));
+  EXPECT_EQ(inbox.parcels.size(), kept.size());
+  for (const Letter &l : kept) expect_whole(inbox, l);
+  EXPECT_TRUE(ends->here().idle());
+}
+
+TEST_P(EveryLink, CancelHalfWayFreesTheDataAndLeavesTheStreamInOrder) {
+  for (const FrameKind kind : {FrameKind::PlanData, FrameKind::MessageData, FrameKind::Message}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    ends = GetParam().make();
+    inbox = {};
+    Letters gone, later;
+    gone.emplace_back(kind, 1, 2 << 20);
+    const std::vector<std::byte> sent = gone[0].bytes;
+    bool closed = true;  // the receiver takes the first piece only
+    inbox.decide = [&](const FrameHeader &h, int64_t) { return closed && h.offset > 0 ? Accept::Defer : Accept::Take; };
+    post(gone);
+    until_stuck();
+    EXPECT_FALSE(gone[0].over());
+    EXPECT_FALSE(ends->here().idle());
+    ASSERT_EQ(inbox.parcels.count(1), 1u);
+    EXPECT_LT(inbox.parcels.at(1).here, sent.size());
+
+    cancel(ends->here(), 99, kMember, kSource);
+    EXPECT_TRUE(gone[0].over()) << "at once: nobody reads the data any more";
+    EXPECT_EQ(gone[0].ends, 1);
+    std::fill(gone[0].bytes.begin(), gone[0].bytes.end(), kForeign);
+    closed = false;
+    for (uint64_t i = 2; i < 30; ++i) later.emplace_back(i % 3 ? FrameKind::Message : kind, i, i % 3 ? 300 : 150'000);
+    post(later);
+    ASSERT_TRUE(eventually([&] { return inbox.has(later) && over(later); }));
+    for (const Letter &l : later) expect_whole(inbox, l);
+    const Inbox::Parcel &p = inbox.parcels.at(1);
+    for (const auto &[offset, bytes] : p.pieces)
+      EXPECT_EQ(std::memcmp(p.bytes.data() + offset, sent.data() + offset, bytes), 0)
+          << "a piece that came was not as it had been sent";
+    EXPECT_TRUE(ends->here().idle());
+  }
+}
+
+TEST_P(EveryLink, CancelOnTheReceivingSideTouchesTheBufferNoMoreAndDrainsTheRest) {
+  Letters gone, later;
+  gone.emplace_back(FrameKind::PlanData, 1, 2 << 20);
+  bool left = false;
+  inbox.decide = [&](const FrameHeader &h, int64_t) {
+    if (h.id != 1) return Accept::Take;
+    if (left) return Accept::Drop;  // as the owner does for whoever is no longer there
+    return h.offset == 0 ? Accept::Take : Accept::Defer;
+  };
+  post(gone);
+  if (!ends->one()) drive(ends->here(), back);
+  drive(ends->there(), inbox);
+  ASSERT_EQ(inbox.parcels.count(1), 1u);
+  Inbox::Parcel &p = inbox.parcels.at(1);
+  const bool half = p.accepted > p.here;  // a piece of it is half read
+  EXPECT_EQ(half, GetParam().sockets > 0);
+  cancel(ends->there(), kMember, 99, 0);
+  left = true;
+  std::fill(p.bytes.begin(), p.bytes.end(), kForeign);
+  const uint64_t here = p.here;
+  for (uint64_t i = 2; i < 20; ++i) later.emplace_back(FrameKind::Message, i, 4000);
+  post(later);
+  ASSERT_TRUE(eventually([&] { return inbox.has(later) && over(gone) && over(later); }));
+  for (const Letter &l : later) expect_whole(inbox, l);
+  EXPECT_EQ(p.here, here) << "received() for a frame that was cancelled";
+  EXPECT_TRUE(std::all_of(p.bytes.begin(), p.bytes.end(), [](std::byte b) { return b == kForeign; }));
+}
+
+TEST_P(EveryLink, AnyThreadMayPostWhileOthersMakeProgress) {
+  constexpr int kPosters = 4;
+  constexpr uint64_t kEach = 200;
+  std::vector<Letters> letters(kPosters);
+  for (uint64_t t = 0; t < kPosters; ++t)
+    for (uint64_t i = 0; i < kEach; ++i)
+      letters[t].emplace_back(i % 2 ? FrameKind::Message : FrameKind::PlanData, t * 1000 + i,
+                              i % 20 == 6 ? 200'000 : i * 29 % 3000, kMember, static_cast<uint32_t>(t));
+  Letters answers;
+  for (uint64_t i = 0; i < kEach; ++i) answers.emplace_back(FrameKind::Message, 100'000 + i, i * 17 % 5000);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> movers, posters;
+  for (int i = 0; i < 3; ++i)  // more than there are ends: the turn is contended
+    movers.emplace_back([&, i] {
+      Link &link = i % 2 ? ends->here() : ends->there();
+      Inbox &box = i % 2 && !ends->one() ? back : inbox;
+      while (!stop.load(std::memory_order_acquire))
+        if (!drive(link, box)) std::this_thread::yield();
+    });
+  for (auto &mine : letters)
+    posters.emplace_back([&] {
+      for (Letter &l : mine) ends->here().post(l);
+    });
+  posters.emplace_back([&] {
+    for (Letter &l : answers) ends->there().post(l);
+  });
+  for (auto &t : posters) t.join();
+  const Deadline deadline(30);
+  const auto arrived = [](Link &link, Inbox &box, size_t n) {
+    if (!link.try_turn()) return false;
+    const bool all = box.order.size() >= n;
+    link.end_turn();
+    return all;
+  };
+  const size_t whole = kPosters * kEach;
+  bool there = false, here = false;
+  while (!(there && here) && !deadline.passed()) {
+    std::this_thread::yield();
+    if (ends->one()) {
+      there = here = arrived(ends->here(), inbox, whole + kEach);
+    } else {
+      there = there || arrived(ends->there(), inbox, whole);
+      here = here || arrived(ends->here(), back, kEach);
+    }
+  }
+  stop.store(true, std::memory_order_release);
+  for (auto &t : movers) t.join();
+  ASSERT_TRUE(there && here);
+  Inbox &replies = ends->one() ? inbox : back;
+  for (const auto &mine : letters)
+    for (const Letter &l : mine) expect_whole(inbox, l);
+  for (const Letter &l : answers) expect_whole(replies, l);
+  std::map<uint64_t, uint64_t> last;  // of each poster's small frames, the order is its own
+  for (const uint64_t id : inbox.order) {
+    if (id % 1000 % 20 == 6 && id < 100'000) continue;
+    EXPECT_GE(id, last[id / 1000]);
+    last[id / 1000] = id;
+  }
+}
+
+TEST_P(EveryLink, SaysWhatToSleepOn) {
+  std::vector<pollfd> fds;
+  ends->here().descriptors(fds);
+  EXPECT_EQ(fds.size(), GetParam().sockets);
+  for (const pollfd &f : fds) EXPECT_EQ(f.events, POLLIN);
+  if (fds.empty()) return;
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 2 << 20);
+  post(letters);
+  while (drive(ends->here(), back)) {}
+  fds.clear();
+  ends->here().descriptors(fds);
+  for (const pollfd &f : fds) EXPECT_EQ(f.events, POLLIN | POLLOUT) << "it waits for room";
+  ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));
+}
+
+// ---- ends ------------------------------------------------------------------------------------------------------------------
+
+class Sockets : public EveryLink {};
+INSTANTIATE_TEST_SUITE_P(, Sockets,
+                         testing::Values(Kind{"one_stream", socketpair_ends<1>, 1},
+                                         Kind{"three_streams", socketpair_ends<3>, 3}, Kind{"loopback", loopback_ends, 2}),
+                         [](const auto &tested) { return std::string(tested.param.name); });
+
+TEST_P(Sockets, ADeadPeerIsReportedOnceAndEndsNothingButByCancel) {
+  Letters letters, later;
+  for (uint64_t i = 0; i < 20; ++i)
+    letters.emplace_back(i % 3 ? FrameKind::Message : FrameKind::PlanData, i, i % 3 ? 1000 : 1 << 20);
+  inbox.decide = [](const FrameHeader &h, int64_t) { return h.id >= 3 ? Accept::Defer : Accept::Take; };
+  post(letters);
+  until_stuck();
+  std::vector<int> ended;
+  for (const Letter &l : letters) ended.push_back(l.ends);
+  EXPECT_FALSE(over(letters));
+  ends->links[1].reset();
+  const Deadline deadline(20);
+  while (back.ends.empty() && !deadline.passed()) drive(ends->here(), back);
+  ASSERT_EQ(back.ends.size(), 1u);
+  EXPECT_FALSE(back.ends[0].empty());
+  for (size_t i = 0; i < letters.size(); ++i)
+    EXPECT_EQ(letters[i].ends, ended[i]) << "it was not sent, so it did not succeed";
+  std::vector<pollfd> fds;
+  ends->here().descriptors(fds);
+  EXPECT_TRUE(fds.empty()) << "nobody may spin on a dead socket";
+  later.emplace_back(FrameKind::Message, 100, 10);
+  later.emplace_back(FrameKind::PlanData, 101, 1 << 20);
+  post(later);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(drive(ends->here(), back));
+  EXPECT_EQ(back.ends.size(), 1u);
+  cancel(ends->here(), 99, kMember, kSource);
+  EXPECT_TRUE(over(letters) && over(later));
+  for (const Letters *all : {&letters, &later})
+    for (const Letter &l : *all) EXPECT_EQ(l.ends, 1);
+  EXPECT_TRUE(ends->here().idle());
+}
+
+TEST_P(Sockets, APeerThatDiesInsideAPayloadNeverCompletesIt) {
+  Letters letters;
+  letters.emplace_back(FrameKind::Message, 1, 100);
+  letters.emplace_back(FrameKind::PlanData, 2, 2 << 20);
+  post(letters);
+  drive(ends->here(), back);
+  drive(ends->there(), inbox);
+  ends->links[0].reset();
+  const Deadline deadline(20);
+  while (inbox.ends.empty() && !deadline.passed()) drive(ends->there(), inbox);
+  ASSERT_EQ(inbox.ends.size(), 1u);
+  EXPECT_FALSE(drive(ends->there(), inbox));
+  ASSERT_EQ(inbox.parcels.count(2), 1u);
+  EXPECT_FALSE(inbox.parcels.at(2).complete());
+  EXPECT_EQ(inbox.order, std::vector<uint64_t>{1});
+}
+
+struct Damage {
+  const char *what;
+  std::function<void(FrameHeader &)> change;
+};
+std::vector<Damage> damages() {
+  return {{"not a frame", [](FrameHeader &h) { h.magic ^= 1; }},
+          {"unknown frame kind", [](FrameHeader &h) { h.kind = static_cast<FrameKind>(0); }},
+          {"unknown frame kind", [](FrameHeader &h) { h.kind = static_cast<FrameKind>(6); }},
+          {"payload too large", [](FrameHeader &h) { h.bytes = kMaxPayload + 1, h.total = h.bytes; }},
+          {"total too large", [](FrameHeader &h) { h.total = (uint64_t{1} << 56) + 1; }},
+          {"payload outside its message", [](FrameHeader &h) { h.offset = h.total + 1; }},
+          {"payload outside its message", [](FrameHeader &h) { h.offset = ~uint64_t{0}; }},
+          {"payload outside its message", [](FrameHeader &h) { h.offset = 1; }},
+          {"payload on a bare frame", [](FrameHeader &h) { h.kind = FrameKind::RequestToSend; }}};
+}
+FrameHeader sound_header() {
+  FrameHeader h;
+  h.bytes = 16;
+  h.total = 16;
+  return h;
+}
+
+TEST(TcpLink, BytesThatAreNoFrameEndItWithTheReason) {
+  for (const Damage &d : damages()) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    const UniqueFd peer(fds[1]);
+    std::vector<UniqueFd> sockets;
+    sockets.emplace_back(fds[0]);
+    TcpLink link(std::move(sockets));
+    Inbox inbox;
+    FrameHeader h = sound_header();
+    const std::byte payload[16] = {};
+    const auto send = [&] {
+      ASSERT_EQ(::send(peer.get(), &h, sizeof h, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof h));
+      ASSERT_EQ(::send(peer.get(), payload, sizeof payload, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof payload));
+    };
+    send();
+    EXPECT_TRUE(drive(link, inbox));
+    EXPECT_EQ(inbox.order.size(), 1u);
+    EXPECT_TRUE(inbox.ends.empty());
+    d.change(h);
+    send();
+    drive(link, inbox);
+    drive(link, inbox);
+    ASSERT_EQ(inbox.ends.size(), 1u) << d.what;
+    EXPECT_NE(inbox.ends[0].find(d.what), std::string::npos) << inbox.ends[0];
+    EXPECT_EQ(inbox.order.size(), 1u);
+  }
+}
+
+// The ring's memory belongs to the peer: whatever it writes there, we read no byte outside and end.
+TEST(ShmLink, ARingThatHoldsNoFrameEndsItOnceWithTheReason) {
+  struct Case {
+    std::string what;
+    std::function<void(ByteRing &)> fill;
+  };
+  std::vector<Case> cases{
+      {"ring counters out of range", [](ByteRing &r) { r.written = 63; }},
+      {"ring counters out of range", [](ByteRing &r) { r.written = ByteRing::kCapacity + 64; }},
+      {"ring counters out of range", [](ByteRing &r) { r.written = ~uint64_t{0}; }},
+      {"ring counters out of range", [](ByteRing &r) { r.read = 128, r.written = 64; }},
+      {"ring counters out of range", [](ByteRing &r) { r.read = 1, r.written = 65; }},
+      {"frame longer than the ring holds",
+       [](ByteRing &r) {
+         const FrameHeader h = sound_header();
+         std::memcpy(r.data, &h, sizeof h);
+         r.written = 64;
+       }},
+  };
+  for (const Damage &d : damages())
+    cases.push_back({d.what, [change = d.change](ByteRing &r) {
+                       FrameHeader h = sound_header();
+                       change(h);
+                       std::memcpy(r.data, &h, sizeof h);
+                       r.written = 128;
+                     }});
+  for (const Case &c : cases) {
+    const Made ends = shm_ends();
+    c.fill(*ends->rings[0]);
+    Inbox inbox;
+    Letters letters;
+    letters.emplace_back(FrameKind::PlanData, 1, 600'000);
+    ends->there().post(letters[0]);
+    drive(ends->there(), inbox);
+    ASSERT_EQ(inbox.ends.size(), 1u) << c.what;
+    EXPECT_NE(inbox.ends[0].find(c.what), std::string::npos) << inbox.ends[0] << " for " << c.what;
+    EXPECT_FALSE(drive(ends->there(), inbox));
+    EXPECT_EQ(inbox.ends.size(), 1u);
+    EXPECT_TRUE(inbox.parcels.empty());
+    cancel(ends->there(), 99, kMember, kSource);
+    EXPECT_TRUE(letters[0].over());
+  }
+}
+
+TEST(ShmLink, TheRingFromThePeerMayComeLater) {
+  ByteRing rings[2];
+  Doorbell bells[2];
+  ShmLink here(&rings[0], &bells[1]), there(&rings[1], &bells[0]);
+  Inbox inbox;
+  Letters letters;
+  letters.emplace_back(FrameKind::Message, 1, 1000);
+  here.post(letters[0]);
+  EXPECT_TRUE(drive(here, inbox));
+  EXPECT_FALSE(drive(there, inbox));
+  there.set_in(&rings[0]);
+  EXPECT_TRUE(drive(there, inbox));
+  expect_whole(inbox, letters[0]);
+}
+
+}  // namespace
+}  // namespace isthmus::link
