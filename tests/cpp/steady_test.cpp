@@ -121,6 +121,7 @@ int rank_main(int rank, const isthmus_unique_id &id, const Work &work) {
     if (work.call(comm, rank, in.data(), out.data(), work.count) != ISTHMUS_OK) return 3;
   counting = false;
   if (rank == 0) ::raise(SIGUSR2);
+  if (isthmus_barrier(comm, nullptr, nullptr) != ISTHMUS_OK) return 3;  // the end of one is not counted by the other
   isthmus_comm_destroy(comm);
   const long n = allocations.load();
   return n == 0 ? 0 : static_cast<int>(std::min<long>(99 + n, 255));
