@@ -477,7 +477,7 @@ isthmus_result isthmus_group_begin(void) {
 isthmus_result isthmus_group_end(isthmus_work_t *work) {
   if (work) *work = nullptr;
   return guarded([&] {
-    Op *parent = i::comm::group_end();
+    Op *parent = i::comm::group_end(work == nullptr);
     if (!parent) return ISTHMUS_OK;
     if (work) {
       *work = reinterpret_cast<isthmus_work_t>(parent);

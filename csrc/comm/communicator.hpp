@@ -100,6 +100,7 @@ bool group_open() noexcept;
 void group_add(std::shared_ptr<Communicator> comm, engine::Op *op);  // takes the reference of the group's submission
 void group_fail(const Error &error) noexcept;
 // Submits what was recorded; returns the parent (one reference, the caller's), or nullptr while still nested. Throws the group's first failure.
-engine::Op *group_end();
+// `waits`: the caller waits for it at once.
+engine::Op *group_end(bool waits);
 
 }  // namespace isthmus::comm

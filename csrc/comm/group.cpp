@@ -25,7 +25,7 @@ void group_fail(const Error &error) noexcept {
   if (group.depth > 0 && group.failure.ok()) group.failure = {error.code(), error.text()};
 }
 
-engine::Op *group_end() {
+engine::Op *group_end(bool waits) {
   if (group.depth == 0) fail(Code::Argument, "group_end without group_begin on this thread");
   if (--group.depth > 0) return nullptr;
   // Taken out, so that a callback may open another group; given back at the end, so that the next one allocates nothing.
@@ -60,7 +60,8 @@ engine::Op *group_end() {
       if (op->is_p2p() != (pass == 0)) continue;
       op->parent = parent;
       comm->member().submit(op);
-      comm->member().context().activate(comm->member());
+      // A caller that waits drives the first communicator itself: no other thread is woken for that one.
+      if (!waits || &comm->member() != parent->member) comm->member().context().activate(comm->member());
     }
   for (auto &[comm, op] : ops) pool.release(op);
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)

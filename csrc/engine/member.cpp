@@ -194,10 +194,10 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   waiters_.fetch_add(1, std::memory_order_acq_rel);
   const bool crowded = Context::oversubscribed();
   const int polls = crowded ? 8 : 256;
-  const bool p2p = op->is_p2p();
-  const bool sockets = context_->has_links() && (p2p || !topology_.flat);
+  const bool p2p = op->is_p2p(), group = op->children.load(std::memory_order_relaxed) != 0;
+  const bool sockets = context_->has_links() && (p2p || group || !topology_.flat);
   // Frames matter to this operation, or only to others (then the links are looked at now and then).
-  const bool frames = p2p || (op->plan && op->plan->uses_links) || !op->member;
+  const bool frames = p2p || group || (op->plan && op->plan->uses_links) || !op->member;
   int idle = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
   bool over = false;
