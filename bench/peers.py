@@ -32,6 +32,7 @@ BY_ALL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all
 LISTS = ("all_gather_list", "reduce_scatter_list", "all_to_all_list")
 COLLECTIVES = (*BY_ALL, "reduce", "gather", "scatter", "barrier", *LISTS)
 SIZES = (8, 256, 8192, 65536, 1 << 20, 8 << 20, 64 << 20)
+CONTENDERS = "isthmus,openmpi,torch_isthmus,torch_gloo,torch_itself"
 QUICK_SIZES = (8, 8192, 1 << 20, 64 << 20)
 Row = dict[str, Any]
 
@@ -213,7 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter blocks")
     parser.add_argument("--parts", default="two,four,c,tcp", help="of two, four, c, tcp (all)")
-    parser.add_argument("--contenders", default="isthmus,openmpi,torch_isthmus,torch_gloo", help="to leave some out")
+    parser.add_argument("--contenders", default=CONTENDERS, help="to leave some out")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", help="bytes, with commas")
     parser.add_argument("--rounds", type=int, default=7, help="paired rounds (7)")

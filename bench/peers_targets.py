@@ -15,6 +15,7 @@ LABELS = {
     "openmpi": "Open MPI",
     "torch_isthmus": "torch Isthmus",
     "torch_gloo": "torch Gloo",
+    "torch_itself": "torch itself",
     "isthmus_c": "Isthmus C",
     "memory_limit": "memory limit",
     "raw_exchange": "raw exchange",
@@ -94,6 +95,15 @@ def judge_memory(rows: list[Row]) -> list[Verdict]:
     return found
 
 
+def judge_own_share(label: str, row: Row) -> list[Verdict]:
+    """What we add to the price of the same call on torch's own backend that does nothing, measured beside it."""
+    seconds = row["seconds"]
+    if "torch_itself" not in seconds:
+        return []
+    added = [(t - o) * 1e6 for t, o in zip(seconds["torch_isthmus"], seconds["torch_itself"], strict=True)]
+    return [verdict(f"{label}, us above torch's own call", 5, added, "<=")]
+
+
 def judge_torch(rows: list[Row], c_face: dict[tuple[str, int], float]) -> list[Verdict]:
     found, large = [], []
     for row in rows:
@@ -109,6 +119,7 @@ def judge_torch(rows: list[Row], c_face: dict[tuple[str, int], float]) -> list[V
         if row["bytes"] <= 8 and c_time is not None:
             above = [(t - c_time) * 1e6 for t in row["seconds"]["torch_isthmus"]]
             found.append(verdict(f"{label}, us above the C face", 5, above, "<="))
+            found += judge_own_share(label, row)
     if large:
         found.append(Verdict("torch from 1 MiB up, geometric mean / Gloo", 5, geometric_mean(large)))
     return found

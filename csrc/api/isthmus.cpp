@@ -394,10 +394,11 @@ isthmus_result isthmus_reduce_scatter(isthmus_comm_t comm, const void *send, voi
 }
 
 isthmus_result isthmus_reduce_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
-                                        isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call,
-                                        isthmus_work_t *work) {
+                                        const uint64_t *displs, isthmus_dtype dtype, isthmus_redop op,
+                                        const isthmus_call *call, isthmus_work_t *work) {
   auto r = request(Collective::ReduceScatterV, send, recv, 0, dtype, op);
   r.send_counts = counts;
+  r.send_displs = displs;
   return submit(comm, r, call, work);
 }
 

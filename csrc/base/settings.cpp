@@ -57,10 +57,16 @@ constexpr SettingRow kSettings[] = {
 };
 static_assert(std::size(kSettings) == kSettingCount);
 
-const SettingRow *find(std::string_view name) {
+// "ISTHMUS_EAGER_BYTES", "EAGER_BYTES" and "eager_bytes" are one name: the first.
+std::string full_name(std::string_view name) {
+  std::string full(name);
+  for (char &c : full) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return full.rfind("ISTHMUS_", 0) == 0 ? full : full.insert(0, "ISTHMUS_");
+}
+
+const SettingRow *find(const std::string &full) {
   for (const auto &row : kSettings) {
-    const std::string_view full = row.name;
-    if (name == full || name == full.substr(8)) return &row;
+    if (full == row.name) return &row;
   }
   return nullptr;
 }
@@ -111,11 +117,12 @@ Settings::Settings() {
 }
 
 void Settings::set(std::string_view name, std::string_view value) {
-  const SettingRow *row = find(name);
+  const std::string full = full_name(name);
+  const SettingRow *row = find(full);
   if (!row) {
     const SettingRow *near =
         &*std::min_element(std::begin(kSettings), std::end(kSettings),
-                           [&](const auto &a, const auto &b) { return distance(name, a.name) < distance(name, b.name); });
+                           [&](const auto &a, const auto &b) { return distance(full, a.name) < distance(full, b.name); });
     fail(Code::Config, "{}: no such setting; did you mean {}? `isthmus doctor --settings` lists them all.", name,
          near->name);
   }

@@ -70,7 +70,7 @@ std::vector<std::byte> pack(const RankBlob &b) {
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
   for (const std::string *s :
-       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name})
+       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
     w.text(*s);
   w.number(b.info.pid);
   w.number(static_cast<int32_t>(b.info.numa));
@@ -87,7 +87,7 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
   for (std::string *s :
-       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name})
+       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
     r.text(*s);
   r.number(b.info.pid);
   int32_t numa = -1;

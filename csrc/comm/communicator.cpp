@@ -99,8 +99,10 @@ uint32_t random32() {
   return static_cast<uint32_t>(generator());
 }
 
-// Every rank must run the same protocol and the same agreed settings; the text names who differs.
+// Every rank must be able to take part, run the same protocol and the same agreed settings; the text names who differs.
 void compare(const std::vector<RankBlob> &ranks) {
+  for (const auto &rank : ranks)
+    if (!rank.trouble.empty()) fail(Code::Resource, "{}", rank.trouble);
   for (size_t r = 1; r < ranks.size(); ++r) {
     if (ranks[r].protocol != ranks[0].protocol)
       fail(Code::Mismatch,
@@ -110,6 +112,31 @@ void compare(const std::vector<RankBlob> &ranks) {
       fail(Code::Mismatch, "settings that must agree differ: rank 0 has {}; rank {} has {}", ranks[0].settings, r,
            ranks[r].settings);
   }
+}
+
+// Ends a step of init on all ranks alike: each says whether it could do its part, and where one could not, all throw that one's reason,
+// so that nobody takes its end for the cause. Returns whether any rank lacks shared memory.
+bool vote(bootstrap::Exchange &exchange, const std::string &name, Status trouble, bool no_memory, Deadline deadline) {
+  enum class Vote : uint8_t { Fine = 1, NoMemory = 2, Failed = 3 };
+  const Vote mine = !trouble.ok() ? Vote::Failed : no_memory ? Vote::NoMemory : Vote::Fine;
+  Blob ballot{static_cast<std::byte>(mine), std::byte{static_cast<uint8_t>(trouble.code)}};
+  for (const char c : trouble.text.substr(0, 4096)) ballot.push_back(static_cast<std::byte>(c));
+  std::vector<Blob> votes;
+  try {
+    votes = exchange.all_gather(ballot, deadline);
+  } catch (const Error &e) {
+    if (trouble.ok()) throw;
+    trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
+  }
+  if (!trouble.ok()) throw Error(trouble.code, trouble.text);
+  for (size_t r = 0; r < votes.size(); ++r) {
+    if (votes[r].size() < 2) fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, r);
+    if (votes[r][0] == static_cast<std::byte>(Vote::Failed))
+      throw Error(static_cast<Code>(votes[r][1]),
+                  std::string(reinterpret_cast<const char *>(votes[r].data()) + 2, votes[r].size() - 2));
+    no_memory |= votes[r][0] == static_cast<std::byte>(Vote::NoMemory);
+  }
+  return no_memory;
 }
 
 }  // namespace
@@ -151,22 +178,24 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
           bootstrap::tcp_exchange(address, rank, world, bootstrap::derive_key(o.settings, parts), o.settings, deadline);
     }
   }
-  auto context = engine::Context::acquire(o.settings, hint);
+  auto use = engine::Context::acquire(o.settings, hint);
   if (world == 1 && !exchange) {
     struct Alone final : bootstrap::Exchange {
       std::vector<Blob> all_gather(const Blob &mine, Deadline) override { return {mine}; }
     };
     exchange = std::make_unique<Alone>();
   }
-  return make(*exchange, rank, world, o.name.empty() ? o.settings.text(Setting::Name) : o.name, o.settings,
-              std::move(context), nullptr, deadline);
+  return make(*exchange, rank, world, o.name.empty() ? o.settings.text(Setting::Name) : o.name, o.settings, std::move(use),
+              nullptr, deadline);
 }
 
 std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
-                                                 const Settings &settings, std::shared_ptr<engine::Context> context,
+                                                 const Settings &settings, engine::Context::Use use,
                                                  const bootstrap::Bytes16 *known_key, Deadline deadline) {
   auto comm = std::shared_ptr<Communicator>(new Communicator);
   comm->settings_ = settings;
+  const std::shared_ptr<engine::Context> context = use.context();
+  comm->use_ = std::move(use);
   comm->context_ = context;
   comm->eager_bytes_ = static_cast<uint64_t>(settings.integer(Setting::EagerBytes));
   comm->chunk_bytes_ = static_cast<uint64_t>(settings.integer(Setting::ChunkBytes));
@@ -188,21 +217,35 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   mine.epoch = random32();
   mine.key = known_key ? *known_key : bootstrap::random_bytes16();
   mine.index = context->reserve_index();
-  mine.mailbox = context->arena().allocate_mailbox(engine::Mailbox::bytes(comm->eager_bytes_, world));
+  const uint64_t mailbox_bytes = engine::Mailbox::bytes(comm->eager_bytes_, world);
   bool made = false;
   struct Undo {
     engine::Context &context;
     RankBlob &mine;
     bool &made;
     const bootstrap::Bytes16 &key;
-    bool key_added = false;
+    bool mailbox = false, key_added = false;
     ~Undo() {
       if (made) return;
-      context.arena().free_mailbox(mine.mailbox);
+      if (mailbox) context.arena().free_mailbox(mine.mailbox);
       context.release_index(mine.index);
       if (key_added) context.mesh().drop_key(key);
     }
   } undo{*context, mine, made, comm->key_};
+
+  // What goes wrong on this rank is kept until the vote that ends the step, where all hear of it.
+  Status trouble;
+  const auto attempt = [&](const auto &part) {
+    if (!trouble.ok()) return;
+    try {
+      part();
+    } catch (const Error &e) { trouble = {e.code(), fmt::format("init of '{}' on rank {}: {}", name, rank, e.text())}; }
+  };
+  attempt([&] {
+    mine.mailbox = context->arena().allocate_mailbox(mailbox_bytes);
+    undo.mailbox = true;
+  });
+  mine.trouble = trouble.text;  // said before anybody waits for a connection with this rank
 
   std::vector<RankBlob> ranks;
   const auto blobs = exchange.all_gather(pack(mine), deadline);
@@ -225,49 +268,25 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
   std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);
   const int streams = static_cast<int>(settings.integer(Setting::TcpStreams));
-  const auto connect = [&](int q, bool shared) -> bootstrap::Peer & {
-    try {
-      return context->connect(ranks[q].endpoint, comm->key_, shared, streamed(q) ? streams : 0, deadline);
-    } catch (const Error &e) {  // the mesh knows processes; users know ranks
-      throw Error(e.code(), fmt::format("init of '{}': rank {} (pid {} on {}): {}", name, q, ranks[q].info.pid,
-                                        ranks[q].info.hostname, e.text()));
-    }
+  const auto connect = [&](int q, bool shared) {
+    attempt([&] {
+      try {
+        processes[q] = &context->connect(ranks[q].endpoint, comm->key_, shared, streamed(q) ? streams : 0, deadline);
+      } catch (const Error &e) {  // the mesh knows processes; users know ranks
+        throw Error(e.code(),
+                    fmt::format("rank {} (pid {} on {}): {}", q, ranks[q].info.pid, ranks[q].info.hostname, e.text()));
+      }
+    });
   };
-  // The vote is also the proof that everybody is connected. A rank that could not connect votes with its reason, so that nobody takes its
-  // end for the cause.
-  enum class Vote : uint8_t { Fine = 1, NoMemory = 2, Failed = 3 };
-  Vote vote = Vote::Fine;
-  Status trouble;
-  for (int q = 0; q < world && trouble.ok(); ++q) {
+  // The vote is also the proof that everybody is connected.
+  bool no_memory = false;
+  for (int q = 0; q < world; ++q) {
     if (ranks[q].info.process == mine.info.process) continue;
     const bool same_host = ranks[q].info.host == mine.info.host;
-    try {
-      processes[q] = &connect(q, same_host);
-    } catch (const Error &e) {
-      vote = Vote::Failed;
-      trouble = {e.code(), e.text()};
-      break;
-    }
-    if (same_host && !processes[q]->arena) vote = Vote::NoMemory;
+    connect(q, same_host);
+    no_memory |= same_host && processes[q] && !processes[q]->arena;
   }
-  Blob ballot{std::byte{static_cast<uint8_t>(vote)}, std::byte{static_cast<uint8_t>(trouble.code)}};
-  for (const char c : trouble.text.substr(0, 4096)) ballot.push_back(static_cast<std::byte>(c));
-  std::vector<Blob> votes;
-  try {
-    votes = exchange.all_gather(ballot, deadline);
-  } catch (const Error &e) {
-    if (trouble.ok()) throw;
-    trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
-  }
-  if (!trouble.ok()) throw Error(trouble.code, trouble.text);
-  bool no_memory = false;
-  for (size_t r = 0; r < votes.size(); ++r) {
-    if (votes[r].size() < 2) fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, r);
-    if (votes[r][0] == static_cast<std::byte>(Vote::Failed))
-      throw Error(static_cast<Code>(votes[r][1]),
-                  std::string(reinterpret_cast<const char *>(votes[r].data()) + 2, votes[r].size() - 2));
-    no_memory |= votes[r][0] == static_cast<std::byte>(Vote::NoMemory);
-  }
+  no_memory = vote(exchange, name, trouble, no_memory, deadline);
   if (no_memory) {  // where one pair could not share memory, nobody pretends to
     ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
                  name);
@@ -278,42 +297,45 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       if (processes[q]) connect(q, false);
   }
 
-  engine::MemberSetup setup;
-  setup.context = context;
-  setup.topology = topology;
-  setup.rank = rank;
-  setup.index = mine.index;
-  setup.epoch = ranks[0].epoch;
-  setup.name = name;
-  setup.mailbox_offset = mine.mailbox;
-  setup.cell_bytes = comm->eager_bytes_;
-  // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
-  setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)), 64 * comm->chunk_bytes_);
-  comm->member_ = std::make_shared<engine::Member>(std::move(setup));
-  made = true;
-  int local = 0;
-  auto &arena = context->arena();
-  for (int q = 0; q < world; ++q) {
-    engine::PeerRank &p = comm->member_->peers()[q];
-    local += ranks[q].info.host == mine.info.host;
-    p.process = processes[q];
-    p.their_index = ranks[q].index;
-    std::byte *base = p.process ? p.process->arena.data() : arena.base();
-    const size_t size = p.process ? p.process->arena.size() : arena.bytes();
-    if (base && !streamed(q)) {
-      if (ranks[q].mailbox % 64 != 0 || ranks[q].mailbox + engine::Mailbox::bytes(comm->eager_bytes_, world) > size)
-        fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", q);
-      p.arena = base;
-      p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + ranks[q].mailbox));
-      p.bell = &link::Arena::doorbell_of(base);
+  attempt([&] {
+    engine::MemberSetup setup;
+    setup.context = context;
+    setup.topology = topology;
+    setup.rank = rank;
+    setup.index = mine.index;
+    setup.epoch = ranks[0].epoch;
+    setup.name = name;
+    setup.mailbox_offset = mine.mailbox;
+    setup.cell_bytes = comm->eager_bytes_;
+    // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
+    setup.credit_window =
+        std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)), 64 * comm->chunk_bytes_);
+    comm->member_ = std::make_shared<engine::Member>(std::move(setup));
+    made = true;
+    int local = 0;
+    auto &arena = context->arena();
+    for (int q = 0; q < world; ++q) {
+      engine::PeerRank &p = comm->member_->peers()[q];
+      local += ranks[q].info.host == mine.info.host;
+      p.process = processes[q];
+      p.their_index = ranks[q].index;
+      std::byte *base = p.process ? p.process->arena.data() : arena.base();
+      const size_t size = p.process ? p.process->arena.size() : arena.bytes();
+      if (base && !streamed(q)) {
+        if (ranks[q].mailbox % 64 != 0 || mailbox_bytes > size || ranks[q].mailbox > size - mailbox_bytes)
+          fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", q);
+        p.arena = base;
+        p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + ranks[q].mailbox));
+        p.bell = &link::Arena::doorbell_of(base);
+      }
+      p.link = context->link_to(p.process, p.process && p.arena);
     }
-    p.link = context->link_to(p.process, p.process && p.arena);
-  }
-  engine::Context::note_local_ranks(local);
-  comm->stream_bytes_ = stream_threshold(local);
-  context->set_member(mine.index, comm->member_);
+    engine::Context::note_local_ranks(local);
+    comm->stream_bytes_ = stream_threshold(local);
+    context->set_member(mine.index, comm->member_);
+  });
   // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
-  exchange.all_gather(Blob{std::byte{2}}, deadline);
+  vote(exchange, name, trouble, false, deadline);
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}, {} island{}{}, {}; tcp streams {}", name, rank, world,
@@ -360,7 +382,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   ParentExchange exchange(*this, members);
   Settings settings = settings_;
   return make(exchange, rank, static_cast<int>(members.size()), name.empty() ? this->name() + "/split" : name, settings,
-              context_, &key_, deadline);
+              use_.again(), &key_, deadline);
 }
 
 Communicator::~Communicator() { destroy(); }
@@ -369,6 +391,7 @@ void Communicator::destroy() noexcept {
   if (!member_ || destroyed_.exchange(true)) return;
   member_->leave(now_ns() + seconds_to_ns(timeout()));
   context_->mesh().drop_key(key_);  // each communicator added it once
+  use_.end();
 }
 
 void Communicator::abort(const std::string &reason) noexcept {

@@ -65,10 +65,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   Communicator() = default;
   static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
-                                            const Settings &settings, std::shared_ptr<engine::Context> context,
+                                            const Settings &settings, engine::Context::Use use,
                                             const bootstrap::Bytes16 *known_key, Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
 
+  engine::Context::Use use_;
   std::shared_ptr<engine::Context> context_;
   std::shared_ptr<engine::Member> member_;
   Settings settings_;

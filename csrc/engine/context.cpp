@@ -40,30 +40,39 @@ void Context::note_local_ranks(int ranks) noexcept {
   static_cast<void>(oversubscribed());  // counts the processors now, and not within an operation
 }
 
-std::shared_ptr<Context> Context::acquire(const Settings &settings, const std::string &route_hint) {
+Context::Use Context::acquire(const Settings &settings, const std::string &route_hint) {
   if (bootstrap::forked())
     fail(Code::Forked,
          "this process was forked after Isthmus was used in its parent; call isthmus only in the parent, or start a new "
          "process");
   std::lock_guard lock(current_mutex);
-  if (auto c = current_context.lock()) {
-    // One without communicators is on its way out (a finished operation may keep it a moment): its settings bind nobody.
-    const bool serves = !c->members().empty();
-    try {
-      c->settings_.check_process_settings(settings);
-      return c;
-    } catch (const Error &) {
-      if (serves) throw;
-    }
+  std::shared_ptr<Context> c = current_context.lock();
+  if (c) {
+    c->settings_.check_process_settings(settings);
+  } else {
+    // The last reference may fall on one of the context's own threads, which cannot join itself.
+    c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
+      if (bootstrap::forked()) return;  // its threads and memory are the parent's
+      if (own_thread) std::thread([gone] { delete gone; }).detach();
+      else delete gone;
+    });
+    current_context = c;
   }
-  // The last reference may fall on one of the context's own threads, which cannot join itself.
-  std::shared_ptr<Context> c(new Context(settings, route_hint), [](Context *gone) {
-    if (bootstrap::forked()) return;  // its threads and memory are the parent's
-    if (own_thread) std::thread([gone] { delete gone; }).detach();
-    else delete gone;
-  });
-  current_context = c;
-  return c;
+  ++c->uses_;
+  return Use(std::move(c));
+}
+
+Context::Use Context::Use::again() const {
+  std::lock_guard lock(current_mutex);
+  ++context_->uses_;
+  return Use(context_);
+}
+
+void Context::Use::end() noexcept {
+  const std::shared_ptr<Context> c = std::move(context_);
+  if (!c || bootstrap::forked()) return;
+  std::lock_guard lock(current_mutex);
+  if (--c->uses_ == 0 && current_context.lock() == c) current_context.reset();
 }
 
 std::shared_ptr<Context> Context::current() {

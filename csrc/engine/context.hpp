@@ -27,8 +27,29 @@ enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, Str
 
 class Context final : public bootstrap::MeshEvents, public link::FrameSink {
  public:
-  // The process's context, made with these settings if there is none. Throws Error.
-  static std::shared_ptr<Context> acquire(const Settings &settings, const std::string &route_hint);
+  // A communicator's use of the context, from its making to its destruction. When the last one has ended, the next acquire() makes a
+  // new context, whatever holds this one a moment longer (an operation that is over, a thread of ours).
+  class Use {
+   public:
+    Use() = default;
+    Use(Use &&) noexcept = default;
+    Use &operator=(Use &&other) noexcept {
+      end();
+      context_ = std::move(other.context_);
+      return *this;
+    }
+    ~Use() { end(); }
+    const std::shared_ptr<Context> &context() const noexcept { return context_; }
+    Use again() const;  // one more, for a communicator that is made from this one's
+    void end() noexcept;
+
+   private:
+    friend class Context;
+    explicit Use(std::shared_ptr<Context> context) noexcept : context_(std::move(context)) {}
+    std::shared_ptr<Context> context_;
+  };
+  // The process's context, made with these settings if there is none in use. Throws Error.
+  static Use acquire(const Settings &settings, const std::string &route_hint);
   static std::shared_ptr<Context> current();  // null if there is none
   Context(const Settings &settings, const std::string &route_hint);
   ~Context() override;
@@ -120,6 +141,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void poll_sockets(int64_t ns);
 
   Settings settings_;
+  int uses_ = 0;  // under the lock of acquire()
   link::Arena arena_;
   Recorder recorder_;
   int64_t spin_ns_;

@@ -79,17 +79,19 @@ PyObject *all_gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
 }
 
 PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("reduce_scatter_v", 2, 4, {"x", "counts", "op", "out", "async_op", "timeout", "scale"});
+  static const Signature signature("reduce_scatter_v", 2, 5,
+                                   {"x", "counts", "op", "out", "displs", "async_op", "timeout", "scale"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Blocks blocks;
   Array in, out;
-  if (!launch.open(self, v[4], v[5]) ||
-      !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", nullptr, "") ||
-      !read_op(v[2], launch.call, &op) || !launch.scale(v[6], op) || !in.read(v[0], launch.call, "x", Access::Read) ||
-      !exact_count(launch.call, in, "x", blocks.extent, "the sum of counts"))
+  if (!launch.open(self, v[5], v[6]) ||
+      !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
+      !read_op(v[2], launch.call, &op) || !launch.scale(v[7], op) || !in.read(v[0], launch.call, "x", Access::Read) ||
+      !(blocks.placed ? blocks.fits(launch.call, in, "x")
+                      : exact_count(launch.call, in, "x", blocks.extent, "the sum of counts")))
     return nullptr;
   const int rank = launch.communicator->rank();
   const uint64_t own = blocks.counts[static_cast<size_t>(rank)];
@@ -103,8 +105,8 @@ PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_
   return submit(
       launch, result.ptr(),
       [&](isthmus_work_t *work) {
-        return isthmus_reduce_scatter_v(launch.handle, in.data, out.data, blocks.counts.data(), in.dtype, op,
-                                        launch.call_options(), work);
+        return isthmus_reduce_scatter_v(launch.handle, in.data, out.data, blocks.counts.data(), blocks.displacements(),
+                                        in.dtype, op, launch.call_options(), work);
       },
       in, out);
 }
@@ -216,8 +218,9 @@ PyMethodDef kCollectivesV[] = {
                    "all_gather_v(x, counts, out=None, displs=None, *, async_op=False, timeout=None)\n\n"
                    "Rank r's x has counts[r] elements and lands at displs[r]. counts must be equal on all ranks."),
     ISTHMUS_METHOD(reduce_scatter_v,
-                   "reduce_scatter_v(x, counts, op='sum', out=None, *, async_op=False, timeout=None, scale=None)\n\n"
-                   "Combine x over all ranks; rank r gets its block of counts[r] elements."),
+                   "reduce_scatter_v(x, counts, op='sum', out=None, displs=None, *, async_op=False, timeout=None, "
+                   "scale=None)\n\n"
+                   "Combine x over all ranks; rank r gets its block of counts[r] elements, which is at displs[r] in x."),
     ISTHMUS_METHOD(all_to_all_v,
                    "all_to_all_v(x, send_counts, recv_counts, out=None, send_displs=None, recv_displs=None, *, "
                    "async_op=False, timeout=None)\n\nsend_counts[d] elements go to rank d."),

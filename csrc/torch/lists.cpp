@@ -160,14 +160,15 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, 
   const isthmus_redop op = reduction(opts.reduceOp);
   Request request{c10d::OpType::REDUCE_SCATTER, "isthmus:reduce_scatter", opts.timeout, opts.asyncOp, all, outputs,
                   premul_factor(opts.reduceOp)};
-  const Buffer in = request.staging.in_flat(all, Use::reduce), out = request.staging.out(output, Use::reduce);
-  std::vector<std::uint64_t> numels;
-  for (const at::Tensor &tensor : all) numels.push_back(static_cast<std::uint64_t>(tensor.numel()));
-  const auto counts = request.staging.array(std::move(numels));
-  const bool even = equal_sizes(all);
+  const Buffer out = request.staging.out(output, Use::reduce);
+  const bool flat = equal_sizes(all) && goes_flat(output.numel(), output.element_size(), size_);
+  Buffer whole;
+  Scattered in;
+  if (flat) whole = request.staging.in_flat(all, Use::reduce);
+  else in = request.staging.in_list(all, Use::reduce);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
-    return even ? isthmus_reduce_scatter(comm_, in.data, out.data, out.count, out.dtype, op, call, work)
-                : isthmus_reduce_scatter_v(comm_, in.data, out.data, counts.data(), out.dtype, op, call, work);
+    if (flat) return isthmus_reduce_scatter(comm_, whole.data, out.data, out.count, out.dtype, op, call, work);
+    return isthmus_reduce_scatter_v(comm_, in.base, out.data, in.counts.data(), in.displs.data(), out.dtype, op, call, work);
   });
 }
 

@@ -110,7 +110,7 @@ static void collectives(isthmus_comm_t comm) {
   CHECK(equal(recv_buffer, rank * N, N, 0, 1));
 
   fill();
-  OK(isthmus_reduce_scatter_v(comm, send_buffer, recv_buffer, counts, ISTHMUS_FLOAT32, ISTHMUS_SUM, NULL, NULL));
+  OK(isthmus_reduce_scatter_v(comm, send_buffer, recv_buffer, counts, NULL, ISTHMUS_FLOAT32, ISTHMUS_SUM, NULL, NULL));
   CHECK(equal(recv_buffer, rank * 300, (int)counts[rank], 0, 1) && recv_buffer[counts[rank]] == -1);
 
   fill();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 namespace isthmus::test {
 namespace {
@@ -126,9 +127,27 @@ TEST_P(Shapes, CollectivesWithCountsTakeZeroAndUnequalOnes) {
         EXPECT_EQ(wrong(out.data() + at[b], counts[b], [&](uint64_t i) { return value(r, i); }), 0u);
       }
       out.assign(total + 1, -1);
-      ISTHMUS_OK_OR_SAY(
-          isthmus_reduce_scatter_v(comm, all.data(), out.data(), counts.data(), kType, ISTHMUS_SUM, nullptr, nullptr));
+      ISTHMUS_OK_OR_SAY(isthmus_reduce_scatter_v(comm, all.data(), out.data(), counts.data(), nullptr, kType, ISTHMUS_SUM,
+                                                 nullptr, nullptr));
       EXPECT_EQ(wrong(out.data(), counts[me], [&](uint64_t i) { return sum_of(world, at[me] + i); }), 0u);
+
+      // The same blocks, each rank's elsewhere: rank r has them in another order, with r + 1 elements between them.
+      std::vector<uint64_t> places(w);
+      uint64_t end = 0;
+      for (uint64_t r = 0; r < w; ++r) {
+        const uint64_t block = (r + me) % w;
+        places[block] = end;
+        end += counts[block] + me + 1;
+      }
+      std::vector<int64_t> apart(end, -7);
+      for (uint64_t r = 0; r < w; ++r) std::copy_n(all.begin() + at[r], counts[r], apart.begin() + places[r]);
+      const auto before = apart;
+      out.assign(total + 1, -1);
+      ISTHMUS_OK_OR_SAY(isthmus_reduce_scatter_v(comm, apart.data(), out.data(), counts.data(), places.data(), kType,
+                                                 ISTHMUS_SUM, nullptr, nullptr));
+      EXPECT_EQ(wrong(out.data(), counts[me], [&](uint64_t i) { return sum_of(world, at[me] + i); }), 0u);
+      EXPECT_EQ(out.back(), -1);
+      EXPECT_EQ(apart, before);
 
       out.assign(total + 1, -1);
       ISTHMUS_OK_OR_SAY(
@@ -323,21 +342,22 @@ TEST(Engine, SplitMakesGroupsInTheOrderOfTheKeys) {
 // The promise is one second on an idle machine of two cores; a sanitizer's build or a loaded machine gets longer, but not a
 // thread, a socket or a descriptor for any of them.
 TEST(Engine, AThousandCommunicatorsCostLittleAndNoThread) {
-  static std::atomic<int64_t> slowest{0};
+  // Processor time of the whole process, both ranks: what else the machine does is not counted.
+  static std::atomic<int64_t> processor_ms{0};
   on_ranks({"thousand", 2, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
     const auto stats = [] { return std::pair(context_stat("threads"), context_stat("descriptors")); };
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
     const auto before = stats();
-    const auto begin = std::chrono::steady_clock::now();
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    const std::clock_t begin = std::clock();
     std::vector<isthmus_comm_t> parts(1000, nullptr);
     for (auto &part : parts)
       if (isthmus_comm_split(comm, 0, 0, nullptr, &part) != ISTHMUS_OK) {
         ADD_FAILURE() << isthmus_last_error();
         return;
       }
-    const auto took =
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
-    if (rank == 0) slowest = took;
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+    if (rank == 0) processor_ms = 1000 * static_cast<int64_t>(std::clock() - begin) / CLOCKS_PER_SEC;
     EXPECT_EQ(stats(), before);
     EXPECT_GE(before.first, 1);
     for (size_t i = 0; i < parts.size(); i += 100) {
@@ -347,11 +367,11 @@ TEST(Engine, AThousandCommunicatorsCostLittleAndNoThread) {
     }
     for (auto *part : parts) isthmus_comm_destroy(part);
   });
-  std::printf("1000 communicators in %lld ms\n", static_cast<long long>(slowest.load()));
+  std::printf("1000 communicators of 2 ranks in %lld ms of processor time\n", static_cast<long long>(processor_ms.load()));
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(slowest.load(), 30000);
+  EXPECT_LT(processor_ms.load(), 60000);
 #else
-  EXPECT_LT(slowest.load(), 1000);
+  EXPECT_LT(processor_ms.load(), 2000);  // one second a rank
 #endif
 }
 
@@ -430,8 +450,8 @@ TEST(Engine, StagingStaysWithinItsBudgetAndTheErrorNamesTheSetting) {
 TEST(Engine, AfterTheLastCommunicatorTheNextOneChoosesTheSettingsOfTheProcess) {
   ASSERT_TRUE(no_context());
   for (int round = 0; round < 20; ++round) {
-    const int64_t mib = 1 + round % 3;
-    const std::string setting = "STAGING_BYTES=" + std::to_string(mib) + "M";
+    const int64_t mib = round % 3 == 0 ? 256 : round % 3;  // the default, where nothing is said
+    const std::string setting = round % 3 == 0 ? "" : "STAGING_BYTES=" + std::to_string(mib) + "M";
     on_ranks({"anew", 2, {}, nullptr, setting.c_str()}, [&](isthmus_comm_t comm, int rank) {
       EXPECT_EQ(context_stat("staging_limit"), mib << 20);
       auto x = contribution(rank, 20000);

@@ -209,7 +209,8 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
       default: {
         const auto counts = shares(GetParam().world, 2 * c.count);
         expect(before(counts, rank) * size, counts[me] * size);
-        ISTHMUS_OK_OR_SAY(isthmus_reduce_scatter_v(comm, in.data(), out.data(), counts.data(), t, op, &call, nullptr));
+        ISTHMUS_OK_OR_SAY(
+            isthmus_reduce_scatter_v(comm, in.data(), out.data(), counts.data(), nullptr, t, op, &call, nullptr));
       }
     }
   });

@@ -82,6 +82,21 @@ def test_all_gather_v_places_blocks_of_unequal_size(ranks: Run) -> None:
     assert ranks(3, body) == [[[0, 0, 2], [-1, 2, -1, -1, 0, 0]]] * 3
 
 
+def test_reduce_scatter_v_takes_blocks_from_where_they_lie(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> list[int]:
+        counts = [2, 0, 1]
+        displs = [4, 0, 1] if comm.rank == 0 else [0, 9, 3]  # each rank's own
+        x = np.full(10, -1)
+        x[displs[0] : displs[0] + 2] = [10, 20]
+        x[displs[2]] = comm.rank
+        with pytest.raises(isthmus.ArgumentError, match="x has 5 elements, but the blocks reach to element 6"):
+            comm.reduce_scatter_v(x[:5], counts, displs=[4, 0, 1])
+        result: list[int] = comm.reduce_scatter_v(x, counts, displs=displs).tolist()
+        return result
+
+    assert ranks(3, body) == [[30, 60], [], [3]]
+
+
 def test_reduce_scatter_gives_rank_r_block_r(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> list[Any]:
         x = np.arange(6) + comm.rank

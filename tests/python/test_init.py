@@ -176,6 +176,7 @@ def test_wrong_ranks_and_rendezvous_are_refused(arguments: tuple[Any, ...], opti
     ("settings", "text"),
     [
         ({"EAGER_BITES": 1}, "EAGER_BITES.*did you mean ISTHMUS_EAGER_BYTES"),
+        ({"eager_bites": 1}, "eager_bites.*did you mean ISTHMUS_EAGER_BYTES"),
         ({"EAGER_BYTES": "-1"}, "ISTHMUS_EAGER_BYTES=-1.*0 to 65536"),
         ({"BRIDGE": "pigeon"}, r"pigeon.*auto\|shm\|tcp"),
         ("EAGER_BYTES", "not NAME=value"),
@@ -299,3 +300,26 @@ def test_context_stats_count_communicators() -> None:
         during = isthmus.context_stats()
     assert during["communicators"] == before + 1
     assert isthmus.context_stats().get("communicators", 0) == before
+
+
+OUT_OF_MEMORY = """
+import os, isthmus
+alone = []
+try:
+    while os.environ["ISTHMUS_RANK"] == "1" and len(alone) < 50_000:
+        alone.append(isthmus.init(rank=0, world_size=1, settings={"EAGER_BYTES": "64K"}))
+except isthmus.ResourceError:
+    pass
+print(len(alone) > 0)
+isthmus.init(settings={"EAGER_BYTES": "64K"})
+"""
+
+
+def test_a_rank_without_memory_left_is_named_on_every_rank() -> None:
+    port = launch.free_port()
+    shared = {"ISTHMUS_WORLD_SIZE": "3", "ISTHMUS_ADDRESS": f"127.0.0.1:{port}", "ISTHMUS_TIMEOUT": "60"}
+    results = finish([begin({**shared, "ISTHMUS_RANK": str(r)}, OUT_OF_MEMORY) for r in range(3)], 120)
+    assert [out.strip() for _, out, _ in results] == ["False", "True", "False"]
+    for code, _, err in results:
+        assert code != 0
+        assert "on rank 1: " in err and "are in use; destroy communicators or raise the limit" in err, err

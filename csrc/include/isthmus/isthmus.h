@@ -157,10 +157,10 @@ ISTHMUS_API isthmus_result isthmus_all_gather_v(isthmus_comm_t comm, const void 
 /* send[world*count]; recv[count] = op over ranks of their block `rank`. In place: recv == send + rank*count. */
 ISTHMUS_API isthmus_result isthmus_reduce_scatter(isthmus_comm_t comm, const void *send, void *recv, uint64_t count,
     isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
-/* send has counts[r] elements for each rank r, back to back; recv[counts[rank]]. counts equal on all ranks. In place: recv is
- * the block of this rank in send. */
+/* send has counts[r] elements for each rank r at send + displs[r]; displs NULL: back to back. recv[counts[rank]]. counts equal
+ * on all ranks, displs need not be. In place: recv is the block of this rank in send. */
 ISTHMUS_API isthmus_result isthmus_reduce_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
-    isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
+    const uint64_t *displs, isthmus_dtype dtype, isthmus_redop op, const isthmus_call *call, isthmus_work_t *work);
 /* send[world*count], recv[world*count]: block d of rank s lands as block s of rank d. In place: send == recv (staged). */
 ISTHMUS_API isthmus_result isthmus_all_to_all(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,
     const isthmus_call *call, isthmus_work_t *work);
