@@ -179,14 +179,15 @@ TEST_P(Steady, AsksForNothingButFutexAndSchedYield) {
   }
   const pid_t second = ::fork();
   if (second == 0) {
+    ::close(pipes[1]);  // so that the end of the first one is the end of the pipe
     if (::read(pipes[0], &id, sizeof id) != sizeof id) ::_exit(1);
     ::_exit(rank_main(1, id, GetParam()));
   }
+  ::close(pipes[1]);
   const Seen seen = trace(first);
   int status = 0;
   ASSERT_EQ(::waitpid(second, &status, 0), second);
   ::close(pipes[0]);
-  ::close(pipes[1]);
   EXPECT_EQ(seen.status, 0) << (seen.status >= 100 ? std::to_string(seen.status - 99) + " allocations" : "rank 0 failed");
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank 1: " << status;
   for (const auto &[number, times] : seen.calls) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import isthmus
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is born ignoring it
     folder = Path(sys.argv[1])
     body, arguments, init = pickle.loads((folder / "task").read_bytes())
     rank = int(os.environ["ISTHMUS_RANK"])
