@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit as _atexit
 import json as _json
+import os as _os
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.torch._build import load as _load
@@ -24,11 +26,24 @@ import torch
 import torch.distributed as dist
 
 from _isthmus_autoload import register
+from isthmus.torch import _flight
 
 Backend = _torch.Backend
 Options = _torch.Options
 
-__all__ = ["Backend", "Options", "backend_of", "context_stats", "create", "dump", "explain", "register", "topology"]
+__all__ = [
+    "Backend",
+    "Options",
+    "backend_of",
+    "context_stats",
+    "create",
+    "dump",
+    "explain",
+    "flight_record",
+    "register",
+    "topology",
+    "write_flight_record",
+]
 
 
 def _name(group_id: str, ranks: list[int]) -> str:
@@ -99,6 +114,31 @@ def dump(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """The flight recorder of the group: its last operations."""
     record: dict[str, Any] = _json.loads(backend_of(group).dump())
     return record
+
+
+def flight_record() -> dict[str, Any]:
+    """The last collectives of all isthmus groups of this process, in the format of PyTorch's flight recorder.
+
+    Sends and receives are left out. `gloo:` in the names stands for CPU tensors: the analyser knows no name of ours.
+    """
+    groups = {}
+    for group, name in dist.distributed_c10d._world.pg_names.items():
+        if isinstance(group, dist.ProcessGroup):
+            try:
+                backend_of(group)
+            except (ValueError, RuntimeError):
+                continue  # another library's
+            groups[group] = name
+    return _flight.record(dump, groups)
+
+
+def write_flight_record(folder: str | _os.PathLike[str], prefix: str = "rank_") -> _Path:
+    """Writes this process's record to `<folder>/<prefix><global rank>`, also after an error; returns the path.
+
+    With the files of all ranks in one folder, `torchfrtrace --prefix rank_ <folder>` says which rank did not join which
+    collective, and which ranks called different things.
+    """
+    return _flight.write(flight_record(), folder, prefix)
 
 
 def context_stats() -> dict[str, Any]:
