@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import oneccl
 import system_packages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +27,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = ROOT / "build" / "stamps"
 TORCH = "torch==2.13.0"
+ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
 GOALS = ("build", "demo", "test", "bench", "lint")
 
 
@@ -164,6 +167,9 @@ def main(goal: str) -> None:
         if goal == "lint":
             return
         step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
+        if goal == "test" and platform.machine() == "x86_64":
+            recipe = digest([Path(oneccl.__file__)])
+            step("oneccl", recipe, lambda: oneccl.complete(ONECCL), lambda: run(PYTHON, oneccl.__file__, ONECCL))
         inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
         inputs = [p for p in inputs if "results" not in p.parts]
         key = digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])

@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from setup import ROOT, VENV, build_environment, warnings_are_errors
+import oneccl
+from setup import ONECCL, ROOT, VENV, build_environment, warnings_are_errors
 
 SUITE = ROOT / "build" / "suite"
 JOBS = str(os.cpu_count() or 1)
@@ -86,8 +87,13 @@ class Stage:
             *("ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", JOBS),
             *("--output-junit", self.cases / "ctest.junit"),
             *select,
-            env={"GTEST_OUTPUT": f"xml:{self.cases}/"} | (env or {}),
+            env={"GTEST_OUTPUT": f"xml:{self.cases}/"} | vendor_libraries() | (env or {}),
         )
+
+
+def vendor_libraries() -> dict[str, str]:
+    """Where the tests find the vendors' libraries that run without a device."""
+    return {"TEST_ONECCL": str(oneccl.library(ONECCL))} if oneccl.complete(ONECCL) else {}
 
 
 def configure(stage: Stage, build: Path, *options: str) -> None:

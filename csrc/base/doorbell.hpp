@@ -1,4 +1,4 @@
-// Where the threads of one process sleep, in its arena, so that other processes can wake them.
+// Where threads sleep until somebody rings: a futex that may lie in memory of several processes, so that others can wake them.
 #pragma once
 
 #include <linux/futex.h>
@@ -10,7 +10,7 @@
 #include <climits>
 #include <cstdint>
 
-namespace isthmus::link {
+namespace isthmus {
 
 // A full fence. ThreadSanitizer knows no fences, but a read-modify-write of one location that both sides share orders as well.
 inline void full_fence([[maybe_unused]] std::atomic<uint32_t> &shared) noexcept {
@@ -58,4 +58,4 @@ class Nap {
   uint32_t seen_;
 };
 
-}  // namespace isthmus::link
+}  // namespace isthmus

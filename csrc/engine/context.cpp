@@ -330,7 +330,7 @@ void Context::progress_loop() {
     if (!work) {
       mine.clear();  // members must not live on here
       version = ~uint64_t{0};
-      link::Nap nap(progress_bell_);
+      Nap nap(progress_bell_);
       if (!stop_.load(std::memory_order_acquire)) {
         bool any;
         {
@@ -343,7 +343,7 @@ void Context::progress_loop() {
       continue;
     }
     if (waited_for) {  // the waiter drives; be there soon after it has gone
-      link::Nap nap(progress_bell_);
+      Nap nap(progress_bell_);
       nap.sleep(1'000'000);
       continue;
     }

@@ -163,7 +163,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::mutex active_mutex_;
   std::vector<std::shared_ptr<Member>> active_;
   std::atomic<uint64_t> active_version_{0};
-  link::Doorbell progress_bell_;  // where the progress thread sleeps while it has nothing to drive
+  Doorbell progress_bell_;  // where the progress thread sleeps while it has nothing to drive
 
   std::mutex retired_mutex_;
   struct Retired {
@@ -189,7 +189,7 @@ void Context::sleep(bool sockets, int64_t ns, Ready ready) {
     if (!ready()) poll_sockets(ns);
     return;
   }
-  link::Nap nap(arena_.doorbell());
+  Nap nap(arena_.doorbell());
   if (!ready()) nap.sleep(ns);
 }
 

@@ -24,7 +24,7 @@ struct PeerRank {                      // what this member knows of one rank
   bootstrap::Peer *process = nullptr;  // null: a rank of this process
   std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
   Mailbox *mail = nullptr;
-  link::Doorbell *bell = nullptr;
+  Doorbell *bell = nullptr;
   link::Link *link = nullptr;     // for frames
   uint32_t their_index = 0;       // of the communicator in that process
   std::atomic<bool> left{false};  // it destroyed its side

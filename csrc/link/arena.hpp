@@ -9,7 +9,7 @@
 #include <new>
 
 #include "base/handles.hpp"
-#include "link/doorbell.hpp"
+#include "base/doorbell.hpp"
 
 namespace isthmus::link {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "link/doorbell.hpp"
+#include "base/doorbell.hpp"
 #include "link/frame.hpp"
 
 namespace isthmus::link {

@@ -1,0 +1,83 @@
+// What Isthmus needs of a vendor's collective library: the collectives of one island, submitted to one stream of the island's device.
+// An adapter holds no algorithm. What a library cannot do, can() says, and the planner plans around it.
+//
+// Calls of a communicator are made by one thread at a time, in the same order on all ranks of the island. Buffers are memory of the
+// stream's device, counts are elements. Error(Unsupported) for what can() denies, Error(Argument) for a root or peer that is none; what
+// goes wrong later is in status(), with the vendor, the call and its code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/dtype.hpp"
+#include "device/runtime.hpp"
+
+namespace isthmus::ccl {
+
+enum class Call : uint8_t { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv };
+const char *call_name(Call call) noexcept;  // "all_reduce", ...
+constexpr bool reduces(Call call) noexcept {
+  return call == Call::AllReduce || call == Call::Reduce || call == Call::ReduceScatter;
+}
+
+struct Capabilities {
+  bool blocking = false;      // a call occupies the thread of the stream until the island's other ranks have made theirs
+  bool groups = false;        // calls between group_begin() and group_end() go as one
+  bool abort = false;         // abort() ends a call that waits; else the thread in it is left behind
+  bool thread_ranks = false;  // ranks of one island may be threads of one process
+  bool one_stream =
+      false;            // all communicators of a process must share one stream, so their calls are in one order everywhere
+  size_t id_bytes = 0;  // of what make_id() gives
+};
+
+class Communicator {
+ public:
+  // Ends the vendor's communicator. Ranks leave together, so not before the last call has ended on all of them.
+  virtual ~Communicator() = default;
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual device::Stream &stream() const noexcept = 0;
+  virtual Status status() const = 0;  // the first failure of a call of this communicator; later ones are skipped
+
+  virtual void all_reduce(const void *send, void *recv, uint64_t count, DType dtype,
+                          RedOp op) = 0;  // in place: send == recv
+  virtual void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op,
+                      int root) = 0;  // recv: on root only
+  virtual void broadcast(void *buffer, uint64_t count, DType dtype, int root) = 0;
+  virtual void all_gather(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // recv: size() * count
+  virtual void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype,
+                              RedOp op) = 0;                                               // send: size() * count
+  virtual void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // both: size() * count
+  virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;
+  virtual void recv(void *buffer, uint64_t count, DType dtype, int peer) = 0;
+
+  // Any thread, at any time, more than once. Nothing more is begun. A call that waits for a peer ends, or where the library cannot end it,
+  // is left behind by the destructor, with the stream that it blocks.
+  virtual void abort() noexcept = 0;
+};
+
+struct Join {
+  std::span<const std::byte> id;  // from make_id() of one rank of the island
+  int rank = 0, size = 1;
+  Deadline deadline{60};
+};
+
+class Library {  // one vendor's, opened once a process; thread-safe
+ public:
+  virtual ~Library() = default;
+  virtual const char *family() const noexcept = 0;  // "oneccl", ...: ranks of one island have the same
+  virtual std::string version() const = 0;          // "2022.2.0"
+  virtual std::string path() const = 0;             // of the file that was opened
+  virtual Capabilities capabilities() const noexcept = 0;
+  virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
+  virtual std::vector<std::byte> make_id() = 0;
+  // Collective over the island. Error(Timeout) at the deadline.
+  virtual std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) = 0;
+};
+
+}  // namespace isthmus::ccl

@@ -1,0 +1,385 @@
+#include "ccl/oneccl.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "base/error.hpp"
+#include "device/host.hpp"
+
+namespace isthmus::ccl {
+namespace {
+
+// ---- the ABI, in our own words: the C interface of oneCCL 2022.1 and later ------------------------------------------------
+
+constexpr size_t kIdBytes = 4096;
+struct Id {
+  char bytes[kIdBytes];
+};
+using Handle = void *;            // a communicator
+using Queue = void *;             // null: buffers in host memory, and the call returns when it is done
+using Result = int;               // 0: success
+constexpr int kLeast = 20220100;  // major * 10000 + minor * 100 + patch
+
+struct Functions {
+  Result (*GetVersion)(int *);
+  Result (*GetUniqueId)(Id *);
+  const char *(*GetLastError)(Handle);
+  Result (*CommInitRank)(Handle *, size_t ranks, Id, int rank);
+  Result (*CommDestroy)(Handle);
+  Result (*AllReduce)(void *, void *, size_t count, int dtype, int op, Handle, Queue);
+  Result (*Reduce)(void *, void *, size_t count, int dtype, int op, int root, Handle, Queue);
+  Result (*Broadcast)(const void *, void *, size_t count, int dtype, int root, Handle, Queue);
+  Result (*AllGather)(void *, void *, size_t count, int dtype, Handle, Queue);
+  Result (*ReduceScatter)(void *, void *, size_t count, int dtype, int op, Handle, Queue);
+  Result (*AllToAll)(void *, void *, size_t count, int dtype, Handle, Queue);
+  Result (*Send)(void *, size_t count, int dtype, int peer, Handle, Queue);
+  Result (*Recv)(void *, size_t count, int dtype, int peer, Handle, Queue);
+};
+
+const char *result_text(Result r) {
+  constexpr const char *texts[] = {"success",          "error",          "system error",      "internal error",
+                                   "invalid argument", "invalid usage",  "still in progress", "GPU failure",
+                                   "CPU failure",      "no host memory", "no device memory",  "exception in the plugin",
+                                   "not implemented"};
+  return r >= 0 && static_cast<size_t>(r) < std::size(texts) ? texts[r] : "unknown result";
+}
+
+// -1: no such type there.
+int dtype_number(DType t) noexcept {
+  switch (t) {
+    case DType::Int8: return 0;
+    case DType::UInt8: return 1;
+    case DType::Int32: return 2;
+    case DType::UInt32: return 3;
+    case DType::Int64: return 4;
+    case DType::UInt64: return 5;
+    case DType::Float16: return 6;
+    case DType::Float32: return 7;
+    case DType::Float64: return 8;
+    case DType::BFloat16: return 9;
+    default: return -1;
+  }
+}
+int op_number(RedOp op) noexcept {
+  switch (op) {
+    case RedOp::Sum: return 0;
+    case RedOp::Prod: return 1;
+    case RedOp::Max: return 2;
+    case RedOp::Min: return 3;
+    default: return -1;
+  }
+}
+constexpr int kByte = 1;  // moves carry bytes, so every type works
+
+// Signals of writes to a peer that is gone must not end the process; threads that the library starts inherit the mask.
+class WithoutPipeSignal {
+ public:
+  WithoutPipeSignal() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+  }
+  ~WithoutPipeSignal() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutPipeSignal(const WithoutPipeSignal &) = delete;
+  WithoutPipeSignal &operator=(const WithoutPipeSignal &) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// ---- one rank of an island ------------------------------------------------------------------------------------------------
+
+// What the thread of the stream works with; it is the last to use it, so it ends it.
+struct Rank {
+  const Functions *f = nullptr;
+  Handle handle = nullptr;
+  Id id{};
+  int rank = 0, size = 1;
+  std::atomic<bool> aborted{false};
+  std::atomic<bool> inside{false};  // the thread is in a call of this rank
+  mutable std::mutex mutex;
+  Status status;
+
+  Status first_failure() const {
+    const std::lock_guard lock(mutex);
+    return status;
+  }
+  void keep(Status s) {
+    const std::lock_guard lock(mutex);
+    if (status.ok()) status = std::move(s);
+  }
+};
+
+Status outcome(const Rank &r, const char *call, Result result) {
+  if (result == 0) return {};
+  const char *words = r.f->GetLastError ? r.f->GetLastError(r.handle) : nullptr;
+  return {Code::System, fmt::format("oneccl {}: {} ({}){}{}", call, result_text(result), result, words && *words ? ": " : "",
+                                    words && *words ? words : "")};
+}
+
+struct Arguments {
+  Rank *rank;
+  void *send, *recv;
+  uint64_t count;
+  int dtype, op, peer;  // peer: the root of those that have one
+  Call call;
+};
+
+// The stream has no part in a failure of one communicator: others share it.
+Status run(const Arguments &a) {
+  if (a.rank->aborted.load(std::memory_order_acquire) || !a.rank->first_failure().ok()) return {};
+  const Functions &f = *a.rank->f;
+  Handle h = a.rank->handle;
+  a.rank->inside.store(true, std::memory_order_release);
+  Result r = 0;
+  switch (a.call) {
+    case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::Reduce: r = f.Reduce(a.send, a.recv, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
+    case Call::Broadcast: r = f.Broadcast(a.send, a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::AllGather: r = f.AllGather(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
+    case Call::ReduceScatter: r = f.ReduceScatter(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::AllToAll: r = f.AllToAll(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
+    case Call::Send: r = f.Send(a.send, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::Recv: r = f.Recv(a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
+  }
+  a.rank->inside.store(false, std::memory_order_release);
+  a.rank->keep(outcome(*a.rank, call_name(a.call), r));
+  return {};
+}
+
+struct Life {
+  Rank *rank;
+};
+Status begin(const Life &l) {
+  Rank &r = *l.rank;
+  r.inside.store(true, std::memory_order_release);
+  const Result result = r.f->CommInitRank(&r.handle, static_cast<size_t>(r.size), r.id, r.rank);
+  r.inside.store(false, std::memory_order_release);
+  r.keep(outcome(r, "init", result));
+  return {};
+}
+Status end(const Life &l) {
+  if (l.rank->handle) {
+    l.rank->inside.store(true, std::memory_order_release);
+    l.rank->f->CommDestroy(l.rank->handle);
+  }
+  delete l.rank;
+  return {};
+}
+
+class OneCclCommunicator final : public Communicator {
+ public:
+  OneCclCommunicator(const Functions &f, const Join &join, std::shared_ptr<device::Stream> stream)
+      : stream_(std::static_pointer_cast<device::HostStream>(std::move(stream))), rank_(new Rank) {
+    rank_->f = &f;
+    rank_->rank = join.rank;
+    rank_->size = join.size;
+    std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
+    stream_->call("oneccl init", begin, Life{rank_});
+    const bool drained = stream_->drain(join.deadline.ns());
+    const Status status = drained ? rank_->first_failure() : Status{};
+    if (drained && status.ok()) return;
+    abort();
+    leave();
+    if (drained) throw Error(status.code, status.text);
+    fail(Code::Timeout, "oneccl init: not all {} ranks of the island joined in time (this is rank {} of it)", join.size,
+         join.rank);
+  }
+  ~OneCclCommunicator() override { leave(); }
+
+  int rank() const noexcept override { return rank_->rank; }
+  int size() const noexcept override { return rank_->size; }
+  device::Stream &stream() const noexcept override { return *stream_; }
+  Status status() const override { return rank_->first_failure(); }
+
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    reduction(Call::AllReduce, send, recv, count, dtype, op, 0);
+  }
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
+    reduction(Call::Reduce, send, recv, count, dtype, op, root);
+  }
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    reduction(Call::ReduceScatter, send, recv, count, dtype, op, 0);
+  }
+  void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
+    move(Call::Broadcast, buffer, buffer, count, dtype, root);
+  }
+  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
+    move(Call::AllGather, send, recv, count, dtype, 0);
+  }
+  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
+    move(Call::AllToAll, send, recv, count, dtype, 0);
+  }
+  void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
+    move(Call::Send, buffer, nullptr, count, dtype, peer);
+  }
+  void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
+    move(Call::Recv, nullptr, buffer, count, dtype, peer);
+  }
+
+  void abort() noexcept override { rank_->aborted.store(true, std::memory_order_release); }
+
+ private:
+  void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
+    const int t = dtype_number(dtype), o = op_number(op);
+    if (t < 0 || o < 0)
+      fail(Code::Unsupported, "oneccl {}: no {} of {} there", call_name(call), redop_name(op), dtype_name(dtype));
+    submit({rank_, const_cast<void *>(send), recv, count, t, o, root, call});
+  }
+  void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
+    submit({rank_, const_cast<void *>(send), recv, count * dtype_size(dtype), kByte, 0, peer, call});
+  }
+  void submit(const Arguments &a) {
+    if (a.peer < 0 || a.peer >= rank_->size)
+      fail(Code::Argument, "oneccl {}: rank {} is not of this island (0 to {})", call_name(a.call), a.peer, rank_->size - 1);
+    if (a.count) stream_->call(call_name(a.call), run, a);
+  }
+
+  // Ends the library's communicator on the stream's thread, behind the calls that were submitted. If the thread does not come out of a
+  // call of this communicator, it is left behind with all that it uses; if it is in another's, what is ours stays for ever.
+  void leave() noexcept {
+    const Deadline deadline(rank_->aborted.load(std::memory_order_acquire) ? 0.5 : 10);
+    if (stream_->drain(deadline.ns())) {
+      stream_->call("oneccl destroy", end, Life{rank_});
+      if (stream_->drain(Deadline(10).ns())) return;
+      stream_->abandon();
+    } else if (rank_->inside.load(std::memory_order_acquire)) {
+      stream_->abandon();
+    }
+  }
+
+  std::shared_ptr<device::HostStream> stream_;
+  Rank *rank_;
+};
+
+// ---- the library ----------------------------------------------------------------------------------------------------------
+
+class OneCcl final : public Library {
+ public:
+  OneCcl(const std::string &path, bool one_host) {
+    const std::string name = path.empty() ? "libccl.so.2" : path;
+    const size_t slash = name.rfind('/');
+    const auto set = [](const char *variable, const char *value) { ::setenv(variable, value, 0); };
+    set("CCL_WORKER_OFFLOAD", "0");
+    set("CCL_ATL_SHM", "1");
+    if (one_host) set("CCL_KVS_IFACE", "lo");
+    if (slash != std::string::npos) {  // its transport, where it lies beside it and not where the loader looks
+      const std::string folder = name.substr(0, slash), providers = folder + "/prov", fabric = folder + "/libfabric.so.1";
+      struct stat found;
+      if (::stat(providers.c_str(), &found) == 0) set("FI_PROVIDER_PATH", providers.c_str());
+      if (::stat(fabric.c_str(), &found) == 0) ::dlopen(fabric.c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+    const WithoutPipeSignal masked;
+    library_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library_) {
+      const char *why = ::dlerror();
+      fail(Code::Unsupported,
+           "oneccl: {} cannot be opened ({}); install oneCCL {}.{} or newer, or say where its libccl.so.2 is", name,
+           why ? why : "no reason given", kLeast / 10000, kLeast / 100 % 100);
+    }
+    find("GetVersion", f_.GetVersion);
+    int code = 0;
+    if (f_.GetVersion(&code) != 0 || code < kLeast)
+      fail(Code::Unsupported, "oneccl: {} is version {}; {} or newer is needed", name, text(code), text(kLeast));
+    version_ = text(code);
+    find("GetUniqueId", f_.GetUniqueId);
+    find("CommInitRank", f_.CommInitRank);
+    find("CommDestroy", f_.CommDestroy);
+    find("AllReduce", f_.AllReduce);
+    find("Reduce", f_.Reduce);
+    find("Broadcast", f_.Broadcast);
+    find("AllGather", f_.AllGather);
+    find("ReduceScatter", f_.ReduceScatter);
+    find("AllToAll", f_.AllToAll);
+    find("Send", f_.Send);
+    find("Recv", f_.Recv);
+    f_.GetLastError = reinterpret_cast<decltype(f_.GetLastError)>(::dlsym(library_, "onecclGetLastError"));
+    Dl_info info{};
+    path_ = ::dladdr(reinterpret_cast<void *>(f_.GetVersion), &info) && info.dli_fname ? info.dli_fname : name;
+  }
+
+  const char *family() const noexcept override { return "oneccl"; }
+  std::string version() const override { return version_; }
+  std::string path() const override { return path_; }
+  Capabilities capabilities() const noexcept override {
+    Capabilities c;
+    c.blocking = c.one_stream = true;
+    c.id_bytes = kIdBytes;
+    return c;
+  }
+  bool can(Call call, DType dtype, RedOp op) const noexcept override {
+    return !reduces(call) || (dtype_number(dtype) >= 0 && op_number(op) >= 0);
+  }
+
+  std::vector<std::byte> make_id() override {
+    const WithoutPipeSignal masked;
+    Id id{};
+    const Result r = f_.GetUniqueId(&id);
+    if (r != 0) fail(Code::System, "oneccl unique id: {} ({}); is its transport (libfabric) installed?", result_text(r), r);
+    const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
+    return {bytes, bytes + kIdBytes};
+  }
+
+  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+    if (join.id.size() != kIdBytes)
+      fail(Code::Argument, "oneccl: an id of {} bytes; {} are needed", join.id.size(), kIdBytes);
+    if (join.size < 1 || join.rank < 0 || join.rank >= join.size)
+      fail(Code::Argument, "oneccl: rank {} of an island of {}", join.rank, join.size);
+    if (!dynamic_cast<device::HostStream *>(stream.get()))
+      fail(Code::Argument, "oneccl serves the host; it was given a stream of another device");
+    {
+      const std::lock_guard lock(mutex_);
+      if (device::abandoned_threads() > 0)
+        fail(Code::Unsupported,
+             "oneccl: a thread of this process is stuck inside the library for good; start a new process");
+      const auto used = stream_.lock();
+      if (used && used != stream)
+        fail(Code::Argument, "oneccl: all its communicators in a process share one stream; another one was given before");
+      stream_ = stream;
+    }
+    return std::make_unique<OneCclCommunicator>(f_, join, std::move(stream));
+  }
+
+ private:
+  template <class F>
+  void find(const char *name, F &function) {
+    const std::string symbol = std::string("oneccl") + name;
+    function = reinterpret_cast<F>(::dlsym(library_, symbol.c_str()));
+    if (!function) fail(Code::Unsupported, "oneccl: the library has no {}; {} or newer is needed", symbol, text(kLeast));
+  }
+  static std::string text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+
+  void *library_ = nullptr;  // never closed: its threads would run on in nothing
+  Functions f_{};
+  std::string version_, path_;
+  std::mutex mutex_;
+  std::weak_ptr<device::Stream> stream_;  // of the communicators that live
+};
+
+}  // namespace
+
+const char *call_name(Call call) noexcept {
+  constexpr const char *names[] = {"all_reduce",     "reduce",     "broadcast", "all_gather",
+                                   "reduce_scatter", "all_to_all", "send",      "recv"};
+  return names[static_cast<size_t>(call)];
+}
+
+std::shared_ptr<Library> open_oneccl(const std::string &path, bool one_host) {
+  static std::mutex mutex;
+  static std::shared_ptr<Library> *const library = new std::shared_ptr<Library>;  // outlives static destruction
+  const std::lock_guard lock(mutex);
+  if (!*library) *library = std::make_shared<OneCcl>(path, one_host);
+  return *library;
+}
+
+}  // namespace isthmus::ccl

@@ -1,0 +1,390 @@
+#include "device/host.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/doorbell.hpp"
+#include "base/log.hpp"
+
+namespace isthmus::device {
+namespace {
+
+constexpr uint32_t kQueue = 256;           // commands of a stream that may wait; whoever submits more waits
+constexpr int64_t kNap = 50'000'000;       // longest sleep of a thread at a gate before it looks whether it was abandoned
+constexpr int64_t kLong = 60'000'000'000;  // of one whose bell is rung for everything
+constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
+constexpr int64_t kSpin = 20'000;               // before the first sleep
+constexpr int64_t kPatience = 2'000'000'000;    // how long the end of a stream waits for what was submitted
+constexpr int64_t kLastPatience = 200'000'000;  // and how long for its thread after that
+constexpr uint64_t kOpen = ~uint64_t{0};
+std::atomic<size_t> the_abandoned{0};
+
+// Where threads sleep that wait for a counter: one for all of them, because whoever sees a counter's value may end the counter at once,
+// and the bell is rung after that.
+Doorbell the_bell;
+
+// A number that rises.
+struct Counter {
+  std::atomic<uint64_t> value{0};
+  void raise(uint64_t v) noexcept {
+    uint64_t seen = value.load(std::memory_order_relaxed);
+    while (seen < v && !value.compare_exchange_weak(seen, v, std::memory_order_release, std::memory_order_relaxed)) {}
+    the_bell.ring();
+  }
+  bool at(uint64_t v) const noexcept { return value.load(std::memory_order_acquire) >= v; }
+};
+
+// Waits until `ready()`, or until `stop()`, or until the deadline; spins first. Returns ready().
+template <class R, class S>
+bool wait_for(Doorbell &bell, R ready, S stop, int64_t deadline, int64_t longest = kLong) noexcept {
+  const int64_t begin = now_ns();
+  for (int i = 0; i < 1'000'000; ++i) {
+    if (ready()) return true;
+    if (stop()) return false;
+    if ((i & 63) == 63) {
+      const int64_t now = now_ns();
+      if (now - begin > kSpin || now >= deadline) break;
+    }
+  }
+  while (true) {
+    Nap nap(bell);
+    if (ready()) return true;
+    const int64_t left = deadline - now_ns();
+    if (stop() || left <= 0) return false;
+    nap.sleep(std::min(left, longest));
+  }
+}
+
+struct Command {
+  enum class Kind : uint8_t { Copy, Wait, Raise, Call, Stop };
+  Kind kind = Kind::Stop;
+  Counter *counter = nullptr;  // Wait, Raise
+  uint64_t value = 0;          // Wait, Raise; Copy: bytes
+  void *to = nullptr;          // Copy
+  const void *from = nullptr;
+  Wake wake = nullptr;  // Raise: called after it
+  void *context = nullptr;
+  const char *what = nullptr;  // Call
+  void (*function)() = nullptr;
+  Status (*invoke)(void (*)(), const HostStream::Arguments &) = nullptr;
+  HostStream::Arguments arguments;
+};
+
+// What a stream shares with its thread; the thread keeps it if it is left behind.
+struct Queue {
+  explicit Queue(const char *stream_name) : name(stream_name) {}
+  const char *name;
+  std::array<Command, kQueue> commands;
+  std::atomic<uint64_t> submitted{0}, done{0};
+  Doorbell work, room;  // where the thread sleeps; where submitters and drainers do
+  std::atomic<bool> abandoned{false}, ended{false}, failed{false};
+  std::atomic<const char *> inside{nullptr};
+  mutable std::mutex mutex;
+  Status status;
+
+  void report(Status s) {
+    const std::lock_guard lock(mutex);
+    if (status.ok()) status = std::move(s);
+    failed.store(true, std::memory_order_release);
+  }
+
+  bool gone() const noexcept { return abandoned.load(std::memory_order_acquire); }
+
+  // False: the stream ends.
+  bool run(const Command &c) {
+    switch (c.kind) {
+      case Command::Kind::Copy:
+        if (!failed.load(std::memory_order_relaxed)) std::memcpy(c.to, c.from, c.value);
+        return true;
+      case Command::Kind::Wait:
+        wait_for(
+            the_bell, [&] { return c.counter->at(c.value); }, [&] { return gone(); }, kForever, kNap);
+        return !gone();
+      case Command::Kind::Raise:
+        c.counter->raise(c.value);
+        if (c.wake) c.wake(c.context);
+        return true;
+      case Command::Kind::Call: {
+        if (failed.load(std::memory_order_relaxed)) return true;
+        inside.store(c.what, std::memory_order_release);
+        Status s = c.invoke(c.function, c.arguments);
+        inside.store(nullptr, std::memory_order_release);
+        if (gone()) return false;
+        if (!s.ok()) report(std::move(s));
+        return true;
+      }
+      case Command::Kind::Stop: return false;
+    }
+    return false;
+  }
+
+  void loop() {
+    while (true) {
+      const uint64_t next = done.load(std::memory_order_relaxed);
+      wait_for(
+          work, [&] { return submitted.load(std::memory_order_acquire) > next; }, [&] { return gone(); }, kForever);
+      if (gone() || !run(commands[next % kQueue])) break;
+      done.store(next + 1, std::memory_order_release);
+      room.ring();
+    }
+    ended.store(true, std::memory_order_release);
+    room.ring();
+  }
+};
+
+class Thread final : public HostStream {
+ public:
+  Thread(int device, const char *name)
+      : device_(device), process_(::getpid()), queue_(std::make_shared<Queue>(name)), thread_([q = queue_] {
+          // A vendor's library writes to sockets whose other end may be gone; that must not be the end of the process.
+          sigset_t set;
+          sigemptyset(&set);
+          sigaddset(&set, SIGPIPE);
+          pthread_sigmask(SIG_BLOCK, &set, nullptr);
+          q->loop();
+        }) {}
+
+  ~Thread() override {
+    if (::getpid() != process_) {  // the thread is the parent's
+      thread_.detach();
+      return;
+    }
+    const auto ended = [&] { return queue_->ended.load(std::memory_order_acquire); };
+    const auto never = [] { return false; };
+    if (!queue_->gone()) {
+      Command stop;
+      if (push(stop, now_ns() + kPatience)) wait_for(queue_->room, ended, never, now_ns() + kPatience);
+      if (!ended()) abandon();
+    }
+    if (wait_for(queue_->room, ended, never, now_ns() + kLastPatience)) {
+      thread_.join();
+      return;
+    }
+    const char *where = queue_->inside.load(std::memory_order_acquire);
+    ISTHMUS_WARN("a thread of stream '{}' is stuck in {} and is left behind: the library has no call that ends it",
+                 queue_->name, where ? where : "its last step");
+    the_abandoned.fetch_add(1, std::memory_order_relaxed);
+    thread_.detach();
+  }
+
+  int device() const noexcept override { return device_; }
+  Status status() const override {
+    const std::lock_guard lock(queue_->mutex);
+    return queue_->status;
+  }
+  bool capturing() const override { return false; }
+
+  bool drain(int64_t deadline_ns) override {
+    const uint64_t all = queue_->submitted.load(std::memory_order_relaxed);
+    return wait_for(
+        queue_->room, [&] { return queue_->done.load(std::memory_order_acquire) >= all; },
+        [&] { return queue_->ended.load(std::memory_order_acquire); }, deadline_ns);
+  }
+  const char *inside() const noexcept override { return queue_->inside.load(std::memory_order_acquire); }
+  void abandon() noexcept override {
+    queue_->abandoned.store(true, std::memory_order_release);
+    queue_->work.ring();
+    queue_->room.ring();
+  }
+
+  void submit(const Command &c) { push(c, kForever); }
+
+ protected:
+  void submit_call(const char *what, void (*function)(), Invoke invoke, const Arguments &arguments) override {
+    Command c;
+    c.kind = Command::Kind::Call;
+    c.what = what;
+    c.function = function;
+    c.invoke = invoke;
+    c.arguments = arguments;
+    submit(c);
+  }
+
+ private:
+  // One after the other: the order of a stream is that of its submitters, who agree on it. False: no room until the deadline, or the
+  // stream has been abandoned, where what is submitted is dropped.
+  bool push(const Command &c, int64_t deadline) {
+    const std::lock_guard lock(submitting_);
+    const uint64_t at = queue_->submitted.load(std::memory_order_relaxed);
+    const bool room = wait_for(
+        queue_->room, [&] { return at - queue_->done.load(std::memory_order_acquire) < kQueue; },
+        [&] { return queue_->gone() || queue_->ended.load(std::memory_order_acquire); }, deadline);
+    if (!room) return false;
+    queue_->commands[at % kQueue] = c;
+    queue_->submitted.store(at + 1, std::memory_order_release);
+    queue_->work.ring();
+    return true;
+  }
+
+  const int device_;
+  const pid_t process_;
+  const std::shared_ptr<Queue> queue_;
+  std::mutex submitting_;
+  std::thread thread_;
+};
+
+void submit(Stream &stream, Command::Kind kind, Counter &counter, uint64_t value, Wake wake = nullptr,
+            void *context = nullptr) {
+  Command c;
+  c.kind = kind;
+  c.counter = &counter;
+  c.value = value;
+  c.wake = wake;
+  c.context = context;
+  static_cast<Thread &>(stream).submit(c);
+}
+
+class HostEvent final : public Event {
+ public:
+  void record(Stream &stream) override { submit(stream, Command::Kind::Raise, counter_, ++recorded_); }
+  void hold(Stream &stream) const override {
+    if (recorded_ > 0) submit(stream, Command::Kind::Wait, counter_, recorded_);
+  }
+  bool reached() const override { return counter_.at(recorded_); }
+
+ private:
+  mutable Counter counter_;
+  std::atomic<uint64_t> recorded_{0};
+};
+
+class HostGate final : public Gate {
+ public:
+  void arm(Stream &stream, uint64_t value) override { submit(stream, Command::Kind::Wait, counter_, value); }
+  void open(uint64_t value) noexcept override { counter_.raise(value); }
+  void poison() noexcept override { counter_.raise(kOpen); }
+
+ private:
+  Counter counter_;
+};
+
+class HostSignal final : public Signal {
+ public:
+  HostSignal(Wake wake, void *context) : wake_(wake), context_(context) {}
+  void arm(Stream &stream, uint64_t value) override {
+    submit(stream, Command::Kind::Raise, counter_, value, wake_, context_);
+  }
+  uint64_t value() const noexcept override { return counter_.value.load(std::memory_order_acquire); }
+
+ private:
+  Counter counter_;
+  const Wake wake_;
+  void *const context_;
+};
+
+class HostRuntime final : public Runtime {
+ public:
+  const char *vendor() const noexcept override { return "host"; }
+  std::string version() const override { return "1"; }
+  int devices() const override { return 1; }
+  Capabilities capabilities(int) const override { return {GateKind::HostStore, true, true}; }
+
+  std::unique_ptr<Stream> make_stream(int device, const char *name) override {
+    check(device);
+    return std::make_unique<Thread>(device, name);
+  }
+  std::unique_ptr<Event> make_event(int device) override {
+    check(device);
+    return std::make_unique<HostEvent>();
+  }
+  std::unique_ptr<Gate> make_gate(int device) override {
+    check(device);
+    return std::make_unique<HostGate>();
+  }
+  std::unique_ptr<Signal> make_signal(int device, Wake wake, void *context) override {
+    check(device);
+    return std::make_unique<HostSignal>(wake, context);
+  }
+
+  void copy(Stream &stream, void *to, const void *from, size_t bytes) override {
+    if (bytes == 0 || to == from) return;
+    Command c;
+    c.kind = Command::Kind::Copy;
+    c.to = to;
+    c.from = from;
+    c.value = bytes;
+    static_cast<Thread &>(stream).submit(c);
+  }
+
+  void *allocate(int device, size_t bytes) override {
+    check(device);
+    const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+    void *p = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+    if (!p) fail(Code::Resource, "no {} bytes of host memory to be had", bytes);
+    const std::unique_lock lock(mutex_);
+    allocated_.emplace(reinterpret_cast<uintptr_t>(p), rounded);
+    return p;
+  }
+  void release(int, void *memory) noexcept override {
+    const std::unique_lock lock(mutex_);
+    if (allocated_.erase(reinterpret_cast<uintptr_t>(memory)) != 0) std::free(memory);
+  }
+
+  void register_host(int device, void *memory, size_t bytes) override {
+    check(device);
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    if (!memory || bytes == 0 || at % page != 0)
+      fail(Code::Argument, "registration of {} bytes at {}: whole pages are registered", bytes, fmt::ptr(memory));
+    const std::unique_lock lock(mutex_);
+    const auto next = registered_.lower_bound(at);
+    if ((next != registered_.end() && next->first - at < bytes) ||
+        (next != registered_.begin() && at - std::prev(next)->first < std::prev(next)->second))
+      fail(Code::Argument, "registration of {} bytes at {}: a part of it is registered already", bytes, fmt::ptr(memory));
+    registered_.emplace(at, bytes);
+  }
+  void unregister_host(int, void *memory) noexcept override {
+    const std::unique_lock lock(mutex_);
+    registered_.erase(reinterpret_cast<uintptr_t>(memory));
+  }
+  void *device_address(int device, const void *memory) const override {
+    check(device);
+    const std::shared_lock lock(mutex_);
+    if (!inside(registered_, memory)) fail(Code::Argument, "memory at {} is not registered", fmt::ptr(memory));
+    return const_cast<void *>(memory);
+  }
+  PointerInfo find(const void *memory) const override {
+    const std::shared_lock lock(mutex_);
+    if (inside(allocated_, memory)) return {Where::Device, 0};
+    if (inside(registered_, memory)) return {Where::Registered, 0};
+    return {};
+  }
+
+ private:
+  using Ranges = std::map<uintptr_t, size_t>;
+  static constexpr size_t kAlignment = 256;
+
+  static bool inside(const Ranges &ranges, const void *memory) {
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    const auto after = ranges.upper_bound(at);
+    return after != ranges.begin() && at - std::prev(after)->first < std::prev(after)->second;
+  }
+  static void check(int device) {
+    if (device != 0) fail(Code::Argument, "device {} of the host runtime, which has one: 0", device);
+  }
+
+  mutable std::shared_mutex mutex_;
+  Ranges allocated_, registered_;
+};
+
+}  // namespace
+
+Runtime &host_runtime() {
+  static HostRuntime *const runtime = new HostRuntime;  // streams may outlive static destruction
+  return *runtime;
+}
+
+size_t abandoned_threads() noexcept { return the_abandoned.load(std::memory_order_relaxed); }
+
+}  // namespace isthmus::device

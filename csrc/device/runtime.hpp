@@ -1,0 +1,110 @@
+// What Isthmus needs of a vendor's device runtime, and nothing of what a vendor calls it. One object a vendor and process; a device is
+// an ordinal in every call, never "the current one". Thread-safe but where a comment says otherwise. Errors are Error
+// with the vendor, the call and its code in the text; what runs on a stream reports through Stream::status().
+//
+// Events and signals may end as soon as their last value was seen, gates when their last open() has returned and been passed.
+//
+// Streams are in order. No order between two streams is assumed but what events, gates and signals say, and none of them may be
+// assumed to progress on its own: a plan completes with all of a rank's streams being one queue.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace isthmus::device {
+
+// How a stream is made to wait for the host.
+enum class GateKind : uint8_t {
+  None,         // not at all: the caller has to wait before it submits what comes after
+  HostStore,    // opened by a store to memory, from any thread
+  RuntimeCall,  // opened by a call of the runtime, which may block
+};
+
+struct Capabilities {
+  GateKind gate = GateKind::None;
+  bool host_access = false;       // the host may read and write what allocate() gives
+  bool asynchronous_copy = true;  // copy() returns before the bytes have moved
+};
+
+enum class Where : uint8_t { Unknown, Registered, Device };  // Unknown: plain host memory, or nobody's
+struct PointerInfo {
+  Where where = Where::Unknown;
+  int device = -1;
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual int device() const noexcept = 0;
+  // What went wrong on it so far. Steps behind a failed one are skipped, signals and events still happen.
+  virtual Status status() const = 0;
+  // Whether the user is recording a graph on it, in which nothing of ours may be.
+  virtual bool capturing() const = 0;
+};
+
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record(Stream &stream) = 0;  // marks this point of the stream; a later record replaces it
+  virtual void hold(
+      Stream &stream) const = 0;     // the stream goes on when the marked point is reached; at once if never recorded
+  virtual bool reached() const = 0;  // does not wait; true if never recorded
+};
+
+// Host to device. Values rise; a step of an operation uses its own.
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  virtual void arm(Stream &stream,
+                   uint64_t value) = 0;            // what is submitted after it runs once open(value) or more was called
+  virtual void open(uint64_t value) noexcept = 0;  // any thread; all that the host wrote before is visible behind the gate
+  virtual void poison() noexcept = 0;              // open for ever: nothing waits at it again
+};
+
+// Device to host.
+class Signal {
+ public:
+  virtual ~Signal() = default;
+  virtual void arm(Stream &stream,
+                   uint64_t value) = 0;         // stored when the stream gets there, behind all bytes copied before it
+  virtual uint64_t value() const noexcept = 0;  // the last value stored; 0 before
+};
+
+// Called by a stream whenever it has stored a signal's value, on a thread of the runtime's: it must only store, count or wake.
+using Wake = void (*)(void *context);
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+  virtual const char *vendor() const noexcept = 0;  // "host", ...
+  virtual std::string version() const = 0;          // of the library that was found, for people
+  virtual int devices() const = 0;
+  virtual Capabilities capabilities(int device) const = 0;
+
+  virtual std::unique_ptr<Stream> make_stream(int device, const char *name) = 0;  // `name`: static text, for people
+  virtual std::unique_ptr<Event> make_event(int device) = 0;
+  virtual std::unique_ptr<Gate> make_gate(int device) = 0;
+  virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;
+
+  // Submits a copy. Either side is device memory or what device_address() gives of registered memory.
+  virtual void copy(Stream &stream, void *to, const void *from, size_t bytes) = 0;
+
+  virtual void *allocate(int device, size_t bytes) = 0;  // Error(Resource) if there is none; aligned to 256 bytes
+  virtual void release(int device, void *memory) noexcept = 0;
+
+  // Makes host memory reachable for the device: pinned and mapped. Page-aligned. Registering a range twice is an Error(Argument).
+  virtual void register_host(int device, void *memory, size_t bytes) = 0;
+  virtual void unregister_host(int device, void *memory) noexcept = 0;
+  // Where the device finds that byte of registered memory. Error(Argument) if it is not registered.
+  virtual void *device_address(int device, const void *memory) const = 0;
+  virtual PointerInfo find(const void *memory) const = 0;
+};
+
+// Threads of ours that are stuck in a vendor's call which has no abort: they were left behind, and this is how many there are.
+size_t abandoned_threads() noexcept;
+
+}  // namespace isthmus::device

@@ -1,0 +1,380 @@
+// What island_ccl.hpp promises, on real vendor libraries: oneCCL, whose ranks are processes on the host. The test starts itself once a
+// rank; TEST_ONECCL says where the library is, and without it nothing is tested.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "ccl/oneccl.hpp"
+#include "device/host.hpp"
+
+extern char **environ;
+
+namespace isthmus::ccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+// ---- one rank -------------------------------------------------------------------------------------------------------------
+
+struct Place {
+  int rank, size;
+  std::string folder;  // where the ranks leave each other the id
+  std::shared_ptr<Library> library;
+};
+
+#define MUST(condition)                                                                           \
+  do {                                                                                            \
+    if (!(condition)) {                                                                           \
+      std::fprintf(stderr, "rank %d, line %d: %s does not hold\n", p.rank, __LINE__, #condition); \
+      std::exit(1);                                                                               \
+    }                                                                                             \
+  } while (0)
+
+std::vector<std::byte> shared_id(const Place &p, const std::string &name) {
+  const std::string path = p.folder + "/" + name;
+  if (p.rank == 0) {
+    const auto id = p.library->make_id();
+    std::ofstream(path + ".new", std::ios::binary)
+        .write(reinterpret_cast<const char *>(id.data()), static_cast<long>(id.size()));
+    std::rename((path + ".new").c_str(), path.c_str());
+    return id;
+  }
+  const Deadline deadline(20);
+  while (::access(path.c_str(), R_OK) != 0 && !deadline.passed()) std::this_thread::sleep_for(2ms);
+  std::vector<std::byte> id(p.library->capabilities().id_bytes);
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char *>(id.data()), static_cast<long>(id.size()));
+  return id;
+}
+
+std::shared_ptr<device::Stream> new_stream() { return device::host_runtime().make_stream(0, "island"); }
+
+std::unique_ptr<Communicator> joined(const Place &p, const std::shared_ptr<device::Stream> &stream = new_stream(),
+                                     const std::string &name = "id", double seconds = 60) {
+  const auto id = shared_id(p, name);
+  return p.library->join({id, p.rank, p.size, Deadline(seconds)}, stream);
+}
+
+bool drained(Communicator &c, double seconds = 30) {
+  return static_cast<device::HostStream &>(c.stream()).drain(Deadline(seconds).ns()) && c.status().ok() &&
+         c.stream().status().ok();
+}
+
+// Small whole numbers, so that every type holds every result.
+template <class T>
+T value(int rank, uint64_t i) {
+  return static_cast<T>(1 + (static_cast<uint64_t>(rank) + i) % 3);
+}
+
+template <class T>
+T folded(RedOp op, int size, uint64_t i) {
+  T x = value<T>(0, i);
+  for (int r = 1; r < size; ++r) {
+    const T y = value<T>(r, i);
+    x = op == RedOp::Sum ? x + y : op == RedOp::Prod ? x * y : op == RedOp::Min ? std::min(x, y) : std::max(x, y);
+  }
+  return x;
+}
+
+template <class T>
+void reductions(const Place &p, Communicator &c, DType t) {
+  const auto n = static_cast<uint64_t>(p.size);
+  for (const RedOp op : {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max})
+    for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{1000}, uint64_t{40000}}) {
+      MUST(p.library->can(Call::AllReduce, t, op));
+      std::vector<T> in(count * n + 1), out(count * n + 1, T{99});
+      for (uint64_t i = 0; i < in.size(); ++i) in[i] = value<T>(p.rank, i);
+      const auto same = [&](uint64_t offset, const std::vector<T> &got) {
+        for (uint64_t i = 0; i < count; ++i)
+          if (got[i] != folded<T>(op, p.size, offset + i)) return false;
+        return true;
+      };
+      c.all_reduce(in.data(), out.data(), count, t, op);
+      MUST(drained(c) && same(0, out) && out[count] == T{99});
+      auto own = in;
+      c.all_reduce(own.data(), own.data(), count, t, op);
+      MUST(drained(c) && same(0, own));
+      std::fill(out.begin(), out.end(), T{99});
+      c.reduce_scatter(in.data(), out.data(), count, t, op);
+      MUST(drained(c) && same(static_cast<uint64_t>(p.rank) * count, out) && out[count] == T{99});
+      const int root = p.size - 1;
+      std::fill(out.begin(), out.end(), T{99});
+      c.reduce(in.data(), out.data(), count, t, op, root);
+      MUST(drained(c) && (p.rank != root || same(0, out)));
+      for (uint64_t i = 0; i < in.size(); ++i) MUST(in[i] == value<T>(p.rank, i));
+    }
+}
+
+void moves(const Place &p, Communicator &c) {
+  const auto n = static_cast<uint64_t>(p.size);
+  using T = uint16_t;  // none of the library's own types
+  for (const uint64_t count : {uint64_t{1}, uint64_t{1001}, uint64_t{40000}}) {
+    const auto data = [&](int rank, uint64_t i) { return static_cast<T>(rank * 1000 + static_cast<int>(i % 997)); };
+    std::vector<T> mine(count * n), all(count * n + 1, 7);
+    for (uint64_t i = 0; i < mine.size(); ++i) mine[i] = data(p.rank, i);
+    c.all_gather(mine.data(), all.data(), count, DType::UInt16);
+    MUST(drained(c) && all[count * n] == 7);
+    for (int r = 0; r < p.size; ++r)
+      for (uint64_t i = 0; i < count; ++i) MUST(all[static_cast<uint64_t>(r) * count + i] == data(r, i));
+    for (int root = 0; root < p.size; ++root) {
+      auto x = mine;
+      c.broadcast(x.data(), count, DType::UInt16, root);
+      MUST(drained(c));
+      for (uint64_t i = 0; i < count; ++i) MUST(x[i] == data(root, i));
+    }
+    c.all_to_all(mine.data(), all.data(), count, DType::UInt16);
+    MUST(drained(c));
+    for (int r = 0; r < p.size; ++r)
+      for (uint64_t i = 0; i < count; ++i)
+        MUST(all[static_cast<uint64_t>(r) * count + i] == data(r, static_cast<uint64_t>(p.rank) * count + i));
+    const int next = (p.rank + 1) % p.size, before = (p.rank + p.size - 1) % p.size;
+    std::fill(all.begin(), all.end(), T{7});
+    for (int turn = 0; turn < 2; ++turn) {  // no groups there: who is even sends first
+      if ((p.rank % 2 == 0) == (turn == 0)) c.send(mine.data(), count, DType::UInt16, next);
+      else c.recv(all.data(), count, DType::UInt16, before);
+    }
+    MUST(drained(c));
+    for (uint64_t i = 0; i < count; ++i) MUST(all[i] == data(before, i));
+  }
+}
+
+int collectives(const Place &p) {
+  const auto c = joined(p);
+  MUST(c->rank() == p.rank && c->size() == p.size);
+  reductions<int8_t>(p, *c, DType::Int8);
+  reductions<uint8_t>(p, *c, DType::UInt8);
+  reductions<int32_t>(p, *c, DType::Int32);
+  reductions<uint32_t>(p, *c, DType::UInt32);
+  reductions<int64_t>(p, *c, DType::Int64);
+  reductions<uint64_t>(p, *c, DType::UInt64);
+  reductions<float>(p, *c, DType::Float32);
+  reductions<double>(p, *c, DType::Float64);
+  moves(p, *c);
+  return 0;
+}
+
+// bfloat16 and float16 of 1 and of 2, as bits: their sum is 3 whatever adds them.
+int halves(const Place &p) {
+  const auto c = joined(p);
+  const std::map<DType, std::vector<uint16_t>> numbers{{DType::BFloat16, {0x3f80, 0x4000, 0x4040}},
+                                                       {DType::Float16, {0x3c00, 0x4000, 0x4200}}};
+  for (const auto &[t, bits] : numbers) {
+    std::vector<uint16_t> x(999, bits[static_cast<size_t>(p.rank)]);
+    c->all_reduce(x.data(), x.data(), x.size(), t, RedOp::Sum);
+    MUST(drained(*c));
+    for (const uint16_t y : x) MUST(y == bits[2]);
+  }
+  return 0;
+}
+
+int refusals(const Place &p) {
+  const auto c = joined(p);
+  const auto refused = [&](Code code, const std::function<void()> &f) {
+    try {
+      f();
+    } catch (const Error &e) { return e.code() == code && !e.text().empty(); }
+    return false;
+  };
+  std::vector<float> x(8);
+  MUST(!p.library->can(Call::AllReduce, DType::Float32, RedOp::Avg));
+  MUST(!p.library->can(Call::AllReduce, DType::Float8E5M2, RedOp::Sum));
+  MUST(!p.library->can(Call::ReduceScatter, DType::Complex64, RedOp::Sum));
+  MUST(p.library->can(Call::AllGather, DType::Float8E5M2, RedOp::Sum));
+  MUST(refused(Code::Unsupported, [&] { c->all_reduce(x.data(), x.data(), 8, DType::Float32, RedOp::Avg); }));
+  MUST(refused(Code::Unsupported, [&] { c->all_reduce(x.data(), x.data(), 8, DType::Bool, RedOp::Sum); }));
+  MUST(refused(Code::Argument, [&] { c->broadcast(x.data(), 8, DType::Float32, p.size); }));
+  MUST(refused(Code::Argument, [&] { c->send(x.data(), 8, DType::Float32, -1); }));
+  const auto id = std::vector<std::byte>(10);
+  MUST(refused(Code::Argument, [&] { p.library->join({id, 0, 1, Deadline(1)}, new_stream()); }));
+  x.assign(8, static_cast<float>(p.rank));
+  c->all_reduce(x.data(), x.data(), 8, DType::Float32, RedOp::Max);  // and it works on
+  MUST(drained(*c) && x[7] == static_cast<float>(p.size - 1));
+  return 0;
+}
+
+int several(const Place &p) {
+  const auto stream = new_stream();
+  const auto first = joined(p, stream, "first"), second = joined(p, stream, "second");
+  try {  // on another stream the two would run at once, which the library does not survive
+    p.library->join({shared_id(p, "id"), p.rank, p.size, Deadline(1)}, new_stream());
+    MUST(false);
+  } catch (const Error &e) { MUST(e.code() == Code::Argument && e.text().find("share one stream") != std::string::npos); }
+  for (int round = 0; round < 20; ++round) {
+    std::vector<int32_t> x(100, p.rank), y(100, 10 * p.rank);
+    first->all_reduce(x.data(), x.data(), 100, DType::Int32, RedOp::Max);
+    second->all_reduce(y.data(), y.data(), 100, DType::Int32, RedOp::Max);
+    MUST(drained(*first) && drained(*second));
+    MUST(x[99] == p.size - 1 && y[99] == 10 * (p.size - 1));
+  }
+  first->abort();  // of one communicator: the other works on
+  std::vector<int32_t> x(100, 5), y(100, p.rank);
+  first->all_reduce(x.data(), x.data(), 100, DType::Int32, RedOp::Sum);
+  second->all_reduce(y.data(), y.data(), 100, DType::Int32, RedOp::Max);
+  MUST(drained(*second) && y[99] == p.size - 1 && x[99] == 5);
+  return 0;
+}
+
+// A rank that comes half a second late holds the others up, on their stream and not in their call.
+int late(const Place &p) {
+  const auto c = joined(p);
+  std::vector<int32_t> x(100, 1);
+  if (p.rank == 1) std::this_thread::sleep_for(500ms);
+  const int64_t begin = now_ns();
+  c->all_reduce(x.data(), x.data(), 100, DType::Int32, RedOp::Sum);
+  MUST(now_ns() - begin < 200'000'000);
+  if (p.rank == 0) {
+    MUST(!drained(*c, 0.1));
+    MUST(std::string(static_cast<device::HostStream &>(c->stream()).inside()) == "all_reduce");
+  }
+  MUST(drained(*c) && x[0] == p.size);
+  return 0;
+}
+
+// The library waits for ever for a rank that is gone and has no abort: the deadline holds, and the thread in it is left behind.
+int dead(const Place &p) {
+  auto c = joined(p);
+  if (p.rank == 1) std::_Exit(0);
+  std::this_thread::sleep_for(200ms);
+  auto x = std::make_unique<std::vector<int32_t>>(1000000, 1);
+  for (int i = 0; i < 3; ++i) c->all_reduce(x->data(), x->data(), x->size(), DType::Int32, RedOp::Sum);
+  if (drained(*c, 1)) return 0;  // it gave up by itself, with an error or without
+  const int64_t begin = now_ns();
+  c->abort();
+  c->abort();
+  c.reset();
+  MUST(now_ns() - begin < 3'000'000'000);
+  MUST(device::abandoned_threads() == 1);
+  static_cast<void>(x.release());  // it is still in there
+  try {
+    joined(p);
+    MUST(false);
+  } catch (const Error &e) { MUST(e.text().find("stuck inside the library") != std::string::npos); }
+  return 0;
+}
+
+int missing(const Place &p) {
+  if (p.rank == 1) return 0;
+  const int64_t begin = now_ns();
+  try {
+    joined(p, new_stream(), "id", 1);
+  } catch (const Error &e) {
+    MUST(e.code() == Code::Timeout && e.text().find("not all 2 ranks") != std::string::npos);
+    MUST(now_ns() - begin < 4'000'000'000);
+    MUST(device::abandoned_threads() == 1);
+    return 0;
+  }
+  return 1;
+}
+
+const std::map<std::string, int (*)(const Place &)> kScenes{
+    {"collectives", collectives}, {"halves", halves}, {"refusals", refusals},
+    {"several", several},         {"late", late},     {"dead", dead},
+    {"missing", missing}};
+
+int play(int argc, char **argv) {
+  if (argc != 5) return 2;
+  try {
+    const Place p{std::atoi(argv[2]), std::atoi(argv[3]), argv[4], open_oneccl(std::getenv("TEST_ONECCL"), true)};
+    const int code = kScenes.at(argv[1])(p);
+    if (device::abandoned_threads() > 0) std::_Exit(code);  // a thread inside the library does not survive its destructors
+    return code;
+  } catch (const Error &e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 3;
+  }
+}
+
+// ---- all ranks ------------------------------------------------------------------------------------------------------------
+
+class OneCcl : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::getenv("TEST_ONECCL")) GTEST_SKIP() << "TEST_ONECCL does not say where libccl.so.2 is";
+    char name[] = "/tmp/isthmus-ccl-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    if (folder_.empty()) return;
+    for (const char *file : {"id", "first", "second"}) ::unlink((folder_ + "/" + file).c_str());
+    ::rmdir(folder_.c_str());
+  }
+
+  void plays(const char *scene, int size) {
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < size; ++rank) {
+      const std::string r = std::to_string(rank), n = std::to_string(size);
+      const char *arguments[] = {"test_ccl", scene, r.c_str(), n.c_str(), folder_.c_str(), nullptr};
+      pid_t child = -1;
+      ASSERT_EQ(::posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, const_cast<char **>(arguments), environ), 0);
+      children.push_back(child);
+    }
+    const Deadline deadline(120);
+    for (size_t i = 0; i < children.size(); ++i) {
+      int status = 0;
+      pid_t ended = 0;
+      while ((ended = ::waitpid(children[i], &status, WNOHANG)) == 0 && !deadline.passed()) std::this_thread::sleep_for(5ms);
+      if (ended == 0) {
+        ADD_FAILURE() << scene << ": rank " << i << " has not ended";
+        ::kill(children[i], SIGKILL);
+        ::waitpid(children[i], &status, 0);
+        continue;
+      }
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+          << scene << ": rank " << i << " ended with status " << status;
+    }
+  }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(OneCcl, SaysWhatItIs) {
+  const auto library = open_oneccl(std::getenv("TEST_ONECCL"), true);
+  EXPECT_STREQ(library->family(), "oneccl");
+  EXPECT_EQ(library->version().rfind("20", 0), 0u) << library->version();
+  EXPECT_NE(library->path().find("libccl"), std::string::npos) << library->path();
+  EXPECT_TRUE(library->capabilities().blocking);
+  EXPECT_EQ(library->capabilities().id_bytes, 4096u);
+}
+TEST_F(OneCcl, DoesEveryCollectiveItSaysItCan) { plays("collectives", 2); }
+TEST_F(OneCcl, DoesEveryCollectiveOnThreeRanks) { plays("collectives", 3); }
+TEST_F(OneCcl, AddsHalves) { plays("halves", 2); }
+TEST_F(OneCcl, RefusesWhatItCannotAndWorksOn) { plays("refusals", 2); }
+TEST_F(OneCcl, ServesSeveralCommunicatorsOfAProcess) { plays("several", 2); }
+TEST_F(OneCcl, ALateRankHoldsUpTheStreamAndNotTheCaller) { plays("late", 2); }
+TEST_F(OneCcl, ADeadRankDoesNotHoldTheOthersForEver) { plays("dead", 2); }
+TEST_F(OneCcl, ARankThatNeverJoinsIsATimeout) { plays("missing", 2); }
+
+TEST(OneCclMissing, IsOneSentenceThatSaysWhatToDo) {
+  if (std::getenv("TEST_ONECCL")) GTEST_SKIP() << "the library is here";
+  try {
+    open_oneccl("/nowhere/libccl.so.2", true);
+    FAIL() << "it was opened";
+  } catch (const Error &e) {
+    EXPECT_EQ(e.code(), Code::Unsupported);
+    EXPECT_NE(e.text().find("/nowhere/libccl.so.2 cannot be opened"), std::string::npos) << e.text();
+    EXPECT_NE(e.text().find("install oneCCL 2022.1 or newer"), std::string::npos) << e.text();
+  }
+}
+
+}  // namespace
+}  // namespace isthmus::ccl
+
+int main(int argc, char **argv) {
+  if (argc > 1 && isthmus::ccl::kScenes.count(argv[1])) return isthmus::ccl::play(argc, argv);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
