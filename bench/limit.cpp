@@ -1,5 +1,6 @@
 #include "limit.hpp"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -42,9 +43,19 @@ __attribute__((noinline)) void add_streaming(float *c, const float *a, const flo
 constexpr auto add_streaming = add;  // no portable streaming store: the plain kernel stands for it
 #endif
 
+constexpr size_t kSlot = 256 << 10;
+constexpr int kMostRanks = 256;
+
 struct Shared {  // of the processes of --limit
   std::atomic<int> arrived{0}, generation{0};
-  double rates[256][kKernels];
+  double rates[kMostRanks][kKernels];
+  double handover[kMostRanks], latency[kMostRanks];  // seconds: of a slot written and one read; of one way of a ping-pong
+  struct alignas(128) Turn {
+    std::atomic<uint64_t> count{0};
+  } turns[kMostRanks];
+  struct Slots {
+    alignas(128) std::byte data[2][kSlot];
+  };
 };
 
 void line_up(Shared &s, int ranks) {
@@ -55,6 +66,58 @@ void line_up(Shared &s, int ranks) {
   } else {
     while (s.generation.load() == g) usleep(50);
   }
+}
+
+void wait_for(const std::atomic<uint64_t> &turn, uint64_t value) {
+  for (unsigned spins = 1; turn.load(std::memory_order_acquire) < value; ++spins)
+    if (spins % 1024 == 0) sched_yield();
+}
+
+uint64_t sum_of(const std::byte *data, size_t bytes) {
+  uint64_t sum[8] = {};
+  for (size_t i = 0; i + 64 <= bytes; i += 64)
+    for (size_t k = 0; k < 8; ++k) {
+      uint64_t v;
+      std::memcpy(&v, data + i + 8 * k, 8);
+      sum[k] += v;
+    }
+  return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
+// Every rank writes a slot of its own and reads the next rank's, all at once: what shared memory passes from core to core, with
+// nothing else to do. Cores that share no cache (two dies, two sockets) pass far less than the memory rate.
+double hand_over(Shared &s, Shared::Slots *slots, int rank, int ranks, const std::vector<std::byte> &source) {
+  constexpr uint64_t kPieces = 128;
+  const int next = (rank + 1) % ranks;
+  const uint64_t base = s.turns[rank].count.load();
+  line_up(s, ranks);
+  const double start = now_seconds();
+  for (uint64_t i = 0; i < kPieces; ++i) {
+    // The reader of piece i - 2, the rank before, published piece i - 1 after it.
+    wait_for(s.turns[(rank + ranks - 1) % ranks].count, base + i);
+    std::memcpy(slots[rank].data[i % 2], source.data(), kSlot);
+    s.turns[rank].count.store(base + i + 1, std::memory_order_release);
+    wait_for(s.turns[next].count, base + i + 1);
+    uint64_t sum = sum_of(slots[next].data[i % 2], kSlot);
+    asm volatile("" : "+r"(sum));
+  }
+  return (now_seconds() - start) / kPieces;
+}
+
+// Ranks 0 and 1 write one cache line each in turn.
+double latency(Shared &s, int rank, int ranks) {
+  constexpr uint64_t kTurns = 2000;
+  const uint64_t base = s.turns[rank].count.load();
+  line_up(s, ranks);
+  const double start = now_seconds();
+  if (rank < 2)
+    for (uint64_t i = 0; i < kTurns; ++i) {
+      if (rank == 1) wait_for(s.turns[0].count, base + i + 1);
+      s.turns[rank].count.store(base + i + 1, std::memory_order_release);
+      if (rank == 0) wait_for(s.turns[1].count, base + i + 1);
+    }
+  else s.turns[rank].count.store(base + kTurns, std::memory_order_release);
+  return (now_seconds() - start) / (2 * kTurns);
 }
 
 }  // namespace
@@ -91,19 +154,34 @@ double MemoryProbe::run(Kernel k, double seconds) {
 }
 
 int print_memory_limit(int ranks, size_t bytes) {
-  if (ranks < 1 || ranks > 256) throw std::invalid_argument("--limit: --ranks must be 1 to 256");
-  void *page = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (ranks < 1 || ranks > kMostRanks) throw std::invalid_argument("--limit: --ranks must be 1 to 256");
+  const size_t slots_at = (sizeof(Shared) + 4095) / 4096 * 4096;
+  const size_t size = slots_at + static_cast<size_t>(ranks) * sizeof(Shared::Slots);
+  void *page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw std::runtime_error("--limit: no memory");
   auto *shared = new (page) Shared;
+  auto *slots = reinterpret_cast<Shared::Slots *>(static_cast<std::byte *>(page) + slots_at);
   std::vector<pid_t> children;
   const auto work = [&](int rank) {
     MemoryProbe probe(bytes);
+    const std::vector<std::byte> source(kSlot, std::byte{1});
     std::fill_n(shared->rates[rank], kKernels, 0.0);
-    for (int repeat = 0; repeat < 3; ++repeat)
+    double slot = 1e9, way = 1e9;
+    for (int repeat = 0; repeat < 3; ++repeat) {
       for (size_t k = 0; k < kKernels; ++k) {
         line_up(*shared, ranks);
         shared->rates[rank][k] = std::max(shared->rates[rank][k], probe.run(static_cast<Kernel>(k), 0.05));
       }
+      if (ranks == 1) continue;
+      for (int again = 0; again < 3; ++again) {
+        slot = std::min(slot, hand_over(*shared, slots, rank, ranks, source));
+        line_up(*shared, ranks);
+        way = std::min(way, latency(*shared, rank, ranks));
+        line_up(*shared, ranks);
+      }
+    }
+    shared->handover[rank] = slot;
+    shared->latency[rank] = way;
   };
   for (int r = 1; r < ranks; ++r) {
     const pid_t pid = fork();
@@ -122,8 +200,12 @@ int print_memory_limit(int ranks, size_t bytes) {
     for (int r = 0; r < ranks; ++r) sum += shared->rates[r][k];
     out[kernel_name(static_cast<Kernel>(k))] = sum;
   }
+  if (ranks > 1) {
+    out["handover_per_rank"] = kSlot / *std::max_element(shared->handover, shared->handover + ranks);
+    out["latency_ns"] = shared->latency[0] * 1e9;
+  }
   std::printf("%s\n", out.dump().c_str());
-  munmap(page, sizeof(Shared));
+  munmap(page, size);
   return 0;
 }
 

@@ -260,18 +260,21 @@ class Rank:
                 return max(3, min(100_000, int(self.block_seconds / max(spent, 1e-9))))
             count *= 4
 
-    def least_time(self, nbytes: int) -> float:
-        """Seconds that an all_reduce needs at least: every input is read once and every output written once, at the best
-        rate of the kernels of `isthmus-bench --limit`, which runs on as many ranks now, while those of this job sleep."""
-        rate = 0.0
+    def least_times(self, nbytes: int) -> tuple[float, float, float]:
+        """Seconds that an all_reduce needs at least for memory: every input is read once and every output written once, at
+        the best rate of the kernels of `isthmus-bench --limit`, which runs on as many ranks now, while those of this job
+        sleep. Seconds that the message takes from core to core, both ways at once; nanoseconds of one cache line's way."""
+        times = (0.0, 0.0, 0.0)
         if self.rank == 0:
             os.sched_setaffinity(0, set(self.cores))  # the program's processes inherit it
             command = [self.limit_program, "--limit", "--ranks", str(self.world), "-e", str(LIMIT_BYTES)]
             figures = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
             os.sched_setaffinity(0, self.own_core)
-            rate = max(figures[kernel] for kernel in KERNELS)
+            memory = 2 * self.world * nbytes / max(figures[kernel] for kernel in KERNELS)
+            times = (memory, nbytes / figures["handover_per_rank"], figures["latency_ns"])
         self.meet()
-        return 2 * self.world * nbytes / float(self.mpi.bcast(rate))
+        memory, handover, latency = self.mpi.bcast(times)
+        return memory, handover, latency
 
     def row(self, collective: str, nbytes: int) -> dict[str, Any]:
         b = Buffers(collective, nbytes, self.world)
@@ -285,15 +288,19 @@ class Rank:
         if self.limit_program and collective == "all_reduce" and nbytes == LIMIT_BYTES:
             names.append("memory_limit")
         times: dict[str, list[float]] = {name: [] for name in names}
+        beside: dict[str, list[float]] = {}
         for number in range(self.rounds):
             for i in range(len(names)):
                 name = names[(i + number) % len(names)]
                 if name == "memory_limit":
-                    times[name].append(self.least_time(nbytes))
+                    memory, handover, latency = self.least_times(nbytes)
+                    times[name].append(memory)
+                    beside.setdefault("handover_seconds", []).append(handover)
+                    beside.setdefault("latency_ns", []).append(latency)
                 else:
                     times[name].append(self.block(work[name], iterations[name]) / halves)
         row = {"collective": collective, "bytes": 0 if collective == "barrier" else b.total * 4, "ranks": self.world}
-        return {**row, "iterations": iterations, "seconds": times}
+        return {**row, "iterations": iterations, "seconds": times, **beside}
 
     def close(self) -> None:
         if self.isthmus is not None:

@@ -344,6 +344,14 @@ isthmus_result isthmus_settings(char **json) {
   });
 }
 
+isthmus_result isthmus_libraries(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "libraries: json must not be NULL");
+    *json = copy_text(i::observe::libraries_json(i::Settings::from_environment()));
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_context_stats(char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "context_stats: json must not be NULL");

@@ -14,6 +14,8 @@ enum class Setting : int {
   Address,
   Bridge,
   BridgeRates,
+  Ccl,
+  CclLibrary,
   ChunkBytes,
   EagerBytes,
   HeartbeatMs,

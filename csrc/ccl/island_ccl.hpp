@@ -15,15 +15,12 @@
 
 #include "base/clock.hpp"
 #include "base/dtype.hpp"
+#include "base/island_call.hpp"
 #include "device/runtime.hpp"
 
 namespace isthmus::ccl {
 
-enum class Call : uint8_t { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv };
-const char *call_name(Call call) noexcept;  // "all_reduce", ...
-constexpr bool reduces(Call call) noexcept {
-  return call == Call::AllReduce || call == Call::Reduce || call == Call::ReduceScatter;
-}
+using Call = IslandCall;
 
 struct Capabilities {
   bool blocking = false;      // a call occupies the thread of the stream until the island's other ranks have made theirs
@@ -37,7 +34,8 @@ struct Capabilities {
 
 class Communicator {
  public:
-  // Ends the vendor's communicator. Ranks leave together, so not before the last call has ended on all of them.
+  // Ends the vendor's communicator. Ranks leave together, so not before the last call has ended on all of them, and the rank that made
+  // the id after the others. After abort() what the library holds is left as it is where it would need the others to end it.
   virtual ~Communicator() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
@@ -59,6 +57,15 @@ class Communicator {
   // Any thread, at any time, more than once. Nothing more is begun. A call that waits for a peer ends, or where the library cannot end it,
   // is left behind by the destructor, with the stream that it blocks.
   virtual void abort() noexcept = 0;
+
+  // Whether status() is not OK, or the stream runs no more; cheap.
+  virtual bool failed() const noexcept = 0;
+  // The call of this communicator that a thread is in now (static text), or nullptr. Only libraries whose calls block say so.
+  virtual const char *inside() const noexcept { return nullptr; }
+  // Whether the stream stands in a call of another communicator, so that what is submitted here does not even begin.
+  virtual bool held_up() const noexcept { return false; }
+  // For a call that does not end after abort(): the stream that it blocks runs nothing more.
+  virtual void leave_behind() noexcept {}
 };
 
 struct Join {
@@ -75,9 +82,21 @@ class Library {  // one vendor's, opened once a process; thread-safe
   virtual std::string path() const = 0;             // of the file that was opened
   virtual Capabilities capabilities() const noexcept = 0;
   virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
+  virtual Status usable() const { return {}; }  // not OK: no island can be joined from this process any more, and why
   virtual std::vector<std::byte> make_id() = 0;
   // Collective over the island. Error(Timeout) at the deadline.
   virtual std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) = 0;
 };
+
+// All that can() allows, to be told to the planner.
+inline IslandTable table_of(const Library &library) noexcept {
+  IslandTable table;
+  for (int c = 0; c < kIslandCalls; ++c)
+    for (int t = 0; t < kDTypeCount; ++t)
+      for (int o = 0; o < (reduces(static_cast<Call>(c)) ? kRedOpCount : 1); ++o)
+        if (library.can(static_cast<Call>(c), static_cast<DType>(t), static_cast<RedOp>(o)))
+          table.allow(static_cast<Call>(c), static_cast<DType>(t), static_cast<RedOp>(o));
+  return table;
+}
 
 }  // namespace isthmus::ccl

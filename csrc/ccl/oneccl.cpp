@@ -4,8 +4,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -13,6 +15,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "ccl/oneccl_leftovers.hpp"
 #include "device/host.hpp"
 
 namespace isthmus::ccl {
@@ -106,7 +109,8 @@ struct Rank {
   Id id{};
   int rank = 0, size = 1;
   std::atomic<bool> aborted{false};
-  std::atomic<bool> inside{false};  // the thread is in a call of this rank
+  std::atomic<bool> failed{false};            // status says why
+  std::atomic<const char *> inside{nullptr};  // the call of this rank that the thread is in
   mutable std::mutex mutex;
   Status status;
 
@@ -115,8 +119,10 @@ struct Rank {
     return status;
   }
   void keep(Status s) {
+    if (s.ok()) return;
     const std::lock_guard lock(mutex);
     if (status.ok()) status = std::move(s);
+    failed.store(true, std::memory_order_release);
   }
 };
 
@@ -137,10 +143,14 @@ struct Arguments {
 
 // The stream has no part in a failure of one communicator: others share it.
 Status run(const Arguments &a) {
-  if (a.rank->aborted.load(std::memory_order_acquire) || !a.rank->first_failure().ok()) return {};
   const Functions &f = *a.rank->f;
   Handle h = a.rank->handle;
-  a.rank->inside.store(true, std::memory_order_release);
+  // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
+  a.rank->inside.store(island_call_name(a.call));
+  if (a.rank->aborted.load() || a.rank->failed.load()) {
+    a.rank->inside.store(nullptr);
+    return {};
+  }
   Result r = 0;
   switch (a.call) {
     case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
@@ -152,8 +162,8 @@ Status run(const Arguments &a) {
     case Call::Send: r = f.Send(a.send, a.count, a.dtype, a.peer, h, nullptr); break;
     case Call::Recv: r = f.Recv(a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
   }
-  a.rank->inside.store(false, std::memory_order_release);
-  a.rank->keep(outcome(*a.rank, call_name(a.call), r));
+  a.rank->inside.store(nullptr, std::memory_order_release);
+  a.rank->keep(outcome(*a.rank, island_call_name(a.call), r));
   return {};
 }
 
@@ -162,19 +172,39 @@ struct Life {
 };
 Status begin(const Life &l) {
   Rank &r = *l.rank;
-  r.inside.store(true, std::memory_order_release);
+  r.inside.store("init");
+  if (r.aborted.load()) {  // nobody waits for it any more, and nobody would meet it there
+    r.inside.store(nullptr);
+    return {};
+  }
   const Result result = r.f->CommInitRank(&r.handle, static_cast<size_t>(r.size), r.id, r.rank);
-  r.inside.store(false, std::memory_order_release);
+  r.inside.store(nullptr, std::memory_order_release);
   r.keep(outcome(r, "init", result));
   return {};
 }
 Status end(const Life &l) {
-  if (l.rank->handle) {
-    l.rank->inside.store(true, std::memory_order_release);
+  if (l.rank->handle && !l.rank->aborted.load(std::memory_order_acquire)) {
+    l.rank->inside.store("destroy", std::memory_order_release);
     l.rank->f->CommDestroy(l.rank->handle);
   }
   delete l.rank;
   return {};
+}
+
+constexpr const char *kDestroy = "oneccl destroy";
+
+// A thread that is stuck in the library does not survive the library's destructors, which are of several files, some opened late. Exit
+// handlers run backwards: this one, registered when the thread is left behind, comes before them and ends the process with the status
+// that it was to have.
+void end_without_destructors(int status, void *) {
+  std::fflush(nullptr);
+  remove_leftovers(true);
+  ::_exit(status);
+}
+void abandon(device::HostStream &stream) noexcept {
+  static std::once_flag once;
+  std::call_once(once, [] { ::on_exit(end_without_destructors, nullptr); });
+  stream.abandon();
 }
 
 class OneCclCommunicator final : public Communicator {
@@ -227,13 +257,17 @@ class OneCclCommunicator final : public Communicator {
     move(Call::Recv, nullptr, buffer, count, dtype, peer);
   }
 
-  void abort() noexcept override { rank_->aborted.store(true, std::memory_order_release); }
+  void abort() noexcept override { rank_->aborted.store(true); }
+  bool failed() const noexcept override { return rank_->failed.load(std::memory_order_acquire) || !stream_->usable(); }
+  const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }
+  bool held_up() const noexcept override { return stream_->inside() != nullptr && !inside(); }
+  void leave_behind() noexcept override { abandon(*stream_); }
 
  private:
   void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
     const int t = dtype_number(dtype), o = op_number(op);
     if (t < 0 || o < 0)
-      fail(Code::Unsupported, "oneccl {}: no {} of {} there", call_name(call), redop_name(op), dtype_name(dtype));
+      fail(Code::Unsupported, "oneccl {}: no {} of {} there", island_call_name(call), redop_name(op), dtype_name(dtype));
     submit({rank_, const_cast<void *>(send), recv, count, t, o, root, call});
   }
   void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
@@ -241,20 +275,26 @@ class OneCclCommunicator final : public Communicator {
   }
   void submit(const Arguments &a) {
     if (a.peer < 0 || a.peer >= rank_->size)
-      fail(Code::Argument, "oneccl {}: rank {} is not of this island (0 to {})", call_name(a.call), a.peer, rank_->size - 1);
-    if (a.count) stream_->call(call_name(a.call), run, a);
+      fail(Code::Argument, "oneccl {}: rank {} is not of this island (0 to {})", island_call_name(a.call), a.peer,
+           rank_->size - 1);
+    if (a.count) stream_->call(island_call_name(a.call), run, a);
   }
 
   // Ends the library's communicator on the stream's thread, behind the calls that were submitted. If the thread does not come out of a
   // call of this communicator, it is left behind with all that it uses; if it is in another's, what is ours stays for ever.
   void leave() noexcept {
-    const Deadline deadline(rank_->aborted.load(std::memory_order_acquire) ? 0.5 : 10);
-    if (stream_->drain(deadline.ns())) {
-      stream_->call("oneccl destroy", end, Life{rank_});
+    bool drained = stream_->drain(Deadline(rank_->aborted.load() ? 0.5 : 1.5).ns());
+    if (!drained && !rank_->aborted.load()) {  // held up by another communicator; the others of the island wait no longer
+      abort();
+      drained = stream_->drain(Deadline(0.1).ns());
+    }
+    if (drained) {
+      stream_->call(kDestroy, end, Life{rank_});
       if (stream_->drain(Deadline(10).ns())) return;
-      stream_->abandon();
-    } else if (rank_->inside.load(std::memory_order_acquire)) {
-      stream_->abandon();
+      const char *where = stream_->inside();
+      if (where && std::strcmp(where, kDestroy) == 0) abandon(*stream_);  // else what another submitted goes first
+    } else if (inside()) {
+      abandon(*stream_);
     }
   }
 
@@ -272,6 +312,7 @@ class OneCcl final : public Library {
     const auto set = [](const char *variable, const char *value) { ::setenv(variable, value, 0); };
     set("CCL_WORKER_OFFLOAD", "0");
     set("CCL_ATL_SHM", "1");
+    set("CCL_LOG_LEVEL", "error");
     if (one_host) set("CCL_KVS_IFACE", "lo");
     if (slash != std::string::npos) {  // its transport, where it lies beside it and not where the loader looks
       const std::string folder = name.substr(0, slash), providers = folder + "/prov", fabric = folder + "/libfabric.so.1";
@@ -287,6 +328,11 @@ class OneCcl final : public Library {
            "oneccl: {} cannot be opened ({}); install oneCCL {}.{} or newer, or say where its libccl.so.2 is", name,
            why ? why : "no reason given", kLeast / 10000, kLeast / 100 % 100);
     }
+    remove_leftovers(false);
+    static const pid_t opener = ::getpid();
+    std::atexit([] {
+      if (::getpid() == opener) remove_leftovers(true);
+    });
     find("GetVersion", f_.GetVersion);
     int code = 0;
     if (f_.GetVersion(&code) != 0 || code < kLeast)
@@ -321,6 +367,13 @@ class OneCcl final : public Library {
     return !reduces(call) || (dtype_number(dtype) >= 0 && op_number(op) >= 0);
   }
 
+  Status usable() const override {
+    const std::lock_guard lock(mutex_);
+    const auto used = stream_.lock();
+    if (device::abandoned_threads() == 0 && (!used || used->status().ok())) return {};
+    return {Code::Unsupported, "oneccl: a thread of this process is stuck inside the library for good; start a new process"};
+  }
+
   std::vector<std::byte> make_id() override {
     const WithoutPipeSignal masked;
     Id id{};
@@ -337,11 +390,9 @@ class OneCcl final : public Library {
       fail(Code::Argument, "oneccl: rank {} of an island of {}", join.rank, join.size);
     if (!dynamic_cast<device::HostStream *>(stream.get()))
       fail(Code::Argument, "oneccl serves the host; it was given a stream of another device");
+    if (const Status s = usable(); !s.ok()) throw Error(s.code, s.text);
     {
       const std::lock_guard lock(mutex_);
-      if (device::abandoned_threads() > 0)
-        fail(Code::Unsupported,
-             "oneccl: a thread of this process is stuck inside the library for good; start a new process");
       const auto used = stream_.lock();
       if (used && used != stream)
         fail(Code::Argument, "oneccl: all its communicators in a process share one stream; another one was given before");
@@ -362,17 +413,11 @@ class OneCcl final : public Library {
   void *library_ = nullptr;  // never closed: its threads would run on in nothing
   Functions f_{};
   std::string version_, path_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::weak_ptr<device::Stream> stream_;  // of the communicators that live
 };
 
 }  // namespace
-
-const char *call_name(Call call) noexcept {
-  constexpr const char *names[] = {"all_reduce",     "reduce",     "broadcast", "all_gather",
-                                   "reduce_scatter", "all_to_all", "send",      "recv"};
-  return names[static_cast<size_t>(call)];
-}
 
 std::shared_ptr<Library> open_oneccl(const std::string &path, bool one_host) {
   static std::mutex mutex;

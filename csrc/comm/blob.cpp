@@ -72,6 +72,10 @@ std::vector<std::byte> pack(const RankBlob &b) {
   for (const std::string *s :
        {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
     w.text(*s);
+  w.text(b.info.ccl);
+  w.text(b.info.ccl_version);
+  for (const auto &call : b.info.ccl_table.ops)
+    for (const uint16_t ops : call) w.number(ops);
   w.number(b.info.pid);
   w.number(static_cast<int32_t>(b.info.numa));
   w.number(b.index);
@@ -89,6 +93,10 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   for (std::string *s :
        {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
     r.text(*s);
+  r.text(b.info.ccl);
+  r.text(b.info.ccl_version);
+  for (auto &call : b.info.ccl_table.ops)
+    for (uint16_t &ops : call) r.number(ops);
   r.number(b.info.pid);
   int32_t numa = -1;
   r.number(numa);

@@ -111,6 +111,17 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
   }
 }
 
+// Libraries serve what they can, of any size; the planner says what that is, and of the size only whether it is small matters to it.
+bool Communicator::planned_flat(const plan::Request &r) const {
+  const size_t key = ((static_cast<size_t>(r.collective) * kDTypeCount + static_cast<size_t>(r.dtype)) * kRedOpCount +
+                      static_cast<size_t>(r.op)) *
+                         2 +
+                     (r.bytes <= r.small_bytes);
+  int8_t flat = flat_[key].load(std::memory_order_relaxed);
+  if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
+  return flat != 0;
+}
+
 plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int root, uint64_t bytes, bool in_place,
                                          bool &one_hop) const {
   plan::Request p;
@@ -125,7 +136,7 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());
   const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
-  one_hop = member_->topology().flat && world > 1 && !is_v(c) && bytes <= eager_bytes_ &&
+  one_hop = member_->topology().flat && (!libraries_ || planned_flat(p)) && world > 1 && !is_v(c) && bytes <= eager_bytes_ &&
             (!packed || bytes * world <= eager_bytes_);
   return p;
 }
@@ -222,7 +233,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
 }
 
 std::string Communicator::topology_json() const {
-  auto json = nlohmann::ordered_json::parse(topology::to_json(member_->topology()));
+  auto json = nlohmann::ordered_json::parse(topology::to_json(topology_));
   json["name"] = name();
   json["rank"] = rank();
   json["bridge"] = settings_.text(Setting::Bridge);

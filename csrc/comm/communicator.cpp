@@ -10,8 +10,10 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "ccl/oneccl.hpp"
 #include "comm/blob.hpp"
 #include "comm/launcher.hpp"
+#include "device/host.hpp"
 #include "net/protocol.hpp"
 
 namespace isthmus::comm {
@@ -114,29 +116,83 @@ void compare(const std::vector<RankBlob> &ranks) {
   }
 }
 
-// Ends a step of init on all ranks alike: each says whether it could do its part, and where one could not, all throw that one's reason,
-// so that nobody takes its end for the cause. Returns whether any rank lacks shared memory.
-bool vote(bootstrap::Exchange &exchange, const std::string &name, Status trouble, bool no_memory, Deadline deadline) {
+// What a rank says at the end of a step of init.
+struct Ballot {
   enum class Vote : uint8_t { Fine = 1, NoMemory = 2, Failed = 3 };
-  const Vote mine = !trouble.ok() ? Vote::Failed : no_memory ? Vote::NoMemory : Vote::Fine;
-  Blob ballot{static_cast<std::byte>(mine), std::byte{static_cast<uint8_t>(trouble.code)}};
-  for (const char c : trouble.text.substr(0, 4096)) ballot.push_back(static_cast<std::byte>(c));
+  Vote vote = Vote::Fine;
+  Status trouble;
+  Blob extra;  // for the next step
+
+  Blob pack() const {
+    Blob out{static_cast<std::byte>(vote), std::byte{static_cast<uint8_t>(trouble.code)}, std::byte{}, std::byte{}};
+    const std::string text = trouble.text.substr(0, 4096);
+    const auto length = static_cast<uint16_t>(text.size());
+    std::memcpy(out.data() + 2, &length, sizeof length);
+    const auto *bytes = reinterpret_cast<const std::byte *>(text.data());
+    out.insert(out.end(), bytes, bytes + text.size());
+    out.insert(out.end(), extra.begin(), extra.end());
+    return out;
+  }
+  static Ballot unpack(const Blob &blob, const std::string &name, size_t rank) {
+    uint16_t length = 0;
+    if (blob.size() >= 4) std::memcpy(&length, blob.data() + 2, sizeof length);
+    if (blob.size() < size_t{4} + length)
+      fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, rank);
+    const auto *text = reinterpret_cast<const char *>(blob.data()) + 4;
+    return {static_cast<Vote>(blob[0]),
+            {static_cast<Code>(blob[1]), std::string(text, length)},
+            Blob(blob.begin() + 4 + length, blob.end())};
+  }
+};
+
+// Ends a step of init on all ranks alike: each says whether it could do its part, and where one could not, all throw that one's reason,
+// so that nobody takes its end for the cause. Returns the ballots.
+std::vector<Ballot> vote(bootstrap::Exchange &exchange, const std::string &name, Status trouble, bool no_memory, Blob extra,
+                         Deadline deadline) {
+  using Vote = Ballot::Vote;
+  const Ballot mine{!trouble.ok() ? Vote::Failed : no_memory ? Vote::NoMemory : Vote::Fine, trouble, std::move(extra)};
   std::vector<Blob> votes;
   try {
-    votes = exchange.all_gather(ballot, deadline);
+    votes = exchange.all_gather(mine.pack(), deadline);
   } catch (const Error &e) {
     if (trouble.ok()) throw;
     trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
   }
   if (!trouble.ok()) throw Error(trouble.code, trouble.text);
+  std::vector<Ballot> out;
   for (size_t r = 0; r < votes.size(); ++r) {
-    if (votes[r].size() < 2) fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, r);
-    if (votes[r][0] == static_cast<std::byte>(Vote::Failed))
-      throw Error(static_cast<Code>(votes[r][1]),
-                  std::string(reinterpret_cast<const char *>(votes[r].data()) + 2, votes[r].size() - 2));
-    no_memory |= votes[r][0] == static_cast<std::byte>(Vote::NoMemory);
+    out.push_back(Ballot::unpack(votes[r], name, r));
+    if (out.back().vote == Vote::Failed) throw Error(out.back().trouble.code, out.back().trouble.text);
   }
-  return no_memory;
+  return out;
+}
+
+// The library that the settings ask for, or null. Throws Error(Unsupported) that says what is missing.
+std::shared_ptr<ccl::Library> open_library(const Settings &settings, const bootstrap::Endpoint &self) {
+  if (settings.text(Setting::Ccl) != "oneccl") return nullptr;
+  const bool loopback = std::all_of(self.tcp.begin(), self.tcp.end(), [](const std::string &address) {
+    return address.starts_with("127.") || address.starts_with("[::1]");
+  });
+  return ccl::open_oneccl(settings.text(Setting::CclLibrary), loopback);
+}
+
+// The group of `rank` that a library serves, or null. Throws where the library cannot serve two ranks of it in one process.
+const topology::Group *served_group(const topology::Topology &t, int rank) {
+  const topology::Group *mine = nullptr;
+  for (const auto &g : t.groups) {
+    if (g.ccl.empty() || g.ranks.size() < 2) continue;
+    for (size_t i = 0; i < g.ranks.size(); ++i)
+      for (size_t j = 0; j < i; ++j) {
+        const auto &a = t.ranks[static_cast<size_t>(g.ranks[j])], &b = t.ranks[static_cast<size_t>(g.ranks[i])];
+        if (a.process == b.process && a.host == b.host)
+          fail(Code::Unsupported,
+               "{}: ranks {} and {} are threads of one process (pid {} on {}), and the library serves one rank a process; "
+               "start a process for each rank, or set ISTHMUS_CCL=none",
+               g.ccl, g.ranks[j], g.ranks[i], a.pid, a.hostname);
+      }
+    if (std::find(g.ranks.begin(), g.ranks.end(), rank) != g.ranks.end()) mine = &g;
+  }
+  return mine;
 }
 
 }  // namespace
@@ -239,11 +295,26 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     if (!trouble.ok()) return;
     try {
       part();
-    } catch (const Error &e) { trouble = {e.code(), fmt::format("init of '{}' on rank {}: {}", name, rank, e.text())}; }
+    } catch (const Error &e) {
+      trouble = {e.code(), fmt::format("init of '{}' on rank {}: {}", name, rank, e.text())};
+    } catch (const std::exception &e) {  // no memory, no thread
+      trouble = {Code::Resource, fmt::format("init of '{}' on rank {}: {}", name, rank, e.what())};
+    }
   };
   attempt([&] {
     mine.mailbox = context->arena().allocate_mailbox(mailbox_bytes);
     undo.mailbox = true;
+  });
+  std::shared_ptr<ccl::Library> library;
+  std::shared_ptr<device::Stream> stream;
+  attempt([&] {
+    library = open_library(settings, mesh.self());
+    if (!library) return;
+    if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
+    stream = engine::Context::host_stream();
+    mine.info.ccl = library->family();
+    mine.info.ccl_version = library->version();
+    mine.info.ccl_table = ccl::table_of(*library);
   });
   mine.trouble = trouble.text;  // said before anybody waits for a connection with this rank
 
@@ -261,10 +332,17 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                                                                             : topology::Bridge::Auto;
   std::vector<topology::RankInfo> infos;
   for (const auto &r : ranks) infos.push_back(r.info);
-  topology::Topology topology = topology::make_topology(infos, bridge);
+  // Who shares memory with whom does not depend on libraries: what they cannot do is done as if they were not there.
+  comm->topology_ = topology::make_topology(infos, bridge);
   const std::string &rates = settings.text(Setting::BridgeRates);
-  if (!known_key) topology::apply_rates(topology, rates);
-  else topology::apply_rates(topology, part_of_rates(topology, rates));
+  if (!known_key) topology::apply_rates(comm->topology_, rates);
+  else topology::apply_rates(comm->topology_, part_of_rates(comm->topology_, rates));
+  topology::Topology topology = topology::dissolve(comm->topology_, {});
+  const topology::Group *island = served_group(comm->topology_, rank);
+  Blob id;
+  attempt([&] {
+    if (island && island->ranks[0] == rank) id = library->make_id();
+  });
   const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
   std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);
   const int streams = static_cast<int>(settings.integer(Setting::TcpStreams));
@@ -286,17 +364,44 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     connect(q, same_host);
     no_memory |= same_host && processes[q] && !processes[q]->arena;
   }
-  no_memory = vote(exchange, name, trouble, no_memory, deadline);
+  const std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(id), deadline);
+  for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
+  engine::IslandSetup served;
+  std::string served_by;
+  if (island) {
+    served_by = fmt::format(", served by {} {} ({})", library->family(), library->version(), library->path());
+    served.runtime = &device::host_runtime();
+    served.library = library;
+    served.ranks = island->ranks;
+    attempt([&] {
+      const auto &by_leader = ballots[static_cast<size_t>(island->ranks[0])].extra;
+      const int position = comm->topology_.index_of[static_cast<size_t>(rank)];
+      served.stream = stream;
+      // Short of the vote's deadline, so that all hear how it ended.
+      const Deadline early(0.8 * static_cast<double>(deadline.left_ns()) * 1e-9);
+      try {
+        served.communicator =
+            library->join({by_leader, position, static_cast<int>(island->ranks.size()), early}, served.stream);
+      } catch (const Error &e) {
+        for (const int q : island->ranks)
+          if (const auto *peer = processes[static_cast<size_t>(q)]; peer && peer->lost.load())
+            throw Error(Code::PeerLost, fmt::format("{}; rank {} is gone: {}", e.text(), q, peer->lost_text()));
+        throw;
+      }
+    });
+  }
   if (no_memory) {  // where one pair could not share memory, nobody pretends to
     ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
                  name);
     for (auto &i : infos) i.host += "/" + i.process;
-    topology = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
-    topology::apply_rates(topology, part_of_rates(topology, rates));
+    comm->topology_ = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
+    topology::apply_rates(comm->topology_, part_of_rates(comm->topology_, rates));
+    topology = topology::dissolve(comm->topology_, {});
     for (int q = 0; q < world; ++q)
       if (processes[q]) connect(q, false);
   }
 
+  comm->libraries_ = topology::has_libraries(comm->topology_);
   attempt([&] {
     engine::MemberSetup setup;
     setup.context = context;
@@ -307,9 +412,10 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.name = name;
     setup.mailbox_offset = mine.mailbox;
     setup.cell_bytes = comm->eager_bytes_;
+    setup.island = std::move(served);
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
-    setup.credit_window =
-        std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)), 64 * comm->chunk_bytes_);
+    setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
+                                   (comm->libraries_ ? 256 : 64) * comm->chunk_bytes_);
     comm->member_ = std::make_shared<engine::Member>(std::move(setup));
     made = true;
     int local = 0;
@@ -335,14 +441,14 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     context->set_member(mine.index, comm->member_);
   });
   // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
-  vote(exchange, name, trouble, false, deadline);
+  vote(exchange, name, trouble, false, {}, deadline);
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
-  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}, {} island{}{}, {}; tcp streams {}", name, rank, world,
-               mine.info.hostname, topology.groups.size(), topology.groups.size() == 1 ? "" : "s",
-               mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
-               topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
-               topology.flat ? 0 : streams);
+  const size_t islands = comm->topology_.groups.size();
+  ISTHMUS_INFO(
+      "communicator '{}': rank {} of {} on {}, {} island{}{}{}, {}; tcp streams {}", name, rank, world, mine.info.hostname,
+      islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")", served_by,
+      topology.flat ? "all in shared memory" : "shared memory inside, tcp between them", topology.flat ? 0 : streams);
   return comm;
 }
 
@@ -407,7 +513,7 @@ std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r)
   const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place};
   std::lock_guard lock(plans_mutex_);
   if (const auto it = plans_.find(shape); it != plans_.end()) return it->second;
-  auto plan = plan::plan_collective(member_->topology(), rank(), r);
+  auto plan = plan::plan_collective(topology_, rank(), r);
   if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
   plans_.emplace(shape, plan);
   return plan;

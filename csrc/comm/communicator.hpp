@@ -2,6 +2,8 @@
 // finds the plan, and hands operations to the engine.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,13 +63,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place,
                              bool &one_hop) const;
   std::string topology_json() const;
+  // The islands and their libraries; the member's own topology knows only who shares memory with whom.
+  const topology::Topology &topology() const noexcept { return topology_; }
 
  private:
-  Communicator() = default;
+  Communicator() {
+    for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
+  }
   static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
                                             const Settings &settings, engine::Context::Use use,
                                             const bootstrap::Bytes16 *known_key, Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
+  bool planned_flat(const plan::Request &r) const;
 
   engine::Context::Use use_;
   std::shared_ptr<engine::Context> context_;
@@ -76,6 +83,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bootstrap::Bytes16 key_{};
   std::atomic<double> timeout_{300};
   std::atomic<bool> destroyed_{false};
+  topology::Topology topology_;
+  bool libraries_ = false;  // some island is served by one
+  // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.
+  mutable std::array<std::atomic<int8_t>, size_t{plan::kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
   std::mutex split_mutex_;
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <limits>
@@ -13,6 +12,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
@@ -21,7 +21,7 @@
 namespace isthmus::device {
 namespace {
 
-constexpr uint32_t kQueue = 256;           // commands of a stream that may wait; whoever submits more waits
+constexpr uint64_t kQueue = 256;           // commands of a stream that may wait before its queue grows
 constexpr int64_t kNap = 50'000'000;       // longest sleep of a thread at a gate before it looks whether it was abandoned
 constexpr int64_t kLong = 60'000'000'000;  // of one whose bell is rung for everything
 constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
@@ -74,6 +74,7 @@ struct Command {
   uint64_t value = 0;          // Wait, Raise; Copy: bytes
   void *to = nullptr;          // Copy
   const void *from = nullptr;
+  const std::atomic<bool> *cancelled = nullptr;
   Wake wake = nullptr;  // Raise: called after it
   void *context = nullptr;
   const char *what = nullptr;  // Call
@@ -86,9 +87,11 @@ struct Command {
 struct Queue {
   explicit Queue(const char *stream_name) : name(stream_name) {}
   const char *name;
-  std::array<Command, kQueue> commands;
+  // A ring that doubles when it is full: whoever submits never waits, since what would make room may need him.
+  mutable std::mutex ring_mutex;
+  std::vector<Command> commands = std::vector<Command>(kQueue);
   std::atomic<uint64_t> submitted{0}, done{0};
-  Doorbell work, room;  // where the thread sleeps; where submitters and drainers do
+  Doorbell work, room;  // where the thread sleeps; where those do who wait for it
   std::atomic<bool> abandoned{false}, ended{false}, failed{false};
   std::atomic<const char *> inside{nullptr};
   mutable std::mutex mutex;
@@ -100,13 +103,31 @@ struct Queue {
     failed.store(true, std::memory_order_release);
   }
 
+  void push(const Command &c) {
+    const std::lock_guard lock(ring_mutex);
+    const uint64_t at = submitted.load(std::memory_order_relaxed), first = done.load(std::memory_order_acquire);
+    if (at - first >= commands.size()) {
+      std::vector<Command> more(2 * commands.size());
+      for (uint64_t i = first; i < at; ++i) more[i % more.size()] = commands[i % commands.size()];
+      commands.swap(more);
+    }
+    commands[at % commands.size()] = c;
+    submitted.store(at + 1, std::memory_order_release);
+    work.ring();
+  }
+  Command take(uint64_t at) const {
+    const std::lock_guard lock(ring_mutex);
+    return commands[at % commands.size()];
+  }
+
   bool gone() const noexcept { return abandoned.load(std::memory_order_acquire); }
 
   // False: the stream ends.
   bool run(const Command &c) {
     switch (c.kind) {
       case Command::Kind::Copy:
-        if (!failed.load(std::memory_order_relaxed)) std::memcpy(c.to, c.from, c.value);
+        if (!failed.load(std::memory_order_relaxed) && !(c.cancelled && c.cancelled->load(std::memory_order_acquire)))
+          std::memcpy(c.to, c.from, c.value);
         return true;
       case Command::Kind::Wait:
         wait_for(
@@ -135,7 +156,7 @@ struct Queue {
       const uint64_t next = done.load(std::memory_order_relaxed);
       wait_for(
           work, [&] { return submitted.load(std::memory_order_acquire) > next; }, [&] { return gone(); }, kForever);
-      if (gone() || !run(commands[next % kQueue])) break;
+      if (gone() || !run(take(next))) break;
       done.store(next + 1, std::memory_order_release);
       room.ring();
     }
@@ -164,8 +185,8 @@ class Thread final : public HostStream {
     const auto ended = [&] { return queue_->ended.load(std::memory_order_acquire); };
     const auto never = [] { return false; };
     if (!queue_->gone()) {
-      Command stop;
-      if (push(stop, now_ns() + kPatience)) wait_for(queue_->room, ended, never, now_ns() + kPatience);
+      queue_->push(Command{});  // Stop
+      wait_for(queue_->room, ended, never, now_ns() + kPatience);
       if (!ended()) abandon();
     }
     if (wait_for(queue_->room, ended, never, now_ns() + kLastPatience)) {
@@ -182,6 +203,11 @@ class Thread final : public HostStream {
   int device() const noexcept override { return device_; }
   Status status() const override {
     const std::lock_guard lock(queue_->mutex);
+    if (queue_->status.ok() && queue_->gone()) {
+      const char *where = inside();
+      return {Code::System, fmt::format("stream '{}' runs no more: its thread is stuck in {}; start a new process",
+                                        queue_->name, where ? where : "a library that has no abort")};
+    }
     return queue_->status;
   }
   bool capturing() const override { return false; }
@@ -193,13 +219,16 @@ class Thread final : public HostStream {
         [&] { return queue_->ended.load(std::memory_order_acquire); }, deadline_ns);
   }
   const char *inside() const noexcept override { return queue_->inside.load(std::memory_order_acquire); }
+  bool usable() const noexcept override { return !queue_->gone(); }
   void abandon() noexcept override {
     queue_->abandoned.store(true, std::memory_order_release);
     queue_->work.ring();
     queue_->room.ring();
   }
 
-  void submit(const Command &c) { push(c, kForever); }
+  void submit(const Command &c) {
+    if (!queue_->gone()) queue_->push(c);  // what is submitted to an abandoned stream is dropped
+  }
 
  protected:
   void submit_call(const char *what, void (*function)(), Invoke invoke, const Arguments &arguments) override {
@@ -213,25 +242,9 @@ class Thread final : public HostStream {
   }
 
  private:
-  // One after the other: the order of a stream is that of its submitters, who agree on it. False: no room until the deadline, or the
-  // stream has been abandoned, where what is submitted is dropped.
-  bool push(const Command &c, int64_t deadline) {
-    const std::lock_guard lock(submitting_);
-    const uint64_t at = queue_->submitted.load(std::memory_order_relaxed);
-    const bool room = wait_for(
-        queue_->room, [&] { return at - queue_->done.load(std::memory_order_acquire) < kQueue; },
-        [&] { return queue_->gone() || queue_->ended.load(std::memory_order_acquire); }, deadline);
-    if (!room) return false;
-    queue_->commands[at % kQueue] = c;
-    queue_->submitted.store(at + 1, std::memory_order_release);
-    queue_->work.ring();
-    return true;
-  }
-
   const int device_;
   const pid_t process_;
   const std::shared_ptr<Queue> queue_;
-  std::mutex submitting_;
   std::thread thread_;
 };
 
@@ -307,13 +320,14 @@ class HostRuntime final : public Runtime {
     return std::make_unique<HostSignal>(wake, context);
   }
 
-  void copy(Stream &stream, void *to, const void *from, size_t bytes) override {
+  void copy(Stream &stream, void *to, const void *from, size_t bytes, const std::atomic<bool> *cancelled) override {
     if (bytes == 0 || to == from) return;
     Command c;
     c.kind = Command::Kind::Copy;
     c.to = to;
     c.from = from;
     c.value = bytes;
+    c.cancelled = cancelled;
     static_cast<Thread &>(stream).submit(c);
   }
 

@@ -1,5 +1,5 @@
 // The host as a device: a CPU rank goes through the same plan as one with an accelerator. Device memory is host memory, a stream is a
-// thread with a bounded queue, and gates and signals are stores. It is what a vendor's library for CPUs computes on, whose calls block:
+// thread with a queue, and gates and signals are stores. It is what a vendor's library for CPUs computes on, whose calls block:
 // they are run on the stream's thread (HostStream::call), so that the caller never does.
 #pragma once
 
@@ -36,6 +36,7 @@ class HostStream : public Stream {
   }
   // Waits until all that was submitted has run. False: not until the deadline.
   virtual bool drain(int64_t deadline_ns) = 0;
+  virtual bool usable() const noexcept = 0;  // not abandoned
   // What the thread is in now: the name of a call, or nullptr. For the words of a timeout.
   virtual const char *inside() const noexcept = 0;
   // Runs nothing more: steps that have not begun are skipped, and the destructor leaves the thread behind if it is still in a call

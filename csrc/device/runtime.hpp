@@ -8,6 +8,7 @@
 // assumed to progress on its own: a plan completes with all of a rank's streams being one queue.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,8 +91,10 @@ class Runtime {
   virtual std::unique_ptr<Gate> make_gate(int device) = 0;
   virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;
 
-  // Submits a copy. Either side is device memory or what device_address() gives of registered memory.
-  virtual void copy(Stream &stream, void *to, const void *from, size_t bytes) = 0;
+  // Submits a copy. Either side is device memory or what device_address() gives of registered memory. Where `cancelled` is set by the
+  // time it would run, it is skipped by runtimes that can, which are those whose streams may be held up for good.
+  virtual void copy(Stream &stream, void *to, const void *from, size_t bytes,
+                    const std::atomic<bool> *cancelled = nullptr) = 0;
 
   virtual void *allocate(int device, size_t bytes) = 0;  // Error(Resource) if there is none; aligned to 256 bytes
   virtual void release(int device, void *memory) noexcept = 0;

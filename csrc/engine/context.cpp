@@ -8,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "device/host.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -108,6 +109,18 @@ Context::~Context() {
 }
 
 // ---- links ---------------------------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<device::Stream> Context::host_stream() {
+  static std::mutex mutex;
+  static std::weak_ptr<device::Stream> the_stream;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<device::Stream> stream = the_stream.lock();
+  if (!stream || !stream->status().ok()) {
+    stream = device::host_runtime().make_stream(0, "host");
+    the_stream = stream;
+  }
+  return stream;
+}
 
 bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
                                   int streams, Deadline deadline) {

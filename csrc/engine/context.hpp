@@ -15,6 +15,7 @@
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
+#include "device/runtime.hpp"
 #include "engine/op.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
@@ -74,6 +75,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::shared_ptr<Member> member_at(uint32_t index) const;
   std::vector<std::shared_ptr<Member>> members() const;
   uint64_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  // The stream of the vendors' libraries that compute on the host: one for the process, while anybody has it.
+  static std::shared_ptr<device::Stream> host_stream();
 
   // Progress.
   bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }

@@ -26,7 +26,7 @@ struct CreditBody {
   uint64_t granted;
 };
 struct LeaveBody {
-  uint32_t member, epoch, rank, spare;
+  uint32_t member, epoch, rank, stage;
   uint64_t done;
 };
 struct QueryBody {
@@ -60,7 +60,8 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
       LeaveBody b;
       if (!take(body, b)) break;
       if (auto m = member_at(b.member); m && m->epoch() == b.epoch) {
-        m->peer_left(b.rank, b.done);
+        if (b.stage == 1) return m->peer_left_library(b.rank), true;
+        m->peer_left(b.rank, b.done, b.stage == 2);
       }  // and to those below: the member may be about to retire, and has looked already
       std::lock_guard lock(retired_mutex_);
       for (auto &r : retired_)

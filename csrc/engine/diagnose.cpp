@@ -148,11 +148,29 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
   }
 }
 
+// Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
+std::string Member::library_text(const Op &op, Code &code) noexcept {
+  const char *call = island_->doing();
+  const std::string in = fmt::format("{} is {}", island_family_, call ? fmt::format("in {}", call) : "in no call");
+  for (const int q : island_ranks_) {
+    if (q == rank_) continue;
+    Context::Answer a;
+    if (peers_[q].left.load(std::memory_order_acquire) ||
+        !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, 150, a) || a.entered < op.sequence ||
+        (a.known && a.digest != op.digest))
+      return fmt::format("{}; {}", in, culprit(op, q, code));
+  }
+  return in + ", and all ranks of its group have called it: the library is slow or stuck";
+}
+
 void Member::on_deadline(const Op &op) noexcept {
   const int first = op.is_p2p() ? (op.source >= 0 ? op.source : op.call.root) : op.blocked_on;
   Code code = Code::Timeout;
   std::string who;
-  if (first < 0 || first == rank_) who = op.is_p2p() ? "no rank has sent a message that matches" : "it waited for no rank";
+  if (first < 0 || first == rank_)
+    who = op.is_p2p()                                      ? "no rank has sent a message that matches"
+          : op.plan && !op.plan->device.empty() && island_ ? library_text(op, code)
+                                                           : "it waited for no rank";
   else who = culprit(op, first, code);
   fail(code, fmt::format("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
 }

@@ -13,14 +13,9 @@ using plan::StepKind;
 bool Member::start_plan(Op *op) noexcept {
   const plan::Plan &p = *op->plan;
   if (!all_done(last_ring_, op)) return false;
-  const uint64_t need = p.slots * p.slot_bytes;
-  if (need > ring_bytes_) {
+  if (!op->ring && p.slot_bytes > 0) {
     try {
-      const uint64_t bytes = std::max<uint64_t>(need, 256 * 1024);
-      const uint64_t offset = context_->arena().allocate_staging(bytes);
-      if (ring_offset_) old_rings_.push_back(ring_offset_);
-      ring_offset_ = offset;
-      ring_bytes_ = bytes;
+      op->ring = ring_for(p);
     } catch (const Error &e) {
       fail(e.code(), describe(*op) + ": " + e.text(), true);
       return false;
@@ -35,12 +30,46 @@ bool Member::start_plan(Op *op) noexcept {
   if (p.pairwise_sizes)
     for (int q = 0; q < world_; ++q)
       mail_->block(q, world_, cell_bytes_).store(op->operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
-  publish(op, ring_offset_);
+  publish(op, op->ring);
+  if (!p.device.empty()) island_->go(op->sequence);
   if (p.pairwise_sizes)
     for (int q = 0; q < world_; ++q)
       if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
   op->next_rank = 0;
   return true;
+}
+
+uint64_t Member::ring_for(const plan::Plan &p) {
+  const std::lock_guard lock(ring_mutex_);
+  if (const uint64_t need = p.slots * p.slot_bytes; need > ring_bytes_) {
+    const uint64_t bytes = std::max<uint64_t>(need, 256 * 1024);
+    const uint64_t offset = context_->arena().allocate_staging(bytes);
+    if (ring_offset_) old_rings_.push_back(ring_offset_);
+    ring_offset_ = offset;
+    ring_bytes_ = bytes;
+  }
+  return ring_offset_;
+}
+
+// A rank of its group that has not come is what a library waits for, where that can be seen from here.
+Member::Outcome Member::wait_for_device(Op *op) noexcept {
+  op->blocked_on = -1;
+  for (const int q : island_ranks_) {
+    if (q == rank_ || !peers_[q].mail) continue;
+    if (!check_peer(op, q)) break;
+    if (peers_[q].mail->description(op->sequence).sequence.load(std::memory_order_acquire) < op->sequence)
+      op->blocked_on = q;
+  }
+  island_sound(op);
+  return Outcome::Blocked;
+}
+
+// A failed call is noted before what comes after it on the stream is signalled.
+bool Member::island_sound(Op *op) noexcept {
+  if (!island_->failed()) return true;
+  const Status s = island_->status();
+  fail(s.code, describe(*op) + ": " + s.text, true);
+  return false;
 }
 
 bool Member::compare_sizes(Op *op) noexcept {
@@ -65,7 +94,7 @@ bool Member::compare_sizes(Op *op) noexcept {
 }
 
 std::byte *Member::ring_of(Op *op, int rank) noexcept {
-  if (rank < 0 || rank == rank_) return context_->arena().base() + ring_offset_;
+  if (rank < 0 || rank == rank_) return context_->arena().base() + op->ring;
   PeerRank &p = peers_[rank];
   if (p.ring_sequence != op->sequence) {
     const Description &d = p.mail->description(op->sequence);
@@ -90,6 +119,7 @@ std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept 
     case Memory::Input: return const_cast<std::byte *>(op->call.in) + offset;
     case Memory::Output: return op->call.out + offset;
     case Memory::Scratch: return scratch_.data() + offset;
+    case Memory::Device: return nullptr;  // the device list alone has it
     case Memory::Ring: break;
   }
   std::byte *ring = ring_of(op, span.rank);
@@ -125,6 +155,12 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
       op->blocked_on = static_cast<int>(op->next_rank);
       return Outcome::Blocked;
     }
+  if (p.device.empty()) return Outcome::Ended;
+  if (!island_->ended(op->sequence)) return wait_for_device(op);
+  if (!island_sound(op)) return Outcome::Blocked;
+  // The library compares nothing: whoever came with something else shows here, or did before.
+  for (const int q : island_ranks_)
+    if (q != rank_ && !check_peer(op, q)) return Outcome::Blocked;
   return Outcome::Ended;
 }
 
@@ -143,6 +179,10 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       const int64_t v = step.mul * c + step.add;
       if (v <= 0) return Outcome::Moved;
       const uint64_t want = (op->sequence << plan::kValueBits) + static_cast<uint64_t>(v);
+      if (step.counter >= plan::kCounters) {
+        if (island_->posted(step.counter) < want) return wait_for_device(op);
+        return island_sound(op) ? Outcome::Moved : Outcome::Blocked;
+      }
       if (peers_[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
         op->blocked_on = step.peer;
         return Outcome::Blocked;
@@ -151,6 +191,10 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     }
     case StepKind::Post: {
       const int64_t v = step.mul * c + step.add;
+      if (step.counter >= plan::kCounters) {
+        island_->ready((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v));
+        return Outcome::Moved;
+      }
       mail_->counters[step.counter].value.store((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v),
                                                 std::memory_order_release);
       for (int q = 0; q < world_; ++q)
@@ -191,7 +235,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     }
     case StepKind::Ccl: break;
   }
-  fail(Code::Internal, fmt::format("{}: the plan has a step that host ranks cannot run", describe(*op)), true);
+  fail(Code::Internal, fmt::format("{}: the plan has a step that the host cannot run", describe(*op)), true);
   return Outcome::Blocked;
 }
 

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/clock.hpp"
@@ -11,7 +12,8 @@ namespace isthmus::engine {
 namespace {
 
 std::atomic<int (*)()> interrupt_check{nullptr};
-thread_local const Op *awaited_here = nullptr;  // by this thread, in wait()
+thread_local const Op *awaited_here = nullptr;     // by this thread, in wait()
+thread_local const Member *driven_here = nullptr;  // whose operations this thread drives, holding its exec flag
 
 }  // namespace
 
@@ -41,10 +43,19 @@ Member::Member(MemberSetup s)
     p.credit_given = credit_window_;
   }
   inline_op_.inline_op = true;
+  if (s.island.communicator) {
+    island_family_ = s.island.library->family();
+    island_ranks_ = s.island.ranks;
+    island_ = std::make_unique<Island>(
+        std::move(s.island), [](void *context) { static_cast<Context *>(context)->wake(); }, context_.get());
+  }
 }
 
 Member::~Member() {
-  if (bootstrap::forked()) return;  // the parent's memory
+  if (bootstrap::forked()) {  // the parent's memory, and its threads
+    (void)island_.release();
+    return;
+  }
   for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
 }
 
@@ -78,14 +89,55 @@ void Member::submit(Op *op) noexcept {
   switch (op->call.collective) {
     case plan::Collective::Send: start_send(op); break;
     case plan::Collective::Recv: start_recv(op); break;
-    default:
-      queue_lock_.lock();
-      op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-      (tail_ ? tail_->queue_next : head_) = op;
-      tail_ = op;
-      queue_lock_.unlock();
+    default: island_ ? submit_to_island(op) : enqueue(op);
   }
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
+}
+
+void Member::enqueue(Op *op) noexcept {
+  queue_lock_.lock();
+  op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  (tail_ ? tail_->queue_next : head_) = op;
+  tail_ = op;
+  queue_lock_.unlock();
+}
+
+// The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
+// progress thread does for this and earlier operations.
+void Member::submit_to_island(Op *op) noexcept {
+  const std::lock_guard order(island_mutex_);
+  const std::shared_ptr<const plan::Plan> plan = op->plan;
+  if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
+  if (!plan || plan->device.empty()) {
+    enqueue(op);
+    behind_host_ = true;
+    return;
+  }
+  try {
+    op->ring = ring_for(*plan);
+    enqueue(op);
+    context_->activate(*this);
+    island_->submit(*op, context_->arena().base() + op->ring, std::exchange(behind_host_, false));
+  } catch (const Error &e) {
+    const bool begun = op->sequence != 0;
+    if (!begun) enqueue(op);
+    fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
+    if (begun) island_->finish(op->sequence);
+  }
+}
+
+bool Member::island_settled() noexcept {
+  if (!island_) return true;
+  island_->abort();  // first: whoever submits may wait for room behind a gate
+  const std::unique_lock order(island_mutex_, std::try_to_lock);
+  if (!order.owns_lock()) return false;
+  const uint64_t entered = entered_.load(std::memory_order_acquire);
+  const bool alone = std::any_of(island_ranks_.begin(), island_ranks_.end(), [&](int q) {
+    const PeerRank &p = peers_[q];
+    return q != rank_ && ((p.process && p.process->lost.load()) || p.left.load() || !p.mail ||
+                          p.mail->description(entered).sequence.load(std::memory_order_acquire) < entered);
+  });
+  return island_->settled(now_ns(), alone);
 }
 
 void Member::run(Op *op) noexcept {
@@ -113,10 +165,11 @@ bool Member::drive_operations() noexcept {
     return false;
   }
   if (!exec_.test_and_set(std::memory_order_acquire)) {
+    const Member *const outer = std::exchange(driven_here, this);  // a callback may drive another member
     for (;;) {
       if (failed()) {
         const Status why = failure();
-        if (pending_.load(std::memory_order_acquire) != 0) {
+        if (pending_.load(std::memory_order_acquire) != 0 && island_settled()) {
           // Nothing of ours may touch user memory once an operation has ended: first the links forget us. Whoever saw no failure
           // under the match lock has posted what it was about to post once we have had that lock.
           { const std::lock_guard posted(match_lock_); }
@@ -156,6 +209,7 @@ bool Member::drive_operations() noexcept {
           if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
       end_op(op, Code::Ok, {});
     }
+    driven_here = outer;
     exec_.clear(std::memory_order_release);
   }
   return moved;
@@ -329,14 +383,72 @@ void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const c
 void Member::link_broken(const link::Link *link, const std::string &why) noexcept {
   if (failed()) return;
   for (int q = 0; q < world_; ++q) {
-    if (peers_[q].link != link || !peers_[q].process || peers_[q].left.load(std::memory_order_acquire)) continue;
+    if (peers_[q].link != link || !peers_[q].process) continue;
+    if (peers_[q].left.load(
+            std::memory_order_acquire)) {  // it has closed the connection; all it had to say should have come before
+      if (waiting_on_.load(std::memory_order_relaxed) != q) continue;
+      return fail(Code::PeerLost,
+                  fmt::format("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
+                              rank_text(q), why),
+                  true);
+    }
     peer_lost(*peers_[q].process, fmt::format("its data connection broke ({})", why), "is cut off");
     return;
   }
 }
 
-void Member::peer_left(uint32_t rank, uint64_t done) noexcept {
+// stage 0: it leaves; 2: the same, after a failure; 1: its part of the library's communicator has ended.
+void Member::say_leave(int rank, uint32_t stage) noexcept {
+  struct {
+    uint32_t member, epoch, rank, stage;
+    uint64_t done;
+  } const body{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), stage, done_.load(std::memory_order_acquire)};
+  context_->control(peers_[rank].process, Control::Leave, std::as_bytes(std::span(&body, 1)));
+}
+
+void Member::peer_left_library(uint32_t rank) noexcept {
   if (rank >= static_cast<uint32_t>(world_)) return;
+  peers_[rank].left_library.store(true, std::memory_order_release);
+  context_->wake();
+}
+
+// A library may need all ranks of a group, and first of all the process that made its id, to end a communicator; oneCCL ends a process
+// that comes late. So it is ended where all come at nearly the same time, the maker of the id last; else it is left as it is.
+void Member::leave_library(bool broken) noexcept {
+  constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
+  // The thread that drives may look at the island just now, and one that submits.
+  const bool here = driven_here == this;  // in a callback of an operation that this thread has ended
+  while (!here && exec_.test_and_set(std::memory_order_acquire)) ::sched_yield();
+  std::unique_ptr<Island> island;
+  {
+    const std::lock_guard order(island_mutex_);
+    island = std::move(island_);
+  }
+  if (!here) exec_.clear(std::memory_order_release);
+  const int maker = island_ranks_[0];
+  const auto others = [&](auto holds) {
+    return std::all_of(island_ranks_.begin(), island_ranks_.end(), [&](int q) { return q == rank_ || holds(peers_[q]); });
+  };
+  const auto alive = [&] {
+    return others([](const PeerRank &p) { return (!p.process || !p.process->lost.load()) && !p.left_broken.load(); });
+  };
+  const auto wait = [&](std::atomic<bool> PeerRank::*flag, int64_t ns) {
+    const auto come = [&] { return others([&](const PeerRank &p) { return (p.*flag).load(std::memory_order_acquire); }); };
+    for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
+      context_->sleep(false, 5'000'000, come);
+    return come() && alive();
+  };
+  bool together = !broken && wait(&PeerRank::left, kTogether);
+  if (rank_ == maker) together = together && wait(&PeerRank::left_library, kLast);
+  else together = together && now_ns() - peers_[maker].left_ns.load() < kTogether;
+  if (!together) island->abort();
+  island.reset();
+  if (together && rank_ != maker) say_leave(maker, 1);
+}
+
+void Member::peer_left(uint32_t rank, uint64_t done, bool broken) noexcept {
+  if (rank >= static_cast<uint32_t>(world_)) return;
+  peers_[rank].left_broken.store(broken, std::memory_order_relaxed);
   peers_[rank].left_done.store(done, std::memory_order_relaxed);
   peers_[rank].left_ns.store(now_ns(), std::memory_order_relaxed);
   peers_[rank].left.store(true, std::memory_order_release);
@@ -355,21 +467,16 @@ void Member::leave(int64_t until_ns) noexcept {
     const Status why = failure();
     flood(why.code, why.text);
   }
+  const bool broken = failed() || has_work();
   fail(Code::Aborted, fmt::format("the communicator was destroyed on rank {}", rank_), has_work());
   while (has_work()) {
     if (!drive()) ::sched_yield();
   }
-  const uint64_t last = done_.load(std::memory_order_acquire);
   // A peer may be inside an operation that failed here: it reads our slots until it has ended it too, or has left.
   const uint64_t entered = entered_.load(std::memory_order_acquire);
-  for (int q = 0; q < world_; ++q) {
-    if (q == rank_) continue;
-    struct {
-      uint32_t member, epoch, rank, spare;
-      uint64_t done;
-    } body{peers_[q].their_index, epoch_, static_cast<uint32_t>(rank_), 0, last};
-    context_->control(peers_[q].process, Control::Leave, std::as_bytes(std::span(&body, 1)));
-  }
+  for (int q = 0; q < world_; ++q)
+    if (q != rank_) say_leave(q, broken ? 2 : 0);
+  if (island_) leave_library(broken);
   // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
   struct Reader {
     int rank;
@@ -380,6 +487,7 @@ void Member::leave(int64_t until_ns) noexcept {
   for (int q = 0; q < world_; ++q)
     if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail});
   Context *context = context_.get();
+  const std::lock_guard ring_lock(ring_mutex_);
   std::vector<uint64_t> rings = std::move(old_rings_);
   old_rings_.clear();
   if (ring_offset_) rings.push_back(ring_offset_);
@@ -451,8 +559,14 @@ std::string Member::describe(const Op &op) const {
   std::string progress;
   if (op.plan && op.chunks > 1) progress = fmt::format(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
   return fmt::format("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
-                     describe(what, c.bytes), rank_, name_, op.plan && op.plan->uses_links ? "tcp" : "shared memory",
-                     progress);
+                     describe(what, c.bytes), rank_, name_, path_text(op), progress);
+}
+
+std::string Member::path_text(const Op &op) const {
+  if (!op.plan) return "shared memory";
+  const std::string bridge = op.plan->uses_links && !topology_.flat ? "tcp" : "shared memory";
+  if (op.plan->device.empty()) return bridge;
+  return op.plan->host.empty() ? island_family_ : island_family_ + " and " + bridge;
 }
 
 std::string Member::about(const Op &op, const std::string &text) const {

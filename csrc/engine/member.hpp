@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/context.hpp"
+#include "engine/island.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
 #include "reduce/reduce.hpp"
@@ -25,9 +26,11 @@ struct PeerRank {                      // what this member knows of one rank
   std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
   Mailbox *mail = nullptr;
   Doorbell *bell = nullptr;
-  link::Link *link = nullptr;     // for frames
-  uint32_t their_index = 0;       // of the communicator in that process
-  std::atomic<bool> left{false};  // it destroyed its side
+  link::Link *link = nullptr;             // for frames
+  uint32_t their_index = 0;               // of the communicator in that process
+  std::atomic<bool> left{false};          // it destroyed its side
+  std::atomic<bool> left_broken{false};   // and its side had failed
+  std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
   // plan data towards the peer (exec) and from it (match lock, but for `credit`)
@@ -79,6 +82,7 @@ struct MemberSetup {
   std::string name;
   uint64_t mailbox_offset = 0;
   uint64_t cell_bytes = 0, credit_window = 0;
+  IslandSetup island;  // with a communicator where a library serves this rank
 };
 
 class Member : public std::enable_shared_from_this<Member> {
@@ -89,6 +93,7 @@ class Member : public std::enable_shared_from_this<Member> {
   Member &operator=(const Member &) = delete;
 
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
+  // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
   int rank() const noexcept { return rank_; }
   int world() const noexcept { return world_; }
@@ -126,7 +131,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void credit(uint32_t rank, uint64_t granted) noexcept;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  void peer_left(uint32_t rank, uint64_t done) noexcept;
+  void peer_left(uint32_t rank, uint64_t done, bool broken) noexcept;
+  void peer_left_library(uint32_t rank) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
@@ -148,6 +154,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void consume_cells(Op *op) noexcept;
   Outcome run_plan(Op *op) noexcept;  // executor.cpp
   Outcome run_step(Op *op, const plan::Step &step, uint32_t c) noexcept;
+  bool island_sound(Op *op) noexcept;                 // false: the library has failed, and so has the member
+  Outcome wait_for_device(Op *op) noexcept;           // Blocked, having looked whether it goes on at all
   bool all_done(uint64_t sequence, Op *op) noexcept;  // every peer in memory has ended `sequence`
   bool start_plan(Op *op) noexcept;
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
@@ -156,6 +164,12 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
+  uint64_t ring_for(const plan::Plan &p);  // the offset of a ring that is large enough; throws Error(Resource)
+  void enqueue(Op *op) noexcept;
+  void submit_to_island(Op *op) noexcept;
+  void say_leave(int rank, uint32_t stage) noexcept;
+  void leave_library(bool broken) noexcept;
+  bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
   void flood(Code code, const std::string &text) noexcept;
@@ -178,7 +192,9 @@ class Member : public std::enable_shared_from_this<Member> {
   void on_deadline(const Op &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
   std::string culprit(const Op &op, int first, Code &code) noexcept;
+  std::string library_text(const Op &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
+  std::string path_text(const Op &op) const;
   std::string about(const Op &op, const std::string &text) const;  // the text, which begins with what the operation is
 
   std::shared_ptr<Context> context_;
@@ -198,12 +214,22 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic_flag exec_;
   std::vector<reduce::Source> sources_;
   std::vector<std::byte> scratch_;
-  uint64_t ring_offset_ = 0, ring_bytes_ = 0;
-  std::vector<uint64_t> old_rings_;
   uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
   uint64_t seen_by_all_ = 0;  // every peer has ended this operation, as far as known
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
+
+  // ring lock
+  std::mutex ring_mutex_;
+  uint64_t ring_offset_ = 0, ring_bytes_ = 0;
+  std::vector<uint64_t> old_rings_;
+
+  // The device side, or null. The island mutex orders submissions: sequence numbers rise as the stream's work does.
+  std::unique_ptr<Island> island_;
+  std::string island_family_;
+  std::vector<int> island_ranks_;  // that the library serves with this one
+  std::mutex island_mutex_;
+  bool behind_host_ = true;  // the last operation submitted had no device work
 
   // queue lock
   mutable link::SpinLock queue_lock_;

@@ -55,6 +55,7 @@ struct Op {
   uint32_t t = 0, chunks = 0, stage = 0, step = 0;
   bool receiving = false;   // the current Recv step has been posted
   int32_t blocked_on = -1;  // rank that the last try waited for
+  uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
 
   // Point to point.
   link::Outgoing out;

@@ -19,6 +19,9 @@ constexpr size_t kBuffer = 64 + 8 * 1024;  // one read takes a header and a smal
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
 
+constexpr int64_t kOthers = 500'000'000;      // how long the other streams may be silent once one has ended
+constexpr int64_t kLongest = 10'000'000'000;  // and how long they may go on at all
+
 }  // namespace
 
 struct TcpLink::Stream {
@@ -30,7 +33,9 @@ struct TcpLink::Stream {
   uint64_t sent = 0;  // of header and payload
   bool writing = false;
   std::vector<std::byte>
-      rest;  // the operation was cancelled: a copy of what is still to be sent, so that the frame stays whole
+      rest;           // the operation was cancelled: a copy of what is still to be sent, so that the frame stays whole
+  bool mute = false;  // nothing can be written to it any more
+  std::atomic<bool> over{false};  // nothing more comes from it; read by sleepers
   std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
   // reading
   std::byte buffer[kBuffer];
@@ -79,7 +84,7 @@ bool TcpLink::next_piece(Stream &s, bool first) {
   return true;
 }
 
-bool TcpLink::write_stream(Stream &s, bool first, FrameSink &sink) {
+bool TcpLink::write_stream(Stream &s, bool first) {
   bool moved = false;
   size_t burst = 0;
   s.full.store(false, std::memory_order_relaxed);
@@ -101,7 +106,8 @@ bool TcpLink::write_stream(Stream &s, bool first, FrameSink &sink) {
         s.full.store(true, std::memory_order_relaxed);
         break;
       }
-      die(sink, system_text("send", errno));
+      s.mute = true;  // what the peer sent before is still to be read
+      note_end(system_text("send", errno));
       return moved;
     }
     moved = true;
@@ -134,11 +140,11 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
         }
         const size_t room = kBuffer - s.end;
         const ssize_t n = ::recv(s.socket.get(), s.buffer + s.end, room, MSG_DONTWAIT);
-        if (n == 0) return die(sink, "the peer closed the connection"), moved;
+        if (n == 0) return lose(s, "the peer closed the connection"), moved;
         if (n < 0) {
           if (errno == EINTR) continue;
           if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
-          return die(sink, system_text("recv", errno)), moved;
+          return lose(s, system_text("recv", errno)), moved;
         }
         drained = static_cast<size_t>(n) < room;
         s.end += static_cast<size_t>(n);
@@ -179,11 +185,11 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
       // A drained payload goes through the buffer; anything else straight to where it belongs.
       const size_t want = s.to ? s.left : std::min<size_t>(s.left, kBuffer);
       const ssize_t n = ::recv(s.socket.get(), s.to ? s.to : s.buffer, want, MSG_DONTWAIT);
-      if (n == 0) return die(sink, "the peer closed the connection"), moved;
+      if (n == 0) return lose(s, "the peer closed the connection"), moved;
       if (n < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
-        return die(sink, system_text("recv", errno)), moved;
+        return lose(s, system_text("recv", errno)), moved;
       }
       moved = true;
       burst += static_cast<size_t>(n);
@@ -201,11 +207,31 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
 bool TcpLink::progress(FrameSink &sink) {
   if (dead_.load(std::memory_order_relaxed)) return false;
   bool moved = false;
+  for (size_t i = 0; i < streams_.size(); ++i)
+    if (!streams_[i]->over && !streams_[i]->mute) moved |= write_stream(*streams_[i], i == 0);
   for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
-    moved |= write_stream(*streams_[i], i == 0, sink);
-  for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
-    moved |= read_stream(*streams_[i], sink);
+    if (!streams_[i]->over) moved |= read_stream(*streams_[i], sink);
+  if (end_ns_ == 0 || dead_.load(std::memory_order_relaxed)) return moved;
+  // A peer that has said all it had to say closes its streams at once, but they are read one after another.
+  const int64_t now = now_ns();
+  if (moved) end_ns_ = now;
+  const bool all =
+      std::all_of(streams_.begin(), streams_.end(), [](const auto &s) { return s->over.load(std::memory_order_relaxed); });
+  if (all || now - end_ns_ > kOthers || now - first_end_ns_ > kLongest) die(sink, end_text_);
   return moved;
+}
+
+void TcpLink::note_end(std::string why) {
+  if (end_ns_ == 0) {
+    end_text_ = std::move(why);
+    first_end_ns_ = now_ns();
+  }
+  end_ns_ = now_ns();
+}
+
+void TcpLink::lose(Stream &s, std::string why) {
+  s.over = true;
+  note_end(std::move(why));
 }
 
 void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) {
@@ -255,9 +281,11 @@ bool TcpLink::idle() const noexcept {
 
 void TcpLink::descriptors(std::vector<pollfd> &fds) const {
   if (dead_.load(std::memory_order_relaxed)) return;
-  for (const auto &s : streams_)
+  for (const auto &s : streams_) {
+    if (s->over.load(std::memory_order_relaxed)) continue;
     fds.push_back(
         {s->socket.get(), static_cast<short>(POLLIN | (s->full.load(std::memory_order_relaxed) ? POLLOUT : 0)), 0});
+  }
 }
 
 }  // namespace isthmus::link

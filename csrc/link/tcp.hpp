@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/handles.hpp"
 #include "link/frame.hpp"
@@ -25,14 +26,19 @@ class TcpLink final : public Link {
 
  private:
   struct Stream;
-  bool write_stream(Stream &s, bool first, FrameSink &sink);
+  bool write_stream(Stream &s, bool first);
   bool read_stream(Stream &s, FrameSink &sink);
   bool next_piece(Stream &s, bool first);
+  void lose(Stream &s, std::string why);  // it has ended; what came by the others is still to be read
+  void note_end(std::string why);
   void die(FrameSink &sink, const std::string &why);
 
   std::vector<std::unique_ptr<Stream>> streams_;
   OutQueue ordered_, bulk_;
   std::atomic<bool> dead_{false};
+  int64_t first_end_ns_ = 0;
+  int64_t end_ns_ = 0;  // when the first stream ended or the last byte came after that; 0: all are well
+  std::string end_text_;
   std::atomic<uint32_t> writing_{0};  // streams with a piece half written
 };
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
+#include "ccl/oneccl.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -41,6 +42,17 @@ std::string dump_json(comm::Communicator &comm) {
   return out.dump(1);
 }
 
+std::string libraries_json(const Settings &settings) {
+  nlohmann::ordered_json one{{"family", "oneccl"}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};
+  try {
+    const auto library = ccl::open_oneccl(settings.text(Setting::CclLibrary), false);
+    one["found"] = true;
+    one["version"] = library->version();
+    one["path"] = library->path();
+  } catch (const Error &e) { one["text"] = e.text(); }
+  return nlohmann::ordered_json::array({one}).dump(1);
+}
+
 std::string context_json() {
   nlohmann::ordered_json out{{"active", false}, {"simd", reduce::target()}};
   if (const auto c = engine::Context::current()) {
@@ -48,6 +60,7 @@ std::string context_json() {
     out = {{"active", true},
            {"simd", reduce::target()},
            {"threads", s.threads},
+           {"abandoned_threads", device::abandoned_threads()},
            {"descriptors", s.descriptors},
            {"peers", s.peers},
            {"links", s.links},
@@ -60,7 +73,7 @@ std::string context_json() {
 }
 
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop) {
-  auto out = nlohmann::ordered_json::parse(plan::explain_json(plan, comm.member().topology()));
+  auto out = nlohmann::ordered_json::parse(plan::explain_json(plan, comm.topology()));
   out["path"] = one_hop ? "one hop" : "plan";
   if (one_hop)
     out["text"] = fmt::format(

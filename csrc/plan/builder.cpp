@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.hpp"
 
@@ -27,8 +28,10 @@ std::vector<Range> complement(uint64_t length, std::vector<Range> holes) {
 }
 
 Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks.size()) {
+  for (const auto &g : t.groups) library.push_back(!g.ccl.empty());
   if (t.flat) {
     members.emplace_back();
+    library.assign(1, false);
     for (const auto &g : t.groups) {
       members[0].insert(members[0].end(), g.ranks.begin(), g.ranks.end());
       fold_ends.push_back(static_cast<uint32_t>(members[0].size()));
@@ -57,6 +60,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       members(all.members[cluster]),
       count(members.size()),
       others(all.members.size() - 1),
+      library(all.library[cluster]),
       varying(is_varying(p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {
@@ -91,6 +95,45 @@ void Builder::choose_chunk(uint64_t regions) {
   plan.slots = std::min(slots, plan.chunks);
 }
 
+bool Builder::libraries() const noexcept {
+  return std::find(clusters.library.begin(), clusters.library.end(), true) != clusters.library.end();
+}
+
+void Builder::choose_island_chunk(uint64_t regions) {
+  const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
+  size_t multiple = 1;
+  for (size_t g = 0; g < clusters.members.size(); ++g)
+    if (clusters.library[g]) multiple = std::lcm(multiple, clusters.size(g));
+  const uint64_t unit = kLine * multiple;
+  // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
+  const uint64_t target = std::clamp(request.bytes / 64, lines(8 * request.chunk_bytes), lines(16 * request.chunk_bytes));
+  const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
+  const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
+  plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;
+  plan.chunks = static_cast<uint32_t>(std::max<uint64_t>((request.bytes + plan.chunk - 1) / plan.chunk, 1));
+  if (plan.chunks >= (uint64_t{1} << kValueBits) - 64)
+    fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
+         collective_name(request.collective), request.bytes, plan.chunks, plan.chunk);
+  const uint32_t slots = std::clamp<uint32_t>(request.max_slots, kLeastIslandSlots, 64);
+  depth = plan.chunks <= slots ? 63 : slots - 1;
+  plan.slots = std::min(slots, plan.chunks);
+}
+
+std::vector<int> Builder::outside() const {
+  std::vector<int> out;
+  for (size_t h = 0; h <= others; ++h)
+    if (h != cluster) out.insert(out.end(), clusters.members[h].begin(), clusters.members[h].end());
+  return out;
+}
+
+// My place among the ranks outside of that cluster: the ranks before me, without its own if they come first.
+int Builder::taker(size_t other) const {
+  size_t place = position;
+  for (size_t h = 0; h < cluster; ++h)
+    if (h != other) place += clusters.size(h);
+  return at(other, place % clusters.size(other));
+}
+
 Span Builder::input(uint32_t block, uint64_t at) { return {Memory::Input, -1, block, at, 0, false}; }
 Span Builder::output(uint32_t block, uint64_t at) { return {Memory::Output, -1, block, at, 0, false}; }
 Span Builder::ring(int owner, uint64_t at) const { return {Memory::Ring, owner == rank ? -1 : owner, 0, at, 0, false}; }
@@ -103,6 +146,12 @@ Span Builder::user(Span s) const {
 
 Extent Builder::extent(Memory of, uint32_t block, Range r) const { return {of, block, r.begin, plan.chunk, r.size()}; }
 
+Span Builder::device(uint64_t at) { return {Memory::Device, -1, 0, at, 0, false}; }
+uint64_t Builder::need_device(uint64_t bytes) {
+  const uint64_t at = plan.device_bytes;
+  plan.device_bytes += (bytes + kLine - 1) / kLine * kLine;
+  return at;
+}
 uint64_t Builder::need_scratch(uint64_t bytes) {
   const uint64_t at = plan.scratch_stride;
   plan.scratch_stride += (bytes + kLine - 1) / kLine * kLine;
@@ -111,10 +160,15 @@ uint64_t Builder::need_scratch(uint64_t bytes) {
 void Builder::need_ring(uint64_t bytes) { plan.slot_bytes = std::max(plan.slot_bytes, bytes); }
 
 void Builder::stage(const char *name, uint32_t skew) {
+  on_device_ = false;
   plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
 }
+void Builder::device_stage(const char *name, uint32_t skew) {
+  on_device_ = true;
+  plan.device.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
+}
 Step &Builder::step(StepKind kind) {
-  ++plan.host.back().steps;
+  ++(on_device_ ? plan.device : plan.host).back().steps;
   plan.steps.emplace_back().kind = kind;
   return plan.steps.back();
 }
@@ -185,39 +239,56 @@ void Builder::recv_token(int peer, Extent e, Span to) {
   plan.steps.back().token = true;
 }
 
-void Builder::post(Counter counter) {
+void Builder::call(IslandCall call, When when, const Extent &e, Span from, Span to, int root) {
+  if (e.length == 0 || (when == When::PartChunk && request.bytes % plan.chunk == 0) ||
+      (when == When::FullChunk && request.bytes < plan.chunk))
+    return;
+  Step &s = step(StepKind::Ccl);
+  s.call = call;
+  s.when = when;
+  s.peer = root;
+  s.extent = e;
+  s.dst = user(to);
+  s.source = static_cast<uint32_t>(plan.sources.size());
+  s.sources = 1;
+  plan.sources.push_back(user(from));
+}
+
+void Builder::post(uint8_t counter) {
   Step &s = step(StepKind::Post);
   s.counter = counter;
   s.mul = 1;
   s.add = 1;
 }
-void Builder::wait(int peer, Counter counter) {
+void Builder::wait(int peer, uint8_t counter) {
   Step &s = step(StepKind::Wait);
   s.peer = peer;
   s.counter = counter;
   s.mul = 1;
   s.add = 1;
 }
-void Builder::wait(int peer, Counter counter, const Extent &guard) {
+void Builder::wait(int peer, uint8_t counter, const Extent &guard) {
   if (guard.length == 0) return;
   wait(peer, counter);
   plan.steps.back().guarded = true;
   plan.steps.back().extent = guard;
 }
-void Builder::wait_reuse(int peer, Counter counter) {
+void Builder::wait_reuse(int peer, uint8_t counter) {
   if (!reuses()) return;
   wait(peer, counter);
   plan.steps.back().add = 1 - static_cast<int64_t>(plan.slots);
 }
-void Builder::wait_reuse(int peer, Counter counter, const Extent &guard) {
+void Builder::wait_reuse(int peer, uint8_t counter, const Extent &guard) {
   if (!reuses() || guard.length == 0) return;
   wait(peer, counter, guard);
   plan.steps.back().add = 1 - static_cast<int64_t>(plan.slots);
 }
 
 void Builder::finish() {
-  std::erase_if(plan.host, [](const Stage &s) { return s.steps == 0; });
-  for (const Stage &s : plan.host) plan.max_skew = std::max(plan.max_skew, s.skew);
+  for (auto *list : {&plan.host, &plan.device}) {
+    std::erase_if(*list, [](const Stage &s) { return s.steps == 0; });
+    for (const Stage &s : *list) plan.max_skew = std::max(plan.max_skew, s.skew);
+  }
   for (const Step &s : plan.steps) plan.uses_links = plan.uses_links || s.kind == StepKind::Send || s.kind == StepKind::Recv;
   if (plan.slot_bytes == 0 && plan.scratch_stride == 0) plan.slots = 0;
 }

@@ -8,7 +8,8 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr const char *kCounterNames[kCounters] = {"copied in", "reduced", "consumed", "spare"};
+constexpr const char *kCounterNames[kCounters + kLocalCounters] = {"copied in", "reduced", "consumed", "spare",
+                                                                   "staged",    "taken",   "ready"};
 
 std::string size_text(uint64_t bytes) {
   if (bytes >= 10u << 20) return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
@@ -37,6 +38,7 @@ const char *memory_text(const Span &s) {
     case Memory::Output: return "output";
     case Memory::Ring: return s.rank < 0 ? "own slot" : "slot";
     case Memory::Scratch: return "scratch";
+    case Memory::Device: return "device scratch";
   }
   return "";
 }
@@ -52,11 +54,12 @@ uint64_t wire_bytes(const Plan &p, const Step &s) { return s.extent.length * (s.
 bool same_phrase(const Plan &p, const Step &a, const Step &b) {
   if (a.kind != b.kind || a.counter != b.counter || a.partial != b.partial || a.token != b.token || a.add != b.add)
     return false;
+  if (a.kind == StepKind::Ccl && (a.call != b.call || a.when != b.when || a.when != When::PartChunk)) return false;
   if (a.kind != StepKind::Move) return a.kind != StepKind::Post;
   return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
 }
 
-std::string phrase(const Plan &p, uint32_t from, uint32_t to) {
+std::string phrase(const Plan &p, const std::string &library, uint32_t from, uint32_t to) {
   const Step &s = p.steps[from];
   std::vector<int> peers;
   uint64_t bytes = 0;
@@ -82,20 +85,30 @@ std::string phrase(const Plan &p, uint32_t from, uint32_t to) {
     case StepKind::Recv: return fmt::format("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
     case StepKind::Post: return fmt::format("post {}", kCounterNames[s.counter]);
     case StepKind::Wait:
+      if (s.counter >= kCounters) return fmt::format("wait for {}", kCounterNames[s.counter]);
       return s.add > 0
                  ? fmt::format("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
                  : fmt::format("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
-    case StepKind::Ccl: return "island library call";
+    case StepKind::Ccl: {
+      const bool pieces = to - from > 1 || s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
+      return fmt::format("{} {} of {}{}{}", library, island_call_name(s.call), size_text(bytes),
+                         to - from > 1 ? fmt::format(", {} calls", to - from)
+                         : pieces      ? fmt::format(", root {} of the group", s.peer)
+                                       : "",
+                         s.when == When::FullChunk   ? " (full chunks)"
+                         : s.when == When::PartChunk ? " (a shorter last chunk)"
+                                                     : "");
+    }
   }
   return "";
 }
 
-std::vector<std::string> phrases(const Plan &p, const Stage &stage) {
+std::vector<std::string> phrases(const Plan &p, const std::string &library, const Stage &stage) {
   std::vector<std::string> out;
   for (uint32_t i = stage.step; i < stage.step + stage.steps;) {
     uint32_t j = i + 1;
     while (j < stage.step + stage.steps && same_phrase(p, p.steps[i], p.steps[j])) ++j;
-    out.push_back(phrase(p, i, j));
+    out.push_back(phrase(p, library, i, j));
     i = j;
   }
   return out;
@@ -116,6 +129,18 @@ Volume volume_of(const Plan &p, const Stage &stage) {
   return v;
 }
 
+// The family of the library that serves this rank, or empty.
+std::string library_of(const Plan &p, const topology::Topology &t) {
+  return t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ccl;
+}
+
+std::string bridged_text(const Plan &p, const topology::Topology &t) {
+  const std::string library = library_of(p, t);
+  return fmt::format("bridged: {} groups, mine has {} ranks{}", t.groups.size(),
+                     t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
+                     library.empty() ? "" : ", served by " + library);
+}
+
 std::string heading(const Plan &p, const topology::Topology &t) {
   const Request &r = p.request;
   std::string text = fmt::format("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
@@ -124,14 +149,14 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                                      : fmt::format(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
                                                    is_reduction(r.collective) ? fmt::format(", {}", redop_name(r.op)) : "");
   if (has_root(r.collective)) text += fmt::format(", root {}", r.root);
-  text +=
-      fmt::format("\n  path    {}\n",
-                  t.flat ? fmt::format("flat: {} ranks share memory", p.world)
-                         : fmt::format("bridged: {} groups, mine has {} ranks", t.groups.size(),
-                                       t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size()));
+  text += fmt::format("\n  path    {}\n", t.flat ? fmt::format("flat: {} ranks share memory", p.world)
+                                          : t.groups.size() == 1
+                                              ? fmt::format("island: {} serves all {} ranks", library_of(p, t), p.world)
+                                              : bridged_text(p, t));
   text += is_varying(r.collective) ? fmt::format("  chunks  of {}", size_text(p.chunk))
                                    : fmt::format("  chunks  {} of {}", p.chunks, size_text(p.chunk));
   if (p.slot_bytes) text += fmt::format(", {} slots of {}", p.slots, size_text(p.slot_bytes));
+  if (p.device_bytes) text += fmt::format(", {} on the device", size_text(p.device_bytes));
   if (p.scratch_stride) text += fmt::format(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
   return text + fmt::format("\n  digest  {:016x}\n", p.digest);
 }
@@ -143,7 +168,7 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
   std::string text =
       fmt::format("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
                   size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
-  if (!t.flat && p.request.collective == Collective::AllReduce)
+  if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce)
     text += fmt::format("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
                         size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
                         size_text(p.request.bytes));
@@ -152,29 +177,35 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
 
 }  // namespace
 
-std::string explain(const Plan &plan, const topology::Topology &t) {
+std::string explain(const Plan &plan, const topology::Topology &whole) {
+  const topology::Topology t = planned_on(whole, plan.request);
   std::string text = heading(plan, t);
   Volume total;
-  if (plan.host.empty()) text += "  nothing to do\n";
-  for (const Stage &stage : plan.host) {
-    bool first = true;
-    for (const std::string &line : phrases(plan, stage)) {
-      text += fmt::format("  {:12} {}\n",
-                          first ? fmt::format("{} t{}", stage.name, stage.skew ? fmt::format("-{}", stage.skew) : "") : "",
-                          line);
-      first = false;
+  if (plan.host.empty() && plan.device.empty()) text += "  nothing to do\n";
+  for (const auto *list : {&plan.device, &plan.host}) {
+    if (!plan.device.empty() && !list->empty()) text += list == &plan.device ? "  device\n" : "  host\n";
+    for (const Stage &stage : *list) {
+      bool first = true;
+      for (const std::string &line : phrases(plan, library_of(plan, t), stage)) {
+        text += fmt::format("  {:12} {}\n",
+                            first ? fmt::format("{} t{}", stage.name, stage.skew ? fmt::format("-{}", stage.skew) : "") : "",
+                            line);
+        first = false;
+      }
+      const Volume v = volume_of(plan, stage);
+      total.moved += v.moved;
+      total.folded += v.folded;
+      total.sent += v.sent;
     }
-    const Volume v = volume_of(plan, stage);
-    total.moved += v.moved;
-    total.folded += v.folded;
-    total.sent += v.sent;
   }
   return text + cost_line(plan, t, total);
 }
 
-std::string explain_json(const Plan &plan, const topology::Topology &t) {
+std::string explain_json(const Plan &plan, const topology::Topology &whole) {
   using json = nlohmann::ordered_json;
+  const topology::Topology t = planned_on(whole, plan.request);
   const Request &r = plan.request;
+  const std::string library = library_of(plan, t);
   json out = {{"collective", collective_name(r.collective)},
               {"dtype", dtype_name(r.dtype)},
               {"op", redop_name(r.op)},
@@ -183,31 +214,37 @@ std::string explain_json(const Plan &plan, const topology::Topology &t) {
               {"world", plan.world},
               {"flat", t.flat},
               {"groups", t.groups.size()},
+              {"ccl", library},
               {"digest", fmt::format("{:016x}", plan.digest)},
               {"bytes", r.bytes},
               {"chunk", plan.chunk},
               {"chunks", plan.chunks},
               {"slots", plan.slots},
               {"slot_bytes", plan.slot_bytes},
+              {"device_bytes", plan.device_bytes},
               {"scratch_bytes", plan.scratch_stride * std::max(plan.slots, 1u)},
               {"link_bytes", plan.link_bytes},
               {"stages", json::array()}};
-  for (const Stage &stage : plan.host) {
-    const Volume v = volume_of(plan, stage);
-    std::vector<int> peers;
-    for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i)
-      if (plan.steps[i].peer >= 0) peers.push_back(plan.steps[i].peer);
-    std::sort(peers.begin(), peers.end());
-    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    out["stages"].push_back(
-        {{"name", stage.name},
-         {"skew", stage.skew},
-         {"steps", phrases(plan, stage)},
-         {"peers", peers},
-         {"chunk_bytes", {{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
-  }
-  if (!t.flat) out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
-  out["text"] = explain(plan, t);
+  for (const auto *list : {&plan.host, &plan.device})
+    for (const Stage &stage : *list) {
+      const Volume v = volume_of(plan, stage);
+      std::vector<int> peers;
+      for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i)
+        if (const Step &s = plan.steps[i]; s.peer >= 0 && s.peer != plan.rank && s.kind != StepKind::Ccl)
+          peers.push_back(s.peer);
+      std::sort(peers.begin(), peers.end());
+      peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+      out["stages"].push_back(
+          {{"name", stage.name},
+           {"list", list == &plan.host ? "host" : "device"},
+           {"skew", stage.skew},
+           {"steps", phrases(plan, library, stage)},
+           {"peers", peers},
+           {"chunk_bytes", {{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
+    }
+  if (!t.flat && t.groups.size() > 1)
+    out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
+  out["text"] = explain(plan, whole);
   return out.dump(2);
 }
 

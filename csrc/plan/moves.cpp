@@ -8,14 +8,15 @@ namespace isthmus::plan {
 // Between clusters: the root sends every other cluster its part of the chunk, and those exchange their parts, so that the
 // root sends each byte once, whatever the number of clusters. A small message goes whole to the first rank of each.
 void plan_broadcast(Builder &b) {
-  b.choose_chunk(1);
+  if (b.library) return plan_island_broadcast(b);
+  b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const int root = b.request.root;
   const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster, clusters = b.others + 1;
   const bool small = b.request.bytes <= b.request.small_bytes, shared = b.count > 1;
   const auto domains = b.others && !small ? domains_of(b, static_cast<ptrdiff_t>(home)) : std::vector<Range>(clusters);
   // What rank j of cluster h takes of the part of `domain`; h == domain: from the root.
   const auto piece = [&](size_t h, size_t j, size_t domain) -> Range {
-    if (!small) return piece_of(domains[domain], b.clusters.size(h), j);
+    if (!small) return share_of(b, domains, h, j, domain);
     return h == domain && j == 0 ? b.whole() : Range{};
   };
   const Memory known = b.rank == root ? Memory::Input : Memory::Output;
@@ -51,7 +52,9 @@ void plan_broadcast(Builder &b) {
   b.stage("take", 0);
   if (shared) b.each_other_member([&](int q) { b.wait_reuse(q, kConsumed); });
   const Range mine = piece(g, b.position, g);
+  const Span token = Builder::scratch(b.libraries() ? b.need_scratch(kTokenBytes) : 0);
   b.recv(root, ext(mine), landing(mine));
+  if (b.acknowledged(home)) b.send_token(root, ext(mine), token);
   if (shared) b.move(ext(mine), landing(mine), out(mine));
   for (size_t i = 1; i < clusters; ++i) {
     const size_t h = (g + i) % clusters;
@@ -69,6 +72,7 @@ void plan_broadcast(Builder &b) {
     for (size_t j = 0; j < b.clusters.size(d); ++j) {
       const Range x = intersect(p, piece(d, j, d));
       b.recv(b.at(d, j), ext(x), landing(x));
+      if (b.acknowledged(d)) b.send_token(b.at(d, j), ext(x), token);
     }
     if (shared) b.move(ext(p), landing(p), out(p));
   }
@@ -88,32 +92,25 @@ void plan_broadcast(Builder &b) {
 
 // Between clusters: a block crosses once into every other cluster, to a member that shares it; the members take turns.
 void plan_all_gather(Builder &b) {
+  if (b.library) return plan_island_all_gather(b);
   const size_t g = b.cluster, clusters = b.others + 1, world = static_cast<size_t>(b.world);
   uint64_t regions = 1;
   for (const auto &m : b.clusters.members)
     if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
-  b.choose_chunk(regions);
+  b.libraries() ? b.choose_island_chunk(regions) : b.choose_chunk(regions);
   const uint64_t chunk = b.plan.chunk;
   const bool shared = b.count > 1;
   const Range all = b.whole();
   const auto mine = b.extent(Memory::Input, 0, all);
   const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
   const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
-  std::vector<int> outside;
-  for (size_t h = 0; h < clusters; ++h)
-    if (h != g) outside.insert(outside.end(), b.clusters.members[h].begin(), b.clusters.members[h].end());
+  const std::vector<int> outside = b.outside();
   if (shared) b.need_ring(chunk * (1 + (outside.size() + b.count - 1) / b.count));
   // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
   const auto region = [&](size_t i) { return chunk * (1 + i / b.count); };
 
   b.stage("copy in", 0);
-  // My place among the ranks outside of cluster h: the ranks before me, without those of h if they come first.
-  size_t before = b.position;
-  for (size_t h = 0; h < g; ++h) before += b.clusters.size(h);
-  for (size_t i = 1; i < clusters; ++i) {
-    const size_t h = (g + i) % clusters, place = h < g ? before - b.clusters.size(h) : before;
-    b.send(b.at(h, place % b.clusters.size(h)), mine, Builder::input(0, 0));
-  }
+  for (size_t i = 1; i < clusters; ++i) b.send(b.taker((g + i) % clusters), mine, Builder::input(0, 0));
   if (shared) {
     b.each_other_member([&](int q) { b.wait_reuse(q, kConsumed); });
     b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));

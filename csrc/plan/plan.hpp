@@ -8,6 +8,12 @@
 // ends when the link has *taken* the span, which it may go on reading until the receiver's Recv has ended. Only counters
 // and frames order one rank against another: no choice, no try-wait, so one symbolic run proves all interleavings.
 //
+// The device list (ranks that a vendor's library serves) is what the calling thread submits, in this order, to one stream. Its Ccl
+// steps are calls of that library, which all ranks of the group make in the same order; its Moves are copies of the device's. It and
+// the host list of the same rank meet in local counters. The device posts kStaged (what the host waits for lies in the slot) and kTaken
+// (what the host had put there was copied out); it waits for kReady (what it is to copy out lies in the slot, or the slot is to be
+// filled again). The host list touches neither Input nor Output of such a rank.
+//
 // Counters. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's
 // value is (sequence << 28) + v, so it rises for ever and never has to be reset: Post(k, v) stores it to own counter k,
 // Wait(q, k, v) waits until rank q's counter k is >= (sequence << 28) + v. v is affine in c: v = mul*c + add, and must be >
@@ -31,6 +37,7 @@
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/island_call.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::plan {
@@ -58,6 +65,9 @@ const char *collective_name(Collective c) noexcept;  // "all_reduce", ...
 bool collective_from_name(std::string_view name, Collective &out) noexcept;
 
 inline constexpr int kCounters = 4;  // copied-in, reduced, consumed, spare: names for people in explain()
+// Of one rank's two lists: numbers kCounters and up, the first two posted by the device, the last by the host.
+inline constexpr int kLocalCounters = 3;
+inline constexpr uint8_t kStaged = kCounters, kTaken = kCounters + 1, kReady = kCounters + 2;
 inline constexpr int kValueBits = 28;
 
 enum class Memory : uint8_t {
@@ -65,6 +75,7 @@ enum class Memory : uint8_t {
   Output,   // the user's recv buffer
   Ring,     // slots of rank `rank` (own or of a rank that shares memory): offset + slot_bytes * (c % slots)
   Scratch,  // private host memory of this rank, plan.scratch_bytes: offset + stride * (c % slots)
+  Device,   // private memory on this rank's device, plan.device_bytes: offset. Of the device list alone, which is in order
 };
 
 // Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
@@ -98,9 +109,13 @@ struct Span {
 
 enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl };
 
+// Which chunks a step is for: the last one may be shorter than the others, and calls that give every rank the same count cannot
+// serve it.
+enum class When : uint8_t { Always, FullChunk, PartChunk };
+
 struct Step {
   StepKind kind = StepKind::Move;
-  int32_t peer = -1;         // Send, Recv, Wait: rank in the communicator
+  int32_t peer = -1;         // Send, Recv, Wait: rank in the communicator. Ccl: the root, as its position in the group
   uint8_t counter = 0;       // Post, Wait
   int64_t mul = 0, add = 0;  // Post, Wait: v = mul*c + add
   // Steps with an extent are skipped where it is empty (0 bytes). A Wait or Post with `guarded` is skipped so too.
@@ -114,7 +129,10 @@ struct Step {
   bool partial = false;              // Reduce: write partial results. Send/Recv: the span holds partial results
   bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
   uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources
-  uint32_t group = 0, groups = 0;    // Reduce: index into Plan::group_ends; 0 groups: one group
+  When when = When::Always;
+  // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes.
+  IslandCall call = IslandCall::AllReduce;
+  uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
 };
 
 struct Stage {
@@ -145,6 +163,7 @@ struct Plan {
   uint32_t max_skew = 0;
   uint32_t slots = 0;           // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
   uint64_t slot_bytes = 0;      // ring memory needed: slots * slot_bytes
+  uint64_t device_bytes = 0;    // memory on the device
   uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
   bool uses_links = false;      // has Send or Recv steps
   // Sizes that only sender and receiver know (all_to_all_v): before its first step the engine compares them with every rank that shares
@@ -157,11 +176,16 @@ struct Plan {
   std::vector<Stage> host, device;
 };
 
+// The topology that a request is planned on: `t`, but for groups whose library cannot do it, which are dissolved.
+topology::Topology planned_on(const topology::Topology &t, const Request &request);
+
 // C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk).
 uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;
 // Bytes of a step for chunk c (0: skip), and the offset of a span in its memory (blocks: from the start of the user's
 // buffer).
 uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept;
+// Whether the step runs for chunk c (collectives of equal counts).
+bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
 
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.

@@ -1,5 +1,6 @@
 // plan_collective: validation, digest, the choice of the template, the stated volume.
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "plan/builder.hpp"
@@ -7,7 +8,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 1;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 2;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on. Sizes of v-collectives and in_place are each rank's own affair.
 uint64_t digest_of(const topology::Topology &t, const Request &r) {
@@ -53,6 +54,29 @@ void check(const topology::Topology &t, int rank, const Request &r) {
     fail(Code::Unsupported, "all_to_all_v has no in-place form: give it two buffers");
 }
 
+// Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to
+// call; both are planned without it. AVG is a sum, and divided where the bridge rounds, so not in a group that is alone.
+bool serves(const topology::Group &g, const Request &r, bool alone) {
+  if (g.ccl.empty() || g.ranks.size() < 2) return false;
+  if (is_reduction(r.collective) && (r.op == RedOp::PremulSum || (alone && r.op == RedOp::Avg))) return false;
+  const RedOp op = r.op == RedOp::Avg ? RedOp::Sum : r.op;
+  const auto can = [&](IslandCall call) { return g.ccl_table.can(call, r.dtype, op); };
+  using Call = IslandCall;
+  switch (r.collective) {
+    case Collective::AllReduce:
+      if (alone) return can(Call::AllReduce);
+      if (r.bytes <= r.small_bytes) return can(Call::AllReduce) && can(Call::Broadcast);
+      return can(Call::ReduceScatter) && can(Call::Reduce) && can(Call::AllGather) && can(Call::Broadcast);
+    case Collective::Reduce:
+      if (alone || r.bytes <= r.small_bytes) return can(Call::Reduce);
+      return can(Call::ReduceScatter) && can(Call::Reduce) && can(Call::AllGather) && can(Call::Broadcast);
+    case Collective::Broadcast: return can(Call::Broadcast) && can(Call::AllGather);
+    case Collective::AllGather: return alone ? can(Call::AllGather) : can(Call::Broadcast);
+    case Collective::ReduceScatter: return can(Call::ReduceScatter) && (alone || can(Call::Reduce));
+    default: return false;
+  }
+}
+
 // One rank alone: from input to output.
 void plan_alone(Builder &b) {
   b.choose_chunk(1);
@@ -72,7 +96,7 @@ void plan_alone(Builder &b) {
 
 void plan_bridged(Builder &b) {
   switch (b.request.collective) {
-    case Collective::AllReduce: return plan_all_reduce(b);
+    case Collective::AllReduce: return b.library ? plan_island_all_reduce(b) : plan_all_reduce(b);
     case Collective::Reduce: return plan_reduce(b);
     case Collective::Broadcast: return plan_broadcast(b);
     case Collective::AllGather:
@@ -103,10 +127,7 @@ uint64_t total_bytes(const Extent &e, uint32_t chunks, uint64_t bytes) {
   return sum;
 }
 
-}  // namespace
-
-std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request) {
-  check(t, rank, request);
+std::shared_ptr<const Plan> plan_on(const topology::Topology &t, int rank, const Request &request) {
   auto plan = std::make_shared<Plan>();
   plan->request = request;
   plan->rank = rank;
@@ -119,6 +140,7 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int ran
   const Clusters clusters(t);
   Builder b(t, clusters, rank, *plan);
   if (t.size() == 1 && !pair) plan_alone(b);
+  else if (b.library && b.others == 0) plan_island(b);
   else plan_bridged(b);
   b.finish();
   if (!is_varying(c))
@@ -126,6 +148,32 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int ran
       if (s.kind == StepKind::Send)
         plan->link_bytes += total_bytes(s.extent, plan->chunks, request.bytes) * (s.partial ? b.ratio : 1);
   return plan;
+}
+
+}  // namespace
+
+topology::Topology planned_on(const topology::Topology &t, const Request &request) {
+  // The same on all ranks: it does not depend on what is each rank's own affair (in_place).
+  const bool alone = t.groups.size() == 1;
+  std::vector<bool> keep;
+  size_t multiple = 1;
+  for (const auto &g : t.groups) {
+    keep.push_back(serves(g, request, alone));
+    if (keep.back() && multiple <= kMostMultiple) multiple = std::lcm(multiple, g.ranks.size());
+  }
+  if (!alone && multiple > kMostMultiple) keep.assign(keep.size(), false);
+  for (size_t g = 0; g < keep.size(); ++g)
+    if (!keep[g] && !t.groups[g].ccl.empty()) return topology::dissolve(t, keep);
+  return t;
+}
+
+std::shared_ptr<const Plan> plan_collective(const topology::Topology &whole, int rank, const Request &request) {
+  check(whole, rank, request);
+  if (topology::has_libraries(whole)) {
+    const topology::Topology t = planned_on(whole, request);
+    return plan_on(t, rank, request);
+  }
+  return plan_on(whole, rank, request);
 }
 
 }  // namespace isthmus::plan

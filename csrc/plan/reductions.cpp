@@ -24,9 +24,9 @@ Skews skews_of(const Builder &b) {
   return b.count > 1 ? Skews{0, 1, 1, 1, 1} : Skews{0, 0, 0, 0, 0};
 }
 
-bool folds(const Builder &b, size_t cluster) {
-  return b.clusters.size(cluster) > 1;
-}  // sends partial results, not its raw data
+bool folds(const Builder &b, size_t cluster) {  // sends partial results, not its raw data, nor what a library has rounded
+  return b.clusters.size(cluster) > 1 && !b.clusters.library[cluster];
+}
 uint64_t wide(const Builder &b, size_t cluster) { return folds(b, cluster) ? b.ratio : 1; }
 
 // The raw contributions of the cluster to [begin of r, ..): others' from their slots, my own from `own`.
@@ -108,9 +108,9 @@ void plan_all_reduce(Builder &b) {
     b.plan.chunks = b.plan.slots = 1;
     return star(b);
   }
-  b.choose_chunk(1);
+  b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const auto domains = domains_of(b);
-  const auto piece = [&](size_t h, size_t j, size_t domain) { return piece_of(domains[domain], b.clusters.size(h), j); };
+  const auto piece = [&](size_t h, size_t j, size_t domain) { return share_of(b, domains, h, j, domain); };
   const size_t g = b.cluster, clusters = b.others + 1;
   const Skews skew = skews_of(b);
   const bool shared = b.count > 1;
@@ -206,14 +206,15 @@ void plan_all_reduce(Builder &b) {
 }
 
 void plan_reduce(Builder &b) {
-  b.choose_chunk(b.others);
+  if (b.library) return plan_island_reduce(b);
+  b.libraries() ? b.choose_island_chunk() : b.choose_chunk(b.others);
   const int root = b.request.root;
   const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster, clusters = b.others + 1;
   const bool small = b.others > 0 && b.request.bytes <= b.request.small_bytes, shared = b.count > 1, at_home = g == home;
   const Skews skew = skews_of(b);
   // Who folds which part of a chunk: everybody a piece; of a small message, one rank of each cluster all of it.
   const auto piece = [&](size_t h, size_t j) -> Range {
-    if (!small) return piece_of(b.whole(), b.clusters.size(h), j);
+    if (!small) return piece_at(b, h, j);
     return j == (h == home ? b.clusters.at[static_cast<size_t>(root)] : 0) ? b.whole() : Range{};
   };
   const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
@@ -224,7 +225,7 @@ void plan_reduce(Builder &b) {
   const Span token_out = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   // A link may read scratch until the frame was received: the receiver says so where the scratch is used again.
-  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled); };
+  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled || b.clusters.library[h]); };
 
   b.stage("copy in", skew.copy);
   if (shared) {
@@ -290,7 +291,8 @@ void plan_reduce(Builder &b) {
 
 void plan_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
-  b.choose_chunk(world - 1);
+  if (b.library) return plan_island_reduce_scatter(b);
+  b.libraries() ? b.choose_island_chunk(world - 1) : b.choose_chunk(world - 1);
   const size_t g = b.cluster, clusters = b.others + 1;
   const bool shared = b.count > 1;
   const Skews skew = skews_of(b);
@@ -299,7 +301,7 @@ void plan_reduce_scatter(Builder &b) {
   const auto user = [](int block, uint64_t at) { return Builder::input(static_cast<uint32_t>(block), at); };
   // The slot of rank q has one region for every block but its own.
   const auto region = [&](int q, int block) { return static_cast<uint64_t>(block < q ? block : block - 1) * chunk; };
-  const auto fold_piece = [&](size_t h, size_t j) { return piece_of(b.whole(), b.clusters.size(h), j); };
+  const auto fold_piece = [&](size_t h, size_t j) { return piece_at(b, h, j); };
   const Range mine = fold_piece(g, b.position), all = b.whole();
   if (shared) b.need_ring((world - 1) * chunk);
   const uint64_t own_at = b.scaled ? b.need_scratch(world * chunk) : 0;
@@ -313,7 +315,7 @@ void plan_reduce_scatter(Builder &b) {
   };
   const Span token_out = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
-  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled); };
+  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled || b.clusters.library[h]); };
   const auto each_outside = [&](auto f) {  // the nearest cluster first
     for (size_t i = 1; i < clusters; ++i)
       for (int d : b.clusters.members[(g + i) % clusters]) f(d);

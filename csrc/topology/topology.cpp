@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "base/error.hpp"
@@ -42,6 +43,10 @@ uint64_t digest_of(const Topology &t) noexcept {
     add(t.groups[g].ranks.size());
     for (int r : t.groups[g].ranks) add(static_cast<uint64_t>(r));
     add(std::bit_cast<uint64_t>(g < t.weights.size() ? t.weights[g] : 1.0));
+    for (const char c : t.groups[g].ccl) add(static_cast<uint8_t>(c));
+    if (!t.groups[g].ccl.empty())
+      for (const auto &call : t.groups[g].ccl_table.ops)
+        for (const uint16_t ops : call) add(ops);
   }
   return h;
 }
@@ -50,27 +55,50 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   if (ranks.empty()) fail(Code::Argument, "a topology needs at least one rank");
   if (bridge == Bridge::Shm) check_shm_bridge(ranks);
   Topology t;
+  t.bridge = bridge;
   t.ranks = std::move(ranks);
   const size_t world = t.ranks.size();
   t.group_of.resize(world);
   t.index_of.resize(world);
-  std::map<std::pair<std::string, std::string>, int> known;
-  bool one_host = true, one_island = true;
+  std::map<std::tuple<std::string, std::string, std::string>, int> known;
+  bool one_host = true, one_island = true, libraries = false;
   for (size_t r = 0; r < world; ++r) {
     const RankInfo &info = t.ranks[r];
     one_host = one_host && info.host == t.ranks[0].host;
     one_island = one_island && info.island == t.ranks[0].island;
-    const auto [at, fresh] = known.try_emplace({info.island, info.host}, static_cast<int>(t.groups.size()));
-    if (fresh) t.groups.push_back({info.island, info.host, {}});
-    auto &members = t.groups[static_cast<size_t>(at->second)].ranks;
+    libraries = libraries || !info.ccl.empty();
+    const auto [at, fresh] = known.try_emplace({info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
+                                               static_cast<int>(t.groups.size()));
+    if (fresh) t.groups.push_back({info.island, info.host, {}, info.ccl, info.ccl_table});
+    Group &group = t.groups[static_cast<size_t>(at->second)];
+    group.ccl_table.keep(info.ccl_table);
+    auto &members = group.ranks;
     t.group_of[r] = at->second;
     t.index_of[r] = static_cast<int>(members.size());
     members.push_back(static_cast<int>(r));
   }
-  t.flat = one_host && (one_island || bridge != Bridge::Tcp);
+  t.flat = one_host && !libraries && (one_island || bridge != Bridge::Tcp);
   t.weights.assign(t.groups.size(), 1.0);
   t.digest = digest_of(t);
   return t;
+}
+
+bool has_libraries(const Topology &t) noexcept {
+  return std::any_of(t.groups.begin(), t.groups.end(), [](const Group &g) { return !g.ccl.empty(); });
+}
+
+Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
+  std::vector<RankInfo> ranks = t.ranks;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (const auto g = static_cast<size_t>(t.group_of[r]); g >= keep.size() || !keep[g]) {
+      ranks[r].ccl.clear();
+      ranks[r].ccl_table = {};
+    }
+  Topology out = make_topology(std::move(ranks), t.bridge);
+  for (size_t g = 0; g < out.groups.size(); ++g)
+    out.weights[g] = t.weights[static_cast<size_t>(t.group_of[static_cast<size_t>(out.groups[g].ranks[0])])];
+  out.digest = digest_of(out);
+  return out;
 }
 
 void apply_rates(Topology &t, std::string_view rates) {
@@ -121,6 +149,8 @@ std::string to_json(const Topology &t) {
                    {"hostname", info.hostname},
                    {"island", info.island},
                    {"device", info.device},
+                   {"ccl", info.ccl},
+                   {"ccl_version", info.ccl_version},
                    {"process", info.process},
                    {"pid", info.pid},
                    {"numa", info.numa},
@@ -134,6 +164,7 @@ std::string to_json(const Topology &t) {
   for (size_t g = 0; g < t.groups.size(); ++g)
     out["groups"].push_back({{"island", t.groups[g].island},
                              {"host", t.groups[g].host},
+                             {"ccl", t.groups[g].ccl},
                              {"ranks", t.groups[g].ranks},
                              {"weight", t.weights[g]}});
   return out.dump(2);

@@ -4,6 +4,10 @@
 // Groups are ordered by their lowest rank, ranks in a group by number. When every rank of the communicator shares memory
 // with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and groups only say
 // the order of the sums.
+//
+// Ranks with one vendor's collective library and one label are one group, on however many hosts: that library serves them, and
+// nothing is known of memory that they might share. Such a topology is not flat. What a library cannot do is planned on the
+// topology without it (dissolve), where its ranks are as others.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +16,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/island_call.hpp"
 
 namespace isthmus::topology {
 
@@ -23,13 +29,20 @@ struct RankInfo {
   std::string process;  // 32 hex digits: identity of the process; ranks that are threads share it
   int64_t pid = 0;
   int numa = -1;
+  std::string ccl;          // family of the collective library that the rank has for its island ("oneccl"), or empty
+  std::string ccl_version;  // for people
+  IslandTable ccl_table;    // what it can do
 };
 
 struct Group {
   std::string island;
-  std::string host;
+  std::string host;        // of its first rank; all of them are on it where it has no library
   std::vector<int> ranks;  // ascending
+  std::string ccl;         // family of the library that serves it, or empty
+  IslandTable ccl_table;   // what all its ranks' can do
 };
+
+enum class Bridge : uint8_t { Auto, Shm, Tcp };
 
 struct Topology {
   std::vector<RankInfo> ranks;  // by rank
@@ -38,17 +51,21 @@ struct Topology {
   std::vector<int> index_of;    // rank -> index inside its group
   bool flat = true;             // every two ranks share memory and the bridge may use it
   std::vector<double> weights;  // by group: relative rate of its bridge (all 1 unless measured); agreed on all ranks
-  uint64_t digest = 0;          // of everything above that plans depend on
+  Bridge bridge = Bridge::Auto;
+  uint64_t digest = 0;  // of everything above that plans depend on
   int size() const noexcept { return static_cast<int>(ranks.size()); }
 };
-
-enum class Bridge : uint8_t { Auto, Shm, Tcp };
 
 // The digest of `t`: to be taken again by whoever changes `weights` after make_topology.
 uint64_t digest_of(const Topology &t) noexcept;
 
 // Throws Error(Config) where bridge is Shm and ranks of two islands are on different hosts.
 Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
+// `t` without the libraries of the groups for which keep[group] is false: their ranks are grouped by what they share, as ranks that
+// never had one. Groups keep the weight of their island.
+Topology dissolve(const Topology &t, const std::vector<bool> &keep);
+// Whether a group of `t` is served by a library.
+bool has_libraries(const Topology &t) noexcept;
 // Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
 // Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.
 void apply_rates(Topology &t, std::string_view rates);

@@ -22,7 +22,7 @@ from typing import IO
 
 from ._errors import ArgumentError
 
-__all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "start"]
+__all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "parse_libraries", "start"]
 
 # What another launcher may have left in our own environment; it would contradict what we tell the ranks.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_")
@@ -73,6 +73,17 @@ def parse_islands(text: str | None, ranks: int) -> list[str | None]:
     return labels
 
 
+def parse_libraries(text: str | None, labels: Sequence[str | None]) -> list[str | None]:
+    """The collective library of every rank's island. "a=oneccl" serves island a with oneCCL; the others have none."""
+    served: dict[str, str] = {}
+    for part in filter(None, (text or "").split(",")):
+        label, equals, library = part.strip().partition("=")
+        if not equals or not library or label not in labels:
+            raise ArgumentError(f"ccl={text}: '{part}' is not LABEL=LIBRARY with the label of an island")
+        served[label] = library
+    return [served.get(label or "") for label in labels]
+
+
 def environment(
     rank: int,
     world_size: int,
@@ -80,6 +91,7 @@ def environment(
     *,
     island: str | None = None,
     bridge: str | None = None,
+    ccl: str | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch."""
@@ -103,6 +115,8 @@ def environment(
         env["ISTHMUS_ISLAND"] = island
     if bridge is not None:
         env["ISTHMUS_BRIDGE"] = bridge
+    if ccl is not None:
+        env["ISTHMUS_CCL"] = ccl
     env.update(extra or {})
     return env
 
@@ -165,24 +179,27 @@ def start(
     *,
     islands: str | None = None,
     bridge: str | None = None,
+    ccl: str | None = None,
     env: Mapping[str, str] | None = None,
     capture: bool = True,
     port: int | None = None,
 ) -> Job:
     """Starts `ranks` copies of `command` on this machine. `env` is added to every rank's environment.
 
+    `ccl` names the libraries of islands that have one, as "a=oneccl".
     With `capture` their output is kept for Job.wait(), else it goes where ours goes.
     """
     if ranks < 1:
         raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
     labels = parse_islands(islands, ranks)
+    libraries = parse_libraries(ccl, labels)
     base = free_port() if port is None else port
     processes: list[subprocess.Popen[bytes]] = []
     outputs: list[tuple[IO[bytes], IO[bytes]]] = []
     job = Job(processes, outputs)
     try:
         for rank in range(ranks):
-            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, extra=env)
+            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, ccl=libraries[rank], extra=env)
             out: IO[bytes] | None = None
             err: IO[bytes] | None = None
             if capture:

@@ -597,6 +597,48 @@ FrameHeader sound_header() {
   return h;
 }
 
+// A peer that has sent everything closes all its streams; one may be read to its end before another.
+TEST(TcpLink, WhatCameByOtherStreamsBeforeTheEndIsRead) {
+  std::vector<UniqueFd> sockets, peers;
+  for (int i = 0; i < 3; ++i) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    sockets.emplace_back(fds[0]);
+    peers.emplace_back(fds[1]);
+  }
+  TcpLink link(std::move(sockets));
+  FrameHeader h = sound_header();
+  const std::byte payload[16] = {};
+  for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
+    h.id = id;
+    const int fd = peers[id].get();
+    ASSERT_EQ(::send(fd, &h, sizeof h, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof h));
+    ASSERT_EQ(::send(fd, payload, sizeof payload, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof payload));
+  }
+  peers.clear();
+  Inbox inbox;
+  const Deadline deadline(20);
+  while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
+  EXPECT_EQ(inbox.order, (std::vector<uint64_t>{1, 2}));
+  EXPECT_EQ(inbox.ends.size(), 1u);
+}
+
+TEST(TcpLink, OneStreamThatEndsAloneEndsTheLink) {
+  std::vector<UniqueFd> sockets, peers;
+  for (int i = 0; i < 2; ++i) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    sockets.emplace_back(fds[0]);
+    peers.emplace_back(fds[1]);
+  }
+  TcpLink link(std::move(sockets));
+  peers.erase(peers.begin());
+  Inbox inbox;
+  const Deadline deadline(20);
+  while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
+  EXPECT_EQ(inbox.ends.size(), 1u);
+}
+
 TEST(TcpLink, BytesThatAreNoFrameEndItWithTheReason) {
   for (const Damage &d : damages()) {
     int fds[2];

@@ -139,11 +139,14 @@ TEST(Gate, BothEndsLearnWhichVersionsMet) {
   Doorkeeper d;
   d.gate.add_key(kKey);
   const UniqueFd fd = connected(d);
-  const Status s = dial_status(fd.get(), kKey, 2);
+  constexpr uint16_t kNext = kProtocolVersion + 1;
+  const Status s = dial_status(fd.get(), kKey, kNext);
   EXPECT_EQ(s.code, Code::Mismatch);
-  EXPECT_TRUE(contains(s.text, "the gate speaks protocol version 1, where this process speaks version 2")) << s.text;
+  EXPECT_TRUE(contains(s.text, fmt::format("the gate speaks protocol version {}, where this process speaks version {}",
+                                           kProtocolVersion, kNext)))
+      << s.text;
   ASSERT_TRUE(d.eventually([&] { return d.guests.size() == 1; }));
-  EXPECT_EQ(d.guests[0].hello.version, 2);
+  EXPECT_EQ(d.guests[0].hello.version, kNext);
 }
 
 TEST(Gate, ADialerDoesNotTrustAnAcceptorWithoutTheKey) {

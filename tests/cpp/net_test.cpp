@@ -132,7 +132,7 @@ TEST(Frame, RefusesOtherVersionsAndExcessiveLengths) {
   EXPECT_TRUE(contains(why(header), "65537 bytes (type 3); at most 65536"));
   header = frame_header(3, 10);
   header[0] = std::byte{42};
-  EXPECT_TRUE(contains(why(header), "version 42, where this process speaks version 1"));
+  EXPECT_TRUE(contains(why(header), fmt::format("version 42, where this process speaks version {}", kProtocolVersion)));
 }
 
 TEST(Frame, SaysHowManyBytesAreMissing) {

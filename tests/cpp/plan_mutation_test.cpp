@@ -65,6 +65,83 @@ TEST(Mutation, WithoutAnyOneOfItsWaitsABridgedPlanIsRefused) {
     }
 }
 
+// A message of many chunks, the last one shorter.
+Operation island_operation(uint64_t bytes, Collective c = Collective::AllReduce, int root = 0) {
+  Operation op = operation_of(c, bytes, c == Collective::AllGather || c == Collective::ReduceScatter ? 128 : 64, 6);
+  op.request.small_bytes = 1024;
+  op.request.root = root;
+  return op;
+}
+
+// Whether the step runs for any chunk: a last chunk may end before some rank's piece of it.
+bool runs(const Plan &p, const Step &s) {
+  if (s.kind == StepKind::Post || s.kind == StepKind::Wait) return true;
+  const std::vector<uint64_t> displ(static_cast<size_t>(p.world), 0), bytes(static_cast<size_t>(p.world), p.request.bytes);
+  const plan::Operands o{displ, bytes, displ, bytes};
+  for (uint32_t c = 0; c < p.chunks; ++c)
+    if (plan::extent_bytes(s.extent, c, o) > 0 && plan::runs_for(p, s, c)) return true;
+  return false;
+}
+
+TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanIsRefused) {
+  const Operation operations[] = {island_operation(10'004),
+                                  island_operation(1000),
+                                  island_operation(10'004, Collective::Broadcast, 0),
+                                  island_operation(10'004, Collective::Broadcast, 2),
+                                  island_operation(1000, Collective::Broadcast, 2),
+                                  island_operation(10'004, Collective::AllGather),
+                                  island_operation(10'004, Collective::Reduce, 0),
+                                  island_operation(10'004, Collective::Reduce, 2),
+                                  island_operation(1000, Collective::Reduce, 1),
+                                  island_operation(1000, Collective::Reduce, 2),
+                                  island_operation(10'004, Collective::ReduceScatter)};
+  for (const char *islands : {"AAb", "AAbb", "AABB", "AABBc"})
+    for (const Operation &op : operations) {
+      const auto t = world_of(islands);
+      const uint64_t bytes = op.request.bytes;
+      const Collective c = op.request.collective;
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto p = plan::plan_collective(t, rank, op.request);
+        if (p->device.empty()) continue;
+        EXPECT_TRUE(bytes < 1024 || p->chunks > p->slots + 3) << "slots must be used again for this to say something";
+        // The one root takes what rank 0 sends before what rank 1 does, whose wait therefore holds for both.
+        const bool implied = std::string(islands) == "AAb" && c == Collective::Reduce && op.request.root == 2 && rank == 0;
+        for (size_t i = implied ? 1 : 0; i < p->steps.size(); ++i) {
+          if (!runs(*p, p->steps[i])) continue;
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << plan::collective_name(c) << " of " << bytes << ", root " << op.request.root << ", rank "
+              << rank << ", step " << i;
+        }
+      }
+    }
+}
+
+TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
+  const auto t = world_of("AAbBB");
+  const Operation op = island_operation(20'004);
+  const auto with = [&](auto change) {
+    return prove_twice(t, op, [&](int, Plan &q) {
+      if (!q.device.empty()) change(q);
+    });
+  };
+  EXPECT_TRUE(with([](Plan &) {}).ok);
+  EXPECT_FALSE(with([](Plan &q) { q.slots = 3; }).ok) << "answers are still read from the slot";
+  const Verdict late = with([](Plan &q) { q.device[0].skew = 2; });  // copy out of chunk c before copy in of chunk c + 2
+  EXPECT_FALSE(late.ok);
+  EXPECT_NE(late.text.find("deadlock"), std::string::npos) << late.text;
+  const Verdict store_and_forward = with([](Plan &q) { q.device[0].skew = q.chunks; });  // all in, then all out
+  EXPECT_FALSE(store_and_forward.ok);
+  const Verdict other_root = with([](Plan &q) {
+    for (Step &s : q.steps)
+      if (s.kind == StepKind::Ccl && s.call == IslandCall::Reduce && q.rank == 0) s.peer = 1 - s.peer;
+  });
+  EXPECT_NE(other_root.text.find("another rank calls"), std::string::npos) << other_root.text;
+}
+
 TEST(Mutation, WithoutAnyOneOfItsFramesABridgedPlanIsRefused) {
   for (const char *islands : {"ab", "aabb", "abc"})
     for (int c = 0; c < 14; ++c) {

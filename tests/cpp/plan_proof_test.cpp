@@ -1,6 +1,7 @@
 // Every collective proved on worlds of all shapes. What "proved" means stands in prover/prove.hpp.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "prove_case.hpp"
@@ -59,6 +60,68 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
 }
 INSTANTIATE_TEST_SUITE_P(All, Worlds,
                          testing::Values("a", "aa", "aaaa", "ab", "aabb", "abab", "abc", "aaab", "baabb", "aabbbc", "abcd"));
+INSTANTIATE_TEST_SUITE_P(Libraries, Worlds,
+                         testing::Values("A", "AA", "AAA", "AB", "Ab", "AAb", "bAA", "AAbb", "AABB", "ABAB", "AAAbCC",
+                                         "AbABbA", "AAABBCCd", "AAABBcD"));
+
+// Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
+TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
+  for (const char *islands : {"AA", "AAb", "AAbb", "ABAB", "AAAbCC", "AAABBCCd", "AAAAABBBccD"})
+    for (Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather, Collective::Reduce,
+                         Collective::ReduceScatter})
+      for (uint64_t bytes : {32 * 1024, 65'540})
+        for (uint32_t slots : {2, 9})
+          for (bool in_place : {false, true})
+            for (int root = 0; root < (c == Collective::Broadcast || c == Collective::Reduce ? 4 : 1); ++root) {
+              auto t = world_of(islands);
+              for (size_t g = 0; g < t.weights.size(); ++g) t.weights[g] = 1.0 + static_cast<double>(g % 3);
+              t.digest = topology::digest_of(t);
+              Operation op =
+                  operation_of(c, bytes, c == Collective::AllGather || c == Collective::ReduceScatter ? 512 : 64, slots);
+              op.in_place = in_place;
+              op.request.root = std::min(root * 2, t.size() - 1);
+              EXPECT_EQ(topology::has_libraries(plan::planned_on(t, op.request)), true);
+              const auto p = plan::plan_collective(t, 0, op.request);
+              const bool long_enough = t.groups.size() == 1 || c == Collective::AllGather ||
+                                       c == Collective::ReduceScatter || p->chunks > 2 * slots;
+              ASSERT_TRUE(long_enough) << "slots are used again";
+              const Operation twice[] = {op, op};
+              const Verdict v = prove(t, twice);
+              ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
+            }
+}
+
+TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
+  auto t = world_of("AAbb");
+  plan::Request r = operation_of(Collective::AllReduce, 9000).request;
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  EXPECT_FALSE(plan::plan_collective(t, 0, r)->device.empty());
+  EXPECT_TRUE(plan::plan_collective(t, 2, r)->device.empty());
+  r.op = RedOp::PremulSum;
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
+  r.op = RedOp::Sum;
+  r.collective = Collective::AllToAll;  // its inside part is not the library's yet
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
+  r.collective = Collective::AllReduce;
+  for (auto &g : t.groups) g.ccl_table.ops[static_cast<size_t>(IslandCall::ReduceScatter)] = {};
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "") << "reduce_scatter is part of a large all_reduce";
+  r.bytes = 64;
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library") << "a small one needs all_reduce and broadcast";
+  EXPECT_FALSE(plan::planned_on(world_of("AbA"), r).flat);
+  EXPECT_EQ(plan::planned_on(world_of("Ab", "", topology::Bridge::Auto), r).flat, true) << "one rank needs no library";
+}
+
+TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {
+  const auto t = world_of("AAbAb");
+  std::vector<Operation> operations;
+  for (int i = 0; i < 3; ++i)
+    for (Collective c : {Collective::AllReduce, Collective::AllGather, Collective::Barrier, Collective::Broadcast}) {
+      operations.push_back(operation_of(c, 30'000, 256));
+      operations.push_back(operation_of(c, c == Collective::AllReduce ? 64 : 4, 256));
+    }
+  const Verdict v = prove(t, operations);
+  ASSERT_TRUE(v.ok) << v.text;
+}
 
 TEST(Proof, RandomWorldsAndSequencesHold) {
   std::mt19937 random(20240229);
@@ -70,6 +133,9 @@ TEST(Proof, RandomWorldsAndSequencesHold) {
       island_text += static_cast<char>('a' + pick(islands));
       host_text += static_cast<char>('x' + pick(hosts));
     }
+    for (int i = pick(2) ? 0 : islands; i < islands; ++i)  // libraries for some islands
+      if (pick(2))
+        std::replace(island_text.begin(), island_text.end(), static_cast<char>('a' + i), static_cast<char>('A' + i));
     auto t = world_of(island_text, host_text, pick(2) ? topology::Bridge::Tcp : topology::Bridge::Auto);
     for (double &w : t.weights) w = pick(3) ? 1.0 : 0.25 * (1 + pick(20));
     t.digest = topology::digest_of(t);

@@ -21,6 +21,7 @@ import isthmus
 from isthmus import launch
 
 HERE = Path(__file__).resolve().parent
+ONECCL = HERE.parents[1] / "build" / "oneccl" / "libccl.so.2"
 SHAPES = ("shm", "tcp")  # all in shared memory; two islands with TCP between them
 
 
@@ -33,7 +34,10 @@ class Me:
         self.channel: Any = None
 
     def init(self, **more: Any) -> isthmus.Comm:
-        self.comms.append(isthmus.init(self.rank, self.world, **{**self.options, **more}))
+        options = {**self.options, **more}
+        if (options.get("island") or "").isupper() and "settings" not in options:
+            options["settings"] = {"CCL": "oneccl", "CCL_LIBRARY": str(ONECCL)}
+        self.comms.append(isthmus.init(self.rank, self.world, **options))
         return self.comms[-1]
 
     def send(self, kind: str, value: object = None) -> None:
@@ -141,6 +145,9 @@ class Zygote:
 
 
 def islands(shape: str, world: int) -> list[str | None]:
+    """Of a shape's ranks; "AAb" is one letter a rank, and capitals have oneCCL (Me.init)."""
+    if shape not in SHAPES:
+        return list(shape)
     return [None] * world if shape == "shm" else ["a" if rank < (world + 1) // 2 else "b" for rank in range(world)]
 
 

@@ -293,6 +293,13 @@ def test_the_memory_rate_alone_needs_only_a_footprint() -> None:
     assert min(found[kernel] for kernel in ("add", "copy", "add_streaming")) > 0
 
 
+def test_the_limit_tells_what_passes_from_core_to_core_where_there_are_two_ranks() -> None:
+    pair = json.loads(run("--limit", "--ranks", "3", "-e", "64K").stdout)
+    assert pair["handover_per_rank"] > 0
+    assert 0 < pair["latency_ns"] < 1e9
+    assert not {"handover_per_rank", "latency_ns"} & json.loads(run("--limit", "--ranks", "1", "-e", "64K").stdout).keys()
+
+
 def test_a_raw_exchange_tells_its_ten_variants() -> None:
     found = json.loads(run(*"--raw-tcp -b 64 -e 1M -n 2".split()).stdout)
     assert (found["bytes"], found["rounds"], found["ping_pong_bytes"], len(found["variants"])) == (1 << 20, 2, 64, 10)

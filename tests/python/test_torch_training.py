@@ -43,19 +43,20 @@ def trained_alone(world: int, steps: int) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def test_ddp_trains_as_one_process_does() -> None:
-    def body() -> None:
-        world = dist.get_world_size()
-        ddp = nn.parallel.DistributedDataParallel(small_model(), bucket_cap_mb=0.0002)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        for step in range(4):
-            optimizer.zero_grad()
-            ddp(batch(dist.get_rank(), step)).square().mean().backward()
-            optimizer.step()
-        torch.testing.assert_close([p.detach() for p in ddp.parameters()], trained_alone(world, 4))
-        assert bits_agree(ddp)
+def check_ddp() -> None:
+    """Trains with the default group, as one process would with the mean of the losses."""
+    ddp = nn.parallel.DistributedDataParallel(small_model(), bucket_cap_mb=0.0002)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        ddp(batch(dist.get_rank(), step)).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close([p.detach() for p in ddp.parameters()], trained_alone(dist.get_world_size(), 4))
+    assert bits_agree(ddp)
 
-    torch_ranks.run(3, body)
+
+def test_ddp_trains_as_one_process_does() -> None:
+    torch_ranks.run(3, check_ddp)
 
 
 class Samples(Dataset[tuple[torch.Tensor, int]]):

@@ -128,6 +128,9 @@ ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char 
                                                 isthmus_redop op, int root, char **json);
 ISTHMUS_API isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json);
 ISTHMUS_API isthmus_result isthmus_settings(char **json); /* every setting: name, type, default, range, meaning, value */
+/* The vendors' collective libraries that can serve islands, as far as this process finds them (ISTHMUS_CCL_LIBRARY, else the loader):
+ * [{"family", "found", "version", "path", "text": why not}]. Opens them. */
+ISTHMUS_API isthmus_result isthmus_libraries(char **json);
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */

@@ -19,6 +19,7 @@ def add_rank_options(parser: argparse.ArgumentParser, default_ranks: int | None 
     parser.add_argument("--ranks", type=int, metavar="N", default=default_ranks, help="start N local ranks")
     parser.add_argument("--islands", metavar="a:2,b:2", help="labels of the ranks' islands, in order")
     parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--ccl", metavar="a=oneccl", help="libraries that serve islands, by label")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for the whole run (default 60)")
 
 
@@ -32,7 +33,8 @@ def ask_ranks(question: str, arguments: dict[str, Any], options: argparse.Namesp
     ranks = options.ranks or (len(launch.parse_islands(options.islands, _count(options.islands))) if options.islands else 2)
     command = [sys.executable, "-m", "isthmus.cli.probe", question, json.dumps(arguments)]
     env = {"ISTHMUS_TIMEOUT": f"{options.timeout:g}"}
-    with launch.start(command, ranks, islands=options.islands, bridge=options.bridge, env=env) as job:
+    where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
+    with launch.start(command, ranks, **where, env=env) as job:
         results = job.wait(options.timeout + 5)
     for result in results:
         if result.returncode != 0:

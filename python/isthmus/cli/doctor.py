@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import __version__, context_stats, settings
+from .. import __version__, _core, context_stats, settings
 from .._errors import Error
 from .bench import find_benchmark
 from .common import ask_ranks
@@ -104,6 +104,24 @@ def examine() -> list[Finding]:
     findings += kernel()
     findings.append(environment())
     findings.append(Finding("devices", "ok", "host memory; this build serves ranks on the CPU"))
+    findings += libraries()
+    return findings
+
+
+def libraries() -> list[Finding]:
+    """The vendors' libraries that could serve an island; none is needed."""
+    findings: list[Finding] = []
+    try:
+        known = json.loads(_core.libraries())
+    except Error:  # a setting that cannot be read; environment() says which
+        return findings
+    for found in known:
+        if found["found"]:
+            text = f"{found['version']}, {found['path']}; ISTHMUS_CCL={found['family']} makes it serve this rank's island"
+            findings.append(Finding(found["family"], "ok", text))
+        else:
+            remedy = "only for islands that it is to serve: install it, or say where it is with ISTHMUS_CCL_LIBRARY"
+            findings.append(Finding(found["family"], "note", found["text"], remedy))
     return findings
 
 
@@ -176,7 +194,7 @@ def self_test(findings: list[Finding]) -> dict[str, Any] | None:
     """Two ranks over shared memory, then on two islands over TCP."""
     first: dict[str, Any] | None = None
     for subject, islands, bridge in (("shared memory", None, None), ("TCP", "a:1,b:1", "tcp")):
-        options = argparse.Namespace(ranks=2, islands=islands, bridge=bridge, timeout=20.0)
+        options = argparse.Namespace(ranks=2, islands=islands, bridge=bridge, ccl=None, timeout=20.0)
         try:
             answer = ask_ranks("selftest", {}, options)
         except Error as error:

@@ -17,6 +17,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--ranks", type=int, required=True, metavar="N")
     parser.add_argument("--islands", metavar="a:2,b:2", help="labels of the ranks' islands, in order")
     parser.add_argument("--bridge", choices=["auto", "shm", "tcp"], help="link between the islands")
+    parser.add_argument("--ccl", metavar="a=oneccl", help="libraries that serve islands, by label")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds, after which the ranks are killed")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")
     parser.set_defaults(run=run)
@@ -27,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
     if not program:
         print("isthmus launch: no program; write it after --")
         return 2
-    with launch.start(program, options.ranks, islands=options.islands, bridge=options.bridge, capture=False) as job:
+    where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
+    with launch.start(program, options.ranks, **where, capture=False) as job:
         results = job.wait(options.timeout)
     bad = [result for result in results if result.returncode != 0]
     for result in bad:

@@ -44,6 +44,8 @@ class Layout:
             numbers: list[int] = group["ranks"]
             label = str(group.get("island") or ("all ranks" if len(topology["groups"]) == 1 else f"#{index}"))
             inside = _kinds(links, [[number] for number in numbers])
+            if group.get("ccl") and len(numbers) > 1:
+                inside = f"{group['ccl']} {ranks[numbers[0]].get('ccl_version', '')}".strip()
             island = Island(label, [_rank(number, ranks[number]) for number in numbers], inside)
             by_identity[str(group["host"])].islands.append(island)
             members[str(group["host"])].append(numbers)

@@ -121,19 +121,24 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
       const int x = symbols.leaf(index, r);
       terms.push_back(op.request.op == RedOp::PremulSum ? symbols.scaled(x) : x);
     }
-    groups.push_back(symbols.fold(terms));
+    groups.push_back(g.ccl.empty() ? symbols.fold(terms) : symbols.island(terms));
   }
+  const bool island = t.groups.size() == 1 && !t.groups[0].ccl.empty();  // what its library gives is the result
   const int sum = symbols.fold(groups);
   const bool scatter =
       op.request.collective == Collective::ReduceScatter || op.request.collective == Collective::ReduceScatterV;
-  return {block_bytes(op, 0, rank), {symbols.final(sum), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
+  return {block_bytes(op, 0, rank),
+          {island ? sum : symbols.final(sum), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
 }
 
 uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const std::vector<uint64_t> &finished) {
-  if (t.flat) return 0;
+  if (t.flat || t.groups.size() == 1) return 0;
   const uint64_t n = op.request.bytes, k = t.groups.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
-  const auto factor = [&](size_t g) { return t.groups[g].ranks.size() > 1 ? ratio : 1; };  // one rank sends what it has
+  const auto factor = [&](size_t g) {
+    // One rank sends what it has, a library what it has rounded.
+    return t.groups[g].ranks.size() > 1 && t.groups[g].ccl.empty() ? ratio : 1;
+  };
   const auto home = static_cast<size_t>(t.group_of[static_cast<size_t>(op.request.root)]);
   uint64_t sum = 0;
   switch (op.request.collective) {
@@ -182,6 +187,8 @@ uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t 
   }
   // Reductions without an answer acknowledge the frames whose memory is used again.
   const bool answers = op.request.collective == Collective::AllReduce;
+  // What a rank that a library serves sends lies in a slot, which is used again.
+  if (topology::has_libraries(t) && op.request.collective == Collective::Broadcast) return 8 * frames;
   return reduces(op.request.collective) && !answers ? 8 * frames : 0;
 }
 

@@ -5,6 +5,9 @@
 // the one greedy run that is made stands for all interleavings: what is not ordered by the clocks is a race, whatever the
 // run happened to do first.
 //
+// Ranks that a library serves have two agents, one a list: the device list is one queue. A call of the library ends when all ranks of
+// the group have made theirs, and gives what it was given: sums of a group are symbols of their own, whose order nobody knows.
+//
 // Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
 // rounding; a deadlock (also with bounded credits of the links); frames unmatched or of another size; two accesses to one
 // span, one of them a write, that are not ordered (a link reads a sent span until the receiver's Recv has ended; slots and

@@ -8,13 +8,27 @@
 
 namespace isthmus::prover {
 
-// One letter a rank: its island. Hosts likewise; empty: one host.
+// A library that can do everything.
+inline IslandTable whole_table() {
+  IslandTable table;
+  for (int c = 0; c < kIslandCalls; ++c)
+    for (int t = 0; t < kDTypeCount; ++t)
+      for (int o = 0; o < kRedOpCount; ++o)
+        table.allow(static_cast<IslandCall>(c), static_cast<DType>(t), static_cast<RedOp>(o));
+  return table;
+}
+
+// One letter a rank: its island; a capital: served by a library. Hosts likewise; empty: one host.
 inline topology::Topology world_of(const std::string &islands, const std::string &hosts = "",
                                    topology::Bridge bridge = topology::Bridge::Tcp) {
   std::vector<topology::RankInfo> ranks;
   for (size_t i = 0; i < islands.size(); ++i) {
     topology::RankInfo r;
     r.island = std::string(1, islands[i]);
+    if (islands[i] >= 'A' && islands[i] <= 'Z') {
+      r.ccl = "library";
+      r.ccl_table = whole_table();
+    }
     r.host = r.hostname = hosts.empty() ? "host" : std::string("host-") + hosts[i];
     ranks.push_back(r);
   }

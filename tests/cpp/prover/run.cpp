@@ -43,27 +43,41 @@ struct Place {
 };
 
 struct RankState {
-  std::unique_ptr<MemoryMap> input, output, ring, scratch;
+  std::unique_ptr<MemoryMap> input, output, ring, scratch, device;
   std::vector<std::shared_ptr<const Plan>> plans;
   std::vector<Blocks> blocks;
-  std::vector<Posted> counters[plan::kCounters];
+  std::vector<Posted> counters[plan::kCounters + plan::kLocalCounters];
   bool alias_output = false, alias_input = false;  // in place: Output lies in Input, or Input in Output
   uint64_t alias_offset = 0;
   size_t begun = 0;            // operations whose buffers were made
   std::vector<size_t> ended;   // by operation: agents that ended it
-  std::vector<Epoch> entered;  // by operation
+  std::vector<Epoch> entered;  // by operation: the host list
 };
 
 struct Agent {
-  int rank = 0;
-  bool device = false;
+  Agent(int its_rank, bool on_device, Clock its_clock) : rank(its_rank), device(on_device), clock(std::move(its_clock)) {}
+  int rank;
+  bool device;
   Clock clock;
   size_t operation = 0;
   bool entered = false;
   uint32_t t = 0, stage = 0, step = 0;
+  size_t calls = 0;                              // of this operation: calls of the library that have ended
   std::vector<std::shared_ptr<LinkRead>> sends;  // of this operation
   std::vector<Snapshot> ends;
   std::string waits;  // for people, when stuck
+};
+
+// One call of a library: what each rank of the group came with.
+struct Meeting {
+  struct Arrival {
+    std::vector<Piece> pieces;
+    Snapshot snapshot;
+  };
+  IslandCall call = IslandCall::AllReduce;
+  uint64_t bytes = 0;
+  int root = 0;
+  std::unordered_map<int, Arrival> arrived;  // by position
 };
 
 class Run {
@@ -95,7 +109,11 @@ class Run {
  private:
   void prepare() {
     verdict.ranks.resize(world_);
-    for (size_t o = 0; o < operations_.size(); ++o) finished_.emplace_back(topology_.groups.size(), 0);
+    memory_ = topology::dissolve(topology_, {});
+    for (size_t o = 0; o < operations_.size(); ++o) {
+      planned_.push_back(plan::planned_on(topology_, operations_[o].request));
+      finished_.emplace_back(planned_[o].groups.size(), 0);
+    }
     sent_.assign(operations_.size(), std::vector<uint64_t>(world_, 0));
     tokens_.assign(operations_.size(), 0);
     frame_count_.assign(operations_.size(), 0);
@@ -117,20 +135,11 @@ class Run {
       // Rings and scratch live as long as the communicator.
       s.ring = std::make_unique<MemoryMap>();
       s.scratch = std::make_unique<MemoryMap>();
+      s.device = std::make_unique<MemoryMap>();
     }
     lists_ = device ? 2 : 1;
     for (size_t i = 0; i < world_ * lists_; ++i)
-      agents_.push_back({static_cast<int>(i / lists_),
-                         i % lists_ == 1,
-                         Clock(static_cast<int>(i), world_ * lists_),
-                         0,
-                         false,
-                         0,
-                         0,
-                         0,
-                         {},
-                         {},
-                         {}});
+      agents_.emplace_back(static_cast<int>(i / lists_), i % lists_ == 1, Clock(static_cast<int>(i), world_ * lists_));
   }
 
   void agree(size_t o, size_t r, const Plan &p) {
@@ -138,7 +147,8 @@ class Run {
     if (p.digest != first.digest) object("operation {}: ranks 0 and {} have different digests", o, r);
     if (p.chunk != first.chunk) object("operation {}: ranks 0 and {} have different chunks", o, r);
     for (size_t q = 0; q < r; ++q)
-      if (shares(static_cast<int>(q), static_cast<int>(r))) {
+      if (planned_[o].flat || (planned_[o].group_of[q] == planned_[o].group_of[r] &&
+                               planned_[o].groups[static_cast<size_t>(planned_[o].group_of[r])].ccl.empty())) {
         const Plan &other = *ranks_[q].plans[o];
         if (other.slot_bytes != p.slot_bytes || (p.slot_bytes && other.slots != p.slots))
           object("operation {}: ranks {} and {} share memory and have different slots", o, q, r);
@@ -147,7 +157,7 @@ class Run {
   }
 
   bool shares(int a, int b) const {
-    return topology_.flat || topology_.group_of[static_cast<size_t>(a)] == topology_.group_of[static_cast<size_t>(b)];
+    return memory_.flat || memory_.group_of[static_cast<size_t>(a)] == memory_.group_of[static_cast<size_t>(b)];
   }
   uint64_t ratio(size_t o) const {
     const DType d = operations_[o].request.dtype;
@@ -195,6 +205,7 @@ class Run {
       }
     }
     if (s.begun == o) make_buffers(a, s);
+    if (!a.device) s.entered.push_back(a.clock.now());
     a.entered = true;
     return true;
   }
@@ -204,7 +215,6 @@ class Run {
     const Operation &op = operations_[o];
     const Blocks &b = s.blocks[o];
     ++s.begun;
-    s.entered.push_back(a.clock.now());
     s.input = std::make_unique<MemoryMap>();
     s.output = std::make_unique<MemoryMap>();
     s.alias_input = s.alias_output = false;
@@ -239,13 +249,14 @@ class Run {
     RankState &s = ranks_[static_cast<size_t>(a.rank)];
     if (operations_[a.operation].request.collective == plan::Collective::Barrier && !a.device)
       for (size_t q = 0; q < world_; ++q)
-        if (ranks_[q].begun <= a.operation || !a.clock.knows(ranks_[q].entered[a.operation]))
+        if (ranks_[q].entered.size() <= a.operation || !a.clock.knows(ranks_[q].entered[a.operation]))
           object("{}: leaves the barrier and does not know that rank {} has come", where(a), q);
     a.ends.push_back(a.clock.release());
     if (++s.ended[a.operation] == lists_) check_result(a, s);
     ++a.operation;
     a.entered = false;
     a.t = a.stage = a.step = 0;
+    a.calls = 0;
     return true;
   }
 
@@ -253,7 +264,7 @@ class Run {
     const Operation &op = operations_[a.operation];
     const Blocks &b = s.blocks[a.operation];
     for (uint32_t i = 0; i < b.out_bytes.size(); ++i) {
-      const Expected e = expected_of(topology_, op, static_cast<int>(a.operation), a.rank, i, symbols_);
+      const Expected e = expected_of(planned_[a.operation], op, static_cast<int>(a.operation), a.rank, i, symbols_);
       if (e.bytes != b.out_bytes[i]) object("{}: the definition gives block {} another size", where(a), i);
       if (e.bytes == 0) continue;
       const Place p = user_place(s, Memory::Output, b.out_displ[i]);
@@ -285,7 +296,7 @@ class Run {
       const Step &s = p.steps[stage.step + a.step];
       const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait;
       const uint64_t bytes = has_extent || s.guarded ? extent_bytes(s.extent, c, operands) : 0;
-      if ((!has_extent && !s.guarded) || bytes > 0) {
+      if (((!has_extent && !s.guarded) || bytes > 0) && runs_for(p, s, c)) {
         if (!execute(a, p, s, c, bytes, operands)) return false;
         ++verdict.steps;
       }
@@ -303,6 +314,11 @@ class Run {
   Place locate(const Agent &a, const Plan &p, const plan::Span &s, uint32_t c, uint64_t bytes, const plan::Operands &o,
                bool writes) {
     RankState &own = ranks_[static_cast<size_t>(a.rank)];
+    const bool served = !p.device.empty();
+    if (a.device && s.memory == Memory::Scratch) object("{}: the device touches the host's scratch", where(a));
+    if (a.device && s.memory == Memory::Ring && s.rank >= 0) object("{}: the device touches another rank's ring", where(a));
+    if (served && !a.device && (s.memory == Memory::Input || s.memory == Memory::Output))
+      object("{}: the host touches the device's memory", where(a));
     const uint64_t at = span_offset(p, s, c, o);
     const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
     if (s.memory == Memory::Ring) {
@@ -313,6 +329,11 @@ class Run {
       if (s.base + width > p.slot_bytes)
         object("{}: outside of its slot: {} + {} of {}", where(a), s.base, width, p.slot_bytes);
       return {ranks_[static_cast<size_t>(owner)].ring.get(), at};
+    }
+    if (s.memory == Memory::Device) {
+      if (!a.device) object("{}: the host touches the device's memory", where(a));
+      if (s.base + width > p.device_bytes) object("{}: outside of the device's scratch", where(a));
+      return {own.device.get(), at};
     }
     if (s.memory == Memory::Scratch) {
       if (s.base + width > p.scratch_stride)
@@ -340,6 +361,16 @@ class Run {
 
   bool execute(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
     RankStats &stats = verdict.ranks[static_cast<size_t>(a.rank)];
+    if (a.device && (s.kind == StepKind::Reduce || s.kind == StepKind::Send || s.kind == StepKind::Recv))
+      object("{}: a step that no device can run", where(a));
+    if ((s.kind == StepKind::Post || s.kind == StepKind::Wait) && s.mul * c + s.add > 0) {
+      const bool local = s.counter >= plan::kCounters, devices = s.counter < plan::kCounters + 2;
+      if (a.device ? !local : local && p.device.empty())
+        object("{}: the two lists of a rank meet in its local counters only", where(a));
+      if (local && (s.kind == StepKind::Wait && s.peer != a.rank)) object("{}: waits for another's local counter", where(a));
+      if (local && (s.kind == StepKind::Post) != (a.device == devices))
+        object("{}: local counter {} is the other list's", where(a), s.counter);
+    }
     switch (s.kind) {
       case StepKind::Move: {
         const Place from = locate(a, p, p.sources[s.source], c, bytes, o, false),
@@ -363,7 +394,7 @@ class Run {
       case StepKind::Recv: return receive(a, p, s, c, bytes, o);
       case StepKind::Post: {
         const int64_t v = s.mul * c + s.add;
-        if (v <= 0 || v >= int64_t{1} << plan::kValueBits || s.counter >= plan::kCounters)
+        if (v <= 0 || v >= int64_t{1} << plan::kValueBits || s.counter >= plan::kCounters + plan::kLocalCounters)
           object("{}: posts the value {}", where(a), v);
         auto &posts = ranks_[static_cast<size_t>(a.rank)].counters[s.counter];
         const uint64_t value = (static_cast<uint64_t>(a.operation + 1) << plan::kValueBits) + static_cast<uint64_t>(v);
@@ -386,9 +417,118 @@ class Run {
         a.clock.join(at->snapshot);
         return true;
       }
-      case StepKind::Ccl: object("{}: an island library call on host ranks", where(a));
+      case StepKind::Ccl: return call(a, p, s, c, bytes, o);
     }
     return true;
+  }
+
+  // A buffer of a call: of one rank's count, or of the counts of the whole group, which then lie back to back.
+  Place buffer(const Agent &a, const Plan &p, const plan::Span &s, uint32_t c, uint64_t bytes, const plan::Operands &o,
+               bool writes) {
+    if (s.memory == Memory::Device) {
+      if (s.base + bytes > p.device_bytes) object("{}: a call outside of the device's scratch", where(a));
+      return {ranks_[static_cast<size_t>(a.rank)].device.get(), s.base};
+    }
+    if (s.memory != Memory::Input && s.memory != Memory::Output) object("{}: a call on memory of the host", where(a));
+    const auto sizes = s.memory == Memory::Input ? o.in_bytes : o.out_bytes;
+    uint64_t all = 0;
+    for (const uint64_t size : sizes) all += size;
+    const uint64_t at = span_offset(p, s, c, o);
+    if (at + bytes > all) object("{}: a call outside of the buffer: {} + {} of {}", where(a), at, bytes, all);
+    if (writes && s.memory == Memory::Input) object("{}: a call writes to the input", where(a));
+    return user_place(ranks_[static_cast<size_t>(a.rank)], s.memory, at);
+  }
+
+  bool call(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
+    const topology::Topology &t = planned_[a.operation];
+    const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(a.rank)]);
+    const auto size = t.groups[g].ranks.size();
+    const int me = t.index_of[static_cast<size_t>(a.rank)];
+    if (!a.device || t.groups[g].ccl.empty()) object("{}: a call of a library that does not serve this rank", where(a));
+    const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
+    if (rooted && (s.peer < 0 || static_cast<size_t>(s.peer) >= size)) object("{}: root {}", where(a), s.peer);
+    const RedOp op = operations_[a.operation].request.op;
+    if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, op == RedOp::Avg ? RedOp::Sum : op))
+      object("{}: the library has no such call", where(a));
+    Meeting &m = meetings_[(a.operation * t.groups.size() + g) << 32 | a.calls];
+    const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter ? size : 1);
+    const uint64_t out_bytes = bytes * (s.call == IslandCall::AllGather ? size : 1);
+    const bool reads = s.call != IslandCall::Broadcast || me == s.peer,
+               writes = s.call != IslandCall::Reduce || me == s.peer;
+    if (!m.arrived.contains(me)) {
+      if (m.arrived.empty()) {
+        m.call = s.call;
+        m.bytes = bytes;
+        m.root = s.peer;
+      }
+      if (m.call != s.call || m.bytes != bytes || (rooted && m.root != s.peer))
+        object("{}: calls {} of {} bytes, root {}; another rank calls {} of {}, root {}", where(a), island_call_name(s.call),
+               bytes, s.peer, island_call_name(m.call), m.bytes, m.root);
+      const plan::Span &source = p.sources[s.source];
+      if (reads && writes) {
+        const Place from = buffer(a, p, source, c, in_bytes, o, false), to = buffer(a, p, s.dst, c, out_bytes, o, true);
+        const uint64_t own = static_cast<uint64_t>(me) * bytes;
+        const bool in_place = s.call == IslandCall::ReduceScatter ? from.at + own == to.at
+                              : s.call == IslandCall::AllGather   ? to.at + own == from.at
+                                                                  : from.at == to.at;
+        if (from.memory == to.memory && from.at < to.at + out_bytes && to.at < from.at + in_bytes && !in_place)
+          object("{}: source and destination of a call overlap", where(a));
+      }
+      Meeting::Arrival arrival;
+      if (reads) arrival.pieces = read(a, buffer(a, p, source, c, in_bytes, o, false), in_bytes);
+      arrival.snapshot = a.clock.release();
+      m.arrived.emplace(me, std::move(arrival));
+    }
+    if (m.arrived.size() < size)
+      return a.waits = fmt::format("{} of {} ranks of its group to call {}", size - m.arrived.size(), size,
+                                   island_call_name(s.call)),
+             false;
+    if (writes) {
+      for (auto &[position, arrival] : m.arrived)
+        if (s.call != IslandCall::Broadcast || position == s.peer) a.clock.join(arrival.snapshot);
+      std::vector<Piece> out;
+      if (s.call == IslandCall::Broadcast) out = m.arrived.at(s.peer).pieces;
+      else if (s.call == IslandCall::AllGather)
+        for (size_t j = 0; j < size; ++j) {
+          const auto &pieces = m.arrived.at(static_cast<int>(j)).pieces;
+          out.insert(out.end(), pieces.begin(), pieces.end());
+        }
+      else out = island_sum(a, m, s.call == IslandCall::ReduceScatter ? static_cast<uint64_t>(me) * bytes : 0, bytes);
+      write(a, buffer(a, p, s.dst, c, out_bytes, o, true), out);
+    }
+    ++a.calls;
+    return true;
+  }
+
+  // The sum of what all came with, in [begin, begin + bytes) of it.
+  std::vector<Piece> island_sum(const Agent &a, const Meeting &m, uint64_t begin, uint64_t bytes) {
+    const auto at_byte = [&](const std::vector<Piece> &pieces, uint64_t at, uint64_t &left) {
+      for (const Piece &piece : pieces) {
+        if (at < piece.bytes) return left = piece.bytes - at, advanced(piece.content, at);
+        at -= piece.bytes;
+      }
+      object("{}: a call with too little", where(a));
+    };
+    std::vector<Piece> out;
+    for (uint64_t at = begin; at < begin + bytes;) {
+      uint64_t step = begin + bytes - at;
+      std::vector<int> terms;
+      Content first;
+      for (const auto &[position, arrival] : m.arrived) {
+        uint64_t left = 0;
+        const Content content = at_byte(arrival.pieces, at, left);
+        step = std::min(step, left);
+        if (symbols_.kind(content.expression) != Symbols::Kind::Leaf)
+          object("{}: the library sums what is no contribution: {}", where(a), symbols_.text(content.expression));
+        if (!terms.empty() && !content.same_place(first)) object("{}: the library sums different places", where(a));
+        first = content;
+        terms.push_back(content.expression);
+      }
+      first.expression = symbols_.island(std::move(terms));
+      out.push_back({step, first});
+      at += step;
+    }
+    return out;
   }
 
   void reduce(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
@@ -456,7 +596,7 @@ class Run {
     verdict.ranks[static_cast<size_t>(a.rank)].folded += bytes * s.sources;
     if (!s.partial) {
       verdict.ranks[static_cast<size_t>(a.rank)].finished += bytes;
-      finished_[a.operation][static_cast<size_t>(topology_.group_of[static_cast<size_t>(a.rank)])] += bytes;
+      finished_[a.operation][static_cast<size_t>(planned_[a.operation].group_of[static_cast<size_t>(a.rank)])] += bytes;
     }
   }
 
@@ -529,12 +669,14 @@ class Run {
       const auto c = operations_[o].request.collective;
       uint64_t finished = 0;
       for (uint64_t f : finished_[o]) finished += f;
-      const bool star = !topology_.flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
-      if ((c == plan::Collective::AllReduce && !star && world_ > 1 ? finished != operations_[o].request.bytes : false))
+      const bool star = !planned_[o].flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
+      const bool island = planned_[o].groups.size() == 1 && !planned_[o].groups[0].ccl.empty();
+      if ((c == plan::Collective::AllReduce && !star && !island && world_ > 1 ? finished != operations_[o].request.bytes
+                                                                              : false))
         object("operation {}: {} bytes were finished, not each once", o, finished);
-      const uint64_t data = sum - tokens_[o], bound = bridge_bound(topology_, operations_[o], finished_[o]);
+      const uint64_t data = sum - tokens_[o], bound = bridge_bound(planned_[o], operations_[o], finished_[o]);
       if (data != bound) object("operation {}: {} bytes crossed the bridge, and the algorithm needs {}", o, data, bound);
-      const uint64_t most = token_bound(topology_, operations_[o], frame_count_[o]);
+      const uint64_t most = token_bound(planned_[o], operations_[o], frame_count_[o]);
       if (tokens_[o] > most) object("operation {}: {} bytes of tokens, at most {} are needed", o, tokens_[o], most);
       verdict.link_bytes += sum;
       verdict.token_bytes += tokens_[o];
@@ -542,6 +684,8 @@ class Run {
   }
 
   const topology::Topology &topology_;
+  topology::Topology memory_;                // who shares memory with whom, whatever a plan makes of it
+  std::vector<topology::Topology> planned_;  // by operation
   std::span<const Operation> operations_;
   const Options &options_;
   size_t world_, lists_ = 1;
@@ -550,6 +694,7 @@ class Run {
   std::vector<Agent> agents_;
   std::unordered_map<uint64_t, std::deque<Frame>> frames_;
   std::unordered_map<uint64_t, uint64_t> flying_;
+  std::unordered_map<uint64_t, Meeting> meetings_;  // by operation and group, and number of the call
   std::vector<std::vector<uint64_t>> finished_, sent_;
   std::vector<uint64_t> tokens_, frame_count_;
 };

@@ -1,6 +1,7 @@
 // What a byte can be: an expression over contributions, at a position of a block.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,10 +13,15 @@ namespace isthmus::prover {
 // when it is itself a fold, is spliced in, because ((a + b) + c) is one left fold however it was cut.
 class Symbols {
  public:
-  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final };
+  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final, Island };
   int leaf(int operation, int rank) { return make(Kind::Leaf, {operation, rank}); }
   int scaled(int leaf_id) { return make(Kind::Scaled, {leaf_id}); }
   int final(int fold_id) { return make(Kind::Final, {fold_id}); }
+  // The sum that an island's library made, in whatever order: of the dtype's width, so a contribution and not a partial result.
+  int island(std::vector<int> terms) {
+    std::sort(terms.begin(), terms.end());
+    return make(Kind::Island, std::move(terms));
+  }
   int fold(const std::vector<int> &terms) {
     if (terms.size() == 1) return terms[0];
     std::vector<int> list;
@@ -31,9 +37,10 @@ class Symbols {
       case Kind::Leaf: return "x" + std::to_string(n.parts[1]) + (n.parts[0] ? "@op" + std::to_string(n.parts[0]) : "");
       case Kind::Scaled: return "scaled(" + text(n.parts[0]) + ")";
       case Kind::Final: return "round(" + text(n.parts[0]) + ")";
-      case Kind::Fold: break;
+      case Kind::Fold:
+      case Kind::Island: break;
     }
-    std::string out = "(";
+    std::string out = n.kind == Kind::Island ? "island(" : "(";
     for (size_t i = 0; i < n.parts.size() && i < 12; ++i) out += (i ? " + " : "") + text(n.parts[i]);
     return out + (n.parts.size() > 12 ? " + ..)" : ")");
   }

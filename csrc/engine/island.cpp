@@ -1,0 +1,137 @@
+#include "engine/island.hpp"
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace isthmus::engine {
+
+using plan::Memory;
+using plan::StepKind;
+
+namespace {
+// How long an aborted operation may take to leave the stream before a thread in the library counts as stuck there.
+constexpr int64_t kGrace = 100'000'000;
+constexpr int64_t kRunning = 500'000'000, kSecondBytes = 500'000'000;  // where all ranks have come: longer, and by its size
+constexpr int64_t kPatience = 2'000'000'000;                           // and for what is not in the library
+}  // namespace
+
+Island::Island(IslandSetup setup, device::Wake wake, void *context) : shared_(new Shared) {
+  static_cast<IslandSetup &>(*shared_) = std::move(setup);
+  const int device = shared_->stream->device();
+  shared_->go = shared_->runtime->make_gate(device);
+  shared_->ready = shared_->runtime->make_gate(device);
+  shared_->staged = shared_->runtime->make_signal(device, wake, context);
+  shared_->taken = shared_->runtime->make_signal(device, wake, context);
+  shared_->ended = shared_->runtime->make_signal(device, wake, context);
+}
+
+Island::~Island() {
+  shared_->communicator.reset();
+  if (ended(last_.load()) && !unfinished_.load()) return;
+  shared_->stream.reset();
+  (void)shared_.release();  // a queue that has not run to its end still points to it
+}
+
+Status Island::status() const {
+  Status s = shared_->communicator->status();
+  return s.ok() ? shared_->stream->status() : s;
+}
+
+void Island::submit(const Op &op, std::byte *ring, bool behind_host) {
+  const plan::Plan &p = *op.plan;
+  device::Stream &stream = *shared_->stream;
+  last_bytes_.store(op.call.bytes);
+  last_.store(op.sequence);
+  if (stream.capturing())
+    fail(Code::Unsupported,
+         "the stream is being captured into a graph: an operation between vendors needs the host at every replay");
+  if (behind_host || p.slot_bytes > 0) shared_->go->arm(stream, op.sequence);
+  if (p.device_bytes > shared_->scratch_bytes) {
+    void *const more = shared_->runtime->allocate(stream.device(), p.device_bytes);
+    if (shared_->scratch) shared_->outgrown.push_back(shared_->scratch);
+    shared_->scratch = more;
+    shared_->scratch_bytes = p.device_bytes;
+  }
+  uint32_t skew = 0;
+  for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
+  const uint32_t chunks = plan::chunks_of(p, op.operands());
+  for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
+    for (const plan::Stage &s : p.device)
+      if (t >= s.skew && t - s.skew < chunks)
+        for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew, ring);
+  finish(op.sequence);
+}
+
+void Island::finish(uint64_t sequence) noexcept {
+  try {
+    shared_->ended->arm(*shared_->stream, sequence);
+  } catch (const Error &) { unfinished_.store(true); }
+}
+
+void Island::step(const Op &op, const plan::Step &step, uint32_t c, std::byte *ring) {
+  const plan::Plan &p = *op.plan;
+  device::Stream &stream = *shared_->stream;
+  if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
+    const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(step.mul * c + step.add);
+    if (step.kind == StepKind::Wait) shared_->ready->arm(stream, value);
+    else (step.counter == plan::kStaged ? shared_->staged : shared_->taken)->arm(stream, value);
+    return;
+  }
+  if (!plan::runs_for(p, step, c)) return;
+  const uint64_t bytes = plan::extent_bytes(step.extent, c, op.operands());
+  if (bytes == 0) return;
+  const auto address = [&](const plan::Span &s) -> std::byte * {
+    const uint64_t offset = plan::span_offset(p, s, c, op.operands());
+    if (s.memory == Memory::Ring) return ring + offset;
+    if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->scratch) + offset;
+    return (s.memory == Memory::Input ? const_cast<std::byte *>(op.call.in) : op.call.out) + offset;
+  };
+  std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
+  if (step.kind == StepKind::Move) shared_->runtime->copy(stream, to, from, bytes, &shared_->cancelled);
+  else call(op, step, from, to, bytes / dtype_size(op.call.dtype));
+}
+
+void Island::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
+  ccl::Communicator &c = *shared_->communicator;
+  const DType dtype = op.call.dtype;
+  const RedOp red = op.call.op == RedOp::Avg ? RedOp::Sum : op.call.op;  // divided where the bridge rounds
+  switch (step.call) {
+    case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, red);
+    case IslandCall::Reduce: return c.reduce(from, to, count, dtype, red, step.peer);
+    case IslandCall::Broadcast: return c.broadcast(to, count, dtype, step.peer);
+    case IslandCall::AllGather: return c.all_gather(from, to, count, dtype);
+    case IslandCall::ReduceScatter: return c.reduce_scatter(from, to, count, dtype, red);
+    case IslandCall::AllToAll: return c.all_to_all(from, to, count, dtype);
+    case IslandCall::Send: return c.send(from, count, dtype, step.peer);
+    case IslandCall::Recv: return c.recv(to, count, dtype, step.peer);
+  }
+}
+
+void Island::abort() noexcept {
+  int64_t never = 0;
+  if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
+  shared_->cancelled.store(true, std::memory_order_release);
+  shared_->communicator->abort();
+  shared_->go->poison();
+  shared_->ready->poison();
+}
+
+bool Island::settled(int64_t now, bool alone) noexcept {
+  if (ended(last_.load()) || left_behind_.load()) return true;
+  const int64_t passed = now - aborted_ns_.load();
+  const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
+  if (passed < (alone ? kGrace : running)) return false;
+  if (const char *call = doing()) {
+    ISTHMUS_WARN("{} is stuck in {}, which has no call that ends it: its thread is left behind", family(), call);
+    shared_->communicator->leave_behind();
+  } else if (!shared_->communicator->held_up() && passed < kPatience) {
+    return false;  // it is in a copy of ours, which ends
+  }
+  left_behind_.store(true);  // what still stands in the queue is skipped
+  return true;
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,91 @@
+// The device side of a member whose rank a vendor's library serves: the library's communicator, the stream, and the counters in which
+// the device list of a plan and its host list meet. Device work is submitted by the thread that submits the operation; the progress
+// thread only opens gates and reads signals, which are stores and loads.
+//
+// Order on the stream. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
+// ended (the plan's entry rule); two operations without slots that follow each other need none. It ends with the signal `ended`.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "ccl/island_ccl.hpp"
+#include "device/runtime.hpp"
+#include "engine/op.hpp"
+
+namespace isthmus::engine {
+
+struct IslandSetup {
+  device::Runtime *runtime = nullptr;
+  std::shared_ptr<ccl::Library> library;
+  std::shared_ptr<device::Stream> stream;
+  std::unique_ptr<ccl::Communicator> communicator;
+  std::vector<int> ranks;  // of the communicator above us, by position in the group
+};
+
+class Island {
+ public:
+  // `wake` is called when a signal has been given, on a thread of the runtime's.
+  Island(IslandSetup setup, device::Wake wake, void *context);
+  // Ends the library's communicator, behind what was submitted. What cannot end is left behind, with all that it uses.
+  ~Island();
+  Island(const Island &) = delete;
+  Island &operator=(const Island &) = delete;
+
+  // Submits the device list of `op`, whose slots begin at `ring`. One thread at a time, in the order of the sequence numbers; may wait
+  // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
+  // `behind_host`: an operation without device work was submitted since the last that had some.
+  void submit(const Op &op, std::byte *ring, bool behind_host);
+  void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
+
+  // The host list's side. Any thread.
+  void go(uint64_t sequence) noexcept { shared_->go->open(sequence); }
+  void ready(uint64_t value) noexcept { shared_->ready->open(value); }
+  uint64_t posted(uint8_t counter) const noexcept {  // by the device: plan::kStaged or plan::kTaken
+    return (counter == plan::kStaged ? shared_->staged : shared_->taken)->value();
+  }
+  bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
+  Status status() const;  // the first failure of the library or the stream
+
+  // After abort() no gate holds and nothing more is begun; settled() says whether nothing of ours runs on the stream any more. After
+  // some time it gives up: a thread that is stuck in the library is then left behind. Any thread.
+  void abort() noexcept;
+  // `alone`: some rank of the group will not make the call that may run now, so it need not be given time to end.
+  bool settled(int64_t now_ns, bool alone) noexcept;
+  bool failed() const noexcept { return shared_->communicator->failed(); }  // status() is not OK
+
+  const char *family() const noexcept { return shared_->library->family(); }
+  const char *doing() const noexcept {
+    return shared_->communicator->inside();
+  }  // the library's call that runs now, or nullptr
+
+ private:
+  void step(const Op &op, const plan::Step &step, uint32_t c, std::byte *ring);
+  void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
+
+  // What the queue of the stream points to; left behind with a stuck thread.
+  struct Shared : IslandSetup {
+    Shared() = default;
+    Shared(const Shared &) = delete;
+    Shared &operator=(const Shared &) = delete;
+    ~Shared() {
+      if (scratch) runtime->release(stream->device(), scratch);
+      for (void *old : outgrown) runtime->release(stream->device(), old);
+    }
+    std::atomic<bool> cancelled{false};
+    std::unique_ptr<device::Gate> go, ready;
+    std::unique_ptr<device::Signal> staged, taken, ended;
+    // Memory on the device for sums on their way. Used in the order of the stream, so one piece of it serves all operations.
+    void *scratch = nullptr;
+    size_t scratch_bytes = 0;
+    std::vector<void *> outgrown;  // that what was submitted before may still use
+  };
+  std::unique_ptr<Shared> shared_;
+  std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
+  std::atomic<uint64_t> last_bytes_{0};
+  std::atomic<int64_t> aborted_ns_{0};
+  std::atomic<bool> left_behind_{false}, unfinished_{false};
+};
+
+}  // namespace isthmus::engine

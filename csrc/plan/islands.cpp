@@ -1,0 +1,437 @@
+// Templates of ranks that a vendor's library serves: the device list calls it, the host list carries pieces across the bridge.
+//
+// all_reduce between groups. A reduce-scatter of every chunk gives rank j of a group of g the j-th of g equal pieces; the owners of
+// a segment, one in every group, exchange it and round it (share_of); an all-gather spreads the results in the group. A last chunk
+// that is shorter goes piece by piece, by reduce and broadcast. The device works in the plan's one order: copy in of chunks 0 to
+// kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for what stands behind it.
+#include <algorithm>
+
+#include "plan/builder.hpp"
+
+namespace isthmus::plan {
+namespace {
+
+// A chunk is sent, finished and collected in three turns of the host, and the turn begins with the wait for what the device staged:
+// with three chunks ahead the device has staged it whatever the host still owes. The slot of a chunk is written again when the
+// device has passed the gate of a chunk that was collected after all answers of the slot's last chunk were taken: kAhead + 2 later.
+constexpr uint32_t kAhead = 3;
+static_assert(kLeastIslandSlots >= kAhead + 2);
+
+Range piece(const Builder &b, size_t cluster, size_t j) {
+  const uint64_t size = b.plan.chunk / b.clusters.size(cluster);
+  return {j * size, (j + 1) * size};
+}
+
+// Scratch that holds what came from the other clusters for `done`, the spans in their order, and `own` at mine. `receive(h, at, wide,
+// partial)` receives the part of cluster h there.
+template <class F>
+std::vector<Span> contributions(Builder &b, Range done, Span own, F receive) {
+  std::vector<Span> out;
+  for (size_t h = 0; h <= b.others; ++h) {
+    if (h == b.cluster) {
+      out.push_back(own);
+      continue;
+    }
+    const bool partial = !b.clusters.library[h] && b.clusters.size(h) > 1;
+    const uint64_t wide = partial ? b.ratio : 1, at = b.need_scratch(done.size() * wide);
+    out.push_back(Builder::scratch(at, partial));
+    receive(h, at, wide, partial);
+  }
+  return out;
+}
+
+// Small messages: the library sums, its first rank crosses, the library spreads.
+void small_all_reduce(Builder &b) {
+  b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
+  b.plan.chunks = b.plan.slots = 1;
+  const Range all = b.whole();
+  const auto e = b.extent(Memory::Input, 0, all);
+  const Span in = Builder::input(0, 0), out = Builder::output(0, 0), mine = b.ring(b.rank, 0),
+             result = b.ring(b.rank, all.size());
+  const bool leader = b.position == 0;
+  if (leader) b.need_ring(2 * all.size());
+  b.device_stage("island", 0);
+  b.call(IslandCall::AllReduce, When::Always, e, in, out);
+  if (leader) {
+    b.move(e, out, mine);
+    b.post(kStaged);
+    b.wait(b.rank, kReady);
+    b.move(e, result, out);
+  }
+  b.call(IslandCall::Broadcast, When::Always, e, out, out, 0);
+  if (!leader) return;
+  b.stage("send", 0);
+  b.wait(b.rank, kStaged);
+  for (size_t i = 1; i <= b.others; ++i) b.send(b.at((b.cluster + i) % (b.others + 1), 0), e, mine);
+  b.stage("finish", 0);
+  const auto sources = contributions(b, all, mine, [&](size_t h, uint64_t at, uint64_t, bool partial) {
+    b.recv(b.at(h, 0), e, Builder::scratch(at, partial));
+  });
+  b.reduce(e, sources, {}, result, false);
+  b.post(kReady);
+}
+
+// The library's sum of a chunk of input block `block`, piece j to rank j: mine to `to`. A piece of a short chunk is summed by itself.
+void scatter_sum(Builder &b, uint32_t block, Span to) {
+  const auto in = [&](Range r) { return b.extent(Memory::Input, block, r); };
+  b.call(IslandCall::ReduceScatter, When::FullChunk, in(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
+  for (size_t j = 0; j < b.count; ++j) {
+    const Range r = piece(b, b.cluster, j);
+    b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(block, r.begin), to, static_cast<int>(j));
+  }
+}
+
+}  // namespace
+
+Range piece_at(const Builder &b, size_t h, size_t j) {
+  return b.clusters.library[h] ? piece(b, h, j) : piece_of(b.whole(), b.clusters.size(h), j);
+}
+
+Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain) {
+  if (b.clusters.library[h]) return intersect(domains[domain], piece(b, h, j));
+  return piece_of(domains[domain], b.clusters.size(h), j);
+}
+
+void plan_island(Builder &b) {
+  b.plan.chunk = std::max<uint64_t>((b.request.bytes + kLine - 1) / kLine * kLine, kLine);
+  b.plan.chunks = 1;
+  b.device_stage("island", 0);
+  const Range all = b.whole();
+  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  // A root is a rank of the communicator; the library counts the positions of its group, which here are the same.
+  const int root = b.request.root;
+  const auto input = b.extent(Memory::Input, 0, all), output = b.extent(Memory::Output, 0, all);
+  switch (b.request.collective) {
+    case Collective::AllReduce: return b.call(IslandCall::AllReduce, When::Always, input, in, out);
+    case Collective::Reduce: return b.call(IslandCall::Reduce, When::Always, input, in, out, root);
+    case Collective::Broadcast:
+      if (b.rank == root) b.move(output, in, out);
+      return b.call(IslandCall::Broadcast, When::Always, output, out, out, root);
+    case Collective::AllGather: return b.call(IslandCall::AllGather, When::Always, input, in, out);
+    case Collective::ReduceScatter: return b.call(IslandCall::ReduceScatter, When::Always, output, in, out);
+    default: break;
+  }
+}
+
+// The parts of the root's chunk come in by the slots of those who take them, as in plan_broadcast, and the library spreads them. The root
+// sends from its slot, and so do those who pass their part on: who takes it says so where the slot is used again.
+void plan_island_broadcast(Builder &b) {
+  b.choose_island_chunk();
+  const int root = b.request.root;
+  const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster, clusters = b.others + 1;
+  const bool small = b.request.bytes <= b.request.small_bytes;
+  const auto domains = !small ? domains_of(b, static_cast<ptrdiff_t>(home)) : std::vector<Range>(clusters);
+  const auto part = [&](size_t h, size_t j, size_t domain) -> Range {
+    if (!small) return share_of(b, domains, h, j, domain);
+    return h == domain && j == 0 ? b.whole() : Range{};
+  };
+  const Memory known = b.rank == root ? Memory::Input : Memory::Output;
+  const auto ext = [&](Range r) { return b.extent(known, 0, r); };
+  const Span out = Builder::output(0, 0);
+  const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
+             token_in = Builder::scratch(b.need_scratch(kTokenBytes));
+
+  if (g == home) {
+    const int at = static_cast<int>(b.clusters.at[static_cast<size_t>(root)]);
+    b.device_stage("spread", 0);
+    if (b.rank == root) {
+      b.need_ring(b.plan.chunk);
+      b.wait_reuse(b.rank, kReady);
+      b.move(ext(b.whole()), Builder::input(0, 0), b.ring(b.rank, 0));
+      b.post(kStaged);
+      b.move(ext(b.whole()), Builder::input(0, 0), out);
+    }
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, at);
+    if (b.rank != root) return;
+    const auto each_taker = [&](auto f) {
+      for (size_t i = 1; i < clusters; ++i) {
+        const size_t h = (g + i) % clusters;
+        for (size_t j = 0; j < b.clusters.size(h); ++j) f(b.at(h, j), part(h, j, h));
+      }
+    };
+    b.stage("send", 0);
+    b.wait(b.rank, kStaged);
+    each_taker([&](int q, Range x) { b.send(q, ext(x), b.ring(b.rank, x.begin)); });
+    b.stage("acknowledged", 2);
+    if (!b.reuses()) return;
+    each_taker([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
+    b.post(kReady);  // to be filled again
+    return;
+  }
+
+  const Range mine = small ? (b.position == 0 ? b.whole() : Range{}) : piece(b, g, b.position);
+  const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
+  const auto outward = [&](auto f) {  // those who take a part of what I have of the root
+    for (size_t i = 1; i < clusters; ++i) {
+      const size_t h = (g + i) % clusters;
+      if (h == home) continue;
+      for (size_t j = 0; j < b.clusters.size(h); ++j) f(b.at(h, j), intersect(part(g, b.position, g), part(h, j, g)));
+    }
+  };
+  b.need_ring(mine.size());
+  b.device_stage("copy out", 0);
+  if (!mine.empty()) {
+    b.wait(b.rank, kReady);
+    b.move(ext(mine), slot(mine), Builder::output(0, mine.begin));
+    if (b.reuses()) b.post(kTaken);
+  }
+  if (small) {
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, 0);
+  } else {
+    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), out);
+    for (size_t j = 0; j < b.count; ++j) {
+      const Range r = piece(b, g, j);
+      b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin),
+             static_cast<int>(j));
+    }
+  }
+  if (mine.empty()) return;
+
+  b.stage("take", 0);
+  b.wait_reuse(b.rank, kTaken);
+  const Range own = part(g, b.position, g);
+  b.recv(root, ext(own), slot(own));
+  if (b.acknowledged(home)) b.send_token(root, ext(own), token_out);
+  outward([&](int q, Range x) { b.send(q, ext(x), slot(x)); });
+  b.stage("collect", 1);
+  for (size_t i = 1; i < clusters; ++i) {
+    const size_t d = (g + clusters - i) % clusters;
+    if (d == home) continue;
+    for (size_t j = 0; j < b.clusters.size(d); ++j) {
+      const Range x = intersect(part(g, b.position, d), part(d, j, d));
+      b.recv(b.at(d, j), ext(x), slot(x));
+      if (b.acknowledged(d)) b.send_token(b.at(d, j), ext(x), token_out);
+    }
+  }
+  b.post(kReady);
+  b.stage("acknowledged", 2);
+  if (b.reuses()) outward([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
+}
+
+// Every block is spread in every group by the library's broadcast: from the rank whose it is, or from the one that took it. No slot needs
+// an answer: the gate of chunk c - kAhead is opened, or the broadcast of what another took is given, when blocks c - kAhead of all groups
+// have come, and whoever sent one had by then taken chunk c - kAhead - 2 of ours.
+void plan_island_all_gather(Builder &b) {
+  const size_t clusters = b.others + 1, world = static_cast<size_t>(b.world);
+  uint64_t regions = 1;
+  for (const auto &m : b.clusters.members)
+    if (m.size() > 1) regions = std::max<uint64_t>(regions, 1 + (world - m.size() + m.size() - 1) / m.size());
+  b.choose_island_chunk(regions);
+  const uint64_t chunk = b.plan.chunk;
+  const Range all = b.whole();
+  const auto mine = b.extent(Memory::Input, 0, all);
+  const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
+  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  const std::vector<int> outside = b.outside();
+  // Outside block i is member (i mod count)'s, in region 1 + i / count of its slot.
+  const auto region = [&](size_t i) { return b.ring(b.rank, chunk * (1 + i / b.count)); };
+  b.need_ring(chunk * (1 + (outside.size() + b.count - 1) / b.count));
+  const bool takes = b.position < outside.size();
+  const auto each_taken = [&](auto f) {
+    for (size_t i = b.position; i < outside.size(); i += b.count) f(i, outside[i]);
+  };
+  const auto spread = [&](int r, size_t from) {
+    b.call(IslandCall::Broadcast, When::Always, block(r), out(r), out(r), static_cast<int>(from));
+  };
+
+  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  if (takes) b.wait(b.rank, kReady);
+  each_taken([&](size_t i, int q) { b.move(block(q), region(i), out(q)); });
+  for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
+  b.device_stage("copy in", 0);
+  b.move(mine, Builder::input(0, 0), b.ring(b.rank, 0));
+  b.post(kStaged);
+  b.move(mine, Builder::input(0, 0), out(b.rank));
+  for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
+
+  b.stage("send", 0);
+  b.wait(b.rank, kStaged);
+  for (size_t i = 1; i < clusters; ++i) b.send(b.taker((b.cluster + i) % clusters), block(b.rank), b.ring(b.rank, 0));
+  b.stage("collect", 1);
+  each_taken([&](size_t i, int q) { b.recv(q, block(q), region(i)); });
+  if (takes) b.post(kReady);
+}
+
+void plan_island_reduce(Builder &b) {
+  const int root = b.request.root;
+  const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster;
+  const bool small = b.request.bytes <= b.request.small_bytes, at_home = g == home;
+  b.choose_island_chunk();
+  // Of a small message one rank of each cluster has all of it: the root, and the first ones.
+  const auto leader = [&](size_t h) { return h == home ? b.clusters.at[static_cast<size_t>(root)] : 0; };
+  const auto part = [&](size_t h, size_t j) -> Range {
+    if (!small) return piece_at(b, h, j);
+    return j == leader(h) ? b.whole() : Range{};
+  };
+  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const Range mine = part(g, b.position);
+  const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
+  const Span sum = Builder::device(b.need_device(small ? b.plan.chunk : mine.size()));
+  const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
+             token_in = Builder::scratch(b.need_scratch(kTokenBytes));
+  b.need_ring(mine.size());
+
+  if (at_home) {  // the pieces come together at the root: in its output, and elsewhere in memory that nobody reads
+    b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+    const uint64_t at = b.rank == root || small ? 0 : b.need_device(b.plan.chunk);
+    const auto gathered = [&](uint64_t begin) {
+      return b.rank == root ? Builder::output(0, begin) : Builder::device(at + begin);
+    };
+    if (!mine.empty()) {
+      b.wait(b.rank, kReady);
+      b.move(in(mine), slot(mine), gathered(mine.begin));
+    }
+    if (!small) {
+      b.call(IslandCall::AllGather, When::FullChunk, in(piece(b, g, 0)), gathered(mine.begin), gathered(0));
+      for (size_t j = 0; j < b.count; ++j) {
+        const Range r = piece(b, g, j);
+        b.call(IslandCall::Broadcast, When::PartChunk, in(r), gathered(r.begin), gathered(r.begin), static_cast<int>(j));
+      }
+    }
+  }
+  b.device_stage("copy in", 0);
+  if (!at_home && !mine.empty()) b.wait_reuse(b.rank, kReady);
+  if (small) b.call(IslandCall::Reduce, When::Always, in(b.whole()), Builder::input(0, 0), sum, static_cast<int>(leader(g)));
+  else scatter_sum(b, 0, sum);
+  if (mine.empty()) return;
+  b.move(in(mine), sum, slot(mine));
+  b.post(kStaged);
+
+  if (!at_home) {
+    b.stage("send", 0);
+    b.wait(b.rank, kStaged);
+    const auto each_finisher = [&](auto f) {
+      for (size_t j = 0; j < b.clusters.size(home); ++j) f(b.at(home, j), intersect(mine, part(home, j)));
+    };
+    each_finisher([&](int q, Range x) { b.send(q, in(x), slot(x)); });
+    b.stage("acknowledged", 2);
+    if (!b.reuses()) return;
+    each_finisher([&](int q, Range x) { b.recv_token(q, in(x), token_in); });
+    b.post(kReady);  // to be filled again
+    return;
+  }
+  b.stage("finish", 0);
+  b.wait(b.rank, kStaged);
+  const auto sources = contributions(b, mine, slot(mine), [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
+    for (size_t j = 0; j < b.clusters.size(h); ++j) {
+      const Range x = intersect(mine, part(h, j));
+      b.recv(b.at(h, j), in(x), Builder::scratch(at + (x.begin - mine.begin) * wide, partial));
+      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), in(x), token_out);
+    }
+  });
+  b.reduce(in(mine), sources, {}, slot(mine), false);
+  b.post(kReady);
+}
+
+// The library sums every block: those of other groups in pieces, which cross from the rank of each; those of its own ranks to the rank that
+// gets it, where what came from the others is added. Slots are free again behind the gate of a later chunk, which the host opens
+// after it has heard that the slot's frames were taken.
+void plan_island_reduce_scatter(Builder &b) {
+  const auto world = static_cast<size_t>(b.world);
+  b.choose_island_chunk(world - 1);
+  const Range all = b.whole(), mine = piece(b, b.cluster, b.position);
+  const auto in = [&](int block, Range r) { return b.extent(Memory::Input, static_cast<uint32_t>(block), r); };
+  const std::vector<int> outside = b.outside();
+  const auto region = [&](size_t i) { return b.ring(b.rank, all.size() + i * mine.size()); };  // 0: my block
+  const Span own = b.ring(b.rank, 0);
+  b.need_ring(all.size() + outside.size() * mine.size());
+  const Span sum = Builder::device(b.need_device(all.size()));
+  const Span token_out = Builder::scratch(b.need_scratch(kTokenBytes)),
+             token_in = Builder::scratch(b.need_scratch(kTokenBytes));
+
+  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.wait(b.rank, kReady);
+  b.move(in(b.rank, all), own, Builder::output(0, 0));
+  b.device_stage("copy in", 0);
+  for (size_t i = 0; i < outside.size(); ++i) {
+    scatter_sum(b, static_cast<uint32_t>(outside[i]), sum);
+    b.move(in(outside[i], mine), sum, region(i));
+  }
+  for (size_t j = 0; j < b.count; ++j) {
+    const int block = b.members[j];
+    b.call(IslandCall::Reduce, When::Always, in(block, all), Builder::input(static_cast<uint32_t>(block), 0), sum,
+           static_cast<int>(j));
+    if (block == b.rank) b.move(in(block, all), sum, own);
+  }
+  b.post(kStaged);
+
+  b.stage("send", 0);
+  b.wait(b.rank, kStaged);
+  for (size_t i = 0; i < outside.size(); ++i) b.send(outside[i], in(outside[i], mine), region(i));
+  b.stage("finish", 1);
+  const auto sources = contributions(b, all, own, [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
+    for (size_t j = 0; j < b.clusters.size(h); ++j) {
+      const Range x = piece_at(b, h, j);
+      b.recv(b.at(h, j), in(b.rank, x), Builder::scratch(at + x.begin * wide, partial));
+      if (b.reuses() && (partial || b.clusters.library[h])) b.send_token(b.at(h, j), in(b.rank, x), token_out);
+    }
+  });
+  b.reduce(in(b.rank, all), sources, {}, own, false);
+  b.post(kReady);
+  b.stage("acknowledged", 2);
+  if (!b.reuses()) return;
+  for (const int d : outside) b.recv_token(d, in(d, mine), token_in);
+}
+
+void plan_island_all_reduce(Builder &b) {
+  if (b.request.bytes <= b.request.small_bytes) return small_all_reduce(b);
+  b.choose_island_chunk();
+  const auto domains = domains_of(b);
+  const size_t g = b.cluster, clusters = b.others + 1;
+  const Range mine = piece(b, g, b.position);
+  b.need_ring(mine.size());
+  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto slot = [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); };
+  const auto each_piece = [&](auto f) {
+    for (size_t j = 0; j < b.count; ++j) f(piece(b, g, j), static_cast<int>(j));
+  };
+  // f(rank, range) of the ranks of other groups that have a part of domain `owner` in common with me, the next group first.
+  const auto each_peer = [&](size_t h, size_t owner, auto f) {
+    for (size_t j = 0; j < b.clusters.size(h); ++j) {
+      const Range x = intersect(intersect(mine, domains[owner]), share_of(b, domains, h, j, owner));
+      f(b.at(h, j), x);
+    }
+  };
+
+  const Range first{0, mine.size()};  // what each rank gives to, or gets of, a call with equal counts
+  b.device_stage("copy out", std::min(kAhead, b.plan.chunks));
+  b.wait(b.rank, kReady);
+  b.move(in(mine), slot(mine), Builder::output(0, mine.begin));
+  b.call(IslandCall::AllGather, When::FullChunk, in(first), Builder::output(0, mine.begin), Builder::output(0, 0));
+  each_piece([&](Range r, int j) {
+    b.call(IslandCall::Broadcast, When::PartChunk, in(r), Builder::output(0, r.begin), Builder::output(0, r.begin), j);
+  });
+  b.device_stage("copy in", 0);
+  b.call(IslandCall::ReduceScatter, When::FullChunk, in(first), Builder::input(0, 0), Builder::output(0, mine.begin));
+  each_piece([&](Range r, int j) {
+    b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(0, r.begin), Builder::output(0, r.begin), j);
+  });
+  b.move(in(mine), Builder::output(0, mine.begin), slot(mine));
+  b.post(kStaged);
+
+  b.stage("send", 0);
+  b.wait(b.rank, kStaged);
+  for (size_t i = 1; i < clusters; ++i) {
+    const size_t d = (g + i) % clusters;
+    each_peer(d, d, [&](int q, Range x) { b.send(q, in(x), slot(x)); });
+  }
+
+  b.stage("finish", 1);
+  const Range done = intersect(mine, domains[g]);
+  const auto sources = contributions(b, done, slot(done), [&](size_t h, uint64_t at, uint64_t wide, bool partial) {
+    each_peer(h, g,
+              [&](int q, Range x) { b.recv(q, in(x), Builder::scratch(at + (x.begin - done.begin) * wide, partial)); });
+  });
+  // Nobody sends of the slot any more what the result replaces: what came from the others is an answer to it.
+  b.reduce(in(done), sources, {}, slot(done), false);
+  for (size_t i = 1; i < clusters; ++i) each_peer((g + i) % clusters, g, [&](int q, Range x) { b.send(q, in(x), slot(x)); });
+
+  b.stage("collect", 2);
+  for (size_t i = 1; i < clusters; ++i) {
+    const size_t d = (g + clusters - i) % clusters;
+    each_peer(d, d, [&](int q, Range x) { b.recv(q, in(x), slot(x)); });
+  }
+  b.post(kReady);
+}
+
+}  // namespace isthmus::plan

@@ -1,0 +1,191 @@
+"""What goes wrong around a vendor's library that blocks and has no abort (oneCCL): our deadlines and errors hold all the
+same, a thread that is stuck inside it is left behind, and the process ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus import launch
+from jobs import ONECCL, Me, Zygote, all_say, job
+
+pytestmark = pytest.mark.skipif(not ONECCL.exists(), reason="no oneCCL for this machine: make setup fetches it on x86-64")
+LIMIT = 2.0
+
+
+def loop(me: Me, count: int) -> dict[str, Any]:
+    comm = me.init()
+    x = np.ones(count, np.float32)
+    me.send("ready")
+
+    def forever() -> None:
+        while True:
+            comm.all_reduce(x, "max")
+            comm.broadcast(x, 0)
+
+    first = me.caught(forever)
+    again = me.caught(comm.barrier)
+    assert again["kind"] == first["kind"] and again["took"] < 0.1
+    begin = time.monotonic()
+    comm.destroy()
+    first["destroyed"] = time.monotonic() - begin
+    return first
+
+
+@pytest.mark.parametrize(("islands", "victim"), [("AA", 1), ("AAbb", 0), ("AAbb", 1), ("AAbb", 3), ("ABAB", 2)])
+@pytest.mark.parametrize("count", [4, 1 << 20], ids=["small", "large"])
+def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
+    zygote: Zygote, islands: str, victim: int, count: int
+) -> None:
+    with job(zygote, len(islands), lambda me: loop(me, count), islands) as ranks:
+        all_say(ranks, "ready")
+        time.sleep(0.2)
+        since = ranks[victim].signal(signal.SIGKILL)
+        for rank in ranks:
+            if rank.rank == victim:
+                continue
+            report = rank.result()
+            assert report["kind"] == "PeerLostError", report
+            assert f"rank {victim}" in report["text"], report
+            assert report["at"] - since < LIMIT, report
+            assert report["destroyed"] < 5, report
+
+
+@pytest.mark.parametrize(("islands", "late"), [("AA", 1), ("AAb", 1), ("AAb", 2), ("bAA", 1)])
+def test_a_rank_that_does_not_call_is_named_at_the_deadline(zygote: Zygote, islands: str, late: int) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        x = np.ones(200_000, np.float32)
+        comm.all_reduce(x)
+        if me.rank == late:
+            return me.caught(lambda: (time.sleep(2.5), comm.all_reduce(x)))
+        return me.caught(lambda: comm.all_reduce(x, timeout=1))
+
+    with job(zygote, len(islands), body, islands) as ranks:
+        reports = [rank.result() for rank in ranks]
+        for rank, report in enumerate(reports):
+            assert f"rank {late}" in report["text"] and "has not called it" in report["text"], report
+            assert rank == late or report["took"] < 1.75, report
+        assert {report["kind"] for report in reports} == {"TimeoutError"}, reports
+
+
+def test_a_stopped_rank_is_named_at_the_deadline(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        x = np.ones(200_000, np.float32)
+        comm.all_reduce(x)
+        me.send("ready")
+        if me.rank == 1:
+            time.sleep(60)
+        me.hear()
+        return me.caught(lambda: comm.all_reduce(x, timeout=1))
+
+    with job(zygote, 3, body, "AAb") as ranks:
+        all_say(ranks, "ready")
+        ranks[1].signal(signal.SIGSTOP)
+        for rank in (ranks[0], ranks[2]):
+            rank.tell("go")
+        for rank in (ranks[0], ranks[2]):
+            report = rank.result()
+            assert "rank 1" in report["text"] and "does not answer" in report["text"], report
+            assert report["took"] < 2.5, report
+
+
+@pytest.mark.parametrize("islands", ["AA", "AAb"])
+def test_ranks_that_call_different_things_are_told_who_called_what(zygote: Zygote, islands: str) -> None:
+    """The library compares nothing: ranks of one island that ask for another sum would both be given one."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        x = np.ones(50_000, np.float32)
+
+        def calls() -> None:
+            comm.all_reduce(x, "max" if me.rank == 1 else "min")
+            comm.all_reduce(x)
+
+        return me.caught(calls)
+
+    with job(zygote, len(islands), body, islands) as ranks:
+        for rank in ranks:
+            report = rank.result()
+            assert report["kind"] == "MismatchError" and "max" in report["text"] and "min" in report["text"], report
+
+
+def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alone(zygote: Zygote) -> None:
+    other = f"127.0.0.1:{launch.free_port()}"
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        plain = me.init(name="plain", settings={}, address=other)
+        x = np.ones(100_000, np.float32)
+        comm.all_reduce(x)
+        if me.rank == 0:  # the library waits for rank 1 meanwhile
+            work = comm.all_reduce(x, async_op=True)
+            time.sleep(0.2)
+            comm.abort("enough")
+            report = me.caught(work.wait)
+        else:
+            time.sleep(0.5)
+            report = me.caught(lambda: comm.all_reduce(x))
+        total = float(plain.all_reduce(np.ones(1000, np.float32))[0])
+        comm.destroy()
+        return report, total
+
+    with job(zygote, 2, body, "AA") as ranks:
+        for rank in ranks:
+            report, total = rank.result()
+            assert report["kind"] == "AbortedError" and "enough" in report["text"], report
+            assert total == 2
+
+
+def test_a_process_with_a_stuck_thread_is_told_to_start_anew(zygote: Zygote) -> None:
+    other = f"127.0.0.1:{launch.free_port()}"
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        if me.rank == 0:
+            me.caught(lambda: comm.all_reduce(np.ones(100_000, np.float32), timeout=0.5))
+        else:
+            time.sleep(1)
+        comm.destroy()
+        return me.caught(lambda: me.init(name="again", address=other, timeout=5))
+
+    with job(zygote, 2, body, "AA") as ranks:
+        for rank in ranks:
+            text = rank.result()["text"]
+            assert "rank 0" in text and "stuck" in text and "start a new process" in text, text
+
+
+def test_destroy_with_work_in_flight_ends(zygote: Zygote) -> None:
+    def body(me: Me) -> float:
+        comm = me.init()
+        x = np.ones(500_000, np.float32)
+        works = [comm.all_reduce(x, "max", async_op=True) for _ in range(30)]
+        begin = time.monotonic()
+        comm.destroy()
+        took = time.monotonic() - begin
+        for work in works:
+            work.wait()
+        return took
+
+    with job(zygote, 3, body, "AAb") as ranks:
+        assert max(rank.result() for rank in ranks) < 20
+
+
+def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        me.send("ready")
+        if me.rank == 1:
+            time.sleep(60)
+        return me.caught(lambda: me.init(timeout=4))
+
+    with job(zygote, 3, body, "AAb") as ranks:
+        all_say(ranks, "ready")
+        time.sleep(0.3)
+        ranks[1].signal(signal.SIGKILL)
+        for rank in (ranks[0], ranks[2]):
+            assert "rank 1" in rank.result()["text"]

@@ -1,0 +1,271 @@
+"""Islands that a vendor's library serves, beside each other and beside host ranks: real oneCCL on one machine.
+
+Sums are of small integers, so whatever order a library adds in, there is one right value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+from islands import ONECCL, join, needs_oneccl, run_islands
+from ranks import run_processes, run_threads
+from reference import DTYPES, bits
+
+pytestmark = needs_oneccl
+
+SHAPES = (
+    "A:2",
+    "A:3",
+    "A:2,b:1",
+    "b:1,A:2",
+    "A:2,b:2",
+    "A,b,A",
+    "b,A,A,b,A",
+    "A:3,b:1,C:2",
+    "A,B,A,B",
+    "A:2,B:2,c:1",
+    "A:1,b:1",
+    "A,B,A,b,B,A",
+)
+# What oneCCL has, and what is planned without it: float8, booleans, complex numbers, 16-bit integers, bitwise operations.
+ALL_REDUCES = [
+    *((dtype, op) for dtype in "float32 float64 int32 uint8 int64".split() for op in "sum prod min max avg".split()),
+    *(("int32", op) for op in ("band", "bxor")),
+    *((dtype, "sum") for dtype in ("bfloat16", "float16", "int16", "complex64", "float8_e5m2")),
+    ("float32", "premul_sum"),
+    ("bool", "max"),
+]
+COUNTS = (0, 1, 7, 2049, 70_001, 800_000)
+LONG = (("float32", "sum"), ("float64", "avg"), ("int32", "max"), ("bfloat16", "sum"))  # for the longest of them
+
+
+def contribution(rank: int, count: int, dtype: str) -> Any:
+    return ((np.arange(count) + rank) % 3 + 1).astype(np.float32).astype(DTYPES[dtype])
+
+
+def expected(world: int, count: int, dtype: str, op: str) -> Any:
+    all_ranks = np.stack([contribution(r, count, dtype).astype(np.int64) for r in range(world)])
+    if op == "avg":
+        total = all_ranks.sum(0)
+        if "int" in dtype:
+            return (total.astype(DTYPES[dtype]).astype(np.int64) // world).astype(DTYPES[dtype])
+        return (total.astype(DTYPES[dtype]) / np.asarray(world, DTYPES[dtype])).astype(DTYPES[dtype])
+    folds = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "band": np.bitwise_and}
+    if op == "premul_sum":
+        return (all_ranks.sum(0) * 2).astype(DTYPES[dtype])
+    if op == "bxor":
+        return np.bitwise_xor.reduce(all_ranks, 0).astype(DTYPES[dtype])
+    if dtype == "bool":
+        return np.ones(count, np.bool_)
+    return folds[op].reduce(all_ranks, 0).astype(DTYPES[dtype])
+
+
+def all_reduces(comm: isthmus.Comm) -> int:
+    done = 0
+    for dtype, op in ALL_REDUCES:
+        for count in COUNTS if (dtype, op) in LONG else COUNTS[:4]:
+            want = expected(comm.size, count, dtype, op)
+            for in_place in (False, True):
+                x = contribution(comm.rank, count, dtype)
+                out = x if in_place else np.zeros_like(x)
+                kept = x.copy()
+                comm.all_reduce(x, op, out, scale=2.0) if op == "premul_sum" else comm.all_reduce(x, op, out)
+                same = bits(out) == bits(want)
+                assert same.all(), (dtype, op, count, in_place, np.flatnonzero(~same)[:4])
+                assert in_place or (bits(x) == bits(kept)).all(), "the input was changed"
+                done += 1
+    return done
+
+
+@pytest.mark.parametrize("islands", SHAPES)
+def test_all_reduce_is_that_of_numpy(islands: str) -> None:
+    done = run_islands(islands, all_reduces, timeout=180)
+    assert set(done) == {2 * (len(ALL_REDUCES) * 4 + len(LONG) * 2)}
+
+
+@pytest.mark.parametrize("islands", ["A:2,b:2", "A,B,A,B,c"])
+def test_all_reduce_over_tcp_is_that_of_numpy(islands: str) -> None:
+    assert len(set(run_islands(islands, all_reduces, bridge="tcp", timeout=180))) == 1
+
+
+def other_collectives(comm: isthmus.Comm) -> None:
+    n, me = comm.size, comm.rank
+    for dtype in ("float32", "int64", "bfloat16", "int16"):
+        for count in (0, 1, 5, 3000, 200_000):
+            mine = contribution(me, count, dtype)
+            every = [contribution(r, count, dtype) for r in range(n)]
+            joined = np.concatenate(every)
+
+            def same(got: Any, want: Any, what: str) -> None:
+                assert (bits(got) == bits(want)).all(), (what, dtype, count)  # noqa: B023
+
+            same(comm.all_gather(mine), joined, "all_gather")
+            place = np.zeros(n * count, DTYPES[dtype])
+            own = place[me * count : (me + 1) * count]
+            own[:] = mine
+            same(comm.all_gather(own, place), joined, "all_gather in place")
+            wide = np.concatenate([contribution(me + r, count, dtype) for r in range(n)])
+            want = expected(n, count, dtype, "sum") if me == 0 else None
+            total = np.stack([contribution(r + me, count, dtype).astype(np.int64) for r in range(n)]).sum(0)
+            same(comm.reduce_scatter(wide), total.astype(DTYPES[dtype]), "reduce_scatter")
+            for root in (0, n - 1):
+                reduced = comm.reduce(mine.copy(), root, "sum", np.zeros_like(mine))
+                if me == root:
+                    same(reduced, expected(n, count, dtype, "sum"), "reduce")
+                x = contribution(root, count, dtype) if me == root else np.zeros_like(mine)
+                same(comm.broadcast(x, root), contribution(root, count, dtype), "broadcast")
+            turned = np.concatenate([contribution(r + me, count, dtype) for r in range(n)])
+            same(comm.all_to_all(wide), turned, "all_to_all")
+            assert want is None or want.size == count
+    comm.barrier()
+    got = np.zeros(3, np.int32)
+    sent = comm.send(np.full(3, me, np.int32), (me + 1) % n, async_op=True)
+    comm.recv(got, (me - 1) % n)
+    sent.wait()
+    assert (got == (me - 1) % n).all()
+
+
+@pytest.mark.parametrize("islands", ["A:2", "A:3", "A:2,b:1", "A,b,A,b", "A:2,B:2", "b,A,A,C,C,b"])
+def test_the_other_collectives_are_those_of_numpy(islands: str) -> None:
+    run_islands(islands, other_collectives, timeout=180)
+
+
+def test_all_ranks_hold_the_same_bits_of_real_numbers() -> None:
+    """No integers here: whatever order the library adds in, everybody holds what it gave."""
+
+    def body(comm: isthmus.Comm) -> bytes:
+        x = np.random.default_rng(comm.rank).standard_normal(500_003).astype(np.float32)
+        return comm.all_reduce(x, out=np.empty_like(x)).tobytes()
+
+    for islands in ("A:3", "A:2,b:2", "A,B,A,B,c"):
+        first, *others = run_islands(islands, body)
+        assert all(other == first for other in others), islands
+
+
+def test_operations_in_flight_keep_their_order() -> None:
+    """Some go to the library, some do not; each reads what the one before has written."""
+
+    def body(comm: isthmus.Comm) -> Any:
+        x = np.full(100_000, float(comm.rank + 1), np.float64)
+        gathered = np.zeros(100_000 * comm.size)
+        works = []
+        for _ in range(20):
+            works.append(comm.all_reduce(x, "max", x, async_op=True))  # the library
+            works.append(comm.all_gather(x, gathered, async_op=True))  # not, among several islands
+            works.append(comm.reduce_scatter(gathered, "sum", x, async_op=True))
+            works.append(comm.all_reduce(x, "avg", x, async_op=True))
+            works.append(comm.all_reduce(x, "min", x, async_op=True))
+            works.append(comm.all_reduce(x[:3], "max", x[:3], async_op=True))
+        for work in works:
+            work.wait()
+        return x[0], x[-1], gathered[0]
+
+    for islands in ("A:2", "A:2,b:1", "A,B,b,A,B"):
+        results = run_islands(islands, body)
+        world = len(results)
+        # Every round multiplies by the world: the sum of as many equal numbers.
+        assert set(results) == {(float(world) ** 21, float(world) ** 21, float(world) ** 20)}, islands
+
+
+def test_a_communicator_inside_one_island_and_one_across() -> None:
+    def body(comm: isthmus.Comm) -> Any:
+        inside = comm.split(0 if comm.rank < 2 else 1)
+        assert inside is not None
+        across = comm.split(comm.rank % 2, name="across")
+        assert across is not None
+        plans = [json.loads(c._explain("all_reduce", 1 << 20, "float32", "sum", 0))["ccl"] for c in (comm, inside, across)]
+        sums = [float(c.all_reduce(np.full(30_000, comm.rank, np.float32))[0]) for c in (inside, across, comm)]
+        inside.destroy()
+        sums.append(float(comm.all_reduce(np.ones(1, np.float32))[0]))
+        return plans, sums
+
+    a, b, c, d = run_islands("A:2,b:2", body)
+    assert a[0] == b[0] == ["oneccl", "oneccl", ""], "one rank of an island needs no library"
+    assert c[0] == d[0] == ["", "", ""]
+    assert a[1] == [1, 2, 6, 4] and d[1] == [5, 4, 6, 4]
+
+
+def test_the_plan_and_the_topology_name_the_library() -> None:
+    def body(comm: isthmus.Comm) -> Any:
+        small = comm.explain("all_reduce", nbytes=64)
+        large = comm.explain("all_reduce", nbytes=64 << 20)
+        short = comm.explain("all_reduce", nbytes=1 << 20, dtype="int16")
+        return str(small), str(large), str(short), comm.topology()
+
+    small, large, short, topology = run_islands("A:2,b:2", body)[0]
+    assert "served by oneccl" in large and "oneccl reduce_scatter" in large and "oneccl all_gather" in large
+    assert "oneccl all_reduce" in small and "oneccl broadcast" in small
+    assert "oneccl" not in short, "oneCCL has no 16-bit integers, so its ranks are planned one by one"
+    assert [group["ccl"] for group in topology["groups"]] == ["oneccl", ""]
+    assert topology["ranks"][0]["ccl_version"].count(".") == 2
+
+
+def test_a_library_that_is_not_there_is_said_in_one_sentence_on_every_rank() -> None:
+    def body() -> str:
+        options = {"CCL": "oneccl", "CCL_LIBRARY": "/nowhere/libccl.so.2"} if os.environ["ISTHMUS_ISLAND"] == "a" else {}
+        try:
+            isthmus.init(settings=options)
+        except isthmus.Error as error:
+            return str(error)
+        return ""
+
+    texts = run_processes(3, body, islands="a:2,b:1", init=False)
+    assert all("/nowhere/libccl.so.2 cannot be opened" in text and "install oneCCL 2022.1" in text for text in texts), texts
+    assert all("rank 0" in text or "rank 1" in text for text in texts), "who lacks it"
+
+
+def test_two_ranks_in_one_process_are_refused_by_name() -> None:
+    with pytest.raises(AssertionError, match="ranks 0 and 1 are threads of one process"):
+        run_threads(2, lambda comm: None, settings={"CCL": "oneccl", "CCL_LIBRARY": str(ONECCL)})
+
+
+def test_ranks_may_leave_at_different_times() -> None:
+    """oneCCL ends a process that ends a communicator whose maker is gone."""
+
+    def body(comm: isthmus.Comm, first: int) -> int:
+        comm.all_reduce(np.ones(10, np.float32))
+        if comm.rank != first:
+            time.sleep(3.5)
+        return comm.rank
+
+    for first in (0, 1):
+        assert run_islands("A:3", body, first) == [0, 1, 2]
+
+
+def test_a_process_with_a_stuck_thread_ends_with_its_own_status() -> None:
+    def body() -> tuple[str, int]:
+        comm = join()
+        x = np.ones(200_000, np.float32)
+        comm.all_reduce(x)
+        if comm.rank == 1:
+            os._exit(9)
+        try:
+            while True:
+                comm.all_reduce(x, "max")
+        except isthmus.PeerLostError as error:
+            return str(error), os.getpid()
+
+    first, _, third = run_processes(3, body, islands="A:3", init=False, expect={1: 9})
+    for text, pid in (first, third):
+        assert "rank 1" in text
+        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"{pid}:")], "what its transport keeps there"
+
+
+def test_steady_traffic_of_a_hundred_operations_in_flight() -> None:
+    """More device work than a stream's queue holds at first: it grows, and nobody waits for room."""
+
+    def body(comm: isthmus.Comm) -> float:
+        arrays = [np.full(300_000, 1.0, np.float32) for _ in range(100)]
+        works = [comm.all_reduce(x, "sum", x, async_op=True) for x in arrays]
+        for work in works:
+            work.wait()
+        return float(sum(x.sum() for x in arrays))
+
+    assert set(run_islands("A:2,b:1", body)) == {100 * 300_000 * 3.0}
