@@ -69,8 +69,8 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.number(b.protocol);
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
-  for (const std::string *s :
-       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
+  for (const std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
+                               &b.info.process, &b.settings, &b.name, &b.trouble})
     w.text(*s);
   w.text(b.info.ccl);
   w.text(b.info.ccl_version);
@@ -90,8 +90,8 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   RankBlob b;
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
-  for (std::string *s :
-       {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.process, &b.settings, &b.name, &b.trouble})
+  for (std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
+                         &b.info.process, &b.settings, &b.name, &b.trouble})
     r.text(*s);
   r.text(b.info.ccl);
   r.text(b.info.ccl_version);

@@ -301,11 +301,15 @@ class HostRuntime final : public Runtime {
   const char *vendor() const noexcept override { return "host"; }
   std::string version() const override { return "1"; }
   int devices() const override { return 1; }
-  Capabilities capabilities(int) const override { return {GateKind::HostStore, true, true}; }
+  Capabilities capabilities(int) const override { return {GateKind::HostStore, true, true, true}; }
+  std::string describe(int) const override { return "host memory"; }
 
   std::unique_ptr<Stream> make_stream(int device, const char *name) override {
     check(device);
     return std::make_unique<Thread>(device, name);
+  }
+  std::unique_ptr<Stream> adopt(int, void *) override {
+    fail(Code::Unsupported, "host ranks have no streams of their own: give no stream");
   }
   std::unique_ptr<Event> make_event(int device) override {
     check(device);

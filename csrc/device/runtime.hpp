@@ -29,6 +29,7 @@ struct Capabilities {
   GateKind gate = GateKind::None;
   bool host_access = false;       // the host may read and write what allocate() gives
   bool asynchronous_copy = true;  // copy() returns before the bytes have moved
+  bool signals_wake = true;  // make_signal()'s wake is called; else whoever waits for a signal has to look again and again
 };
 
 enum class Where : uint8_t { Unknown, Registered, Device };  // Unknown: plain host memory, or nobody's
@@ -41,10 +42,26 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual int device() const noexcept = 0;
-  // What went wrong on it so far. Steps behind a failed one are skipped, signals and events still happen.
+  // What went wrong on it so far. Steps behind a failed one are skipped; signals and events still happen where the runtime is ours (host),
+  // and never where a vendor's device has failed. May be a call of the runtime: not for the hot path.
   virtual Status status() const = 0;
+  virtual void *handle() const noexcept { return nullptr; }  // the vendor's, for the adapters of its libraries
+  // Between these the stream's device is what the vendor's libraries take for the current one of this thread.
+  virtual void enter() const {}
+  virtual void exit() const noexcept {}
   // Whether the user is recording a graph on it, in which nothing of ours may be.
   virtual bool capturing() const = 0;
+};
+
+class Entered {
+ public:
+  explicit Entered(const Stream &stream) : stream_(stream) { stream_.enter(); }
+  ~Entered() { stream_.exit(); }
+  Entered(const Entered &) = delete;
+  Entered &operator=(const Entered &) = delete;
+
+ private:
+  const Stream &stream_;
 };
 
 class Event {
@@ -85,8 +102,12 @@ class Runtime {
   virtual std::string version() const = 0;          // of the library that was found, for people
   virtual int devices() const = 0;
   virtual Capabilities capabilities(int device) const = 0;
+  virtual std::string describe(int device) const = 0;  // "NVIDIA H100 80GB HBM3 at 0000:3b:00.0"
+  virtual int numa(int) const { return -1; }           // the node of the host that is nearest to the device, or -1
 
   virtual std::unique_ptr<Stream> make_stream(int device, const char *name) = 0;  // `name`: static text, for people
+  // The user's stream of that handle; ending the object leaves the stream as it is. Error(Unsupported) where there are no such streams.
+  virtual std::unique_ptr<Stream> adopt(int device, void *handle) = 0;
   virtual std::unique_ptr<Event> make_event(int device) = 0;
   virtual std::unique_ptr<Gate> make_gate(int device) = 0;
   virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;

@@ -21,7 +21,7 @@ bool Member::start_plan(Op *op) noexcept {
       return false;
     }
   }
-  const uint64_t scratch = std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  const uint64_t scratch = op->scratch ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
   if (scratch > scratch_.size()) scratch_.resize(scratch);
   op->chunks = plan::chunks_of(p, op->operands());
   op->t = op->stage = op->step = 0;
@@ -118,7 +118,7 @@ std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept 
   switch (span.memory) {
     case Memory::Input: return const_cast<std::byte *>(op->call.in) + offset;
     case Memory::Output: return op->call.out + offset;
-    case Memory::Scratch: return scratch_.data() + offset;
+    case Memory::Scratch: return (op->scratch ? context_->arena().base() + op->scratch : scratch_.data()) + offset;
     case Memory::Device: return nullptr;  // the device list alone has it
     case Memory::Ring: break;
   }
@@ -166,7 +166,7 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
 
 Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noexcept {
   const plan::Plan &p = *op->plan;
-  const bool sized = step.kind != StepKind::Post && step.kind != StepKind::Wait;
+  const bool sized = step.kind != StepKind::Post && step.kind != StepKind::Wait && step.kind != StepKind::Taken;
   uint64_t bytes = 0;
   if (sized || step.guarded) {
     bytes = plan::extent_bytes(step.extent, c, op->operands());
@@ -227,7 +227,13 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     }
     case StepKind::Send: {
       const std::byte *from = address(op, p.sources[step.source], c);
-      return from ? send_step(op, step, wide, from) : Outcome::Blocked;
+      return from ? send_step(op, step, c, wide, from) : Outcome::Blocked;
+    }
+    case StepKind::Taken: {
+      if (op->in_slot[c % std::max(p.slots, 1u)].load(std::memory_order_acquire) == 0) return Outcome::Moved;
+      for (const auto &s : p.steps)
+        if (s.kind == StepKind::Send && peers_[s.peer].in_link.load(std::memory_order_relaxed) != 0) op->blocked_on = s.peer;
+      return Outcome::Blocked;
     }
     case StepKind::Recv: {
       std::byte *to = address(op, step.dst, c);
@@ -239,7 +245,8 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
   return Outcome::Blocked;
 }
 
-Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept {
+Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes,
+                                  const std::byte *data) noexcept {
   PeerRank &p = peers_[step.peer];
   // Nobody sends what the receiver has not granted. A frame larger than the whole window goes when all before it was consumed.
   const uint64_t sent = p.bytes_out.load(std::memory_order_relaxed), credit = credit_of(p);
@@ -263,6 +270,11 @@ Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint64_t bytes
   f->pending = &p.in_link;
   f->finished = give_frame;
   p.in_link.fetch_add(1, std::memory_order_relaxed);
+  f->also = nullptr;
+  if (!op->plan->device.empty()) {
+    f->also = &op->in_slot[c % std::max(op->plan->slots, 1u)];
+    f->also->fetch_add(1, std::memory_order_relaxed);
+  }
   p.link->post(*f);
   return Outcome::Moved;
 }

@@ -161,7 +161,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;
-  Outcome send_step(Op *op, const plan::Step &step, uint64_t bytes, const std::byte *data) noexcept;
+  Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
   uint64_t ring_for(const plan::Plan &p);  // the offset of a ring that is large enough; throws Error(Resource)

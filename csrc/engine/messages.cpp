@@ -49,7 +49,7 @@ void Member::start_send(Op *op) noexcept {
   const uint64_t total = op->call.bytes;
   op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
   op->out.data = op->call.in;
-  op->out.pending = nullptr;
+  op->out.pending = op->out.also = nullptr;
   bool eager = total <= kEagerMessage;
   match_lock_.lock();
   if (failed()) {
@@ -95,7 +95,7 @@ void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
   link::Outgoing *grant = take_frame();
   grant->header = header(*op, link::FrameKind::ClearToSend, p.their_index, epoch_, rank_, id);
   grant->data = nullptr;
-  grant->pending = nullptr;
+  grant->pending = grant->also = nullptr;
   grant->finished = give_frame;
   p.link->post(*grant);
 }

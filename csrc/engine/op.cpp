@@ -76,7 +76,8 @@ void Op::reset() noexcept {
   next_rank = t = chunks = stage = step = 0;
   receiving = false;
   blocked_on = -1;
-  ring = 0;
+  ring = scratch = 0;
+  for (auto &frames : in_slot) frames.store(0, std::memory_order_relaxed);
   message_id = 0;
   received.store(0, std::memory_order_relaxed);
   match_next = nullptr;

@@ -56,6 +56,10 @@ struct Op {
   bool receiving = false;   // the current Recv step has been posted
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
+  uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the member's own
+  static constexpr uint32_t kMostSlots = 64;
+  std::atomic<uint32_t> in_slot[kMostSlots] =
+      {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)
 
   // Point to point.
   link::Outgoing out;

@@ -45,6 +45,7 @@ struct Outgoing {
   FrameHeader header;  // total: bytes of data; bytes and offset are set by the link, which cuts
   const std::byte *data = nullptr;
   std::atomic<uint32_t> *pending = nullptr;  // decremented (release) when the link no longer reads `data`
+  std::atomic<uint32_t> *also = nullptr;     // decremented before it, if set
   void (*finished)(Outgoing &) = nullptr;    // called then, under the link's turn, if set
   Outgoing *next = nullptr;
   uint64_t cut = 0;     // link: bytes given to sockets so far
@@ -168,8 +169,9 @@ class OutQueue {
 
 inline void finish(Outgoing &out) noexcept {
   // `pending` may be the last thing that keeps `out` alive: read what is needed first.
-  auto *pending = out.pending;
+  auto *pending = out.pending, *also = out.also;
   if (out.finished) out.finished(out);
+  if (also) also->fetch_sub(1, std::memory_order_release);
   if (pending) pending->fetch_sub(1, std::memory_order_release);
 }
 

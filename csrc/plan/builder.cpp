@@ -63,6 +63,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       library(all.library[cluster]),
       varying(is_varying(p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
+      devices(topology::has_devices(t)),
       ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {
   const Collective c = request.collective;
   const bool blocks = c == Collective::AllGather || c == Collective::AllToAll || c == Collective::Gather;
@@ -72,8 +73,10 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
 
 void Builder::choose_chunk(uint64_t regions) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
-  const uint64_t most = lines(4 * request.chunk_bytes / std::max<uint64_t>(regions, 1));
-  uint64_t target = std::min(lines(request.chunk_bytes), most);
+  // A copy to or from a device costs microseconds whatever its size.
+  const uint64_t wanted = request.chunk_bytes * (devices ? kDeviceChunks : 1);
+  const uint64_t most = lines(4 * wanted / std::max<uint64_t>(regions, 1));
+  uint64_t target = std::min(lines(wanted), most);
   const uint32_t slots = std::clamp<uint32_t>(request.max_slots, 2, 64);
   depth = slots - 1;
   if (varying) {
@@ -253,6 +256,8 @@ void Builder::call(IslandCall call, When when, const Extent &e, Span from, Span 
   s.sources = 1;
   plan.sources.push_back(user(from));
 }
+
+void Builder::taken() { step(StepKind::Taken); }
 
 void Builder::post(uint8_t counter) {
   Step &s = step(StepKind::Post);

@@ -14,6 +14,7 @@ inline constexpr uint64_t kLine = 64;  // pieces are multiples of this: a cache 
 inline constexpr uint64_t kTokenBytes = 8;
 enum Counter : uint8_t { kCopied = 0, kReduced = 1, kConsumed = 2, kSpare = 3 };
 inline constexpr uint32_t kLeastIslandSlots = 6;
+inline constexpr uint64_t kDeviceChunks = 4;  // chunks of the setting in one, where a device copies them
 inline constexpr size_t kMostMultiple =
     4096;  // of group sizes that chunks are cut for: islands of sizes beyond are dissolved
 
@@ -58,6 +59,7 @@ class Builder {
   const bool library;               // my cluster is served by a vendor's library
   const bool varying;               // v-collective: sizes are operands of the launch
   const bool scaled;                // PREMUL_SUM
+  const bool devices;               // some rank's memory can only be reached by its device
   const uint64_t ratio;             // bytes of a partial result per byte of data
   bool stream = false;              // outputs are too large for the caches
 
@@ -106,6 +108,7 @@ class Builder {
   void send_token(int peer, Extent e, Span from);
   void recv_token(int peer, Extent e, Span to);
   void call(IslandCall call, When when, const Extent &e, Span from, Span to, int root = 0);
+  void taken();                                               // no link reads what was sent of this chunk any more
   void post(uint8_t counter);                                 // the value c + 1
   void wait(int peer, uint8_t counter);                       // for c + 1
   void wait(int peer, uint8_t counter, const Extent &guard);  // the same, where there is something to wait for
@@ -127,6 +130,8 @@ void plan_island_all_gather(Builder &b);
 void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
 void plan_island_all_reduce(Builder &b);  // a rank of a group with a library, among other groups
+// Turns the finished plan of a host rank into that of one whose memory only its device can touch. staging.cpp.
+void stage_user_memory(Builder &b);
 // The part of domain `domain` that rank j of cluster h folds or stages in an all_reduce.
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
 // The piece of a whole chunk that rank j of cluster h folds in a reduce or reduce_scatter.

@@ -83,6 +83,7 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
                          s.groups ? fmt::format(", {} groups in order", s.groups) : "");
     case StepKind::Send: return fmt::format("send {}{} to {}", size_text(bytes), what, ranks_text(peers));
     case StepKind::Recv: return fmt::format("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
+    case StepKind::Taken: return "wait until what was sent is taken";
     case StepKind::Post: return fmt::format("post {}", kCounterNames[s.counter]);
     case StepKind::Wait:
       if (s.counter >= kCounters) return fmt::format("wait for {}", kCounterNames[s.counter]);

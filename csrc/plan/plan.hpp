@@ -12,7 +12,8 @@
 // steps are calls of that library, which all ranks of the group make in the same order; its Moves are copies of the device's. It and
 // the host list of the same rank meet in local counters. The device posts kStaged (what the host waits for lies in the slot) and kTaken
 // (what the host had put there was copied out); it waits for kReady (what it is to copy out lies in the slot, or the slot is to be
-// filled again). The host list touches neither Input nor Output of such a rank.
+// filled again). The host list touches neither Input nor Output of such a rank. A rank that no library serves and whose memory only its
+// device can touch has a device list too, of copies alone: between the user's memory and pinned scratch that stands for it (staging.cpp).
 //
 // Counters. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's
 // value is (sequence << 28) + v, so it rises for ever and never has to be reset: Post(k, v) stores it to own counter k,
@@ -71,11 +72,11 @@ inline constexpr uint8_t kStaged = kCounters, kTaken = kCounters + 1, kReady = k
 inline constexpr int kValueBits = 28;
 
 enum class Memory : uint8_t {
-  Input,    // the user's send buffer
-  Output,   // the user's recv buffer
-  Ring,     // slots of rank `rank` (own or of a rank that shares memory): offset + slot_bytes * (c % slots)
-  Scratch,  // private host memory of this rank, plan.scratch_bytes: offset + stride * (c % slots)
-  Device,   // private memory on this rank's device, plan.device_bytes: offset. Of the device list alone, which is in order
+  Input,   // the user's send buffer
+  Output,  // the user's recv buffer
+  Ring,    // slots of rank `rank` (own or of a rank that shares memory): offset + slot_bytes * (c % slots)
+  Scratch,  // private host memory of this rank: offset + plan.scratch_stride * (c % slots). Pinned where there is a device list
+  Device,  // private memory on this rank's device, plan.device_bytes: offset. Of the device list alone, which is in order
 };
 
 // Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
@@ -107,7 +108,7 @@ struct Span {
   bool partial = false;  // accumulator type
 };
 
-enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl };
+enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl, Taken };
 
 // Which chunks a step is for: the last one may be shorter than the others, and calls that give every rank the same count cannot
 // serve it.
@@ -135,6 +136,7 @@ struct Step {
   uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
 };
 
+// Taken (host list): ends when no link reads a span any more that this rank sent of this chunk.
 struct Stage {
   const char *name = "";  // static text, for explain: "copy in", "reduce", "exchange", ...
   uint32_t skew = 0;
@@ -151,6 +153,7 @@ struct Request {  // all of it agreed on all ranks but `rank`
   uint32_t max_slots = 4;            // taken as 2 where it is less, 64 where it is more
   uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
+  bool device = false;    // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 

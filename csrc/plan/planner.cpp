@@ -8,7 +8,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 2;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 3;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on. Sizes of v-collectives and in_place are each rank's own affair.
 uint64_t digest_of(const topology::Topology &t, const Request &r) {
@@ -55,11 +55,11 @@ void check(const topology::Topology &t, int rank, const Request &r) {
 }
 
 // Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to
-// call; both are planned without it. AVG is a sum, and divided where the bridge rounds, so not in a group that is alone.
+// call; both are planned without it. AVG is a sum, and divided where the bridge rounds; a group that is alone needs the library's own.
 bool serves(const topology::Group &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
-  if (is_reduction(r.collective) && (r.op == RedOp::PremulSum || (alone && r.op == RedOp::Avg))) return false;
-  const RedOp op = r.op == RedOp::Avg ? RedOp::Sum : r.op;
+  if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;
+  const RedOp op = r.op == RedOp::Avg && !alone ? RedOp::Sum : r.op;
   const auto can = [&](IslandCall call) { return g.ccl_table.can(call, r.dtype, op); };
   using Call = IslandCall;
   switch (r.collective) {
@@ -142,6 +142,7 @@ std::shared_ptr<const Plan> plan_on(const topology::Topology &t, int rank, const
   if (t.size() == 1 && !pair) plan_alone(b);
   else if (b.library && b.others == 0) plan_island(b);
   else plan_bridged(b);
+  if (request.device) stage_user_memory(b);
   b.finish();
   if (!is_varying(c))
     for (const Step &s : plan->steps)

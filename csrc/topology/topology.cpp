@@ -38,7 +38,7 @@ uint64_t digest_of(const Topology &t) noexcept {
     for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
   };
   add(t.ranks.size());
-  add(t.flat ? 1 : 0);
+  add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0));
   for (size_t g = 0; g < t.groups.size(); ++g) {
     add(t.groups[g].ranks.size());
     for (int r : t.groups[g].ranks) add(static_cast<uint64_t>(r));
@@ -81,6 +81,10 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   t.weights.assign(t.groups.size(), 1.0);
   t.digest = digest_of(t);
   return t;
+}
+
+bool has_devices(const Topology &t) noexcept {
+  return std::any_of(t.ranks.begin(), t.ranks.end(), [](const RankInfo &r) { return r.device != "host"; });
 }
 
 bool has_libraries(const Topology &t) noexcept {
@@ -149,6 +153,7 @@ std::string to_json(const Topology &t) {
                    {"hostname", info.hostname},
                    {"island", info.island},
                    {"device", info.device},
+                   {"device_name", info.device_name},
                    {"ccl", info.ccl},
                    {"ccl_version", info.ccl_version},
                    {"process", info.process},

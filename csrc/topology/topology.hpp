@@ -25,8 +25,9 @@ struct RankInfo {
   std::string host;      // identity of the host (equal text: same host, as confirmed by a shared-memory link or nominated)
   std::string hostname;  // for people
   std::string island;    // label, may be empty
-  std::string device = "host";
-  std::string process;  // 32 hex digits: identity of the process; ranks that are threads share it
+  std::string device = "host";  // "host", or the device whose memory it works on ("cuda:0")
+  std::string device_name;      // for people
+  std::string process;          // 32 hex digits: identity of the process; ranks that are threads share it
   int64_t pid = 0;
   int numa = -1;
   std::string ccl;          // family of the collective library that the rank has for its island ("oneccl"), or empty
@@ -66,6 +67,8 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
 Topology dissolve(const Topology &t, const std::vector<bool> &keep);
 // Whether a group of `t` is served by a library.
 bool has_libraries(const Topology &t) noexcept;
+// Whether the memory of a rank of `t` is that of a device.
+bool has_devices(const Topology &t) noexcept;
 // Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
 // Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.
 void apply_rates(Topology &t, std::string_view rates);

@@ -120,6 +120,52 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanIsRefused) {
     }
 }
 
+// Ranks whose memory only their device can touch.
+TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
+  for (const char *islands : {"na", "no", "nno", "n"})
+    for (int c = 0; c < 14; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const auto t = world_of(islands);
+      Operation op = long_operation(collective, t.size(), 4);
+      op.request.bytes = collective == Collective::Barrier ? 0 : 1024 * 12;
+      for (auto &n : op.counts) n = op.request.bytes;
+      for (auto &row : op.matrix)
+        for (auto &n : row) n = op.request.bytes;
+      for (int rank = 0; rank < t.size(); ++rank) {
+        plan::Request request = op.request;
+        request.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+        const auto p = plan::plan_collective(t, rank, request);
+        EXPECT_EQ(p->device.empty(), !request.device || collective == Collective::Barrier);
+        for (size_t i = 0; i < p->steps.size() && !p->device.empty(); ++i) {
+          const Step &x = p->steps[i];
+          // Where all ranks send and receive, what comes is an answer to what went.
+          const bool answered = collective != Collective::Broadcast && collective != Collective::Reduce &&
+                                collective != Collective::Gather && collective != Collective::GatherV &&
+                                collective != Collective::Scatter && collective != Collective::ScatterV;
+          const bool staging = (x.kind == StepKind::Taken && !answered) ||
+                               ((x.kind == StepKind::Post || x.kind == StepKind::Wait) && x.counter >= plan::kCounters) ||
+                               (x.kind == StepKind::Move && i >= p->device.front().step);
+          if (!staging) continue;
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << plan::collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
+              << plan::explain(*p, t);
+        }
+        if (p->device.empty() || p->host.empty()) continue;
+        EXPECT_FALSE(prove_twice(t, op,
+                                 [&](int r, Plan &q) {
+                                   if (r == rank) --q.device.front().skew;
+                                 })
+                         .ok)
+            << "one chunk less ahead: " << islands << " " << plan::collective_name(collective) << ", rank " << rank << "\n"
+            << plan::explain(*p, t);
+      }
+    }
+}
+
 TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   const auto t = world_of("AAbBB");
   const Operation op = island_operation(20'004);

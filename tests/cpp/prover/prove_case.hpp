@@ -18,7 +18,8 @@ inline IslandTable whole_table() {
   return table;
 }
 
-// One letter a rank: its island; a capital: served by a library. Hosts likewise; empty: one host.
+// One letter a rank: its island; a capital: served by a library; from N and n on: its memory is a device's, which the host cannot touch.
+// Hosts likewise; empty: one host.
 inline topology::Topology world_of(const std::string &islands, const std::string &hosts = "",
                                    topology::Bridge bridge = topology::Bridge::Tcp) {
   std::vector<topology::RankInfo> ranks;
@@ -29,6 +30,7 @@ inline topology::Topology world_of(const std::string &islands, const std::string
       r.ccl = "library";
       r.ccl_table = whole_table();
     }
+    if (islands[i] >= 'n' || (islands[i] >= 'N' && islands[i] <= 'Z')) r.device = "device:0";
     r.host = r.hostname = hosts.empty() ? "host" : std::string("host-") + hosts[i];
     ranks.push_back(r);
   }

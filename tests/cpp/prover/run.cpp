@@ -62,8 +62,12 @@ struct Agent {
   size_t operation = 0;
   bool entered = false;
   uint32_t t = 0, stage = 0, step = 0;
-  size_t calls = 0;                              // of this operation: calls of the library that have ended
-  std::vector<std::shared_ptr<LinkRead>> sends;  // of this operation
+  size_t calls = 0;  // of this operation: calls of the library that have ended
+  struct Sent {
+    uint32_t chunk;
+    std::shared_ptr<LinkRead> read;
+  };
+  std::vector<Sent> sends;  // of this operation
   std::vector<Snapshot> ends;
   std::string waits;  // for people, when stuck
 };
@@ -125,6 +129,7 @@ class Run {
       for (size_t o = 0; o < operations_.size(); ++o) {
         plan::Request request = operations_[o].request;
         request.in_place = operations_[o].in_place;
+        request.device = topology_.ranks[r].device != "host";
         auto p = std::make_shared<Plan>(*plan::plan_collective(topology_, static_cast<int>(r), request));
         if (options_.mutate) options_.mutate(o, static_cast<int>(r), *p);
         device = device || !p->device.empty();
@@ -242,9 +247,9 @@ class Run {
 
   // An operation ends when the links read no span of it any more; only the sender knows that.
   bool leave(Agent &a) {
-    for (auto &read : a.sends)
-      if (!read->ended) return a.waits = "a link to end reading", false;
-    for (auto &read : a.sends) read->end = a.clock.now();
+    for (const auto &sent : a.sends)
+      if (!sent.read->ended) return a.waits = "a link to end reading", false;
+    for (auto &sent : a.sends) sent.read->end = a.clock.now();
     a.sends.clear();
     RankState &s = ranks_[static_cast<size_t>(a.rank)];
     if (operations_[a.operation].request.collective == plan::Collective::Barrier && !a.device)
@@ -294,7 +299,7 @@ class Run {
     if (a.t >= stage.skew && a.t - stage.skew < chunks && a.step < stage.steps) {
       const auto c = a.t - stage.skew;
       const Step &s = p.steps[stage.step + a.step];
-      const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait;
+      const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait && s.kind != StepKind::Taken;
       const uint64_t bytes = has_extent || s.guarded ? extent_bytes(s.extent, c, operands) : 0;
       if (((!has_extent && !s.guarded) || bytes > 0) && runs_for(p, s, c)) {
         if (!execute(a, p, s, c, bytes, operands)) return false;
@@ -315,7 +320,6 @@ class Run {
                bool writes) {
     RankState &own = ranks_[static_cast<size_t>(a.rank)];
     const bool served = !p.device.empty();
-    if (a.device && s.memory == Memory::Scratch) object("{}: the device touches the host's scratch", where(a));
     if (a.device && s.memory == Memory::Ring && s.rank >= 0) object("{}: the device touches another rank's ring", where(a));
     if (served && !a.device && (s.memory == Memory::Input || s.memory == Memory::Output))
       object("{}: the host touches the device's memory", where(a));
@@ -361,7 +365,8 @@ class Run {
 
   bool execute(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
     RankStats &stats = verdict.ranks[static_cast<size_t>(a.rank)];
-    if (a.device && (s.kind == StepKind::Reduce || s.kind == StepKind::Send || s.kind == StepKind::Recv))
+    if (a.device && (s.kind == StepKind::Reduce || s.kind == StepKind::Send || s.kind == StepKind::Recv ||
+                     s.kind == StepKind::Taken || s.scaled))
       object("{}: a step that no device can run", where(a));
     if ((s.kind == StepKind::Post || s.kind == StepKind::Wait) && s.mul * c + s.add > 0) {
       const bool local = s.counter >= plan::kCounters, devices = s.counter < plan::kCounters + 2;
@@ -418,6 +423,13 @@ class Run {
         return true;
       }
       case StepKind::Ccl: return call(a, p, s, c, bytes, o);
+      case StepKind::Taken:
+        for (const auto &sent : a.sends)
+          if (sent.chunk == c && !sent.read->ended) return a.waits = "a link to take a chunk", false;
+        for (auto &sent : a.sends)
+          if (sent.chunk == c) sent.read->end = a.clock.now();
+        std::erase_if(a.sends, [c](const auto &sent) { return sent.chunk == c; });
+        return true;
     }
     return true;
   }
@@ -631,7 +643,7 @@ class Run {
     f.read = link;
     flying += width;
     frames_[key(a.operation, a.rank, s.peer)].push_back(std::move(f));
-    a.sends.push_back(link);
+    a.sends.push_back({c, link});
     sent_[a.operation][static_cast<size_t>(a.rank)] += width;
     RankStats &stats = verdict.ranks[static_cast<size_t>(a.rank)];
     stats.sent += width;

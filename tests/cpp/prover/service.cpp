@@ -15,6 +15,7 @@ topology::Topology topology_of(const json &j) {
     topology::RankInfo info;
     info.host = info.hostname = r.value("host", "h");
     info.island = r.value("island", "");
+    info.device = r.value("device", "host");
     ranks.push_back(info);
   }
   const std::string bridge = j.value("bridge", "auto");

@@ -1,0 +1,363 @@
+#include "ccl/nccl.hpp"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "ccl/nccl_abi.hpp"
+
+namespace isthmus::ccl {
+namespace {
+
+using namespace nccl_abi;
+
+// What tells one library of this shape from another.
+struct Row {
+  const char *family, *vendor;  // the second: of the runtime whose streams it takes
+  const char *file, *prefix;    // SONAME; of every function
+  const char *install;          // what to tell who has none
+  int least, float8;            // the oldest that serves; since when it sums float8 (0: never)
+};
+constexpr Row kRows[] = {
+    {"nccl", "cuda", "libnccl.so.2", "nccl", "install NVIDIA's NCCL", version_code(2, 14, 0), version_code(2, 24, 3)},
+};
+
+std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+
+// -1: no such type there.
+int type_number(DType t) noexcept {
+  switch (t) {
+    case DType::Int8: return kInt8;
+    case DType::UInt8: return kUInt8;
+    case DType::Int32: return kInt32;
+    case DType::UInt32: return kUInt32;
+    case DType::Int64: return kInt64;
+    case DType::UInt64: return kUInt64;
+    case DType::Float16: return kFloat16;
+    case DType::Float32: return kFloat32;
+    case DType::Float64: return kFloat64;
+    case DType::BFloat16: return kBFloat16;
+    case DType::Float8E4M3FN: return kFloat8e4m3;
+    case DType::Float8E5M2: return kFloat8e5m2;
+    default: return -1;
+  }
+}
+int op_number(RedOp op) noexcept {
+  switch (op) {
+    case RedOp::Sum: return kSum;
+    case RedOp::Prod: return kProd;
+    case RedOp::Max: return kMax;
+    case RedOp::Min: return kMin;
+    case RedOp::Avg: return kAvg;
+    default: return -1;
+  }
+}
+
+struct Opened {
+  const Row *row = nullptr;
+  Functions f;
+  int version = 0;
+  std::string path;
+};
+
+Status outcome(const Opened &o, const char *call, Result r, Handle handle = nullptr) {
+  if (r == kSuccess || r == kInProgress) return {};
+  const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
+  const char *last = o.f.GetLastError ? o.f.GetLastError(handle) : nullptr;
+  return {Code::System, fmt::format("{} {}: {} ({}){}{}", o.row->family, call, text ? text : "unknown result", r,
+                                    last && *last ? ": " : "", last && *last ? last : "")};
+}
+
+void nap() noexcept {
+  const timespec t{0, 50'000};
+  ::nanosleep(&t, nullptr);
+}
+
+// Calls of a communicator that is not blocking return before their work is on the stream, and what we submit next would overtake it; so
+// every call is followed to that point. In turn no call waits for peers without a deadline.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const Opened &opened, const Join &join, std::shared_ptr<device::Stream> stream)
+      : opened_(opened), stream_(std::move(stream)), rank_(join.rank), size_(join.size) {
+    Config config;
+    config.blocking = 0;
+    Id id{};
+    std::memcpy(id.bytes, join.id.data(), kIdBytes);
+    const device::Entered device(*stream_);
+    const Result r = f().CommInitRankConfig(&handle_, size_, id, rank_, &config);
+    keep(outcome(opened_, "init", r));
+    if (!failed()) follow("init", join.deadline.ns());
+    if (!failed()) return;
+    const Status s = status();
+    leave();
+    throw Error(s.code, s.code == Code::Timeout
+                            ? fmt::format("{} init: not all {} ranks of the island joined in time (this is "
+                                          "rank {} of it)",
+                                          opened_.row->family, size_, rank_)
+                            : s.text);
+  }
+  ~NcclCommunicator() override { leave(); }
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  device::Stream &stream() const noexcept override { return *stream_; }
+  Status status() const override {
+    const std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    const auto [t, o] = reduction(Call::AllReduce, dtype, op);
+    submit(Call::AllReduce, count, [&] { return f().AllReduce(send, recv, count, t, o, handle_, queue()); });
+  }
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
+    const auto [t, o] = reduction(Call::Reduce, dtype, op);
+    check(Call::Reduce, root);
+    submit(Call::Reduce, count, [&] { return f().Reduce(send, recv, count, t, o, root, handle_, queue()); });
+  }
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    const auto [t, o] = reduction(Call::ReduceScatter, dtype, op);
+    submit(Call::ReduceScatter, count, [&] { return f().ReduceScatter(send, recv, count, t, o, handle_, queue()); });
+  }
+  void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
+    check(Call::Broadcast, root);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Broadcast, count, [&] { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, handle_, queue()); });
+  }
+  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::AllGather, count, [&] { return f().AllGather(send, recv, bytes, kUInt8, handle_, queue()); });
+  }
+  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::AllToAll, count, [&] {
+      Result r = f().GroupStart();
+      if (r != kSuccess) return r;
+      for (int q = 0; q < size_ && r == kSuccess; ++q) {
+        const auto at = static_cast<size_t>(q) * bytes;
+        r = f().Send(static_cast<const std::byte *>(send) + at, bytes, kUInt8, q, handle_, queue());
+        if (r == kSuccess) r = f().Recv(static_cast<std::byte *>(recv) + at, bytes, kUInt8, q, handle_, queue());
+      }
+      const Result end = f().GroupEnd();  // a group is never left open
+      return r == kSuccess ? end : r;
+    });
+  }
+  void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
+    check(Call::Send, peer);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Send, count, [&] { return f().Send(buffer, bytes, kUInt8, peer, handle_, queue()); });
+  }
+  void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
+    check(Call::Recv, peer);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Recv, count, [&] { return f().Recv(buffer, bytes, kUInt8, peer, handle_, queue()); });
+  }
+
+  // Another thread ends the vendor's communicator, because its call may wait for the device.
+  void abort() noexcept override {
+    if (aborted_.exchange(true)) return;
+    try {
+      killer_ = std::thread([this] {
+        // A call that is being followed on another thread sees the flag and leaves first.
+        const std::lock_guard lock(calls_);
+        if (handle_) f().CommAbort(handle_);
+        handle_ = nullptr;
+      });
+    } catch (const std::exception &) {}  // no thread: the communicator is left as it is
+  }
+  bool failed() const noexcept override {
+    if (failed_.load(std::memory_order_acquire)) return true;
+    if (aborted_.load(std::memory_order_acquire)) return false;
+    // The library tells of a device's or a network's failure when it is asked.
+    const int64_t now = now_ns();
+    int64_t asked = asked_ns_.load(std::memory_order_relaxed);
+    if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
+    const std::unique_lock lock(calls_, std::try_to_lock);
+    if (!lock.owns_lock() || !handle_) return false;
+    Result state = kSuccess;
+    const Result r = f().CommGetAsyncError(handle_, &state);
+    keep(outcome(opened_, "communicator", r != kSuccess ? r : state, handle_));
+    return failed_.load(std::memory_order_acquire);
+  }
+
+ private:
+  const Functions &f() const noexcept { return opened_.f; }
+  Queue queue() const noexcept { return stream_->handle(); }
+  void keep(Status s) const {
+    if (s.ok()) return;
+    const std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = std::move(s);
+    failed_.store(true, std::memory_order_release);
+  }
+  std::pair<int, int> reduction(Call call, DType dtype, RedOp op) const {
+    const int t = type_number(dtype), o = op_number(op);
+    if (t < 0 || o < 0)
+      fail(Code::Unsupported, "{} {}: no {} of {} there", opened_.row->family, island_call_name(call), redop_name(op),
+           dtype_name(dtype));
+    return {t, o};
+  }
+  void check(Call call, int peer) const {
+    if (peer < 0 || peer >= size_)
+      fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", opened_.row->family, island_call_name(call),
+           peer, size_ - 1);
+  }
+  template <class F>
+  void submit(Call call, uint64_t count, F made) {
+    if (count == 0) return;
+    const char *name = island_call_name(call);
+    const std::lock_guard lock(calls_);
+    if (aborted_.load(std::memory_order_acquire) || !handle_ || failed_.load(std::memory_order_acquire)) return;
+    const device::Entered device(*stream_);
+    const Result r = made();
+    keep(outcome(opened_, name, r, handle_));
+    if (r == kInProgress) follow(name, now_ns() + kFollow);
+  }
+  // Waits until what was begun is on the stream.
+  void follow(const char *call, int64_t until_ns) const {
+    for (int i = 0;; ++i) {
+      Result state = kSuccess;
+      const Result r = f().CommGetAsyncError(handle_, &state);
+      if (r != kSuccess || state != kInProgress) return keep(outcome(opened_, call, r != kSuccess ? r : state, handle_));
+      if (aborted_.load(std::memory_order_acquire))
+        return keep({Code::Aborted, fmt::format("{} {}: aborted", opened_.row->family, call)});
+      if (now_ns() > until_ns)
+        return keep({Code::Timeout, fmt::format("{} {}: not on its stream in time; the other ranks of the island have not "
+                                                "come to it",
+                                                opened_.row->family, call)});
+      if (i < 1000) ::sched_yield();
+      else nap();
+    }
+  }
+  // Destroys what works; aborts what does not. Either call may wait for ever where a device hangs, so both have a thread and a deadline.
+  void leave() noexcept {
+    constexpr auto kPatience = std::chrono::seconds(10);
+    struct End {
+      std::mutex mutex;
+      std::condition_variable done;
+      bool over = false;
+    };
+    try {
+      const auto end = std::make_shared<End>();
+      const bool broken = failed_.load() || aborted_.load();
+      std::thread killer = std::move(killer_);
+      const Handle handle = killer.joinable() ? nullptr : std::exchange(handle_, nullptr);
+      if (!killer.joinable() && !handle) return;
+      std::thread([end, handle, broken, functions = &opened_.f, killer = std::move(killer)]() mutable {
+        if (killer.joinable()) killer.join();
+        else broken ? functions->CommAbort(handle) : functions->CommDestroy(handle);
+        const std::lock_guard lock(end->mutex);
+        end->over = true;
+        end->done.notify_all();
+      }).detach();
+      std::unique_lock lock(end->mutex);
+      if (!end->done.wait_for(lock, kPatience, [&] { return end->over; }))
+        ISTHMUS_WARN("{}: the communicator of rank {} did not end in 10 s and is left behind", opened_.row->family, rank_);
+    } catch (const std::exception &) {}
+  }
+
+  static constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
+  const Opened &opened_;
+  const std::shared_ptr<device::Stream> stream_;
+  const int rank_, size_;
+  mutable std::mutex calls_;  // held in the library's calls: abort ends the communicator between two of them
+  Handle handle_ = nullptr;
+  std::thread killer_;
+  std::atomic<bool> aborted_{false};
+  mutable std::atomic<bool> failed_{false};
+  mutable std::atomic<int64_t> asked_ns_{0};
+  mutable std::mutex mutex_;
+  mutable Status status_;
+};
+
+class Nccl final : public Library {
+ public:
+  Nccl(const Row &row, const std::string &path) {
+    o_.row = &row;
+    const std::string name = path.empty() ? row.file : path;
+    void *library = path.empty() ? ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) : nullptr;
+    if (!library) library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+      const char *why = ::dlerror();
+      fail(Code::Unsupported,
+           "{}: {} cannot be opened ({}); {} {} or newer, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
+           "(ISTHMUS_CCL=none)",
+           row.family, name, why ? why : "no reason given", row.install, version_text(row.least));
+    }
+    const auto find = [&](const char *function) { return ::dlsym(library, (std::string(row.prefix) + function).c_str()); };
+    const auto get_version = reinterpret_cast<Result (*)(int *)>(find("GetVersion"));
+    if (!get_version || get_version(&o_.version) != kSuccess || o_.version < row.least)
+      fail(Code::Unsupported, "{}: {} is version {}, and {} or newer is needed: {}", row.family, name,
+           version_text(o_.version), version_text(row.least), row.install);
+#define ISTHMUS_LOAD(function, arguments)                                                                              \
+  o_.f.function = reinterpret_cast<Result(*) arguments>(find(#function));                                              \
+  if (!o_.f.function)                                                                                                  \
+    fail(Code::Unsupported, "{}: {} (version {}) has no {}{}", row.family, name, version_text(o_.version), row.prefix, \
+         #function);
+    ISTHMUS_NCCL_FUNCTIONS(ISTHMUS_LOAD)
+#undef ISTHMUS_LOAD
+    o_.f.GetErrorString = reinterpret_cast<decltype(o_.f.GetErrorString)>(find("GetErrorString"));
+    o_.f.GetLastError = reinterpret_cast<decltype(o_.f.GetLastError)>(find("GetLastError"));
+    Dl_info info{};
+    o_.path = ::dladdr(reinterpret_cast<void *>(o_.f.GetVersion), &info) && info.dli_fname ? info.dli_fname : name;
+  }
+
+  const char *family() const noexcept override { return o_.row->family; }
+  std::string version() const override { return version_text(o_.version); }
+  std::string path() const override { return o_.path; }
+  Capabilities capabilities() const noexcept override {
+    Capabilities c;
+    c.groups = c.abort = c.thread_ranks = true;
+    c.id_bytes = kIdBytes;
+    return c;
+  }
+  bool can(Call call, DType dtype, RedOp op) const noexcept override {
+    if (!reduces(call)) return true;
+    const int t = type_number(dtype);
+    if (t < 0 || op_number(op) < 0) return false;
+    return t < kFloat8e4m3 || (o_.row->float8 != 0 && o_.version >= o_.row->float8);
+  }
+  std::vector<std::byte> make_id() override {
+    Id id{};
+    const Result r = o_.f.GetUniqueId(&id);
+    if (const Status s = outcome(o_, "unique id", r); !s.ok()) throw Error(s.code, s.text);
+    const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
+    return {bytes, bytes + kIdBytes};
+  }
+  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+    if (join.id.size() != kIdBytes)
+      fail(Code::Argument, "{}: an id of {} bytes; {} are needed", family(), join.id.size(), kIdBytes);
+    if (join.size < 1 || join.rank < 0 || join.rank >= join.size)
+      fail(Code::Argument, "{}: rank {} of an island of {}", family(), join.rank, join.size);
+    if (!stream || !stream->handle()) fail(Code::Argument, "{}: it needs a stream of its vendor's runtime", family());
+    return std::make_unique<NcclCommunicator>(o_, join, std::move(stream));
+  }
+
+ private:
+  Opened o_;
+};
+
+}  // namespace
+
+std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path) {
+  static std::mutex mutex;
+  static auto *const opened = new std::map<std::string, std::shared_ptr<Library>>;  // outlives static destruction
+  const std::lock_guard lock(mutex);
+  if (const auto it = opened->find(family); it != opened->end()) return it->second;
+  for (const Row &row : kRows)
+    if (family == row.family) return (*opened)[family] = std::make_shared<Nccl>(row, path);
+  fail(Code::Argument, "there is no library of the family {} here", family);
+}
+
+}  // namespace isthmus::ccl

@@ -1,0 +1,17 @@
+// Libraries that have NCCL's interface: stream-ordered calls, communicators that can be aborted from another thread. One row of a table
+// each: NVIDIA's NCCL. The calls go to the stream that a communicator was made with.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ccl/island_ccl.hpp"
+
+namespace isthmus::ccl {
+
+// Opens the library of `family` ("nccl"): the file `path`, or what the process has already, or what the loader finds where `path` is
+// empty. Once a process and family; a later call gives the same library whatever it asks for. Throws Error(Unsupported) with one
+// sentence that says what is missing and what to install.
+std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path);
+
+}  // namespace isthmus::ccl

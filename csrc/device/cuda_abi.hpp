@@ -1,0 +1,64 @@
+// What Isthmus uses of NVIDIA's driver library, declared in our own words: names, numbers, signatures. Compared with the vendor's
+// published header by tests/vendor. Every function returns 0 for success; contexts, streams and events are opaque pointers, device
+// memory is a 64-bit number.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace isthmus::device::cuda_abi {
+
+using Result = int;
+using Device = int;
+using Pointer = unsigned long long;
+using Handle = void *;  // a context, a stream, an event
+
+inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600, kAlreadyRegistered = 712;
+inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
+inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
+inline constexpr unsigned kWaitGreaterOrEqual = 0, kWriteDefault = 0;  // 64 bits: (int64_t)(*address - value) >= 0
+inline constexpr int kAttributeNuma = 134, kAttribute64BitWaits = 122, kAttributeRegister = 99;
+inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9, kPointerManaged = 8;
+inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
+inline constexpr int kLeastVersion = 11020;  // 11.2: the first whose wait and write functions need no module option
+
+// name, arguments
+#define ISTHMUS_CUDA_FUNCTIONS(F)                                   \
+  F(cuInit, (unsigned))                                             \
+  F(cuDriverGetVersion, (int *))                                    \
+  F(cuDeviceGetCount, (int *))                                      \
+  F(cuDeviceGet, (Device *, int))                                   \
+  F(cuDeviceGetAttribute, (int *, int, Device))                     \
+  F(cuDeviceGetName, (char *, int, Device))                         \
+  F(cuDeviceGetPCIBusId, (char *, int, Device))                     \
+  F(cuDevicePrimaryCtxRetain, (Handle *, Device))                   \
+  F(cuCtxPushCurrent_v2, (Handle))                                  \
+  F(cuCtxPopCurrent_v2, (Handle *))                                 \
+  F(cuMemAlloc_v2, (Pointer *, size_t))                             \
+  F(cuMemFree_v2, (Pointer))                                        \
+  F(cuMemHostRegister_v2, (void *, size_t, unsigned))               \
+  F(cuMemHostUnregister, (void *))                                  \
+  F(cuMemHostGetDevicePointer_v2, (Pointer *, void *, unsigned))    \
+  F(cuMemcpyAsync, (Pointer, Pointer, size_t, Handle))              \
+  F(cuPointerGetAttribute, (void *, int, Pointer))                  \
+  F(cuStreamCreate, (Handle *, unsigned))                           \
+  F(cuStreamDestroy_v2, (Handle))                                   \
+  F(cuStreamQuery, (Handle))                                        \
+  F(cuStreamWaitEvent, (Handle, Handle, unsigned))                  \
+  F(cuStreamIsCapturing, (Handle, int *))                           \
+  F(cuStreamWaitValue64_v2, (Handle, Pointer, uint64_t, unsigned))  \
+  F(cuStreamWriteValue64_v2, (Handle, Pointer, uint64_t, unsigned)) \
+  F(cuEventCreate, (Handle *, unsigned))                            \
+  F(cuEventDestroy_v2, (Handle))                                    \
+  F(cuEventRecord, (Handle, Handle))                                \
+  F(cuEventQuery, (Handle))                                         \
+  F(cuGetErrorName, (Result, const char **))                        \
+  F(cuGetErrorString, (Result, const char **))
+
+struct Functions {
+#define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
+  ISTHMUS_CUDA_FUNCTIONS(ISTHMUS_DECLARE)
+#undef ISTHMUS_DECLARE
+};
+
+}  // namespace isthmus::device::cuda_abi
