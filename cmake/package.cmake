@@ -59,4 +59,7 @@ if(TARGET isthmus-bench)
     install(PROGRAMS cmake/isthmus-bench DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
   endif()
 endif()
+# The simulated vendors of `isthmus rehearse`, which nothing of the product opens by itself.
+add_dependencies(package_files rehearsal_all)
+install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal COMPONENT python FILES_MATCHING PATTERN "lib*.so*")
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)

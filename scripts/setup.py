@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import oneccl
 import system_packages
+import vendor_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -28,6 +29,7 @@ PYTHON = VENV / "bin" / "python"
 STAMPS = ROOT / "build" / "stamps"
 TORCH = "torch==2.13.0"
 ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
+VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
 GOALS = ("build", "demo", "test", "bench", "lint")
 
 
@@ -170,6 +172,14 @@ def main(goal: str) -> None:
         if goal == "test" and platform.machine() == "x86_64":
             recipe = digest([Path(oneccl.__file__)])
             step("oneccl", recipe, lambda: oneccl.complete(ONECCL), lambda: run(PYTHON, oneccl.__file__, ONECCL))
+        if goal == "test":
+            recipe = digest([Path(vendor_headers.__file__)])
+            step(
+                "vendor-headers",
+                recipe,
+                lambda: vendor_headers.complete(VENDOR_HEADERS),
+                lambda: run(PYTHON, vendor_headers.__file__, VENDOR_HEADERS),
+            )
         inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
         inputs = [p for p in inputs if "results" not in p.parts]
         key = digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])

@@ -112,6 +112,8 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.timeout = c.timeout;
       r.scale = c.scale;
       r.label = c.label;
+      r.on_stream = c.on_stream != 0;
+      r.stream = c.stream;
     }
     const Inside inside(comm);
     Communicator &communicator = *inside;
@@ -295,6 +297,14 @@ int isthmus_comm_size(isthmus_comm_t comm) {
   guarded([&] { return size = Inside(comm)->size(), ISTHMUS_OK; });
   return size;
 }
+int isthmus_comm_device(isthmus_comm_t comm) {
+  int device = -1;
+  guarded([&] {
+    device = Inside(comm)->member().device();
+    return ISTHMUS_OK;
+  });
+  return device;
+}
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
   guarded([&] { return sequence = Inside(comm)->member().sequence(), ISTHMUS_OK; });
@@ -321,7 +331,8 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
     const Inside communicator(comm);
     bool one_hop = false;
     const auto r = communicator->plan_request(c, static_cast<i::DType>(dtype), static_cast<i::RedOp>(op), root,
-                                              count * i::dtype_size(static_cast<i::DType>(dtype)), false, one_hop);
+                                              count * i::dtype_size(static_cast<i::DType>(dtype)), false,
+                                              communicator->member().runtime() != nullptr, one_hop);
     const auto plan = communicator->plan_for(r);
     *json = copy_text(i::observe::explain_json(*communicator, *plan, one_hop));
     return ISTHMUS_OK;

@@ -17,6 +17,7 @@ enum class Setting : int {
   Ccl,
   CclLibrary,
   ChunkBytes,
+  Device,
   EagerBytes,
   HeartbeatMs,
   Interface,

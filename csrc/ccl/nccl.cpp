@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -349,6 +350,10 @@ class Nccl final : public Library {
 };
 
 }  // namespace
+
+bool serves_threads(const std::string &family) noexcept {
+  return std::any_of(std::begin(kRows), std::end(kRows), [&](const Row &row) { return family == row.family; });
+}
 
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path) {
   static std::mutex mutex;

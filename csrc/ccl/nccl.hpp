@@ -14,4 +14,7 @@ namespace isthmus::ccl {
 // sentence that says what is missing and what to install.
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path);
 
+// Whether ranks of one island that a library of this family serves may be threads of one process.
+bool serves_threads(const std::string &family) noexcept;
+
 }  // namespace isthmus::ccl

@@ -122,8 +122,27 @@ bool Communicator::planned_flat(const plan::Request &r) const {
   return flat != 0;
 }
 
+bool Communicator::on_device(const char *name, const void *send, const void *recv) const {
+  const device::Runtime *runtime = member_->runtime();
+  if (!runtime) return false;
+  const auto place = [&](const void *p) {
+    const device::PointerInfo found = runtime->find(p);
+    if (found.where != device::Where::Device) return false;
+    if (found.device != member_->device())
+      fail(Code::Argument, "{}: the buffer at {} is memory of {}:{}, and this rank works on {}:{}", name, p,
+           runtime->vendor(), found.device, runtime->vendor(), member_->device());
+    return true;
+  };
+  if (!send || !recv) return place(send ? send : recv);
+  const bool in = place(send), out = send == recv ? in : place(recv);
+  if (in != out)
+    fail(Code::Argument, "{}: send is memory of {} and recv of {}; give both of one", name, in ? "the device" : "the host",
+         out ? "the device" : "the host");
+  return in;
+}
+
 plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int root, uint64_t bytes, bool in_place,
-                                         bool &one_hop) const {
+                                         bool device, bool &one_hop) const {
   plan::Request p;
   p.collective = c;
   p.dtype = t;
@@ -133,11 +152,12 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.chunk_bytes = chunk_bytes_;
   p.small_bytes = eager_bytes_;
   p.in_place = in_place;
+  p.device = device;
   p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());
   const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
-  one_hop = member_->topology().flat && (!libraries_ || planned_flat(p)) && world > 1 && !is_v(c) && bytes <= eager_bytes_ &&
-            (!packed || bytes * world <= eager_bytes_);
+  one_hop = member_->topology().flat && !devices_ && (!libraries_ || planned_flat(p)) && world > 1 && !is_v(c) &&
+            bytes <= eager_bytes_ && (!packed || bytes * world <= eager_bytes_);
   return p;
 }
 
@@ -180,6 +200,10 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   call.scale = r.scale;
   call.timeout = r.timeout > 0 ? r.timeout : timeout();
   if (r.label) op.label.assign(r.label);
+  call.on_stream = r.on_stream;
+  call.stream = r.stream;
+  if (call.on_stream && !member_->runtime())
+    fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name);
   const uint64_t size = dtype_size(t);
   const bool wide = c == Collective::AllGather || c == Collective::ReduceScatter || c == Collective::AllToAll ||
                     c == Collective::Gather || c == Collective::Scatter;
@@ -193,11 +217,20 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (p2p) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
+    if (call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out))
+      fail(Code::Unsupported, "{}: messages of device memory are not carried yet; copy it to host memory first", name);
     return;
   }
   const bool in_place = call.in == call.out && call.in != nullptr;
+  const bool sends =
+                 c != Collective::Barrier &&
+                 (me == call.root || (c != Collective::Broadcast && c != Collective::Scatter && c != Collective::ScatterV)),
+             receives =
+                 c != Collective::Barrier &&
+                 (me == call.root || (c != Collective::Reduce && c != Collective::Gather && c != Collective::GatherV));
+  if (sends || receives) call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr);
   bool one_hop = false;
-  plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, one_hop);
+  plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
   // The shortest path needs no list of blocks: one block, known by its size.
   const bool single =
       c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Barrier;
@@ -215,7 +248,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     fail(Code::Argument, "{}: {} must not be NULL on rank {}", name, reads && !call.in ? "send" : "recv", me);
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
   if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
-  if (is_v(c)) request = plan_request(c, t, red, call.root, 0, in_place, one_hop);
+  if (is_v(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |

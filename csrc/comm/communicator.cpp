@@ -10,9 +10,11 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "ccl/nccl.hpp"
 #include "ccl/oneccl.hpp"
 #include "comm/blob.hpp"
 #include "comm/launcher.hpp"
+#include "device/cuda.hpp"
 #include "device/host.hpp"
 #include "net/protocol.hpp"
 
@@ -167,13 +169,54 @@ std::vector<Ballot> vote(bootstrap::Exchange &exchange, const std::string &name,
   return out;
 }
 
+// The device that the settings name: its runtime and number; no runtime: the host.
+struct Device {
+  device::Runtime *runtime = nullptr;
+  int number = 0;
+  bool host() const noexcept { return runtime == nullptr; }
+  std::string text() const { return host() ? "host" : fmt::format("{}:{}", runtime->vendor(), number); }
+};
+
+// Throws Error(Config) for what names no device, Error(Unsupported) that says what is missing.
+Device find_device(const Settings &settings) {
+  const std::string &text = settings.text(Setting::Device);
+  if (text == "host") return {};
+  const std::string vendor = text.substr(0, text.find(':')), number = text.substr(std::min(vendor.size() + 1, text.size()));
+  const bool digits = !number.empty() && number.size() < 6 && std::all_of(number.begin(), number.end(), ::isdigit);
+  if (vendor != "cuda" || (vendor.size() < text.size() && !digits))
+    fail(Code::Config, "ISTHMUS_DEVICE={}: must be host, cuda, or cuda:N with N from 0", text);
+  Device found{&device::cuda_runtime(), 0};
+  const int count = found.runtime->devices();
+  found.number = digits ? std::stoi(number) : std::max(local_rank(), 0) % count;
+  if (found.number >= count)
+    fail(Code::Config, "ISTHMUS_DEVICE={}: this process sees {} device{} of that vendor (0 to {})", text, count,
+         count == 1 ? "" : "s", count - 1);
+  return found;
+}
+
 // The library that the settings ask for, or null. Throws Error(Unsupported) that says what is missing.
-std::shared_ptr<ccl::Library> open_library(const Settings &settings, const bootstrap::Endpoint &self) {
-  if (settings.text(Setting::Ccl) != "oneccl") return nullptr;
+std::shared_ptr<ccl::Library> open_library(const Settings &settings, const bootstrap::Endpoint &self, const Device &device) {
+  const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
+  if (wanted == "none" || (wanted == "auto" && device.host())) return nullptr;
+  if (!device.host()) {
+    if (wanted != "auto" && wanted != "nccl")
+      fail(Code::Config, "ISTHMUS_CCL={} serves host ranks, and this one works on {} (ISTHMUS_DEVICE)", wanted,
+           device.text());
+    try {
+      return ccl::open_nccl("nccl", path);
+    } catch (const Error &e) {
+      if (wanted != "auto" || !path.empty()) throw;
+      ISTHMUS_WARN("{}; this rank goes on without a library", e.text());
+      return nullptr;
+    }
+  }
+  if (wanted != "oneccl")
+    fail(Code::Config, "ISTHMUS_CCL={} serves ranks with a device, and this one works on the host: set ISTHMUS_DEVICE",
+         wanted);
   const bool loopback = std::all_of(self.tcp.begin(), self.tcp.end(), [](const std::string &address) {
     return address.starts_with("127.") || address.starts_with("[::1]");
   });
-  return ccl::open_oneccl(settings.text(Setting::CclLibrary), loopback);
+  return ccl::open_oneccl(path, loopback);
 }
 
 // The group of `rank` that a library serves, or null. Throws where the library cannot serve two ranks of it in one process.
@@ -181,7 +224,7 @@ const topology::Group *served_group(const topology::Topology &t, int rank) {
   const topology::Group *mine = nullptr;
   for (const auto &g : t.groups) {
     if (g.ccl.empty() || g.ranks.size() < 2) continue;
-    for (size_t i = 0; i < g.ranks.size(); ++i)
+    for (size_t i = 0; i < g.ranks.size() && !ccl::serves_threads(g.ccl); ++i)
       for (size_t j = 0; j < i; ++j) {
         const auto &a = t.ranks[static_cast<size_t>(g.ranks[j])], &b = t.ranks[static_cast<size_t>(g.ranks[i])];
         if (a.process == b.process && a.host == b.host)
@@ -200,7 +243,8 @@ const topology::Group *served_group(const topology::Topology &t, int rank) {
 size_t Communicator::ShapeHash::operator()(const Shape &s) const noexcept {
   uint64_t h = s.bytes * 0x9e3779b97f4a7c15ull;
   h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
-       static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
+       static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(s.device) << 9 ^
+       static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
   h ^= h >> 29;
   return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
 }
@@ -306,12 +350,20 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     undo.mailbox = true;
   });
   std::shared_ptr<ccl::Library> library;
-  std::shared_ptr<device::Stream> stream;
+  Device device;
   attempt([&] {
-    library = open_library(settings, mesh.self());
+    device = find_device(settings);
+    if (!device.host()) {
+      mine.info.device = device.text();
+      mine.info.device_name = device.runtime->describe(device.number);
+      mine.info.numa = device.runtime->numa(device.number);
+      if (device.runtime->capabilities(device.number).gate != device::GateKind::HostStore)
+        fail(Code::Unsupported, "{} ({}) cannot wait for the host on a stream; it is not served yet", device.text(),
+             mine.info.device_name);
+    }
+    library = open_library(settings, mesh.self(), device);
     if (!library) return;
     if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
-    stream = engine::Context::host_stream();
     mine.info.ccl = library->family();
     mine.info.ccl_version = library->version();
     mine.info.ccl_table = ccl::table_of(*library);
@@ -368,15 +420,22 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
   engine::IslandSetup served;
   std::string served_by;
+  if (island || !device.host())
+    attempt([&] {
+      served.runtime = device.host() ? &device::host_runtime() : device.runtime;
+      int ordinal = 0;
+      for (int q = 0; q < rank; ++q) ordinal += infos[q].process == mine.info.process && infos[q].device == mine.info.device;
+      served.stream =
+          device.host() ? engine::Context::host_stream() : context->device_stream(*device.runtime, device.number, ordinal);
+      served.arena = device.host() ? context->arena().base() : context->arena_on(*device.runtime, device.number);
+    });
   if (island) {
     served_by = fmt::format(", served by {} {} ({})", library->family(), library->version(), library->path());
-    served.runtime = &device::host_runtime();
     served.library = library;
     served.ranks = island->ranks;
     attempt([&] {
       const auto &by_leader = ballots[static_cast<size_t>(island->ranks[0])].extra;
       const int position = comm->topology_.index_of[static_cast<size_t>(rank)];
-      served.stream = stream;
       // Short of the vote's deadline, so that all hear how it ended.
       const Deadline early(0.8 * static_cast<double>(deadline.left_ns()) * 1e-9);
       try {
@@ -402,6 +461,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   }
 
   comm->libraries_ = topology::has_libraries(comm->topology_);
+  comm->devices_ = topology::has_devices(comm->topology_);
   attempt([&] {
     engine::MemberSetup setup;
     setup.context = context;
@@ -415,7 +475,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.island = std::move(served);
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
-                                   (comm->libraries_ ? 256 : 64) * comm->chunk_bytes_);
+                                   (comm->libraries_ || comm->devices_ ? 256 : 64) * comm->chunk_bytes_);
     comm->member_ = std::make_shared<engine::Member>(std::move(setup));
     made = true;
     int local = 0;
@@ -445,10 +505,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   const size_t islands = comm->topology_.groups.size();
-  ISTHMUS_INFO(
-      "communicator '{}': rank {} of {} on {}, {} island{}{}{}, {}; tcp streams {}", name, rank, world, mine.info.hostname,
-      islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")", served_by,
-      topology.flat ? "all in shared memory" : "shared memory inside, tcp between them", topology.flat ? 0 : streams);
+  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}; tcp streams {}", name, rank, world,
+               mine.info.hostname, device.host() ? "" : fmt::format(", {} ({})", device.text(), mine.info.device_name),
+               islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
+               served_by, topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
+               topology.flat ? 0 : streams);
   return comm;
 }
 
@@ -510,7 +571,7 @@ void Communicator::set_timeout(double seconds) {
 }
 
 std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
-  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place};
+  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device};
   std::lock_guard lock(plans_mutex_);
   if (const auto it = plans_.find(shape); it != plans_.end()) return it->second;
   auto plan = plan::plan_collective(topology_, rank(), r);

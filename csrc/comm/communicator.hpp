@@ -39,6 +39,8 @@ struct Request {
   int tag = 0;
   double timeout = 0, scale = 1;
   const char *label = nullptr;
+  bool on_stream = false;  // ordered on the user's stream
+  void *stream = nullptr;
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -60,7 +62,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void prepare(const Request &request, engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
   // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
-  plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place,
+  plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place, bool device,
                              bool &one_hop) const;
   std::string topology_json() const;
   // The islands and their libraries; the member's own topology knows only who shares memory with whom.
@@ -74,6 +76,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                             const Settings &settings, engine::Context::Use use,
                                             const bootstrap::Bytes16 *known_key, Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
+  // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
+  bool on_device(const char *name, const void *send, const void *recv) const;
   bool planned_flat(const plan::Request &r) const;
 
   engine::Context::Use use_;
@@ -85,6 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> destroyed_{false};
   topology::Topology topology_;
   bool libraries_ = false;  // some island is served by one
+  bool devices_ = false;    // some rank works on a device's memory
   // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.
   mutable std::array<std::atomic<int8_t>, size_t{plan::kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
@@ -96,7 +101,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     RedOp op;
     int root;
     uint64_t bytes;
-    bool in_place;
+    bool in_place, device;
     bool operator==(const Shape &) const = default;
   };
   struct ShapeHash {

@@ -49,6 +49,12 @@ std::string first_host(std::string_view list) {
 
 }  // namespace
 
+int local_rank() {
+  for (const char *name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"})
+    if (const int local = number(name); local >= 0) return local;
+  return -1;
+}
+
 Launch from_environment(const Settings &s) {
   Launch l;
   if (number("RANK") >= 0 && number("WORLD_SIZE") >= 0) {

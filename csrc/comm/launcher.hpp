@@ -15,5 +15,7 @@ struct Launch {
   std::string launcher;                // "torchrun", "mpirun", "srun", "" (none)
 };
 Launch from_environment(const Settings &settings);
+// The rank's number among those of its host, as the launcher says it; -1 where none does.
+int local_rank();
 
 }  // namespace isthmus::comm

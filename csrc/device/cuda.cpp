@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -176,6 +177,17 @@ class CudaRuntime final : public Runtime {
   }
 
   void register_host(int device, void *memory, size_t bytes) override {
+    PerDevice &d = at(device);
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    if (!memory || bytes == 0 || reinterpret_cast<uintptr_t>(memory) % page != 0)
+      fail(Code::Argument, "NVIDIA driver: {} bytes at {} are no whole pages to register", bytes, memory);
+    {
+      const std::shared_lock lock(d.mutex);
+      auto *const begin = static_cast<std::byte *>(memory);
+      const auto after = d.registered.lower_bound(begin + bytes);
+      if (after != d.registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin)
+        fail(Code::Argument, "NVIDIA driver: a part of the {} bytes at {} is registered already", bytes, memory);
+    }
     const Current current(context(device));
     const Result r = the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
     if (r == kAlreadyRegistered) fail(Code::Argument, "NVIDIA driver: the range is registered already: {}", code_text(r));
@@ -185,7 +197,6 @@ class CudaRuntime final : public Runtime {
       the_functions.cuMemHostUnregister(memory);
       fail_call("cuMemHostGetDevicePointer", g);
     }
-    PerDevice &d = at(device);
     const std::unique_lock lock(d.mutex);
     d.registered[static_cast<std::byte *>(memory)] = {bytes, static_cast<std::byte *>(address(there))};
   }

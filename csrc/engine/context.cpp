@@ -105,10 +105,45 @@ Context::~Context() {
   progress_bell_.wake();
   arena_.doorbell().wake();
   progress_.join();
+  for (const OnDevice &d : devices_)
+    if (d.there) d.runtime->unregister_host(d.device, arena_.staging_begin());
   mesh_->shut_down();  // no more events; those that come until then still use mesh_
 }
 
 // ---- links ---------------------------------------------------------------------------------------------------------------------------
+
+Context::OnDevice &Context::on_device(device::Runtime &runtime, int device) {
+  for (OnDevice &d : devices_)
+    if (d.runtime == &runtime && d.device == device) return d;
+  return devices_.emplace_back(OnDevice{&runtime, device, nullptr, {}});
+}
+
+std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int ordinal) {
+  const std::lock_guard lock(devices_mutex_);
+  auto &streams = on_device(runtime, device).streams;
+  if (streams.size() <= static_cast<size_t>(ordinal)) streams.resize(static_cast<size_t>(ordinal) + 1);
+  auto &mine = streams[static_cast<size_t>(ordinal)];
+  if (auto stream = mine.lock()) return stream;
+  std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "isthmus");
+  mine = stream;
+  return stream;
+}
+
+std::byte *Context::arena_on(device::Runtime &runtime, int device) {
+  const std::lock_guard lock(devices_mutex_);
+  OnDevice &d = on_device(runtime, device);
+  if (!d.there) {
+    std::byte *const staging = arena_.staging_begin();
+    try {
+      runtime.register_host(device, staging, arena_.staging_limit());
+    } catch (const Error &e) {
+      throw Error(e.code(), fmt::format("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES", e.text(),
+                                        arena_.staging_limit()));
+    }
+    d.there = static_cast<std::byte *>(runtime.device_address(device, staging)) - (staging - arena_.base());
+  }
+  return d.there;
+}
 
 std::shared_ptr<device::Stream> Context::host_stream() {
   static std::mutex mutex;
@@ -365,7 +400,9 @@ void Context::progress_loop() {
       ::sched_yield();
       continue;
     }
-    sleep(has_links(), has_sockets_.load(std::memory_order_relaxed) ? 1'000'000 : 5'000'000, [&] {
+    const bool polls = std::any_of(mine.begin(), mine.end(), [](const auto &m) { return m->polls_device(); });
+    const int64_t nap_ns = polls ? Member::kDeviceNap : has_sockets_.load(std::memory_order_relaxed) ? 1'000'000 : 5'000'000;
+    sleep(has_links(), nap_ns, [&] {
       for (auto &m : mine)
         if (m->has_work() && m->waiters() == 0 && m->drive()) return true;
       return active_version_.load(std::memory_order_acquire) != version || stop_.load(std::memory_order_acquire);

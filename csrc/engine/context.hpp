@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -78,6 +79,11 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // The stream of the vendors' libraries that compute on the host: one for the process, while anybody has it.
   static std::shared_ptr<device::Stream> host_stream();
+  // The stream of rank number `ordinal` of this process on that device, while anybody has it. Ranks that are threads on one device need one
+  // each: the gate of one may wait for what stands on the stream of another.
+  std::shared_ptr<device::Stream> device_stream(device::Runtime &runtime, int device, int ordinal);
+  // Where that device finds base() of the arena, whose staging it can reach from now on. Registered once. Throws what the runtime throws.
+  std::byte *arena_on(device::Runtime &runtime, int device);
 
   // Progress.
   bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
@@ -150,6 +156,16 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   Recorder recorder_;
   int64_t spin_ns_;
   std::unique_ptr<bootstrap::Mesh> mesh_;
+
+  struct OnDevice {
+    device::Runtime *runtime;
+    int device;
+    std::byte *there;  // base() of the arena; null: not registered
+    std::vector<std::weak_ptr<device::Stream>> streams;
+  };
+  OnDevice &on_device(device::Runtime &runtime, int device);  // under devices_mutex_
+  std::mutex devices_mutex_;
+  std::deque<OnDevice> devices_;
 
   std::mutex connect_mutex_;
   mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_

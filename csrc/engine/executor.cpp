@@ -51,6 +51,17 @@ uint64_t Member::ring_for(const plan::Plan &p) {
   return ring_offset_;
 }
 
+uint64_t Member::scratch_for(const plan::Plan &p) {
+  const std::lock_guard lock(ring_mutex_);
+  if (const uint64_t need = std::max<uint64_t>(p.slots, 1) * p.scratch_stride; need > scratch_bytes_) {
+    const uint64_t offset = context_->arena().allocate_staging(need);
+    if (scratch_offset_) old_rings_.push_back(scratch_offset_);
+    scratch_offset_ = offset;
+    scratch_bytes_ = need;
+  }
+  return scratch_offset_;
+}
+
 // A rank of its group that has not come is what a library waits for, where that can be seen from here.
 Member::Outcome Member::wait_for_device(Op *op) noexcept {
   op->blocked_on = -1;

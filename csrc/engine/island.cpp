@@ -16,6 +16,13 @@ namespace {
 constexpr int64_t kGrace = 100'000'000;
 constexpr int64_t kRunning = 500'000'000, kSecondBytes = 500'000'000;  // where all ranks have come: longer, and by its size
 constexpr int64_t kPatience = 2'000'000'000;                           // and for what is not in the library
+
+// How far the blocks reach.
+uint64_t extent_of(std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {
+  uint64_t end = 0;
+  for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
+  return end;
+}
 }  // namespace
 
 Island::Island(IslandSetup setup, device::Wake wake, void *context) : shared_(new Shared) {
@@ -26,6 +33,9 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context) : shared_(ne
   shared_->staged = shared_->runtime->make_signal(device, wake, context);
   shared_->taken = shared_->runtime->make_signal(device, wake, context);
   shared_->ended = shared_->runtime->make_signal(device, wake, context);
+  const device::Capabilities can = shared_->runtime->capabilities(device);
+  wakes_ = can.signals_wake;
+  private_ = !can.host_access;
 }
 
 Island::~Island() {
@@ -36,24 +46,52 @@ Island::~Island() {
 }
 
 Status Island::status() const {
-  Status s = shared_->communicator->status();
+  Status s = shared_->communicator ? shared_->communicator->status() : Status{};
   return s.ok() ? shared_->stream->status() : s;
 }
 
-void Island::submit(const Op &op, std::byte *ring, bool behind_host) {
+device::Stream &Island::user_stream(void *handle) {
+  if (!shared_->user || shared_->user->handle() != handle) {
+    shared_->user = shared_->runtime->adopt(device(), handle);
+    if (!shared_->before) shared_->before = shared_->runtime->make_event(device());
+    if (!shared_->after) shared_->after = shared_->runtime->make_event(device());
+  }
+  return *shared_->user;
+}
+
+void Island::submit(const Op &op, bool behind_host) {
   const plan::Plan &p = *op.plan;
   device::Stream &stream = *shared_->stream;
   last_bytes_.store(op.call.bytes);
-  last_.store(op.sequence);
-  if (stream.capturing())
+  device::Stream *const user = op.call.on_stream ? &user_stream(op.call.stream) : nullptr;
+  if (user && user->capturing())
     fail(Code::Unsupported,
-         "the stream is being captured into a graph: an operation between vendors needs the host at every replay");
-  if (behind_host || p.slot_bytes > 0) shared_->go->arm(stream, op.sequence);
-  if (p.device_bytes > shared_->scratch_bytes) {
-    void *const more = shared_->runtime->allocate(stream.device(), p.device_bytes);
+         "the stream is being captured into a graph, and this operation needs the host at every replay: call it outside of "
+         "the "
+         "capture");
+  last_.store(op.sequence);
+  if (user) {
+    shared_->before->record(*user);
+    shared_->before->hold(stream);
+  }
+  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) shared_->go->arm(stream, op.sequence);
+  const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
+  const uint64_t in_bytes = op.bounce ? extent_of(op.operands().in_displ, op.operands().in_bytes) : 0,
+                 out_bytes = op.bounce ? extent_of(op.operands().out_displ, op.operands().out_bytes) : 0;
+  const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
+  if (need > shared_->scratch_bytes) {
+    void *const more = shared_->runtime->allocate(stream.device(), need);
     if (shared_->scratch) shared_->outgrown.push_back(shared_->scratch);
     shared_->scratch = more;
-    shared_->scratch_bytes = p.device_bytes;
+    shared_->scratch_bytes = need;
+  }
+  shared_->in = const_cast<std::byte *>(op.call.in);
+  shared_->out = op.call.out;
+  if (op.bounce) {
+    shared_->in = static_cast<std::byte *>(shared_->scratch) + aligned(p.device_bytes);
+    shared_->out = shared_->in + aligned(in_bytes);
+    if (op.call.in && in_bytes)
+      shared_->runtime->copy(stream, shared_->in, shared_->arena + op.bounce, in_bytes, &shared_->cancelled);
   }
   uint32_t skew = 0;
   for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
@@ -61,8 +99,14 @@ void Island::submit(const Op &op, std::byte *ring, bool behind_host) {
   for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
     for (const plan::Stage &s : p.device)
       if (t >= s.skew && t - s.skew < chunks)
-        for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew, ring);
-  finish(op.sequence);
+        for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew);
+  if (op.bounce && op.call.out && out_bytes)
+    shared_->runtime->copy(stream, shared_->arena + op.bounce_out, shared_->out, out_bytes, &shared_->cancelled);
+  shared_->ended->arm(stream, op.sequence);
+  if (user) {
+    shared_->after->record(stream);
+    shared_->after->hold(*user);
+  }
 }
 
 void Island::finish(uint64_t sequence) noexcept {
@@ -71,7 +115,7 @@ void Island::finish(uint64_t sequence) noexcept {
   } catch (const Error &) { unfinished_.store(true); }
 }
 
-void Island::step(const Op &op, const plan::Step &step, uint32_t c, std::byte *ring) {
+void Island::step(const Op &op, const plan::Step &step, uint32_t c) {
   const plan::Plan &p = *op.plan;
   device::Stream &stream = *shared_->stream;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
@@ -85,9 +129,10 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, std::byte *r
   if (bytes == 0) return;
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
-    if (s.memory == Memory::Ring) return ring + offset;
+    if (s.memory == Memory::Ring) return shared_->arena + op.ring + offset;
+    if (s.memory == Memory::Scratch) return shared_->arena + op.scratch + offset;
     if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->scratch) + offset;
-    return (s.memory == Memory::Input ? const_cast<std::byte *>(op.call.in) : op.call.out) + offset;
+    return (s.memory == Memory::Input ? shared_->in : shared_->out) + offset;
   };
   std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
   if (step.kind == StepKind::Move) shared_->runtime->copy(stream, to, from, bytes, &shared_->cancelled);
@@ -97,7 +142,8 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, std::byte *r
 void Island::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
   ccl::Communicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
-  const RedOp red = op.call.op == RedOp::Avg ? RedOp::Sum : op.call.op;  // divided where the bridge rounds
+  // The division is where the bridge rounds; an island that is alone has the library's own.
+  const RedOp red = op.call.op == RedOp::Avg && !op.plan->host.empty() ? RedOp::Sum : op.call.op;
   switch (step.call) {
     case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, red);
     case IslandCall::Reduce: return c.reduce(from, to, count, dtype, red, step.peer);
@@ -114,7 +160,7 @@ void Island::abort() noexcept {
   int64_t never = 0;
   if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
   shared_->cancelled.store(true, std::memory_order_release);
-  shared_->communicator->abort();
+  if (shared_->communicator) shared_->communicator->abort();
   shared_->go->poison();
   shared_->ready->poison();
 }
@@ -127,7 +173,7 @@ bool Island::settled(int64_t now, bool alone) noexcept {
   if (const char *call = doing()) {
     ISTHMUS_WARN("{} is stuck in {}, which has no call that ends it: its thread is left behind", family(), call);
     shared_->communicator->leave_behind();
-  } else if (!shared_->communicator->held_up() && passed < kPatience) {
+  } else if (!(shared_->communicator && shared_->communicator->held_up()) && passed < kPatience) {
     return false;  // it is in a copy of ours, which ends
   }
   left_behind_.store(true);  // what still stands in the queue is skipped

@@ -1,5 +1,5 @@
-// The device side of a member whose rank a vendor's library serves: the library's communicator, the stream, and the counters in which
-// the device list of a plan and its host list meet. Device work is submitted by the thread that submits the operation; the progress
+// The device side of a member whose rank works on a device's memory or is served by a vendor's library: the stream, the library's
+// communicator if there is one, and the counters in which the device list of a plan and its host list meet. Device work is submitted by the thread that submits the operation; the progress
 // thread only opens gates and reads signals, which are stores and loads.
 //
 // Order on the stream. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
@@ -20,8 +20,9 @@ struct IslandSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
-  std::unique_ptr<ccl::Communicator> communicator;
-  std::vector<int> ranks;  // of the communicator above us, by position in the group
+  std::unique_ptr<ccl::Communicator> communicator;  // or null
+  std::vector<int> ranks;                           // of the communicator above us, by position in the group
+  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
 };
 
 class Island {
@@ -33,10 +34,10 @@ class Island {
   Island(const Island &) = delete;
   Island &operator=(const Island &) = delete;
 
-  // Submits the device list of `op`, whose slots begin at `ring`. One thread at a time, in the order of the sequence numbers; may wait
+  // Submits the device list of `op`, whose places in the arena are known. One thread at a time, in the order of the sequence numbers; may wait
   // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
   // `behind_host`: an operation without device work was submitted since the last that had some.
-  void submit(const Op &op, std::byte *ring, bool behind_host);
+  void submit(const Op &op, bool behind_host);
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
 
   // The host list's side. Any thread.
@@ -53,15 +54,22 @@ class Island {
   void abort() noexcept;
   // `alone`: some rank of the group will not make the call that may run now, so it need not be given time to end.
   bool settled(int64_t now_ns, bool alone) noexcept;
-  bool failed() const noexcept { return shared_->communicator->failed(); }  // status() is not OK
+  bool failed() const noexcept { return shared_->communicator && shared_->communicator->failed(); }  // status() is not OK
 
-  const char *family() const noexcept { return shared_->library->family(); }
-  const char *doing() const noexcept {
-    return shared_->communicator->inside();
-  }  // the library's call that runs now, or nullptr
+  // What serves the rank: the library's family, else the runtime's vendor.
+  const char *family() const noexcept { return shared_->library ? shared_->library->family() : shared_->runtime->vendor(); }
+  // The library's call that runs now, or nullptr.
+  const char *doing() const noexcept { return shared_->communicator ? shared_->communicator->inside() : nullptr; }
+  // Signals come without a wake, and some are still to come: whoever waits has to look.
+  bool polls() const noexcept { return !wakes_ && !ended(last_.load(std::memory_order_relaxed)); }
+  // The user's memory can only be reached by the device.
+  bool private_memory() const noexcept { return private_; }
+  int device() const noexcept { return shared_->stream->device(); }
+  device::Runtime &runtime() const noexcept { return *shared_->runtime; }
 
  private:
-  void step(const Op &op, const plan::Step &step, uint32_t c, std::byte *ring);
+  void step(const Op &op, const plan::Step &step, uint32_t c);
+  device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
 
   // What the queue of the stream points to; left behind with a stuck thread.
@@ -76,12 +84,17 @@ class Island {
     std::atomic<bool> cancelled{false};
     std::unique_ptr<device::Gate> go, ready;
     std::unique_ptr<device::Signal> staged, taken, ended;
+    // The user's stream that was used last, and the events that tie it to ours.
+    std::unique_ptr<device::Stream> user;
+    std::unique_ptr<device::Event> before, after;
+    std::byte *in = nullptr, *out = nullptr;  // of the operation that is being submitted
     // Memory on the device for sums on their way. Used in the order of the stream, so one piece of it serves all operations.
     void *scratch = nullptr;
     size_t scratch_bytes = 0;
     std::vector<void *> outgrown;  // that what was submitted before may still use
   };
   std::unique_ptr<Shared> shared_;
+  bool wakes_ = true, private_ = false;
   std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};

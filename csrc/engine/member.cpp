@@ -43,11 +43,15 @@ Member::Member(MemberSetup s)
     p.credit_given = credit_window_;
   }
   inline_op_.inline_op = true;
-  if (s.island.communicator) {
-    island_family_ = s.island.library->family();
+  if (s.island.stream) {
     island_ranks_ = s.island.ranks;
     island_ = std::make_unique<Island>(
         std::move(s.island), [](void *context) { static_cast<Context *>(context)->wake(); }, context_.get());
+    island_family_ = island_->family();
+    if (island_->private_memory()) {
+      runtime_ = &island_->runtime();
+      device_ = island_->device();
+    }
   }
 }
 
@@ -115,15 +119,44 @@ void Member::submit_to_island(Op *op) noexcept {
   }
   try {
     op->ring = ring_for(*plan);
+    if (runtime_) {
+      if (plan->scratch_stride > 0) op->scratch = scratch_for(*plan);
+      if (!op->call.device) bounce_in(op);
+      island_polls_.store(true, std::memory_order_relaxed);
+    }
     enqueue(op);
     context_->activate(*this);
-    island_->submit(*op, context_->arena().base() + op->ring, std::exchange(behind_host_, false));
+    island_->submit(*op, std::exchange(behind_host_, false));
   } catch (const Error &e) {
     const bool begun = op->sequence != 0;
     if (!begun) enqueue(op);
     fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
     if (begun) island_->finish(op->sequence);
   }
+}
+
+// Host memory given to a rank whose library works on its device: by way of pinned memory, whole.
+void Member::bounce_in(Op *op) {
+  const auto reach = [](std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {
+    uint64_t end = 0;
+    for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
+    return end;
+  };
+  const auto o = op->operands();
+  const uint64_t in = (reach(o.in_displ, o.in_bytes) + 255) / 256 * 256, out = reach(o.out_displ, o.out_bytes);
+  op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1));
+  op->bounce_out = op->bounce + in;
+  for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
+    std::memcpy(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
+}
+
+void Member::bounce_out(Op *op) noexcept {
+  const auto o = op->operands();
+  const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
+  for (size_t b = 0; op->call.out && writes && !failed() && b < o.out_bytes.size(); ++b)
+    std::memcpy(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
+  context_->arena().free_staging(op->bounce);
+  op->bounce = op->bounce_out = 0;
 }
 
 bool Member::island_settled() noexcept {
@@ -216,6 +249,7 @@ bool Member::drive_operations() noexcept {
 }
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
+  if (op->bounce) bounce_out(op);
   const int64_t end = now_ns();
   context_->recorder().add({serial_, op->sequence, op->submitted_ns, end, op->call.bytes, op->call.root,
                             static_cast<uint8_t>(op->call.collective), static_cast<uint8_t>(op->call.dtype),
@@ -297,6 +331,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     }
     int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
     if (sockets) nap = std::min<int64_t>(nap, 1'000'000);
+    if (polls_device()) nap = std::min(nap, kDeviceNap);
     context_->sleep(sockets, nap, [&] { return drive() || op->over(); });
   }
   awaited_here = outer;
@@ -425,6 +460,7 @@ void Member::leave_library(bool broken) noexcept {
     island = std::move(island_);
   }
   if (!here) exec_.clear(std::memory_order_release);
+  if (island_ranks_.empty()) return;  // no library: the stream has run to its end, or is left as it is
   const int maker = island_ranks_[0];
   const auto others = [&](auto holds) {
     return std::all_of(island_ranks_.begin(), island_ranks_.end(), [&](int q) { return q == rank_ || holds(peers_[q]); });
@@ -491,7 +527,8 @@ void Member::leave(int64_t until_ns) noexcept {
   std::vector<uint64_t> rings = std::move(old_rings_);
   old_rings_.clear();
   if (ring_offset_) rings.push_back(ring_offset_);
-  ring_offset_ = ring_bytes_ = 0;
+  if (scratch_offset_) rings.push_back(scratch_offset_);
+  ring_offset_ = ring_bytes_ = scratch_offset_ = scratch_bytes_ = 0;
   const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world_));
   context_->retire(
       index_, epoch_, gone,

@@ -135,6 +135,12 @@ class Member : public std::enable_shared_from_this<Member> {
   void peer_left_library(uint32_t rank) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
+  // A device signals without waking anybody, so whoever waits for it sleeps no longer than kDeviceNap.
+  static constexpr int64_t kDeviceNap = 30'000;
+  bool polls_device() const noexcept { return island_polls_.load(std::memory_order_relaxed) && has_work(); }
+  // The device that this rank works on, or null: whoever prepares an operation asks whose memory it was given.
+  device::Runtime *runtime() const noexcept { return runtime_; }
+  int device() const noexcept { return device_; }
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
   int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
@@ -164,7 +170,10 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
-  uint64_t ring_for(const plan::Plan &p);  // the offset of a ring that is large enough; throws Error(Resource)
+  uint64_t ring_for(const plan::Plan &p);     // the offset of a ring that is large enough; throws Error(Resource)
+  uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
+  void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
+  void bounce_out(Op *op) noexcept;
   void enqueue(Op *op) noexcept;
   void submit_to_island(Op *op) noexcept;
   void say_leave(int rank, uint32_t stage) noexcept;
@@ -221,11 +230,14 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // ring lock
   std::mutex ring_mutex_;
-  uint64_t ring_offset_ = 0, ring_bytes_ = 0;
+  uint64_t ring_offset_ = 0, ring_bytes_ = 0, scratch_offset_ = 0, scratch_bytes_ = 0;
   std::vector<uint64_t> old_rings_;
 
   // The device side, or null. The island mutex orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;
+  device::Runtime *runtime_ = nullptr;  // of a device whose memory the host cannot touch
+  int device_ = -1;
+  std::atomic<bool> island_polls_{false};
   std::string island_family_;
   std::vector<int> island_ranks_;  // that the library serves with this one
   std::mutex island_mutex_;

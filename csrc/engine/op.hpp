@@ -26,7 +26,10 @@ struct Call {  // what the user asked for, validated, in bytes
   std::byte *out = nullptr;
   uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
   double scale = 1;
-  double timeout = 0;  // seconds; > 0
+  double timeout = 0;      // seconds; > 0
+  bool device = false;     // in and out are memory of this rank's device
+  bool on_stream = false;  // ordered behind what the user's stream holds now, and what it gets later behind the operation
+  void *stream = nullptr;  // that stream's handle
 };
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
@@ -57,6 +60,8 @@ struct Op {
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the member's own
+  // Host memory of the user that a device has to work on: copied through these places in the arena, out to the user at the end. 0: none.
+  uint64_t bounce = 0, bounce_out = 0;
   static constexpr uint32_t kMostSlots = 64;
   std::atomic<uint32_t> in_slot[kMostSlots] =
       {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)

@@ -34,6 +34,7 @@ class Arena {
   void free_staging(uint64_t offset) noexcept { release(staging_, offset); }
   size_t staging_used() const noexcept;
   size_t staging_limit() const noexcept { return staging_.bytes; }
+  std::byte *staging_begin() const noexcept { return base() + staging_.begin; }
 
  private:
   struct Region {

@@ -1,5 +1,7 @@
 #include "array.hpp"
 
+#include <pybind11/pybind11.h>
+
 #include <cstring>
 #include <string>
 
@@ -7,6 +9,8 @@
 #include "errors.hpp"
 
 namespace isthmus::python {
+
+namespace py = pybind11;
 namespace {
 
 // The first fields of NumPy's array and descriptor objects. They are part of its ABI and the same in NumPy 1 and 2, so neither
@@ -181,14 +185,25 @@ bool dtype_from_format(const char *format, Py_ssize_t itemsize, isthmus_dtype *o
   }
 }
 
-bool refuse_cuda_array(PyObject *source, const char *call, const char *argument) {
-  std::string device = attribute_text(source, "device");
-  if (device.empty()) device = "an unnamed device";
-  raise_unsupported(
-      "%s: %s (%s) lies in device memory on cuda, %s; this build serves host memory: copy it to the host first, "
-      "for example with .get(), .copy_to_host() or .cpu()",
-      call, argument, Py_TYPE(source)->tp_name, device.c_str());
+// "<f4" and its like, as the CUDA array interface has them.
+bool dtype_from_typestr(const char *text, isthmus_dtype *out) {
+  if (!text || (text[0] != '<' && text[0] != '|' && text[0] != '=')) return false;
+  constexpr struct {
+    const char *text;
+    isthmus_dtype dtype;
+  } known[] = {{"i1", ISTHMUS_INT8},      {"i2", ISTHMUS_INT16},      {"i4", ISTHMUS_INT32},   {"i8", ISTHMUS_INT64},
+               {"u1", ISTHMUS_UINT8},     {"u2", ISTHMUS_UINT16},     {"u4", ISTHMUS_UINT32},  {"u8", ISTHMUS_UINT64},
+               {"b1", ISTHMUS_BOOL},      {"f2", ISTHMUS_FLOAT16},    {"f4", ISTHMUS_FLOAT32}, {"f8", ISTHMUS_FLOAT64},
+               {"c8", ISTHMUS_COMPLEX64}, {"c16", ISTHMUS_COMPLEX128}};
+  for (const auto &k : known)
+    if (std::strcmp(text + 1, k.text) == 0) return *out = k.dtype, true;
   return false;
+}
+
+// The entry of a dict, borrowed; NULL without an error where there is none, or None.
+PyObject *entry(PyObject *dict, const char *name) {
+  PyObject *value = PyDict_GetItemString(dict, name);
+  return value == Py_None ? nullptr : value;
 }
 
 bool has(PyObject *object, const char *attribute) {
@@ -206,6 +221,9 @@ Array &Array::operator=(Array &&other) noexcept {
     data = other.data;
     count = other.count;
     dtype = other.dtype;
+    device = other.device;
+    on_stream = other.on_stream;
+    stream = other.stream;
     source_ = other.source_;
     keep_ = other.keep_;
     held_ = other.held_;
@@ -231,7 +249,7 @@ bool Array::read(PyObject *source, const char *call, const char *argument, Acces
     return read_torch(source, call, argument);
   if (PyObject_CheckBuffer(source)) return read_buffer(source, call, argument, access);
   if (PyCapsule_CheckExact(source)) return read_dlpack(source, call, argument, access);
-  if (has(source, "__cuda_array_interface__")) return refuse_cuda_array(source, call, argument);
+  if (has(source, "__cuda_array_interface__")) return read_cuda(source, call, argument, access);
   if (has(source, "__dlpack__")) return read_dlpack(source, call, argument, access);
   raise_unsupported("%s: %s must be an array (NumPy, torch, or anything with the buffer protocol or DLPack), not %s", call,
                     argument, Py_TYPE(source)->tp_name);
@@ -255,6 +273,51 @@ bool Array::read_numpy(PyObject *source, const char *call, const char *argument,
   count = 1;
   for (int i = 0; i < array->nd; ++i) count *= static_cast<uint64_t>(array->dimensions[i]);
   return true;
+}
+
+// Memory of a device, by the CUDA array interface (versions 2 and 3): CuPy, Numba, torch's CUDA tensors.
+bool Array::read_cuda(PyObject *source, const char *call, const char *argument, Access access) {
+  const auto dict = py::reinterpret_steal<py::object>(PyObject_GetAttrString(source, "__cuda_array_interface__"));
+  if (!dict) return false;
+  PyObject *shape = PyDict_Check(dict.ptr()) ? entry(dict.ptr(), "shape") : nullptr,
+           *typestr = shape ? entry(dict.ptr(), "typestr") : nullptr, *place = shape ? entry(dict.ptr(), "data") : nullptr;
+  if (!typestr || !place || !PyUnicode_Check(typestr) || !PyTuple_Check(shape) || !PyTuple_Check(place) ||
+      PyTuple_GET_SIZE(place) != 2) {
+    raise_unsupported("%s: %s has a __cuda_array_interface__ without shape, typestr and data", call, argument);
+    return false;
+  }
+  if (entry(dict.ptr(), "mask")) {
+    raise_unsupported("%s: %s is a masked array; pass one without a mask", call, argument);
+    return false;
+  }
+  // Types that the interface cannot name (bfloat16, float8) stand there as raw bytes; the object's dtype tells.
+  if (!dtype_from_typestr(PyUnicode_AsUTF8(typestr), &dtype) &&
+      !dtype_from_name(attribute_text(source, "dtype").c_str(), &dtype))
+    return refuse_dtype(source, call, argument);
+  count = 1;
+  const Py_ssize_t dimensions = PyTuple_GET_SIZE(shape);
+  PyObject *strides = entry(dict.ptr(), "strides");
+  if (strides && (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != dimensions))
+    return refuse_layout(source, call, argument, "a contiguous copy of it");
+  bool contiguous = true;
+  for (Py_ssize_t i = dimensions; i-- > 0;) {
+    const unsigned long long extent = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(shape, i));
+    const long long stride = strides ? PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i)) : 0;
+    if (PyErr_Occurred()) return false;
+    if (strides && extent != 1 && stride != static_cast<long long>(count * isthmus_dtype_size(dtype))) contiguous = false;
+    count *= extent;
+  }
+  if (!contiguous && count > 0) return refuse_layout(source, call, argument, "a contiguous copy of it");
+  data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(place, 0));
+  const int read_only = PyObject_IsTrue(PyTuple_GET_ITEM(place, 1));
+  if (PyErr_Occurred()) return false;
+  if (access == Access::Write && read_only) return refuse_read_only(call, argument);
+  device = true;
+  if (PyObject *behind = entry(dict.ptr(), "stream")) {
+    stream = PyLong_AsVoidPtr(behind);
+    on_stream = true;
+  }
+  return !PyErr_Occurred();
 }
 
 bool Array::read_torch(PyObject *source, const char *call, const char *argument) {
@@ -304,9 +367,9 @@ bool Array::read_dlpack(PyObject *source, const char *call, const char *argument
     capsule = Py_NewRef(source);
   } else {
     long type = 1, index = 0;
-    PyObject *device = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
-    const bool known = device && PyArg_ParseTuple(device, "ll", &type, &index);
-    Py_XDECREF(device);
+    PyObject *place = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
+    const bool known = place && PyArg_ParseTuple(place, "ll", &type, &index);
+    Py_XDECREF(place);
     if (!known) return false;
     if (!dlpack::on_host(type)) {
       raise_unsupported("%s: %s (%s) lies on %s; this build serves host memory: copy it to the host first", call, argument,

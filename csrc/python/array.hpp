@@ -28,12 +28,16 @@ class Array {
   void *data = nullptr;
   uint64_t count = 0;  // elements
   isthmus_dtype dtype = ISTHMUS_UINT8;
+  bool device = false;     // memory of a device
+  bool on_stream = false;  // its owner gave the stream that it is ready behind
+  void *stream = nullptr;
   void *at(uint64_t element) const noexcept { return static_cast<char *>(data) + element * isthmus_dtype_size(dtype); }
   uint64_t bytes() const noexcept { return count * isthmus_dtype_size(dtype); }
   PyObject *source() const noexcept { return source_; }  // borrowed
 
  private:
   bool read_numpy(PyObject *source, const char *call, const char *argument, Access access);
+  bool read_cuda(PyObject *source, const char *call, const char *argument, Access access);
   bool read_torch(PyObject *source, const char *call, const char *argument);
   bool read_dlpack(PyObject *source, const char *call, const char *argument, Access access);
   bool read_buffer(PyObject *source, const char *call, const char *argument, Access access);

@@ -19,13 +19,13 @@ bool read_in_out(const char *call, PyObject *x, PyObject *out, Array *in, Array 
 }
 
 PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_reduce", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale"});
+  static const Signature signature("all_reduce", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
-  if (!launch.open(self, v[3], v[4]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
+  if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
       !read_in_out(launch.call, v[0], v[2], &in, &out))
     return nullptr;
   void *recv = out ? out.data : in.data;
@@ -38,14 +38,14 @@ PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t give
 }
 
 PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("reduce", 1, 4, {"x", "root", "op", "out", "async_op", "timeout", "scale"});
+  static const Signature signature("reduce", 1, 4, {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[4], v[5], v[7]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()) || !read_op(v[2], launch.call, &op) ||
       !launch.scale(v[6], op))
     return nullptr;
@@ -65,13 +65,13 @@ PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
 }
 
 PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout"});
+  static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[3], v[4]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()))
     return nullptr;
   const bool is_root = launch.communicator->rank() == root;
@@ -102,12 +102,12 @@ PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given
 }
 
 PyObject *all_gather(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_gather", 1, 2, {"x", "out", "async_op", "timeout"});
+  static const Signature signature("all_gather", 1, 2, {"x", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   Array in, out;
-  if (!launch.open(self, v[2], v[3]) || !in.read(v[0], launch.call, "x", Access::Read)) return nullptr;
+  if (!launch.open(self, v[2], v[3], v[4]) || !in.read(v[0], launch.call, "x", Access::Read)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
   const auto result =
       py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("stacked", v[0], static_cast<long long>(world)));
@@ -126,13 +126,13 @@ PyObject *all_gather(PyObject *self, PyObject *const *arguments, Py_ssize_t give
 }
 
 PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("reduce_scatter", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale"});
+  static const Signature signature("reduce_scatter", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
-  if (!launch.open(self, v[3], v[4]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
+  if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
       !in.read(v[0], launch.call, "x", Access::Read))
     return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -157,12 +157,12 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 }
 
 PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout"});
+  static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   Array in, out;
-  if (!launch.open(self, v[2], v[3])) return nullptr;
+  if (!launch.open(self, v[2], v[3], v[4])) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("same", v[0], 0));
   if (!result || !read_in_out(launch.call, v[0], result.ptr(), &in, &out)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -180,13 +180,13 @@ PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t give
 }
 
 PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("gather", 1, 3, {"x", "root", "out", "async_op", "timeout"});
+  static const Signature signature("gather", 1, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[3], v[4]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()) || !in.read(v[0], launch.call, "x", Access::Read))
     return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -210,13 +210,13 @@ PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
 }
 
 PyObject *scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("scatter", 0, 3, {"x", "root", "out", "async_op", "timeout"});
+  static const Signature signature("scatter", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int root = 0;
   Array in, out;
-  if (!launch.open(self, v[3], v[4]) || !read_int(v[1], launch.call, "root", &root) ||
+  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
       !in_world(launch.call, "root", root, launch.communicator->size()))
     return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -250,11 +250,11 @@ PyObject *scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t given, 
 }
 
 PyObject *barrier(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("barrier", 0, 0, {"async_op", "timeout"});
+  static const Signature signature("barrier", 0, 0, {"async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
-  if (!launch.open(self, v[0], v[1])) return nullptr;
+  if (!launch.open(self, v[0], v[1], v[2])) return nullptr;
   return submit(launch, Py_None,
                 [&](isthmus_work_t *work) { return isthmus_barrier(launch.handle, launch.call_options(), work); });
 }
@@ -265,13 +265,13 @@ bool good_tag(const char *call, int tag) {
 }
 
 PyObject *send(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("send", 2, 3, {"x", "peer", "tag", "async_op", "timeout"});
+  static const Signature signature("send", 2, 3, {"x", "peer", "tag", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int peer = -1, tag = 0;
   Array in;
-  if (!launch.open(self, v[3], v[4]) || !read_int(v[1], launch.call, "peer", &peer) ||
+  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
       !in_world(launch.call, "peer", peer, launch.communicator->size()) || !read_int(v[2], launch.call, "tag", &tag) ||
       !good_tag(launch.call, tag) || !in.read(v[0], launch.call, "x", Access::Read))
     return nullptr;
@@ -284,13 +284,13 @@ PyObject *send(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
 }
 
 PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("recv", 1, 3, {"x", "peer", "tag", "async_op", "timeout"});
+  static const Signature signature("recv", 1, 3, {"x", "peer", "tag", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int peer = ISTHMUS_ANY_SOURCE, tag = 0, source = -1;
   Array out;
-  if (!launch.open(self, v[3], v[4]) || !read_int(v[1], launch.call, "peer", &peer) ||
+  if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
       (peer != ISTHMUS_ANY_SOURCE && !in_world(launch.call, "peer", peer, launch.communicator->size())) ||
       !read_int(v[2], launch.call, "tag", &tag) || !good_tag(launch.call, tag) ||
       !out.read(v[0], launch.call, "x", Access::Write))
@@ -310,7 +310,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
 
 }  // namespace
 
-bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeout) {
+bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream) {
   self = self_object;
   communicator = behind(self_object);
   if (!communicator) {
@@ -321,6 +321,35 @@ bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeou
   if (!handle || !read_truth(async_value, &async_op)) return false;
   if (timeout) {
     if (!read_timeout(timeout, call, &options.timeout)) return false;
+    options.size = sizeof options;
+    has_options = true;
+  }
+  if (stream) {
+    options.stream = PyLong_AsVoidPtr(stream);
+    if (PyErr_Occurred()) {
+      PyErr_Clear();
+      raise_argument("%s: stream= must be the handle of a stream, as an integer", call);
+      return false;
+    }
+    options.on_stream = 1;
+    options.size = sizeof options;
+    has_options = true;
+  }
+  return true;
+}
+
+bool Launch::reaches(const Array &array) {
+  if (isthmus_comm_device(handle) < 0) {
+    raise_unsupported(
+        "%s: the array (%s) lies in the memory of a device, and this rank works on host memory: set ISTHMUS_DEVICE before "
+        "init, or "
+        "copy it to the host first",
+        call, Py_TYPE(array.source())->tp_name);
+    return false;
+  }
+  if (array.on_stream && !options.on_stream) {
+    options.stream = array.stream;
+    options.on_stream = 1;
     options.size = sizeof options;
     has_options = true;
   }

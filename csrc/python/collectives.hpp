@@ -25,7 +25,9 @@ struct Launch {
   bool has_options = false;
 
   // False with a Python error.
-  bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout);
+  bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream);
+  // Whether this rank can work on the array's memory; takes the array's stream where the call names none. False with a Python error.
+  bool reaches(const Array &array);
   // PREMUL_SUM's factor: needed for that op, refused for any other.
   bool scale(PyObject *factor, isthmus_redop op);
   const isthmus_call *call_options() const noexcept { return has_options ? &options : nullptr; }
@@ -37,6 +39,8 @@ template <class Start>
 PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
   isthmus_work_t work = nullptr;
   isthmus_result outcome;
+  for (size_t i = 0; i < array_count; ++i)
+    if (arrays[i]->device && !launch.reaches(*arrays[i])) return nullptr;
   sweep_orphans();
   {
     const Communicator::Use use(launch.communicator);

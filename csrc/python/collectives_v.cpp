@@ -50,13 +50,13 @@ PyObject *given_or_new(PyObject *out, PyObject *like, uint64_t elements) {
 }
 
 PyObject *all_gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("all_gather_v", 2, 4, {"x", "counts", "out", "displs", "async_op", "timeout"});
+  static const Signature signature("all_gather_v", 2, 4, {"x", "counts", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   Blocks blocks;
   Array in, out;
-  if (!launch.open(self, v[4], v[5]) ||
+  if (!launch.open(self, v[4], v[5], v[6]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[3], "displs") ||
       !in.read(v[0], launch.call, "x", Access::Read))
     return nullptr;
@@ -80,14 +80,14 @@ PyObject *all_gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
 
 PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
   static const Signature signature("reduce_scatter_v", 2, 5,
-                                   {"x", "counts", "op", "out", "displs", "async_op", "timeout", "scale"});
+                                   {"x", "counts", "op", "out", "displs", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Blocks blocks;
   Array in, out;
-  if (!launch.open(self, v[5], v[6]) ||
+  if (!launch.open(self, v[5], v[6], v[8]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
       !read_op(v[2], launch.call, &op) || !launch.scale(v[7], op) || !in.read(v[0], launch.call, "x", Access::Read) ||
       !(blocks.placed ? blocks.fits(launch.call, in, "x")
@@ -113,13 +113,14 @@ PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_
 
 PyObject *all_to_all_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
   static const Signature signature(
-      "all_to_all_v", 3, 6, {"x", "send_counts", "recv_counts", "out", "send_displs", "recv_displs", "async_op", "timeout"});
+      "all_to_all_v", 3, 6,
+      {"x", "send_counts", "recv_counts", "out", "send_displs", "recv_displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   Blocks sent, received;
   Array in, out;
-  if (!launch.open(self, v[6], v[7]) ||
+  if (!launch.open(self, v[6], v[7], v[8]) ||
       !sent.read(launch.call, launch.communicator->size(), v[1], "send_counts", v[4], "send_displs") ||
       !received.read(launch.call, launch.communicator->size(), v[2], "recv_counts", v[5], "recv_displs") ||
       !in.read(v[0], launch.call, "x", Access::Read) || !sent.fits(launch.call, in, "x"))
@@ -140,14 +141,15 @@ PyObject *all_to_all_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
 }
 
 PyObject *gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("gather_v", 2, 5, {"x", "counts", "root", "out", "displs", "async_op", "timeout"});
+  static const Signature signature("gather_v", 2, 5,
+                                   {"x", "counts", "root", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int root = 0;
   Blocks blocks;
   Array in, out;
-  if (!launch.open(self, v[5], v[6]) ||
+  if (!launch.open(self, v[5], v[6], v[7]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
       !read_int(v[2], launch.call, "root", &root) || !in_world(launch.call, "root", root, launch.communicator->size()) ||
       !in.read(v[0], launch.call, "x", Access::Read))
@@ -174,14 +176,15 @@ PyObject *gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given,
 }
 
 PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
-  static const Signature signature("scatter_v", 2, 5, {"x", "counts", "root", "out", "displs", "async_op", "timeout"});
+  static const Signature signature("scatter_v", 2, 5,
+                                   {"x", "counts", "root", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   int root = 0;
   Blocks blocks;
   Array in, out;
-  if (!launch.open(self, v[5], v[6]) ||
+  if (!launch.open(self, v[5], v[6], v[7]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
       !read_int(v[2], launch.call, "root", &root) || !in_world(launch.call, "root", root, launch.communicator->size()))
     return nullptr;

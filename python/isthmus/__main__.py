@@ -1,8 +1,9 @@
-"""The command line: `isthmus doctor`, `topo`, `explain`, `bench`, `launch`. Also `python -m isthmus`."""
+"""The command line: `isthmus doctor`, `topo`, `explain`, `bench`, `launch`, `rehearse`. Also `python -m isthmus`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,13 +11,14 @@ from . import __version__
 from ._errors import Error
 from .cli import bench, doctor, explain, topo
 from .cli import launch as launch_command
+from .cli import rehearse as rehearse_command
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="isthmus", description="Collectives over ranks of several islands.")
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, topo, explain, bench, launch_command):
+    for module in (doctor, topo, explain, bench, launch_command, rehearse_command):
         module.add_parser(subparsers)
     return top
 
@@ -27,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["bench"]:  # everything after it belongs to the benchmark, --help included
             return bench.run(given[1:])
         options = parser().parse_args(given)
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head`: nobody reads any more, and the interpreter must not try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Error as error:
         print(f"isthmus: {error}", file=sys.stderr)
         return 1

@@ -67,6 +67,7 @@ class Comm:
         async_op: Literal[False] = False,
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def all_reduce(
@@ -78,6 +79,7 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def reduce(
@@ -90,6 +92,7 @@ class Comm:
         async_op: Literal[False] = False,
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> _A | None: ...
     @overload
     def reduce(
@@ -102,6 +105,7 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def broadcast(
@@ -112,6 +116,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def broadcast(
@@ -122,13 +127,14 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def all_gather(
         self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> _A: ...
     @overload
-    def all_gather(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    def all_gather(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
     def reduce_scatter(
         self,
@@ -139,6 +145,7 @@ class Comm:
         async_op: Literal[False] = False,
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def reduce_scatter(
@@ -150,13 +157,14 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def all_to_all(
         self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> _A: ...
     @overload
-    def all_to_all(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    def all_to_all(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
     def gather(
         self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
@@ -174,6 +182,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def scatter(
@@ -184,6 +193,7 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def all_gather_v(
@@ -195,6 +205,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def all_gather_v(
@@ -206,6 +217,7 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def reduce_scatter_v(
@@ -219,6 +231,7 @@ class Comm:
         async_op: Literal[False] = False,
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def reduce_scatter_v(
@@ -232,6 +245,7 @@ class Comm:
         async_op: Literal[True],
         timeout: float | None = None,
         scale: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def all_to_all_v(
@@ -245,6 +259,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def all_to_all_v(
@@ -258,6 +273,7 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def gather_v(
@@ -270,6 +286,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A | None: ...
     @overload
     def gather_v(
@@ -282,6 +299,7 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
     def scatter_v(
@@ -294,6 +312,7 @@ class Comm:
         *,
         async_op: Literal[False] = False,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> _A: ...
     @overload
     def scatter_v(
@@ -306,17 +325,18 @@ class Comm:
         *,
         async_op: Literal[True],
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
     @overload
-    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
+    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None, stream: int | None = None) -> None: ...
     @overload
-    def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    def barrier(self, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
     def send(
         self, x: object, peer: int, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> None: ...
     @overload
-    def send(self, x: object, peer: int, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None) -> Work: ...
+    def send(self, x: object, peer: int, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
     def recv(
         self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None

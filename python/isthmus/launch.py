@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import select
+import selectors
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +35,9 @@ _LAUNCHER_NAMES = frozenset(
     + [f"ISTHMUS_{name}" for name in ("RANK", "WORLD_SIZE", "ADDRESS", "ISLAND", "BRIDGE")]
 )
 _GRACE_S = 15.0  # after one rank failed: the library tells the others within a few seconds
+# What ends a line. A carriage return alone does, too (progress bars), unless it came last: it may be half of an end.
+_LINE_END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
+_DRAIN_S = 2.0  # how long the output of processes that the ranks have left behind is passed on
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,12 @@ def environment(
     island: str | None = None,
     bridge: str | None = None,
     ccl: str | None = None,
-    extra: Mapping[str, str] | None = None,
+    extra: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
-    """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch."""
+    """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch.
+
+    `extra` is added to it; None takes a variable away.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
@@ -117,16 +127,105 @@ def environment(
         env["ISTHMUS_BRIDGE"] = bridge
     if ccl is not None:
         env["ISTHMUS_CCL"] = ccl
-    env.update(extra or {})
+    for name, value in (extra or {}).items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
     return env
+
+
+@dataclass
+class _Pipe:
+    """What a rank writes to one of its two outputs."""
+
+    source: IO[bytes]
+    prefix: bytes
+    to: int  # our own descriptor
+    pending: bytes = b""
+
+    def pass_on(self) -> bool:
+        """Reads once, and writes the lines that are complete. False at the end, and where nobody reads ours any more."""
+        data = os.read(self.source.fileno(), 1 << 16)
+        text = self.pending + data
+        lines, used = bytearray(), 0
+        for end in _LINE_END.finditer(text):
+            lines += self.prefix + text[used : end.end()]
+            used = end.end()
+        self.pending = text[used:]
+        return _write(self.to, lines) and bool(data)
+
+    def close(self) -> None:
+        if self.pending:
+            _write(self.to, self.prefix + self.pending.rstrip(b"\r") + b"\n")
+        self.source.close()  # whoever still writes there notices
+
+
+class _Relay:
+    """Passes on what ranks write, line by line, each with its rank's prefix: to where our own output goes."""
+
+    def __init__(self) -> None:
+        self._pipes = selectors.DefaultSelector()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="isthmus-relay", daemon=True)
+
+    def add(self, source: IO[bytes], prefix: str, to: int) -> None:
+        self._pipes.register(source, selectors.EVENT_READ, _Pipe(source, prefix.encode(), to))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """The ranks have ended: passes on what is still in the pipes."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for key in list(self._pipes.get_map().values()):
+            self._close(key)
+
+    def _run(self) -> None:
+        deadline = float("inf")
+        while self._pipes.get_map():
+            over = self._over.is_set()
+            if over:
+                deadline = min(deadline, time.monotonic() + _DRAIN_S)
+            ready = self._pipes.select(0.1)
+            # The ranks have ended and there is no end of file: a process that one of them started holds the pipe open.
+            if over and (not ready or time.monotonic() > deadline):
+                return
+            for key, _ in ready:
+                if not key.data.pass_on():
+                    self._close(key)
+
+    def _close(self, key: selectors.SelectorKey) -> None:
+        self._pipes.unregister(key.fileobj)
+        key.data.close()
+
+
+def _write(to: int, data: bytes | bytearray) -> bool:
+    """Writes all of it; False if nobody reads there."""
+    while data:
+        try:
+            data = data[os.write(to, data) :]
+        except BlockingIOError:
+            select.select([], [to], [])
+        except OSError:
+            return False
+    return True
 
 
 class Job:
     """Running ranks. As a context manager it leaves none behind."""
 
-    def __init__(self, processes: list[subprocess.Popen[bytes]], outputs: list[tuple[IO[bytes], IO[bytes]]]) -> None:
+    def __init__(
+        self,
+        processes: list[subprocess.Popen[bytes]],
+        outputs: list[tuple[IO[bytes], IO[bytes]]],
+        relay: _Relay | None = None,
+    ) -> None:
         self.processes = processes
         self._outputs = outputs
+        self._relay = relay
 
     @property
     def pids(self) -> list[int]:
@@ -162,6 +261,8 @@ class Job:
                 process.kill()
         for process in self.processes:
             process.wait()
+        if self._relay:
+            self._relay.finish()
 
     def __enter__(self) -> Job:
         return self
@@ -177,37 +278,56 @@ def start(
     command: Sequence[str],
     ranks: int,
     *,
-    islands: str | None = None,
+    islands: str | Sequence[str | None] | None = None,
     bridge: str | None = None,
     ccl: str | None = None,
     env: Mapping[str, str] | None = None,
+    each: Sequence[Mapping[str, str | None]] | None = None,
+    prefixes: Sequence[str] | None = None,
     capture: bool = True,
     port: int | None = None,
 ) -> Job:
     """Starts `ranks` copies of `command` on this machine. `env` is added to every rank's environment.
 
-    `ccl` names the libraries of islands that have one, as "a=oneccl".
-    With `capture` their output is kept for Job.wait(), else it goes where ours goes.
+    `islands` is their labels, as text ("a:2,b:2") or one for each rank. `each` has further variables for each rank; None
+    takes one away. `ccl` names the libraries of islands that have one, as "a=oneccl".
+    With `prefixes`, one for each rank, every line of a rank's output goes where ours goes, behind its prefix. Else, with
+    `capture`, the output is kept for Job.wait(); without, it goes where ours goes as it is.
     """
     if ranks < 1:
         raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
-    labels = parse_islands(islands, ranks)
+    labels = parse_islands(islands, ranks) if islands is None or isinstance(islands, str) else list(islands)
+    for name, given in (("islands", labels), ("each", each), ("prefixes", prefixes)):
+        if given is not None and len(given) != ranks:
+            raise ArgumentError(f"launch: {name} has {len(given)} entries, but there are {ranks} ranks")
     libraries = parse_libraries(ccl, labels)
     base = free_port() if port is None else port
     processes: list[subprocess.Popen[bytes]] = []
     outputs: list[tuple[IO[bytes], IO[bytes]]] = []
-    job = Job(processes, outputs)
+    relay = _Relay() if prefixes is not None else None
+    job = Job(processes, outputs, relay)
     try:
         for rank in range(ranks):
-            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, ccl=libraries[rank], extra=env)
-            out: IO[bytes] | None = None
-            err: IO[bytes] | None = None
-            if capture:
-                out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # closed by Job
-                outputs.append((out, err))
-            processes.append(
-                subprocess.Popen(list(command), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-            )
+            extra = {**(env or {}), **(each[rank] if each else {})}
+            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, ccl=libraries[rank], extra=extra)
+            out: IO[bytes] | int | None = None
+            err: IO[bytes] | int | None = None
+            if relay:
+                out, err = subprocess.PIPE, subprocess.PIPE
+            elif capture:
+                kept = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # closed by Job
+                outputs.append(kept)
+                out, err = kept
+            try:
+                process = subprocess.Popen(list(command), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            except (FileNotFoundError, PermissionError) as error:
+                raise ArgumentError(f"launch: cannot start {command[0]}: {error.strerror}") from None
+            processes.append(process)
+            if relay and prefixes and process.stdout and process.stderr:
+                relay.add(process.stdout, prefixes[rank], 1)
+                relay.add(process.stderr, prefixes[rank], 2)
+        if relay:
+            relay.start()
     except BaseException:
         job.kill()
         raise

@@ -102,6 +102,11 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
   double timeout;             /* seconds; 0: the communicator's */
   double scale;               /* PREMUL_SUM's factor of this rank: set it, 0 is a factor like any other. 1 where the call is NULL */
   const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
+  /* Device buffers (ISTHMUS_DEVICE): where on_stream is not 0, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
+   * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
+   * operation. Else the buffers must be ready when the call is made. A stream that is being captured is refused. */
+  int on_stream;
+  void *stream;
 } isthmus_call;
 
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */
@@ -120,6 +125,7 @@ ISTHMUS_API isthmus_result isthmus_comm_error(isthmus_comm_t comm); /* ISTHMUS_O
 ISTHMUS_API isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds);
 ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
+ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the device that this rank works on; -1: the host */
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it. dump: the flight recorder of the communicator. */

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import Comm, launch
 from .._errors import Error
+from ..rehearse import FLEET
 
 _RANK_VARIABLES = ("ISTHMUS_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -43,6 +44,12 @@ def ask_ranks(question: str, arguments: dict[str, Any], options: argparse.Namesp
                 f"rank {result.rank} of {ranks} failed: {lines[-1] if lines else f'exit status {result.returncode}'}"
             )
     return json.loads(results[0].stdout.strip().splitlines()[-1])
+
+
+def mark(data: dict[str, Any]) -> dict[str, Any]:
+    """Data that is to be printed or drawn. In a rehearsal it says that it comes from one."""
+    fleet = os.environ.get(FLEET)
+    return {"rehearsal": fleet, **data} if fleet else data
 
 
 def whole_topology(comm: Comm) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.table import Table
 from .. import __version__, _core, context_stats, settings
 from .._errors import Error
 from .bench import find_benchmark
-from .common import ask_ranks
+from .common import ask_ranks, mark
 from .layout import Layout
 from .topo import show
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     rows = settings() if options.settings or options.json else []
     if options.json:
         report = {"version": __version__, "ok": not broken, "findings": [asdict(f) for f in findings], "selftest": test}
-        print(json.dumps({**report, "settings": rows}, indent=2))
+        print(json.dumps(mark({**report, "settings": rows}), indent=2))
         return int(broken)
     console = Console()
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -24,14 +24,24 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    program = program_of(options)
     if not program:
         print("isthmus launch: no program; write it after --")
         return 2
     where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
     with launch.start(program, options.ranks, **where, capture=False) as job:
-        results = job.wait(options.timeout)
-    bad = [result for result in results if result.returncode != 0]
+        return report("launch", job, options.timeout)
+
+
+def program_of(options: argparse.Namespace) -> list[str]:
+    """The program and its arguments, which stand after --."""
+    words: list[str] = options.program
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def report(command: str, job: launch.Job, timeout: float | None) -> int:
+    """Waits for the ranks, names those that failed, and gives the command's exit status."""
+    bad = [result for result in job.wait(timeout) if result.returncode != 0]
     for result in bad:
-        print(f"isthmus launch: rank {result.rank} ended with status {result.returncode}")
+        print(f"isthmus {command}: rank {result.rank} ended with status {result.returncode}")
     return 1 if bad else 0

@@ -55,6 +55,8 @@ class Layout:
         self.bridge = _kinds(links, [[n for group in groups for n in group] for groups in members.values()])
         islands = len({str(group.get("island", "")) for group in topology["groups"]})
         self.title = f"{_count(len(ranks), 'rank')} on {_count(islands, 'island')} and {_count(len(self.hosts), 'host')}"
+        if topology.get("rehearsal"):
+            self.title += f" (rehearsal of {topology['rehearsal']})"
 
 
 def _rank(number: int, info: dict[str, Any]) -> Rank:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from .. import init
-from .common import add_rank_options, ask_ranks, under_launcher, whole_topology
+from .common import add_rank_options, ask_ranks, mark, under_launcher, whole_topology
 from .layout import Layout
 from .svg import draw
 
@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
                 return 0
     else:
         topology = ask_ranks("topology", {}, options)
+    topology = mark(topology)
     if options.svg:
         Path(options.svg).write_text(draw(Layout(topology)), encoding="utf-8")
     if options.json:

@@ -1,0 +1,112 @@
+#include "core/communicator.hpp"
+
+namespace rehearsal {
+namespace {
+
+constexpr size_t kFirstScratch = 4096, kSecondScratch = 64 << 10;
+
+}  // namespace
+
+Fabric::Stop Communicator::stop() {
+  return [this] { return aborted() || device.broken(); };
+}
+
+Code Communicator::scratch(size_t bytes) {
+  uintptr_t address = 0;
+  const auto lock = device.enter_and_wait();
+  const Code code = map_device_memory(device.ordinal(), bytes, &address);
+  if (code == Code::Ok) {
+    const std::lock_guard mine(mutex_);
+    scratch_.push_back(address);
+  }
+  return code;
+}
+
+Met Communicator::join(const char *, const Token &token) {
+  if (scratch(kFirstScratch) != Code::Ok) return Met::System;
+  std::shared_ptr<Fabric> fabric;
+  const Met met = Fabric::join(token, rank, size, device.ordinal(), stop(), &fabric);
+  if (met == Met::Ok) {
+    fabric_ = std::move(fabric);
+    ready.store(true, std::memory_order_release);
+  }
+  return met;
+}
+
+bool Communicator::split(int color, int key, Token *token, int *new_rank, int *new_size) {
+  return fabric_->split(color, key, stop(), token, new_rank, new_size);
+}
+
+Code Communicator::prepare(const char *) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (prepared_) return Code::Ok;
+    prepared_ = true;
+  }
+  return scratch(kSecondScratch);
+}
+
+Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
+                                 std::function<void(Fabric &, const Fabric::Stop &)> work, const Extras &extras,
+                                 int breaks_device) {
+  if (device.broken()) return Code::Broken;
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    ++pending_;
+  }
+  // The queue lets go of it whether it ran the work or not.
+  const std::shared_ptr<void> pending(nullptr, [self](void *) {
+    {
+      const std::lock_guard lock(self->mutex_);
+      --self->pending_;
+    }
+    self->changed_.notify_all();
+  });
+  const auto body = [self, pending, extras, breaks_device, work = std::move(work)] {
+    {
+      const std::lock_guard lock(self->mutex_);
+      if (self->aborted()) return;
+      ++self->running_;
+    }
+    const Fabric::Stop stopped = self->stop();
+    if (extras.late) {
+      self->state.store(extras.late);
+      if (breaks_device) self->device.break_down(breaks_device);
+    }
+    if (extras.late || extras.hang) poll_until(stopped);
+    else work(*self->fabric_, stopped);
+    {
+      const std::lock_guard lock(self->mutex_);
+      --self->running_;
+    }
+    self->changed_.notify_all();
+  };
+  Extras slow;
+  slow.slow_ms = extras.slow_ms;
+  return rehearsal::submit_locked(e, s, body, false, &slow);
+}
+
+void Communicator::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return pending_ == 0; });
+}
+
+void Communicator::abort() {
+  std::unique_lock lock(mutex_);
+  aborted_.store(true, std::memory_order_release);
+  changed_.wait(lock, [&] { return running_ == 0; });
+}
+
+void Communicator::destroy(const char *call, bool waits) {
+  std::unique_lock<std::mutex> lock;
+  if (waits) lock = device.enter_and_wait();
+  std::vector<uintptr_t> mine;
+  {
+    const std::lock_guard guard(mutex_);
+    mine.swap(scratch_);
+  }
+  for (const uintptr_t address : mine) unmap_device_memory(call, address);
+}
+
+}  // namespace rehearsal

@@ -1,0 +1,50 @@
+// A communicator of a simulated library, as one rank has it.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "core/fabric.hpp"
+#include "core/machine.hpp"
+
+namespace rehearsal {
+
+class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  Communicator(Device &d, int r, int n) : device(d), rank(r), size(n) {}
+  Device &device;
+  const int rank, size;
+  std::atomic<int> state{0};  // the vendor's code: well, in progress, failed
+  std::atomic<bool> ready{false};
+
+  // Allocates on the device, as the real ones do, then waits for the other ranks.
+  Met join(const char *call, const Token &token);
+  bool split(int color, int key, Token *token, int *new_rank, int *new_size);
+
+  // With the device's lock held. `breaks_device`: the code that sticks to the device if the work is to fail late; 0: the work stands
+  // until it is aborted, and only the communicator says why.
+  Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void(Fabric &, const Fabric::Stop &)> work,
+                     const Extras &extras, int breaks_device);
+  // What the first work needs; waits until the device is idle.
+  Code prepare(const char *call);
+
+  void finish();  // waits for what was submitted
+  void abort();   // what runs ends, what waits in queues will not run
+  void destroy(const char *call, bool waits);
+  bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+
+ private:
+  Fabric::Stop stop();
+  Code scratch(size_t bytes);
+
+  std::atomic<bool> aborted_{false};
+  std::shared_ptr<Fabric> fabric_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t pending_ = 0, running_ = 0;
+  bool prepared_ = false;
+  std::vector<uintptr_t> scratch_;
+};
+
+}  // namespace rehearsal

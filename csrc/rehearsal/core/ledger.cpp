@@ -1,0 +1,166 @@
+#include "core/ledger.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace rehearsal {
+
+struct Counter {
+  std::string name;
+  std::atomic<unsigned long> calls{0};  // since the last reset
+  std::atomic<unsigned long> all{0};
+  bool watched = false;  // a fault names it
+};
+
+namespace {
+
+constexpr std::array<const char *, 5> kLive = {"allocation", "registration", "stream", "event", "communicator"};
+
+struct Ledger {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Counter>> counters;
+  std::atomic<unsigned long> misuses{0};
+  std::array<std::atomic<long>, kLive.size()> live{};
+  std::atomic<int> groups{0};
+  std::atomic<bool> child{false};
+  pid_t process = ::getpid();
+};
+
+void at_exit();
+
+Ledger &ledger() {
+  static Ledger *const the_ledger = [] {
+    auto *l = new Ledger;  // outlives static destruction: threads of the engine still count
+    settings();
+    std::atexit(at_exit);
+    return l;
+  }();
+  return *the_ledger;
+}
+
+// Versions of one function are one function to whoever counts.
+std::string plain(const char *name) {
+  std::string s = name;
+  if (s.size() > 3 && s.compare(s.size() - 3, 3, "_v2") == 0) s.resize(s.size() - 3);
+  return s;
+}
+
+void write_trace(Ledger &l) {
+  std::string text = "{\"pid\": " + std::to_string(::getpid()) + ", \"calls\": {";
+  const char *comma = "";
+  const std::lock_guard lock(l.mutex);
+  for (const auto &[name, c] : l.counters) {
+    text += comma + ("\"" + name + "\": ") + std::to_string(c->all.load());
+    comma = ", ";
+  }
+  text += "}, \"misuses\": " + std::to_string(l.misuses.load()) + ", \"live\": {";
+  comma = "";
+  for (size_t i = 0; i < kLive.size(); ++i) {
+    text += comma + (std::string("\"") + kLive[i] + "\": ") + std::to_string(l.live[i].load());
+    comma = ", ";
+  }
+  text += "}}\n";
+  const int fd = ::open(settings().trace.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    std::fprintf(stderr, "rehearsal: REHEARSAL_TRACE: cannot write %s\n", settings().trace.c_str());
+  if (fd >= 0) ::close(fd);
+}
+
+void at_exit() {
+  Ledger &l = ledger();
+  if (::getpid() != l.process) return;
+  if (!settings().trace.empty()) write_trace(l);
+  if (const int open = l.groups.load(); open > 0) misuse("exit", Code::Invalid, "%d group(s) of calls left open", open);
+}
+
+}  // namespace
+
+Counter &counter(const char *name) {
+  const std::string key = plain(name);
+  Ledger &l = ledger();
+  const std::lock_guard lock(l.mutex);
+  std::unique_ptr<Counter> &c = l.counters[key];
+  if (!c) {
+    c = std::make_unique<Counter>();
+    c->name = key;
+    for (const auto *list : {&settings().fail, &settings().fail_late, &settings().hang, &settings().slow})
+      for (const Fault &f : *list) c->watched |= plain(f.call.c_str()) == key;
+  }
+  return *c;
+}
+
+Entry::Entry(Counter &c) : name_(c.name.c_str()), in_child_(ledger().child.load(std::memory_order_relaxed)) {
+  if (in_child_) return;
+  c.calls.fetch_add(1, std::memory_order_relaxed);
+  const unsigned long nth = c.all.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (!c.watched) return;
+  const auto chosen = [&](const std::vector<Fault> &list) {
+    for (const Fault &f : list)
+      if (f.nth == nth && plain(f.call.c_str()) == c.name) return &f;
+    return static_cast<const Fault *>(nullptr);
+  };
+  if (const Fault *f = chosen(settings().fail)) fault_ = f->number;
+  if (const Fault *f = chosen(settings().fail_late)) extras_.late = f->number;
+  if (const Fault *f = chosen(settings().slow)) extras_.slow_ms = f->number;
+  extras_.hang = chosen(settings().hang) != nullptr;
+}
+
+Code misuse(const char *call, Code code, const char *format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "rehearsal: misuse: %s: %s\n", call, text);
+  std::fflush(stderr);
+  ledger().misuses.fetch_add(1);
+  if (settings().abort_on_misuse) std::abort();
+  return code;
+}
+
+void born(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_add(1); }
+void died(Live what) noexcept { ledger().live[static_cast<size_t>(what)].fetch_sub(1); }
+std::atomic<int> &open_groups() noexcept { return ledger().groups; }
+
+bool &in_host_function() noexcept {
+  static thread_local bool inside = false;
+  return inside;
+}
+
+void guard_forks() {
+  static std::once_flag once;
+  std::call_once(once,
+                 [] { ::pthread_atfork(nullptr, nullptr, [] { ledger().child.store(true, std::memory_order_relaxed); }); });
+}
+
+}  // namespace rehearsal
+
+using rehearsal::ledger;
+
+unsigned long rehearsal_calls(const char *name) {
+  rehearsal::Ledger &l = ledger();
+  const std::lock_guard lock(l.mutex);
+  const auto found = l.counters.find(rehearsal::plain(name));
+  return found == l.counters.end() ? 0 : found->second->calls.load();
+}
+void rehearsal_reset_calls() {
+  rehearsal::Ledger &l = ledger();
+  const std::lock_guard lock(l.mutex);
+  for (auto &[name, c] : l.counters) c->calls.store(0);
+}
+unsigned long rehearsal_misuses() { return ledger().misuses.load(); }
+size_t rehearsal_live(const char *what) {
+  for (size_t i = 0; i < rehearsal::kLive.size(); ++i)
+    if (rehearsal::kLive[i] == std::string(what)) return static_cast<size_t>(std::max(0L, ledger().live[i].load()));
+  return 0;
+}

@@ -1,0 +1,199 @@
+// The simulated machine: devices with their lock, streams, events, and what can be submitted.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/memory.hpp"
+#include "core/queue.hpp"
+
+namespace rehearsal {
+
+// What a record of an event left in a queue.
+struct Marker {
+  std::atomic<bool> done{false};
+  std::atomic<int64_t> at_us{0};
+};
+
+// Streams that record into one graph.
+struct Capture {
+  uint64_t graph = 0;
+  Stream *origin = nullptr;
+  int mode = 0;  // 0: no thread may make an unsafe call meanwhile
+  std::atomic<bool> invalid{false};
+  std::vector<std::shared_ptr<Stream>> streams;
+  size_t items = 0;
+};
+
+class REHEARSAL_API Stream {
+ public:
+  Stream(Device &d, Queue &q, unsigned f, int p, bool own) : device(d), queue(q), flags(f), priority(p), special(!own) {}
+  Device &device;
+  Queue &queue;
+  const unsigned flags;
+  const int priority;
+  const bool special;  // belongs to the device, not to the program
+  std::atomic<uint64_t> submitted{0}, done{0};
+  std::shared_ptr<Capture> capture() const;
+  void capture(std::shared_ptr<Capture> c);
+  bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Capture> capture_;
+};
+using StreamPtr = std::shared_ptr<Stream>;
+
+struct Event {
+  int device = 0;
+  bool timing = true;
+  std::mutex mutex;
+  std::shared_ptr<Marker> marker;    // of the last record
+  std::shared_ptr<Capture> capture;  // of a record while capturing
+};
+using EventPtr = std::shared_ptr<Event>;
+
+class REHEARSAL_API Device {
+ public:
+  explicit Device(int ordinal);
+  int ordinal() const noexcept { return ordinal_; }
+  const StreamPtr &special_stream(bool of_thread) const noexcept { return of_thread ? thread_ : null_; }
+  Queue &next_queue();
+
+  // Every call that touches the device goes through here; a call that allocates stands in it until the device is idle.
+  std::unique_lock<std::mutex> enter();
+  std::unique_lock<std::mutex> enter_and_wait();
+  void wait_idle();      // of what is submitted by now, without the lock
+  void wait_all_idle();  // the queues are empty
+
+  void announce();  // something was done
+  template <class Ready>
+  void wait(Ready ready) {
+    std::unique_lock lock(done_mutex_);
+    done_.wait(lock, ready);
+  }
+
+  int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well
+  void break_down(int code);
+
+  int retained = 0;  // of the primary context
+
+ private:
+  const int ordinal_;
+  std::mutex lock_;
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::atomic<size_t> dealt_{0};
+  StreamPtr null_, thread_;
+  std::mutex done_mutex_;
+  std::condition_variable done_;
+  std::atomic<int> broken_{0};
+};
+
+// Handles that are no pointers and never come twice, so that a handle that was destroyed is known for one.
+template <class T>
+class Handles {
+ public:
+  explicit Handles(uint64_t kind) : base_(uint64_t{0x80} << 48 | kind << 40) {}
+  uint64_t add(std::shared_ptr<T> object) {
+    const std::lock_guard lock(mutex_);
+    const uint64_t h = base_ + (++count_ << 4);
+    map_.emplace(h, std::move(object));
+    return h;
+  }
+  std::shared_ptr<T> find(uint64_t h) const {
+    const std::lock_guard lock(mutex_);
+    const auto it = map_.find(h);
+    return it == map_.end() ? nullptr : it->second;
+  }
+  std::shared_ptr<T> remove(uint64_t h) {
+    const std::lock_guard lock(mutex_);
+    const auto it = map_.find(h);
+    if (it == map_.end()) return nullptr;
+    auto object = std::move(it->second);
+    map_.erase(it);
+    return object;
+  }
+  const char *why_not(uint64_t h) const {
+    const std::lock_guard lock(mutex_);
+    return h > base_ && h <= base_ + (count_ << 4) && (h & 15) == 0 ? "was destroyed" : "never existed";
+  }
+
+ private:
+  const uint64_t base_;
+  mutable std::mutex mutex_;
+  uint64_t count_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<T>> map_;
+};
+
+struct Graph {
+  size_t items = 0;
+};
+
+class REHEARSAL_API Machine {
+ public:
+  static bool started() noexcept;
+  static Machine &get();  // starts it
+  int devices() const noexcept { return static_cast<int>(devices_.size()); }
+  Device *device(int ordinal) noexcept;
+  Handles<Stream> streams{1};
+  Handles<Event> events{2};
+  Handles<Graph> graphs{3};
+  std::atomic<int> global_captures{0};
+  std::atomic<int> illegal_address{1};  // the vendor's number for a device that touched what it may not
+
+ private:
+  Machine();
+  std::vector<std::unique_ptr<Device>> devices_;
+};
+
+// The stack of the thread's devices; the last one is current.
+REHEARSAL_API std::vector<Device *> &device_stack();
+REHEARSAL_API Device *current_device();
+
+// ---- what a skin does ----
+
+REHEARSAL_API Code allocate(const Entry &e, Device &d, size_t bytes, uintptr_t *address);
+REHEARSAL_API Code release(const Entry &e, Device &d, uintptr_t address);
+REHEARSAL_API Code allocate_host(const Entry &e, Device &d, size_t bytes, void **host);
+REHEARSAL_API Code release_host(const Entry &e, Device &d, void *host);
+REHEARSAL_API Code enter_host(const Entry &e, Device &d, void *host, size_t bytes);
+REHEARSAL_API Code leave_host(const Entry &e, Device &d, void *host);
+
+// What a side of a copy may be.
+enum class Side {
+  Known,     // of a device or registered
+  Device,    // an address of the device
+  Host,      // registered
+  Pageable,  // of the host, registered or not
+  Any
+};
+
+REHEARSAL_API Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
+                        size_t bytes);
+REHEARSAL_API Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes);
+
+enum class Compare { GreaterEqual, Equal, And, Nor };
+REHEARSAL_API Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide);
+REHEARSAL_API Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, bool wide);
+REHEARSAL_API Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument);
+
+REHEARSAL_API Code record(const Entry &e, const EventPtr &event, const StreamPtr &s);
+REHEARSAL_API Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event);
+REHEARSAL_API Code query(const EventPtr &event);
+REHEARSAL_API Code synchronize(const EventPtr &event);
+REHEARSAL_API Code query(const StreamPtr &s);
+REHEARSAL_API Code synchronize(const StreamPtr &s);
+
+// A body of the skin's own, with the device's lock held already (enter()). While the stream captures it is recorded, not run.
+REHEARSAL_API Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick = false,
+                                 const Extras *extras = nullptr);
+
+REHEARSAL_API Code begin_capture(const Entry &e, const StreamPtr &s, int mode);
+REHEARSAL_API Code end_capture(const Entry &e, const StreamPtr &s, uint64_t *graph);
+
+}  // namespace rehearsal

@@ -1,0 +1,232 @@
+#include "core/memory.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+namespace rehearsal {
+namespace {
+
+constexpr size_t kQuarantine = 4096;  // ranges of freed memory whose addresses are not given out again
+constexpr uintptr_t kPage = 4096;
+
+using Blocks = std::map<uintptr_t, std::shared_ptr<Block>>;
+
+struct Books {
+  std::shared_mutex mutex;
+  Blocks device;                      // by device address
+  Blocks host;                        // registered memory, by its address on the host
+  std::map<uintptr_t, size_t> freed;  // device addresses that meant something
+  std::deque<uintptr_t> freed_in_order;
+  std::map<int, size_t> used;
+};
+Books &books() {
+  static Books *const the_books = new Books;
+  return *the_books;
+}
+
+uintptr_t round_up(uintptr_t n) { return (n + kPage - 1) & ~(kPage - 1); }
+
+// Addresses at which nothing can be touched. One page more than asked for lies between two ranges.
+uintptr_t reserve(size_t bytes) {
+  void *p = ::mmap(nullptr, round_up(bytes) + kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? 0 : reinterpret_cast<uintptr_t>(p);
+}
+
+template <class Map>
+typename Map::const_iterator containing(const Map &map, uintptr_t address) {
+  auto it = map.upper_bound(address);
+  return it == map.begin() ? map.end() : std::prev(it);
+}
+
+void retire(Books &b, const Block &block) {
+  const uintptr_t start = block.address & ~(kPage - 1);
+  const size_t bytes = round_up(block.address + block.bytes) - start;
+  ::mmap(reinterpret_cast<void *>(start), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  b.freed[start] = bytes;
+  b.freed_in_order.push_back(start);
+  if (b.freed_in_order.size() > kQuarantine) {
+    const auto oldest = b.freed.find(b.freed_in_order.front());
+    ::munmap(reinterpret_cast<void *>(oldest->first), oldest->second + kPage);
+    b.freed.erase(oldest);
+    b.freed_in_order.pop_front();
+  }
+}
+
+bool overlaps(const Blocks &blocks, uintptr_t start, size_t bytes) {
+  const auto next = blocks.lower_bound(start + bytes);
+  if (next == blocks.begin()) return false;
+  const Block &before = *std::prev(next)->second;
+  return std::prev(next)->first + before.bytes > start;
+}
+
+Code enter_host_memory(const std::shared_ptr<Block> &block) {
+  Books &b = books();
+  const std::unique_lock lock(b.mutex);
+  if (overlaps(b.host, block->host, block->bytes)) return Code::Registered;
+  block->address = block->host;
+  if (!settings().same_address) {
+    const uintptr_t within = block->host & (kPage - 1);
+    const uintptr_t start = reserve(within + block->bytes);
+    if (!start) return Code::NoMemory;
+    block->address = start + within;
+    b.device[block->address] = block;
+  }
+  b.host[block->host] = block;
+  return Code::Ok;
+}
+
+Code leave_host_memory(void *host, bool ours) {
+  Books &b = books();
+  const std::unique_lock lock(b.mutex);
+  const auto found = b.host.find(reinterpret_cast<uintptr_t>(host));
+  if (found == b.host.end() || found->second->ours != ours) return Code::NotRegistered;
+  const std::shared_ptr<Block> block = found->second;
+  block->live.store(false);
+  if (block->address != block->host) {
+    b.device.erase(block->address);
+    retire(b, *block);
+  }
+  b.host.erase(found);
+  return Code::Ok;
+}
+
+}  // namespace
+
+Block::~Block() {
+  if (engine && (!host || ours)) ::munmap(engine, round_up(bytes));
+}
+
+Place find_place(uintptr_t address) {
+  Books &b = books();
+  const std::shared_lock lock(b.mutex);
+  Place place;
+  for (const Blocks *blocks : {&b.device, &b.host}) {
+    const auto it = containing(*blocks, address);
+    if (it == blocks->end() || address - it->first >= it->second->bytes) continue;
+    place.state = Place::State::Found;
+    place.block = it->second;
+    place.offset = address - it->first;
+    place.by_host_pointer = blocks == &b.host;
+    return place;
+  }
+  const auto it = containing(b.freed, address);
+  if (it != b.freed.end() && address - it->first < it->second) place.state = Place::State::Freed;
+  return place;
+}
+
+Code map_device_memory(int device, size_t bytes, uintptr_t *address) {
+  if (bytes == 0) return Code::Invalid;
+  Books &b = books();
+  const std::unique_lock lock(b.mutex);
+  size_t &used = b.used[device];
+  if (bytes > settings().memory || used + round_up(bytes) > settings().memory) return Code::NoMemory;
+  const int fd = ::memfd_create("rehearsal device memory", MFD_CLOEXEC);
+  if (fd < 0) return Code::NoMemory;
+  const auto block = std::make_shared<Block>();
+  const size_t mapped = round_up(bytes);
+  void *engine = MAP_FAILED;
+  uintptr_t seen = 0;
+  if (::ftruncate(fd, static_cast<off_t>(mapped)) == 0) {
+    engine = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (engine != MAP_FAILED) {
+      block->bytes = bytes;
+      block->engine = static_cast<std::byte *>(engine);
+      seen = reserve(bytes);
+      if (seen && ::mmap(reinterpret_cast<void *>(seen), mapped, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        seen = 0;
+    }
+  }
+  ::close(fd);
+  if (!seen) return Code::NoMemory;
+  block->device = device;
+  block->address = seen;
+  used += mapped;
+  b.device[seen] = block;
+  *address = seen;
+  born(Live::Allocation);
+  return Code::Ok;
+}
+
+Code unmap_device_memory(const char *call, uintptr_t address) {
+  Books &b = books();
+  const char *what = nullptr;
+  {
+    const std::unique_lock lock(b.mutex);
+    const auto found = b.device.find(address);
+    if (found == b.device.end())
+      what = b.freed.count(address) ? "memory that was freed already" : "not the start of an allocation";
+    else if (found->second->on_host()) what = "registered host memory, not an allocation";
+    else {
+      const std::shared_ptr<Block> block = found->second;
+      block->live.store(false);
+      b.used[block->device] -= round_up(block->bytes);
+      b.device.erase(found);
+      retire(b, *block);
+    }
+  }
+  if (what) return misuse(call, Code::Invalid, "%#zx is %s", static_cast<size_t>(address), what);
+  died(Live::Allocation);
+  return Code::Ok;
+}
+
+Code map_host_memory(int device, size_t bytes, void **host) {
+  if (bytes == 0) return Code::Invalid;
+  void *p = ::mmap(nullptr, round_up(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return Code::NoMemory;
+  const auto block = std::make_shared<Block>();
+  block->device = device;
+  block->host = reinterpret_cast<uintptr_t>(p);
+  block->bytes = bytes;
+  block->engine = static_cast<std::byte *>(p);
+  block->ours = true;
+  const Code code = enter_host_memory(block);
+  if (code != Code::Ok) return code;
+  *host = p;
+  born(Live::Allocation);
+  return Code::Ok;
+}
+
+Code unmap_host_memory(const char *call, void *host) {
+  const Code code = leave_host_memory(host, true);
+  if (code != Code::Ok) return misuse(call, Code::Invalid, "%p is not host memory that was allocated here", host);
+  died(Live::Allocation);
+  return code;
+}
+
+Code register_host_memory(const char *call, int device, void *host, size_t bytes) {
+  if (!host || bytes == 0) return misuse(call, Code::Invalid, "%zu bytes at %p", bytes, host);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(host) & ~(kPage - 1);
+  const uintptr_t end = round_up(reinterpret_cast<uintptr_t>(host) + bytes);
+  if (::msync(reinterpret_cast<void *>(start), end - start, MS_ASYNC) != 0)
+    return misuse(call, Code::Invalid, "%p, %zu bytes: not all of it is mapped", host, bytes);
+  if (const Place p = find_place(reinterpret_cast<uintptr_t>(host)); p.found() && !p.by_host_pointer)
+    return misuse(call, Code::Invalid, "%p is an address of the device", host);
+  const auto block = std::make_shared<Block>();
+  block->device = device;
+  block->host = reinterpret_cast<uintptr_t>(host);
+  block->bytes = bytes;
+  block->engine = static_cast<std::byte *>(host);
+  const Code code = enter_host_memory(block);
+  if (code == Code::Ok) born(Live::Registration);
+  return code;
+}
+
+Code unregister_host_memory(void *host) {
+  const Code code = leave_host_memory(host, false);
+  if (code == Code::Ok) died(Live::Registration);
+  return code;
+}
+
+size_t memory_used(int device) {
+  Books &b = books();
+  const std::shared_lock lock(b.mutex);
+  const auto found = b.used.find(device);
+  return found == b.used.end() ? 0 : found->second;
+}
+
+}  // namespace rehearsal

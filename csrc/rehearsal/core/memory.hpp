@@ -1,0 +1,57 @@
+// Memory of the devices, and memory of the host that the devices were told of.
+//
+// Device memory is mapped twice: without access at the address that the program sees, so that a touch by the host is a fault, and with
+// access for the engine. Registered host memory has another address on the device than on the host, where nothing is mapped either.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/ledger.hpp"
+
+namespace rehearsal {
+
+struct Block {
+  int device = 0;
+  uintptr_t address = 0;  // on the device, as the program sees it
+  uintptr_t host = 0;     // on the host; 0: memory of the device
+  size_t bytes = 0;
+  std::byte *engine = nullptr;  // where the engine reads and writes
+  bool ours = false;            // host memory that the engine allocated
+  std::atomic<bool> live{true};
+
+  Block() = default;
+  Block(const Block &) = delete;
+  Block &operator=(const Block &) = delete;
+  ~Block();
+  bool on_host() const noexcept { return host != 0; }
+};
+
+// What an address means.
+struct Place {
+  enum class State { Unknown, Freed, Found };
+  State state = State::Unknown;
+  std::shared_ptr<Block> block;
+  size_t offset = 0;
+  bool by_host_pointer = false;
+
+  bool found() const noexcept { return state == State::Found; }
+  std::byte *at() const noexcept { return block->engine + offset; }
+  size_t left() const noexcept { return block->bytes - offset; }
+};
+
+// An address of device memory, a device address of registered host memory, or a pointer into registered host memory.
+REHEARSAL_API Place find_place(uintptr_t address);
+
+// These only keep the books; the machine's functions of the same purpose wait and lock.
+Code map_device_memory(int device, size_t bytes, uintptr_t *address);
+Code unmap_device_memory(const char *call, uintptr_t address);
+Code map_host_memory(int device, size_t bytes, void **host);
+Code unmap_host_memory(const char *call, void *host);
+Code register_host_memory(const char *call, int device, void *host, size_t bytes);
+Code unregister_host_memory(void *host);
+REHEARSAL_API size_t memory_used(int device);
+
+}  // namespace rehearsal

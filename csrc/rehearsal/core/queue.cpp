@@ -1,0 +1,99 @@
+#include "core/queue.hpp"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "core/machine.hpp"
+
+namespace rehearsal {
+
+void sleep_us(double us) {
+  if (us <= 0) return;
+  const auto ns = static_cast<int64_t>(us * 1000);
+  timespec nap{ns / 1'000'000'000, ns % 1'000'000'000};
+  while (::nanosleep(&nap, &nap) != 0) {}
+}
+
+int64_t now_us() noexcept {
+  timespec t;
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000 + t.tv_nsec / 1000;
+}
+
+Queue::Queue(Device &device, int number)
+    : device_(device),
+      depth_(settings().queue_depth),
+      random_(settings().seed * 1'000'003 + static_cast<unsigned long>(::getpid()) * 101 +
+              static_cast<unsigned long>(device.ordinal() * 16 + number)) {
+  // The thread takes no signal of the program's; it is never joined, and the queue never ends, so an exit waits for nothing.
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([this] { loop(); }).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Queue::push(Item item) {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [&] { return items_.size() < depth_; });
+  item.stream->submitted.fetch_add(1, std::memory_order_relaxed);
+  items_.push_back(std::move(item));
+  ++pushed_;
+  work_.notify_one();
+}
+
+void Queue::wait_idle() {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [&] { return items_.empty(); });
+}
+
+uint64_t Queue::pushed() {
+  const std::lock_guard lock(mutex_);
+  return pushed_;
+}
+
+void Queue::wait_done(uint64_t count) {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [&] { return finished_ >= count; });
+}
+
+void Queue::run(Item &item) {
+  if (item.quick) return item.body();
+  if (device_.broken()) return;
+  const long jitter = settings().jitter_us;
+  double pause = static_cast<double>(settings().latency_us);
+  if (jitter > 0 && random_() % 4 == 0) pause += static_cast<double>(random_() % static_cast<unsigned long>(jitter + 1));
+  sleep_us(pause + item.extras.slow_ms * 1000.0);
+  if (item.extras.hang) return poll_until([&] { return device_.broken() != 0; });
+  if (item.extras.late) return device_.break_down(item.extras.late);
+  item.body();
+}
+
+void Queue::loop() {
+  ::prctl(PR_SET_NAME, "rehearsal queue");
+  ::prctl(PR_SET_TIMERSLACK, 1000);
+  while (true) {
+    Item *item = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      work_.wait(lock, [&] { return !items_.empty(); });
+      item = &items_.front();  // stays in place while others are pushed behind it
+    }
+    run(*item);
+    const std::shared_ptr<Stream> stream = item->stream;
+    item->body = nullptr;  // lets go of memory and communicators before anybody hears that it is done
+    {
+      const std::lock_guard lock(mutex_);
+      stream->done.fetch_add(1, std::memory_order_release);
+      items_.pop_front();
+      ++finished_;
+    }
+    done_.notify_all();
+    device_.announce();
+  }
+}
+
+}  // namespace rehearsal

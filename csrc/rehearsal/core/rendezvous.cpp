@@ -1,0 +1,175 @@
+#include "core/rendezvous.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+namespace rehearsal {
+namespace {
+
+struct Hello {
+  uint64_t magic = 0x52454845'41525345;
+  Token process{};  // of whose devices there may be one rank each
+  int32_t rank = 0, size = 0, device = 0, version = 1;
+};
+struct Reply {
+  int32_t met = 0;
+};
+
+const Token &this_process() {
+  static const Token token = [] {
+    Token t{};
+    if (::getrandom(t.data(), t.size(), 0) < 0) t[0] = 1;
+    return t;
+  }();
+  return token;
+}
+
+socklen_t address_of(const Token &token, sockaddr_un *a) {
+  *a = {};
+  a->sun_family = AF_UNIX;
+  std::string name = "rehearsal-";  // abstract: the first byte stays zero
+  for (const unsigned char c : token) {
+    name += "0123456789abcdef"[c >> 4];
+    name += "0123456789abcdef"[c & 15];
+  }
+  std::memcpy(a->sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool send_reply(int socket, Met met, int fd) {
+  Reply reply{static_cast<int32_t>(met)};
+  iovec part{&reply, sizeof reply};
+  msghdr m{};
+  m.msg_iov = &part;
+  m.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  if (fd >= 0) {
+    m.msg_control = control;
+    m.msg_controllen = sizeof control;
+    cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
+  }
+  return ::sendmsg(socket, &m, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof reply);
+}
+
+bool receive_reply(int socket, Met *met, int *fd) {
+  Reply reply;
+  iovec part{&reply, sizeof reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof *fd)] = {};
+  msghdr m{};
+  m.msg_iov = &part;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  if (::recvmsg(socket, &m, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(sizeof reply)) return false;
+  *met = static_cast<Met>(reply.met);
+  for (cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(fd, CMSG_DATA(c), sizeof *fd);
+  return true;
+}
+
+// The thread of a token: until all ranks are there, or one that does not fit.
+void gather(int listener) {
+  std::map<int, int> sockets;
+  std::set<std::pair<Token, int>> devices;
+  int size = 0;
+  Met met = Met::Ok;
+  int unfit = -1;
+  while (met == Met::Ok && (size == 0 || static_cast<int>(sockets.size()) < size)) {
+    const int s = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (s < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      met = Met::System;
+      break;
+    }
+    Hello h;
+    if (::recv(s, &h, sizeof h, MSG_WAITALL) != static_cast<ssize_t>(sizeof h) || h.magic != Hello{}.magic) {
+      ::close(s);
+      continue;
+    }
+    if (size == 0) size = h.size;
+    if (h.size != size || h.version != Hello{}.version || h.rank < 0 || h.rank >= size || sockets.count(h.rank))
+      met = Met::Mismatch;
+    else if (!devices.insert({h.process, h.device}).second) met = Met::DuplicateDevice;
+    if (met == Met::Ok) sockets[h.rank] = s;
+    else unfit = s;
+  }
+  int fd = -1;
+  if (met == Met::Ok) {
+    fd = ::memfd_create("rehearsal communicator", MFD_CLOEXEC);
+    if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(segment_bytes(size))) != 0) met = Met::System;
+  }
+  if (unfit >= 0) sockets[-1] = unfit;
+  for (const auto &[rank, s] : sockets) {
+    send_reply(s, met, met == Met::Ok ? fd : -1);
+    ::close(s);
+  }
+  if (fd >= 0) ::close(fd);
+  ::close(listener);
+}
+
+}  // namespace
+
+bool new_rendezvous(Token *token) {
+  if (::getrandom(token->data(), token->size(), 0) != static_cast<ssize_t>(token->size())) return false;
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un a;
+  const socklen_t length = address_of(*token, &a);
+  if (listener < 0) return false;
+  if (::bind(listener, reinterpret_cast<sockaddr *>(&a), length) != 0 || ::listen(listener, 1024) != 0) {
+    ::close(listener);
+    return false;
+  }
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread(gather, listener).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return true;
+}
+
+Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd) {
+  *fd = -1;
+  const int s = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (s < 0) return Met::System;
+  sockaddr_un a;
+  const socklen_t length = address_of(token, &a);
+  Hello h;
+  h.process = this_process();
+  h.rank = rank;
+  h.size = size;
+  h.device = device;
+  Met met = Met::System;
+  if (::connect(s, reinterpret_cast<sockaddr *>(&a), length) == 0 &&
+      ::send(s, &h, sizeof h, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof h)) {
+    while (true) {
+      if (stop()) {
+        met = Met::Stopped;
+        break;
+      }
+      pollfd p{s, POLLIN, 0};
+      if (::poll(&p, 1, 20) <= 0) continue;
+      if (!receive_reply(s, &met, fd)) met = Met::System;
+      break;
+    }
+  }
+  ::close(s);
+  return met;
+}
+
+}  // namespace rehearsal

@@ -1,0 +1,29 @@
+// How the ranks of a communicator find each other: whoever makes the token listens for them, and hands all of them one segment of memory.
+// Nothing of it has a name in a file system.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/settings.hpp"
+
+namespace rehearsal {
+
+using Token = std::array<unsigned char, 16>;
+
+// Makes a token, and a thread that waits for its ranks.
+REHEARSAL_API bool new_rendezvous(Token *token);
+
+enum class Met { Ok, Stopped, System, Mismatch, DuplicateDevice };
+
+// Waits for all ranks; `*fd` is the segment then.
+Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd);
+
+// How large the segment of so many ranks is.
+size_t segment_bytes(int size);
+
+}  // namespace rehearsal

@@ -1,0 +1,81 @@
+#include "core/settings.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+namespace rehearsal {
+namespace {
+
+[[noreturn]] void bad(const char *name, const char *value) {
+  std::fprintf(stderr, "rehearsal: %s: cannot read \"%s\"\n", name, value);
+  std::abort();
+}
+
+template <class T>
+void number(const char *name, T &out, double least) {
+  const char *text = std::getenv(name);
+  if (!text || !*text) return;
+  char *end = nullptr;
+  errno = 0;
+  const double value = std::strtod(text, &end);
+  if (*end || errno || !(value >= least) || value > 1e15) bad(name, text);
+  out = static_cast<T>(value);
+}
+
+void truth(const char *name, bool &out) {
+  int value = out;
+  number(name, value, 0);
+  out = value != 0;
+}
+
+void faults(const char *name, std::vector<Fault> &out, bool with_number) {
+  const char *text = std::getenv(name);
+  if (!text) return;
+  const std::string all = text;
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = std::min(all.find(',', at), all.size());
+    const std::string one = all.substr(at, end - at);
+    at = end + 1;
+    char call[128];
+    Fault f;
+    int used = 0;
+    const int got = std::sscanf(one.c_str(), "%127[^:]:%lu%n:%d%n", call, &f.nth, &used, &f.number, &used);
+    if (got != (with_number ? 3 : 2) || static_cast<size_t>(used) != one.size() || f.nth == 0) bad(name, text);
+    f.call = call;
+    out.push_back(f);
+  }
+}
+
+Settings read() {
+  Settings s;
+  number("REHEARSAL_DEVICES", s.devices, 0);
+  number("REHEARSAL_MEMORY", s.memory, 0);
+  number("REHEARSAL_QUEUES", s.queues, 1);
+  number("REHEARSAL_QUEUE_DEPTH", s.queue_depth, 1);
+  truth("REHEARSAL_LOCKING", s.locking);
+  truth("REHEARSAL_SAME_ADDRESS", s.same_address);
+  truth("REHEARSAL_SCRIBBLE", s.scribble);
+  number("REHEARSAL_COPY_GBPS", s.copy_gbps, 0);
+  number("REHEARSAL_FABRIC_GBPS", s.fabric_gbps, 0);
+  number("REHEARSAL_LATENCY_US", s.latency_us, 0);
+  number("REHEARSAL_JITTER_US", s.jitter_us, 0);
+  number("REHEARSAL_SEED", s.seed, 0);
+  truth("REHEARSAL_ABORT_ON_MISUSE", s.abort_on_misuse);
+  truth("REHEARSAL_QUIET", s.quiet);
+  if (const char *path = std::getenv("REHEARSAL_TRACE")) s.trace = path;
+  faults("REHEARSAL_FAIL", s.fail, true);
+  faults("REHEARSAL_FAIL_LATE", s.fail_late, true);
+  faults("REHEARSAL_HANG", s.hang, false);
+  faults("REHEARSAL_SLOW", s.slow, true);
+  return s;
+}
+
+}  // namespace
+
+const Settings &settings() {
+  static const Settings *const the_settings = new Settings(read());  // outlives static destruction
+  return *the_settings;
+}
+
+}  // namespace rehearsal

@@ -1,0 +1,166 @@
+// What goes into the queues: copies, fills, value waits, host functions.
+#include <cstring>
+
+#include "core/machine.hpp"
+
+namespace rehearsal {
+namespace {
+
+// A range that an item touches, and whether it still may when the item runs.
+struct Range {
+  std::shared_ptr<Block> block;  // none: memory of the program that the engine was not told of
+  std::byte *at = nullptr;
+
+  bool alive(const char *call, Device &d) const {
+    if (!block || block->live.load(std::memory_order_acquire)) return true;
+    misuse(call, Code::Illegal, "memory at %#zx was freed before the work that uses it ran",
+           static_cast<size_t>(block->address));
+    d.break_down(Machine::get().illegal_address.load());
+    return false;
+  }
+};
+
+Code resolve(const char *call, const char *role, uintptr_t address, size_t bytes, Side side, Range *out) {
+  const Place p = find_place(address);
+  const auto a = static_cast<size_t>(address);
+  if (p.state == Place::State::Freed) return misuse(call, Code::Invalid, "%s %#zx: memory that was freed", role, a);
+  const bool unknown_is_fine = side == Side::Pageable || side == Side::Any;
+  if (!p.found()) {
+    if (unknown_is_fine) {
+      out->at = reinterpret_cast<std::byte *>(address);
+      return Code::Ok;
+    }
+    return misuse(call, Code::Invalid, "%s %#zx: neither memory of a device nor registered memory of the host", role, a);
+  }
+  if (side == Side::Device && p.by_host_pointer && p.block->address != p.block->host)
+    return misuse(call, Code::Invalid, "%s %#zx: a pointer of the host where an address of the device belongs", role, a);
+  if ((side == Side::Host || side == Side::Pageable) && !p.by_host_pointer && !p.block->on_host())
+    return misuse(call, Code::Invalid, "%s %#zx: memory of the device where memory of the host belongs", role, a);
+  if (bytes > p.left()) {
+    if (unknown_is_fine && p.by_host_pointer) {  // part of it is registered, and a synchronous copy does not care
+      out->at = p.at();
+      return Code::Ok;
+    }
+    return misuse(call, Code::Invalid, "%s %#zx: %zu bytes, but %zu are left of what is there", role, a, bytes, p.left());
+  }
+  out->block = p.block;
+  out->at = p.at();
+  return Code::Ok;
+}
+
+double duration_us(size_t bytes) {
+  const double rate = settings().copy_gbps;
+  return rate > 0 ? static_cast<double>(bytes) / (rate * 1000) : 0;
+}
+
+template <class T>
+bool holds(T now, T value, Compare how) {
+  switch (how) {
+    case Compare::GreaterEqual: return static_cast<std::make_signed_t<T>>(static_cast<T>(now - value)) >= 0;
+    case Compare::Equal: return now == value;
+    case Compare::And: return (now & value) != 0;
+    case Compare::Nor: return static_cast<T>(~(now | value)) != 0;
+  }
+  return false;
+}
+
+template <class T>
+void stand_at(const Range &r, T value, Compare how, Device &d) {
+  std::atomic_ref<T> word(*reinterpret_cast<T *>(r.at));
+  poll_until([&] { return holds<T>(word.load(std::memory_order_acquire), value, how) || d.broken(); });
+}
+
+Code resolve_word(const Entry &e, uintptr_t address, bool wide, Range *out) {
+  const size_t bytes = wide ? 8 : 4;
+  if (address % bytes) return misuse(e.name(), Code::Invalid, "%#zx is not aligned", static_cast<size_t>(address));
+  return resolve(e.name(), "word", address, bytes, Side::Device, out);
+}
+
+}  // namespace
+
+Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick, const Extras *extras) {
+  if (const auto capture = s->capture()) {
+    ++capture->items;
+    return capture->invalid.load() ? Code::CaptureInvalidated : Code::Ok;
+  }
+  Item item;
+  item.call = e.name();
+  item.stream = s;
+  item.body = std::move(body);
+  item.extras = extras ? *extras : e.extras();
+  item.quick = quick && !item.extras.hang && !item.extras.late && !item.extras.slow_ms;
+  s->queue.push(std::move(item));
+  return Code::Ok;
+}
+
+Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  if (bytes == 0) return Code::Ok;
+  Range target, source;
+  if (const Code c = resolve(e.name(), "destination", to, bytes, to_side, &target); c != Code::Ok) return c;
+  if (const Code c = resolve(e.name(), "source", from, bytes, from_side, &source); c != Code::Ok) return c;
+  return submit_locked(e, s, [call = e.name(), target, source, bytes, &d] {
+    if (!target.alive(call, d) || !source.alive(call, d)) return;
+    const bool apart = target.at + bytes <= source.at || source.at + bytes <= target.at;
+    if (settings().scribble && apart) std::memset(target.at, 0xA5, bytes);
+    sleep_us(duration_us(bytes));
+    std::memmove(target.at, source.at, bytes);
+  });
+}
+
+Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  if (bytes == 0) return Code::Ok;
+  Range target;
+  if (const Code c = resolve(e.name(), "destination", to, bytes, Side::Device, &target); c != Code::Ok) return c;
+  return submit_locked(e, s, [call = e.name(), target, value, bytes, &d] {
+    if (!target.alive(call, d)) return;
+    sleep_us(duration_us(bytes));
+    std::memset(target.at, value, bytes);
+  });
+}
+
+Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  Range word;
+  if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
+  return submit_locked(e, s, [call = e.name(), word, value, how, wide, &d] {
+    if (!word.alive(call, d)) return;
+    if (wide) stand_at<uint64_t>(word, value, how, d);
+    else stand_at<uint32_t>(word, static_cast<uint32_t>(value), how, d);
+  });
+}
+
+Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, bool wide) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  Range word;
+  if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
+  return submit_locked(e, s, [call = e.name(), word, value, wide, &d] {
+    if (!word.alive(call, d)) return;
+    if (wide) std::atomic_ref(*reinterpret_cast<uint64_t *>(word.at)).store(value, std::memory_order_release);
+    else
+      std::atomic_ref(*reinterpret_cast<uint32_t *>(word.at)).store(static_cast<uint32_t>(value), std::memory_order_release);
+  });
+}
+
+Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  if (!function) return misuse(e.name(), Code::Invalid, "no function");
+  return submit_locked(e, s, [function, argument] {
+    in_host_function() = true;
+    function(argument);
+    in_host_function() = false;
+  });
+}
+
+}  // namespace rehearsal

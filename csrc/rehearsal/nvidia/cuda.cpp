@@ -1,0 +1,331 @@
+// The simulated libcuda.so.1: start, devices, contexts, names of errors, entry points.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "nvidia/cuda_abi.hpp"
+
+namespace rehearsal::cuda {
+
+Device *current(const Entry &e) {
+  Device *d = current_device();
+  if (!d) misuse(e.name(), Code::NoContext, "no context is current in this thread");
+  return d;
+}
+
+namespace {
+
+constexpr int kDriverVersion = 13000;
+constexpr const char *kDeviceName = "Simulated NVIDIA device (Isthmus rehearsal)";
+
+// A context is its device's number, in no pointer's form.
+constexpr uint64_t kContexts = uint64_t{0x90} << 48;
+Context context_of(const Device *d) {
+  return d ? reinterpret_cast<Context>(kContexts + (static_cast<uint64_t>(d->ordinal() + 1) << 4)) : nullptr;
+}
+Device *device_of(Context c) {
+  const uint64_t n = (reinterpret_cast<uint64_t>(c) - kContexts) >> 4;
+  return n >= 1 && n <= 4096 ? Machine::get().device(static_cast<int>(n) - 1) : nullptr;
+}
+
+std::mutex &contexts_mutex() {
+  static std::mutex *const mutex = new std::mutex;
+  return *mutex;
+}
+
+Device *numbered(const Entry &e, DeviceNumber n) {
+  Device *d = Machine::get().device(n);
+  if (!d) misuse(e.name(), Code::NoDevice, "no device %d", n);
+  return d;
+}
+
+// Each process has devices of its own, so the place in the machine differs, too.
+int domain() { return ::getpid() & 0xffff; }
+
+struct ErrorText {
+  Result code;
+  const char *name, *text;
+};
+constexpr ErrorText kErrors[] = {
+    {kSuccess, "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {kIllegalState, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
+    {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {kNotPermitted, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
+    {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
+    {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
+    {kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+}  // namespace
+}  // namespace rehearsal::cuda
+
+using namespace rehearsal;
+using namespace rehearsal::cuda;
+
+EXPORT Result cuInit(unsigned flags) {
+  CUDA_CALL_EARLY("cuInit", false);
+  if (flags != 0) return number(misuse(entry.name(), Code::Invalid, "flags %u", flags));
+  if (settings().devices == 0) return kNoDevice;
+  Machine::get().illegal_address.store(kIllegalAddress);
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!settings().quiet)
+      std::fprintf(stderr, "rehearsal: simulated NVIDIA driver, %d device(s); no figure of this process is a measurement\n",
+                   settings().devices);
+  });
+  return kSuccess;
+}
+
+EXPORT Result cuDriverGetVersion(int *version) {
+  CUDA_CALL_EARLY("cuDriverGetVersion", false);
+  if (!version) return kInvalidValue;
+  *version = kDriverVersion;
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGetCount(int *count) {
+  CUDA_CALL("cuDeviceGetCount");
+  if (!count) return kInvalidValue;
+  *count = Machine::get().devices();
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGet(DeviceNumber *out, int ordinal) {
+  CUDA_CALL("cuDeviceGet");
+  if (!out) return kInvalidValue;
+  if (!Machine::get().device(ordinal)) return kInvalidDevice;
+  *out = ordinal;
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGetAttribute(int *value, int attribute, DeviceNumber n) {
+  CUDA_CALL("cuDeviceGetAttribute");
+  const Device *d = numbered(entry, n);
+  if (!d) return kInvalidDevice;
+  if (!value) return kInvalidValue;
+  switch (attribute) {
+    case 15: *value = 1; break;                        // copies beside kernels
+    case 16: *value = 1; break;                        // multiprocessors
+    case 18: *value = 0; break;                        // integrated
+    case 19: *value = 1; break;                        // maps host memory
+    case 31: *value = settings().queues > 1; break;    // concurrent kernels
+    case 33: *value = n + 1; break;                    // PCI bus
+    case 34: *value = 0; break;                        // PCI device
+    case 40: *value = 2; break;                        // copy engines
+    case 41: *value = 1; break;                        // unified addressing
+    case 50: *value = domain(); break;                 // PCI domain
+    case 75: *value = 9; break;                        // compute capability
+    case 76: *value = 0; break;                        //
+    case 83: *value = 0; break;                        // managed memory
+    case 91: *value = settings().same_address; break;  // a registered host pointer is its own device address
+    case 92:
+    case 93:
+    case 94: *value = 0; break;  // value operations, first version: not by default
+    case 98: *value = 0; break;  // flush of remote writes
+    case 99: *value = 1; break;  // registers host memory
+    case 122:
+    case 123: *value = 1; break;  // value operations of 64 bits; NOR
+    case 130: *value = 0; break;  // the device is no NUMA node
+    case 131: *value = -1; break;
+    case 134: *value = 0; break;  // NUMA node of the host closest to it
+    default: *value = 0; break;
+  }
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGetName(char *name, int length, DeviceNumber n) {
+  CUDA_CALL("cuDeviceGetName");
+  if (!numbered(entry, n)) return kInvalidDevice;
+  if (!name || length < 1) return kInvalidValue;
+  std::snprintf(name, static_cast<size_t>(length), "%s", kDeviceName);
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGetUuid_v2(unsigned char *uuid, DeviceNumber n) {
+  CUDA_CALL("cuDeviceGetUuid_v2");
+  if (!numbered(entry, n)) return kInvalidDevice;
+  if (!uuid) return kInvalidValue;
+  const int32_t tail[2] = {::getpid(), n};
+  std::memcpy(uuid, "rehearse", 8);
+  std::memcpy(uuid + 8, tail, 8);
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceGetPCIBusId(char *text, int length, DeviceNumber n) {
+  CUDA_CALL("cuDeviceGetPCIBusId");
+  if (!numbered(entry, n)) return kInvalidDevice;
+  if (!text || length < 13) return kInvalidValue;
+  std::snprintf(text, static_cast<size_t>(length), "%04X:%02X:00.0", domain(), n + 1);
+  return kSuccess;
+}
+
+EXPORT Result cuDeviceTotalMem_v2(size_t *bytes, DeviceNumber n) {
+  CUDA_CALL("cuDeviceTotalMem_v2");
+  if (!numbered(entry, n)) return kInvalidDevice;
+  if (!bytes) return kInvalidValue;
+  *bytes = settings().memory;
+  return kSuccess;
+}
+
+// ---- contexts: only the devices' primary ones -----------------------------------------------------------------------------
+
+EXPORT Result cuDevicePrimaryCtxRetain(Context *out, DeviceNumber n) {
+  CUDA_CALL("cuDevicePrimaryCtxRetain");
+  Device *d = numbered(entry, n);
+  if (!d) return kInvalidDevice;
+  if (!out) return kInvalidValue;
+  const std::lock_guard lock(contexts_mutex());
+  ++d->retained;
+  *out = context_of(d);
+  return kSuccess;
+}
+
+EXPORT Result cuDevicePrimaryCtxRelease_v2(DeviceNumber n) {
+  CUDA_CALL("cuDevicePrimaryCtxRelease_v2");
+  Device *d = numbered(entry, n);
+  if (!d) return kInvalidDevice;
+  const std::lock_guard lock(contexts_mutex());
+  if (d->retained == 0) return number(misuse(entry.name(), Code::NoContext, "released more often than retained"));
+  --d->retained;
+  return kSuccess;
+}
+
+EXPORT Result cuDevicePrimaryCtxGetState(DeviceNumber n, unsigned *flags, int *active) {
+  CUDA_CALL("cuDevicePrimaryCtxGetState");
+  Device *d = numbered(entry, n);
+  if (!d) return kInvalidDevice;
+  if (!flags || !active) return kInvalidValue;
+  const std::lock_guard lock(contexts_mutex());
+  *flags = 0;
+  *active = d->retained > 0;
+  return kSuccess;
+}
+
+namespace {
+Result usable(const Entry &e, Context c, Device **out) {
+  *out = device_of(c);
+  if (!*out) return number(misuse(e.name(), Code::NoContext, "%p is not a context", c));
+  const std::lock_guard lock(contexts_mutex());
+  if ((*out)->retained == 0)
+    return number(misuse(e.name(), Code::NoContext, "the context of device %d is not retained", (*out)->ordinal()));
+  return kSuccess;
+}
+}  // namespace
+
+EXPORT Result cuCtxSetCurrent(Context c) {
+  CUDA_CALL("cuCtxSetCurrent");
+  auto &stack = device_stack();
+  Device *d = nullptr;
+  if (c)
+    if (const Result r = usable(entry, c, &d)) return r;
+  if (!stack.empty()) stack.pop_back();
+  if (d) stack.push_back(d);
+  return kSuccess;
+}
+
+EXPORT Result cuCtxGetCurrent(Context *out) {
+  CUDA_CALL("cuCtxGetCurrent");
+  if (!out) return kInvalidValue;
+  *out = context_of(current_device());
+  return kSuccess;
+}
+
+EXPORT Result cuCtxPushCurrent_v2(Context c) {
+  CUDA_CALL("cuCtxPushCurrent_v2");
+  Device *d = nullptr;
+  if (const Result r = usable(entry, c, &d)) return r;
+  device_stack().push_back(d);
+  return kSuccess;
+}
+
+EXPORT Result cuCtxPopCurrent_v2(Context *out) {
+  CUDA_CALL("cuCtxPopCurrent_v2");
+  CUDA_CURRENT();
+  if (out) *out = context_of(device);
+  device_stack().pop_back();
+  return kSuccess;
+}
+
+EXPORT Result cuCtxGetDevice(DeviceNumber *out) {
+  CUDA_CALL("cuCtxGetDevice");
+  if (!out) return kInvalidValue;
+  if (!current_device()) return kInvalidContext;  // a question, and this is its answer
+  *out = current_device()->ordinal();
+  return kSuccess;
+}
+
+EXPORT Result cuCtxSynchronize() {
+  CUDA_CALL("cuCtxSynchronize");
+  CUDA_CURRENT();
+  { const auto lock = device->enter(); }
+  device->wait_idle();
+  return device->broken();
+}
+
+// For the files of this library that deal in streams.
+namespace rehearsal::cuda {
+Context stream_context(const Stream &s) { return context_of(&s.device); }
+Context numbered_context(int ordinal) { return context_of(Machine::get().device(ordinal)); }
+}  // namespace rehearsal::cuda
+
+// ---- words and entry points -----------------------------------------------------------------------------------------------
+
+namespace {
+Result text_of(Result code, const char *ErrorText::*part, const char **out) {
+  if (!out) return kInvalidValue;
+  *out = nullptr;
+  for (const ErrorText &t : kErrors)
+    if (t.code == code) *out = t.*part;
+  return *out ? kSuccess : kInvalidValue;
+}
+}  // namespace
+
+EXPORT Result cuGetErrorName(Result code, const char **out) {
+  CUDA_CALL_EARLY("cuGetErrorName", false);
+  return text_of(code, &ErrorText::name, out);
+}
+EXPORT Result cuGetErrorString(Result code, const char **out) {
+  CUDA_CALL_EARLY("cuGetErrorString", false);
+  return text_of(code, &ErrorText::text, out);
+}
+
+EXPORT Result cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status) {
+  CUDA_CALL_EARLY("cuGetProcAddress_v2", false);
+  (void)version;
+  (void)flags;
+  if (!symbol || !out) return kInvalidValue;
+  *out = nullptr;
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<void *>(&cuInit), &info))
+    if (void *self = ::dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)) {
+      *out = ::dlsym(self, (std::string(symbol) + "_v2").c_str());
+      if (!*out) *out = ::dlsym(self, symbol);
+      ::dlclose(self);
+    }
+  if (status) *status = *out ? 0 : 1;
+  return *out ? kSuccess : kNotFound;
+}
+EXPORT Result cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
+  return cuGetProcAddress_v2(symbol, out, version, flags, nullptr);
+}

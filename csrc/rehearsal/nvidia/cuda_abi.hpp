@@ -1,0 +1,100 @@
+// The part of the CUDA driver's binary interface that the rehearsal offers, in our own words. Numbers are NVIDIA's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/machine.hpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace rehearsal::cuda {
+
+using Result = int;
+using DeviceNumber = int;
+using Address = unsigned long long;
+using Context = void *;
+using StreamHandle = void *;
+using EventHandle = void *;
+using GraphHandle = void *;
+
+enum : Result {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kInvalidHandle = 400,
+  kIllegalState = 401,
+  kNotFound = 500,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kAlreadyRegistered = 712,
+  kNotRegistered = 713,
+  kLaunchFailed = 719,
+  kNotPermitted = 800,
+  kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCapturedEvent = 907,
+  kUnknown = 999
+};
+
+inline Result number(Code code, const Device *d = nullptr) {
+  switch (code) {
+    case Code::Ok: return kSuccess;
+    case Code::Invalid: return kInvalidValue;
+    case Code::NoMemory: return kOutOfMemory;
+    case Code::NotReady: return kNotReady;
+    case Code::NoContext: return kInvalidContext;
+    case Code::NoDevice: return kInvalidDevice;
+    case Code::BadHandle: return kInvalidHandle;
+    case Code::Registered: return kAlreadyRegistered;
+    case Code::NotRegistered: return kNotRegistered;
+    case Code::Illegal: return kIllegalAddress;
+    case Code::IllegalState: return kIllegalState;
+    case Code::CaptureUnsupported: return kCaptureUnsupported;
+    case Code::CaptureInvalidated: return kCaptureInvalidated;
+    case Code::CaptureUnmatched: return kCaptureUnmatched;
+    case Code::CapturedEvent: return kCapturedEvent;
+    case Code::NotPermitted: return kNotPermitted;
+    case Code::Broken: return d && d->broken() ? d->broken() : kUnknown;
+  }
+  return kUnknown;
+}
+
+// A stream of the program, or one that the device has from the start. `d`: whose, if the handle does not say.
+inline StreamPtr find_stream(StreamHandle handle, Device &d) {
+  const auto h = reinterpret_cast<uint64_t>(handle);
+  if (h <= 1) return d.special_stream(false);
+  if (h == 2) return d.special_stream(true);
+  return Machine::get().streams.find(h);
+}
+
+// What every function begins with.
+inline Result gate(const Entry &e, bool needs_init) {
+  if (e.in_child()) return kNotInitialized;
+  if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
+  if (e.fault()) return e.fault();
+  if (needs_init && !Machine::started())
+    return misuse(e.name(), Code::Invalid, "called before cuInit"), static_cast<Result>(kNotInitialized);
+  return kSuccess;
+}
+
+#define CUDA_CALL_EARLY(name, needs_init)                                 \
+  static ::rehearsal::Counter &this_counter = ::rehearsal::counter(name); \
+  const ::rehearsal::Entry entry(this_counter);                           \
+  if (const ::rehearsal::cuda::Result stop = gate(entry, needs_init)) return stop
+#define CUDA_CALL(name) CUDA_CALL_EARLY(name, true)
+
+// And what those continue with that need a device.
+#define CUDA_CURRENT()                                \
+  ::rehearsal::Device *const device = current(entry); \
+  if (!device) return ::rehearsal::cuda::kInvalidContext
+
+Device *current(const Entry &e);
+
+}  // namespace rehearsal::cuda

@@ -1,0 +1,282 @@
+// The simulated libcuda.so.1: streams, events, value operations, host functions, capture.
+#include "nvidia/cuda_abi.hpp"
+
+namespace rehearsal::cuda {
+Context stream_context(const Stream &s);
+
+namespace {
+
+uint64_t bits(const void *h) { return reinterpret_cast<uint64_t>(h); }
+void *handle(uint64_t h) { return reinterpret_cast<void *>(h); }
+
+Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
+  *out = find_stream(h, d);
+  if (*out) return kSuccess;
+  return number(misuse(e.name(), Code::BadHandle, "stream %p %s", h, Machine::get().streams.why_not(bits(h))));
+}
+
+Result find(const Entry &e, EventHandle h, EventPtr *out) {
+  *out = Machine::get().events.find(bits(h));
+  if (*out) return kSuccess;
+  return number(misuse(e.name(), Code::BadHandle, "event %p %s", h, Machine::get().events.why_not(bits(h))));
+}
+
+// To submit, the stream must be the current device's.
+Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
+  if (const Result r = find(e, d, h, out)) return r;
+  if (&(*out)->device == &d) return kSuccess;
+  return number(misuse(e.name(), Code::NoContext, "a stream of device %d with device %d current", (*out)->device.ordinal(),
+                       d.ordinal()));
+}
+
+Result create(const Entry &e, Device &d, StreamHandle *out, unsigned flags, int priority) {
+  if (!out || flags > 1) return number(misuse(e.name(), Code::Invalid, "flags %u", flags));
+  const auto lock = d.enter();
+  *out = handle(Machine::get().streams.add(std::make_shared<Stream>(d, d.next_queue(), flags, priority, true)));
+  born(Live::Stream);
+  return kSuccess;
+}
+
+constexpr unsigned kFlush = 1u << 30;
+
+Result wait(const Entry &e, Device &d, StreamHandle h, Address address, uint64_t value, unsigned flags, bool wide) {
+  StreamPtr s;
+  if (const Result r = find_here(e, d, h, &s)) return r;
+  if (flags & kFlush) return kNotSupported;
+  if (flags > 3) return number(misuse(e.name(), Code::Invalid, "flags %#x", flags));
+  return number(wait_value(e, s, address, value, static_cast<Compare>(flags), wide), &d);
+}
+
+Result write(const Entry &e, Device &d, StreamHandle h, Address address, uint64_t value, unsigned flags, bool wide) {
+  StreamPtr s;
+  if (const Result r = find_here(e, d, h, &s)) return r;
+  if (flags > 1) return number(misuse(e.name(), Code::Invalid, "flags %#x", flags));
+  return number(write_value(e, s, address, value, wide), &d);
+}
+
+static_assert(static_cast<int>(Compare::GreaterEqual) == 0 && static_cast<int>(Compare::Equal) == 1 &&
+              static_cast<int>(Compare::And) == 2 && static_cast<int>(Compare::Nor) == 3);
+
+}  // namespace
+}  // namespace rehearsal::cuda
+
+using namespace rehearsal;
+using namespace rehearsal::cuda;
+
+// ---- streams --------------------------------------------------------------------------------------------------------------
+
+EXPORT Result cuStreamCreate(StreamHandle *out, unsigned flags) {
+  CUDA_CALL("cuStreamCreate");
+  CUDA_CURRENT();
+  return create(entry, *device, out, flags, 0);
+}
+EXPORT Result cuStreamCreateWithPriority(StreamHandle *out, unsigned flags, int priority) {
+  CUDA_CALL("cuStreamCreateWithPriority");
+  CUDA_CURRENT();
+  return create(entry, *device, out, flags, priority);
+}
+
+EXPORT Result cuStreamDestroy_v2(StreamHandle stream) {
+  CUDA_CALL("cuStreamDestroy_v2");
+  CUDA_CURRENT();
+  if (bits(stream) <= 2) return number(misuse(entry.name(), Code::BadHandle, "a stream of the device's own"));
+  StreamPtr s;
+  if (const Result r = find(entry, *device, stream, &s)) return r;
+  const auto lock = s->device.enter();
+  if (Machine::get().streams.remove(bits(stream))) died(Live::Stream);  // what is submitted is still done
+  return kSuccess;
+}
+
+EXPORT Result cuStreamQuery(StreamHandle stream) {
+  CUDA_CALL("cuStreamQuery");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find(entry, *device, stream, &s)) return r;
+  return number(query(s), &s->device);
+}
+
+EXPORT Result cuStreamSynchronize(StreamHandle stream) {
+  CUDA_CALL("cuStreamSynchronize");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find(entry, *device, stream, &s)) return r;
+  return number(synchronize(s), &s->device);
+}
+
+EXPORT Result cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
+  CUDA_CALL("cuStreamWaitEvent");
+  CUDA_CURRENT();
+  StreamPtr s;
+  EventPtr ev;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
+  if (const Result r = find(entry, event, &ev)) return r;
+  if (flags > 1) return kInvalidValue;
+  return number(wait_event(entry, s, ev), device);
+}
+
+EXPORT Result cuStreamGetCtx(StreamHandle stream, Context *out) {
+  CUDA_CALL("cuStreamGetCtx");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find(entry, *device, stream, &s)) return r;
+  if (!out) return kInvalidValue;
+  *out = stream_context(*s);
+  return kSuccess;
+}
+
+// ---- capture --------------------------------------------------------------------------------------------------------------
+
+EXPORT Result cuStreamIsCapturing(StreamHandle stream, int *out) {
+  CUDA_CALL("cuStreamIsCapturing");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find(entry, *device, stream, &s)) return r;
+  if (!out) return kInvalidValue;
+  const auto lock = s->device.enter();
+  const auto capture = s->capture();
+  *out = !capture ? 0 : capture->invalid.load() ? 2 : 1;
+  return kSuccess;
+}
+
+EXPORT Result cuStreamBeginCapture_v2(StreamHandle stream, int mode) {
+  CUDA_CALL("cuStreamBeginCapture_v2");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
+  if (mode < 0 || mode > 2) return kInvalidValue;
+  return number(begin_capture(entry, s, mode), device);
+}
+
+EXPORT Result cuStreamEndCapture(StreamHandle stream, GraphHandle *out) {
+  CUDA_CALL("cuStreamEndCapture");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
+  if (!out) return kInvalidValue;
+  uint64_t graph = 0;
+  const Code code = end_capture(entry, s, &graph);
+  *out = handle(graph);
+  return number(code, device);
+}
+
+EXPORT Result cuGraphDestroy(GraphHandle graph) {
+  CUDA_CALL("cuGraphDestroy");
+  if (Machine::get().graphs.remove(bits(graph))) return kSuccess;
+  return number(misuse(entry.name(), Code::BadHandle, "graph %p %s", graph, Machine::get().graphs.why_not(bits(graph))));
+}
+
+// ---- value operations and host functions ----------------------------------------------------------------------------------
+
+EXPORT Result cuStreamWaitValue32_v2(StreamHandle stream, Address address, uint32_t value, unsigned flags) {
+  CUDA_CALL("cuStreamWaitValue32_v2");
+  CUDA_CURRENT();
+  return wait(entry, *device, stream, address, value, flags, false);
+}
+EXPORT Result cuStreamWaitValue64_v2(StreamHandle stream, Address address, uint64_t value, unsigned flags) {
+  CUDA_CALL("cuStreamWaitValue64_v2");
+  CUDA_CURRENT();
+  return wait(entry, *device, stream, address, value, flags, true);
+}
+EXPORT Result cuStreamWriteValue32_v2(StreamHandle stream, Address address, uint32_t value, unsigned flags) {
+  CUDA_CALL("cuStreamWriteValue32_v2");
+  CUDA_CURRENT();
+  return write(entry, *device, stream, address, value, flags, false);
+}
+EXPORT Result cuStreamWriteValue64_v2(StreamHandle stream, Address address, uint64_t value, unsigned flags) {
+  CUDA_CALL("cuStreamWriteValue64_v2");
+  CUDA_CURRENT();
+  return write(entry, *device, stream, address, value, flags, true);
+}
+
+EXPORT Result cuLaunchHostFunc(StreamHandle stream, void (*function)(void *), void *argument) {
+  CUDA_CALL("cuLaunchHostFunc");
+  CUDA_CURRENT();
+  StreamPtr s;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
+  return number(host_function(entry, s, function, argument), device);
+}
+
+// ---- events ---------------------------------------------------------------------------------------------------------------
+
+EXPORT Result cuEventCreate(EventHandle *out, unsigned flags) {
+  CUDA_CALL("cuEventCreate");
+  CUDA_CURRENT();
+  if (!out || (flags & ~7u)) return kInvalidValue;
+  if (flags & 4) return kNotSupported;  // between processes
+  const auto lock = device->enter();
+  const auto event = std::make_shared<Event>();
+  event->device = device->ordinal();
+  event->timing = (flags & 2) == 0;
+  *out = handle(Machine::get().events.add(event));
+  born(Live::Event);
+  return kSuccess;
+}
+
+EXPORT Result cuEventDestroy_v2(EventHandle event) {
+  CUDA_CALL("cuEventDestroy_v2");
+  CUDA_CURRENT();
+  EventPtr ev;
+  if (const Result r = find(entry, event, &ev)) return r;
+  const auto lock = Machine::get().device(ev->device)->enter();
+  if (Machine::get().events.remove(bits(event))) died(Live::Event);
+  return kSuccess;
+}
+
+EXPORT Result cuEventRecord(EventHandle event, StreamHandle stream) {
+  CUDA_CALL("cuEventRecord");
+  CUDA_CURRENT();
+  StreamPtr s;
+  EventPtr ev;
+  if (const Result r = find(entry, event, &ev)) return r;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
+  if (ev->device != device->ordinal())
+    return number(misuse(entry.name(), Code::BadHandle, "an event of device %d on a stream of device %d", ev->device,
+                         device->ordinal()));
+  return number(record(entry, ev, s), device);
+}
+
+EXPORT Result cuEventQuery(EventHandle event) {
+  CUDA_CALL("cuEventQuery");
+  CUDA_CURRENT();
+  EventPtr ev;
+  if (const Result r = find(entry, event, &ev)) return r;
+  return number(query(ev), Machine::get().device(ev->device));
+}
+
+EXPORT Result cuEventSynchronize(EventHandle event) {
+  CUDA_CALL("cuEventSynchronize");
+  CUDA_CURRENT();
+  EventPtr ev;
+  if (const Result r = find(entry, event, &ev)) return r;
+  return number(synchronize(ev), Machine::get().device(ev->device));
+}
+
+namespace {
+Result elapsed(const Entry &entry, float *out, EventHandle first, EventHandle second) {
+  EventPtr a, b;
+  if (const Result r = find(entry, first, &a)) return r;
+  if (const Result r = find(entry, second, &b)) return r;
+  if (!out) return kInvalidValue;
+  int64_t at[2] = {0, 0};
+  for (int i = 0; i < 2; ++i) {
+    Event &ev = i ? *b : *a;
+    const std::lock_guard lock(ev.mutex);
+    if (!ev.timing || !ev.marker) return kInvalidHandle;
+    if (!ev.marker->done.load(std::memory_order_acquire)) return kNotReady;
+    at[i] = ev.marker->at_us.load(std::memory_order_relaxed);
+  }
+  *out = static_cast<float>(at[1] - at[0]) / 1000.0f;
+  return kSuccess;
+}
+}  // namespace
+
+EXPORT Result cuEventElapsedTime(float *out, EventHandle first, EventHandle second) {
+  CUDA_CALL("cuEventElapsedTime");
+  CUDA_CURRENT();
+  return elapsed(entry, out, first, second);
+}
+EXPORT Result cuEventElapsedTime_v2(float *out, EventHandle first, EventHandle second) {
+  CUDA_CALL("cuEventElapsedTime_v2");
+  CUDA_CURRENT();
+  return elapsed(entry, out, first, second);
+}

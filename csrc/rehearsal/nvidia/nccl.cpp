@@ -1,0 +1,340 @@
+// The simulated libnccl.so.2: communicators.
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include "nvidia/nccl_abi.hpp"
+
+namespace rehearsal::nccl {
+namespace {
+
+constexpr int kVersion = 22903;
+constexpr uint64_t kIdMagic = 0x6469'6c61'6573'7268;
+
+struct Books {
+  std::mutex mutex;
+  std::map<CommHandle, CommPtr> live;
+  std::set<CommHandle> all;
+  char last_error[256] = "";
+};
+Books &books() {
+  static Books *const the_books = new Books;
+  return *the_books;
+}
+
+CommPtr add(const CommPtr &comm) {
+  Books &b = books();
+  const std::lock_guard lock(b.mutex);
+  comm->handle = new Handle;
+  b.live[comm->handle] = comm;
+  b.all.insert(comm->handle);
+  born(Live::Communicator);
+  return comm;
+}
+void forget(CommHandle h) {
+  Books &b = books();
+  const std::lock_guard lock(b.mutex);
+  if (b.live.erase(h)) died(Live::Communicator);
+}
+
+Result outcome(Met met, const Comm &c) {
+  switch (met) {
+    case Met::Ok: return kSuccess;
+    case Met::Stopped: return c.device.broken() ? say(kUnhandledCuda, "the device failed") : say(kRemote, "aborted");
+    case Met::System: return say(kSystem, "no connection to the root of the communicator");
+    case Met::Mismatch: return say(kInvalidUsage, "a rank came twice, or with another number of ranks");
+    case Met::DuplicateDevice: return say(kInvalidUsage, "Duplicate GPU detected : two ranks on one device");
+  }
+  return kInternal;
+}
+
+// Joins, and says what became of it. A communicator that failed in a blocking call is gone.
+Result join(const char *call, const CommPtr &c, const Token &token) {
+  const Result r = outcome(c->join(call, token), *c);
+  if (r != kSuccess && (c->blocking || c->aborted())) c->destroy(call, false);
+  if (r != kSuccess && c->blocking) forget(c->handle);
+  if (!c->aborted()) c->state.store(r);
+  return r;
+}
+
+Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking) {
+  const CommPtr c = add(std::make_shared<Comm>(d, rank, size));
+  c->blocking = blocking;
+  *out = c->handle;
+  c->state.store(kInProgress);
+  const char *call = e.name();
+  if (!blocking) {
+    std::thread([call, c, token] { join(call, c, token); }).detach();
+    return kInProgress;
+  }
+  if (in_group()) {
+    defer_init([call, c, token, out] {
+      const Result r = join(call, c, token);
+      if (r != kSuccess) *out = nullptr;
+      return r;
+    });
+    return kSuccess;
+  }
+  const Result r = join(call, c, token);
+  if (r != kSuccess) *out = nullptr;
+  return r;
+}
+
+Result read(const Config *config, bool *blocking) {
+  *blocking = true;
+  if (!config) return kSuccess;
+  if (config->size < 16 || config->magic != kConfigMagic)
+    return say(kInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+  if (config->size < sizeof(int32_t) + offsetof(Config, blocking) || config->blocking == kUndefined) return kSuccess;
+  if (config->blocking != 0 && config->blocking != 1) return say(kInvalidArgument, "blocking is %d", config->blocking);
+  *blocking = config->blocking == 1;
+  return kSuccess;
+}
+
+Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config) {
+  Device *d = current_device();
+  if (!d) {
+    misuse(e.name(), Code::NoContext, "no context is current in this thread");
+    return note(kUnhandledCuda);
+  }
+  if (d->broken()) return note(kUnhandledCuda);
+  if (!out) return note(kInvalidArgument);
+  *out = nullptr;
+  if (size < 1 || rank < 0 || rank >= size) return note(say(kInvalidArgument, "rank %d of %d", rank, size));
+  uint64_t magic;
+  Token token;
+  std::memcpy(&magic, id.bytes, sizeof magic);
+  std::memcpy(token.data(), id.bytes + sizeof magic, token.size());
+  if (magic != kIdMagic) return note(say(kInvalidArgument, "not an id of this library"));
+  bool blocking = true;
+  if (const Result r = read(config, &blocking)) return note(r);
+  return start(e, out, *d, size, token, rank, blocking);
+}
+
+}  // namespace
+
+Result say(Result r, const char *format, ...) {
+  Books &b = books();
+  const std::lock_guard lock(b.mutex);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(b.last_error, sizeof b.last_error, format, arguments);
+  va_end(arguments);
+  return r;
+}
+
+Result find(const Entry &e, CommHandle h, CommPtr *out) {
+  if (!h) return note(say(kInvalidArgument, "comm argument is NULL"));
+  bool known = false;
+  {
+    Books &b = books();
+    const std::lock_guard lock(b.mutex);
+    const auto it = b.live.find(h);
+    if (it != b.live.end()) {
+      *out = it->second;
+      return kSuccess;
+    }
+    known = b.all.count(h) != 0;
+  }
+  misuse(e.name(), Code::BadHandle, "communicator %p %s", static_cast<void *>(h), known ? "was destroyed" : "never existed");
+  return note(say(kInvalidArgument, "not a communicator"));
+}
+
+Result find_ready(const Entry &e, CommHandle h, CommPtr *out) {
+  if (const Result r = find(e, h, out)) return r;
+  const Result state = (*out)->state.load();
+  if (state == kInProgress) return note(say(kInvalidArgument, "the communicator is not ready"));
+  return note(state);
+}
+
+}  // namespace rehearsal::nccl
+
+using namespace rehearsal;
+using namespace rehearsal::nccl;
+using rehearsal::nccl::find;
+
+EXPORT Result ncclGetVersion(int *version) {
+  NCCL_CALL("ncclGetVersion");
+  if (!version) return kInvalidArgument;
+  *version = kVersion;
+  return kSuccess;
+}
+
+EXPORT Result ncclGetUniqueId(UniqueId *id) {
+  NCCL_CALL("ncclGetUniqueId");
+  if (!id) return kInvalidArgument;
+  guard_forks();
+  Token token;
+  if (!new_rendezvous(&token)) return say(kSystem, "no socket");
+  *id = {};
+  std::memcpy(id->bytes, &kIdMagic, sizeof kIdMagic);
+  std::memcpy(id->bytes + sizeof kIdMagic, token.data(), token.size());
+  return kSuccess;
+}
+
+EXPORT const char *ncclGetErrorString(Result r) {
+  static Counter &this_counter = counter("ncclGetErrorString");
+  const Entry entry(this_counter);
+  switch (r) {
+    case kSuccess: return "no error";
+    case kUnhandledCuda: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case kSystem: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case kInternal: return "internal error - please report this issue to the NCCL developers";
+    case kInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case kInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case kRemote: return "remote process exited or there was a network error";
+    case kInProgress: return "NCCL operation in progress";
+    default: return "unknown result code";
+  }
+}
+
+EXPORT const char *ncclGetLastError(CommHandle) {
+  static Counter &this_counter = counter("ncclGetLastError");
+  const Entry entry(this_counter);
+  return books().last_error;
+}
+
+EXPORT Result ncclCommInitRank(CommHandle *out, int size, UniqueId id, int rank) {
+  NCCL_CALL("ncclCommInitRank");
+  return init(entry, out, size, id, rank, nullptr);
+}
+
+EXPORT Result ncclCommInitRankConfig(CommHandle *out, int size, UniqueId id, int rank, const Config *config) {
+  NCCL_CALL("ncclCommInitRankConfig");
+  return init(entry, out, size, id, rank, config);
+}
+
+EXPORT Result ncclCommInitAll(CommHandle *out, int count, const int *devices) {
+  NCCL_CALL("ncclCommInitAll");
+  if (!out || count < 1 || !Machine::started()) return kInvalidArgument;
+  Token token;
+  if (!new_rendezvous(&token)) return kSystem;
+  for (int i = 0; i < count; ++i)
+    if (!Machine::get().device(devices ? devices[i] : i))
+      return say(kInvalidArgument, "no device %d", devices ? devices[i] : i);
+  std::vector<Result> results(static_cast<size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      Device &d = *Machine::get().device(devices ? devices[i] : i);
+      results[static_cast<size_t>(i)] = start(entry, &out[i], d, count, token, i, true);
+    });
+  for (std::thread &t : threads) t.join();
+  for (const Result r : results)
+    if (r != kSuccess) return r;
+  return kSuccess;
+}
+
+EXPORT Result ncclCommSplit(CommHandle h, int color, int key, CommHandle *out, const Config *config) {
+  NCCL_CALL("ncclCommSplit");
+  CommPtr c;
+  if (const Result r = find_ready(entry, h, &c)) return r;
+  if (!out || color < -1) return kInvalidArgument;
+  *out = nullptr;
+  bool blocking = true;
+  if (const Result r = read(config, &blocking)) return r;
+  Token token{};
+  int rank = 0, size = 0;
+  if (!c->split(color, key, &token, &rank, &size)) return say(kRemote, "aborted");
+  return color < 0 ? static_cast<Result>(kSuccess) : start(entry, out, c->device, size, token, rank, blocking);
+}
+
+EXPORT Result ncclCommFinalize(CommHandle h) {
+  NCCL_CALL("ncclCommFinalize");
+  CommPtr c;
+  if (const Result r = find_ready(entry, h, &c)) return r;
+  if (c->blocking) {
+    c->finish();
+    return kSuccess;
+  }
+  c->state.store(kInProgress);
+  std::thread([c] {
+    c->finish();
+    int expected = kInProgress;
+    c->state.compare_exchange_strong(expected, kSuccess);
+  }).detach();
+  return kInProgress;
+}
+
+EXPORT Result ncclCommDestroy(CommHandle h) {
+  NCCL_CALL("ncclCommDestroy");
+  if (!h) return kSuccess;
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!c->ready.load() && c->state.load() == kInProgress) {
+    misuse(entry.name(), Code::IllegalState, "the communicator is not ready yet");
+    return kInvalidUsage;
+  }
+  c->finish();
+  c->destroy(entry.name(), true);
+  forget(h);
+  return kSuccess;
+}
+
+EXPORT Result ncclCommAbort(CommHandle h) {
+  NCCL_CALL("ncclCommAbort");
+  if (!h) return kSuccess;
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  forget(h);
+  c->abort();
+  c->destroy(entry.name(), false);
+  return kSuccess;
+}
+
+EXPORT Result ncclCommGetAsyncError(CommHandle h, Result *out) {
+  NCCL_CALL("ncclCommGetAsyncError");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!out) return kInvalidArgument;
+  *out = c->state.load();
+  return kSuccess;
+}
+
+namespace {
+Result answer(const Entry &e, CommHandle h, int *out, int (*of)(const Comm &)) {
+  CommPtr c;
+  if (const Result r = find_ready(e, h, &c)) return r;
+  if (!out) return kInvalidArgument;
+  *out = of(*c);
+  return kSuccess;
+}
+}  // namespace
+
+EXPORT Result ncclCommCount(CommHandle h, int *out) {
+  NCCL_CALL("ncclCommCount");
+  return answer(entry, h, out, [](const Comm &c) { return c.size; });
+}
+EXPORT Result ncclCommUserRank(CommHandle h, int *out) {
+  NCCL_CALL("ncclCommUserRank");
+  return answer(entry, h, out, [](const Comm &c) { return c.rank; });
+}
+EXPORT Result ncclCommCuDevice(CommHandle h, int *out) {
+  NCCL_CALL("ncclCommCuDevice");
+  return answer(entry, h, out, [](const Comm &c) { return c.device.ordinal(); });
+}
+
+EXPORT Result ncclMemAlloc(void **out, size_t bytes) {
+  NCCL_CALL("ncclMemAlloc");
+  Device *d = current_device();
+  if (!d) {
+    misuse(entry.name(), Code::NoContext, "no context is current in this thread");
+    return kUnhandledCuda;
+  }
+  if (!out || !bytes) return kInvalidArgument;
+  uintptr_t address = 0;
+  if (allocate(entry, *d, bytes, &address) != Code::Ok) return kUnhandledCuda;
+  *out = reinterpret_cast<void *>(address);
+  return kSuccess;
+}
+
+EXPORT Result ncclMemFree(void *p) {
+  NCCL_CALL("ncclMemFree");
+  if (!p) return kSuccess;
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  const Place place = find_place(address);
+  Device *d = place.found() ? Machine::get().device(place.block->device) : current_device();
+  return d && release(entry, *d, address) == Code::Ok ? kSuccess : kInvalidArgument;
+}

@@ -1,0 +1,97 @@
+// The part of NCCL's binary interface that the rehearsal offers, in our own words, and what the files of the skin share.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "core/communicator.hpp"
+#include "nvidia/cuda_abi.hpp"
+
+namespace rehearsal::nccl {
+
+using Result = int;
+enum : Result {
+  kSuccess = 0,
+  kUnhandledCuda = 1,
+  kSystem = 2,
+  kInternal = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemote = 6,
+  kInProgress = 7
+};
+
+struct UniqueId {  // passed by value
+  unsigned char bytes[128];
+};
+
+// Only what the rehearsal looks at; the caller's `size` says how much of it is there.
+struct Config {
+  size_t size;
+  uint32_t magic;
+  uint32_t version;
+  int32_t blocking;
+};
+static_assert(offsetof(Config, magic) == 8 && offsetof(Config, version) == 12 && offsetof(Config, blocking) == 16);
+constexpr uint32_t kConfigMagic = 0xcafebeef;
+constexpr int32_t kUndefined = INT_MIN;
+
+constexpr int kTypes = 12, kOps = 5;
+static_assert(static_cast<int>(Type::I8) == 0 && static_cast<int>(Type::U64) == 5 && static_cast<int>(Type::F16) == 6 &&
+              static_cast<int>(Type::BF16) == 9 && static_cast<int>(Type::E5M2) == 11);
+static_assert(static_cast<int>(Reduction::Sum) == 0 && static_cast<int>(Reduction::Prod) == 1 &&
+              static_cast<int>(Reduction::Max) == 2 && static_cast<int>(Reduction::Min) == 3 &&
+              static_cast<int>(Reduction::Avg) == 4);
+
+// What the program holds. The number is what real communicators begin with. Never freed, so a stale one is known for what it is.
+struct Handle {
+  uint64_t magic = 0x0280028002800280;
+};
+using CommHandle = Handle *;
+
+struct Scalar {
+  int type = 0;
+  uint64_t value = 0;
+  Place place;  // where it is read when the work runs, if the program left it on the device
+};
+
+struct Comm final : Communicator {
+  using Communicator::Communicator;
+  CommHandle handle = nullptr;
+  bool blocking = true;
+  StreamPtr last;  // where its last work went; guarded by `submission`
+  std::mutex submission, mutex;
+  std::map<int, Scalar> scalars;
+  int next_op = kOps;
+};
+using CommPtr = std::shared_ptr<Comm>;
+
+// kSuccess, or why a call on this communicator cannot go on.
+Result find(const Entry &e, CommHandle h, CommPtr *out);
+Result find_ready(const Entry &e, CommHandle h, CommPtr *out);
+Result say(Result r, const char *format, ...) __attribute__((format(printf, 2, 3)));  // for ncclGetLastError
+
+// Groups of calls. An init inside of one runs when it ends.
+bool in_group();
+void defer_init(std::function<Result()> init);
+Result note(Result r);  // the first failure inside a group is the group's
+
+inline Result gate(const Entry &e) {
+  if (e.in_child()) return kUnhandledCuda;
+  if (in_host_function()) {
+    misuse(e.name(), Code::NotPermitted, "called by a host function");
+    return kInvalidUsage;
+  }
+  return note(e.fault());
+}
+
+#define NCCL_CALL(name)                                                   \
+  static ::rehearsal::Counter &this_counter = ::rehearsal::counter(name); \
+  const ::rehearsal::Entry entry(this_counter);                           \
+  if (const ::rehearsal::nccl::Result stop = ::rehearsal::nccl::gate(entry)) return stop
+
+}  // namespace rehearsal::nccl

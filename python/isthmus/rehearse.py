@@ -1,0 +1,125 @@
+"""A rehearsal: a job of several vendors on any machine. Its ranks take simulated vendors' libraries for real ones.
+
+>>> from isthmus import rehearse
+>>> with rehearse.start(["python", "train.py"], "nvidia:2,cpu:1") as job:
+...     results = job.wait(timeout=60)
+
+What a rehearsal prints is marked on every line. Its times are those of a simulation, and no measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import launch
+from ._errors import ArgumentError, Error
+
+__all__ = ["Member", "banner", "folder", "parse_fleet", "start"]
+
+VENDORS = ("nvidia", "cpu", "oneccl")
+LATER = ("amd", "ascend")
+FLEET = "REHEARSAL_FLEET"  # in every rank's environment; isthmus.cli marks its data with it
+# What a vendor's simulation consists of, in folder().
+FILES = {"nvidia": ("librehearsal.so", "nvidia/libcuda.so.1", "nvidia/libnccl.so.2")}
+
+_ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank of a fleet. Without a label its island is that of all ranks of its vendor that have none."""
+
+    vendor: str
+    label: str | None = None
+
+
+def parse_fleet(text: str) -> list[Member]:
+    """The ranks in order: "nvidia:2,cpu:1"; interleaved "cpu:1,nvidia:1,cpu:1"; with labels of islands "cpu:1@a,cpu:1@b"."""
+    members: list[Member] = []
+    for part in text.split(","):
+        item = _ITEM.fullmatch(part.strip())
+        if item is None:
+            raise ArgumentError(f"fleet {text}: '{part.strip()}' is not VENDOR:RANKS or VENDOR:RANKS@ISLAND")
+        vendor, count = item["vendor"], int(item["count"])
+        if vendor in LATER:
+            raise ArgumentError(f"fleet {text}: {vendor} is not rehearsed yet; {', '.join(VENDORS)} are")
+        if vendor not in VENDORS:
+            raise ArgumentError(f"fleet {text}: no vendor '{vendor}' is known; {', '.join(VENDORS)} are")
+        if count < 1:
+            raise ArgumentError(f"fleet {text}: {vendor}:{count} has no rank; write 1 or more")
+        members += [Member(vendor, item["label"])] * count
+    return members
+
+
+def banner(fleet: str) -> str:
+    return f"rehearsal: {fleet} — simulated vendors; no figure printed below is a measurement"
+
+
+def folder() -> Path:
+    """Where the simulated libraries are: in the package, or where REHEARSAL_LIBRARIES says."""
+    given = os.environ.get("REHEARSAL_LIBRARIES")
+    return Path(given) if given else Path(__file__).resolve().parent / "rehearsal"
+
+
+def start(
+    command: Sequence[str],
+    fleet: str,
+    *,
+    bridge: str | None = None,
+    switches: Mapping[str, str] | None = None,
+    show: bool = False,
+) -> launch.Job:
+    """Starts one process of `command` for each rank of the fleet, on this machine.
+
+    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0. With `show` a banner, and every line
+    of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait() has the output.
+    """
+    members = parse_fleet(fleet)
+    given = dict(_switch(name, value) for name, value in (switches or {}).items())
+    _check_files({member.vendor for member in members})
+    if show:
+        print(banner(fleet), file=sys.stderr, flush=True)
+    return launch.start(
+        command,
+        len(members),
+        islands=[member.label for member in members],
+        bridge=bridge,
+        each=[{**_persona(member.vendor), **given, FLEET: fleet} for member in members],
+        prefixes=[f"[rehearsal {rank} {member.vendor}] " for rank, member in enumerate(members)] if show else None,
+    )
+
+
+def _switch(name: str, value: str) -> tuple[str, str]:
+    short = name.removeprefix("REHEARSAL_")
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", short) or short in ("FLEET", "LIBRARIES"):
+        raise ArgumentError(f"rehearsal: '{name}' is no switch; write JITTER_US=0 for REHEARSAL_JITTER_US=0")
+    return f"REHEARSAL_{short}", value
+
+
+def _check_files(vendors: set[str]) -> None:
+    for vendor in sorted(vendors & FILES.keys()):
+        for name in FILES[vendor]:
+            if not (folder() / name).is_file():
+                raise Error(f"rehearsal: no simulated {vendor} libraries: {folder() / name} is missing; install anew")
+
+
+def _persona(vendor: str) -> dict[str, str | None]:
+    """The variables that make a process a rank of that vendor. None: one that must not be there."""
+    common: dict[str, str | None] = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}
+    if vendor == "oneccl":
+        return {**common, "ISTHMUS_DEVICE": "host", "ISTHMUS_CCL": "oneccl"}
+    common.update(ISTHMUS_CCL=None, ISTHMUS_CCL_LIBRARY=None)
+    if vendor == "cpu":
+        return {**common, "ISTHMUS_DEVICE": "host"}
+    before = os.environ.get("LD_LIBRARY_PATH")
+    return {
+        **common,
+        "ISTHMUS_DEVICE": "cuda:0",
+        "LD_LIBRARY_PATH": os.pathsep.join([str(folder().resolve() / vendor), *([before] if before else [])]),
+        "REHEARSAL_DEVICES": "1",
+    }

@@ -1,0 +1,6 @@
+if(ISTHMUS_CORE_ONLY)
+  return()
+endif()
+isthmus_test(test_rehearsal SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_test.cpp LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
+target_compile_definitions(test_rehearsal PRIVATE REHEARSAL_DIR="${CMAKE_BINARY_DIR}/rehearsal")
+add_dependencies(test_rehearsal rehearsal_all)

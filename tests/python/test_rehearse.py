@@ -1,0 +1,215 @@
+"""`isthmus rehearse`: the fleet, what the ranks are told, and that all it prints is marked as a rehearsal's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import isthmus
+from isthmus import launch, rehearse
+from isthmus.cli import common, layout
+
+ECHO = "import os, sys; print('rank', os.environ['ISTHMUS_RANK']); print('oops', file=sys.stderr)"
+
+
+def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "isthmus", *arguments],
+        capture_output=True, text=True, timeout=90, check=False, env={**os.environ, "COLUMNS": "200", **(env or {})},
+    )  # fmt: skip
+
+
+def members(text: str) -> list[tuple[str, str | None]]:
+    return [(member.vendor, member.label) for member in rehearse.parse_fleet(text)]
+
+
+def libraries(folder: Path) -> Path:
+    """Files that have the names of the simulated libraries."""
+    for name in rehearse.FILES["nvidia"]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def test_a_fleet_is_its_ranks_in_order() -> None:
+    assert members("nvidia:2,cpu:1") == [("nvidia", None), ("nvidia", None), ("cpu", None)]
+    assert members("nvidia:1,cpu:1,nvidia:1") == [("nvidia", None), ("cpu", None), ("nvidia", None)]
+    assert members("nvidia:1@a, nvidia:1@b,oneccl:2@c-1") == [
+        ("nvidia", "a"), ("nvidia", "b"), ("oneccl", "c-1"), ("oneccl", "c-1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "'' is not VENDOR:RANKS"),
+        ("nvidia", "'nvidia' is not VENDOR:RANKS"),
+        ("nvidia:two", "'nvidia:two' is not"),
+        ("nvidia:-1", "'nvidia:-1' is not"),
+        ("nvidia:1,,cpu:1", "'' is not"),
+        ("nvidia:1@", "'nvidia:1@' is not"),
+        ("nvidia:1@a b", "'nvidia:1@a b' is not"),
+        ("nvidia:1:2", "'nvidia:1:2' is not"),
+        ("cpu:0", "cpu:0 has no rank"),
+        ("intel:2", "no vendor 'intel' is known; nvidia, cpu, oneccl are"),
+        ("cpu:1,amd:1", "amd is not rehearsed yet; nvidia, cpu, oneccl are"),
+        ("ascend:8", "ascend is not rehearsed yet"),
+    ],
+)
+def test_another_fleet_is_refused_in_one_sentence(text: str, complaint: str) -> None:
+    with pytest.raises(isthmus.ArgumentError) as caught:
+        rehearse.parse_fleet(text)
+    assert complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--fleet", "tpu:1"], "no vendor 'tpu'"),
+        (["--fleet", "cpu:1", "--set", "JITTER_US"], "write NAME=VALUE"),
+        (["--fleet", "cpu:1", "--set", "FLEET=none"], "'FLEET' is no switch"),
+        (["--fleet", "cpu:1", "--set", "jitter=0"], "'jitter' is no switch"),
+    ],
+)
+def test_a_wrong_option_ends_with_2(arguments: list[str], complaint: str) -> None:
+    ended = command("rehearse", *arguments, "--", sys.executable, "-c", ECHO)
+    assert ended.returncode == 2 and not ended.stdout
+    assert ended.stderr.startswith("isthmus rehearse: ") and complaint in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_a_rehearsal_needs_a_program_that_can_be_started() -> None:
+    assert command("rehearse", "--fleet", "cpu:1").returncode == 2
+    ended = command("rehearse", "--fleet", "cpu:1", "--", "no-such-program")
+    assert ended.returncode == 2 and "cannot start no-such-program" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_missing_libraries_are_named(tmp_path: Path) -> None:
+    ended = command(
+        "rehearse", "--fleet", "cpu:1,nvidia:1", "--", sys.executable, "-c", ECHO, env={"REHEARSAL_LIBRARIES": str(tmp_path)}
+    )
+    assert ended.returncode == 1 and not ended.stdout
+    assert f"{tmp_path}/librehearsal.so is missing" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_every_line_is_marked_and_a_banner_comes_first() -> None:
+    ended = command("rehearse", "--fleet", "cpu:1,oneccl:1", "--", sys.executable, "-c", ECHO)
+    assert ended.returncode == 0, ended.stderr
+    errors = ended.stderr.splitlines()
+    assert errors[0] == "rehearsal: cpu:1,oneccl:1 — simulated vendors; no figure printed below is a measurement"
+    assert sorted(errors[1:]) == ["[rehearsal 0 cpu] oops", "[rehearsal 1 oneccl] oops"]
+    assert sorted(ended.stdout.splitlines()) == ["[rehearsal 0 cpu] rank 0", "[rehearsal 1 oneccl] rank 1"]
+
+
+def test_a_fleet_of_cpus_works_together() -> None:
+    program = "import isthmus; c = isthmus.init(); x = bytearray([1]); c.all_reduce(x, 'sum'); print(x[0]); c.destroy()"
+    ended = command("rehearse", "--fleet", "cpu:2", "--bridge", "shm", "--", sys.executable, "-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[rehearsal 0 cpu] 2", "[rehearsal 1 cpu] 2"]
+
+
+def test_topo_of_a_rehearsal_says_so() -> None:
+    topo = [sys.executable, "-m", "isthmus", "topo"]
+    ended = command("rehearse", "--fleet", "cpu:1@a,cpu:1@b", "--bridge", "tcp", "--", *topo, "--json")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert all(line.startswith("[rehearsal 0 cpu] ") for line in lines)
+    data = json.loads("\n".join(line.removeprefix("[rehearsal 0 cpu] ") for line in lines))
+    assert data["rehearsal"] == "cpu:1@a,cpu:1@b" and [group["island"] for group in data["groups"]] == ["a", "b"]
+    assert layout.Layout(data).title.endswith("(rehearsal of cpu:1@a,cpu:1@b)")
+
+
+def test_data_is_marked_in_a_rehearsal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(rehearse.FLEET, raising=False)
+    assert common.mark({"ok": True}) == {"ok": True}
+    monkeypatch.setenv(rehearse.FLEET, "cpu:2")
+    assert common.mark({"ok": True}) == {"ok": True, "rehearsal": "cpu:2"}
+    assert json.loads(command("doctor", "--json", "--no-test").stdout)["rehearsal"] == "cpu:2"
+
+
+def test_each_rank_has_the_variables_of_its_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REHEARSAL_LIBRARIES", str(libraries(tmp_path)))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
+    monkeypatch.setenv("ISTHMUS_CCL", "oneccl")
+    monkeypatch.setenv("ISTHMUS_CCL_LIBRARY", "/ccl")
+    fleet = "nvidia:1,cpu:1@a,oneccl:1"
+    program = [sys.executable, "-S", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    with rehearse.start(program, fleet, switches={"JITTER_US": "0", "REHEARSAL_SEED": "7"}) as job:
+        nvidia, cpu, oneccl = [json.loads(result.stdout) for result in job.wait(60)]
+    assert nvidia["LD_LIBRARY_PATH"] == f"{tmp_path}/nvidia:/before" and nvidia["ISTHMUS_DEVICE"] == "cuda:0"
+    assert nvidia["REHEARSAL_DEVICES"] == "1"
+    assert "ISTHMUS_CCL" not in nvidia and "ISTHMUS_CCL_LIBRARY" not in nvidia and "ISTHMUS_ISLAND" not in nvidia
+    assert cpu["LD_LIBRARY_PATH"] == "/before" and cpu["ISTHMUS_DEVICE"] == "host" and cpu["ISTHMUS_ISLAND"] == "a"
+    assert "ISTHMUS_CCL" not in cpu and "REHEARSAL_DEVICES" not in cpu
+    assert (oneccl["ISTHMUS_DEVICE"], oneccl["ISTHMUS_CCL"], oneccl["ISTHMUS_CCL_LIBRARY"]) == ("host", "oneccl", "/ccl")
+    for rank in nvidia, cpu, oneccl:
+        assert rank["REHEARSAL_FLEET"] == fleet
+        assert rank["REHEARSAL_JITTER_US"] == "0" and rank["REHEARSAL_SEED"] == "7"
+
+
+def test_a_switch_goes_before_what_a_vendor_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REHEARSAL_LIBRARIES", str(libraries(tmp_path)))
+    program = [sys.executable, "-S", "-c", "import os; print(os.environ['REHEARSAL_DEVICES'])"]
+    with rehearse.start(program, "nvidia:1", switches={"DEVICES": "4"}) as job:
+        assert job.wait(60)[0].stdout == "4\n"
+
+
+def test_it_ends_as_launch_does() -> None:
+    program = "import os, sys, time; r = int(os.environ['RANK']); time.sleep(60 * r) if r == 2 else sys.exit(3 * r)"
+    begin = time.monotonic()
+    ended = command("rehearse", "--fleet", "cpu:3", "--timeout", "2", "--", sys.executable, "-c", program)
+    assert ended.returncode == 1 and time.monotonic() - begin < 30
+    assert "rehearse: rank 1 ended with status 3" in ended.stdout and "rehearse: rank 2 ended with status -9" in ended.stdout
+    assert "rank 0" not in ended.stdout
+
+
+def test_lines_are_passed_on_whole_and_when_they_come(capfd: pytest.CaptureFixture[str]) -> None:
+    writes = ["a", "b\nc\r", "\nd\re\r", "f", "\n\ng\r\r\nlast"]
+    program = f"import os, time; [(os.write(1, w.encode()), time.sleep(0.1)) for w in {writes!r}]"
+    with launch.start([sys.executable, "-S", "-c", program], 1, prefixes=["> "]) as job:
+        assert job.wait(60)[0].returncode == 0
+    assert capfd.readouterr().out == "> ab\n> c\r\n> d\r> e\r> f\n> \n> g\r> \r\n> last\n"
+
+
+def test_much_output_is_passed_on_and_none_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import sys; sys.stdout.write('x' * 1_000_000 + '\\n'); [print(i) for i in range(50_000)]"
+    with launch.start([sys.executable, "-S", "-c", program], 2, prefixes=["0 ", "1 "]) as job:
+        assert [result.returncode for result in job.wait(60)] == [0, 0]
+    lines = capfd.readouterr().out.splitlines()
+    for rank in "01":
+        mine = [line[2:] for line in lines if line[:2] == f"{rank} "]
+        assert mine == ["x" * 1_000_000, *map(str, range(50_000))]
+    assert len(lines) == 2 * 50_001
+
+
+def test_a_process_that_a_rank_leaves_behind_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import subprocess, sys; p = subprocess.Popen(['sleep', '30']); print(p.pid)"
+    begin = time.monotonic()
+    with launch.start([sys.executable, "-S", "-c", program], 1, prefixes=["> "]) as job:
+        job.wait(60)
+    assert time.monotonic() - begin < 15
+    os.kill(int(capfd.readouterr().out.removeprefix("> ")), 9)
+
+
+def test_nobody_reads_any_more(tmp_path: Path) -> None:
+    """As with `| head -1`: the ranks notice, nothing hangs, nothing is lost in a traceback of ours."""
+    program = [sys.executable, "-m", "isthmus", "rehearse", "--fleet", "cpu:1", "--timeout", "60", "--", "yes"]
+    with open(tmp_path / "errors", "w+") as errors:
+        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True) as job:
+            assert job.stdout and job.stdout.readline() == "[rehearsal 0 cpu] y\n"
+            job.stdout.close()
+            assert job.wait(30) != 0
+        errors.seek(0)
+        assert "Traceback" not in errors.read()
+
+
+def test_islands_prefixes_and_variables_are_one_for_each_rank() -> None:
+    with pytest.raises(isthmus.ArgumentError, match="prefixes has 1 entries, but there are 2 ranks"):
+        launch.start(["true"], 2, prefixes=["> "])
+    with pytest.raises(isthmus.ArgumentError, match="each has 3"):
+        launch.start(["true"], 2, each=[{}, {}, {}])
