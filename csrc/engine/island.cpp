@@ -142,8 +142,7 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c) {
 void Island::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
   ccl::Communicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
-  // The division is where the bridge rounds; an island that is alone has the library's own.
-  const RedOp red = op.call.op == RedOp::Avg && !op.plan->host.empty() ? RedOp::Sum : op.call.op;
+  const RedOp red = step.op;
   switch (step.call) {
     case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, red);
     case IslandCall::Reduce: return c.reduce(from, to, count, dtype, red, step.peer);

@@ -248,6 +248,7 @@ void Builder::call(IslandCall call, When when, const Extent &e, Span from, Span 
     return;
   Step &s = step(StepKind::Ccl);
   s.call = call;
+  s.op = request.op == RedOp::Avg && others > 0 ? RedOp::Sum : request.op;
   s.when = when;
   s.peer = root;
   s.extent = e;

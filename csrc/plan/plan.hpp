@@ -133,6 +133,8 @@ struct Step {
   When when = When::Always;
   // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes.
   IslandCall call = IslandCall::AllReduce;
+  RedOp op = RedOp::
+      Sum;  // what the library is asked for: AVG only where it serves everybody, else SUM, divided where the bridge rounds
   uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
 };
 

@@ -460,7 +460,9 @@ class Run {
     const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
     if (rooted && (s.peer < 0 || static_cast<size_t>(s.peer) >= size)) object("{}: root {}", where(a), s.peer);
     const RedOp op = operations_[a.operation].request.op;
-    if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, op == RedOp::Avg ? RedOp::Sum : op))
+    if (reduces(s.call) && s.op != (op == RedOp::Avg && t.groups.size() > 1 ? RedOp::Sum : op))
+      object("{}: the library is asked for {}", where(a), redop_name(s.op));
+    if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, s.op))
       object("{}: the library has no such call", where(a));
     Meeting &m = meetings_[(a.operation * t.groups.size() + g) << 32 | a.calls];
     const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter ? size : 1);

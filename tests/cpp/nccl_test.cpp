@@ -1,0 +1,754 @@
+// What island_ccl.hpp promises, of libraries with NCCL's interface: on the simulated one, whose ranks are threads here, each with a device
+// of its own. What is decided once a process (faults, which library is opened) is tested in processes of their own, which are this
+// program again.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ccl/nccl.hpp"
+#include "device/cuda.hpp"
+#include "device/host.hpp"
+
+extern char **environ;
+
+// Under ThreadSanitizer, whose exits take a second each otherwise.
+extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
+extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
+
+namespace isthmus::ccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr DType kNumbers[] = {DType::Int8,    DType::UInt8,   DType::Int32,    DType::UInt32,       DType::Int64,
+                              DType::UInt64,  DType::Float16, DType::BFloat16, DType::Float32,      DType::Float64,
+                              DType::Float8E4M3FN, DType::Float8E5M2};
+constexpr RedOp kOps[] = {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Avg};
+
+device::Runtime &runtime() { return device::cuda_runtime(); }
+std::shared_ptr<Library> library() { return open_nccl("nccl", ""); }
+std::shared_ptr<device::Stream> new_stream(int device) { return runtime().make_stream(device, "test"); }
+
+void *simulated(const char *function) {
+  void *const found = ::dlsym(::dlopen(REHEARSAL "/librehearsal.so", RTLD_NOW), function);
+  if (!found) std::abort();
+  return found;
+}
+unsigned long calls(const char *name) {
+  return reinterpret_cast<unsigned long (*)(const char *)>(simulated("rehearsal_calls"))(name);
+}
+size_t live(const char *what) { return reinterpret_cast<size_t (*)(const char *)>(simulated("rehearsal_live"))(what); }
+
+bool within(double seconds, const std::function<bool()> &holds) {
+  const Deadline deadline(seconds);
+  while (!holds()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(200us);
+  }
+  return true;
+}
+
+// The code that `f` throws, with its text.
+Status thrown(const std::function<void()> &f) {
+  try {
+    f();
+  } catch (const Error &e) { return {e.code(), e.text()}; }
+  return {};
+}
+void expect_refused(Code code, const char *text, const std::function<void()> &f) {
+  const Status s = thrown(f);
+  EXPECT_EQ(s.code, code) << s.text;
+  EXPECT_NE(s.text.find(text), std::string::npos) << s.text;
+}
+
+// ---- one rank -------------------------------------------------------------------------------------------------------------
+
+struct Broken : std::exception {};
+#define MUST(condition)                                                                                             \
+  do {                                                                                                              \
+    if (!(condition)) {                                                                                             \
+      ADD_FAILURE() << "rank " << rank << ": " << #condition << " does not hold; " << (c ? c->status().text : ""); \
+      throw Broken();                                                                                               \
+    }                                                                                                               \
+  } while (0)
+
+using Bytes = std::vector<std::byte>;
+
+struct Rank {
+  int rank = 0, size = 1;
+  std::shared_ptr<device::Stream> stream;
+  std::unique_ptr<Communicator> c;
+  std::unique_ptr<device::Signal> done;
+  uint64_t value = 0;
+  std::byte *pinned = nullptr;  // both sides reach it
+  static constexpr size_t kPinned = 2 << 20;
+
+  Rank(int r, int n) : rank(r), size(n), stream(new_stream(r)), done(runtime().make_signal(r)) {
+    pinned = static_cast<std::byte *>(
+        ::mmap(nullptr, kPinned, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    runtime().register_host(rank, pinned, kPinned);
+  }
+  ~Rank() {
+    c.reset();
+    runtime().unregister_host(rank, pinned);
+    ::munmap(pinned, kPinned);
+  }
+
+  void join(const std::vector<std::byte> &id, double seconds = 60) {
+    c = library()->join({id, rank, size, Deadline(seconds)}, stream);
+  }
+  // Whether the stream comes to here.
+  bool drained(double seconds = 60) {
+    done->arm(*stream, ++value);
+    return within(seconds, [&] { return done->value() >= value; });
+  }
+};
+
+// Memory on the device of a rank.
+class Memory {
+ public:
+  Memory(Rank &r, const Bytes &content) : Memory(r, content.size()) {
+    std::memcpy(r.pinned, content.data(), content.size());
+    runtime().copy(*r.stream, memory_, runtime().device_address(r.rank, r.pinned), content.size());
+    if (!r.drained()) throw Broken();  // before the pinned memory is used again
+  }
+  Memory(Rank &r, size_t bytes) : r_(r), bytes_(bytes), memory_(runtime().allocate(r.rank, bytes)) {}
+  ~Memory() { runtime().release(r_.rank, memory_); }
+  Memory(const Memory &) = delete;
+  Memory &operator=(const Memory &) = delete;
+  std::byte *at(size_t offset = 0) const { return static_cast<std::byte *>(memory_) + offset; }
+  // What it holds when all that was submitted has run.
+  Bytes content() const {
+    runtime().copy(*r_.stream, runtime().device_address(r_.rank, r_.pinned), memory_, bytes_);
+    if (!r_.drained()) throw Broken();
+    return {r_.pinned, r_.pinned + bytes_};
+  }
+
+ private:
+  Rank &r_;
+  const size_t bytes_;
+  void *const memory_;
+};
+
+// Threads that are ranks, and a communicator of them.
+void ranks(int n, const std::function<void(Rank &)> &body) {
+  const auto id = library()->make_id();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      Rank rank(r, n);
+      try {
+        rank.join(id);
+        body(rank);
+      } catch (const Error &e) {
+        ADD_FAILURE() << "rank " << r << ": " << e.text();
+        if (rank.c) rank.c->abort();
+      } catch (const Broken &) {
+        if (rank.c) rank.c->abort();
+      }
+    });
+  for (std::thread &t : threads) t.join();
+}
+
+// ---- numbers --------------------------------------------------------------------------------------------------------------
+
+// A small number that the type holds exactly.
+void put(DType type, double v, std::byte *to) {
+  const auto narrow = [&](int exponent, int mantissa) {
+    if (v == 0) return uint64_t{0};
+    int e = 0;
+    const double m = std::frexp(v, &e);
+    return (static_cast<uint64_t>(e - 1 + (1 << (exponent - 1)) - 1) << mantissa) +
+           static_cast<uint64_t>(std::ldexp(2 * m - 1, mantissa));
+  };
+  uint64_t bits = static_cast<uint64_t>(v);
+  if (type == DType::Float16) bits = narrow(5, 10);
+  if (type == DType::BFloat16) bits = narrow(8, 7);
+  if (type == DType::Float8E4M3FN) bits = narrow(4, 3);
+  if (type == DType::Float8E5M2) bits = narrow(5, 2);
+  if (type == DType::Float32) bits = narrow(8, 23);
+  if (type == DType::Float64) std::memcpy(&bits, &v, sizeof bits);
+  std::memcpy(to, &bits, dtype_size(type));
+}
+Bytes packed(DType type, size_t count, const std::function<double(size_t)> &value) {
+  Bytes out(count * dtype_size(type));
+  for (size_t i = 0; i < count; ++i) put(type, value(i), out.data() + i * dtype_size(type));
+  return out;
+}
+
+// 1 to 3, another on every rank, so that every type holds every sum, product and average of two or three ranks.
+double contribution(int size, RedOp op, int rank, size_t i) {
+  const auto turn = (i + i / 13 + static_cast<size_t>(rank)) % static_cast<size_t>(size);
+  if (op == RedOp::Avg) return size == 2 ? 1 + 2 * static_cast<double>(turn) : 1 + static_cast<double>(turn);
+  return turn == 0 ? 2 : 1 + static_cast<double>(i / 7 % 2);
+}
+double reduced(int size, RedOp op, size_t i) {
+  double x = contribution(size, op, 0, i);
+  for (int r = 1; r < size; ++r) {
+    const double y = contribution(size, op, r, i);
+    x = op == RedOp::Prod ? x * y : op == RedOp::Min ? std::min(x, y) : op == RedOp::Max ? std::max(x, y) : x + y;
+  }
+  return op == RedOp::Avg ? x / size : x;
+}
+
+// ---- what it says ---------------------------------------------------------------------------------------------------------
+
+TEST(Nccl, SaysWhatItIs) {
+  const auto l = library();
+  EXPECT_STREQ(l->family(), "nccl");
+  EXPECT_EQ(l->version(), "2.29.3");
+  EXPECT_EQ(l->path(), REHEARSAL "/nvidia/libnccl.so.2");
+  const Capabilities can = l->capabilities();
+  EXPECT_FALSE(can.blocking);
+  EXPECT_FALSE(can.one_stream);
+  EXPECT_TRUE(can.groups && can.abort && can.thread_ranks);
+  EXPECT_EQ(can.id_bytes, 128u);
+  EXPECT_TRUE(l->usable().ok());
+  EXPECT_TRUE(serves_threads("nccl"));
+  EXPECT_FALSE(serves_threads("oneccl"));
+}
+
+TEST(Nccl, IsOpenedOnce) {
+  EXPECT_EQ(library(), library());
+  EXPECT_EQ(library(), open_nccl("nccl", "/nowhere/libnccl.so.2"));
+  expect_refused(Code::Argument, "no library of the family xccl", [] { open_nccl("xccl", ""); });
+}
+
+TEST(Nccl, SaysWhatItCan) {
+  const auto l = library();
+  const std::set<DType> numbers(std::begin(kNumbers), std::end(kNumbers));
+  const std::set<RedOp> ops(std::begin(kOps), std::end(kOps));
+  for (int c = 0; c < kIslandCalls; ++c)
+    for (int t = 0; t < kDTypeCount; ++t)
+      for (int o = 0; o < kRedOpCount; ++o) {
+        const auto call = static_cast<Call>(c);
+        const auto dtype = static_cast<DType>(t);
+        const auto op = static_cast<RedOp>(o);
+        const bool expected = !reduces(call) || (numbers.count(dtype) && ops.count(op));
+        EXPECT_EQ(l->can(call, dtype, op), expected)
+            << island_call_name(call) << " " << redop_name(op) << " of " << dtype_name(dtype);
+      }
+  EXPECT_EQ(calls("ncclRedOpCreatePreMulSum"), 0u);
+}
+
+TEST(Nccl, EveryIdIsAnother) {
+  const auto first = library()->make_id(), second = library()->make_id();
+  EXPECT_EQ(first.size(), 128u);
+  EXPECT_NE(first, second);
+}
+
+// ---- collectives ----------------------------------------------------------------------------------------------------------
+
+class Collectives : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3),
+                         [](const auto &p) { return "Of" + std::to_string(p.param); });
+
+void reductions(Rank &r, DType t, RedOp op, size_t count) {
+  auto &[rank, size, stream, c, done, value, pinned] = r;
+  const auto n = static_cast<size_t>(size), me = static_cast<size_t>(rank);
+  const size_t bytes = count * dtype_size(t);
+  const auto mine = [&](size_t elements) {
+    return packed(t, elements, [&](size_t i) { return contribution(size, op, rank, i); });
+  };
+  const auto sums = [&](size_t first) {
+    return packed(t, count, [&](size_t i) { return reduced(size, op, first + i); });
+  };
+  const Bytes before(bytes, std::byte{0x5a});
+  const auto text = std::string(redop_name(op)) + " of " + dtype_name(t);
+  const Memory from(r, mine(count * n)), to(r, before), own(r, mine(count)), blocks(r, mine(count * n));
+  c->all_reduce(from.at(), to.at(), count, t, op);
+  EXPECT_EQ(to.content(), sums(0)) << "all_reduce, " << text;
+  c->all_reduce(own.at(), own.at(), count, t, op);
+  EXPECT_EQ(own.content(), sums(0)) << "all_reduce in place, " << text;
+  c->reduce_scatter(from.at(), to.at(), count, t, op);
+  EXPECT_EQ(to.content(), sums(me * count)) << "reduce_scatter, " << text;
+  c->reduce_scatter(blocks.at(), blocks.at(me * bytes), count, t, op);
+  const Bytes all = blocks.content();
+  EXPECT_EQ(Bytes(all.begin() + static_cast<long>(me * bytes), all.begin() + static_cast<long>((me + 1) * bytes)),
+            sums(me * count))
+      << "reduce_scatter in place, " << text;
+  const int root = size - 1;
+  const Memory there(r, before), ours(r, mine(count));
+  c->reduce(from.at(), rank == root ? there.at() : nullptr, count, t, op, root);
+  EXPECT_EQ(there.content(), rank == root ? sums(0) : before) << "reduce, " << text;
+  c->reduce(ours.at(), ours.at(), count, t, op, root);
+  EXPECT_EQ(ours.content(), rank == root ? sums(0) : mine(count)) << "reduce in place, " << text;
+  EXPECT_EQ(from.content(), mine(count * n)) << "what was only to be read, " << text;
+  MUST(c->status().ok() && !c->failed());
+}
+
+TEST_P(Collectives, Reduce) {
+  ranks(GetParam(), [](Rank &r) {
+    for (const DType t : kNumbers)
+      for (const RedOp op : kOps) reductions(r, t, op, t == DType::Float32 && op == RedOp::Sum ? 60'001 : 333);
+    reductions(r, DType::Int32, RedOp::Max, 1);
+  });
+}
+
+Bytes noise(int rank, size_t bytes) {
+  Bytes out(bytes);
+  for (size_t i = 0; i < bytes; ++i)
+    out[i] = static_cast<std::byte>((i * 31 + i / 251 + static_cast<size_t>(rank) * 77) & 0xff);
+  return out;
+}
+Bytes part(const Bytes &all, size_t at, size_t bytes) {
+  return {all.begin() + static_cast<long>(at), all.begin() + static_cast<long>(at + bytes)};
+}
+
+// Types that the library does not have itself are moved as well.
+TEST_P(Collectives, MoveBytesOfAnyType) {
+  ranks(GetParam(), [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const auto n = static_cast<size_t>(size), me = static_cast<size_t>(rank);
+    for (const DType t : {DType::Float32, DType::UInt16, DType::Complex128, DType::Bool, DType::Float8E5M2})
+      for (const size_t count : {1, 1001, 40'000}) {
+        const size_t bytes = count * dtype_size(t);
+        if (bytes * n > Rank::kPinned) continue;
+        const std::string text = std::to_string(count) + " of " + dtype_name(t);
+        const Bytes mine = noise(rank, bytes * n);
+        const Memory from(r, mine), to(r, bytes * n);
+        Bytes expected;
+        for (int q = 0; q < size; ++q) {
+          const Bytes theirs = part(noise(q, bytes * n), 0, bytes);
+          expected.insert(expected.end(), theirs.begin(), theirs.end());
+        }
+        c->all_gather(from.at(), to.at(), count, t);
+        EXPECT_EQ(to.content(), expected) << "all_gather, " << text;
+        Bytes in_place(bytes * n, std::byte{1});
+        std::memcpy(in_place.data() + me * bytes, mine.data(), bytes);
+        const Memory both(r, in_place);
+        c->all_gather(both.at(me * bytes), both.at(), count, t);
+        EXPECT_EQ(both.content(), expected) << "all_gather in place, " << text;
+        for (int root = 0; root < size; ++root) {
+          const Memory x(r, mine);
+          c->broadcast(x.at(), count, t, root);
+          EXPECT_EQ(part(x.content(), 0, bytes), part(noise(root, bytes * n), 0, bytes)) << "broadcast, " << text;
+        }
+        c->all_to_all(from.at(), to.at(), count, t);
+        for (int q = 0; q < size; ++q)
+          EXPECT_EQ(part(to.content(), static_cast<size_t>(q) * bytes, bytes), part(noise(q, bytes * n), me * bytes, bytes))
+              << "all_to_all, " << text;
+        EXPECT_EQ(from.content(), mine) << "what was only to be read, " << text;
+        MUST(c->status().ok() && !c->failed());
+      }
+  });
+}
+
+// Against the order of ranks, so whoever waits for a message has sent nothing yet.
+TEST_P(Collectives, PassMessages) {
+  ranks(GetParam(), [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    if (size == 1) return;
+    for (const size_t count : {1, 100'000}) {
+      const Memory from(r, noise(rank, count * 2)), to(r, count * 2);
+      if (rank > 0) c->recv(to.at(), count, DType::UInt16, rank - 1);
+      c->send(rank > 0 ? to.at() : from.at(), count, DType::UInt16, (rank + 1) % size);
+      if (rank == 0) c->recv(to.at(), count, DType::UInt16, size - 1);
+      EXPECT_EQ(to.content(), noise(0, count * 2)) << "rank " << rank;
+    }
+  });
+}
+
+TEST_P(Collectives, OfNothingAreNothing) {
+  ranks(GetParam(), [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const unsigned long before = calls("ncclAllReduce") + calls("ncclBroadcast") + calls("ncclAllGather");
+    c->all_reduce(nullptr, nullptr, 0, DType::Float32, RedOp::Sum);
+    c->broadcast(nullptr, 0, DType::Float32, 0);
+    c->all_gather(nullptr, nullptr, 0, DType::Float32);
+    c->all_to_all(nullptr, nullptr, 0, DType::Float32);
+    MUST(r.drained() && c->status().ok());
+    EXPECT_EQ(calls("ncclAllReduce") + calls("ncclBroadcast") + calls("ncclAllGather"), before);
+  });
+}
+
+// The caller goes on, and the stream waits for the rank that comes late.
+TEST(Nccl, ALateRankHoldsUpTheStreamAndNotTheCaller) {
+  ranks(2, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const Memory x(r, packed(DType::Int32, 1000, [](size_t) { return 1; }));
+    if (rank == 1) std::this_thread::sleep_for(300ms);
+    const int64_t begin = now_ns();
+    for (int i = 0; i < 5; ++i) c->all_reduce(x.at(), x.at(), 1000, DType::Int32, RedOp::Sum);
+    MUST(now_ns() - begin < 200'000'000);
+    if (rank == 0) {
+      MUST(!r.drained(0.05));
+      MUST(c->inside() == nullptr && !c->held_up() && !c->failed());
+    }
+    EXPECT_EQ(x.content(), packed(DType::Int32, 1000, [](size_t) { return 32; }));
+  });
+}
+
+TEST(Nccl, CommunicatorsOfOneDeviceAreIndependent) {
+  const auto other = library()->make_id();
+  ranks(2, [&](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const auto second = library()->join({other, 1 - rank, 2, Deadline(60)}, stream);  // ranks the other way round
+    EXPECT_EQ(second->rank(), 1 - rank);
+    EXPECT_EQ(&second->stream(), stream.get());
+    const Memory x(r, noise(rank, 100)), y(r, noise(rank, 100));
+    for (int i = 0; i < 20; ++i) {
+      c->broadcast(x.at(), 100, DType::Int8, i % 2);
+      second->broadcast(y.at(), 100, DType::Int8, i % 2);
+    }
+    EXPECT_EQ(x.content(), noise(0, 100));
+    EXPECT_EQ(y.content(), noise(1, 100));
+    second->abort();  // the first works on
+    c->broadcast(x.at(), 100, DType::Int8, 1);
+    EXPECT_EQ(x.content(), noise(0, 100));
+    MUST(c->status().ok() && !c->failed());
+  });
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------------
+
+TEST(Nccl, RefusesWhatItCannotAndWorksOn) {
+  ranks(2, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const Memory x(r, packed(DType::Float32, 8, [&](size_t) { return 1 + r.rank; }));
+    void *const p = x.at();
+    const auto refused = [&](Code code, const char *text, const std::function<void()> &f) { expect_refused(code, text, f); };
+    refused(Code::Unsupported, "nccl all_reduce: no band of int32", [&] { c->all_reduce(p, p, 8, DType::Int32, RedOp::BAnd); });
+    refused(Code::Unsupported, "premul_sum of float32",
+            [&] { c->all_reduce(p, p, 8, DType::Float32, RedOp::PremulSum); });
+    refused(Code::Unsupported, "sum of int16", [&] { c->all_reduce(p, p, 8, DType::Int16, RedOp::Sum); });
+    refused(Code::Unsupported, "sum of bool", [&] { c->reduce(p, p, 8, DType::Bool, RedOp::Sum, 0); });
+    refused(Code::Unsupported, "reduce_scatter: no sum of complex64",
+            [&] { c->reduce_scatter(p, p, 1, DType::Complex64, RedOp::Sum); });
+    refused(Code::Argument, "nccl broadcast: rank 2 is not of this island (0 to 1)",
+            [&] { c->broadcast(p, 8, DType::Float32, 2); });
+    refused(Code::Argument, "nccl reduce: rank -1", [&] { c->reduce(p, p, 8, DType::Float32, RedOp::Sum, -1); });
+    refused(Code::Argument, "nccl send: rank 2", [&] { c->send(p, 8, DType::Float32, 2); });
+    refused(Code::Argument, "nccl recv: rank -1", [&] { c->recv(p, 8, DType::Float32, -1); });
+    c->all_reduce(p, p, 8, DType::Float32, RedOp::Max);
+    EXPECT_EQ(x.content(), packed(DType::Float32, 8, [](size_t) { return 2; }));
+    MUST(c->status().ok());
+  });
+}
+
+TEST(Nccl, RefusesToJoinWhatCannotBe) {
+  const auto id = library()->make_id();
+  const auto join = [&](std::vector<std::byte> with, int rank, int size, std::shared_ptr<device::Stream> stream) {
+    library()->join({with, rank, size, Deadline(5)}, std::move(stream));
+  };
+  const auto stream = new_stream(0);
+  expect_refused(Code::Argument, "an id of 10 bytes; 128 are needed", [&] { join(std::vector<std::byte>(10), 0, 1, stream); });
+  expect_refused(Code::Argument, "an id of 0 bytes", [&] { join({}, 0, 1, stream); });
+  expect_refused(Code::Argument, "rank 2 of an island of 2", [&] { join(id, 2, 2, stream); });
+  expect_refused(Code::Argument, "rank -1 of an island of 2", [&] { join(id, -1, 2, stream); });
+  expect_refused(Code::Argument, "rank 0 of an island of 0", [&] { join(id, 0, 0, stream); });
+  expect_refused(Code::Argument, "it needs a stream of its vendor's runtime", [&] { join(id, 0, 1, nullptr); });
+  expect_refused(Code::Argument, "it needs a stream of its vendor's runtime",
+                 [&] { join(id, 0, 1, device::host_runtime().make_stream(0, "host")); });
+  expect_refused(Code::System, "nccl init: ", [&] { join(std::vector<std::byte>(128), 0, 1, stream); });  // nobody's id
+  EXPECT_EQ(live("communicator"), 0u);
+}
+
+TEST(Nccl, TwoRanksOnOneDeviceAreRefusedToBoth) {
+  const auto id = library()->make_id();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r)
+    threads.emplace_back([&, r] {
+      expect_refused(Code::System, "Duplicate GPU", [&] { library()->join({id, r, 2, Deadline(20)}, new_stream(0)); });
+    });
+  for (std::thread &t : threads) t.join();
+  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+}
+
+// ---- failures -------------------------------------------------------------------------------------------------------------
+
+TEST(Nccl, ARankThatNeverJoinsIsATimeout) {
+  const int64_t begin = now_ns();
+  expect_refused(Code::Timeout, "not all 3 ranks of the island joined in time (this is rank 1 of it)", [] {
+    library()->join({library()->make_id(), 1, 3, Deadline(0.5)}, new_stream(0));
+  });
+  EXPECT_GT(now_ns() - begin, 400'000'000);
+  EXPECT_LT(now_ns() - begin, 3'000'000'000);
+  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+}
+
+TEST(Nccl, AbortEndsACallWhosePeerIsMissing) {
+  ranks(2, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    if (rank == 1) {
+      std::this_thread::sleep_for(1s);  // never makes the call, and does not leave either
+      return c->abort();
+    }
+    const Memory x(r, noise(0, 400'000));
+    c->all_reduce(x.at(), x.at(), 100'000, DType::Float32, RedOp::Sum);
+    MUST(!r.drained(0.1));
+    const int64_t begin = now_ns();
+    std::thread([&] {
+      c->abort();
+      c->abort();
+    }).join();
+    MUST(r.drained(5));
+    const unsigned long before = calls("ncclAllReduce");
+    c->all_reduce(x.at(), x.at(), 100'000, DType::Float32, RedOp::Sum);
+    c->broadcast(x.at(), 100'000, DType::Float32, 1);
+    MUST(r.drained(5));
+    EXPECT_EQ(calls("ncclAllReduce"), before);
+    c.reset();
+    EXPECT_LT(now_ns() - begin, 3'000'000'000);
+  });
+  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+}
+
+// From several threads, while another submits and one asks.
+TEST(Nccl, AbortMayComeAtAnyTime) {
+  for (int round = 0; round < 5; ++round)
+    ranks(2, [round](Rank &r) {
+      auto &[rank, size, stream, c, done, value, pinned] = r;
+      const Memory x(r, noise(0, 40'000));
+      std::atomic<bool> stop{false};
+      std::vector<std::thread> others;
+      for (int i = 0; i < 2; ++i)
+        others.emplace_back([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(3 * round));
+          c->abort();
+        });
+      others.emplace_back([&] {
+        while (!stop) c->failed();
+      });
+      for (int i = 0; i < 50; ++i) c->all_reduce(x.at(), x.at(), 10'000, DType::Float32, RedOp::Max);
+      EXPECT_TRUE(r.drained());
+      stop = true;
+      for (std::thread &t : others) t.join();
+      EXPECT_TRUE(c->status().ok()) << c->status().text;
+    });
+}
+
+TEST(Nccl, LeavesNothing) {
+  const auto count = [] {
+    std::map<std::string, size_t> all;
+    for (const char *what : {"allocation", "registration", "stream", "event", "communicator"}) all[what] = live(what);
+    return all;
+  };
+  const auto body = [](Rank &r) {
+    const Memory x(r, noise(r.rank, 4000));
+    r.c->all_reduce(x.at(), x.at(), 1000, DType::Float32, RedOp::Max);
+    EXPECT_TRUE(r.drained());
+  };
+  ranks(3, body);  // pages of counters are made once
+  const auto before = count();
+  for (int i = 0; i < 3; ++i) ranks(3, body);
+  EXPECT_EQ(count(), before);
+}
+
+// ---- in processes of their own --------------------------------------------------------------------------------------------
+
+// Says what does not hold and goes on; the process ends with 1.
+bool fine = true;
+#define HOLDS(condition, text)                                                                                      \
+  do {                                                                                                              \
+    if (!(condition)) {                                                                                             \
+      std::fprintf(stderr, "line %d: %s does not hold; %s\n", __LINE__, #condition, std::string(text).c_str());    \
+      fine = false;                                                                                                 \
+    }                                                                                                               \
+  } while (0)
+bool has(const Status &s, const char *text) { return s.text.find(text) != std::string::npos; }
+
+// The second call of an island of one fails at once; a third is not made.
+void a_call_fails() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  HOLDS(!r.c->failed() && r.c->status().ok(), r.c->status().text);
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  const Status s = r.c->status();
+  HOLDS(r.c->failed() && s.code == Code::System && has(s, "nccl all_reduce: ") && has(s, "unhandled system error") &&
+            has(s, "(2)"),
+        s.text);
+  const unsigned long before = calls("ncclAllReduce");
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  HOLDS(calls("ncclAllReduce") == before, "the third call was made");
+  HOLDS(r.c->status().text == s.text, r.c->status().text);
+  HOLDS(r.drained(5), "");
+}
+// In the middle of the sends and receives of an all_to_all: their group is closed all the same.
+void a_message_fails() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400)), y(r, 400);
+  r.c->all_to_all(x.at(), y.at(), 100, DType::Float32);
+  const Status s = r.c->status();
+  HOLDS(r.c->failed() && has(s, "nccl all_to_all: ") && has(s, "(3)"), s.text);
+  HOLDS(calls("ncclGroupStart") == 1 && calls("ncclGroupEnd") == 1, "the group is open");
+}
+void an_init_fails() {
+  Rank r(0, 1);
+  const Status s = thrown([&] { r.join(library()->make_id()); });
+  HOLDS(s.code == Code::System && has(s, "nccl init: ") && has(s, "(2)"), s.text);
+}
+void an_id_fails() {
+  const Status s = thrown([&] { library()->make_id(); });
+  HOLDS(s.code == Code::System && has(s, "nccl unique id: ") && has(s, "(3)"), s.text);
+}
+// What fails behind the call is seen by failed(), and told with its number; the communicator can be left.
+void fails_late(const char *number, bool device) {
+  const int64_t begin = now_ns();
+  {
+    Rank r(0, 1);
+    r.join(library()->make_id());
+    const Memory x(r, noise(0, 400));
+    r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+    HOLDS(within(10, [&] { return r.c->failed(); }), "not seen in 10 s");
+    const Status s = r.c->status();
+    HOLDS(s.code == Code::System && has(s, "nccl communicator: ") && has(s, number), s.text);
+    r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+    HOLDS(calls("ncclAllReduce") == 1, "a second call was made");
+    if (device) HOLDS(!r.stream->status().ok(), "the stream is fine");
+    r.c.reset();
+    std::fprintf(stderr, "left after %lld ms\n", static_cast<long long>((now_ns() - begin) / 1'000'000));
+    if (device) std::_Exit(fine ? 0 : 1);  // nothing works on it any more, and nothing can be given back
+  }
+  HOLDS(now_ns() - begin < 5'000'000'000, "it took too long");
+}
+void the_network_fails_late() { fails_late("(6)", false); }
+void the_device_fails_late() { fails_late("(1)", true); }
+void a_call_hangs() {
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  HOLDS(!r.drained(0.1) && !r.c->failed(), r.c->status().text);
+  r.c->abort();
+  HOLDS(r.drained(5), "");
+}
+void nowhere() {
+  const Status s = thrown([] { open_nccl("nccl", "/nowhere/libnccl.so.2"); });
+  HOLDS(s.code == Code::Unsupported && has(s, "nccl: /nowhere/libnccl.so.2 cannot be opened") &&
+            has(s, "install NVIDIA's NCCL 2.14.0 or newer") && has(s, "ISTHMUS_CCL=none"),
+        s.text);
+  HOLDS(s.text.find('\n') == std::string::npos, s.text);
+  HOLDS(library()->version() == "2.29.3", "and what is here is still opened");
+}
+void no_library() {
+  const std::string path = "/proc/self/status";
+  const Status s = thrown([&] { open_nccl("nccl", path); });
+  HOLDS(s.code == Code::Unsupported && has(s, "/proc/self/status cannot be opened") && has(s, "install NVIDIA's NCCL"),
+        s.text);
+}
+void another_library() {
+  const std::string path = REHEARSAL "/nvidia/libcuda.so.1";
+  const Status s = thrown([&] { open_nccl("nccl", path); });
+  HOLDS(s.code == Code::Unsupported && has(s, path.c_str()) && has(s, "install NVIDIA's NCCL"), s.text);
+  HOLDS(s.text.find('\n') == std::string::npos, s.text);
+}
+void too_old() {
+  const Status s = thrown([] { library(); });
+  HOLDS(s.code == Code::Unsupported && has(s, "libnccl.so.2") && has(s, "2.14.0 or newer is needed"), s.text);
+}
+
+const std::map<std::string, void (*)()> kScenes{{"a call fails", a_call_fails},
+                                                {"a message fails", a_message_fails},
+                                                {"an init fails", an_init_fails},
+                                                {"an id fails", an_id_fails},
+                                                {"the network fails late", the_network_fails_late},
+                                                {"the device fails late", the_device_fails_late},
+                                                {"a call hangs", a_call_hangs},
+                                                {"nowhere", nowhere},
+                                                {"no library", no_library},
+                                                {"another library", another_library},
+                                                {"too old", too_old}};
+
+int play(const char *scene) {
+  try {
+    kScenes.at(scene)();
+  } catch (const Error &e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 3;
+  }
+  return fine ? 0 : 1;
+}
+
+// What it says is shown where it does not end well.
+void plays(const char *scene, std::vector<std::string> variables = {}) {
+  std::vector<char *> environment;
+  for (std::string &v : variables) environment.push_back(v.data());
+  for (char **v = environ; *v; ++v) environment.push_back(*v);
+  environment.push_back(nullptr);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
+  ::posix_spawn_file_actions_addclose(&actions, ends[0]);
+  ::posix_spawn_file_actions_addclose(&actions, ends[1]);
+  const char *arguments[] = {"test_nccl", scene, nullptr};
+  pid_t child = -1;
+  ASSERT_EQ(
+      ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char **>(arguments), environment.data()), 0);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::close(ends[1]);
+  std::string said;
+  char some[4096];
+  const Deadline deadline(60);
+  while (true) {
+    pollfd p{ends[0], POLLIN, 0};
+    if (deadline.passed() || ::poll(&p, 1, 60'000) <= 0) {
+      said += "(took too long)";
+      ::kill(child, SIGKILL);
+      break;
+    }
+    const ssize_t got = ::read(ends[0], some, sizeof some);
+    if (got <= 0) break;
+    said.append(some, static_cast<size_t>(got));
+  }
+  ::close(ends[0]);
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << scene << ": status " << status << "\n" << said;
+}
+
+TEST(NcclAlone, ACallThatFailsIsToldWithItsNumber) { plays("a call fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
+TEST(NcclAlone, AGroupIsNeverLeftOpen) { plays("a message fails", {"REHEARSAL_FAIL=ncclRecv:1:3"}); }
+TEST(NcclAlone, AnInitThatFailsIsToldWithItsNumber) { plays("an init fails", {"REHEARSAL_FAIL=ncclCommInitRankConfig:1:2"}); }
+TEST(NcclAlone, AnIdThatFailsIsToldWithItsNumber) { plays("an id fails", {"REHEARSAL_FAIL=ncclGetUniqueId:1:3"}); }
+TEST(NcclAlone, AFailureOfTheNetworkIsSeenLater) {
+  plays("the network fails late", {"REHEARSAL_FAIL_LATE=ncclAllReduce:1:6"});
+}
+TEST(NcclAlone, AFailureOfTheDeviceIsSeenLater) {
+  plays("the device fails late", {"REHEARSAL_FAIL_LATE=ncclAllReduce:1:1"});
+}
+TEST(NcclAlone, AbortEndsACallThatHangs) { plays("a call hangs", {"REHEARSAL_HANG=ncclAllReduce:1"}); }
+TEST(NcclAlone, AFileThatIsNotThereIsOneSentence) { plays("nowhere"); }
+TEST(NcclAlone, AFileThatIsNoLibraryIsOneSentence) { plays("no library"); }
+TEST(NcclAlone, AnotherLibraryIsOneSentence) { plays("another library"); }
+TEST(NcclAlone, AVersionThatCannotBeReadIsOneSentence) { plays("too old", {"REHEARSAL_FAIL=ncclGetVersion:1:2"}); }
+
+}  // namespace
+}  // namespace isthmus::ccl
+
+int main(int argc, char **argv) {
+  ::setenv("REHEARSAL_DEVICES", "4", 1);
+  ::setenv("REHEARSAL_QUIET", "1", 1);
+  for (const char *file : {REHEARSAL "/nvidia/libcuda.so.1", REHEARSAL "/nvidia/libnccl.so.2"})
+    if (!::dlopen(file, RTLD_NOW | RTLD_GLOBAL)) {
+      std::fprintf(stderr, "%s\n", ::dlerror());
+      return 4;
+    }
+  if (argc == 2 && isthmus::ccl::kScenes.count(argv[1])) return isthmus::ccl::play(argv[1]);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,356 @@
+"""Ranks that work on the memory of a device, in rehearsed fleets: what the simulated driver and library do is as mean as a vendor's may be.
+
+Every fleet runs with one hardware queue a device, device addresses of pinned memory that are not the host's, random delays and a driver
+that locks while it allocates. A touch of device memory by the host is a fault, and misuse of the driver ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+import matrix
+from devices import DeviceArray, OnDevice, call, driver, run_fleet
+from test_islands import all_reduces, other_collectives
+
+
+def mine(comm: isthmus.Comm) -> Any:
+    """The communicator of a rank of a fleet, on whose device the test's arrays are put."""
+    return comm if os.environ["ISTHMUS_DEVICE"] == "host" else OnDevice(comm)
+
+
+def run_cells(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence[str | None]) -> int:
+    where = mine(comm)
+    for cell in cells:
+        matrix.run_cell(where, cell, labels)
+    return len(cells)
+
+
+def without_library(fleet: str, labels: Sequence[str | None], bridge: str | None, settings: dict[str, str], seed: int) -> int:
+    cells = [cell for cell in matrix.pairwise(seed=seed) if cell.collective != "send"]
+
+    def body(comm: isthmus.Comm) -> int:
+        unique_id = bytearray(isthmus.unique_id() if comm.rank == 0 else bytes(128))
+        comm.broadcast(unique_id)
+        options = {"island": labels[comm.rank], "bridge": bridge, "settings": {"CCL": "none", **settings}}
+        with isthmus.init(comm.rank, comm.size, unique_id=bytes(unique_id), **options) as plain:
+            return run_cells(plain, cells, labels)
+
+    done = run_fleet(fleet, body, bridge=bridge, timeout=300)
+    assert done == [len(cells)] * len(labels)
+    return len(cells)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "labels", "bridge", "settings"),
+    [
+        ("nvidia:1,cpu:1", "aa", None, {}),
+        ("nvidia:1,cpu:1", "ab", "tcp", {}),
+        ("nvidia:3", "aaa", None, {"CHUNK_BYTES": "4096"}),
+        ("nvidia:2,cpu:1", "abb", "shm", {}),
+        ("nvidia:1,cpu:1,nvidia:1", "aba", "tcp", {"CHUNK_BYTES": "4096"}),
+        ("nvidia:3", "abc", "tcp", {"CHUNK_BYTES": "8192", "BRIDGE_RATES": "a:9.5,b:1"}),
+    ],
+)
+def test_a_pairwise_cover_on_device_memory_gives_the_references_bits(
+    fleet: str, labels: str, bridge: str | None, settings: dict[str, str], matrix_counts: dict[str, int]
+) -> None:
+    """Every collective but messages; island labels are one letter a rank."""
+    count = without_library(fleet, labels, bridge, settings, seed=1)
+    matrix_counts[f"rehearsed {fleet} as {labels} {bridge or ''}"] = count
+
+
+def islands_of_libraries(comm: isthmus.Comm) -> int:
+    where = mine(comm)
+    other_collectives(where)
+    return all_reduces(where)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "bridge"),
+    [
+        ("nvidia:2", None),
+        ("nvidia:3", None),
+        ("nvidia:1,cpu:1", None),
+        ("nvidia:2,cpu:1", None),
+        ("cpu:1,nvidia:2", "tcp"),
+        ("nvidia:1,cpu:1,nvidia:1", None),
+        ("nvidia:2@a,nvidia:2@b", None),
+        ("nvidia:1@a,nvidia:1@b,nvidia:1@a,nvidia:1@b,cpu:1", "tcp"),
+        ("nvidia:3@a,cpu:1,nvidia:2@b", None),
+    ],
+)
+def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, bridge: str | None) -> None:
+    done = run_fleet(fleet, islands_of_libraries, bridge=bridge, timeout=240)
+    assert len(set(done)) == 1 and done[0] > 0
+
+
+def test_two_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
+    """A rehearsed one on device memory, and a real one, oneCCL, on host memory."""
+    from islands import ONECCL
+
+    if not ONECCL.exists():
+        pytest.skip("no oneCCL for this machine")
+
+    def body() -> Any:
+        settings = {"CCL_LIBRARY": str(ONECCL)} if os.environ.get("ISTHMUS_CCL") == "oneccl" else {}
+        with isthmus.init(settings=settings) as comm:
+            return islands_of_libraries(comm), [group["ccl"] for group in comm.topology()["groups"]]
+
+    results = run_fleet("nvidia:2,oneccl:2", body, init=False, timeout=240)
+    assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl")}
+
+
+def test_many_in_flight_on_one_hardware_queue_keep_their_order() -> None:
+    def body(comm: isthmus.Comm) -> float:
+        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        x = np.full(60_000, float(comm.rank + 1))
+        gathered = np.zeros(60_000 * comm.size)
+        a, b = (DeviceArray.of(x), DeviceArray.of(gathered)) if device else (x, gathered)
+        works = []
+        for _ in range(10):
+            works.append(comm.all_reduce(a, "max", a, async_op=True))
+            works.append(comm.all_gather(a, b, async_op=True))
+            works.append(comm.reduce_scatter(b, "sum", a, async_op=True))
+            works.append(comm.all_reduce(a, "avg", a, async_op=True))
+            works.append(comm.all_to_all(b, b, async_op=True))
+        for work in works:
+            work.wait()
+        return float((a.get() if device else a)[7])
+
+    for fleet in ("nvidia:2", "nvidia:2,cpu:1", "nvidia:1,cpu:1,nvidia:1"):
+        results = run_fleet(fleet, body)
+        assert set(results) == {float(len(results)) ** 11}, fleet
+
+
+def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() -> None:
+    """The data comes to be on the user's stream only after the call has returned, and is read there before anybody has waited."""
+
+    def body(comm: isthmus.Comm) -> Any:
+        # A library's first call allocates, which waits for all that the device has to do.
+        mine(comm).all_reduce(np.ones(200_000, np.float32))
+        if os.environ["ISTHMUS_DEVICE"] == "host":
+            return float(comm.all_reduce(np.full(200_000, 1.0, np.float32))[0])
+        n = 200_000
+        x = DeviceArray.of(np.zeros(n, np.float32))
+        pinned = np.full(n, 5.0, np.float32)
+        result = np.zeros(n, np.float32)
+        for array in (pinned, result):
+            call("cuMemHostRegister_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), 2)
+        word = np.zeros(8, np.uint64)
+        address = ctypes.c_uint64()
+        call("cuMemHostRegister_v2", ctypes.c_void_p(word.ctypes.data), ctypes.c_size_t(word.nbytes), 2)
+        call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), ctypes.c_void_p(word.ctypes.data), 0)
+        stream = ctypes.c_void_p()
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        call("cuStreamWaitValue64_v2", stream, address, ctypes.c_uint64(1), 0)
+        nbytes = ctypes.c_size_t(x.nbytes)
+        call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(x.address), ctypes.c_void_p(pinned.ctypes.data), nbytes, stream)
+        begun = time.monotonic()
+        work = comm.all_reduce(x, "sum", x, async_op=True, stream=stream.value)
+        returned = time.monotonic() - begun
+        call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(result.ctypes.data), ctypes.c_uint64(x.address), nbytes, stream)
+        time.sleep(0.2)
+        early = work.done
+        word[0] = 1
+        call("cuStreamSynchronize", stream)
+        got = float(result[0]), float(result[-1])
+        work.wait()
+        call("cuStreamDestroy_v2", stream)
+        for array in (pinned, result, word):
+            call("cuMemHostUnregister", ctypes.c_void_p(array.ctypes.data))
+        return returned < 0.15, early, got
+
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1"):
+        *devices, host = run_fleet(fleet, body)
+        total = 5.0 * len(devices) + 1
+        assert host == total
+        assert devices == [(True, False, (total, total))] * len(devices)
+
+
+def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> None:
+    def body(comm: isthmus.Comm) -> dict[str, int]:
+        if os.environ["ISTHMUS_DEVICE"] == "host":
+            x = np.ones(300_000, np.float32)
+            y = np.ones(300_000 * comm.size, np.float32)
+            for _ in range(30):
+                comm.all_reduce(x, "max", x)
+                comm.all_gather(x, y)
+                comm.broadcast(x, 0)
+            return {}
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_calls.restype = ctypes.c_ulong
+        u, v = DeviceArray.of(np.ones(300_000, np.float32)), DeviceArray.of(np.ones(300_000 * comm.size, np.float32))
+        stream = ctypes.c_void_p()
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        for turn in range(30):
+            if turn == 5:
+                engine.rehearsal_reset_calls()
+            comm.all_reduce(u, "max", u, stream=stream.value)
+            comm.all_gather(u, v, stream=stream.value)
+            comm.broadcast(u, 0, stream=stream.value)
+        calls = {name: int(engine.rehearsal_calls(name.encode())) for name in (*FORBIDDEN, *USED)}
+        call("cuStreamDestroy_v2", stream)
+        return calls
+
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "nvidia:2"):
+        for calls in run_fleet(fleet, body):
+            assert not {name: calls[name] for name in FORBIDDEN if calls.get(name)}, fleet
+            assert not calls or any(calls[name] for name in USED)
+
+
+FORBIDDEN = (
+    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc",
+    "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate", "cuEventDestroy",
+    "cuLaunchHostFunc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpy",
+)  # fmt: skip
+USED = ("cuMemcpyAsync", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventRecord", "cuStreamWaitEvent", "ncclAllReduce")
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"QUEUES": "4"},
+        {"SAME_ADDRESS": "1"},
+        {"QUEUE_DEPTH": "8"},
+        {"LATENCY_US": "200"},
+        {"JITTER_US": "2000", "SEED": "7"},
+        {"LOCKING": "0"},
+    ],
+    ids=lambda switches: ",".join(switches),
+)
+def test_the_same_on_other_drivers(switches: dict[str, str]) -> None:
+    """More queues; unified addresses; a short launch queue, on which a submission waits; slow and unsteady devices."""
+
+    def body(comm: isthmus.Comm) -> float:
+        where = mine(comm)
+        x = np.full(150_000, float(comm.rank + 1), np.float32)
+        for _ in range(3):
+            where.all_reduce(x, "max")
+            where.broadcast(x, comm.size - 1)
+        return float(x[-1])
+
+    for fleet in ("nvidia:2,cpu:1", "nvidia:1,cpu:1"):
+        results = run_fleet(fleet, body, switches=switches)
+        assert set(results) == {float(len(results))}
+
+
+def test_a_thread_that_allocates_and_frees_all_the_time_hangs_nobody() -> None:
+    """Allocation waits for the device with the driver's lock held, which waits for us: nothing that opens a gate may need that lock."""
+
+    def body(comm: isthmus.Comm) -> float:
+        if os.environ["ISTHMUS_DEVICE"] == "host":
+            x = np.ones(200_000, np.float32)
+            for _ in range(20):
+                comm.all_reduce(x, "max")
+            return float(x[0])
+        context = ctypes.c_void_p()
+        driver().cuCtxGetCurrent(ctypes.byref(context))
+        stop = threading.Event()
+
+        def churn() -> None:
+            driver().cuCtxSetCurrent(context)
+            while not stop.is_set():
+                DeviceArray.of(np.zeros(1000, np.float32))
+
+        thread = threading.Thread(target=churn)
+        y = DeviceArray.of(np.ones(200_000, np.float32))
+        thread.start()
+        works = [comm.all_reduce(y, "max", y, async_op=True) for _ in range(20)]
+        for work in works:
+            work.wait()
+        stop.set()
+        thread.join()
+        return float(y.get()[0])
+
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1"):
+        assert set(run_fleet(fleet, body)) == {1.0}
+
+
+def test_host_memory_on_a_rank_with_a_device() -> None:
+    """An object or a count that lives on the host goes through the same communicator."""
+
+    def body(comm: isthmus.Comm) -> Any:
+        x = np.full(70_001, float(comm.rank), np.float32)
+        inside = comm.split(0 if comm.rank < 2 else 1)
+        assert inside is not None
+        total = float(comm.all_reduce(x, out=np.empty_like(x))[-1])
+        gathered = comm.all_gather(np.array([comm.rank], np.int64)).reshape(-1).tolist()
+        within = float(inside.all_reduce(x, out=np.empty_like(x))[0])
+        reduced = comm.reduce(x, comm.size - 1, out=np.empty_like(x) if comm.rank == comm.size - 1 else None)
+        return total, gathered, within, float(x[0]), None if reduced is None else float(reduced[0])
+
+    for fleet in ("nvidia:2", "nvidia:2,cpu:1"):
+        results = run_fleet(fleet, body)
+        n = len(results)
+        for rank, (total, gathered, within, kept, reduced) in enumerate(results):
+            assert (total, gathered, kept) == (n * (n - 1) / 2, list(range(n)), rank)
+            assert within == (1.0 if rank < 2 else 2.0)
+            assert reduced == (n * (n - 1) / 2 if rank == n - 1 else None)
+
+
+def test_a_captured_stream_is_refused_with_a_reason() -> None:
+    def body(comm: isthmus.Comm) -> str:
+        x = DeviceArray.of(np.ones(1000, np.float32))
+        stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        call("cuStreamBeginCapture_v2", stream, 2)
+        try:
+            comm.all_reduce(x, "sum", x, stream=stream.value)
+            return "accepted"
+        except isthmus.UnsupportedError as error:
+            return str(error)
+        finally:
+            driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+
+    for text in run_fleet("nvidia:2", body):
+        assert "captured into a graph" in text and "outside of the capture" in text, text
+
+
+def test_wrong_memory_is_refused_and_harms_nothing() -> None:
+    def body(comm: isthmus.Comm) -> list[str]:
+        said = []
+        here = DeviceArray.of(np.ones(100, np.float32))
+        host = np.ones(100, np.float32)
+
+        def refused(kind: type[Exception], attempt: Any) -> None:
+            try:
+                attempt()
+            except kind as error:
+                said.append(str(error))
+            else:
+                said.append("accepted")
+
+        refused(isthmus.ArgumentError, lambda: comm.all_reduce(here, "sum", host))
+        refused(isthmus.UnsupportedError, lambda: comm.send(here, 1 - comm.rank))
+        odd = DeviceArray.of(np.ones(100, np.float32))
+        odd.read_only = True
+        refused(isthmus.ArgumentError, lambda: comm.all_reduce(odd))
+        refused(isthmus.UnsupportedError, lambda: comm.all_gather(here))
+        comm.all_reduce(here)
+        assert here.get()[0] == comm.size
+        return said
+
+    for said in run_fleet("nvidia:2", body):
+        mixed, message, read_only, output = said
+        assert "send is memory of the device and recv of the host" in mixed
+        assert "messages of device memory are not carried yet" in message
+        assert "read-only" in read_only
+        assert "out= is needed" in output
+
+
+def test_device_memory_on_a_rank_of_the_host_is_refused() -> None:
+    class Claims:
+        shape, dtype = (4,), np.dtype(np.float32)
+        __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}  # noqa: RUF012
+
+    with isthmus.init(0, 1) as comm, pytest.raises(isthmus.UnsupportedError, match="set ISTHMUS_DEVICE before init"):
+        comm.all_reduce(Claims())
