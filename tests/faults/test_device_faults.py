@@ -1,0 +1,176 @@
+"""Device ranks of rehearsed fleets when a driver or a library fails, hangs or is not there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+import isthmus
+from devices import DeviceArray, run_fleet
+
+
+def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
+    """Operations of all stages, until one ends in an error: what it said, how long that took, and what is left after destroy."""
+    device = os.environ["ISTHMUS_DEVICE"] != "host"
+    n = 160_000  # whole chunks of an island of two
+    x: Any = np.ones(n, np.float32)
+    y: Any = np.ones(n * comm.size, np.float32)
+    if device:
+        x, y = DeviceArray.of(x), DeviceArray.of(y)
+    begun = time.monotonic()
+    said = "nothing failed"
+    try:
+        for _ in range(40):
+            begun = time.monotonic()
+            comm.all_reduce(x, "max", x)
+            comm.broadcast(x, 0)
+            comm.all_gather(x, y)
+            comm.reduce_scatter(y, "max", x)
+    except isthmus.Error as error:
+        said = str(error)
+        comm.abort("seen")
+    took = time.monotonic() - begun
+    comm.destroy()
+    left: dict[str, int] = {}
+    if device:
+        engine = ctypes.CDLL("librehearsal.so")
+        engine.rehearsal_live.restype = ctypes.c_size_t
+        left = {what: int(engine.rehearsal_live(what.encode())) for what in ("stream", "event", "communicator")}
+    return said, took, left
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cuMemcpyAsync:1:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("cuMemcpyAsync:23:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("cuStreamWaitValue64:9:999", "cuStreamWaitValue64_v2 failed with CUDA_ERROR_UNKNOWN (999"),
+        ("cuStreamWriteValue64:12:999", "cuStreamWriteValue64_v2 failed with"),
+        ("ncclReduceScatter:2:3", "nccl reduce_scatter: internal error"),
+        ("ncclBroadcast:3:1", "nccl broadcast: unhandled cuda error"),
+        ("ncclAllGather:1:5", "nccl all_gather: invalid usage"),
+    ],
+)
+def test_a_failing_call_in_the_middle_ends_the_operation_on_all_ranks_with_its_name_and_code(fault: str, words: str) -> None:
+    """Every device rank fails at the same call; the host rank hears it from one of them."""
+    results = run_fleet("nvidia:2,cpu:1", until_it_fails, switches={"FAIL": fault})
+    for said, took, left in results:
+        assert words in said and "on rank " in said, said
+        assert took < 15
+        assert not any(left.values()), left
+
+
+@pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
+def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
+    results = run_fleet(
+        "nvidia:2,cpu:1", until_it_fails, switches={"HANG": fault}, env={"ISTHMUS_TIMEOUT": "3", "ISTHMUS_EAGER_BYTES": "8192"}
+    )
+    for said, took, left in results:
+        if fault.startswith("ncclAllReduce"):  # not part of a large all_reduce across a bridge
+            assert said == "nothing failed"
+            continue
+        assert "rank " in said and ("deadline" in said or "timed out" in said or "within" in said or "s ago" in said), said
+        assert took < 15
+        assert left.get("communicator", 0) == 0
+
+
+def test_a_killed_rank_of_the_island_is_named_by_all_others() -> None:
+    def body(comm: isthmus.Comm) -> str:
+        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        x: Any = np.ones(150_000, np.float32)
+        x = DeviceArray.of(x) if device else x
+        try:
+            for turn in range(100):
+                comm.all_reduce(x, "max", x)
+                if comm.rank == 1 and turn == 3:
+                    os.kill(os.getpid(), 9)
+        except isthmus.PeerLostError as error:
+            return str(error)
+        return "nothing was lost"
+
+    for fleet in ("nvidia:3", "nvidia:2,cpu:1", "nvidia:1,cpu:1,nvidia:1"):
+        first, killed, third = run_fleet(fleet, body, expect={1: -9})
+        assert killed is None
+        for said in (first, third):
+            assert "rank 1" in said, (fleet, said)
+
+
+def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
+    def body(comm: isthmus.Comm) -> str:
+        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        x: Any = np.ones(150_000, np.float32)
+        x = DeviceArray.of(x) if device else x
+        comm.all_reduce(x, "max", x)
+        if comm.rank == 0:
+            time.sleep(4)
+        try:
+            comm.all_reduce(x, "max", x, timeout=1.5)
+        except isthmus.Error as error:
+            return str(error)
+        return "in time"
+
+    for said in run_fleet("nvidia:2,cpu:1", body):
+        assert "rank 0" in said, said
+
+
+@pytest.mark.parametrize(
+    ("env", "switches", "words"),
+    [
+        ({}, {"DEVICES": "0"}, "finds no device"),
+        ({"ISTHMUS_DEVICE": "cuda:3"}, {}, "this process sees 1 device of that vendor (0 to 0)"),
+        ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, or cuda:N"),
+        ({"ISTHMUS_CCL": "nccl", "ISTHMUS_CCL_LIBRARY": "/nowhere/libnccl.so.2"}, {}, "/nowhere/libnccl.so.2 cannot be opened"),
+        ({"ISTHMUS_CCL": "oneccl"}, {}, "serves host ranks, and this one works on cuda:0"),
+        ({}, {"FAIL": "ncclGetVersion:1:3"}, "or newer is needed"),
+        ({}, {"FAIL": "cuMemHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
+        ({}, {"FAIL": "ncclCommInitRankConfig:1:3"}, "nccl init: internal error"),
+    ],
+    ids=["no device", "no such device", "no device's name", "no library", "another's library", "too old", "no memory to pin", "init fails"],
+)
+def test_what_is_missing_is_said_in_one_sentence_by_every_rank(env: dict[str, str], switches: dict[str, str], words: str) -> None:
+    def body(change: dict[str, str]) -> str:
+        if os.environ["ISTHMUS_DEVICE"] != "host":
+            os.environ.update(change)
+        try:
+            with isthmus.init() as comm:
+                return ",".join(group["ccl"] for group in comm.topology()["groups"])
+        except isthmus.Error as error:
+            return str(error)
+
+    results = run_fleet("nvidia:2,cpu:1", body, env, init=False, switches=switches)
+    if words == "or newer is needed":  # auto: the ranks go on without it, and say so
+        assert set(results) == {""}
+        return
+    for said in results:
+        assert words in said and "\n" not in said.strip(), said
+
+
+def test_without_the_library_device_ranks_are_planned_one_by_one(tmp_path: Path) -> None:
+    """Only the driver is there."""
+
+    def body(folder: str) -> Any:
+        ctypes.CDLL(f"{folder}/libcuda.so.1")
+        with isthmus.init() as comm:
+            x = DeviceArray.of(np.full(100_000, comm.rank + 1.0, np.float32))
+            comm.all_reduce(x)
+            return float(x.get()[-1]), [group["ccl"] for group in comm.topology()["groups"]]
+
+    from isthmus import rehearse
+
+    real = rehearse.folder()
+    (tmp_path / "nvidia").mkdir()
+    for name in ("librehearsal.so", "nvidia/libcuda.so.1"):
+        (tmp_path / name).symlink_to(real / name)
+    (tmp_path / "nvidia" / "libnccl.so.2").write_bytes(b"no library")
+    results = run_fleet(
+        "nvidia:2", body, str(real / "nvidia"), init=False, env={"REHEARSAL_LIBRARIES": str(tmp_path), "ISTHMUS_LOG": "error"}
+    )
+    assert results == [(3.0, [""])] * 2 or results == [(3.0, ["", ""])] * 2, results
