@@ -363,6 +363,14 @@ isthmus_result isthmus_libraries(char **json) {
   });
 }
 
+isthmus_result isthmus_devices(char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "devices: json must not be NULL");
+    *json = copy_text(i::observe::devices_json());
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_context_stats(char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "context_stats: json must not be NULL");

@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
+#include "ccl/nccl.hpp"
 #include "ccl/oneccl.hpp"
+#include "device/cuda.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -43,12 +45,33 @@ std::string dump_json(comm::Communicator &comm) {
 }
 
 std::string libraries_json(const Settings &settings) {
-  nlohmann::ordered_json one{{"family", "oneccl"}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};
+  const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
+  auto out = nlohmann::ordered_json::array();
+  for (const std::string family : {"oneccl", "nccl"}) {
+    nlohmann::ordered_json one{{"family", family}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};
+    const std::string where = wanted == family || (wanted == "auto" && family == "oneccl") ? path : "";
+    try {
+      const auto library = family == "oneccl" ? ccl::open_oneccl(where, false) : ccl::open_nccl(family, where);
+      one["found"] = true;
+      one["version"] = library->version();
+      one["path"] = library->path();
+    } catch (const Error &e) { one["text"] = e.text(); }
+    out.push_back(std::move(one));
+  }
+  return out.dump(1);
+}
+
+std::string devices_json() {
+  nlohmann::ordered_json one{
+      {"vendor", "cuda"}, {"found", false}, {"version", ""}, {"devices", nlohmann::ordered_json::array()}, {"text", ""}};
   try {
-    const auto library = ccl::open_oneccl(settings.text(Setting::CclLibrary), false);
+    const device::Runtime &runtime = device::cuda_runtime();
     one["found"] = true;
-    one["version"] = library->version();
-    one["path"] = library->path();
+    one["version"] = runtime.version();
+    for (int d = 0; d < runtime.devices(); ++d) {
+      const bool gates = runtime.capabilities(d).gate == device::GateKind::HostStore;
+      one["devices"].push_back({{"number", d}, {"name", runtime.describe(d)}, {"numa", runtime.numa(d)}, {"gates", gates}});
+    }
   } catch (const Error &e) { one["text"] = e.text(); }
   return nlohmann::ordered_json::array({one}).dump(1);
 }

@@ -11,6 +11,7 @@ namespace isthmus::observe {
 // "state", "submitted_us", "duration_us", "result"}]}: finished operations oldest first, then those in flight.
 std::string dump_json(comm::Communicator &comm);
 std::string context_json();
+std::string devices_json();                            // the vendors' devices: found or not, and why
 std::string libraries_json(const Settings &settings);  // those that can serve islands: found or not, and why
 // The plan as plan::explain_json() gives it, with "path": "one hop" where cells serve the call and the plan is only its larger twin.
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop);

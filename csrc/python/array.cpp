@@ -328,7 +328,7 @@ bool Array::read_torch(PyObject *source, const char *call, const char *argument)
   Py_XDECREF(on_cpu);
   if (!host) {
     PyErr_Clear();
-    raise_unsupported("%s: %s is a tensor on %s; this build serves host memory: pass %s.cpu()", call, argument,
+    raise_unsupported("%s: %s is a tensor on %s; tensors are taken on the CPU: pass %s.cpu()", call, argument,
                       attribute_text(source, "device").c_str(), argument);
     return false;
   }
@@ -372,8 +372,8 @@ bool Array::read_dlpack(PyObject *source, const char *call, const char *argument
     Py_XDECREF(place);
     if (!known) return false;
     if (!dlpack::on_host(type)) {
-      raise_unsupported("%s: %s (%s) lies on %s; this build serves host memory: copy it to the host first", call, argument,
-                        Py_TYPE(source)->tp_name, dlpack::device_name(type, index).c_str());
+      raise_unsupported("%s: %s (%s) lies on %s; copy it to the host first", call, argument, Py_TYPE(source)->tp_name,
+                        dlpack::device_name(type, index).c_str());
       return false;
     }
     PyObject *method = PyObject_GetAttrString(source, "__dlpack__");

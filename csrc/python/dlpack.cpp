@@ -116,7 +116,7 @@ bool read_capsule(PyObject *capsule, const char *call, const char *argument, Fou
     return false;
   }
   if (!on_host(t->device.type)) {
-    raise_unsupported("%s: %s lies on %s; this build serves host memory: copy it to the host first", call, argument,
+    raise_unsupported("%s: %s lies on %s; copy it to the host first", call, argument,
                       device_name(t->device.type, t->device.id).c_str());
     return false;
   }

@@ -111,6 +111,7 @@ PYBIND11_MODULE(_core, m) {
     return py::bytes(id.bytes, sizeof id.bytes);
   });
   m.def("settings", [] { return json_of(isthmus_settings); });
+  m.def("devices", [] { return json_of(isthmus_devices); });
   m.def("libraries", [] { return json_of(isthmus_libraries); });
   m.def("context_stats", [] { return json_of(isthmus_context_stats); });
   m.def(

@@ -134,7 +134,15 @@ class Comm:
         self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> _A: ...
     @overload
-    def all_gather(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
+    def all_gather(
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Work: ...
     @overload
     def reduce_scatter(
         self,
@@ -164,7 +172,15 @@ class Comm:
         self, x: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> _A: ...
     @overload
-    def all_to_all(self, x: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
+    def all_to_all(
+        self,
+        x: _A,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Work: ...
     @overload
     def gather(
         self, x: _A, root: int = 0, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
@@ -328,7 +344,9 @@ class Comm:
         stream: int | None = None,
     ) -> Work: ...
     @overload
-    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None, stream: int | None = None) -> None: ...
+    def barrier(
+        self, *, async_op: Literal[False] = False, timeout: float | None = None, stream: int | None = None
+    ) -> None: ...
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
@@ -336,7 +354,16 @@ class Comm:
         self, x: object, peer: int, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
     ) -> None: ...
     @overload
-    def send(self, x: object, peer: int, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
+    def send(
+        self,
+        x: object,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Work: ...
     @overload
     def recv(
         self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
@@ -350,6 +377,7 @@ def version() -> str: ...
 def unique_id() -> bytes: ...
 def settings() -> str: ...
 def context_stats() -> str: ...
+def devices() -> str: ...
 def libraries() -> str: ...
 def dtype_size(dtype: object) -> int: ...
 def dtypes() -> list[str]: ...

@@ -39,9 +39,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr DType kNumbers[] = {DType::Int8,    DType::UInt8,   DType::Int32,    DType::UInt32,       DType::Int64,
-                              DType::UInt64,  DType::Float16, DType::BFloat16, DType::Float32,      DType::Float64,
-                              DType::Float8E4M3FN, DType::Float8E5M2};
+constexpr DType kNumbers[] = {DType::Int8,    DType::UInt8,   DType::Int32,        DType::UInt32,
+                              DType::Int64,   DType::UInt64,  DType::Float16,      DType::BFloat16,
+                              DType::Float32, DType::Float64, DType::Float8E4M3FN, DType::Float8E5M2};
 constexpr RedOp kOps[] = {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Avg};
 
 device::Runtime &runtime() { return device::cuda_runtime(); }
@@ -83,12 +83,12 @@ void expect_refused(Code code, const char *text, const std::function<void()> &f)
 // ---- one rank -------------------------------------------------------------------------------------------------------------
 
 struct Broken : std::exception {};
-#define MUST(condition)                                                                                             \
-  do {                                                                                                              \
-    if (!(condition)) {                                                                                             \
+#define MUST(condition)                                                                                            \
+  do {                                                                                                             \
+    if (!(condition)) {                                                                                            \
       ADD_FAILURE() << "rank " << rank << ": " << #condition << " does not hold; " << (c ? c->status().text : ""); \
-      throw Broken();                                                                                               \
-    }                                                                                                               \
+      throw Broken();                                                                                              \
+    }                                                                                                              \
   } while (0)
 
 using Bytes = std::vector<std::byte>;
@@ -103,8 +103,7 @@ struct Rank {
   static constexpr size_t kPinned = 2 << 20;
 
   Rank(int r, int n) : rank(r), size(n), stream(new_stream(r)), done(runtime().make_signal(r)) {
-    pinned = static_cast<std::byte *>(
-        ::mmap(nullptr, kPinned, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    pinned = static_cast<std::byte *>(::mmap(nullptr, kPinned, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     runtime().register_host(rank, pinned, kPinned);
   }
   ~Rank() {
@@ -269,9 +268,7 @@ void reductions(Rank &r, DType t, RedOp op, size_t count) {
   const auto mine = [&](size_t elements) {
     return packed(t, elements, [&](size_t i) { return contribution(size, op, rank, i); });
   };
-  const auto sums = [&](size_t first) {
-    return packed(t, count, [&](size_t i) { return reduced(size, op, first + i); });
-  };
+  const auto sums = [&](size_t first) { return packed(t, count, [&](size_t i) { return reduced(size, op, first + i); }); };
   const Bytes before(bytes, std::byte{0x5a});
   const auto text = std::string(redop_name(op)) + " of " + dtype_name(t);
   const Memory from(r, mine(count * n)), to(r, before), own(r, mine(count)), blocks(r, mine(count * n));
@@ -427,9 +424,9 @@ TEST(Nccl, RefusesWhatItCannotAndWorksOn) {
     const Memory x(r, packed(DType::Float32, 8, [&](size_t) { return 1 + r.rank; }));
     void *const p = x.at();
     const auto refused = [&](Code code, const char *text, const std::function<void()> &f) { expect_refused(code, text, f); };
-    refused(Code::Unsupported, "nccl all_reduce: no band of int32", [&] { c->all_reduce(p, p, 8, DType::Int32, RedOp::BAnd); });
-    refused(Code::Unsupported, "premul_sum of float32",
-            [&] { c->all_reduce(p, p, 8, DType::Float32, RedOp::PremulSum); });
+    refused(Code::Unsupported, "nccl all_reduce: no band of int32",
+            [&] { c->all_reduce(p, p, 8, DType::Int32, RedOp::BAnd); });
+    refused(Code::Unsupported, "premul_sum of float32", [&] { c->all_reduce(p, p, 8, DType::Float32, RedOp::PremulSum); });
     refused(Code::Unsupported, "sum of int16", [&] { c->all_reduce(p, p, 8, DType::Int16, RedOp::Sum); });
     refused(Code::Unsupported, "sum of bool", [&] { c->reduce(p, p, 8, DType::Bool, RedOp::Sum, 0); });
     refused(Code::Unsupported, "reduce_scatter: no sum of complex64",
@@ -451,7 +448,8 @@ TEST(Nccl, RefusesToJoinWhatCannotBe) {
     library()->join({with, rank, size, Deadline(5)}, std::move(stream));
   };
   const auto stream = new_stream(0);
-  expect_refused(Code::Argument, "an id of 10 bytes; 128 are needed", [&] { join(std::vector<std::byte>(10), 0, 1, stream); });
+  expect_refused(Code::Argument, "an id of 10 bytes; 128 are needed",
+                 [&] { join(std::vector<std::byte>(10), 0, 1, stream); });
   expect_refused(Code::Argument, "an id of 0 bytes", [&] { join({}, 0, 1, stream); });
   expect_refused(Code::Argument, "rank 2 of an island of 2", [&] { join(id, 2, 2, stream); });
   expect_refused(Code::Argument, "rank -1 of an island of 2", [&] { join(id, -1, 2, stream); });
@@ -558,12 +556,12 @@ TEST(Nccl, LeavesNothing) {
 
 // Says what does not hold and goes on; the process ends with 1.
 bool fine = true;
-#define HOLDS(condition, text)                                                                                      \
-  do {                                                                                                              \
-    if (!(condition)) {                                                                                             \
-      std::fprintf(stderr, "line %d: %s does not hold; %s\n", __LINE__, #condition, std::string(text).c_str());    \
-      fine = false;                                                                                                 \
-    }                                                                                                               \
+#define HOLDS(condition, text)                                                                                  \
+  do {                                                                                                          \
+    if (!(condition)) {                                                                                         \
+      std::fprintf(stderr, "line %d: %s does not hold; %s\n", __LINE__, #condition, std::string(text).c_str()); \
+      fine = false;                                                                                             \
+    }                                                                                                           \
   } while (0)
 bool has(const Status &s, const char *text) { return s.text.find(text) != std::string::npos; }
 
@@ -697,8 +695,8 @@ void plays(const char *scene, std::vector<std::string> variables = {}) {
   ::posix_spawn_file_actions_addclose(&actions, ends[1]);
   const char *arguments[] = {"test_nccl", scene, nullptr};
   pid_t child = -1;
-  ASSERT_EQ(
-      ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char **>(arguments), environment.data()), 0);
+  ASSERT_EQ(::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char **>(arguments), environment.data()),
+            0);
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   std::string said;
@@ -723,7 +721,9 @@ void plays(const char *scene, std::vector<std::string> variables = {}) {
 
 TEST(NcclAlone, ACallThatFailsIsToldWithItsNumber) { plays("a call fails", {"REHEARSAL_FAIL=ncclAllReduce:2:2"}); }
 TEST(NcclAlone, AGroupIsNeverLeftOpen) { plays("a message fails", {"REHEARSAL_FAIL=ncclRecv:1:3"}); }
-TEST(NcclAlone, AnInitThatFailsIsToldWithItsNumber) { plays("an init fails", {"REHEARSAL_FAIL=ncclCommInitRankConfig:1:2"}); }
+TEST(NcclAlone, AnInitThatFailsIsToldWithItsNumber) {
+  plays("an init fails", {"REHEARSAL_FAIL=ncclCommInitRankConfig:1:2"});
+}
 TEST(NcclAlone, AnIdThatFailsIsToldWithItsNumber) { plays("an id fails", {"REHEARSAL_FAIL=ncclGetUniqueId:1:3"}); }
 TEST(NcclAlone, AFailureOfTheNetworkIsSeenLater) {
   plays("the network fails late", {"REHEARSAL_FAIL_LATE=ncclAllReduce:1:6"});

@@ -71,7 +71,10 @@ def test_a_failing_call_in_the_middle_ends_the_operation_on_all_ranks_with_its_n
 @pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
 def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
     results = run_fleet(
-        "nvidia:2,cpu:1", until_it_fails, switches={"HANG": fault}, env={"ISTHMUS_TIMEOUT": "3", "ISTHMUS_EAGER_BYTES": "8192"}
+        "nvidia:2,cpu:1",
+        until_it_fails,
+        switches={"HANG": fault},
+        env={"ISTHMUS_TIMEOUT": "3", "ISTHMUS_EAGER_BYTES": "8192"},
     )
     for said, took, left in results:
         if fault.startswith("ncclAllReduce"):  # not part of a large all_reduce across a bridge
@@ -127,15 +130,30 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
         ({}, {"DEVICES": "0"}, "finds no device"),
         ({"ISTHMUS_DEVICE": "cuda:3"}, {}, "this process sees 1 device of that vendor (0 to 0)"),
         ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, or cuda:N"),
-        ({"ISTHMUS_CCL": "nccl", "ISTHMUS_CCL_LIBRARY": "/nowhere/libnccl.so.2"}, {}, "/nowhere/libnccl.so.2 cannot be opened"),
+        (
+            {"ISTHMUS_CCL": "nccl", "ISTHMUS_CCL_LIBRARY": "/nowhere/libnccl.so.2"},
+            {},
+            "/nowhere/libnccl.so.2 cannot be opened",
+        ),
         ({"ISTHMUS_CCL": "oneccl"}, {}, "serves host ranks, and this one works on cuda:0"),
         ({}, {"FAIL": "ncclGetVersion:1:3"}, "or newer is needed"),
         ({}, {"FAIL": "cuMemHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
         ({}, {"FAIL": "ncclCommInitRankConfig:1:3"}, "nccl init: internal error"),
     ],
-    ids=["no device", "no such device", "no device's name", "no library", "another's library", "too old", "no memory to pin", "init fails"],
+    ids=[
+        "no device",
+        "no such device",
+        "no device's name",
+        "no library",
+        "another's library",
+        "too old",
+        "no memory to pin",
+        "init fails",
+    ],
 )
-def test_what_is_missing_is_said_in_one_sentence_by_every_rank(env: dict[str, str], switches: dict[str, str], words: str) -> None:
+def test_what_is_missing_is_said_in_one_sentence_by_every_rank(
+    env: dict[str, str], switches: dict[str, str], words: str
+) -> None:
     def body(change: dict[str, str]) -> str:
         if os.environ["ISTHMUS_DEVICE"] != "host":
             os.environ.update(change)
@@ -171,6 +189,10 @@ def test_without_the_library_device_ranks_are_planned_one_by_one(tmp_path: Path)
         (tmp_path / name).symlink_to(real / name)
     (tmp_path / "nvidia" / "libnccl.so.2").write_bytes(b"no library")
     results = run_fleet(
-        "nvidia:2", body, str(real / "nvidia"), init=False, env={"REHEARSAL_LIBRARIES": str(tmp_path), "ISTHMUS_LOG": "error"}
+        "nvidia:2",
+        body,
+        str(real / "nvidia"),
+        init=False,
+        env={"REHEARSAL_LIBRARIES": str(tmp_path), "ISTHMUS_LOG": "error"},
     )
     assert results == [(3.0, [""])] * 2 or results == [(3.0, ["", ""])] * 2, results

@@ -81,12 +81,22 @@ class DeviceArray:
     def set(self, host: np.ndarray[Any, Any]) -> None:
         host = np.ascontiguousarray(host)
         if host.nbytes:
-            call("cuMemcpyHtoD_v2", ctypes.c_uint64(self.address), ctypes.c_void_p(host.ctypes.data), ctypes.c_size_t(host.nbytes))
+            call(
+                "cuMemcpyHtoD_v2",
+                ctypes.c_uint64(self.address),
+                ctypes.c_void_p(host.ctypes.data),
+                ctypes.c_size_t(host.nbytes),
+            )
 
     def get(self) -> np.ndarray[Any, Any]:
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
-            call("cuMemcpyDtoH_v2", ctypes.c_void_p(host.ctypes.data), ctypes.c_uint64(self.address), ctypes.c_size_t(host.nbytes))
+            call(
+                "cuMemcpyDtoH_v2",
+                ctypes.c_void_p(host.ctypes.data),
+                ctypes.c_uint64(self.address),
+                ctypes.c_size_t(host.nbytes),
+            )
         return host
 
 

@@ -34,7 +34,9 @@ def run_cells(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence
     return len(cells)
 
 
-def without_library(fleet: str, labels: Sequence[str | None], bridge: str | None, settings: dict[str, str], seed: int) -> int:
+def without_library(
+    fleet: str, labels: Sequence[str | None], bridge: str | None, settings: dict[str, str], seed: int
+) -> int:
     cells = [cell for cell in matrix.pairwise(seed=seed) if cell.collective != "send"]
 
     def body(comm: isthmus.Comm) -> int:
@@ -212,7 +214,14 @@ FORBIDDEN = (
     "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate", "cuEventDestroy",
     "cuLaunchHostFunc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpy",
 )  # fmt: skip
-USED = ("cuMemcpyAsync", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventRecord", "cuStreamWaitEvent", "ncclAllReduce")
+USED = (
+    "cuMemcpyAsync",
+    "cuStreamWriteValue64",
+    "cuStreamWaitValue64",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "ncclAllReduce",
+)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,9 @@ ISTHMUS_API isthmus_result isthmus_settings(char **json); /* every setting: name
 /* The vendors' collective libraries that can serve islands, as far as this process finds them (ISTHMUS_CCL_LIBRARY, else the loader):
  * [{"family", "found", "version", "path", "text": why not}]. Opens them. */
 ISTHMUS_API isthmus_result isthmus_libraries(char **json);
+/* The vendors' devices that this process sees (ISTHMUS_DEVICE): [{"vendor", "found", "version", "devices": [{"number", "name", "numa",
+ * "gates": whether a stream can wait for the host}], "text": why not}]. Opens the vendors' drivers. */
+ISTHMUS_API isthmus_result isthmus_devices(char **json);
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */

@@ -103,8 +103,28 @@ def examine() -> list[Finding]:
     findings.append(processor())
     findings += kernel()
     findings.append(environment())
-    findings.append(Finding("devices", "ok", "host memory; this build serves ranks on the CPU"))
+    findings += devices()
     findings += libraries()
+    return findings
+
+
+def devices() -> list[Finding]:
+    """The devices whose memory a rank could work on; host memory always."""
+    findings = [Finding("host", "ok", "ranks on host memory; ISTHMUS_DEVICE=host, the default")]
+    for found in json.loads(_core.devices()):
+        if not found["found"]:
+            findings.append(
+                Finding(found["vendor"], "note", found["text"], "only for ranks that are to work on such a device")
+            )
+        for device in found["devices"]:
+            name = f"{found['vendor']}:{device['number']}"
+            if device["gates"]:
+                text = f"{device['name']}, driver {found['version']}; ISTHMUS_DEVICE={name} makes a rank work on it"
+                findings.append(Finding(name, "ok", text))
+            else:
+                findings.append(
+                    Finding(name, "note", f"{device['name']}: its streams cannot wait for the host, so it is not served")
+                )
     return findings
 
 
