@@ -18,7 +18,7 @@ from devices import DeviceArray, run_fleet
 
 
 def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
-    """Operations of all stages, until one ends in an error: what it said, how long that took, and what is left after destroy."""
+    """Operations of all stages, until one ends in an error: what it said, how long it took, what is left after destroy."""
     device = os.environ["ISTHMUS_DEVICE"] != "host"
     n = 160_000  # whole chunks of an island of two
     x: Any = np.ones(n, np.float32)

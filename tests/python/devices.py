@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, and ranks of rehearsed fleets. The driver is reached by its own library, as CuPy would reach it."""
+"""Arrays in the memory of a device, and ranks of rehearsed fleets. The driver is called directly, as CuPy would call it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class DeviceArray:
 
 
 class OnDevice:
-    """A communicator whose calls work on the device: arrays are copied there, the call is made, and all of them are copied back.
+    """A communicator whose calls work on the device: arrays are copied there, the call is made, and all are copied back.
 
     So every test that is written for NumPy arrays says the same of device memory.
     """

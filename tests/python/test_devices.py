@@ -1,7 +1,7 @@
-"""Ranks that work on the memory of a device, in rehearsed fleets: what the simulated driver and library do is as mean as a vendor's may be.
+"""Ranks that work on the memory of a device, in rehearsed fleets, whose driver and library are as mean as a vendor's may be.
 
-Every fleet runs with one hardware queue a device, device addresses of pinned memory that are not the host's, random delays and a driver
-that locks while it allocates. A touch of device memory by the host is a fault, and misuse of the driver ends the process.
+Every fleet runs with one hardware queue a device, device addresses of pinned memory that are not the host's, random delays
+and a driver that locks while it allocates. A touch of device memory by the host is a fault, and misuse of the driver ends the process.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_many_in_flight_on_one_hardware_queue_keep_their_order() -> None:
 
 
 def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() -> None:
-    """The data comes to be on the user's stream only after the call has returned, and is read there before anybody has waited."""
+    """The data is there, on the user's stream, only after the call has returned, and is read there before anybody has waited."""
 
     def body(comm: isthmus.Comm) -> Any:
         # A library's first call allocates, which waits for all that the device has to do.
@@ -210,7 +210,8 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
 
 
 FORBIDDEN = (
-    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc",
+    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree",
+    "cuMemHostAlloc",
     "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate", "cuEventDestroy",
     "cuLaunchHostFunc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpy",
 )  # fmt: skip
@@ -253,7 +254,7 @@ def test_the_same_on_other_drivers(switches: dict[str, str]) -> None:
 
 
 def test_a_thread_that_allocates_and_frees_all_the_time_hangs_nobody() -> None:
-    """Allocation waits for the device with the driver's lock held, which waits for us: nothing that opens a gate may need that lock."""
+    """Allocation waits for the device with the driver's lock held: nothing that opens a gate may need that lock."""
 
     def body(comm: isthmus.Comm) -> float:
         if os.environ["ISTHMUS_DEVICE"] == "host":
