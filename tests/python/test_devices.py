@@ -1,7 +1,8 @@
 """Ranks that work on the memory of a device, in rehearsed fleets, whose driver and library are as mean as a vendor's may be.
 
-Every fleet runs with one hardware queue a device, device addresses of pinned memory that are not the host's, random delays
-and a driver that locks while it allocates. A touch of device memory by the host is a fault, and misuse of the driver ends the process.
+Every fleet runs with one hardware queue a device, device addresses of pinned memory that are not the host's, random
+delays and a driver that locks while it allocates. A touch of device memory by the host
+is a fault, and misuse of the driver ends the process.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def test_many_in_flight_on_one_hardware_queue_keep_their_order() -> None:
 
 
 def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() -> None:
-    """The data is there, on the user's stream, only after the call has returned, and is read there before anybody has waited."""
+    """The data is on the user's stream only after the call has returned, and is read there before anybody has waited."""
 
     def body(comm: isthmus.Comm) -> Any:
         # A library's first call allocates, which waits for all that the device has to do.
