@@ -204,6 +204,12 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   call.stream = r.stream;
   if (call.on_stream && !member_->runtime())
     fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name);
+  if (call.on_stream && member_->capturing(call.stream))
+    fail(Code::Unsupported,
+         "{}: the stream is being captured into a graph, and this operation needs the host at every replay: call it outside "
+         "of "
+         "the capture",
+         name);
   const uint64_t size = dtype_size(t);
   const bool wide = c == Collective::AllGather || c == Collective::ReduceScatter || c == Collective::AllToAll ||
                     c == Collective::Gather || c == Collective::Scatter;

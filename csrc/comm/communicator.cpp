@@ -433,6 +433,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     served_by = fmt::format(", served by {} {} ({})", library->family(), library->version(), library->path());
     served.library = library;
     served.ranks = island->ranks;
+    // Of what plans of islands keep on the device, the most is two chunks and a piece (islands.cpp).
+    if (!device.host()) served.first_scratch = 48 * comm->chunk_bytes_;
     attempt([&] {
       const auto &by_leader = ballots[static_cast<size_t>(island->ranks[0])].extra;
       const int position = comm->topology_.index_of[static_cast<size_t>(rank)];

@@ -189,13 +189,11 @@ class CudaRuntime final : public Runtime {
         fail(Code::Argument, "NVIDIA driver: a part of the {} bytes at {} is registered already", bytes, memory);
     }
     const Current current(context(device));
-    const Result r = the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
-    if (r == kAlreadyRegistered) fail(Code::Argument, "NVIDIA driver: the range is registered already: {}", code_text(r));
-    if (r != kSuccess) fail_call("cuMemHostRegister", r);
+    pin(memory, bytes);
     Pointer there = 0;
-    if (const Result g = the_functions.cuMemHostGetDevicePointer_v2(&there, memory, 0); g != kSuccess) {
-      the_functions.cuMemHostUnregister(memory);
-      fail_call("cuMemHostGetDevicePointer", g);
+    if (const Result r = the_functions.cuMemHostGetDevicePointer_v2(&there, memory, 0); r != kSuccess) {
+      unpin(memory);
+      fail_call("cuMemHostGetDevicePointer", r);
     }
     const std::unique_lock lock(d.mutex);
     d.registered[static_cast<std::byte *>(memory)] = {bytes, static_cast<std::byte *>(address(there))};
@@ -208,8 +206,7 @@ class CudaRuntime final : public Runtime {
         d.registered.erase(static_cast<std::byte *>(memory));
       }
       const Current current(context(device));
-      if (const Result r = the_functions.cuMemHostUnregister(memory); r != kSuccess)
-        ISTHMUS_WARN("NVIDIA driver: cuMemHostUnregister failed with {}", code_text(r));
+      unpin(memory);
     } catch (const Error &e) { ISTHMUS_WARN("{}", e.text()); }
   }
   void *device_address(int device, const void *memory) const override {
@@ -245,6 +242,37 @@ class CudaRuntime final : public Runtime {
   void set_number(int device, Device number) { devices_[static_cast<size_t>(device)].number = number; }
 
  private:
+  // The driver pins a range once, for all devices; each of them has an address of its own for it.
+  void pin(void *memory, size_t bytes) {
+    const std::lock_guard lock(pinned_mutex_);
+    Pinned &p = pinned_[memory];
+    if (p.users > 0 && p.bytes != bytes)
+      fail(Code::Argument, "NVIDIA driver: {} bytes at {} are registered already, and not {}", p.bytes, memory, bytes);
+    if (p.users == 0) {
+      const Result r = the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
+      if (r != kSuccess) {
+        pinned_.erase(memory);
+        if (r == kAlreadyRegistered)
+          fail(Code::Argument, "NVIDIA driver: the range is registered already: {}", code_text(r));
+        fail_call("cuMemHostRegister", r);
+      }
+      p.bytes = bytes;
+    }
+    ++p.users;
+  }
+  void unpin(void *memory) noexcept {
+    const std::lock_guard lock(pinned_mutex_);
+    const auto it = pinned_.find(memory);
+    if (it == pinned_.end() || --it->second.users > 0) return;
+    pinned_.erase(it);
+    if (const Result r = the_functions.cuMemHostUnregister(memory); r != kSuccess)
+      ISTHMUS_WARN("NVIDIA driver: cuMemHostUnregister failed with {}", code_text(r));
+  }
+
+  struct Pinned {
+    size_t bytes = 0;
+    int users = 0;
+  };
   struct Registered {
     size_t bytes = 0;
     std::byte *there = nullptr;
@@ -264,6 +292,8 @@ class CudaRuntime final : public Runtime {
   }
 
   const int version_;
+  std::mutex pinned_mutex_;
+  std::map<void *, Pinned> pinned_;
   mutable std::vector<PerDevice> devices_;
 };
 

@@ -151,7 +151,11 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
 // Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
 std::string Member::library_text(const Op &op, Code &code) noexcept {
   const char *call = island_->doing();
-  const std::string in = fmt::format("{} is {}", island_family_, call ? fmt::format("in {}", call) : "in no call");
+  if (island_ranks_.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
+    return fmt::format("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
+                       island_family_, device_);
+  const std::string in = call ? fmt::format("{} is in {}", island_family_, call)
+                              : fmt::format("what was given to {} has not ended", island_family_);
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
     Context::Answer a;
@@ -160,7 +164,7 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
         (a.known && a.digest != op.digest))
       return fmt::format("{}; {}", in, culprit(op, q, code));
   }
-  return in + ", and all ranks of its group have called it: the library is slow or stuck";
+  return in + ", and all ranks of its group have called it: the library or its device is slow or stuck";
 }
 
 void Member::on_deadline(const Op &op) noexcept {

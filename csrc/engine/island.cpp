@@ -36,6 +36,10 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context) : shared_(ne
   const device::Capabilities can = shared_->runtime->capabilities(device);
   wakes_ = can.signals_wake;
   private_ = !can.host_access;
+  if (shared_->first_scratch > 0) {
+    shared_->scratch = shared_->runtime->allocate(device, shared_->first_scratch);
+    shared_->scratch_bytes = shared_->first_scratch;
+  }
 }
 
 Island::~Island() {
@@ -64,11 +68,6 @@ void Island::submit(const Op &op, bool behind_host) {
   device::Stream &stream = *shared_->stream;
   last_bytes_.store(op.call.bytes);
   device::Stream *const user = op.call.on_stream ? &user_stream(op.call.stream) : nullptr;
-  if (user && user->capturing())
-    fail(Code::Unsupported,
-         "the stream is being captured into a graph, and this operation needs the host at every replay: call it outside of "
-         "the "
-         "capture");
   last_.store(op.sequence);
   if (user) {
     shared_->before->record(*user);

@@ -22,7 +22,9 @@ struct IslandSetup {
   std::shared_ptr<device::Stream> stream;
   std::unique_ptr<ccl::Communicator> communicator;  // or null
   std::vector<int> ranks;                           // of the communicator above us, by position in the group
-  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
+  // On the device, from the beginning: whoever allocates later may wait for all that the device has to do.
+  uint64_t first_scratch = 0;
+  std::byte *arena = nullptr;  // where the device finds the beginning of this process's arena
 };
 
 class Island {
@@ -38,6 +40,7 @@ class Island {
   // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
   // `behind_host`: an operation without device work was submitted since the last that had some.
   void submit(const Op &op, bool behind_host);
+  bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
 
   // The host list's side. Any thread.

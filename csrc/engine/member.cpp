@@ -135,6 +135,11 @@ void Member::submit_to_island(Op *op) noexcept {
   }
 }
 
+bool Member::capturing(void *stream) {
+  const std::lock_guard order(island_mutex_);
+  return island_ && island_->capturing(stream);
+}
+
 // Host memory given to a rank whose library works on its device: by way of pinned memory, whole.
 void Member::bounce_in(Op *op) {
   const auto reach = [](std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {

@@ -141,6 +141,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // The device that this rank works on, or null: whoever prepares an operation asks whose memory it was given.
   device::Runtime *runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
+  bool capturing(void *stream);  // the user's stream, of that device
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
   int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
