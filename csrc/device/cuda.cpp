@@ -220,6 +220,9 @@ class CudaRuntime final : public Runtime {
   PointerInfo find(const void *memory) const override {
     unsigned type = 0, managed = 0;
     int device = -1;
+    // Any context will do; a thread that has never used the driver has none.
+    const Handle known = any_context_.load(std::memory_order_acquire);
+    const Current current(known ? known : context(0));
     if (the_functions.cuPointerGetAttribute(&type, kPointerMemoryType, number(memory)) != kSuccess) return {};
     the_functions.cuPointerGetAttribute(&device, kPointerDevice, number(memory));
     the_functions.cuPointerGetAttribute(&managed, kPointerManaged, number(memory));
@@ -229,7 +232,10 @@ class CudaRuntime final : public Runtime {
   // The primary context, which the vendor's runtime library uses too. Made when a device is first used, and kept.
   Handle context(int device) const {
     PerDevice &d = at(device);
-    std::call_once(d.once, [&] { ISTHMUS_CUDA(cuDevicePrimaryCtxRetain, &d.context, d.number); });
+    std::call_once(d.once, [&] {
+      ISTHMUS_CUDA(cuDevicePrimaryCtxRetain, &d.context, d.number);
+      any_context_.store(d.context, std::memory_order_release);
+    });
     return d.context;
   }
   Words::Word take_word(int device) {
@@ -292,6 +298,7 @@ class CudaRuntime final : public Runtime {
   }
 
   const int version_;
+  mutable std::atomic<Handle> any_context_{nullptr};
   std::mutex pinned_mutex_;
   std::map<void *, Pinned> pinned_;
   mutable std::vector<PerDevice> devices_;

@@ -326,6 +326,7 @@ static void struct_sizes(const isthmus_options *options) {
   memset(&newer_call, 0xa5, sizeof newer_call);
   newer_call.known.size = sizeof newer_call;
   newer_call.known.timeout = 20, newer_call.known.scale = 3, newer_call.known.label = "newer";
+  newer_call.known.on_stream = 0, newer_call.known.stream = NULL;
   one_all_reduce(comm, &newer_call.known, ISTHMUS_PREMUL_SUM, 300);
   OK(isthmus_comm_destroy(comm));
 

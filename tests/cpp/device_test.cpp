@@ -173,6 +173,14 @@ TEST_P(EveryRuntime, KnowsItsMemoryByAnyPointerIntoIt) {
   EXPECT_EQ(runtime.device_address(0, slot.host() + 100), base + 400);
 }
 
+TEST_P(EveryRuntime, KnowsItsMemoryOnAThreadThatNeverUsedIt) {
+  void *memory = runtime.allocate(0, 1000);
+  PointerInfo found;
+  std::thread([&] { found = runtime.find(memory); }).join();
+  EXPECT_EQ(found.where, Where::Device);
+  runtime.release(0, memory);
+}
+
 TEST_P(EveryRuntime, RefusesARegistrationThatCannotBe) {
   const Slot slot(runtime, kBytes);
   EXPECT_THROW(runtime.register_host(0, slot.host(), kBytes), Error);       // twice
