@@ -34,6 +34,13 @@ namespace {
 using namespace std::chrono_literals;
 using Bytes = std::vector<unsigned char>;
 
+// A message of several chunks. ThreadSanitizer looks at every access, twenty times as slowly; small chunks have a test of their own.
+#if defined(__SANITIZE_THREAD__)
+constexpr size_t kLarge = 30'000;
+#else
+constexpr size_t kLarge = 300'000;
+#endif
+
 // ---- the driver, as a program sees it -------------------------------------------------------------------------------------
 
 using Address = unsigned long long;
@@ -475,7 +482,7 @@ TEST_P(DeviceRanks, EveryCollectiveIsRight) {
   fly(GetParam(), [](Rank &r) {
     MUST(isthmus_comm_device(r.comm) == r.device);
     for (const Place place : {Apart, InPlace})
-      for (const size_t count : {1, 1000, 300'000}) every_collective(r, count, place, Device);
+      for (const size_t count : {size_t{1}, size_t{1000}, kLarge}) every_collective(r, count, place, Device);
   });
 }
 
@@ -483,7 +490,7 @@ TEST_P(DeviceRanks, EveryCollectiveIsRight) {
 TEST_P(DeviceRanks, EveryReductionIsRight) {
   fly(GetParam(), [](Rank &r) {
     for (const Kind kind : {AllReduce, Reduce, ReduceScatter})
-      for (const size_t count : {7, 20'000}) {
+      for (const size_t count : {size_t{7}, kLarge / 15}) {
         for (const isthmus_dtype t : {ISTHMUS_FLOAT32, ISTHMUS_FLOAT64, ISTHMUS_BFLOAT16, ISTHMUS_INT32, ISTHMUS_INT16})
           for (const isthmus_redop op : {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MIN, ISTHMUS_MAX})
             Collective(r, kind, t, op, count, Apart, Device, r.size / 2).run();
@@ -497,7 +504,7 @@ TEST_P(DeviceRanks, EveryReductionIsRight) {
 // Each rank has a factor of its own.
 TEST_P(DeviceRanks, FactorsAreMultipliedIn) {
   fly(GetParam(), [](Rank &r) {
-    for (const size_t count : {5, 100'000}) {
+    for (const size_t count : {size_t{5}, kLarge / 3}) {
       Memory x(r, count * 4);
       x.put(packed(ISTHMUS_FLOAT32, count, [&](size_t i) { return contribution(r.rank, i); }));
       isthmus_call how{};
@@ -518,7 +525,7 @@ TEST_P(DeviceRanks, FactorsAreMultipliedIn) {
 TEST_P(DeviceRanks, TakeBuffersOfTheHostToo) {
   fly(GetParam(), [](Rank &r) {
     for (const Place place : {Apart, InPlace})
-      for (const size_t count : {1, 1000, 60'000}) every_collective(r, count, place, Host);
+      for (const size_t count : {size_t{1}, size_t{1000}, kLarge / 5}) every_collective(r, count, place, Host);
   });
 }
 
@@ -526,7 +533,7 @@ TEST_P(DeviceRanks, TakeBuffersOfTheHostToo) {
 TEST_P(DeviceRanks, NeedNotAgreeOnWhereTheirBuffersAre) {
   fly(GetParam(), [](Rank &r) {
     for (int turn = 0; turn < 2; ++turn)
-      for (const size_t count : {3, 50'000})
+      for (const size_t count : {size_t{3}, kLarge / 6})
         for (const Place place : {Apart, InPlace}) every_collective(r, count, place, r.rank % 2 == turn ? Host : Device);
   });
 }
@@ -549,7 +556,7 @@ TEST_P(DeviceRanks, AreRightInManyChunksAndOverTcp) {
   fly(
       GetParam(),
       [](Rank &r) {
-        for (const size_t count : {1, 999, 40'000}) every_collective(r, count, Apart, Device);
+        for (const size_t count : {size_t{1}, size_t{999}, kLarge / 8}) every_collective(r, count, Apart, Device);
       },
       options);
 }
@@ -563,7 +570,7 @@ TEST_P(DeviceRanks, AreRightWithoutALibrary) {
       GetParam(),
       [](Rank &r) {
         for (const Place place : {Apart, InPlace})
-          for (const size_t count : {1, 100'000}) every_collective(r, count, place, Device);
+          for (const size_t count : {size_t{1}, kLarge / 3}) every_collective(r, count, place, Device);
       },
       options);
   EXPECT_EQ(calls("ncclCommInitRankConfig"), before);
@@ -575,7 +582,7 @@ TEST_P(DeviceRanks, ManyInFlightAreRight) {
     std::vector<std::unique_ptr<Collective>> all;
     std::vector<Work> works;
     for (int i = 0; i < 40; ++i) {
-      const size_t count = i % 4 == 0 ? 100'000 : i % 4 == 1 ? 3 : 4000;
+      const size_t count = i % 4 == 0 ? kLarge / 3 : i % 4 == 1 ? 3 : 4000;
       all.push_back(std::make_unique<Collective>(r, kAll[i % 9], ISTHMUS_FLOAT32, ISTHMUS_SUM, count,
                                                  i % 2 ? InPlace : Apart, i % 7 == 6 ? Host : Device, i % r.size));
     }
@@ -604,7 +611,7 @@ TEST_P(DeviceRanks, SplitsAreCommunicatorsToo) {
       part.size = isthmus_comm_size(part.comm);
       MUST(isthmus_comm_device(part.comm) == r.device);
       try {
-        for (const size_t count : {2, 30'000}) every_collective(part, count, Apart, Device);
+        for (const size_t count : {size_t{2}, kLarge / 10}) every_collective(part, count, Apart, Device);
       } catch (const Broken &) {
         isthmus_comm_destroy(part.comm);
         throw;
@@ -643,7 +650,7 @@ TEST(DeviceRank, SaysWhoServesIt) {
 
 TEST(DeviceRank, AnIslandThatIsAloneIsLeftToItsLibrary) {
   fly("0a 1a", [](Rank &r) {
-    Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 300'000);
+    Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, kLarge);
     OK(isthmus_barrier(r.comm, nullptr, nullptr));
     const unsigned long before = calls("ncclAllReduce");
     OK(isthmus_barrier(r.comm, nullptr, nullptr));
@@ -739,7 +746,7 @@ TEST(DeviceRank, ALargerCallDoesNotWaitForTheUsersStreamEither) {
     for (const Kind kind : {AllReduce, Reduce, AllGather, ReduceScatter, AllToAll})
       fly(fleet, [&](Rank &r) {
         Collective(r, kind, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run();
-        behind_a_stream(r, kind, 300'000, false, true);
+        behind_a_stream(r, kind, kLarge, false, true);
       });
 }
 
@@ -934,7 +941,7 @@ TEST(DeviceRank, DestroyLeavesNothing) {
   const auto use_all = [] {
     for (const char *fleet : kFleets)
       fly(fleet, [](Rank &r) {
-        for (const size_t count : {10, 20'000}) {
+        for (const size_t count : {size_t{10}, kLarge / 15}) {
           every_collective(r, count, Apart, Device);
           every_collective(r, count, Apart, Host);
         }
@@ -964,7 +971,7 @@ TEST(DeviceRank, AbortEndsAnOperationOnAllRanks) {
     const auto last = static_cast<int>(words_of(fleet).size()) - 1;
     for (const int breaker : {0, last})
       fly(fleet, [&, under_way = std::make_shared<std::barrier<>>(last + 1)](Rank &r) {
-        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 300'000);
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, kLarge);
         Work work;
         const isthmus_result begun = r.rank == last ? ISTHMUS_OK : c.call(nullptr, &work.work);
         std::this_thread::sleep_for(50ms);
@@ -1058,7 +1065,7 @@ TEST(DeviceRank, WhatWasAbortedLeavesNothing) {
   for (int i = 0; i < 3; ++i)
     for (const char *fleet : {"0a 1b", "0a 1a 2b 3b"})
       fly(fleet, [&](Rank &r) {
-        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 300'000);
+        Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, kLarge);
         Work work;
         if (r.rank == 0) return void(isthmus_comm_abort(r.comm, "enough"));
         const isthmus_result begun = c.call(nullptr, &work.work);

@@ -1,4 +1,7 @@
 // The simulated libnccl.so.2: communicators.
+#include <atomic>
+#include <deque>
+#include <string>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -17,7 +20,9 @@ struct Books {
   std::mutex mutex;
   std::map<CommHandle, CommPtr> live;
   std::set<CommHandle> all;
-  char last_error[256] = "";
+  // Whoever was given the text of an error may still read it when the next one comes, so none is ever changed.
+  std::deque<std::string> errors;
+  std::atomic<const char *> last_error{""};
 };
 Books &books() {
   static Books *const the_books = new Books;
@@ -116,12 +121,14 @@ Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int r
 }  // namespace
 
 Result say(Result r, const char *format, ...) {
-  Books &b = books();
-  const std::lock_guard lock(b.mutex);
+  char text[256];
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(b.last_error, sizeof b.last_error, format, arguments);
+  std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
+  Books &b = books();
+  const std::lock_guard lock(b.mutex);
+  b.last_error.store(b.errors.emplace_back(text).c_str(), std::memory_order_release);
   return r;
 }
 
@@ -193,7 +200,7 @@ EXPORT const char *ncclGetErrorString(Result r) {
 EXPORT const char *ncclGetLastError(CommHandle) {
   static Counter &this_counter = counter("ncclGetLastError");
   const Entry entry(this_counter);
-  return books().last_error;
+  return books().last_error.load(std::memory_order_acquire);
 }
 
 EXPORT Result ncclCommInitRank(CommHandle *out, int size, UniqueId id, int rank) {
