@@ -1,11 +1,11 @@
 // The simulated libnccl.so.2: communicators.
 #include <atomic>
-#include <deque>
-#include <string>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "nvidia/nccl_abi.hpp"
