@@ -63,9 +63,7 @@ INSTANTIATE_TEST_SUITE_P(All, Worlds,
 INSTANTIATE_TEST_SUITE_P(Libraries, Worlds,
                          testing::Values("A", "AA", "AAA", "AB", "Ab", "AAb", "bAA", "AAbb", "AABB", "ABAB", "AAAbCC",
                                          "AbABbA", "AAABBCCd", "AAABBcD"));
-INSTANTIATE_TEST_SUITE_P(Devices, Worlds,
-                         testing::Values("n", "nn", "no", "na", "anb", "nnoa", "noan", "NN", "NNo", "NNOa", "NNOOp", "NaNo",
-                                         "NNNaAAop"));
+INSTANTIATE_TEST_SUITE_P(Devices, Worlds, testing::Values("n", "no", "na", "anb", "noan", "NNo", "NNOOp", "NaNo", "NNNap"));
 
 // Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
 TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
