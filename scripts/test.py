@@ -26,7 +26,7 @@ from setup import ONECCL, ROOT, VENV, build_environment, warnings_are_errors
 
 SUITE = ROOT / "build" / "suite"
 JOBS = str(os.cpu_count() or 1)
-STAGE_SECONDS = 1500
+STAGE_SECONDS = 2400
 
 
 class Failed(Exception):
