@@ -33,9 +33,6 @@ extern char **environ;
 // Under ThreadSanitizer, whose exits take a second each otherwise.
 extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
 extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
-// The C library frees the thread-local variables of libraries that were opened late where ThreadSanitizer does not see the order.
-extern "C" __attribute__((visibility("default"))) const char *__tsan_default_suppressions();
-extern "C" const char *__tsan_default_suppressions() { return "race:dl_deallocate_tls\n"; }
 
 namespace isthmus::ccl {
 namespace {

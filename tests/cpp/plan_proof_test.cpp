@@ -12,6 +12,14 @@ namespace {
 using plan::Collective;
 constexpr int kProved = 14;  // all but send and recv
 
+// Under a sanitizer, and under emulation, the proof is a test of the prover's and the planner's own memory: each world still has every
+// collective, but only one in so many of its combinations.
+#if defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
+constexpr int kOneIn = 7;
+#else
+constexpr int kOneIn = 1;
+#endif
+
 bool in_place_allowed(Collective c) {
   return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::AllGather ||
          c == Collective::AllGatherV || c == Collective::ReduceScatter || c == Collective::ReduceScatterV ||
@@ -38,6 +46,7 @@ std::string name_of(const std::string &islands, const Operation &op) {
 class Worlds : public testing::TestWithParam<const char *> {};
 
 TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
+  int combination = 0;
   for (auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
     for (int c = 0; c < kProved; ++c)
       for (uint64_t bytes : {0, 4, 1000, 9000})
@@ -45,6 +54,7 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
              {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::PremulSum, DType::Float16}})
           for (uint32_t slots : {2, 3, 4})
             for (bool in_place : {false, true}) {
+              if (combination++ % kOneIn) continue;
               const auto t = world_of(GetParam(), "", bridge);
               Operation op = operation_of(static_cast<Collective>(c), bytes, 256, slots);
               if (in_place && !in_place_allowed(op.request.collective)) continue;
@@ -127,7 +137,7 @@ TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {
 TEST(Proof, RandomWorldsAndSequencesHold) {
   std::mt19937 random(20240229);
   const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < 400 / kOneIn; ++round) {
     const int world = 1 + pick(12), islands = 1 + pick(4), hosts = 1 + pick(3);
     std::string island_text, host_text;
     for (int r = 0; r < world; ++r) {

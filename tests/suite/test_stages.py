@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+LINES = 60  # of what a program said that failed: a sanitizer's report, most often
 SUITE = Path(os.environ["SUITE_RECORD"])
 RECORDS = json.loads((SUITE / "record.json").read_text())
 
@@ -38,7 +39,8 @@ def cases() -> list[tuple[str, str]]:
             parts = googletest(report) if report.is_file() else []
             # A program may fail with all its cases well: a sanitizer's report at exit, a time limit.
             if not parts or (not passed and not any(why for _, why in parts)):
-                parts.append(("the program", "" if passed else f"failed: build/suite/{record['stage']}.log"))
+                said = (program.findtext("system-out") or "").splitlines()[-LINES:]
+                parts.append(("the program", "" if passed else "\n".join(["failed, and said at last", *said])))
             found += [(f"{record['stage']}-{name}-{case}", why) for case, why in parts]
     return found
 
