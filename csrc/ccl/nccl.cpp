@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -25,14 +26,14 @@ namespace {
 using namespace nccl_abi;
 
 // What tells one library of this shape from another.
-struct Row {
-  const char *family, *vendor;  // the second: of the runtime whose streams it takes
-  const char *file, *prefix;    // SONAME; of every function
-  const char *install;          // what to tell who has none
-  int least, float8;            // the oldest that serves; since when it sums float8 (0: never)
+struct Row : NcclFamily {
+  const char *file, *prefix;  // SONAME; of every function
+  const char *install;        // what to tell who has none
+  int least, float8;          // the oldest that serves; since when it sums float8 (0: never)
 };
 constexpr Row kRows[] = {
-    {"nccl", "cuda", "libnccl.so.2", "nccl", "install NVIDIA's NCCL", version_code(2, 14, 0), version_code(2, 24, 3)},
+    {{"nccl", "cuda"}, "libnccl.so.2", "nccl", "install NVIDIA's NCCL", version_code(2, 14, 0), version_code(2, 24, 3)},
+    {{"rccl", "hip"}, "librccl.so.1", "nccl", "install AMD's RCCL", version_code(2, 14, 0), version_code(2, 20, 5)},
 };
 
 std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
@@ -351,8 +352,13 @@ class Nccl final : public Library {
 
 }  // namespace
 
-bool serves_threads(const std::string &family) noexcept {
-  return std::any_of(std::begin(kRows), std::end(kRows), [&](const Row &row) { return family == row.family; });
+std::span<const NcclFamily> nccl_families() noexcept {
+  static constexpr auto kFamilies = [] {
+    std::array<NcclFamily, std::size(kRows)> families{};
+    for (size_t i = 0; i < families.size(); ++i) families[i] = kRows[i];
+    return families;
+  }();
+  return kFamilies;
 }
 
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path) {

@@ -70,8 +70,10 @@ std::vector<std::byte> pack(const RankBlob &b) {
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
   for (const std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
-                               &b.info.process, &b.settings, &b.name, &b.trouble})
+                               &b.info.process, &b.settings, &b.name, &b.trouble.text})
     w.text(*s);
+  w.number(static_cast<uint32_t>(b.trouble.code));
+  w.number(static_cast<uint8_t>(b.info.fnuz));
   w.text(b.info.ccl);
   w.text(b.info.ccl_version);
   for (const auto &call : b.info.ccl_table.ops)
@@ -91,8 +93,16 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
   for (std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
-                         &b.info.process, &b.settings, &b.name, &b.trouble})
+                         &b.info.process, &b.settings, &b.name, &b.trouble.text})
     r.text(*s);
+  uint32_t code = 0;
+  r.number(code);
+  r.must(code <= static_cast<uint32_t>(Code::Internal) && (code == 0) == b.trouble.text.empty());
+  b.trouble.code = static_cast<Code>(code);
+  uint8_t fnuz = 0;
+  r.number(fnuz);
+  r.must(fnuz <= 1);
+  b.info.fnuz = fnuz != 0;
   r.text(b.info.ccl);
   r.text(b.info.ccl_version);
   for (auto &call : b.info.ccl_table.ops)

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "bootstrap/mesh.hpp"
 #include "topology/topology.hpp"
 
@@ -18,7 +19,7 @@ struct RankBlob {
   topology::RankInfo info;
   std::string settings;  // the agreed ones, as text
   std::string name;
-  std::string trouble;            // not empty: this rank cannot take part, and why
+  Status trouble;                 // not OK: this rank cannot take part, and why
   uint32_t index = 0, epoch = 0;  // of the member in its process; a random number (rank 0's counts)
   uint64_t mailbox = 0;           // offset in the arena
   bootstrap::Bytes16 key{};       // rank 0's is the job key

@@ -10,12 +10,11 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
-#include "ccl/nccl.hpp"
-#include "ccl/oneccl.hpp"
+#include "ccl/libraries.hpp"
 #include "comm/blob.hpp"
 #include "comm/launcher.hpp"
-#include "device/cuda.hpp"
 #include "device/host.hpp"
+#include "device/runtimes.hpp"
 #include "net/protocol.hpp"
 
 namespace isthmus::comm {
@@ -106,7 +105,7 @@ uint32_t random32() {
 // Every rank must be able to take part, run the same protocol and the same agreed settings; the text names who differs.
 void compare(const std::vector<RankBlob> &ranks) {
   for (const auto &rank : ranks)
-    if (!rank.trouble.empty()) fail(Code::Resource, "{}", rank.trouble);
+    if (!rank.trouble.ok()) throw Error(rank.trouble.code, rank.trouble.text);
   for (size_t r = 1; r < ranks.size(); ++r) {
     if (ranks[r].protocol != ranks[0].protocol)
       fail(Code::Mismatch,
@@ -183,9 +182,11 @@ Device find_device(const Settings &settings) {
   if (text == "host") return {};
   const std::string vendor = text.substr(0, text.find(':')), number = text.substr(std::min(vendor.size() + 1, text.size()));
   const bool digits = !number.empty() && number.size() < 6 && std::all_of(number.begin(), number.end(), ::isdigit);
-  if (vendor != "cuda" || (vendor.size() < text.size() && !digits))
-    fail(Code::Config, "ISTHMUS_DEVICE={}: must be host, cuda, or cuda:N with N from 0", text);
-  Device found{&device::cuda_runtime(), 0};
+  const std::vector<std::string> known = device::vendors();
+  if (std::find(known.begin(), known.end(), vendor) == known.end() || (vendor.size() < text.size() && !digits))
+    fail(Code::Config, "ISTHMUS_DEVICE={}: must be host, {}, or one of these with :N, N from 0", text,
+         fmt::join(known, ", "));
+  Device found{&device::open_runtime(vendor), 0};
   const int count = found.runtime->devices();
   found.number = digits ? std::stoi(number) : std::max(local_rank(), 0) % count;
   if (found.number >= count)
@@ -199,24 +200,25 @@ std::shared_ptr<ccl::Library> open_library(const Settings &settings, const boots
   const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
   if (wanted == "none" || (wanted == "auto" && device.host())) return nullptr;
   if (!device.host()) {
-    if (wanted != "auto" && wanted != "nccl")
-      fail(Code::Config, "ISTHMUS_CCL={} serves host ranks, and this one works on {} (ISTHMUS_DEVICE)", wanted,
-           device.text());
+    const std::string vendor = device.runtime->vendor(), family = wanted == "auto" ? ccl::family_for(vendor) : wanted;
+    if (family.empty()) return nullptr;
+    if (ccl::vendor_of(family) != vendor)
+      fail(Code::Config, "ISTHMUS_CCL={} does not serve ranks on {} (ISTHMUS_DEVICE)", wanted, device.text());
     try {
-      return ccl::open_nccl("nccl", path);
+      return ccl::open_library(family, path, false);
     } catch (const Error &e) {
       if (wanted != "auto" || !path.empty()) throw;
       ISTHMUS_WARN("{}; this rank goes on without a library", e.text());
       return nullptr;
     }
   }
-  if (wanted != "oneccl")
+  if (ccl::vendor_of(wanted) != "host")
     fail(Code::Config, "ISTHMUS_CCL={} serves ranks with a device, and this one works on the host: set ISTHMUS_DEVICE",
          wanted);
   const bool loopback = std::all_of(self.tcp.begin(), self.tcp.end(), [](const std::string &address) {
     return address.starts_with("127.") || address.starts_with("[::1]");
   });
-  return ccl::open_oneccl(path, loopback);
+  return ccl::open_library(wanted, path, loopback);
 }
 
 // The group of `rank` that a library serves, or null. Throws where the library cannot serve two ranks of it in one process.
@@ -357,6 +359,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       mine.info.device = device.text();
       mine.info.device_name = device.runtime->describe(device.number);
       mine.info.numa = device.runtime->numa(device.number);
+      mine.info.fnuz = device.runtime->float8(device.number) == device::Float8::Fnuz;
       if (device.runtime->capabilities(device.number).gate != device::GateKind::HostStore)
         fail(Code::Unsupported, "{} ({}) cannot wait for the host on a stream; it is not served yet", device.text(),
              mine.info.device_name);
@@ -368,7 +371,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     mine.info.ccl_version = library->version();
     mine.info.ccl_table = ccl::table_of(*library);
   });
-  mine.trouble = trouble.text;  // said before anybody waits for a connection with this rank
+  mine.trouble = trouble;  // said before anybody waits for a connection with this rank
 
   std::vector<RankBlob> ranks;
   const auto blobs = exchange.all_gather(pack(mine), deadline);

@@ -62,6 +62,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void prepare(const Request &request, engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
   // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
+  void check_float8(const char *name, const plan::Request &r) const;  // of a reduction
   plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place, bool device,
                              bool &one_hop) const;
   std::string topology_json() const;

@@ -32,6 +32,10 @@ struct Capabilities {
   bool signals_wake = true;  // make_signal()'s wake is called; else whoever waits for a signal has to look again and again
 };
 
+// What a device's arithmetic takes 8-bit floating-point numbers for: the open standard's, or those without infinities and negative zero
+// whose exponent is biased by one more. A byte of one kind is another number in the other.
+enum class Float8 : uint8_t { Ocp, Fnuz };
+
 enum class Where : uint8_t { Unknown, Registered, Device };  // Unknown: plain host memory, or nobody's
 struct PointerInfo {
   Where where = Where::Unknown;
@@ -46,22 +50,24 @@ class Stream {
   // and never where a vendor's device has failed. May be a call of the runtime: not for the hot path.
   virtual Status status() const = 0;
   virtual void *handle() const noexcept { return nullptr; }  // the vendor's, for the adapters of its libraries
-  // Between these the stream's device is what the vendor's libraries take for the current one of this thread.
-  virtual void enter() const {}
-  virtual void exit() const noexcept {}
+  // Between these the stream's device is what the vendor's libraries take for the current one of this thread. What enter() returns is
+  // for exit(), on the same thread.
+  virtual intptr_t enter() const { return 0; }
+  virtual void exit(intptr_t) const noexcept {}
   // Whether the user is recording a graph on it, in which nothing of ours may be.
   virtual bool capturing() const = 0;
 };
 
 class Entered {
  public:
-  explicit Entered(const Stream &stream) : stream_(stream) { stream_.enter(); }
-  ~Entered() { stream_.exit(); }
+  explicit Entered(const Stream &stream) : stream_(stream), before_(stream.enter()) {}
+  ~Entered() { stream_.exit(before_); }
   Entered(const Entered &) = delete;
   Entered &operator=(const Entered &) = delete;
 
  private:
   const Stream &stream_;
+  const intptr_t before_;
 };
 
 class Event {
@@ -104,6 +110,7 @@ class Runtime {
   virtual Capabilities capabilities(int device) const = 0;
   virtual std::string describe(int device) const = 0;  // "NVIDIA H100 80GB HBM3 at 0000:3b:00.0"
   virtual int numa(int) const { return -1; }           // the node of the host that is nearest to the device, or -1
+  virtual Float8 float8(int) const { return Float8::Ocp; }
 
   virtual std::unique_ptr<Stream> make_stream(int device, const char *name) = 0;  // `name`: static text, for people
   // The user's stream of that handle; ending the object leaves the stream as it is. Error(Unsupported) where there are no such streams.

@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
-#include "ccl/nccl.hpp"
-#include "ccl/oneccl.hpp"
-#include "device/cuda.hpp"
+#include "ccl/libraries.hpp"
+#include "device/host.hpp"
+#include "device/runtimes.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -47,11 +47,11 @@ std::string dump_json(comm::Communicator &comm) {
 std::string libraries_json(const Settings &settings) {
   const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
   auto out = nlohmann::ordered_json::array();
-  for (const std::string family : {"oneccl", "nccl"}) {
+  for (const std::string &family : ccl::families()) {
     nlohmann::ordered_json one{{"family", family}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};
-    const std::string where = wanted == family || (wanted == "auto" && family == "oneccl") ? path : "";
+    const std::string where = wanted == family || (wanted == "auto" && ccl::vendor_of(family) == "host") ? path : "";
     try {
-      const auto library = family == "oneccl" ? ccl::open_oneccl(where, false) : ccl::open_nccl(family, where);
+      const auto library = ccl::open_library(family, where, false);
       one["found"] = true;
       one["version"] = library->version();
       one["path"] = library->path();
@@ -62,18 +62,23 @@ std::string libraries_json(const Settings &settings) {
 }
 
 std::string devices_json() {
-  nlohmann::ordered_json one{
-      {"vendor", "cuda"}, {"found", false}, {"version", ""}, {"devices", nlohmann::ordered_json::array()}, {"text", ""}};
-  try {
-    const device::Runtime &runtime = device::cuda_runtime();
-    one["found"] = true;
-    one["version"] = runtime.version();
-    for (int d = 0; d < runtime.devices(); ++d) {
-      const bool gates = runtime.capabilities(d).gate == device::GateKind::HostStore;
-      one["devices"].push_back({{"number", d}, {"name", runtime.describe(d)}, {"numa", runtime.numa(d)}, {"gates", gates}});
-    }
-  } catch (const Error &e) { one["text"] = e.text(); }
-  return nlohmann::ordered_json::array({one}).dump(1);
+  auto out = nlohmann::ordered_json::array();
+  for (const std::string &vendor : device::vendors()) {
+    nlohmann::ordered_json one{
+        {"vendor", vendor}, {"found", false}, {"version", ""}, {"devices", nlohmann::ordered_json::array()}, {"text", ""}};
+    try {
+      const device::Runtime &runtime = device::open_runtime(vendor);
+      one["found"] = true;
+      one["version"] = runtime.version();
+      for (int d = 0; d < runtime.devices(); ++d) {
+        const bool gates = runtime.capabilities(d).gate == device::GateKind::HostStore;
+        one["devices"].push_back(
+            {{"number", d}, {"name", runtime.describe(d)}, {"numa", runtime.numa(d)}, {"gates", gates}});
+      }
+    } catch (const Error &e) { one["text"] = e.text(); }
+    out.push_back(std::move(one));
+  }
+  return out.dump(1);
 }
 
 std::string context_json() {

@@ -154,6 +154,7 @@ std::string to_json(const Topology &t) {
                    {"island", info.island},
                    {"device", info.device},
                    {"device_name", info.device_name},
+                   {"float8", info.fnuz ? "fnuz" : "ocp"},
                    {"ccl", info.ccl},
                    {"ccl_version", info.ccl_version},
                    {"process", info.process},

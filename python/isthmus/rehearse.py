@@ -21,11 +21,15 @@ from ._errors import ArgumentError, Error
 
 __all__ = ["Member", "banner", "folder", "parse_fleet", "start"]
 
-VENDORS = ("nvidia", "cpu", "oneccl")
-LATER = ("amd", "ascend")
+VENDORS = ("nvidia", "amd", "cpu", "oneccl")
+LATER = ("ascend",)
 FLEET = "REHEARSAL_FLEET"  # in every rank's environment; isthmus.cli marks its data with it
-# What a vendor's simulation consists of, in folder().
-FILES = {"nvidia": ("librehearsal.so", "nvidia/libcuda.so.1", "nvidia/libnccl.so.2")}
+# What a vendor's simulation consists of, in folder(), and the device that a rank of it works on.
+FILES = {
+    "nvidia": ("librehearsal.so", "nvidia/libcuda.so.1", "nvidia/libnccl.so.2"),
+    "amd": ("librehearsal.so", *(f"amd/libamdhip64.so.{v}" for v in (5, 6, 7)), "amd/librccl.so.1"),
+}
+DEVICES = {"nvidia": "cuda:0", "amd": "hip:0"}
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
 
@@ -119,7 +123,7 @@ def _persona(vendor: str) -> dict[str, str | None]:
     before = os.environ.get("LD_LIBRARY_PATH")
     return {
         **common,
-        "ISTHMUS_DEVICE": "cuda:0",
+        "ISTHMUS_DEVICE": DEVICES[vendor],
         "LD_LIBRARY_PATH": os.pathsep.join([str(folder().resolve() / vendor), *([before] if before else [])]),
         "REHEARSAL_DEVICES": "1",
     }

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "ccl/libraries.hpp"
 #include "ccl/nccl.hpp"
 #include "device/cuda.hpp"
 #include "device/host.hpp"
@@ -223,6 +224,7 @@ TEST(Nccl, SaysWhatItIs) {
   EXPECT_EQ(can.id_bytes, 128u);
   EXPECT_TRUE(l->usable().ok());
   EXPECT_TRUE(serves_threads("nccl"));
+  EXPECT_TRUE(serves_threads("rccl"));
   EXPECT_FALSE(serves_threads("oneccl"));
 }
 

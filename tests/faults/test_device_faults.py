@@ -14,12 +14,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
-from devices import DeviceArray, run_fleet
+from devices import DeviceArray, on_host, run_fleet
 
 
 def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
     """Operations of all stages, until one ends in an error: what it said, how long it took, what is left after destroy."""
-    device = os.environ["ISTHMUS_DEVICE"] != "host"
+    device = not on_host()
     n = 160_000  # whole chunks of an island of two
     x: Any = np.ones(n, np.float32)
     y: Any = np.ones(n * comm.size, np.float32)
@@ -61,11 +61,27 @@ def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
 )
 def test_a_failing_call_in_the_middle_ends_the_operation_on_all_ranks_with_its_name_and_code(fault: str, words: str) -> None:
     """Every device rank fails at the same call; the host rank hears it from one of them."""
-    results = run_fleet("nvidia:2,cpu:1", until_it_fails, switches={"FAIL": fault})
-    for said, took, left in results:
+    ended_everywhere("nvidia:2,cpu:1", fault, words)
+
+
+def ended_everywhere(fleet: str, fault: str, words: str) -> None:
+    for said, took, left in run_fleet(fleet, until_it_fails, switches={"FAIL": fault}):
         assert words in said and "on rank " in said, said
         assert took < 15
         assert not any(left.values()), left
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("hipMemcpyAsync:23:700", "hipMemcpyAsync failed with hipErrorIllegalAddress (700"),
+        ("hipStreamWaitValue64:9:999", "hipStreamWaitValue64 failed with hipErrorUnknown (999"),
+        ("hipStreamWriteValue64:12:999", "AMD runtime: hipStreamWriteValue64 failed with"),
+        ("ncclReduceScatter:2:3", "rccl reduce_scatter: internal error"),
+    ],
+)
+def test_the_same_where_amds_runtime_fails(fault: str, words: str) -> None:
+    ended_everywhere("amd:2,cpu:1", fault, words)
 
 
 @pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
@@ -87,7 +103,7 @@ def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
 
 def test_a_killed_rank_of_the_island_is_named_by_all_others() -> None:
     def body(comm: isthmus.Comm) -> str:
-        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        device = not on_host()
         x: Any = np.ones(150_000, np.float32)
         x = DeviceArray.of(x) if device else x
         try:
@@ -108,7 +124,7 @@ def test_a_killed_rank_of_the_island_is_named_by_all_others() -> None:
 
 def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
     def body(comm: isthmus.Comm) -> str:
-        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        device = not on_host()
         x: Any = np.ones(150_000, np.float32)
         x = DeviceArray.of(x) if device else x
         comm.all_reduce(x, "max", x)
@@ -129,13 +145,13 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
     [
         ({}, {"DEVICES": "0"}, "finds no device"),
         ({"ISTHMUS_DEVICE": "cuda:3"}, {}, "this process sees 1 device of that vendor (0 to 0)"),
-        ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, or cuda:N"),
+        ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, hip, or one of these with :N"),
         (
             {"ISTHMUS_CCL": "nccl", "ISTHMUS_CCL_LIBRARY": "/nowhere/libnccl.so.2"},
             {},
             "/nowhere/libnccl.so.2 cannot be opened",
         ),
-        ({"ISTHMUS_CCL": "oneccl"}, {}, "serves host ranks, and this one works on cuda:0"),
+        ({"ISTHMUS_CCL": "oneccl"}, {}, "ISTHMUS_CCL=oneccl does not serve ranks on cuda:0"),
         ({}, {"FAIL": "ncclGetVersion:1:3"}, "or newer is needed"),
         ({}, {"FAIL": "cuMemHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
         ({}, {"FAIL": "ncclCommInitRankConfig:1:3"}, "nccl init: internal error"),
@@ -152,10 +168,10 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
     ],
 )
 def test_what_is_missing_is_said_in_one_sentence_by_every_rank(
-    env: dict[str, str], switches: dict[str, str], words: str
+    env: dict[str, str], switches: dict[str, str], words: str, fleet: str = "nvidia:2,cpu:1"
 ) -> None:
     def body(change: dict[str, str]) -> str:
-        if os.environ["ISTHMUS_DEVICE"] != "host":
+        if not on_host():
             os.environ.update(change)
         try:
             with isthmus.init() as comm:
@@ -163,12 +179,26 @@ def test_what_is_missing_is_said_in_one_sentence_by_every_rank(
         except isthmus.Error as error:
             return str(error)
 
-    results = run_fleet("nvidia:2,cpu:1", body, env, init=False, switches=switches)
+    results = run_fleet(fleet, body, env, init=False, switches=switches)
     if words == "or newer is needed":  # auto: the ranks go on without it, and say so
         assert set(results) == {""}
         return
     for said in results:
         assert words in said and "\n" not in said.strip(), said
+
+
+@pytest.mark.parametrize(
+    ("env", "switches", "words"),
+    [
+        ({}, {"DEVICES": "0"}, "AMD's runtime library is here but finds no device"),
+        ({"ISTHMUS_DEVICE": "cuda:0"}, {}, "NVIDIA's driver library was not found"),
+        ({"ISTHMUS_CCL": "nccl"}, {}, "ISTHMUS_CCL=nccl does not serve ranks on hip:0"),
+        ({}, {"FAIL": "hipHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
+    ],
+    ids=["no device", "another's device", "another's library", "no memory to pin"],
+)
+def test_what_is_missing_of_amds_is_said_too(env: dict[str, str], switches: dict[str, str], words: str) -> None:
+    test_what_is_missing_is_said_in_one_sentence_by_every_rank(env, switches, words, "amd:2,cpu:1")
 
 
 def test_without_the_library_device_ranks_are_planned_one_by_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, and ranks of rehearsed fleets. The driver is called directly, as CuPy would call it."""
+"""Arrays in the memory of a device, and ranks of rehearsed fleets. The vendor's library is called directly, as by CuPy."""
 
 from __future__ import annotations
 
@@ -22,31 +22,255 @@ from ranks import RUNNER, RankError
 _NAMES = {"bfloat16": "<V2", "float8_e4m3fn": "<V1", "float8_e5m2": "<V1"}  # what the interface has no name for
 
 
+class Vendor:
+    """What the tests call of a vendor's library, in one form. Addresses are integers."""
+
+    family: str  # of the library that serves its islands
+    # Calls that an operation in steady traffic must not make, and calls that it does make.
+    forbidden: tuple[str, ...]
+    used: tuple[str, ...]
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self.library, name)(*arguments)
+        assert code == 0, f"{name} gave {code}"
+
+    def allocate(self, nbytes: int) -> int:
+        raise NotImplementedError
+
+    def free(self, address: int) -> None:
+        raise NotImplementedError
+
+    def copy_in(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        """From host memory to the device: now, or on a stream."""
+        raise NotImplementedError
+
+    def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        raise NotImplementedError
+
+    def register(self, address: int, nbytes: int) -> None:
+        raise NotImplementedError
+
+    def unregister(self, address: int) -> None:
+        raise NotImplementedError
+
+    def stream(self) -> int:
+        raise NotImplementedError
+
+    def end_stream(self, stream: int) -> None:
+        raise NotImplementedError
+
+    def synchronize(self, stream: int) -> None:
+        raise NotImplementedError
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        """The stream goes no further until the function that is returned is called."""
+        raise NotImplementedError
+
+    def begin_capture(self, stream: int) -> None:
+        raise NotImplementedError
+
+    def end_capture(self, stream: int) -> None:
+        raise NotImplementedError
+
+    def here(self) -> None:
+        """Makes device 0 the one that this thread works on."""
+        raise NotImplementedError
+
+
+def _word(value: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64(value)
+
+
+def _pointer(value: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(value)
+
+
+def _size(value: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(value)
+
+
+class Cuda(Vendor):
+    family = "nccl"
+    forbidden = (
+        "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree",
+        "cuMemHostAlloc", "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate",
+        "cuEventDestroy", "cuLaunchHostFunc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpy",
+    )  # fmt: skip
+    used = (
+        "cuMemcpyAsync", "cuStreamWriteValue64", "cuStreamWaitValue64", "cuEventRecord", "cuStreamWaitEvent",
+        "ncclAllReduce",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__(ctypes.CDLL("libcuda.so.1"))
+        self.context = ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.here()
+
+    def here(self) -> None:
+        self.call("cuCtxSetCurrent", self.context)
+
+    def allocate(self, nbytes: int) -> int:
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), _size(nbytes))
+        return address.value
+
+    def free(self, address: int) -> None:
+        self.library.cuMemFree_v2(_word(address))
+
+    def copy_in(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        if stream is None:
+            self.call("cuMemcpyHtoD_v2", _word(to), _pointer(source), _size(nbytes))
+        else:
+            self.call("cuMemcpyHtoDAsync_v2", _word(to), _pointer(source), _size(nbytes), _pointer(stream))
+
+    def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        if stream is None:
+            self.call("cuMemcpyDtoH_v2", _pointer(to), _word(source), _size(nbytes))
+        else:
+            self.call("cuMemcpyDtoHAsync_v2", _pointer(to), _word(source), _size(nbytes), _pointer(stream))
+
+    def register(self, address: int, nbytes: int) -> None:
+        self.call("cuMemHostRegister_v2", _pointer(address), _size(nbytes), 2)
+
+    def unregister(self, address: int) -> None:
+        self.call("cuMemHostUnregister", _pointer(address))
+
+    def stream(self) -> int:
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        return int(stream.value or 0)
+
+    def end_stream(self, stream: int) -> None:
+        self.call("cuStreamDestroy_v2", _pointer(stream))
+
+    def synchronize(self, stream: int) -> None:
+        self.call("cuStreamSynchronize", _pointer(stream))
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        word = np.zeros(8, np.uint64)
+        there = ctypes.c_uint64()
+        self.register(word.ctypes.data, word.nbytes)
+        self.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), _pointer(word.ctypes.data), 0)
+        self.call("cuStreamWaitValue64_v2", _pointer(stream), there, _word(1), 0)
+        _kept.append(word)
+
+        def go_on() -> None:
+            word[0] = 1
+
+        return go_on
+
+    def begin_capture(self, stream: int) -> None:
+        self.call("cuStreamBeginCapture_v2", _pointer(stream), 2)
+
+    def end_capture(self, stream: int) -> None:
+        graph = ctypes.c_void_p()
+        self.library.cuStreamEndCapture(_pointer(stream), ctypes.byref(graph))
+
+
+class Hip(Vendor):
+    family = "rccl"
+    forbidden = (
+        "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipStreamQuery", "hipMalloc", "hipFree",
+        "hipExtMallocWithFlags", "hipHostMalloc", "hipHostRegister", "hipHostUnregister", "hipStreamCreate",
+        "hipStreamCreateWithFlags", "hipStreamDestroy", "hipEventCreate", "hipEventCreateWithFlags", "hipEventDestroy",
+        "hipLaunchHostFunc", "hipMemcpy",
+    )  # fmt: skip
+    used = (
+        "hipMemcpyAsync", "hipStreamWriteValue64", "hipStreamWaitValue64", "hipEventRecord", "hipStreamWaitEvent",
+        "ncclAllReduce",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__(ctypes.CDLL(f"libamdhip64.so.{os.environ.get('TEST_HIP', '7')}"))
+        self.call("hipInit", 0)
+        self.here()
+
+    def here(self) -> None:
+        self.call("hipSetDevice", 0)
+
+    def allocate(self, nbytes: int) -> int:
+        address = ctypes.c_void_p()
+        self.call("hipMalloc", ctypes.byref(address), _size(nbytes))
+        return int(address.value or 0)
+
+    def free(self, address: int) -> None:
+        self.library.hipFree(_pointer(address))
+
+    def copy_in(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        if stream is None:
+            self.call("hipMemcpy", _pointer(to), _pointer(source), _size(nbytes), 1)
+        else:
+            self.call("hipMemcpyAsync", _pointer(to), _pointer(source), _size(nbytes), 1, _pointer(stream))
+
+    def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        if stream is None:
+            self.call("hipMemcpy", _pointer(to), _pointer(source), _size(nbytes), 2)
+        else:
+            self.call("hipMemcpyAsync", _pointer(to), _pointer(source), _size(nbytes), 2, _pointer(stream))
+
+    def register(self, address: int, nbytes: int) -> None:
+        self.call("hipHostRegister", _pointer(address), _size(nbytes), 2)
+
+    def unregister(self, address: int) -> None:
+        self.call("hipHostUnregister", _pointer(address))
+
+    def stream(self) -> int:
+        stream = ctypes.c_void_p()
+        self.call("hipStreamCreateWithFlags", ctypes.byref(stream), 1)
+        return int(stream.value or 0)
+
+    def end_stream(self, stream: int) -> None:
+        self.call("hipStreamDestroy", _pointer(stream))
+
+    def synchronize(self, stream: int) -> None:
+        self.call("hipStreamSynchronize", _pointer(stream))
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        word = ctypes.c_void_p()
+        self.call("hipExtMallocWithFlags", ctypes.byref(word), _size(8), 2)
+        value = ctypes.cast(word, ctypes.POINTER(ctypes.c_uint64))
+        value[0] = 0
+        self.call("hipStreamWaitValue64", _pointer(stream), word, _word(1), 0, _word(2**64 - 1))
+
+        def go_on() -> None:
+            value[0] = 1
+
+        return go_on
+
+    def begin_capture(self, stream: int) -> None:
+        self.call("hipStreamBeginCapture", _pointer(stream), 2)
+
+    def end_capture(self, stream: int) -> None:
+        graph = ctypes.c_void_p()
+        self.library.hipStreamEndCapture(_pointer(stream), ctypes.byref(graph))
+
+
+_kept: list[Any] = []  # memory that a device may still look at
+
+
 @lru_cache(maxsize=1)
-def driver() -> ctypes.CDLL:
-    """The driver that this process finds, with the primary context of device 0 current on this thread."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    assert cuda.cuInit(0) == 0
-    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    assert cuda.cuCtxSetCurrent(context) == 0
-    return cuda
+def vendor() -> Vendor:
+    """The libraries of the device that this process works on, with device 0 current on the thread that asks first."""
+    return {"cuda": Cuda, "hip": Hip}[os.environ["ISTHMUS_DEVICE"].split(":")[0]]()
 
 
-def call(name: str, *arguments: Any) -> None:
-    code = getattr(driver(), name)(*arguments)
-    assert code == 0, f"{name} gave {code}"
+def on_host() -> bool:
+    return os.environ["ISTHMUS_DEVICE"] == "host"
 
 
 class DeviceMemory:
     """Bytes on device 0, freed with the object."""
 
     def __init__(self, nbytes: int) -> None:
-        self.address = ctypes.c_uint64()
-        call("cuMemAlloc_v2", ctypes.byref(self.address), ctypes.c_size_t(max(nbytes, 1)))
+        self.address = vendor().allocate(max(nbytes, 1))
 
     def __del__(self) -> None:
-        driver().cuMemFree_v2(self.address)
+        vendor().free(self.address)
 
 
 class DeviceArray:
@@ -64,7 +288,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        return int(self.memory.address.value) + self.offset
+        return self.memory.address + self.offset
 
     @property
     def nbytes(self) -> int:
@@ -81,22 +305,12 @@ class DeviceArray:
     def set(self, host: np.ndarray[Any, Any]) -> None:
         host = np.ascontiguousarray(host)
         if host.nbytes:
-            call(
-                "cuMemcpyHtoD_v2",
-                ctypes.c_uint64(self.address),
-                ctypes.c_void_p(host.ctypes.data),
-                ctypes.c_size_t(host.nbytes),
-            )
+            vendor().copy_in(self.address, host.ctypes.data, host.nbytes)
 
     def get(self) -> np.ndarray[Any, Any]:
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
-            call(
-                "cuMemcpyDtoH_v2",
-                ctypes.c_void_p(host.ctypes.data),
-                ctypes.c_uint64(self.address),
-                ctypes.c_size_t(host.nbytes),
-            )
+            vendor().copy_out(host.ctypes.data, self.address, host.nbytes)
         return host
 
 

@@ -19,13 +19,13 @@ import pytest
 
 import isthmus
 import matrix
-from devices import DeviceArray, OnDevice, call, driver, run_fleet
+from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
 from test_islands import all_reduces, other_collectives
 
 
 def mine(comm: isthmus.Comm) -> Any:
     """The communicator of a rank of a fleet, on whose device the test's arrays are put."""
-    return comm if os.environ["ISTHMUS_DEVICE"] == "host" else OnDevice(comm)
+    return comm if on_host() else OnDevice(comm)
 
 
 def run_cells(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence[str | None]) -> int:
@@ -47,7 +47,8 @@ def without_library(
         with isthmus.init(comm.rank, comm.size, unique_id=bytes(unique_id), **options) as plain:
             return run_cells(plain, cells, labels)
 
-    done = run_fleet(fleet, body, bridge=bridge, timeout=300)
+    switches = {"GFX": "950"} if "amd" in fleet else {}  # one whose float8 is everybody's
+    done = run_fleet(fleet, body, bridge=bridge, timeout=300, switches=switches)
     assert done == [len(cells)] * len(labels)
     return len(cells)
 
@@ -61,6 +62,8 @@ def without_library(
         ("nvidia:2,cpu:1", "abb", "shm", {}),
         ("nvidia:1,cpu:1,nvidia:1", "aba", "tcp", {"CHUNK_BYTES": "4096"}),
         ("nvidia:3", "abc", "tcp", {"CHUNK_BYTES": "8192", "BRIDGE_RATES": "a:9.5,b:1"}),
+        ("nvidia:1,amd:1", "ab", None, {}),
+        ("amd:1,nvidia:1,amd:1,cpu:1", "abac", "tcp", {"CHUNK_BYTES": "8192"}),
     ],
 )
 def test_a_pairwise_cover_on_device_memory_gives_the_references_bits(
@@ -89,6 +92,11 @@ def islands_of_libraries(comm: isthmus.Comm) -> int:
         ("nvidia:2@a,nvidia:2@b", None),
         ("nvidia:1@a,nvidia:1@b,nvidia:1@a,nvidia:1@b,cpu:1", "tcp"),
         ("nvidia:3@a,cpu:1,nvidia:2@b", None),
+        ("amd:2", None),
+        ("nvidia:1,amd:1", None),
+        ("nvidia:2,amd:2", None),
+        ("nvidia:1,amd:1,nvidia:1,amd:1,cpu:1", "tcp"),
+        ("amd:3@a,nvidia:1,amd:2@b", None),
     ],
 )
 def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, bridge: str | None) -> None:
@@ -96,8 +104,8 @@ def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, brid
     assert len(set(done)) == 1 and done[0] > 0
 
 
-def test_two_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
-    """A rehearsed one on device memory, and a real one, oneCCL, on host memory."""
+def test_three_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
+    """Rehearsed ones on device memory, and a real one, oneCCL, on host memory."""
     from islands import ONECCL
 
     if not ONECCL.exists():
@@ -108,13 +116,13 @@ def test_two_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
         with isthmus.init(settings=settings) as comm:
             return islands_of_libraries(comm), [group["ccl"] for group in comm.topology()["groups"]]
 
-    results = run_fleet("nvidia:2,oneccl:2", body, init=False, timeout=240)
-    assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl")}
+    results = run_fleet("nvidia:2,oneccl:2,amd:2", body, init=False, timeout=240)
+    assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl", "rccl")}
 
 
 def test_many_in_flight_on_one_hardware_queue_keep_their_order() -> None:
     def body(comm: isthmus.Comm) -> float:
-        device = os.environ["ISTHMUS_DEVICE"] != "host"
+        device = not on_host()
         x = np.full(60_000, float(comm.rank + 1))
         gathered = np.zeros(60_000 * comm.size)
         a, b = (DeviceArray.of(x), DeviceArray.of(gathered)) if device else (x, gathered)
@@ -140,39 +148,34 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
     def body(comm: isthmus.Comm) -> Any:
         # A library's first call allocates, which waits for all that the device has to do.
         mine(comm).all_reduce(np.ones(200_000, np.float32))
-        if os.environ["ISTHMUS_DEVICE"] == "host":
+        if on_host():
             return float(comm.all_reduce(np.full(200_000, 1.0, np.float32))[0])
         n = 200_000
+        there = vendor()
         x = DeviceArray.of(np.zeros(n, np.float32))
         pinned = np.full(n, 5.0, np.float32)
         result = np.zeros(n, np.float32)
         for array in (pinned, result):
-            call("cuMemHostRegister_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), 2)
-        word = np.zeros(8, np.uint64)
-        address = ctypes.c_uint64()
-        call("cuMemHostRegister_v2", ctypes.c_void_p(word.ctypes.data), ctypes.c_size_t(word.nbytes), 2)
-        call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), ctypes.c_void_p(word.ctypes.data), 0)
-        stream = ctypes.c_void_p()
-        call("cuStreamCreate", ctypes.byref(stream), 1)
-        call("cuStreamWaitValue64_v2", stream, address, ctypes.c_uint64(1), 0)
-        nbytes = ctypes.c_size_t(x.nbytes)
-        call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(x.address), ctypes.c_void_p(pinned.ctypes.data), nbytes, stream)
+            there.register(array.ctypes.data, array.nbytes)
+        stream = there.stream()
+        go_on = there.hold(stream)
+        there.copy_in(x.address, pinned.ctypes.data, x.nbytes, stream)
         begun = time.monotonic()
-        work = comm.all_reduce(x, "sum", x, async_op=True, stream=stream.value)
+        work = comm.all_reduce(x, "sum", x, async_op=True, stream=stream)
         returned = time.monotonic() - begun
-        call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(result.ctypes.data), ctypes.c_uint64(x.address), nbytes, stream)
+        there.copy_out(result.ctypes.data, x.address, x.nbytes, stream)
         time.sleep(0.2)
         early = work.done
-        word[0] = 1
-        call("cuStreamSynchronize", stream)
+        go_on()
+        there.synchronize(stream)
         got = float(result[0]), float(result[-1])
         work.wait()
-        call("cuStreamDestroy_v2", stream)
-        for array in (pinned, result, word):
-            call("cuMemHostUnregister", ctypes.c_void_p(array.ctypes.data))
+        there.end_stream(stream)
+        for array in (pinned, result):
+            there.unregister(array.ctypes.data)
         return returned < 0.15, early, got
 
-    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1"):
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "amd:1,cpu:1", "amd:2,nvidia:1,cpu:1"):
         *devices, host = run_fleet(fleet, body)
         total = 5.0 * len(devices) + 1
         assert host == total
@@ -181,7 +184,7 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
 
 def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> None:
     def body(comm: isthmus.Comm) -> dict[str, int]:
-        if os.environ["ISTHMUS_DEVICE"] == "host":
+        if on_host():
             x = np.ones(300_000, np.float32)
             y = np.ones(300_000 * comm.size, np.float32)
             for _ in range(30):
@@ -192,38 +195,23 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
         engine = ctypes.CDLL("librehearsal.so")
         engine.rehearsal_calls.restype = ctypes.c_ulong
         u, v = DeviceArray.of(np.ones(300_000, np.float32)), DeviceArray.of(np.ones(300_000 * comm.size, np.float32))
-        stream = ctypes.c_void_p()
-        call("cuStreamCreate", ctypes.byref(stream), 1)
+        there = vendor()
+        stream = there.stream()
         for turn in range(30):
             if turn == 5:
                 engine.rehearsal_reset_calls()
-            comm.all_reduce(u, "max", u, stream=stream.value)
-            comm.all_gather(u, v, stream=stream.value)
-            comm.broadcast(u, 0, stream=stream.value)
-        calls = {name: int(engine.rehearsal_calls(name.encode())) for name in (*FORBIDDEN, *USED)}
-        call("cuStreamDestroy_v2", stream)
-        return calls
+            comm.all_reduce(u, "max", u, stream=stream)
+            comm.all_gather(u, v, stream=stream)
+            comm.broadcast(u, 0, stream=stream)
+        calls = {name: int(engine.rehearsal_calls(name.encode())) for name in (*there.forbidden, *there.used)}
+        there.end_stream(stream)
+        wrong = {name: calls[name] for name in there.forbidden if calls[name]}
+        missing = {} if any(calls[name] for name in there.used) else {"used": 0}
+        return {**wrong, **missing}
 
-    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "nvidia:2"):
-        for calls in run_fleet(fleet, body):
-            assert not {name: calls[name] for name in FORBIDDEN if calls.get(name)}, fleet
-            assert not calls or any(calls[name] for name in USED)
-
-
-FORBIDDEN = (
-    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree",
-    "cuMemHostAlloc",
-    "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate", "cuEventDestroy",
-    "cuLaunchHostFunc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpy",
-)  # fmt: skip
-USED = (
-    "cuMemcpyAsync",
-    "cuStreamWriteValue64",
-    "cuStreamWaitValue64",
-    "cuEventRecord",
-    "cuStreamWaitEvent",
-    "ncclAllReduce",
-)
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "nvidia:2", "amd:1,nvidia:1", "amd:2,cpu:1"):
+        for wrong in run_fleet(fleet, body):
+            assert not wrong, fleet
 
 
 @pytest.mark.parametrize(
@@ -258,17 +246,16 @@ def test_a_thread_that_allocates_and_frees_all_the_time_hangs_nobody() -> None:
     """Allocation waits for the device with the driver's lock held: nothing that opens a gate may need that lock."""
 
     def body(comm: isthmus.Comm) -> float:
-        if os.environ["ISTHMUS_DEVICE"] == "host":
+        if on_host():
             x = np.ones(200_000, np.float32)
             for _ in range(20):
                 comm.all_reduce(x, "max")
             return float(x[0])
-        context = ctypes.c_void_p()
-        driver().cuCtxGetCurrent(ctypes.byref(context))
+        there = vendor()
         stop = threading.Event()
 
         def churn() -> None:
-            driver().cuCtxSetCurrent(context)
+            there.here()
             while not stop.is_set():
                 DeviceArray.of(np.zeros(1000, np.float32))
 
@@ -282,7 +269,7 @@ def test_a_thread_that_allocates_and_frees_all_the_time_hangs_nobody() -> None:
         thread.join()
         return float(y.get()[0])
 
-    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1"):
+    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "amd:2,cpu:1"):
         assert set(run_fleet(fleet, body)) == {1.0}
 
 
@@ -311,19 +298,73 @@ def test_host_memory_on_a_rank_with_a_device() -> None:
 def test_a_captured_stream_is_refused_with_a_reason() -> None:
     def body(comm: isthmus.Comm) -> str:
         x = DeviceArray.of(np.ones(1000, np.float32))
-        stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
-        call("cuStreamCreate", ctypes.byref(stream), 1)
-        call("cuStreamBeginCapture_v2", stream, 2)
+        stream = vendor().stream()
+        vendor().begin_capture(stream)
         try:
-            comm.all_reduce(x, "sum", x, stream=stream.value)
+            comm.all_reduce(x, "sum", x, stream=stream)
             return "accepted"
         except isthmus.UnsupportedError as error:
             return str(error)
         finally:
-            driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+            vendor().end_capture(stream)
 
-    for text in run_fleet("nvidia:2", body):
+    for text in run_fleet("nvidia:1,amd:1", body):
         assert "captured into a graph" in text and "outside of the capture" in text, text
+
+
+@pytest.mark.parametrize("version", ["5", "6", "7"])
+def test_every_version_of_amds_runtime(version: str) -> None:
+    """They differ in the name of the library and in what they say of a pointer."""
+
+    def body() -> Any:
+        if not on_host():
+            vendor()  # opens the version that is tried; Isthmus takes the one that is there
+        with isthmus.init() as comm:
+            here = mine(comm)
+            got = here.all_reduce(np.full(70_000, comm.rank + 1.0, np.float32), "sum")
+            host = comm.all_reduce(np.full(10, 1.0), "sum", out=np.empty(10))
+            return float(got[-1]), float(host[0]), comm.topology()["ranks"][0]["device_name"]
+
+    for total, ones, name in run_fleet("amd:2,cpu:1", body, init=False, env={"TEST_HIP": version}):
+        assert (total, ones) == (6.0, 3.0)
+        assert name.startswith("Simulated AMD device")
+
+
+@pytest.mark.parametrize("switch", ["HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY"])
+def test_streams_that_wait_for_other_words(switch: str) -> None:
+    """Some of AMD's devices wait only for words that the runtime made; on some there are none, and any pinned word does."""
+
+    def body(comm: isthmus.Comm) -> float:
+        return float(mine(comm).all_reduce(np.full(70_000, comm.rank + 1.0, np.float32), "sum")[-1])
+
+    assert run_fleet("amd:2,cpu:1", body, switches={switch: "1"}) == [6.0] * 3
+
+
+def test_float8_that_is_two_things_is_moved_and_not_reduced() -> None:
+    """gfx942 takes the bytes of float8_e4m3fn for other numbers than everybody else."""
+
+    def body(comm: isthmus.Comm) -> tuple[str, bool]:
+        import ml_dtypes
+
+        data = np.arange(500).astype(np.uint8)
+        x = (data if comm.rank == 0 else np.zeros_like(data)).view(ml_dtypes.float8_e4m3fn)
+        here = mine(comm)
+        here.broadcast(x, 0)
+        moved = bool((x.view(np.uint8) == np.arange(500).astype(np.uint8)).all())
+        try:
+            here.all_reduce(x, "sum", x)
+        except isthmus.UnsupportedError as error:
+            return str(error), moved
+        return "reduced", moved
+
+    for said, moved in run_fleet("nvidia:1,amd:2", body):
+        assert moved
+        assert "rank 1 (hip:0, Simulated AMD device" in said and "fnuz" in said and "rank 0 (cuda:0, " in said, said
+        assert "float8_e4m3fn" in said and "convert to bfloat16" in said
+    assert run_fleet("nvidia:1,amd:1", body, switches={"GFX": "950"}) == [("reduced", True)] * 2
+    assert run_fleet("amd:2", body) == [("reduced", True)] * 2  # the library's own kind, among its like
+    for said, _ in run_fleet("amd:2", body, env={"ISTHMUS_CCL": "none"}):
+        assert "which only its own library reduces" in said
 
 
 def test_wrong_memory_is_refused_and_harms_nothing() -> None:

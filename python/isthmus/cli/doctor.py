@@ -119,7 +119,7 @@ def devices() -> list[Finding]:
         for device in found["devices"]:
             name = f"{found['vendor']}:{device['number']}"
             if device["gates"]:
-                text = f"{device['name']}, driver {found['version']}; ISTHMUS_DEVICE={name} makes a rank work on it"
+                text = f"{device['name']}, version {found['version']}; ISTHMUS_DEVICE={name} makes a rank work on it"
                 findings.append(Finding(name, "ok", text))
             else:
                 findings.append(

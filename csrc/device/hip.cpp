@@ -1,0 +1,228 @@
+#include "device/hip.hpp"
+
+#include <dlfcn.h>
+
+#include <cctype>
+#include <fstream>
+
+#include "device/hip_abi.hpp"
+#include "device/vendor_runtime.hpp"
+
+namespace isthmus::device {
+namespace {
+
+using namespace hip_abi;
+
+constexpr const char *kLibraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
+
+Functions the_functions;
+
+std::string code_text(Result r) {
+  const char *name = the_functions.hipGetErrorName(r), *text = the_functions.hipGetErrorString(r);
+  return fmt::format("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
+}
+
+Status status_of(const char *call, Result r) {
+  if (r == kSuccess) return {};
+  return {r == kOutOfMemory ? Code::Resource : Code::System,
+          fmt::format("AMD runtime: {} failed with {}", call, code_text(r))};
+}
+
+[[noreturn]] void fail_call(const char *call, Result r) {
+  const Status s = status_of(call, r);
+  throw Error(s.code, s.text);
+}
+
+#define ISTHMUS_HIP(name, ...)                                                                     \
+  do {                                                                                             \
+    if (const Result isthmus_result = the_functions.name(__VA_ARGS__); isthmus_result != kSuccess) \
+      fail_call(#name, isthmus_result);                                                            \
+  } while (false)
+
+class HipCalls {
+ public:
+  static constexpr const char *kVendor = "hip", *kName = "AMD runtime";
+  using Handle = hip_abi::Handle;
+
+  HipCalls(int version, int count) : version_(version), count_(count) {}
+
+  int devices() const { return count_; }
+  std::string version() const { return fmt::format("{}.{}", version_ / 10'000'000, version_ / 100'000 % 100); }
+  std::string describe(int device) const {
+    char name[256] = {};
+    ISTHMUS_HIP(hipDeviceGetName, name, sizeof name - 1, device);
+    return fmt::format("{} at {}", name, bus(device));
+  }
+  // Not by the attribute, which only the newest versions have.
+  int numa(int device) const {
+    std::string at = bus(device);
+    std::transform(at.begin(), at.end(), at.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    int node = -1;
+    std::ifstream("/sys/bus/pci/devices/" + at + "/numa_node") >> node;
+    return std::max(node, -1);
+  }
+  bool waits(int device) const { return attribute(kAttributeWaits, device) != 0; }
+  // Of all architectures with 8-bit arithmetic only the ninth's fourth has the other kind (gfx940 to gfx942).
+  Float8 float8(int device) const {
+    return attribute(kAttributeMajor, device) == 9 && attribute(kAttributeMinor, device) == 4 ? Float8::Fnuz : Float8::Ocp;
+  }
+
+  // The thread's device is put back as it was.
+  intptr_t enter(int device) const {
+    int before = -1;
+    ISTHMUS_HIP(hipGetDevice, &before);
+    if (before != device) ISTHMUS_HIP(hipSetDevice, device);
+    return before == device ? -1 : before;
+  }
+  void exit(intptr_t before) const noexcept {
+    if (before >= 0) the_functions.hipSetDevice(static_cast<int>(before));
+  }
+
+  Handle make_stream() const {
+    Handle stream = nullptr;
+    ISTHMUS_HIP(hipStreamCreateWithFlags, &stream, kStreamNonBlocking);
+    return stream;
+  }
+  Status try_destroy_stream(Handle stream) const {
+    return status_of("hipStreamDestroy", the_functions.hipStreamDestroy(stream));
+  }
+  Status try_stream(Handle stream, int device) const {
+    const Result r = the_functions.hipStreamQuery(stream);
+    if (r == kSuccess || r == kNotReady) return {};
+    return {Code::System, fmt::format("AMD runtime: device {} failed with {}", device, code_text(r))};
+  }
+  bool capturing(Handle stream) const {
+    int capture = 0;
+    ISTHMUS_HIP(hipStreamIsCapturing, stream, &capture);
+    return capture != 0;
+  }
+
+  Handle make_event() const {
+    Handle event = nullptr;
+    ISTHMUS_HIP(hipEventCreateWithFlags, &event, kEventDisableTiming);
+    return event;
+  }
+  Status try_destroy_event(Handle event) const { return status_of("hipEventDestroy", the_functions.hipEventDestroy(event)); }
+  void record(Handle event, Handle stream) const { ISTHMUS_HIP(hipEventRecord, event, stream); }
+  void hold(Handle stream, Handle event) const { ISTHMUS_HIP(hipStreamWaitEvent, stream, event, 0); }
+  bool reached(Handle event) const {
+    const Result r = the_functions.hipEventQuery(event);
+    if (r != kSuccess && r != kNotReady) fail_call("hipEventQuery", r);
+    return r == kSuccess;
+  }
+
+  void wait_value(Handle stream, void *word, uint64_t value) const {
+    ISTHMUS_HIP(hipStreamWaitValue64, stream, word, value, kWaitGreaterOrEqual, ~uint64_t{0});
+  }
+  void write_value(Handle stream, void *word, uint64_t value) const {
+    ISTHMUS_HIP(hipStreamWriteValue64, stream, word, value, 0);
+  }
+  // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
+  void *make_gate_word() const {
+    void *word = nullptr;
+    return the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory) == kSuccess ? word : nullptr;
+  }
+
+  void copy(void *to, const void *from, size_t bytes, Handle stream) const {
+    ISTHMUS_HIP(hipMemcpyAsync, to, from, bytes, kCopyDefault, stream);
+  }
+  void *allocate(size_t bytes) const {
+    void *memory = nullptr;
+    ISTHMUS_HIP(hipMalloc, &memory, bytes);
+    return memory;
+  }
+  Status try_release(void *memory) const { return status_of("hipFree", the_functions.hipFree(memory)); }
+  void pin(void *memory, size_t bytes) const {
+    const Result r = the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
+    if (r == kAlreadyRegistered) fail(Code::Argument, "AMD runtime: the range is registered already: {}", code_text(r));
+    if (r != kSuccess) fail_call("hipHostRegister", r);
+  }
+  Status try_unpin(void *memory) const { return status_of("hipHostUnregister", the_functions.hipHostUnregister(memory)); }
+  void *device_pointer(void *memory) const {
+    void *there = nullptr;
+    ISTHMUS_HIP(hipHostGetDevicePointer, &there, memory, 0);
+    return there;
+  }
+  PointerInfo find(const void *memory) const {
+    PointerAttributes a;
+    if (the_functions.hipPointerGetAttributes(&a, memory) != kSuccess) return {};
+    const bool old = version_ < version_code(6, 0);
+    if (a.managed != 0 || a.type == (old ? kDevice5 : kDevice6) || (!old && a.type == kManaged6))
+      return {Where::Device, a.device};
+    if (a.type == (old ? kHost5 : kHost6)) return {Where::Registered, a.device};
+    return {};
+  }
+
+ private:
+  static std::string bus(int device) {
+    char text[32] = {};
+    ISTHMUS_HIP(hipDeviceGetPCIBusId, text, sizeof text - 1, device);
+    return text;
+  }
+  static int attribute(int number, int device) {
+    int value = 0;
+    ISTHMUS_HIP(hipDeviceGetAttribute, &value, number, device);
+    return value;
+  }
+
+  int version_, count_;
+};
+
+void load() {
+  void *library = nullptr;
+  const char *name = nullptr;
+  std::string why;
+  // What the process has already comes first; it is never closed.
+  for (const int how : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL})
+    for (const char *candidate : kLibraries) {
+      if (library) break;
+      name = candidate;
+      if (library = ::dlopen(candidate, how); library) break;
+      const char *said = ::dlerror();
+      // A file that is there and cannot be opened says more than one that is not.
+      if (!(how & RTLD_NOLOAD) && said &&
+          (why.empty() || std::string_view(said).find("No such file") == std::string_view::npos))
+        why = said;
+    }
+  if (!library)
+    fail(Code::Unsupported,
+         "AMD's runtime library was not found ({}): install ROCm, or set ISTHMUS_DEVICE=host on this rank", why);
+#define ISTHMUS_FIND(name_)                                                                                      \
+  the_functions.name_ = reinterpret_cast<decltype(the_functions.name_)>(::dlsym(library, #name_));               \
+  if (!the_functions.name_)                                                                                      \
+    fail(Code::Unsupported, "AMD's runtime library ({}) has no {}: ROCm {}.{} or newer is needed", name, #name_, \
+         kLeastVersion / 10'000'000, kLeastVersion / 100'000 % 100);
+#define ISTHMUS_LOAD(name_, arguments) ISTHMUS_FIND(name_)
+  ISTHMUS_HIP_FUNCTIONS(ISTHMUS_LOAD)
+  ISTHMUS_FIND(hipGetErrorName)
+  ISTHMUS_FIND(hipGetErrorString)
+#undef ISTHMUS_LOAD
+#undef ISTHMUS_FIND
+}
+
+HipCalls open() {
+  load();
+  const Result r = the_functions.hipInit(0);
+  int version = 0, count = 0;
+  Result counted = kSuccess;
+  if (r == kSuccess) {
+    ISTHMUS_HIP(hipRuntimeGetVersion, &version);
+    counted = the_functions.hipGetDeviceCount(&count);
+  }
+  if (r == kNoDevice || counted == kNoDevice || (r == kSuccess && counted == kSuccess && count == 0))
+    fail(Code::Unsupported,
+         "AMD's runtime library is here but finds no device (is one visible to this process? HIP_VISIBLE_DEVICES): set "
+         "ISTHMUS_DEVICE=host on this rank to go on without");
+  if (r != kSuccess) fail_call("hipInit", r);
+  if (counted != kSuccess) fail_call("hipGetDeviceCount", counted);
+  if (version < kLeastVersion)
+    fail(Code::Unsupported, "AMD's runtime library is version {}.{}, and {}.{} or newer is needed: install a newer ROCm",
+         version / 10'000'000, version / 100'000 % 100, kLeastVersion / 10'000'000, kLeastVersion / 100'000 % 100);
+  return {version, count};
+}
+
+}  // namespace
+
+Runtime &hip_runtime() { return opened_once<VendorRuntime<HipCalls>>(open); }
+
+}  // namespace isthmus::device

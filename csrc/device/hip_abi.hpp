@@ -1,0 +1,75 @@
+// What Isthmus uses of AMD's runtime library, declared in our own words: names, numbers, signatures. Compared with the vendor's
+// published declarations by tests/vendor. Every function but the last two returns 0 for success; streams and events are opaque pointers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace isthmus::device::hip_abi {
+
+using Result = int;
+using Handle = void *;  // a stream, an event
+
+inline constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600,
+                        kAlreadyRegistered = 712;
+inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
+inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
+inline constexpr unsigned kMallocSignalMemory = 2;  // of hipExtMallocWithFlags: 8 bytes that the host and streams reach
+inline constexpr unsigned kWaitGreaterOrEqual = 0;  // (int64_t)(*address & mask) >= (int64_t)value
+inline constexpr int kCopyDefault = 4;              // the runtime sees from the addresses which way
+inline constexpr int kAttributeMajor = 23, kAttributeMinor = 61, kAttributeWaits = 10013;
+
+// What hipPointerGetAttributes fills in: the beginning is the same in all versions, and what comes behind it is theirs.
+struct PointerAttributes {
+  int type = -1;
+  int device = -1;
+  void *there = nullptr, *host = nullptr;
+  int managed = 0;
+  unsigned flags = 0;
+  std::byte more[224] = {};
+};
+// The numbers of `type`, which changed with version 6; older ones answer kInvalidValue for memory that they do not know.
+inline constexpr int kHost5 = 0, kDevice5 = 1, kUnregistered6 = 0, kHost6 = 1, kDevice6 = 2, kManaged6 = 3;
+
+constexpr int version_code(int major, int minor) { return major * 10'000'000 + minor * 100'000; }
+inline constexpr int kLeastVersion = version_code(5, 0);
+
+// name, arguments
+#define ISTHMUS_HIP_FUNCTIONS(F)                                                                  \
+  F(hipInit, (unsigned))                                                                          \
+  F(hipRuntimeGetVersion, (int *))                                                                \
+  F(hipGetDeviceCount, (int *))                                                                   \
+  F(hipGetDevice, (int *))                                                                        \
+  F(hipSetDevice, (int))                                                                          \
+  F(hipDeviceGetAttribute, (int *, int attribute, int device))                                    \
+  F(hipDeviceGetName, (char *, int, int device))                                                  \
+  F(hipDeviceGetPCIBusId, (char *, int, int device))                                              \
+  F(hipMalloc, (void **, size_t))                                                                 \
+  F(hipFree, (void *))                                                                            \
+  F(hipExtMallocWithFlags, (void **, size_t, unsigned))                                           \
+  F(hipHostRegister, (void *, size_t, unsigned))                                                  \
+  F(hipHostUnregister, (void *))                                                                  \
+  F(hipHostGetDevicePointer, (void **, void *, unsigned))                                         \
+  F(hipMemcpyAsync, (void *, const void *, size_t, int kind, Handle stream))                      \
+  F(hipPointerGetAttributes, (PointerAttributes *, const void *))                                 \
+  F(hipStreamCreateWithFlags, (Handle *, unsigned))                                               \
+  F(hipStreamDestroy, (Handle))                                                                   \
+  F(hipStreamQuery, (Handle))                                                                     \
+  F(hipStreamWaitEvent, (Handle stream, Handle event, unsigned))                                  \
+  F(hipStreamIsCapturing, (Handle, int *))                                                        \
+  F(hipStreamWaitValue64, (Handle stream, void *, uint64_t value, unsigned flags, uint64_t mask)) \
+  F(hipStreamWriteValue64, (Handle stream, void *, uint64_t value, unsigned flags))               \
+  F(hipEventCreateWithFlags, (Handle *, unsigned))                                                \
+  F(hipEventDestroy, (Handle))                                                                    \
+  F(hipEventRecord, (Handle event, Handle stream))                                                \
+  F(hipEventQuery, (Handle))
+
+struct Functions {
+#define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
+  ISTHMUS_HIP_FUNCTIONS(ISTHMUS_DECLARE)
+#undef ISTHMUS_DECLARE
+  const char *(*hipGetErrorName)(Result) = nullptr;
+  const char *(*hipGetErrorString)(Result) = nullptr;
+};
+
+}  // namespace isthmus::device::hip_abi

@@ -1,0 +1,29 @@
+#include "device/runtimes.hpp"
+
+#include "device/cuda.hpp"
+#include "device/hip.hpp"
+
+namespace isthmus::device {
+namespace {
+
+struct Row {
+  const char *vendor;
+  Runtime &(*open)();
+};
+constexpr Row kRows[] = {{"cuda", cuda_runtime}, {"hip", hip_runtime}};
+
+}  // namespace
+
+std::vector<std::string> vendors() {
+  std::vector<std::string> names;
+  for (const Row &row : kRows) names.emplace_back(row.vendor);
+  return names;
+}
+
+Runtime &open_runtime(const std::string &vendor) {
+  for (const Row &row : kRows)
+    if (vendor == row.vendor) return row.open();
+  fail(Code::Argument, "no vendor '{}' is known", vendor);
+}
+
+}  // namespace isthmus::device

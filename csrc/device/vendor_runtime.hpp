@@ -1,0 +1,378 @@
+// The runtime of a vendor whose streams wait for and write 64-bit values: all that is the same whoever made the device. What differs, the
+// vendor's calls, is the class `Calls`:
+//
+//   static constexpr const char *kVendor, *kName;   "cuda", "NVIDIA driver"
+//   using Handle = void *                           a stream, an event
+//   int devices(); std::string version(); std::string describe(int device); int numa(int device)
+//   bool waits(int device)                          whether streams wait for values of 64 bits; the comparison is signed
+//   Float8 float8(int device)
+//   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
+//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and its code, or
+//   return the Status where their name begins with try_.
+//
+// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had chosen.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "base/log.hpp"
+#include "device/runtime.hpp"
+
+namespace isthmus::device {
+
+// A 64-bit word that the host and a device both see, at `there` for the device.
+struct Word {
+  std::atomic<uint64_t> *host = nullptr;
+  void *there = nullptr;
+};
+
+// Words, taken and given back. Never given back to the system: there are as many as gates or signals were alive at once.
+class Words {
+ public:
+  template <class More>  // std::vector<Word>(): at least one
+  Word take(More more) {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) free_ = more();
+    const Word w = free_.back();
+    free_.pop_back();
+    w.host->store(0, std::memory_order_relaxed);
+    return w;
+  }
+  void give(Word w) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(w);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Word> free_;
+};
+
+template <class Calls>
+class VendorRuntime final : public Runtime {
+ public:
+  using Handle = typename Calls::Handle;
+
+  explicit VendorRuntime(Calls calls) : calls_(std::move(calls)), devices_(static_cast<size_t>(calls_.devices())) {}
+
+  const char *vendor() const noexcept override { return Calls::kVendor; }
+  std::string version() const override { return calls_.version(); }
+  int devices() const override { return static_cast<int>(devices_.size()); }
+  std::string describe(int device) const override {
+    at(device);
+    return calls_.describe(device);
+  }
+  int numa(int device) const override {
+    at(device);
+    return calls_.numa(device);
+  }
+  Float8 float8(int device) const override {
+    at(device);
+    return calls_.float8(device);
+  }
+  Capabilities capabilities(int device) const override {
+    at(device);
+    Capabilities c;
+    c.gate = calls_.waits(device) ? GateKind::HostStore : GateKind::None;
+    c.host_access = false;
+    c.asynchronous_copy = true;
+    c.signals_wake = false;
+    return c;
+  }
+
+  std::unique_ptr<Stream> make_stream(int device, const char *) override {
+    const Current current(*this, device);
+    return std::make_unique<VendorStream>(*this, device, calls_.make_stream(), true);
+  }
+  std::unique_ptr<Stream> adopt(int device, void *handle) override {
+    const Current current(*this, device);
+    return std::make_unique<VendorStream>(*this, device, handle, false);
+  }
+  std::unique_ptr<Event> make_event(int device) override { return std::make_unique<VendorEvent>(*this, device); }
+  std::unique_ptr<Gate> make_gate(int device) override { return std::make_unique<VendorGate>(*this, device); }
+  std::unique_ptr<Signal> make_signal(int device, Wake, void *) override {
+    return std::make_unique<VendorSignal>(*this, device);
+  }
+
+  void copy(Stream &stream, void *to, const void *from, size_t bytes, const std::atomic<bool> *) override {
+    const Current current(*this, stream.device());
+    calls_.copy(to, from, bytes, stream.handle());
+  }
+
+  void *allocate(int device, size_t bytes) override {
+    const Current current(*this, device);
+    return calls_.allocate(std::max<size_t>(bytes, 1));
+  }
+  void release(int device, void *memory) noexcept override {
+    quietly(device, [&] { return calls_.try_release(memory); });
+  }
+
+  void register_host(int device, void *memory, size_t bytes) override {
+    PerDevice &d = at(device);
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    if (!memory || bytes == 0 || reinterpret_cast<uintptr_t>(memory) % page != 0)
+      fail(Code::Argument, "{}: {} bytes at {} are no whole pages to register", Calls::kName, bytes, memory);
+    {
+      const std::shared_lock lock(d.mutex);
+      auto *const begin = static_cast<std::byte *>(memory);
+      const auto after = d.registered.lower_bound(begin + bytes);
+      if (after != d.registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin)
+        fail(Code::Argument, "{}: a part of the {} bytes at {} is registered already", Calls::kName, bytes, memory);
+    }
+    const Current current(*this, device);
+    pin(memory, bytes);
+    void *there = nullptr;
+    try {
+      there = calls_.device_pointer(memory);
+    } catch (...) {
+      unpin(memory);
+      throw;
+    }
+    const std::unique_lock lock(d.mutex);
+    d.registered[static_cast<std::byte *>(memory)] = {bytes, static_cast<std::byte *>(there)};
+  }
+  void unregister_host(int device, void *memory) noexcept override {
+    quietly(device, [&] {
+      {
+        PerDevice &d = at(device);
+        const std::unique_lock lock(d.mutex);
+        d.registered.erase(static_cast<std::byte *>(memory));
+      }
+      return unpin(memory);
+    });
+  }
+  void *device_address(int device, const void *memory) const override {
+    PerDevice &d = at(device);
+    const auto *p = static_cast<const std::byte *>(memory);
+    const std::shared_lock lock(d.mutex);
+    auto it = d.registered.upper_bound(const_cast<std::byte *>(p));
+    if (it != d.registered.begin() && p < (--it)->first + it->second.bytes) return it->second.there + (p - it->first);
+    fail(Code::Argument, "{}: the host memory at {} is not registered for device {}", Calls::kName, memory, device);
+  }
+  PointerInfo find(const void *memory) const override { return calls_.find(memory); }
+
+ private:
+  // The device is the thread's while this lives; what it had before is so again.
+  class Current {
+   public:
+    Current(const VendorRuntime &runtime, int device) : calls_(runtime.calls_) {
+      runtime.at(device);
+      before_ = calls_.enter(device);
+    }
+    ~Current() { calls_.exit(before_); }
+    Current(const Current &) = delete;
+    Current &operator=(const Current &) = delete;
+
+   private:
+    const Calls &calls_;
+    intptr_t before_ = 0;
+  };
+
+  class VendorStream final : public Stream {
+   public:
+    VendorStream(VendorRuntime &runtime, int device, Handle stream, bool own)
+        : runtime_(runtime), device_(device), stream_(stream), own_(own) {}
+    ~VendorStream() override {
+      if (own_) runtime_.quietly(device_, [&] { return runtime_.calls_.try_destroy_stream(stream_); });
+    }
+    int device() const noexcept override { return device_; }
+    void *handle() const noexcept override { return stream_; }
+    Status status() const override {
+      try {
+        const Current current(runtime_, device_);
+        return runtime_.calls_.try_stream(stream_, device_);
+      } catch (const Error &e) { return {e.code(), e.text()}; }
+    }
+    bool capturing() const override {
+      const Current current(runtime_, device_);
+      return runtime_.calls_.capturing(stream_);
+    }
+    intptr_t enter() const override { return runtime_.calls_.enter(device_); }
+    void exit(intptr_t before) const noexcept override { runtime_.calls_.exit(before); }
+
+   private:
+    VendorRuntime &runtime_;
+    const int device_;
+    const Handle stream_;
+    const bool own_;
+  };
+
+  class VendorEvent final : public Event {
+   public:
+    VendorEvent(VendorRuntime &runtime, int device) : runtime_(runtime), device_(device) {
+      const Current current(runtime_, device_);
+      event_ = runtime_.calls_.make_event();
+    }
+    ~VendorEvent() override {
+      runtime_.quietly(device_, [&] { return runtime_.calls_.try_destroy_event(event_); });
+    }
+    void record(Stream &stream) override {
+      const Current current(runtime_, device_);
+      runtime_.calls_.record(event_, stream.handle());
+    }
+    void hold(Stream &stream) const override {
+      const Current current(runtime_, device_);
+      runtime_.calls_.hold(stream.handle(), event_);
+    }
+    bool reached() const override {
+      const Current current(runtime_, device_);
+      return runtime_.calls_.reached(event_);
+    }
+
+   private:
+    VendorRuntime &runtime_;
+    const int device_;
+    Handle event_ = nullptr;
+  };
+
+  class VendorGate final : public Gate {
+   public:
+    VendorGate(VendorRuntime &runtime, int device) : runtime_(runtime), device_(device), word_(runtime.take_gate(device)) {}
+    ~VendorGate() override { runtime_.devices_[static_cast<size_t>(device_)].gates.give(word_); }
+    void arm(Stream &stream, uint64_t value) override {
+      const Current current(runtime_, device_);
+      runtime_.calls_.wait_value(stream.handle(), word_.there, value);
+    }
+    void open(uint64_t value) noexcept override { raise(value); }
+    void poison() noexcept override { raise(kOpen); }
+
+   private:
+    static constexpr uint64_t kOpen = uint64_t{1} << 62;  // the comparison is signed: above every value, and not below any
+    void raise(uint64_t value) noexcept {
+      std::atomic<uint64_t> &now = *word_.host;
+      uint64_t seen = now.load(std::memory_order_relaxed);
+      while (seen < value && !now.compare_exchange_weak(seen, value, std::memory_order_release, std::memory_order_relaxed)) {
+      }
+    }
+    VendorRuntime &runtime_;
+    const int device_;
+    const Word word_;
+  };
+
+  class VendorSignal final : public Signal {
+   public:
+    VendorSignal(VendorRuntime &runtime, int device)
+        : runtime_(runtime), device_(device), word_(runtime.take_signal(device)) {}
+    ~VendorSignal() override { runtime_.devices_[static_cast<size_t>(device_)].signals.give(word_); }
+    void arm(Stream &stream, uint64_t value) override {
+      const Current current(runtime_, device_);
+      runtime_.calls_.write_value(stream.handle(), word_.there, value);
+    }
+    uint64_t value() const noexcept override { return word_.host->load(std::memory_order_acquire); }
+
+   private:
+    VendorRuntime &runtime_;
+    const int device_;
+    const Word word_;
+  };
+
+  struct Pinned {
+    size_t bytes = 0;
+    int users = 0;
+  };
+  struct Registered {
+    size_t bytes = 0;
+    std::byte *there = nullptr;
+  };
+  struct PerDevice {
+    std::shared_mutex mutex;
+    std::map<std::byte *, Registered> registered;
+    Words gates, signals;
+  };
+
+  PerDevice &at(int device) const {
+    if (device < 0 || static_cast<size_t>(device) >= devices_.size())
+      fail(Code::Argument, "{}: there is no device {}; it has {}", Calls::kName, device, devices_.size());
+    return devices_[static_cast<size_t>(device)];
+  }
+
+  // What ends something may fail: that is said, and no more can be done.
+  template <class Call>
+  void quietly(int device, Call call) const noexcept {
+    try {
+      const Current current(*this, device);
+      if (const Status s = call(); !s.ok()) ISTHMUS_WARN("{}", s.text);
+    } catch (const Error &e) { ISTHMUS_WARN("{}", e.text()); }
+  }
+
+  // A page of words, a cache line apart, in memory of the host that the device sees.
+  std::vector<Word> page_of_words(int device) {
+    constexpr size_t kApart = 64;
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    void *memory = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail_system("mmap", errno);
+    register_host(device, memory, page);
+    auto *const there = static_cast<std::byte *>(device_address(device, memory));
+    std::vector<Word> words;
+    for (size_t at = 0; at + kApart <= page; at += kApart)
+      words.push_back({new (static_cast<std::byte *>(memory) + at) std::atomic<uint64_t>(0), there + at});
+    return words;
+  }
+  Word take_signal(int device) {
+    return at(device).signals.take([&] { return page_of_words(device); });
+  }
+  // Some vendors' streams wait only for words that the vendor made.
+  Word take_gate(int device) {
+    return at(device).gates.take([&] {
+      {
+        const Current current(*this, device);
+        if (void *const word = calls_.make_gate_word())
+          return std::vector<Word>{{new (word) std::atomic<uint64_t>(0), word}};
+      }
+      return page_of_words(device);
+    });
+  }
+
+  // A range is pinned once, for all devices; each of them has an address of its own for it.
+  void pin(void *memory, size_t bytes) {
+    const std::lock_guard lock(pinned_mutex_);
+    Pinned &p = pinned_[memory];
+    if (p.users > 0 && p.bytes != bytes)
+      fail(Code::Argument, "{}: {} bytes at {} are registered already, and not {}", Calls::kName, p.bytes, memory, bytes);
+    if (p.users == 0) {
+      try {
+        calls_.pin(memory, bytes);
+      } catch (...) {
+        pinned_.erase(memory);
+        throw;
+      }
+      p.bytes = bytes;
+    }
+    ++p.users;
+  }
+  Status unpin(void *memory) {
+    const std::lock_guard lock(pinned_mutex_);
+    const auto it = pinned_.find(memory);
+    if (it == pinned_.end() || --it->second.users > 0) return {};
+    pinned_.erase(it);
+    return calls_.try_unpin(memory);
+  }
+
+  const Calls calls_;
+  std::mutex pinned_mutex_;
+  std::map<void *, Pinned> pinned_;
+  mutable std::vector<PerDevice> devices_;
+};
+
+// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open` throws, the
+// next call tries again.
+template <class R, class Open>
+Runtime &opened_once(Open open) {
+  static std::mutex mutex;
+  static R *opened = nullptr;
+  const std::lock_guard lock(mutex);
+  if (!opened) opened = new R(open());
+  return *opened;
+}
+
+}  // namespace isthmus::device
