@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <thread>
@@ -123,6 +124,19 @@ void Backend::abort() {
   check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
 }
 
+std::optional<c10::Stream> Backend::stream_of(const Request &request) const {
+  const std::optional<c10::Device> device = request.staging.device();
+  if (!device) return std::nullopt;
+  if (isthmus_comm_device(comm_) < 0) {
+    raise(ISTHMUS_ERR_UNSUPPORTED, c10::str("a tensor on ", *device,
+                                            " was passed, and this rank works on host memory: choose the device before the "
+                                            "group is made (torch.",
+                                            device->type() == c10::DeviceType::PrivateUse1 ? "accelerator" : "cuda",
+                                            ".set_device..., or ISTHMUS_DEVICE), or move the tensor with .cpu()"));
+  }
+  return c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
+}
+
 Backend::WorkPtr Backend::submit(Request request,
                                  c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call) {
   const Entry entry(*this);
@@ -132,9 +146,16 @@ Backend::WorkPtr Backend::submit(Request request,
   options.scale = request.scale;
   // The profiler's record is only made where somebody records: it costs as much as a small operation.
   const char *title = at::hasCallbacks() ? request.title : nullptr;
+  // On a device an operation is asynchronous always: it stands on the caller's current stream, as a kernel does.
+  const std::optional<c10::Stream> stream = stream_of(request);
+  if (stream) {
+    options.on_stream = 1;
+    options.stream = stream->native_handle();
+  }
 
   if (coalescing::open()) {
     const std::shared_ptr<Operation> block = coalescing::current();
+    if (stream) block->stands_on(*stream);
     auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
     const isthmus_result result = call(&options, nullptr);
     if (result != ISTHMUS_OK) {
@@ -153,7 +174,7 @@ Backend::WorkPtr Backend::submit(Request request,
     const auto end = Clock::now();
     hooked.hook(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
   };
-  if (!request.async) {
+  if (!request.async && !stream) {
     auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, std::move(request.outputs));
     isthmus_result result = ISTHMUS_OK;
     {
@@ -169,6 +190,7 @@ Backend::WorkPtr Backend::submit(Request request,
 
   auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
   auto operation = Operation::make();
+  if (stream) operation->stands_on(*stream);
   isthmus_work_t handle = nullptr;
   check(call(&options, &handle));
   operation->keep(std::move(request.inputs), std::move(request.staging));

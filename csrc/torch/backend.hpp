@@ -115,6 +115,9 @@ class Backend final : public c10d::Backend {
   // Submits `call`, or records it in the thread's coalescing block. Blocks if the request is not async.
   WorkPtr submit(Request request, c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call);
 
+  // Where the operation stands if its tensors are on a device: the caller's current stream there.
+  std::optional<c10::Stream> stream_of(const Request &request) const;
+
   // Of lists.cpp: one gather into a list of one tensor a rank.
   struct ListGather {
     Buffer in;

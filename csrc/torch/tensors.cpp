@@ -55,11 +55,6 @@ void check_tensor(const at::Tensor &tensor) {
     raise(ISTHMUS_ERR_UNSUPPORTED,
           c10::str("a tensor of layout ", tensor.layout(), " was passed; convert it with .to_dense() first"));
   }
-  if (!tensor.is_cpu()) {
-    raise(ISTHMUS_ERR_UNSUPPORTED, c10::str("a tensor on ", tensor.device(),
-                                            " was passed, and this build carries CPU tensors only; "
-                                            "move it with .cpu(), or use the device's own backend for this group"));
-  }
 }
 
 Carried carried_as(const at::Tensor &tensor, Use use) {
@@ -91,6 +86,10 @@ double premul_factor(const c10d::ReduceOp &op) {
 
 at::Tensor Staging::dense(const at::Tensor &tensor, bool read, bool write) {
   check_tensor(tensor);
+  if (!device_) device_ = tensor.device();
+  if (*device_ != tensor.device()) {
+    bad_argument(c10::str("tensors on ", *device_, " and on ", tensor.device(), " in one call; move them to one device"));
+  }
   if (lies_dense(tensor)) return tensor;
   // Below autograd and version counting: the copies are part of the transport, not of the user's computation.
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -105,34 +104,51 @@ Buffer Staging::in(const at::Tensor &tensor, Use use) { return buffer_of(dense(t
 Buffer Staging::out(const at::Tensor &tensor, Use use) { return buffer_of(dense(tensor, false, true), use, true); }
 Buffer Staging::inout(const at::Tensor &tensor, Use use) { return buffer_of(dense(tensor, true, true), use, true); }
 
-std::vector<Buffer> Staging::each(std::span<const at::Tensor> tensors, Use use, Way way) {
-  std::vector<Buffer> buffers;
-  buffers.reserve(tensors.size());
+std::vector<Staging::Piece> Staging::each(std::span<const at::Tensor> tensors, Use use, Way way) {
+  std::vector<Piece> pieces;
+  pieces.reserve(tensors.size());
   for (const at::Tensor &tensor : tensors) {
     if (tensor.defined() && tensor.scalar_type() != tensors.front().scalar_type()) {
       bad_argument(c10::str("the tensors of a list have different dtypes: ", tensors.front().scalar_type(), " and ",
                             tensor.scalar_type()));
     }
-    buffers.push_back(way == Way::in ? in(tensor, use) : out(tensor, use));
+    at::Tensor lies = dense(tensor, way == Way::in, way == Way::out);
+    const Buffer buffer = buffer_of(lies, use, way == Way::out);
+    pieces.push_back({buffer, std::move(lies)});
   }
-  return buffers;
+  return pieces;
 }
 
-Buffer Staging::flat(const std::vector<Buffer> &pieces, Way way) {
+Buffer Staging::flat(const std::vector<Piece> &pieces, Way way) {
   Buffer whole{nullptr, 0, pieces.empty() ? ISTHMUS_UINT8 : pieces.front().dtype};
   const std::size_t size = isthmus_dtype_size(whole.dtype);
   bool adjacent = true;
-  for (const Buffer &piece : pieces) {
+  for (const Piece &piece : pieces) {
     if (piece.count == 0) continue;
     if (!whole.data) whole.data = piece.data;
     adjacent = adjacent && piece.data == static_cast<char *>(whole.data) + whole.count * size;
     whole.count += piece.count;
   }
   if (adjacent) return whole;
-  held_.push_back(at::empty({static_cast<std::int64_t>(whole.count * size)}, at::kByte));
+  const at::Tensor bytes_of_all =
+      at::empty({static_cast<std::int64_t>(whole.count * size)}, at::TensorOptions().dtype(at::kByte).device(*device_));
+  held_.push_back(bytes_of_all);
   auto *at = static_cast<char *>(held_.back().mutable_data_ptr());
   whole.data = at;
-  for (const Buffer &piece : pieces) {
+  if (device()) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    std::int64_t begin = 0;
+    for (const Piece &piece : pieces) {
+      const auto bytes = static_cast<std::int64_t>(piece.count * size);
+      if (bytes == 0) continue;
+      const at::Tensor part = bytes_of_all.narrow(0, begin, bytes), whole_piece = piece.dense.view({-1}).view(at::kByte);
+      if (way == Way::in) part.copy_(whole_piece);
+      else splits_.push_back({part, whole_piece});
+      begin += bytes;
+    }
+    return whole;
+  }
+  for (const Piece &piece : pieces) {
     const std::size_t bytes = piece.count * size;
     if (bytes && way == Way::in) std::memcpy(at, piece.data, bytes);
     if (bytes && way == Way::out) moves_.push_back({at, piece.data, bytes});
@@ -142,13 +158,13 @@ Buffer Staging::flat(const std::vector<Buffer> &pieces, Way way) {
 }
 
 Scattered Staging::scattered(std::span<const at::Tensor> tensors, Use use, Way way) {
-  const std::vector<Buffer> pieces = each(tensors, use, way);
+  const std::vector<Piece> pieces = each(tensors, use, way);
   Scattered result;
   result.dtype = pieces.empty() ? ISTHMUS_UINT8 : pieces.front().dtype;
   const std::uint64_t size = isthmus_dtype_size(result.dtype);
   std::uintptr_t lowest = std::numeric_limits<std::uintptr_t>::max();
   bool aligned = true;  // to each other: a displacement is a whole number of elements
-  for (const Buffer &piece : pieces) {
+  for (const Piece &piece : pieces) {
     const auto address = reinterpret_cast<std::uintptr_t>(piece.data);
     if (piece.count == 0) continue;
     if (lowest != std::numeric_limits<std::uintptr_t>::max() && (address - lowest) % size != 0) aligned = false;
@@ -157,7 +173,7 @@ Scattered Staging::scattered(std::span<const at::Tensor> tensors, Use use, Way w
   std::vector<std::uint64_t> counts, displs;
   if (!aligned) lowest = reinterpret_cast<std::uintptr_t>(flat(pieces, way).data);
   std::uint64_t next = 0;  // where the piece lies if the list is flat
-  for (const Buffer &piece : pieces) {
+  for (const Piece &piece : pieces) {
     counts.push_back(piece.count);
     displs.push_back(!aligned ? next : piece.count ? (reinterpret_cast<std::uintptr_t>(piece.data) - lowest) / size : 0);
     next += piece.count;
@@ -176,14 +192,18 @@ std::span<const std::uint64_t> Staging::array(std::vector<std::uint64_t> values)
 void Staging::finish() {
   for (const Move &move : moves_) std::memcpy(move.to, move.from, move.bytes);
   moves_.clear();
-  if (copies_.empty()) return;
+  if (splits_.empty() && copies_.empty()) return;
   const at::AutoDispatchBelowADInplaceOrView guard;
+  for (const CopyBack &copy : splits_) copy.to.copy_(copy.from);
   for (const CopyBack &copy : copies_) copy.to.copy_(copy.from);
+  splits_.clear();
   copies_.clear();
 }
 
 void Staging::absorb(Staging &&other) {
+  if (!device_) device_ = other.device_;
   std::move(other.copies_.begin(), other.copies_.end(), std::back_inserter(copies_));
+  std::move(other.splits_.begin(), other.splits_.end(), std::back_inserter(splits_));
   moves_.insert(moves_.end(), other.moves_.begin(), other.moves_.end());
   std::move(other.held_.begin(), other.held_.end(), std::back_inserter(held_));
   std::move(other.arrays_.begin(), other.arrays_.end(), std::back_inserter(arrays_));

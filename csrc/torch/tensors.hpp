@@ -8,6 +8,7 @@
 #include <isthmus/isthmus.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct Carried {
 };
 Carried carried_as(const at::Tensor &tensor, Use use);
 
-// Throws unless `tensor` is dense, defined and on a device that this build serves.
+// Throws unless `tensor` is dense and defined.
 void check_tensor(const at::Tensor &tensor);
 
 isthmus_redop reduction(const c10d::ReduceOp &op);
@@ -61,14 +62,21 @@ class Staging {
   // Keeps an array that a call in flight may still read.
   std::span<const std::uint64_t> array(std::vector<std::uint64_t> values);
 
-  bool has_copies() const noexcept { return !copies_.empty() || !moves_.empty(); }
-  void finish();  // writes the stand-ins back, once; then they are dropped
+  // The one device that all its tensors are on; none: the host, or no tensor yet.
+  std::optional<c10::Device> device() const noexcept { return device_ && !device_->is_cpu() ? device_ : std::nullopt; }
+
+  bool has_copies() const noexcept { return !copies_.empty() || !moves_.empty() || !splits_.empty(); }
+  // Writes the stand-ins back, once; then they are dropped. Where they are on a device, the copies are put on the current stream.
+  void finish();
   void absorb(Staging &&other);
 
  private:
   enum class Way { in, out };
-  struct CopyBack {  // into a tensor that is not contiguous
+  struct CopyBack {  // into a tensor that is not contiguous, or from a flat buffer on a device into its piece
     at::Tensor from, to;
+  };
+  struct Piece : Buffer {
+    at::Tensor dense;
   };
   struct Move {  // from a flat buffer into its piece
     const void *from;
@@ -76,12 +84,14 @@ class Staging {
     std::size_t bytes;
   };
   at::Tensor dense(const at::Tensor &tensor, bool read, bool write);
-  std::vector<Buffer> each(std::span<const at::Tensor> tensors, Use use, Way way);
-  Buffer flat(const std::vector<Buffer> &pieces, Way way);
+  std::vector<Piece> each(std::span<const at::Tensor> tensors, Use use, Way way);
+  Buffer flat(const std::vector<Piece> &pieces, Way way);
   Scattered scattered(std::span<const at::Tensor> tensors, Use use, Way way);
 
+  std::optional<c10::Device> device_;
   std::vector<CopyBack> copies_;
-  std::vector<Move> moves_;  // before copies_: a piece may itself be a stand-in
+  std::vector<Move> moves_;       // before copies_: a piece may itself be a stand-in
+  std::vector<CopyBack> splits_;  // moves_ on a device
   std::vector<at::Tensor> held_;
   std::vector<std::vector<std::uint64_t>> arrays_;
 };

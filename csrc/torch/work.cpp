@@ -2,6 +2,8 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "completer.hpp"
@@ -56,8 +58,24 @@ void Operation::keep(std::vector<at::Tensor> tensors, Staging staging) {
   staging_.absorb(std::move(staging));
 }
 
+void Operation::stands_on(c10::Stream stream) {
+  if (stream_ && *stream_ != stream)
+    bad_argument("the operations of one coalescing block are on different streams; give each stream a block of its own");
+  stream_ = stream;
+}
+
+void Operation::order(c10::Stream later) const {
+  if (stream_ && *stream_ != later) event_->block(later);
+}
+
 void Operation::submitted(isthmus_work_t handle) {
   handle_.store(handle, std::memory_order_relaxed);
+  if (stream_) {
+    const c10::StreamGuard guard(*stream_);
+    staging_.finish();
+    event_.emplace(stream_->device_type());
+    event_->record(*stream_);
+  }
   submitted_.store(true, std::memory_order_release);
   if (!handle) settle(ISTHMUS_OK, "");
   else if (staging_.has_copies() || !at_end_.empty()) watch();
@@ -216,15 +234,38 @@ std::uint64_t Work::getSequencenumber() const { return operation_ ? operation_->
 float Work::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
 
 std::vector<at::Tensor> Work::result() {
-  TORCH_CHECK(isCompleted(), "the result of an isthmus operation was asked for before its end; call wait() first");
+  TORCH_CHECK((operation_ && operation_->stream()) || isCompleted(),
+              "the result of an isthmus operation was asked for before its end; call wait() first");
   return outputs_;
 }
 
-void Work::synchronize() {}  // host tensors: what is complete is visible
+// Host tensors: what is complete is visible.
+void Work::synchronize() {
+  if (!operation_ || !operation_->stream()) return;
+  const c10::impl::VirtualGuardImpl device(operation_->stream()->device_type());
+  operation_->order(device.getStream(operation_->stream()->device()));
+}
 
+// Of a device's operation the caller's stream waits, and the thread only where it gave a time, or wants to know of a failure.
 bool Work::wait(std::chrono::milliseconds timeout) {
-  if (operation_) operation_->wait(timeout);
+  if (!operation_) return true;
+  if (!operation_->stream() || timeout > kNoTimeout) operation_->wait(timeout);
+  else if (const std::exception_ptr failed = operation_->error()) std::rethrow_exception(failed);
+  synchronize();
   return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
+  const c10::Stream stream = *operation_->stream();
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                         std::vector<c10::Device>{stream.device()});
+  if (const std::exception_ptr failed = operation_->error()) {
+    future->setError(failed);
+    return future;
+  }
+  const c10::StreamGuard guard(stream);  // completion is what this stream has come to
+  future->markCompleted(c10::IValue(outputs_));
+  return future;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
@@ -232,7 +273,9 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   const std::lock_guard lock(futures_mutex_);
   if (!future_) {
     const auto type = c10::ListType::create(c10::TensorType::get());
-    if (operation_) {
+    if (operation_ && operation_->stream()) {
+      future_ = future_on_stream();
+    } else if (operation_) {
       future_ = operation_->future(
           type, [outputs = outputs_](isthmus_result) { return c10::IValue(outputs); }, true);
     } else {

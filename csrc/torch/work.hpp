@@ -4,6 +4,9 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
 #include <isthmus/isthmus.h>
 
 #include <atomic>
@@ -11,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +31,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Before it is submitted, and by one thread.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
   void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }
+
+  // It stands on a stream of a device: there it begins behind what is before it, and what comes later is behind it. Before submitted().
+  void stands_on(c10::Stream stream);
+  const std::optional<c10::Stream> &stream() const noexcept { return stream_; }
+  void order(c10::Stream later) const;  // what `later` is given from now on is behind it
 
   void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
   void watch();                           // from now on the completer settles it as soon as it ends
@@ -68,6 +77,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool watched_ = false;
   std::vector<at::Tensor> kept_;
   Staging staging_;
+  std::optional<c10::Stream> stream_;  // with the event, before submitted_
+  std::optional<c10::Event> event_;    // on the stream, behind the operation and the copies that belong to it
   std::vector<std::function<void()>> at_end_;
   std::vector<Promise> promises_;
 };
@@ -95,6 +106,9 @@ class Work final : public c10d::Work {
   std::uint64_t getSequencenumber() const override;
 
  private:
+  // The future of an operation on a stream: complete at once for the host, for streams when the operation is.
+  c10::intrusive_ptr<c10::ivalue::Future> future_on_stream();
+
   std::shared_ptr<Operation> operation_;  // null: it ended well inside its call
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_ = 0;

@@ -10,6 +10,7 @@ The import only registers the name; where isthmus was installed by pip, torch do
 from __future__ import annotations
 
 import atexit as _atexit
+import copy as _copy
 import json as _json
 import os as _os
 from pathlib import Path as _Path
@@ -54,11 +55,32 @@ def _name(group_id: str, ranks: list[int]) -> str:
     return f"{group_id[:12]} (global ranks {shown})"
 
 
+def _device(group_options: Options | None) -> str | None:
+    """The device that a rank works on where nothing was said: torch's current one, if this torch has a device that is served.
+
+    A process that sees several and has chosen none takes the launcher's local rank, as the vendors' backends do.
+    """
+    said = group_options.settings if group_options is not None else ""
+    if "ISTHMUS_DEVICE" in _os.environ or any(part.split("=")[0].strip() == "DEVICE" for part in said.split(";")):
+        return None
+    if not torch.cuda.is_available():
+        return None
+    index = torch.cuda.current_device()
+    local = _os.environ.get("LOCAL_RANK", "")
+    if index == 0 and local.isdigit():
+        index = int(local) % torch.cuda.device_count()
+    return f"{'hip' if torch.version.hip else 'cuda'}:{index}"
+
+
 def create(options: Any, group_options: Options | None) -> Backend:
     """What torch calls to make the backend of one group; `options` is its _DistributedBackendOptions."""
     if group_options is not None and not isinstance(group_options, Options):
         raise TypeError(f"pg_options of an isthmus group must be isthmus.torch.Options, not {type(group_options).__name__}")
     ranks = list(options.global_ranks_in_group)
+    chosen = _device(group_options)
+    if chosen:
+        group_options = _copy.copy(group_options) if group_options is not None else Options()
+        group_options.settings = ";".join(filter(None, [group_options.settings, f"DEVICE={chosen}"]))
     return _torch.create(
         store=options.store,
         rank=options.group_rank,
