@@ -1,64 +1,20 @@
 // The simulated vendor is what it says: device memory that the host cannot touch, one queue, locks, loud misuse, faults on demand, and a
 // collective library whose results are those of plain arithmetic. Every test runs in a process of its own, since the environment is read
 // once.
-#include <dlfcn.h>
-#include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-// Under ThreadSanitizer, whose exits take a second each otherwise.
-extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
-extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
+#include "rehearsal_support.hpp"
 
 namespace {
 
+using namespace rehearsed;
 using Address = unsigned long long;
-using Handle = void *;
-struct UniqueId {
-  unsigned char bytes[128];
-};
 
-std::string folder() {
-  const char *set = std::getenv("REHEARSAL_DIR");
-#ifdef REHEARSAL_DIR
-  return set ? set : REHEARSAL_DIR;
-#else
-  return set ? set : ".";
-#endif
-}
-void *library(const char *name) {
-  void *l = ::dlopen((folder() + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!l) {
-    std::fprintf(stderr, "%s\n", ::dlerror());
-    ::_exit(4);
-  }
-  return l;
-}
-
-// Calls by name; the types of the arguments are the caller's word.
-template <class... A>
-int call(const char *library_name, const char *name, A... a) {
-  const auto f = reinterpret_cast<int (*)(A...)>(::dlsym(library(library_name), name));
-  if (!f) {
-    std::fprintf(stderr, "no %s\n", name);
-    ::_exit(4);
-  }
-  return f(a...);
-}
 template <class... A>
 int cu(const char *name, A... a) {
   return call("nvidia/libcuda.so.1", (std::string("cu") + name).c_str(), a...);
@@ -66,79 +22,6 @@ int cu(const char *name, A... a) {
 template <class... A>
 int nc(const char *name, A... a) {
   return call("nvidia/libnccl.so.2", (std::string("nccl") + name).c_str(), a...);
-}
-size_t live(const char *what) {
-  return reinterpret_cast<size_t (*)(const char *)>(::dlsym(library("librehearsal.so"), "rehearsal_live"))(what);
-}
-unsigned long number_of(const char *name, const char *argument = nullptr) {
-  return reinterpret_cast<unsigned long (*)(const char *)>(::dlsym(library("librehearsal.so"), name))(argument);
-}
-
-#define CHECK(x)                                                           \
-  do {                                                                     \
-    if (!(x)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #x); \
-      std::fflush(stderr);                                                 \
-      ::_exit(3);                                                          \
-    }                                                                      \
-  } while (0)
-#define IS(x, y)                                                                                        \
-  do {                                                                                                  \
-    const auto is_ = (x);                                                                               \
-    if (is_ != (y)) {                                                                                   \
-      std::fprintf(stderr, "%s:%d: %s is %lld\n", __FILE__, __LINE__, #x, static_cast<long long>(is_)); \
-      std::fflush(stderr);                                                                              \
-      ::_exit(3);                                                                                       \
-    }                                                                                                   \
-  } while (0)
-
-using Environment = std::vector<std::pair<std::string, std::string>>;
-struct End {
-  int status = 0;
-  std::string said;
-  bool clean() const { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
-  bool has(const char *text) const { return said.find(text) != std::string::npos; }
-};
-
-// Runs it in a child, which ends by itself or is ended.
-End run(const Environment &environment, const std::function<void()> &body, int seconds = 60) {
-  int ends[2];
-  EXPECT_EQ(::pipe(ends), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(ends[1], 2);
-    ::close(ends[0]);
-    ::close(ends[1]);
-    ::setenv("REHEARSAL_QUIET", "1", 1);
-    for (const auto &[name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-    body();
-    std::exit(0);
-  }
-  ::close(ends[1]);
-  End end;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  while (true) {
-    pollfd p{ends[0], POLLIN, 0};
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-    if (left <= 0) {
-      ::kill(child, SIGKILL);
-      end.said += "(took too long)";
-      break;
-    }
-    if (::poll(&p, 1, static_cast<int>(left)) <= 0) continue;
-    char part[4096];
-    const ssize_t n = ::read(ends[0], part, sizeof part);
-    if (n <= 0) break;
-    end.said.append(part, static_cast<size_t>(n));
-  }
-  ::close(ends[0]);
-  ::waitpid(child, &end.status, 0);
-  return end;
-}
-void expect_clean(const Environment &environment, const std::function<void()> &body) {
-  const End end = run(environment, body);
-  EXPECT_TRUE(end.clean()) << "status " << end.status << "\n" << end.said;
 }
 
 void use(int device) {
@@ -165,7 +48,6 @@ Handle new_event() {
 }
 void to_device(Address a, const void *from, size_t bytes) { IS(cu("MemcpyHtoD_v2", a, from, bytes), 0); }
 void from_device(void *to, Address a, size_t bytes) { IS(cu("MemcpyDtoH_v2", to, a, bytes), 0); }
-void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 // Host memory that the device knows, and a word in it that queues wait for.
 struct Pinned {

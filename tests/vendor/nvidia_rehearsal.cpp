@@ -1,6 +1,6 @@
 // What one source of the rehearsal exports under NVIDIA's names, compared with the published headers. Only compiled, never run:
 // tests/suite/test_vendor_abi.py, which writes the three lists from the source's EXPORT lines and defines REHEARSAL_SOURCE,
-// and REHEARSAL_NCCL if the source is one of NCCL's.
+// and REHEARSAL_NCCL_VERSION if the source is one of NCCL's.
 // The source's functions get names of their own here, because one name cannot be declared in two ways.
 
 #include "renamed.inc"  // #define cuInit rehearsed_cuInit, ...
@@ -30,6 +30,7 @@ using namespace rehearsal::nccl;
 #include "compared.inc"  // COMPARE(cuInit), ...
 #undef COMPARE
 
+#ifndef REHEARSAL_NCCL_VERSION
 static_assert(sizeof(cuda::Result) == sizeof(CUresult) && sizeof(cuda::DeviceNumber) == sizeof(CUdevice));
 static_assert(std::is_same_v<cuda::Address, CUdeviceptr>);
 static_assert(+cuda::kSuccess == +CUDA_SUCCESS);
@@ -54,8 +55,7 @@ static_assert(+cuda::kCaptureInvalidated == +CUDA_ERROR_STREAM_CAPTURE_INVALIDAT
 static_assert(+cuda::kCaptureUnmatched == +CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
 static_assert(+cuda::kCapturedEvent == +CUDA_ERROR_CAPTURED_EVENT);
 static_assert(+cuda::kUnknown == +CUDA_ERROR_UNKNOWN);
-
-#ifdef REHEARSAL_NCCL
+#else
 static_assert(sizeof(nccl::Result) == sizeof(ncclResult_t));
 static_assert(+nccl::kSuccess == +ncclSuccess && +nccl::kUnhandledCuda == +ncclUnhandledCudaError);
 static_assert(+nccl::kSystem == +ncclSystemError && +nccl::kInternal == +ncclInternalError);

@@ -78,7 +78,10 @@ std::vector<Device *> &device_stack() {
   static thread_local std::vector<Device *> stack;
   return stack;
 }
-Device *current_device() { return device_stack().empty() ? nullptr : device_stack().back(); }
+Device *current_device() {
+  if (!device_stack().empty()) return device_stack().back();
+  return Machine::started() && Machine::get().always_a_device.load() ? Machine::get().device(0) : nullptr;
+}
 
 // ---- memory ---------------------------------------------------------------------------------------------------------------
 
@@ -90,13 +93,13 @@ Code release(const Entry &e, Device &d, uintptr_t address) {
   const auto lock = d.enter_and_wait();
   return unmap_device_memory(e.name(), address);
 }
-Code allocate_host(const Entry &, Device &d, size_t bytes, void **host) {
+Code allocate_host(const Entry &, Device &d, size_t bytes, void **host, Pinned pinned) {
   const auto lock = d.enter_and_wait();
-  return map_host_memory(d.ordinal(), bytes, host);
+  return map_host_memory(d.ordinal(), bytes, pinned, host);
 }
-Code release_host(const Entry &e, Device &d, void *host) {
+Code release_host(const Entry &e, Device &d, void *host, Pinned pinned) {
   const auto lock = d.enter_and_wait();
-  return unmap_host_memory(e.name(), host);
+  return unmap_host_memory(e.name(), pinned, host);
 }
 Code enter_host(const Entry &e, Device &d, void *host, size_t bytes) {
   const auto lock = d.enter_and_wait();

@@ -144,14 +144,15 @@ class REHEARSAL_API Machine {
   Handles<Event> events{2};
   Handles<Graph> graphs{3};
   std::atomic<int> global_captures{0};
-  std::atomic<int> illegal_address{1};  // the vendor's number for a device that touched what it may not
+  std::atomic<int> illegal_address{1};       // the vendor's number for a device that touched what it may not
+  std::atomic<bool> always_a_device{false};  // a thread that has chosen none has the first
 
  private:
   Machine();
   std::vector<std::unique_ptr<Device>> devices_;
 };
 
-// The stack of the thread's devices; the last one is current.
+// The stack of the thread's devices; the last one is current. An empty one: none is, or the first.
 REHEARSAL_API std::vector<Device *> &device_stack();
 REHEARSAL_API Device *current_device();
 
@@ -159,8 +160,8 @@ REHEARSAL_API Device *current_device();
 
 REHEARSAL_API Code allocate(const Entry &e, Device &d, size_t bytes, uintptr_t *address);
 REHEARSAL_API Code release(const Entry &e, Device &d, uintptr_t address);
-REHEARSAL_API Code allocate_host(const Entry &e, Device &d, size_t bytes, void **host);
-REHEARSAL_API Code release_host(const Entry &e, Device &d, void *host);
+REHEARSAL_API Code allocate_host(const Entry &e, Device &d, size_t bytes, void **host, Pinned pinned = Pinned::Allocated);
+REHEARSAL_API Code release_host(const Entry &e, Device &d, void *host, Pinned pinned = Pinned::Allocated);
 REHEARSAL_API Code enter_host(const Entry &e, Device &d, void *host, size_t bytes);
 REHEARSAL_API Code leave_host(const Entry &e, Device &d, void *host);
 
@@ -177,7 +178,13 @@ REHEARSAL_API Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side t
                         size_t bytes);
 REHEARSAL_API Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes);
 
-enum class Compare { GreaterEqual, Equal, And, Nor };
+enum class Compare {
+  GreaterEqual,  // on a circle: the difference is not negative
+  Equal,
+  And,
+  Nor,
+  SignedGreaterEqual  // of numbers of 64 bits; narrower ones are positive
+};
 REHEARSAL_API Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide);
 REHEARSAL_API Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, bool wide);
 REHEARSAL_API Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument);

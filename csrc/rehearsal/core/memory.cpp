@@ -69,7 +69,7 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
   const std::unique_lock lock(b.mutex);
   if (overlaps(b.host, block->host, block->bytes)) return Code::Registered;
   block->address = block->host;
-  if (!settings().same_address) {
+  if (!settings().same_address && block->pinned != Pinned::Signal) {
     const uintptr_t within = block->host & (kPage - 1);
     const uintptr_t start = reserve(within + block->bytes);
     if (!start) return Code::NoMemory;
@@ -80,11 +80,11 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
   return Code::Ok;
 }
 
-Code leave_host_memory(void *host, bool ours) {
+Code leave_host_memory(void *host, Pinned pinned) {
   Books &b = books();
   const std::unique_lock lock(b.mutex);
   const auto found = b.host.find(reinterpret_cast<uintptr_t>(host));
-  if (found == b.host.end() || found->second->ours != ours) return Code::NotRegistered;
+  if (found == b.host.end() || found->second->pinned != pinned) return Code::NotRegistered;
   const std::shared_ptr<Block> block = found->second;
   block->live.store(false);
   if (block->address != block->host) {
@@ -98,7 +98,7 @@ Code leave_host_memory(void *host, bool ours) {
 }  // namespace
 
 Block::~Block() {
-  if (engine && (!host || ours)) ::munmap(engine, round_up(bytes));
+  if (engine && !is(Pinned::Registered)) ::munmap(engine, round_up(bytes));
 }
 
 Place find_place(uintptr_t address) {
@@ -174,7 +174,7 @@ Code unmap_device_memory(const char *call, uintptr_t address) {
   return Code::Ok;
 }
 
-Code map_host_memory(int device, size_t bytes, void **host) {
+Code map_host_memory(int device, size_t bytes, Pinned pinned, void **host) {
   if (bytes == 0) return Code::Invalid;
   void *p = ::mmap(nullptr, round_up(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return Code::NoMemory;
@@ -183,7 +183,7 @@ Code map_host_memory(int device, size_t bytes, void **host) {
   block->host = reinterpret_cast<uintptr_t>(p);
   block->bytes = bytes;
   block->engine = static_cast<std::byte *>(p);
-  block->ours = true;
+  block->pinned = pinned;
   const Code code = enter_host_memory(block);
   if (code != Code::Ok) return code;
   *host = p;
@@ -191,8 +191,8 @@ Code map_host_memory(int device, size_t bytes, void **host) {
   return Code::Ok;
 }
 
-Code unmap_host_memory(const char *call, void *host) {
-  const Code code = leave_host_memory(host, true);
+Code unmap_host_memory(const char *call, Pinned pinned, void *host) {
+  const Code code = leave_host_memory(host, pinned);
   if (code != Code::Ok) return misuse(call, Code::Invalid, "%p is not host memory that was allocated here", host);
   died(Live::Allocation);
   return code;
@@ -217,7 +217,7 @@ Code register_host_memory(const char *call, int device, void *host, size_t bytes
 }
 
 Code unregister_host_memory(void *host) {
-  const Code code = leave_host_memory(host, false);
+  const Code code = leave_host_memory(host, Pinned::Registered);
   if (code == Code::Ok) died(Live::Registration);
   return code;
 }

@@ -13,13 +13,20 @@
 
 namespace rehearsal {
 
+// How memory of the host came to be known.
+enum class Pinned {
+  Registered,  // the program's
+  Allocated,   // the engine's
+  Signal       // the engine's, and one address for host and device
+};
+
 struct Block {
   int device = 0;
   uintptr_t address = 0;  // on the device, as the program sees it
   uintptr_t host = 0;     // on the host; 0: memory of the device
   size_t bytes = 0;
   std::byte *engine = nullptr;  // where the engine reads and writes
-  bool ours = false;            // host memory that the engine allocated
+  Pinned pinned = Pinned::Registered;
   std::atomic<bool> live{true};
 
   Block() = default;
@@ -27,6 +34,7 @@ struct Block {
   Block &operator=(const Block &) = delete;
   ~Block();
   bool on_host() const noexcept { return host != 0; }
+  bool is(Pinned p) const noexcept { return on_host() && pinned == p; }
 };
 
 // What an address means.
@@ -48,8 +56,8 @@ REHEARSAL_API Place find_place(uintptr_t address);
 // These only keep the books; the machine's functions of the same purpose wait and lock.
 Code map_device_memory(int device, size_t bytes, uintptr_t *address);
 Code unmap_device_memory(const char *call, uintptr_t address);
-Code map_host_memory(int device, size_t bytes, void **host);
-Code unmap_host_memory(const char *call, void *host);
+Code map_host_memory(int device, size_t bytes, Pinned pinned, void **host);
+Code unmap_host_memory(const char *call, Pinned pinned, void *host);
 Code register_host_memory(const char *call, int device, void *host, size_t bytes);
 Code unregister_host_memory(void *host);
 REHEARSAL_API size_t memory_used(int device);

@@ -78,4 +78,10 @@ const Settings &settings() {
   return *the_settings;
 }
 
+bool switched_on(const char *name) {
+  bool on = false;
+  truth(name, on);
+  return on;
+}
+
 }  // namespace rehearsal

@@ -38,4 +38,7 @@ struct Settings {
 
 REHEARSAL_API const Settings &settings();
 
+// A switch that only one skin has.
+REHEARSAL_API bool switched_on(const char *name);
+
 }  // namespace rehearsal

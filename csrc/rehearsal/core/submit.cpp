@@ -60,6 +60,7 @@ bool holds(T now, T value, Compare how) {
     case Compare::Equal: return now == value;
     case Compare::And: return (now & value) != 0;
     case Compare::Nor: return static_cast<T>(~(now | value)) != 0;
+    case Compare::SignedGreaterEqual: return static_cast<int64_t>(now) >= static_cast<int64_t>(value);
   }
   return false;
 }

@@ -1,9 +1,7 @@
 // The simulated libcuda.so.1: start, devices, contexts, names of errors, entry points.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -42,9 +40,6 @@ Device *numbered(const Entry &e, DeviceNumber n) {
   if (!d) misuse(e.name(), Code::NoDevice, "no device %d", n);
   return d;
 }
-
-// Each process has devices of its own, so the place in the machine differs, too.
-int domain() { return ::getpid() & 0xffff; }
 
 struct ErrorText {
   Result code;
@@ -88,12 +83,7 @@ EXPORT Result cuInit(unsigned flags) {
   if (flags != 0) return number(misuse(entry.name(), Code::Invalid, "flags %u", flags));
   if (settings().devices == 0) return kNoDevice;
   Machine::get().illegal_address.store(kIllegalAddress);
-  static std::once_flag once;
-  std::call_once(once, [] {
-    if (!settings().quiet)
-      std::fprintf(stderr, "rehearsal: simulated NVIDIA driver, %d device(s); no figure of this process is a measurement\n",
-                   settings().devices);
-  });
+  announce_simulation("NVIDIA driver");
   return kSuccess;
 }
 
@@ -130,11 +120,11 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, DeviceNumber n) {
     case 18: *value = 0; break;                        // integrated
     case 19: *value = 1; break;                        // maps host memory
     case 31: *value = settings().queues > 1; break;    // concurrent kernels
-    case 33: *value = n + 1; break;                    // PCI bus
+    case 33: *value = pci_bus(n); break;               // PCI bus
     case 34: *value = 0; break;                        // PCI device
     case 40: *value = 2; break;                        // copy engines
     case 41: *value = 1; break;                        // unified addressing
-    case 50: *value = domain(); break;                 // PCI domain
+    case 50: *value = pci_domain(); break;             // PCI domain
     case 75: *value = 9; break;                        // compute capability
     case 76: *value = 0; break;                        //
     case 83: *value = 0; break;                        // managed memory
@@ -166,9 +156,7 @@ EXPORT Result cuDeviceGetUuid_v2(unsigned char *uuid, DeviceNumber n) {
   CUDA_CALL("cuDeviceGetUuid_v2");
   if (!numbered(entry, n)) return kInvalidDevice;
   if (!uuid) return kInvalidValue;
-  const int32_t tail[2] = {::getpid(), n};
-  std::memcpy(uuid, "rehearse", 8);
-  std::memcpy(uuid + 8, tail, 8);
+  device_uuid(n, uuid);
   return kSuccess;
 }
 
@@ -176,7 +164,7 @@ EXPORT Result cuDeviceGetPCIBusId(char *text, int length, DeviceNumber n) {
   CUDA_CALL("cuDeviceGetPCIBusId");
   if (!numbered(entry, n)) return kInvalidDevice;
   if (!text || length < 13) return kInvalidValue;
-  std::snprintf(text, static_cast<size_t>(length), "%04X:%02X:00.0", domain(), n + 1);
+  std::snprintf(text, static_cast<size_t>(length), "%04X:%02X:00.0", pci_domain(), pci_bus(n));
   return kSuccess;
 }
 

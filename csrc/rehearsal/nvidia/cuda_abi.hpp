@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/machine.hpp"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
+#include "core/skin.hpp"
 
 namespace rehearsal::cuda {
 
@@ -66,14 +64,6 @@ inline Result number(Code code, const Device *d = nullptr) {
   return kUnknown;
 }
 
-// A stream of the program, or one that the device has from the start. `d`: whose, if the handle does not say.
-inline StreamPtr find_stream(StreamHandle handle, Device &d) {
-  const auto h = reinterpret_cast<uint64_t>(handle);
-  if (h <= 1) return d.special_stream(false);
-  if (h == 2) return d.special_stream(true);
-  return Machine::get().streams.find(h);
-}
-
 // What every function begins with.
 inline Result gate(const Entry &e, bool needs_init) {
   if (e.in_child()) return kNotInitialized;
@@ -96,5 +86,9 @@ inline Result gate(const Entry &e, bool needs_init) {
   if (!device) return ::rehearsal::cuda::kInvalidContext
 
 Device *current(const Entry &e);
+
+// A stream of the program or of the device; `find_here` to submit to it: then it must be the current device's.
+Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);
+Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);
 
 }  // namespace rehearsal::cuda

@@ -8,32 +8,15 @@ Context numbered_context(int ordinal);
 
 namespace {
 
-uintptr_t word(const void *p) { return reinterpret_cast<uintptr_t>(p); }
-
-// What may not be called while any thread captures into a graph in the mode that forbids it.
-bool forbidden() { return Machine::get().global_captures.load() > 0; }
-
-// The stream to submit to: one of the current device's.
-Result usable(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
-  *out = find_stream(h, d);
-  if (!*out) return number(misuse(e.name(), Code::BadHandle, "stream %p %s", h, Machine::get().streams.why_not(word(h))));
-  if (&(*out)->device != &d)
-    return number(misuse(e.name(), Code::NoContext, "a stream of device %d with device %d current", (*out)->device.ordinal(),
-                         d.ordinal()));
-  return kSuccess;
-}
-
-Result copy_now(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
-  if (forbidden()) return kCaptureUnsupported;
-  const StreamPtr &s = d.special_stream(false);
-  const Code code = copy(e, s, to, to_side, from, from_side, bytes);
-  return number(code == Code::Ok ? synchronize(s) : code, &d);
+// A copy that is done when the call returns.
+Result copied(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
+  return number(copy_now(e, d, to, to_side, from, from_side, bytes), &d);
 }
 
 Result copy_later(const Entry &e, Device &d, StreamHandle h, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                   size_t bytes) {
   StreamPtr s;
-  if (const Result r = usable(e, d, h, &s)) return r;
+  if (const Result r = find_here(e, d, h, &s)) return r;
   return number(copy(e, s, to, to_side, from, from_side, bytes), &d);
 }
 
@@ -81,7 +64,7 @@ EXPORT Result cuMemAlloc_v2(Address *out, size_t bytes) {
   CUDA_CALL("cuMemAlloc_v2");
   CUDA_CURRENT();
   if (!out) return kInvalidValue;
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   uintptr_t address = 0;
   const Code code = allocate(entry, *device, bytes, &address);
   if (code == Code::Ok) *out = address;
@@ -92,19 +75,17 @@ EXPORT Result cuMemFree_v2(Address address) {
   CUDA_CALL("cuMemFree_v2");
   CUDA_CURRENT();
   if (!address) return kSuccess;
-  if (forbidden()) return kCaptureUnsupported;
-  const Place p = find_place(address);  // another device's memory may be freed, too: that one is waited for
-  Device *owner = p.found() ? Machine::get().device(p.block->device) : device;
-  return number(release(entry, *owner, address), device);
+  if (forbidden_by_capture()) return kCaptureUnsupported;
+  Device &owner = owner_of(address, *device);  // another device's memory may be freed, too: that one is waited for
+  return number(release(entry, owner, address), device);
 }
 
 EXPORT Result cuMemGetInfo_v2(size_t *left, size_t *all) {
   CUDA_CALL("cuMemGetInfo_v2");
   CUDA_CURRENT();
   if (!left || !all) return kInvalidValue;
-  const auto lock = device->enter();
   *all = settings().memory;
-  *left = *all - memory_used(device->ordinal());
+  *left = memory_left(*device);
   return kSuccess;
 }
 
@@ -112,7 +93,7 @@ EXPORT Result cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   CUDA_CALL("cuMemHostAlloc");
   CUDA_CURRENT();
   if (!out || (flags & ~7u)) return kInvalidValue;
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   return number(allocate_host(entry, *device, bytes, out), device);
 }
 
@@ -120,7 +101,7 @@ EXPORT Result cuMemFreeHost(void *host) {
   CUDA_CALL("cuMemFreeHost");
   CUDA_CURRENT();
   if (!host) return kSuccess;
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   return number(release_host(entry, *device, host), device);
 }
 
@@ -129,14 +110,14 @@ EXPORT Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags) {
   CUDA_CURRENT();
   if (flags & ~15u) return kInvalidValue;
   if (flags & 12u) return kNotSupported;  // memory of other devices, read-only memory
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   return number(enter_host(entry, *device, host, bytes), device);
 }
 
 EXPORT Result cuMemHostUnregister(void *host) {
   CUDA_CALL("cuMemHostUnregister");
   CUDA_CURRENT();
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   return number(leave_host(entry, *device, host), device);
 }
 
@@ -144,11 +125,10 @@ EXPORT Result cuMemHostGetDevicePointer_v2(Address *out, void *host, unsigned fl
   CUDA_CALL("cuMemHostGetDevicePointer_v2");
   CUDA_CURRENT();
   if (!out || flags) return kInvalidValue;
-  const auto lock = device->enter();
-  const Place p = find_place(word(host));
-  if (!p.found() || !p.by_host_pointer) return kInvalidValue;
-  *out = p.block->address + p.offset;
-  return kSuccess;
+  uintptr_t address = 0;
+  const Code code = device_address(*device, host, &address);
+  if (code == Code::Ok) *out = address;
+  return number(code);
 }
 
 // ---- copies ---------------------------------------------------------------------------------------------------------------
@@ -156,22 +136,22 @@ EXPORT Result cuMemHostGetDevicePointer_v2(Address *out, void *host, unsigned fl
 EXPORT Result cuMemcpy(Address to, Address from, size_t bytes) {
   CUDA_CALL("cuMemcpy");
   CUDA_CURRENT();
-  return copy_now(entry, *device, to, Side::Any, from, Side::Any, bytes);
+  return copied(entry, *device, to, Side::Any, from, Side::Any, bytes);
 }
 EXPORT Result cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) {
   CUDA_CALL("cuMemcpyHtoD_v2");
   CUDA_CURRENT();
-  return copy_now(entry, *device, to, Side::Device, word(from), Side::Pageable, bytes);
+  return copied(entry, *device, to, Side::Device, word(from), Side::Pageable, bytes);
 }
 EXPORT Result cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) {
   CUDA_CALL("cuMemcpyDtoH_v2");
   CUDA_CURRENT();
-  return copy_now(entry, *device, word(to), Side::Pageable, from, Side::Device, bytes);
+  return copied(entry, *device, word(to), Side::Pageable, from, Side::Device, bytes);
 }
 EXPORT Result cuMemcpyDtoD_v2(Address to, Address from, size_t bytes) {
   CUDA_CALL("cuMemcpyDtoD_v2");
   CUDA_CURRENT();
-  return copy_now(entry, *device, to, Side::Device, from, Side::Device, bytes);
+  return copied(entry, *device, to, Side::Device, from, Side::Device, bytes);
 }
 EXPORT Result cuMemcpyAsync(Address to, Address from, size_t bytes, StreamHandle stream) {
   CUDA_CALL("cuMemcpyAsync");
@@ -198,14 +178,14 @@ EXPORT Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Strea
 EXPORT Result cuMemsetD8_v2(Address to, unsigned char value, size_t count) {
   CUDA_CALL("cuMemsetD8_v2");
   CUDA_CURRENT();
-  if (forbidden()) return kCaptureUnsupported;
+  if (forbidden_by_capture()) return kCaptureUnsupported;
   return number(fill(entry, device->special_stream(false), to, value, count), device);
 }
 EXPORT Result cuMemsetD8Async(Address to, unsigned char value, size_t count, StreamHandle stream) {
   CUDA_CALL("cuMemsetD8Async");
   CUDA_CURRENT();
   StreamPtr s;
-  if (const Result r = usable(entry, *device, stream, &s)) return r;
+  if (const Result r = find_here(entry, *device, stream, &s)) return r;
   return number(fill(entry, s, to, value, count), device);
 }
 

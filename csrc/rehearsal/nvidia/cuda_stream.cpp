@@ -4,24 +4,8 @@
 namespace rehearsal::cuda {
 Context stream_context(const Stream &s);
 
-namespace {
+Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) { return number(find_stream(e, d, h, out)); }
 
-uint64_t bits(const void *h) { return reinterpret_cast<uint64_t>(h); }
-void *handle(uint64_t h) { return reinterpret_cast<void *>(h); }
-
-Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
-  *out = find_stream(h, d);
-  if (*out) return kSuccess;
-  return number(misuse(e.name(), Code::BadHandle, "stream %p %s", h, Machine::get().streams.why_not(bits(h))));
-}
-
-Result find(const Entry &e, EventHandle h, EventPtr *out) {
-  *out = Machine::get().events.find(bits(h));
-  if (*out) return kSuccess;
-  return number(misuse(e.name(), Code::BadHandle, "event %p %s", h, Machine::get().events.why_not(bits(h))));
-}
-
-// To submit, the stream must be the current device's.
 Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
   if (const Result r = find(e, d, h, out)) return r;
   if (&(*out)->device == &d) return kSuccess;
@@ -29,13 +13,9 @@ Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
                        d.ordinal()));
 }
 
-Result create(const Entry &e, Device &d, StreamHandle *out, unsigned flags, int priority) {
-  if (!out || flags > 1) return number(misuse(e.name(), Code::Invalid, "flags %u", flags));
-  const auto lock = d.enter();
-  *out = handle(Machine::get().streams.add(std::make_shared<Stream>(d, d.next_queue(), flags, priority, true)));
-  born(Live::Stream);
-  return kSuccess;
-}
+namespace {
+
+Result find(const Entry &e, EventHandle h, EventPtr *out) { return number(find_event(e, h, out)); }
 
 constexpr unsigned kFlush = 1u << 30;
 
@@ -68,23 +48,18 @@ using namespace rehearsal::cuda;
 EXPORT Result cuStreamCreate(StreamHandle *out, unsigned flags) {
   CUDA_CALL("cuStreamCreate");
   CUDA_CURRENT();
-  return create(entry, *device, out, flags, 0);
+  return number(create_stream(entry, *device, out, flags, 0));
 }
 EXPORT Result cuStreamCreateWithPriority(StreamHandle *out, unsigned flags, int priority) {
   CUDA_CALL("cuStreamCreateWithPriority");
   CUDA_CURRENT();
-  return create(entry, *device, out, flags, priority);
+  return number(create_stream(entry, *device, out, flags, priority));
 }
 
 EXPORT Result cuStreamDestroy_v2(StreamHandle stream) {
   CUDA_CALL("cuStreamDestroy_v2");
   CUDA_CURRENT();
-  if (bits(stream) <= 2) return number(misuse(entry.name(), Code::BadHandle, "a stream of the device's own"));
-  StreamPtr s;
-  if (const Result r = find(entry, *device, stream, &s)) return r;
-  const auto lock = s->device.enter();
-  if (Machine::get().streams.remove(bits(stream))) died(Live::Stream);  // what is submitted is still done
-  return kSuccess;
+  return number(destroy_stream(entry, *device, stream));
 }
 
 EXPORT Result cuStreamQuery(StreamHandle stream) {
@@ -132,9 +107,7 @@ EXPORT Result cuStreamIsCapturing(StreamHandle stream, int *out) {
   StreamPtr s;
   if (const Result r = find(entry, *device, stream, &s)) return r;
   if (!out) return kInvalidValue;
-  const auto lock = s->device.enter();
-  const auto capture = s->capture();
-  *out = !capture ? 0 : capture->invalid.load() ? 2 : 1;
+  *out = capture_status(s);
   return kSuccess;
 }
 
@@ -155,14 +128,13 @@ EXPORT Result cuStreamEndCapture(StreamHandle stream, GraphHandle *out) {
   if (!out) return kInvalidValue;
   uint64_t graph = 0;
   const Code code = end_capture(entry, s, &graph);
-  *out = handle(graph);
+  *out = pointer(graph);
   return number(code, device);
 }
 
 EXPORT Result cuGraphDestroy(GraphHandle graph) {
   CUDA_CALL("cuGraphDestroy");
-  if (Machine::get().graphs.remove(bits(graph))) return kSuccess;
-  return number(misuse(entry.name(), Code::BadHandle, "graph %p %s", graph, Machine::get().graphs.why_not(bits(graph))));
+  return number(destroy_graph(entry, graph));
 }
 
 // ---- value operations and host functions ----------------------------------------------------------------------------------
@@ -203,23 +175,13 @@ EXPORT Result cuEventCreate(EventHandle *out, unsigned flags) {
   CUDA_CURRENT();
   if (!out || (flags & ~7u)) return kInvalidValue;
   if (flags & 4) return kNotSupported;  // between processes
-  const auto lock = device->enter();
-  const auto event = std::make_shared<Event>();
-  event->device = device->ordinal();
-  event->timing = (flags & 2) == 0;
-  *out = handle(Machine::get().events.add(event));
-  born(Live::Event);
-  return kSuccess;
+  return number(create_event(*device, out, (flags & 2) == 0));
 }
 
 EXPORT Result cuEventDestroy_v2(EventHandle event) {
   CUDA_CALL("cuEventDestroy_v2");
   CUDA_CURRENT();
-  EventPtr ev;
-  if (const Result r = find(entry, event, &ev)) return r;
-  const auto lock = Machine::get().device(ev->device)->enter();
-  if (Machine::get().events.remove(bits(event))) died(Live::Event);
-  return kSuccess;
+  return number(destroy_event(entry, event));
 }
 
 EXPORT Result cuEventRecord(EventHandle event, StreamHandle stream) {
@@ -229,10 +191,7 @@ EXPORT Result cuEventRecord(EventHandle event, StreamHandle stream) {
   EventPtr ev;
   if (const Result r = find(entry, event, &ev)) return r;
   if (const Result r = find_here(entry, *device, stream, &s)) return r;
-  if (ev->device != device->ordinal())
-    return number(misuse(entry.name(), Code::BadHandle, "an event of device %d on a stream of device %d", ev->device,
-                         device->ordinal()));
-  return number(record(entry, ev, s), device);
+  return number(record_here(entry, ev, s), device);
 }
 
 EXPORT Result cuEventQuery(EventHandle event) {
@@ -256,17 +215,7 @@ Result elapsed(const Entry &entry, float *out, EventHandle first, EventHandle se
   EventPtr a, b;
   if (const Result r = find(entry, first, &a)) return r;
   if (const Result r = find(entry, second, &b)) return r;
-  if (!out) return kInvalidValue;
-  int64_t at[2] = {0, 0};
-  for (int i = 0; i < 2; ++i) {
-    Event &ev = i ? *b : *a;
-    const std::lock_guard lock(ev.mutex);
-    if (!ev.timing || !ev.marker) return kInvalidHandle;
-    if (!ev.marker->done.load(std::memory_order_acquire)) return kNotReady;
-    at[i] = ev.marker->at_us.load(std::memory_order_relaxed);
-  }
-  *out = static_cast<float>(at[1] - at[0]) / 1000.0f;
-  return kSuccess;
+  return number(elapsed_ms(a, b, out));
 }
 }  // namespace
 

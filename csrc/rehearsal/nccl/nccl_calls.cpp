@@ -1,8 +1,8 @@
-// The simulated libnccl.so.2: collectives, messages, groups.
+// The simulated libnccl.so.2 and librccl.so.1: collectives, messages, groups.
 #include <cstring>
 #include <thread>
 
-#include "nvidia/nccl_abi.hpp"
+#include "nccl/nccl_abi.hpp"
 
 namespace rehearsal::nccl {
 namespace {
@@ -35,14 +35,14 @@ bool alive(const Call &c) {
     if (!block->live.load(std::memory_order_acquire)) {
       misuse(c.entry.name(), Code::Illegal, "memory at %#zx was freed before the work that uses it ran",
              static_cast<size_t>(block->address));
-      c.comm->device.break_down(cuda::kIllegalAddress);
+      c.comm->device.break_down(Machine::get().illegal_address.load());
       return false;
     }
   return true;
 }
 
 // A failure of the device ends its work for good; of the network only the communicator hears, and the work stands.
-int breaks_device(const Extras &x) { return x.late == kUnhandledCuda ? cuda::kIllegalAddress : 0; }
+int breaks_device(const Extras &x) { return x.late == kUnhandledCuda ? Machine::get().illegal_address.load() : 0; }
 
 Code submit_collective(const Call &c, const StreamPtr &s) {
   return c.comm->submit_locked(
@@ -185,10 +185,8 @@ Result begin(Call &c, CommHandle h, void *stream, int type, int peer) {
   if (const Result r = find_ready(c.entry, h, &c.comm)) return r;
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
   if (peer < 0 || peer >= c.comm->size) return say(kInvalidArgument, "rank %d of %d", peer, c.comm->size);
-  c.stream = cuda::find_stream(stream, c.comm->device);
-  const auto bits = reinterpret_cast<uint64_t>(stream);
-  if (!c.stream) misuse(c.entry.name(), Code::BadHandle, "stream %p %s", stream, Machine::get().streams.why_not(bits));
-  else if (&c.stream->device != &c.comm->device)
+  if (find_stream(c.entry, c.comm->device, stream, &c.stream) != Code::Ok) return say(kInvalidArgument, "not a stream");
+  if (&c.stream->device != &c.comm->device)
     misuse(c.entry.name(), Code::Invalid, "a stream of device %d, the communicator's is %d", c.stream->device.ordinal(),
            c.comm->device.ordinal());
   else {

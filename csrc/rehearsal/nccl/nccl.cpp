@@ -1,4 +1,4 @@
-// The simulated libnccl.so.2: communicators.
+// The simulated libnccl.so.2 and librccl.so.1: communicators.
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -8,12 +8,12 @@
 #include <string>
 #include <thread>
 
-#include "nvidia/nccl_abi.hpp"
+#include "nccl/nccl_abi.hpp"
 
 namespace rehearsal::nccl {
 namespace {
 
-constexpr int kVersion = 22903;
+constexpr int kVersion = REHEARSAL_NCCL_VERSION;
 constexpr uint64_t kIdMagic = 0x6469'6c61'6573'7268;
 
 struct Books {

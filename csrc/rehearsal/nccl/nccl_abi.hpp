@@ -1,4 +1,5 @@
-// The part of NCCL's binary interface that the rehearsal offers, in our own words, and what the files of the skin share.
+// The part of NCCL's binary interface that the rehearsal offers, in our own words, and what the files of the skin share. AMD's RCCL has the
+// same names, numbers and errors, and is built of the same files: a stream's handle is HIP's there, and the version another.
 #pragma once
 
 #include <climits>
@@ -9,7 +10,7 @@
 #include <string>
 
 #include "core/communicator.hpp"
-#include "nvidia/cuda_abi.hpp"
+#include "core/skin.hpp"
 
 namespace rehearsal::nccl {
 

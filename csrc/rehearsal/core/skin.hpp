@@ -1,0 +1,58 @@
+// What the vendors' skins have in common: how they export, what their handles are, and the bodies of functions that all of them have under
+// one name or another. Outcomes are the engine's; a skin says them in its own numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/machine.hpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace rehearsal {
+
+inline uint64_t word(const void *p) { return reinterpret_cast<uint64_t>(p); }
+inline void *pointer(uint64_t w) { return reinterpret_cast<void *>(w); }
+
+// Says once in a process that it is simulated.
+REHEARSAL_API void announce_simulation(const char *what);
+
+// ---- where a device is: each process has devices of its own, so their places in the machine differ, too --------------------
+
+REHEARSAL_API int pci_domain();
+constexpr int pci_bus(int ordinal) { return ordinal + 1; }
+REHEARSAL_API void device_uuid(int ordinal, unsigned char uuid[16]);
+
+// ---- streams --------------------------------------------------------------------------------------------------------------
+
+// A stream of the program, or one that the device has from the start: null, 1 and 2. `d`: whose, if the handle does not say.
+REHEARSAL_API StreamPtr find_stream(void *handle, Device &d);
+REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out);  // misuse if there is none
+REHEARSAL_API Code create_stream(const Entry &e, Device &d, void **out, unsigned flags, int priority);
+REHEARSAL_API Code destroy_stream(const Entry &e, Device &d, void *handle);
+
+// What may not be called while any thread captures into a graph in the mode that forbids it.
+inline bool forbidden_by_capture() { return Machine::get().global_captures.load() > 0; }
+REHEARSAL_API int capture_status(const StreamPtr &s);  // 0: none, 1: captures, 2: invalid
+REHEARSAL_API Code destroy_graph(const Entry &e, void *handle);
+
+// ---- events ---------------------------------------------------------------------------------------------------------------
+
+REHEARSAL_API Code find_event(const Entry &e, void *handle, EventPtr *out);
+REHEARSAL_API Code create_event(Device &d, void **out, bool timing);
+REHEARSAL_API Code destroy_event(const Entry &e, void *handle);
+REHEARSAL_API Code record_here(const Entry &e, const EventPtr &event, const StreamPtr &s);  // both of one device
+REHEARSAL_API Code elapsed_ms(const EventPtr &first, const EventPtr &second, float *out);
+
+// ---- memory ---------------------------------------------------------------------------------------------------------------
+
+// The device whose memory that is; `otherwise` if nobody knows it.
+REHEARSAL_API Device &owner_of(uintptr_t address, Device &otherwise);
+REHEARSAL_API size_t memory_left(Device &d);
+// The device's address of a pointer into registered host memory.
+REHEARSAL_API Code device_address(Device &d, const void *host, uintptr_t *out);
+// A copy on the device's own stream that is done when the call returns.
+REHEARSAL_API Code copy_now(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
+                            size_t bytes);
+
+}  // namespace rehearsal
