@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "device/cuda.hpp"
+#include "device/hip.hpp"
 #include "device/host.hpp"
 
 namespace isthmus::device {
@@ -227,6 +228,17 @@ Runtime &a_cuda_runtime() {
   return cuda_runtime();
 }
 
+Runtime &a_hip_runtime() {
+  static const bool opened = [] {
+    try {
+      hip_runtime();
+    } catch (const Error &) { ::dlopen(REHEARSAL "/amd/libamdhip64.so.7", RTLD_NOW | RTLD_GLOBAL); }
+    return true;
+  }();
+  (void)opened;
+  return hip_runtime();
+}
+
 TEST_P(EveryRuntime, TakesAStreamOfTheUsers) {
   if (&runtime == &host_runtime()) {
     EXPECT_THROW(runtime.adopt(0, nullptr), Error);
@@ -258,7 +270,7 @@ TEST_P(EveryRuntime, GatesAndSignalsThatEndAreUsedAgain) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Runtimes, EveryRuntime, testing::Values(&host_runtime(), &a_cuda_runtime()),
+INSTANTIATE_TEST_SUITE_P(Runtimes, EveryRuntime, testing::Values(&host_runtime(), &a_cuda_runtime(), &a_hip_runtime()),
                          [](const auto &p) { return std::string(p.param->vendor()); });
 
 // ---- the host's streams ---------------------------------------------------------------------------------------------------

@@ -371,7 +371,10 @@ def run_fleet(
     init: bool = True,
     expect: Mapping[int, int] | None = None,
 ) -> list[Any]:
-    """body(comm, *arguments) on the ranks of a rehearsed fleet; the results by rank. See ranks.run_processes."""
+    """body(comm, *arguments) on the ranks of a rehearsed fleet; the results by rank. See ranks.run_processes.
+
+    AMD's devices are of a kind whose float8 is everybody's, where `switches` do not say otherwise.
+    """
     expected = dict(expect or {})
     with tempfile.TemporaryDirectory(prefix="isthmus-fleet-") as folder:
         (Path(folder) / "task").write_bytes(cloudpickle.dumps((body, arguments, init)))
@@ -380,7 +383,7 @@ def run_fleet(
         os.environ.update({"ISTHMUS_TIMEOUT": "20", "PYTHONPATH": path, **(env or {})})
         try:
             command = [sys.executable, str(RUNNER), folder]
-            job = rehearse.start(command, fleet, bridge=bridge, switches={"QUIET": "1", **(switches or {})})
+            job = rehearse.start(command, fleet, bridge=bridge, switches={"QUIET": "1", "GFX": "950", **(switches or {})})
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -47,8 +47,7 @@ def without_library(
         with isthmus.init(comm.rank, comm.size, unique_id=bytes(unique_id), **options) as plain:
             return run_cells(plain, cells, labels)
 
-    switches = {"GFX": "950"} if "amd" in fleet else {}  # one whose float8 is everybody's
-    done = run_fleet(fleet, body, bridge=bridge, timeout=300, switches=switches)
+    done = run_fleet(fleet, body, bridge=bridge, timeout=300)
     assert done == [len(cells)] * len(labels)
     return len(cells)
 
@@ -343,7 +342,7 @@ def test_streams_that_wait_for_other_words(switch: str) -> None:
 def test_float8_that_is_two_things_is_moved_and_not_reduced() -> None:
     """gfx942 takes the bytes of float8_e4m3fn for other numbers than everybody else."""
 
-    def body(comm: isthmus.Comm) -> tuple[str, bool]:
+    def body(comm: isthmus.Comm, op: str = "sum") -> tuple[str, bool]:
         import ml_dtypes
 
         data = np.arange(500).astype(np.uint8)
@@ -352,18 +351,19 @@ def test_float8_that_is_two_things_is_moved_and_not_reduced() -> None:
         here.broadcast(x, 0)
         moved = bool((x.view(np.uint8) == np.arange(500).astype(np.uint8)).all())
         try:
-            here.all_reduce(x, "sum", x)
+            here.all_reduce(x, op, x)
         except isthmus.UnsupportedError as error:
             return str(error), moved
         return "reduced", moved
 
-    for said, moved in run_fleet("nvidia:1,amd:2", body):
+    for said, moved in run_fleet("nvidia:1,amd:2", body, switches={"GFX": "942"}):
         assert moved
         assert "rank 1 (hip:0, Simulated AMD device" in said and "fnuz" in said and "rank 0 (cuda:0, " in said, said
         assert "float8_e4m3fn" in said and "convert to bfloat16" in said
-    assert run_fleet("nvidia:1,amd:1", body, switches={"GFX": "950"}) == [("reduced", True)] * 2
-    assert run_fleet("amd:2", body) == [("reduced", True)] * 2  # the library's own kind, among its like
-    for said, _ in run_fleet("amd:2", body, env={"ISTHMUS_CCL": "none"}):
+    assert run_fleet("nvidia:1,amd:1", body) == [("reduced", True)] * 2
+    # The library's own kind, among its like, as far as the library can.
+    assert run_fleet("amd:2", body, switches={"GFX": "942"}) == [("reduced", True)] * 2
+    for said, _ in run_fleet("amd:2", body, "premul_sum", switches={"GFX": "942"}):
         assert "which only its own library reduces" in said
 
 

@@ -56,7 +56,7 @@ def _name(group_id: str, ranks: list[int]) -> str:
 
 
 def _device(group_options: Options | None) -> str | None:
-    """The device that a rank works on where nothing was said: torch's current one, if this torch has a device that is served.
+    """The device that a rank works on where nothing was said: torch's current one, if it has one that is served.
 
     A process that sees several and has chosen none takes the launcher's local rank, as the vendors' backends do.
     """
