@@ -357,6 +357,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
+
+  // torch would put these together from others, and the results would differ from the CPU's in the last bit.
+  for (const char *name : {"native_layer_norm", "native_group_norm", "addr", "linalg__powsum"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
 
 // copy_from heeds these marks of a tensor itself; torch's own way around them ends in copy_from again.
