@@ -1,15 +1,16 @@
-"""A device for PyTorch whose memory is a rehearsal's simulated device memory. It is a simulation, and nothing of the product needs it.
+"""A device for PyTorch whose memory is a rehearsal's simulated device memory. Nothing of the product needs it.
 
 >>> from isthmus import rehearsal_torch
 >>> device = rehearsal_torch.register()  # device(type='rehearsal')
 >>> x = torch.ones(3, device="rehearsal")
 
-In a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started, tensors on "rehearsal" lie in the memory that the
-simulated vendor's driver gives, and its streams and events are the driver's. Isthmus takes them for what that vendor's are. The
-CPU computes, on copies, and results come back in the order of the stream: late, as from a device. The host cannot touch the memory.
+In a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started, tensors on "rehearsal" lie in the memory that
+the simulated vendor's driver gives, and their streams and events are the driver's, so Isthmus takes them for what that vendor's
+are. The host cannot touch the memory. The CPU computes, on copies, and results come back in the order of the stream: late, as
+from a device. It is a simulation, and no time of it is a measurement.
 
-`register` gives torch one accelerator, and it becomes torch.accelerator's: a process that has another one should not call it. After it,
-this module is also `torch.rehearsal`.
+`register` gives torch one accelerator, which becomes torch.accelerator's: a process that has another should not call it. From
+then on this module is also `torch.rehearsal`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from . import rehearse
 from ._errors import Error
 
 __all__ = [
-    "Event",
-    "Stream",
     "current_device",
     "current_stream",
     "default_stream",
@@ -65,7 +64,7 @@ def _load() -> ModuleType:
     except ImportError as error:
         raise ImportError(f"isthmus.rehearsal_torch needs PyTorch, here and where isthmus was built: {error}") from error
     if built.split(".")[:2] != torch.__version__.split(".")[:2]:
-        raise ImportError(f"isthmus was built against PyTorch {built}, and PyTorch {torch.__version__} is running; install anew")
+        raise ImportError(f"isthmus was built against PyTorch {built}, and {torch.__version__} is running; install anew")
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         file = rehearse.folder() / f"_torch_device{suffix}"
         if file.is_file():
@@ -80,7 +79,7 @@ def _load() -> ModuleType:
 def register() -> Any:
     """Makes the device known to torch, once, and returns it: torch.device("rehearsal").
 
-    Raises isthmus.Error where this process finds no simulated vendor, and where another device has the place that torch has for one.
+    Raises isthmus.Error where this process finds no simulated vendor, and where torch's only place for such a device is taken.
     """
     global _loaded
     torch = importlib.import_module("torch")
@@ -119,7 +118,7 @@ def _torch() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Stream", "Event"):
+    if name in ("Stream", "Event"):  # torch's own, which work for any accelerator
         return getattr(importlib.import_module("torch"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
@@ -193,7 +192,8 @@ def current_stream(device: Any = None) -> Any:
 
 
 def default_stream(device: Any = None) -> Any:
-    return _torch().Stream(stream_id=0, device_index=_index(device), device_type=int(_torch()._C._autograd.DeviceType.PrivateUse1))
+    kind = int(_torch()._C._autograd.DeviceType.PrivateUse1)
+    return _torch().Stream(stream_id=0, device_index=_index(device), device_type=kind)
 
 
 def stream(stream: Any) -> Any:

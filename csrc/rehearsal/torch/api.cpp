@@ -340,7 +340,8 @@ void *simulated(std::initializer_list<const char *> names, bool *real) {
 Api *open() {
   bool real = false;
   if (void *library = simulated({"libcuda.so.1"}, &real)) return new Cuda(library);
-  if (void *library = simulated({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}, &real)) return new Hip(library);
+  if (void *library = simulated({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}, &real))
+    return new Hip(library);
   throw std::runtime_error(
       real ? "rehearsal: the driver that this process finds is a real one; the device 'rehearsal' is for simulated ones only"
            : "rehearsal: this process finds no simulated vendor; start it with 'isthmus rehearse --fleet nvidia:1 -- ...'");

@@ -17,7 +17,8 @@ namespace rehearsal_torch {
 namespace {
 
 constexpr int kDevices = 64;  // more than the simulation is ever told to have
-constexpr int kPool = 32;     // streams of each kind and device, as with the vendors' own torch: asked for more, they come again
+constexpr int kPool =
+    32;  // streams of each kind and device, as with the vendors' own torch: asked for more, they come again
 
 thread_local int the_device = 0;
 thread_local std::array<c10::StreamId, kDevices> the_streams{};
@@ -161,9 +162,7 @@ int device_count() noexcept {
   static const int count = [] {
     try {
       return std::min(api().devices(), kDevices);
-    } catch (...) {
-      return 0;
-    }
+    } catch (...) { return 0; }
   }();
   return count;
 }

@@ -16,8 +16,8 @@
 namespace rehearsal_torch {
 namespace {
 
-constexpr size_t kSmallest = 512;          // the vendors' alignment
-constexpr size_t kSmall = 128 << 10;       // what is smaller shares a segment with others of its size
+constexpr size_t kSmallest = 512;     // the vendors' alignment
+constexpr size_t kSmall = 128 << 10;  // what is smaller shares a segment with others of its size
 constexpr size_t kSegment = size_t{1} << 20;
 constexpr int kAllDevices = -1;
 
@@ -363,7 +363,8 @@ at::HostAllocator &pinned_memory() {
 void record_use(const c10::DataPtr &data, const c10::Stream &stream) {
   auto *block = static_cast<Block *>(data.get_context());
   if (data.get_deleter() == &free_pinned_block) pinned_pool().use(block, stream);
-  else if (data.get_deleter() == &free_device_block && (block->device != stream.device_index() || block->stream != stream.id()))
+  else if (data.get_deleter() == &free_device_block &&
+           (block->device != stream.device_index() || block->stream != stream.id()))
     device_pool().use(block, stream);
 }
 

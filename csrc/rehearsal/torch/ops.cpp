@@ -12,6 +12,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -53,14 +54,14 @@ void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin) {
 }
 
 Tensor make(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
-             std::optional<c10::Device> device, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
+            std::optional<c10::Device> device, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
   check_options(layout, pin);
   const c10::DeviceGuard guard(device_or_current(device));
   return at::detail::empty_generic(size, &device_memory(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
 Tensor make_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                     std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin) {
+                    std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin) {
   check_options(layout, pin);
   const c10::DeviceGuard guard(device_or_current(device));
   return at::detail::empty_strided_generic(size, stride, &device_memory(), kKeys, c10::dtype_or_default(dtype));
@@ -103,7 +104,8 @@ void copy_in(void *device, const Tensor &host, size_t bytes, const std::vector<R
     staged = stage(from, bytes, here.stream);
     from = static_cast<const std::byte *>(staged.get());
   }
-  for (const Run &r : runs) api().copy_in(static_cast<std::byte *>(device) + r.at, from + r.at, r.bytes, native(here.stream));
+  for (const Run &r : runs)
+    api().copy_in(static_cast<std::byte *>(device) + r.at, from + r.at, r.bytes, native(here.stream));
   if (direct && !non_blocking) api().synchronize(native(here.stream));  // the source is the caller's again
 }
 
@@ -232,8 +234,8 @@ Tensor copy_from(const Tensor &self, const Tensor &dst, bool non_blocking) {
 // at::native's own would write to the storage with the host's memcpy.
 void grow_storage(const Tensor &t) {
   if (t.numel() == 0) return;
-  const size_t needed = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(),
-                                                         static_cast<size_t>(t.storage_offset()));
+  const size_t needed =
+      at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), static_cast<size_t>(t.storage_offset()));
   const c10::Storage &storage = t.storage();
   if (needed <= storage.nbytes()) return;
   TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
@@ -308,7 +310,8 @@ Tensor on_host(const std::optional<Tensor> &t) { return t && t->defined() ? t->c
 
 Tensor convolution(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, IntArrayRef stride,
                    IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
-  return at::convolution(input.cpu(), weight.cpu(), on_host(bias), stride, padding, dilation, transposed, output_padding, groups)
+  return at::convolution(input.cpu(), weight.cpu(), on_host(bias), stride, padding, dilation, transposed, output_padding,
+                         groups)
       .to(input.device());
 }
 
@@ -316,11 +319,25 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor &gradient, 
                                                         IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                                         bool transposed, IntArrayRef output_padding, int64_t groups,
                                                         std::array<bool, 3> mask) {
-  auto [a, b, c] = at::convolution_backward(gradient.cpu(), input.cpu(), weight.cpu(), IntArrayRef{weight.size(transposed ? 1 : 0) *
-                                                                                                  (transposed ? groups : 1)},
-                                            stride, padding, dilation, transposed, output_padding, groups, mask);
+  const int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
+  auto [a, b, c] = at::convolution_backward(gradient.cpu(), input.cpu(), weight.cpu(), IntArrayRef{outputs}, stride, padding,
+                                            dilation, transposed, output_padding, groups, mask);
   const auto back = [&](Tensor &t) { return t.defined() ? t.to(input.device()) : Tensor(); };
   return {back(a), back(b), back(c)};
+}
+
+// ---- an operator that changes arguments without saying so in its signature, where the fallback would lose what it wrote -----------------
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor &input, const std::optional<Tensor> &weight,
+                                              const std::optional<Tensor> &bias, const std::optional<Tensor> &running_mean,
+                                              const std::optional<Tensor> &running_var, bool training, double momentum,
+                                              double eps) {
+  const Tensor mean = on_host(running_mean), var = on_host(running_var);
+  const auto [y, batch_mean, batch_invstd] =
+      at::native_batch_norm(input.cpu(), on_host(weight), on_host(bias), mean, var, training, momentum, eps);
+  if (training && mean.defined()) running_mean->copy_(mean);
+  if (training && var.defined()) running_var->copy_(var);
+  return {y.to(input.device()), batch_mean.to(input.device()), batch_invstd.to(input.device())};
 }
 
 // ---- everything else ----------------------------------------------------------------------------------------------------------------
@@ -357,6 +374,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
+  m.impl("native_batch_norm", &batch_norm);
 
   // torch would put these together from others, and the results would differ from the CPU's in the last bit.
   for (const char *name : {"native_layer_norm", "native_group_norm", "addr", "linalg__powsum"})
