@@ -4,13 +4,13 @@
 >>> device = rehearsal_torch.register()  # device(type='rehearsal')
 >>> x = torch.ones(3, device="rehearsal")
 
-In a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started, tensors on "rehearsal" lie in the memory that
-the simulated vendor's driver gives, and their streams and events are the driver's, so Isthmus takes them for what that vendor's
-are. The host cannot touch the memory. The CPU computes, on copies, and results come back in the order of the stream: late, as
-from a device. It is a simulation, and no time of it is a measurement.
+In a process that `isthmus rehearse --fleet nvidia:1 -- python script.py` started, tensors on "rehearsal" lie in the memory
+that the simulated vendor's driver gives, and their streams and events are the driver's, so Isthmus takes them for what
+that vendor's are. The host cannot touch the memory. The CPU computes, on copies, and results come back in the order of
+the stream: late, as from a device. It is a simulation, and no time of it is a measurement.
 
-`register` gives torch one accelerator, which becomes torch.accelerator's: a process that has another should not call it. From
-then on this module is also `torch.rehearsal`.
+`register` gives torch one accelerator, which becomes torch.accelerator's: a process that has another should not call it.
+From then on this module is also `torch.rehearsal`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _load() -> ModuleType:
 def register() -> Any:
     """Makes the device known to torch, once, and returns it: torch.device("rehearsal").
 
-    Raises isthmus.Error where this process finds no simulated vendor, and where torch's only place for such a device is taken.
+    Raises isthmus.Error where this process finds no simulated vendor, or torch's only place for such a device is taken.
     """
     global _loaded
     torch = importlib.import_module("torch")

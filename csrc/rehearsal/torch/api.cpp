@@ -37,7 +37,7 @@ class Call {
   int (*function_)(Arguments...);
 };
 
-// ---- what both vendors have, under other names --------------------------------------------------------------------------------
+// ---- what both vendors have, under other names ---------------------------------------------------------------------------
 
 struct Names {
   const char *init, *count, *name, *allocate_pinned, *release_pinned, *memory, *new_stream, *idle, *synchronize_stream,
@@ -156,7 +156,7 @@ class Vendor : public Api {
   }
 };
 
-// ---- NVIDIA: the driver, with the devices' primary contexts ----------------------------------------------------------------------
+// ---- NVIDIA: the driver, with the devices' primary contexts --------------------------------------------------------------
 
 constexpr Names kCudaNames = {.init = "cuInit",
                               .count = "cuDeviceGetCount",
@@ -243,7 +243,7 @@ class Cuda final : public Vendor {
   }
 };
 
-// ---- AMD: the HIP runtime. Never run yet: there is no simulation of it --------------------------------------------------------------
+// ---- AMD: the HIP runtime. Never run yet: there is no simulation of it ---------------------------------------------------
 
 constexpr Names kHipNames = {.init = "hipInit",
                              .count = "hipGetDeviceCount",

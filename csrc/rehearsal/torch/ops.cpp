@@ -39,7 +39,7 @@ using at::Tensor;
 
 bool on_device(const Tensor &t) { return t.device().type() == kType; }
 
-// ---- making tensors --------------------------------------------------------------------------------------------------------------
+// ---- making tensors ------------------------------------------------------------------------------------------------------
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
@@ -67,7 +67,7 @@ Tensor make_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::Scal
   return at::detail::empty_strided_generic(size, stride, &device_memory(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// ---- bytes between the host and a device, in the order of the device's current stream ----------------------------------------------
+// ---- bytes between the host and a device, in the order of the device's current stream ------------------------------------
 
 struct Here {
   int device;
@@ -144,7 +144,7 @@ void copy_between(void *to, int to_index, const void *from, int from_index, size
   }
 }
 
-// ---- tensors between the host and a device ------------------------------------------------------------------------------------------
+// ---- tensors between the host and a device -------------------------------------------------------------------------------
 
 // From a tensor's first element to its last.
 size_t span_of(const Tensor &t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
@@ -229,7 +229,7 @@ Tensor copy_from(const Tensor &self, const Tensor &dst, bool non_blocking) {
   return dst;
 }
 
-// ---- sizes and storages -------------------------------------------------------------------------------------------------------------
+// ---- sizes and storages --------------------------------------------------------------------------------------------------
 
 // at::native's own would write to the storage with the host's memcpy.
 void grow_storage(const Tensor &t) {
@@ -277,7 +277,7 @@ Tensor &set_nothing(Tensor &self) {
   return set_storage(self, nothing.storage(), 0, {0}, {});
 }
 
-// ---- values -------------------------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------------
 
 at::Scalar local_scalar_dense(const Tensor &self) { return at::_local_scalar_dense(self.cpu()); }
 
@@ -304,7 +304,7 @@ bool has_compatible_shallow_copy_type(const Tensor &self, const Tensor &from) {
   return fits(self) && fits(from);
 }
 
-// ---- convolutions: the two operators that are the device's own by name ----------------------------------------------------------------
+// ---- convolutions: the two operators that are the device's own by name ---------------------------------------------------
 
 Tensor on_host(const std::optional<Tensor> &t) { return t && t->defined() ? t->cpu() : Tensor(); }
 
@@ -326,7 +326,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor &gradient, 
   return {back(a), back(b), back(c)};
 }
 
-// ---- an operator that changes arguments without saying so in its signature, where the fallback would lose what it wrote -----------------
+// ---- an operator that changes arguments without saying so in its signature: the fallback would lose that ------------------
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor &input, const std::optional<Tensor> &weight,
                                               const std::optional<Tensor> &bias, const std::optional<Tensor> &running_mean,
@@ -340,7 +340,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor &input, const std::op
   return {y.to(input.device()), batch_mean.to(input.device()), batch_invstd.to(input.device())};
 }
 
-// ---- everything else ----------------------------------------------------------------------------------------------------------------
+// ---- everything else -----------------------------------------------------------------------------------------------------
 
 // A view that is none would lose what is written through it, so an operator that makes one and is not listed below is an error.
 void on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) { at::native::cpu_fallback(op, stack, true); }
