@@ -27,6 +27,7 @@ BUILD = ROOT / "build" / "release"
         ("torch", '#include "engine/op.hpp"\n'),
         ("comm", "#include <cuda.h>\n"),
         ("observe", '#include "torch/backend.hpp"\n'),
+        ("rehearsal", '#include "torch/backend.hpp"\n'),
     ],
 )
 def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
@@ -41,6 +42,7 @@ def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
         ("api", "#include <isthmus/isthmus.h>\n"),
         ("python", '#include "array.hpp"\n#include <isthmus/isthmus.h>\n'),
         ("rehearsal", '#include "core/skin.hpp"\n#include "nccl/nccl_abi.hpp"\n'),
+        ("rehearsal", '#include "core/machine.hpp"\n#include <torch/library.h>\n'),
     ],
 )
 def test_a_right_include_is_none(floor: str, text: str) -> None:
