@@ -1,13 +1,16 @@
-"""Two islands train one model on real data: handwritten digits, distributed data parallel, over torch.distributed.
+"""Islands train one model on real data: handwritten digits, distributed data parallel, over torch.distributed.
 
-    torchrun --standalone --nproc-per-node 4 examples/train_digits.py        (or: make demo)
+    isthmus rehearse --fleet nvidia:2,amd:1,cpu:1 -- python examples/train_digits.py --device auto        (or: make demo)
+    torchrun --standalone --nproc-per-node 4 examples/train_digits.py --islands 2
 
-Ranks 0 and 1 are the island "east", ranks 2 and 3 the island "west", as if they were two sites. Between islands everything
-goes over TCP, inside one through shared memory. The digits are those inside scikit-learn: nothing is downloaded.
+With `--device auto` each rank computes on the device that its process has, real or rehearsed, and on the CPU where it has
+none: all of them in one group. With `--islands 2` the first half of the ranks is the island "east" and the rest "west", as
+if they were two sites, with TCP between them. The digits are those inside scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import sys
@@ -55,6 +58,20 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return right.item() / len(y)
 
 
+def device_of(choice: str) -> torch.device:
+    """Where this rank computes."""
+    if choice == "cpu":
+        return torch.device("cpu")
+    if os.environ.get("REHEARSAL_FLEET") and os.environ.get("ISTHMUS_DEVICE", "host") != "host":
+        from isthmus import rehearsal_torch  # a simulated device: the memory is the simulated vendor's, the CPU computes
+
+        return torch.device(rehearsal_torch.register())
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
 def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...]) -> float:
     """Trains, and says how it goes; the held-out accuracy at the end."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -66,9 +83,9 @@ def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...]) -> f
     reached = 0.0
     for epoch in range(EPOCHS):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
-        total = torch.zeros(())
+        total = torch.zeros((), device=x.device)
         for step in range(steps):
-            mine = order[(step * world + rank) * BATCH : (step * world + rank + 1) * BATCH]
+            mine = order[(step * world + rank) * BATCH : (step * world + rank + 1) * BATCH].to(x.device)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x[mine]), y[mine])
             loss.backward()
@@ -87,7 +104,7 @@ def bits_agree(model: nn.Module) -> bool:
     """Whether every rank holds the same parameters, bit for bit."""
     digest = hashlib.sha256()
     for p in model.parameters():
-        digest.update(p.detach().numpy().tobytes())
+        digest.update(p.detach().cpu().numpy().tobytes())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
@@ -98,6 +115,9 @@ def bits_agree(model: nn.Module) -> bool:
 
 def show_topology() -> None:
     topology = isthmus.torch.topology()
+    for rank in topology["ranks"]:
+        name = f" ({rank['device_name']})" if rank["device_name"] else ""
+        say(f"  rank {rank['rank']}: {rank['device']}{name}{', ' + rank['ccl'] if rank['ccl'] else ''}")
     for island in topology["islands"]:
         say(f"  island {island['label'] or '(no label)'}: ranks {', '.join(map(str, island['ranks']))}")
     for link in topology["links"]:
@@ -106,15 +126,20 @@ def show_topology() -> None:
 
 
 def main() -> int:
-    rank = int(os.environ["RANK"])
-    os.environ["ISTHMUS_ISLAND"] = "east" if rank < int(os.environ["WORLD_SIZE"]) // 2 else "west"
-    os.environ["ISTHMUS_BRIDGE"] = "tcp"
+    parser = argparse.ArgumentParser(description="Trains a small network on handwritten digits.")
+    parser.add_argument("--device", choices=["cpu", "auto"], default="cpu", help="where a rank computes")
+    parser.add_argument("--islands", type=int, choices=[1, 2], default=1, help="2: two sites, with TCP between them")
+    options = parser.parse_args()
+    if options.islands == 2:
+        first = int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]) // 2
+        os.environ.update(ISTHMUS_ISLAND="east" if first else "west", ISTHMUS_BRIDGE="tcp")
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    device = device_of(options.device)
     dist.init_process_group("isthmus")
 
-    digits = data()
-    model = DistributedDataParallel(network())
+    digits = tuple(part.to(device) for part in data())
+    torch.manual_seed(0)
+    model = DistributedDataParallel(network().to(device))
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
     world = dist.get_world_size()
     say(f"Training on {len(digits[0])} digits with {world} ranks; {gradients / 1e6:.2f} MB of gradients a step")
