@@ -57,7 +57,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Device getDevice() const override { return device(the_device); }
   void setDevice(c10::Device d) const override { set_current_device(index_of(d)); }
-  void uncheckedSetDevice(c10::Device d) const noexcept override { the_device = static_cast<int>(d.index()); }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { the_device = d.has_index() ? d.index() : 0; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count()); }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
     const On on(index);
