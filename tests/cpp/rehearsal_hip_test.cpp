@@ -95,8 +95,8 @@ TEST_P(Hip, SaysWhatItIs) {
     attribute(23, 9);
     attribute(61, 4);
     attribute(10013, 1);
-    if (major_version >= 7) attribute(90, 1);
-    else IS(hip("DeviceGetAttribute", &value, 90, 0), 1);
+    IS(hip("DeviceGetAttribute", &value, 90, 0), major_version >= 6 ? 0 : 1);  // later versions know more
+    IS(hip("DeviceGetAttribute", &value, 92, 0), major_version >= 7 ? 0 : 1);
     CHECK(has("hipStreamGetDevice") == (major_version >= 6) && !has("hipPointerGetAttribute"));
     size_t left = 0, all = 0;
     IS(hip("MemGetInfo", &left, &all), 0);

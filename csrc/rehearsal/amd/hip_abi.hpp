@@ -43,7 +43,10 @@ enum : Result {
   kUnknown = 999
 };
 
-constexpr int kVersion = HIP_MAJOR == 5 ? 50221153 : HIP_MAJOR == 6 ? 60342134 : 70051831;
+// A number that differs between the versions.
+constexpr int by_version(int of_5, int of_6, int of_7) { return HIP_MAJOR == 5 ? of_5 : HIP_MAJOR == 6 ? of_6 : of_7; }
+
+constexpr int kVersion = by_version(50221153, 60342134, 70051831);
 
 enum Attribute : int {
   kAsyncEngines = 2,
@@ -62,19 +65,17 @@ enum Attribute : int {
   kWarpSize = 87,
   kRegistersHostMemory = 90,
   kNuma = 92,
-  kLastCommon = HIP_MAJOR == 5   ? 88
-                : HIP_MAJOR == 6 ? 89
-                                 : 95,
+  kLastCommon = by_version(88, 91, 95),
   kFirstOfAmd = 10000,
   kWaits = 10013,
-  kLastOfAmd = HIP_MAJOR == 5 ? 10016 : 10022
+  kLastOfAmd = by_version(10016, 10017, 10022)
 };
 
 // What kind of memory a pointer means. Version 6 took CUDA's numbers.
 enum MemoryType : int {
-  kUnregistered = HIP_MAJOR == 5 ? -1 : 0,  // version 5 has none: it answers with an error
-  kHost = HIP_MAJOR == 5 ? 0 : 1,
-  kDevice = HIP_MAJOR == 5 ? 1 : 2
+  kUnregistered = by_version(-1, 0, 0),  // version 5 has none: it answers with an error
+  kHost = by_version(0, 1, 1),
+  kDevice = by_version(1, 2, 2)
 };
 struct PointerAttributes {
   int type;

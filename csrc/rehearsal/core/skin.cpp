@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -21,7 +22,7 @@ int pci_domain() { return ::getpid() & 0xffff; }
 
 void device_uuid(int ordinal, unsigned char uuid[16]) {
   const int32_t tail[2] = {::getpid(), ordinal};
-  std::memcpy(uuid, "rehearse", 8);
+  std::copy_n("rehearse", 8, uuid);
   std::memcpy(uuid + 8, tail, 8);
 }
 
