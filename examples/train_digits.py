@@ -16,6 +16,8 @@ import os
 import sys
 import time
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that it cannot time devices that it does not know
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -118,8 +120,10 @@ def show_topology() -> None:
     for rank in topology["ranks"]:
         name = f" ({rank['device_name']})" if rank["device_name"] else ""
         say(f"  rank {rank['rank']}: {rank['device']}{name}{', ' + rank['ccl'] if rank['ccl'] else ''}")
-    for island in topology["islands"]:
-        say(f"  island {island['label'] or '(no label)'}: ranks {', '.join(map(str, island['ranks']))}")
+    for group in topology["groups"]:
+        inside = f", {group['ccl']} inside" if group["ccl"] and len(group["ranks"]) > 1 else ""
+        named = f"island {group['island']}" if group["island"] else "island"
+        say(f"  {named}: ranks {', '.join(map(str, group['ranks']))}{inside}")
     for link in topology["links"]:
         if link["to"] != dist.get_rank():
             say(f"  rank {link['from']} to rank {link['to']}: {link['kind']}")

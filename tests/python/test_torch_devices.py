@@ -1,0 +1,310 @@
+"""The torch backend on tensors of devices, in rehearsed fleets: one group of several vendors' devices and CPUs.
+
+The tensors are those of isthmus.rehearsal_torch, in the memory that the simulated vendor gives.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from devices import on_host, run_fleet, vendor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start() -> Any:
+    """This rank's torch device, with the default group made."""
+    import torch
+    import torch.distributed as dist
+
+    import isthmus.torch  # noqa: F401
+
+    if on_host():
+        device = torch.device("cpu")
+    else:
+        from isthmus import rehearsal_torch
+
+        device = torch.device(rehearsal_torch.register())
+    dist.init_process_group("isthmus")
+    return device
+
+
+def every_collective() -> int:
+    """Checks each on tensors of one's own device, small and large, dense and not; how many were checked."""
+    import torch
+    import torch.distributed as dist
+
+    device = start()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ranks = range(world)
+    checked = 0
+
+    def same(got: Any, expected: Any) -> None:
+        nonlocal checked
+        assert got.device.type == device.type
+        assert torch.equal(got.cpu(), expected), (got.cpu().flatten()[:4], expected.flatten()[:4])
+        checked += 1
+
+    def of(r: int, n: int, dtype: Any) -> Any:
+        return (torch.arange(n) % 7 + r).to(dtype)
+
+    for n, dtype in ((3, torch.float32), (1000, torch.int64), (70_000, torch.bfloat16), (120_001, torch.float64)):
+        mine, all_of = of(rank, n, dtype).to(device), [of(r, n, dtype) for r in ranks]
+        total = torch.stack(all_of).double().sum(0).to(dtype)
+        x = mine.clone()
+        dist.all_reduce(x)
+        same(x, total)
+        spread = torch.zeros(n, 3, dtype=dtype, device=device)
+        column = spread[:, 1]  # not dense
+        column.copy_(mine)
+        dist.all_reduce(column, dist.ReduceOp.MAX)
+        same(spread, torch.stack([torch.zeros(n, dtype=dtype), all_of[-1], torch.zeros(n, dtype=dtype)], 1))
+        x = mine.clone()
+        dist.reduce(x, dst=world - 1)
+        if rank == world - 1:
+            same(x, total)
+        x = mine.clone()
+        dist.broadcast(x, src=world - 1)
+        same(x, all_of[-1])
+        pieces = [torch.empty(n, dtype=dtype, device=device) for _ in ranks]
+        dist.all_gather(pieces, mine)
+        for piece, expected in zip(pieces, all_of, strict=True):
+            same(piece, expected)
+        whole = torch.empty(n * world, dtype=dtype, device=device)
+        dist.all_gather_into_tensor(whole, mine)
+        same(whole, torch.cat(all_of))
+        uneven = [torch.empty(n + r, dtype=dtype, device=device) for r in ranks]
+        dist.all_gather(uneven, of(rank, n + rank, dtype).to(device))
+        for r in ranks:
+            same(uneven[r], of(r, n + r, dtype))
+        block = torch.empty(n, dtype=dtype, device=device)
+        dist.reduce_scatter_tensor(block, torch.cat([mine + r for r in ranks]))
+        same(block, (total.double() + rank * world).to(dtype))
+        dist.reduce_scatter(block, [mine + r for r in ranks])
+        same(block, (total.double() + rank * world).to(dtype))
+        there = torch.empty(n * world, dtype=dtype, device=device)
+        dist.all_to_all_single(there, torch.cat([mine + r for r in ranks]))
+        same(there, torch.cat([of(r, n, dtype) + rank for r in ranks]))
+        lists = [torch.empty(n, dtype=dtype, device=device) for _ in ranks]
+        dist.all_to_all(lists, [mine + r for r in ranks])
+        for r in ranks:
+            same(lists[r], of(r, n, dtype) + rank)
+        gathered = [torch.empty(n, dtype=dtype, device=device) for _ in ranks] if rank == 0 else None
+        dist.gather(mine, gathered, dst=0)
+        for r, piece in enumerate(gathered or []):
+            same(piece, all_of[r])
+        dist.scatter(block, [mine + r for r in ranks] if rank == 0 else None, src=0)
+        same(block, all_of[0] + rank)
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, {"rank": rank})
+    assert [one["rank"] for one in everyone] == list(ranks)
+    dist.barrier()
+    dist.destroy_process_group()
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("fleet", "bridge"),
+    [
+        ("nvidia:2", None),
+        ("nvidia:1,amd:1", None),
+        ("amd:2,cpu:1", None),
+        ("nvidia:1,cpu:1,amd:1", "tcp"),
+        ("nvidia:2,amd:2", "tcp"),
+    ],
+)
+def test_every_collective_on_tensors_of_devices(fleet: str, bridge: str | None) -> None:
+    checked = run_fleet(fleet, every_collective, bridge=bridge, init=False, timeout=240)
+    assert min(checked) >= 4 * 15
+
+
+def test_wait_holds_the_stream_and_not_the_thread() -> None:
+    """The operation stands on the stream that was current; wait() orders the one that is current then."""
+
+    def body() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        n = 60_000
+        dist.all_reduce(torch.ones(n, device=device))  # what a first call brings along has happened
+        if on_host():
+            got = torch.ones(n)
+            dist.all_reduce(got)
+            return float(got[0])
+        first, second = torch.Stream(device), torch.Stream(device)
+        # Nothing may be allocated while a stream is held: the driver would wait for it.
+        x, ones, copy = torch.zeros(n, device=device), torch.ones(n, device=device), torch.zeros(n, device=device)
+        torch.accelerator.synchronize()
+        with first:
+            go_on = vendor().hold(first.native_handle)
+            x.copy_(ones)
+            begun = time.monotonic()
+            work = dist.all_reduce(x, async_op=True)
+        with second:
+            work.wait()
+            copy.copy_(x)  # behind the operation, though nobody has waited for it
+            waited = time.monotonic() - begun
+            held = not work.is_completed()
+        go_on()
+        second.synchronize()
+        return waited < 1.0, held, float(copy.cpu()[0]), float(copy.cpu()[-1])
+
+    *devices, host = run_fleet("nvidia:1,amd:1,cpu:1", body, init=False, switches={"QUEUES": "4"})
+    assert host == 3.0
+    assert devices == [(True, True, 3.0, 3.0)] * 2
+
+
+def test_futures_hooks_and_blocks() -> None:
+    def body() -> list[float]:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _coalescing_manager
+
+        device = start()
+        world = dist.get_world_size()
+        got = []
+        x = torch.ones(50_000, device=device)
+        work = dist.all_reduce(x, async_op=True)
+        doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+        doubled.wait()
+        got.append(float(doubled.value()[0].cpu()))
+        assert work.get_future_result().wait() == 0
+        assert work.is_completed() and work.result()[0] is not None
+        parts = [torch.full((1000 * (i + 1),), 1.0, device=device) for i in range(3)]
+        with _coalescing_manager(device=device):
+            for part in parts:
+                dist.all_reduce(part)
+        got += [float(part.sum().cpu()) / len(part) for part in parts]
+        work = dist.all_reduce(x, async_op=True)
+        assert work.wait(torch.distributed.distributed_c10d.timedelta(seconds=20)) and work.is_completed()
+        dist.destroy_process_group()
+        return [value / world for value in got]
+
+    assert run_fleet("nvidia:1,amd:1,cpu:1", body, init=False) == [[2.0, 1.0, 1.0, 1.0]] * 3
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    def body() -> list[str]:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        said = []
+
+        def refused(attempt: Any) -> None:
+            try:
+                attempt()
+                said.append("accepted")
+            except (RuntimeError, ValueError) as error:
+                said.append(str(error))
+
+        x = torch.ones(10, device=device)
+        refused(lambda: dist.all_gather([torch.ones(10), x], x))
+        refused(lambda: dist.send(x, 1 - dist.get_rank()))
+        dist.all_reduce(x)  # and goes on
+        said.append(str(float(x[0].cpu())))
+        return said
+
+    for mixed, message, after in run_fleet("nvidia:2", body, init=False):
+        assert "tensors on" in mixed and "in one call" in mixed, mixed
+        assert "messages of device memory are not carried yet" in message, message
+        assert after == "2.0"
+
+
+def test_a_tensor_of_a_device_on_a_rank_of_the_host_is_refused() -> None:
+    def body() -> str:
+        import torch
+        import torch.distributed as dist
+
+        import isthmus.torch  # noqa: F401
+        from isthmus import rehearsal_torch
+
+        device = rehearsal_torch.register()
+        os.environ["ISTHMUS_DEVICE"] = "host"
+        dist.init_process_group("isthmus")
+        try:
+            dist.all_reduce(torch.ones(10, device=device))
+        except RuntimeError as error:
+            return str(error)
+        return "accepted"
+
+    for said in run_fleet("nvidia:2", body, init=False):
+        assert "a tensor on rehearsal:0 was passed, and this rank works on host memory" in said, said
+        assert "ISTHMUS_DEVICE" in said
+
+
+def test_a_rank_that_is_lost_ends_the_operation_of_the_others() -> None:
+    def body() -> str:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        x = torch.ones(80_000, device=device)
+        try:
+            for turn in range(200):
+                dist.all_reduce(x, dist.ReduceOp.MAX)
+                if turn == 3 and dist.get_rank() == 1:
+                    os.kill(os.getpid(), 9)
+        except RuntimeError as error:
+            return str(error)
+        return "nothing was lost"
+
+    first, lost, last = run_fleet("nvidia:1,amd:1,cpu:1", body, init=False, expect={1: -9})
+    assert lost is None
+    assert "rank 1" in first and "rank 1" in last
+
+
+def test_data_parallel_training_gives_all_ranks_the_same_bits() -> None:
+    """Also buffers, gradient buckets and an optimizer's state live on each rank's own device."""
+
+    def body() -> tuple[str, float]:
+        import hashlib
+
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        device = start()
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(20, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 3)]
+        model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device), bucket_cap_mb=0.005)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        losses = []
+        for _ in range(8):
+            x = torch.randn(16, 20, generator=generator).to(device)
+            loss = torch.nn.functional.cross_entropy(model(x), x.argmax(1) % 3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        digest = hashlib.sha256()
+        for p in model.parameters():
+            digest.update(p.detach().cpu().numpy().tobytes())
+        dist.destroy_process_group()
+        return digest.hexdigest(), losses[0] - losses[-1]
+
+    results = run_fleet("nvidia:2,amd:1,cpu:1", body, init=False)
+    assert len({digest for digest, _ in results}) == 1
+    assert all(gained > 0 for _, gained in results)
+
+
+@pytest.mark.parametrize("arguments", [["--islands", "2"], []], ids=["two islands", "one"])
+def test_the_example_runs_on_cpus_too(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command += [str(ROOT / "examples" / "train_digits.py"), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, text=True, capture_output=True, timeout=120, env=environment, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    assert "all ranks hold identical bits" in ended.stdout
+    assert ("tcp" in ended.stdout) == bool(arguments)
