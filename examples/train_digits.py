@@ -122,8 +122,8 @@ def show_topology() -> None:
         say(f"  rank {rank['rank']}: {rank['device']}{name}{', ' + rank['ccl'] if rank['ccl'] else ''}")
     for group in topology["groups"]:
         inside = f", {group['ccl']} inside" if group["ccl"] and len(group["ranks"]) > 1 else ""
-        named = f"island {group['island']}" if group["island"] else "island"
-        say(f"  {named}: ranks {', '.join(map(str, group['ranks']))}{inside}")
+        ranks = f"rank{'s' if len(group['ranks']) > 1 else ''} {', '.join(map(str, group['ranks']))}"
+        say(f"  island{' ' + group['island'] if group['island'] else ''}: {ranks}{inside}")
     for link in topology["links"]:
         if link["to"] != dist.get_rank():
             say(f"  rank {link['from']} to rank {link['to']}: {link['kind']}")

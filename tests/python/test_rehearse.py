@@ -57,8 +57,8 @@ def test_a_fleet_is_its_ranks_in_order() -> None:
         ("nvidia:1@a b", "'nvidia:1@a b' is not"),
         ("nvidia:1:2", "'nvidia:1:2' is not"),
         ("cpu:0", "cpu:0 has no rank"),
-        ("intel:2", "no vendor 'intel' is known; nvidia, cpu, oneccl are"),
-        ("cpu:1,amd:1", "amd is not rehearsed yet; nvidia, cpu, oneccl are"),
+        ("intel:2", "no vendor 'intel' is known; nvidia, amd, cpu, oneccl are"),
+        ("cpu:1,ascend:1", "ascend is not rehearsed yet; nvidia, amd, cpu, oneccl are"),
         ("ascend:8", "ascend is not rehearsed yet"),
     ],
 )

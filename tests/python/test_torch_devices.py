@@ -243,6 +243,38 @@ def test_a_tensor_of_a_device_on_a_rank_of_the_host_is_refused() -> None:
         assert "ISTHMUS_DEVICE" in said
 
 
+@pytest.mark.parametrize(
+    ("current", "local", "rocm", "chosen"),
+    [
+        (0, None, None, "cuda:0"),
+        (0, "3", None, "cuda:3"),
+        (0, "9", None, "cuda:1"),
+        (2, "3", None, "cuda:2"),
+        (1, "0", "6.3", "hip:1"),
+    ],
+)
+def test_torchs_current_device_is_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, current: int, local: str | None, rocm: str | None, chosen: str
+) -> None:
+    """Where nothing was said; a process that sees several and has chosen none takes the launcher's local rank."""
+    import torch
+
+    import isthmus.torch as face
+
+    monkeypatch.delenv("ISTHMUS_DEVICE", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", local) if local else monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert face._device(None) is None or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.version, "hip", rocm)
+    assert face._device(None) == chosen
+    assert face._device(face.Options(settings="CCL=none; DEVICE=host")) is None
+    assert face._device(face.Options(settings="CCL=none")) == chosen
+    monkeypatch.setenv("ISTHMUS_DEVICE", "host")
+    assert face._device(None) is None
+
+
 def test_a_rank_that_is_lost_ends_the_operation_of_the_others() -> None:
     def body() -> str:
         import torch
