@@ -28,6 +28,9 @@ std::string date_now() {
   return text;
 }
 
+// The fleet of the rehearsal that this rank is part of, or null: no time of a rehearsal is a measurement.
+const char *rehearsed_fleet() { return std::getenv("REHEARSAL_FLEET"); }
+
 // A number in nccl-tests' way: as many decimals as fit the column.
 std::string fit(double value, int width) {
   int digits = 0;
@@ -235,7 +238,7 @@ int Report::finish() {
              {"launched_by", how_},
              {"islands", Json::array()},
              {"bridge", o.bridge.empty() ? "as configured" : o.bridge},
-             {"simulated", false},
+             {"simulated", rehearsed_fleet() != nullptr},
              {"rows", Json::array()}};
     for (const RankLine &r : ranks_) out["islands"].push_back(r.island);
     for (const Row &row : rows_) {
@@ -251,6 +254,7 @@ int Report::finish() {
     }
     out["wrong"] = sum.wrong;
     out["ok"] = sum.wrong == 0;
+    if (const char *fleet = rehearsed_fleet()) out["rehearsal"] = fleet;
     write_file(o.json, out);
   }
   if (!o.nccl_json.empty()) {
@@ -293,6 +297,7 @@ int Report::finish() {
     out["out_of_bounds"] = {{"count", sum.wrong}, {"okay", sum.wrong == 0 ? "true" : "false"}};
     out["average_bus_bandwidth"] = {{"bandwidth", sum.bandwidth}, {"okay", "unchecked"}};
     out["end_time"] = date_now();
+    if (const char *fleet = rehearsed_fleet()) out["rehearsal"] = fleet;
     write_file(path, out);
     std::printf("# Writing JSON output to %s\n", path.c_str());
   }

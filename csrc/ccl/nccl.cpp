@@ -299,7 +299,15 @@ class Nccl final : public Library {
     }
     const auto find = [&](const char *function) { return ::dlsym(library, (std::string(row.prefix) + function).c_str()); };
     const auto get_version = reinterpret_cast<Result (*)(int *)>(find("GetVersion"));
-    if (!get_version || get_version(&o_.version) != kSuccess || o_.version < row.least)
+    if (!get_version)
+      fail(Code::Unsupported,
+           "{}: {} has no {}GetVersion, so it is no library of that kind: {}, and say where it is "
+           "(ISTHMUS_CCL_LIBRARY)",
+           row.family, name, row.prefix, row.install);
+    if (const Result r = get_version(&o_.version); r != kSuccess)
+      fail(Code::Unsupported, "{}: {} does not tell its version ({}GetVersion gives {}), and {} or newer is needed: {}",
+           row.family, name, row.prefix, r, version_text(row.least), row.install);
+    if (o_.version < row.least)
       fail(Code::Unsupported, "{}: {} is version {}, and {} or newer is needed: {}", row.family, name,
            version_text(o_.version), version_text(row.least), row.install);
 #define ISTHMUS_LOAD(function, arguments)                                                                              \

@@ -141,24 +141,24 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
   return in;
 }
 
-// A device whose arithmetic takes the bytes for other numbers: its own library reduces what is in them among its like, and nobody else can.
-void Communicator::check_float8(const char *name, const plan::Request &r) const {
+// The bytes of our types are the open standard's, and a device whose arithmetic takes them for other numbers, or its library, would give
+// other sums: nobody reduces them where there is such a device.
+void Communicator::check_float8(const char *name, DType dtype) const {
+  if (fnuz_rank_ < 0) return;
   const auto &ranks = topology_.ranks;
-  const auto other = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return rank.fnuz; });
-  if (other == ranks.end()) return;
-  const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
-  if (standard == ranks.end() && topology_.groups.size() == 1 && topology::has_libraries(plan::planned_on(topology_, r)))
-    return;
-  const auto said = [&](auto rank) {
-    return fmt::format("rank {} ({}{}{})", rank - ranks.begin(), rank->device, rank->device_name.empty() ? "" : ", ",
-                       rank->device_name);
+  const auto said = [&](size_t rank) {
+    const std::string &device = ranks[rank].device_name;
+    return fmt::format("rank {} ({}{}{})", rank, ranks[rank].device, device.empty() ? "" : ", ", device);
   };
+  const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
   fail(Code::Unsupported,
-       "{}: {} has the fnuz encoding of {}, {}; convert to bfloat16 first (moving such bytes, as in broadcast or "
-       "all_gather, works)",
-       name, said(other), dtype_name(r.dtype),
-       standard == ranks.end() ? std::string("which only its own library reduces, and not this operation here")
-                               : said(standard) + " that of the OCP standard");
+       "{}: {} takes the bytes of {} for another encoding (fnuz){}; convert to bfloat16 first (moving such bytes, as in "
+       "broadcast "
+       "or all_gather, works)",
+       name, said(static_cast<size_t>(fnuz_rank_)), dtype_name(dtype),
+       standard == ranks.end()
+           ? std::string()
+           : " than " + said(static_cast<size_t>(standard - ranks.begin())) + ", which has the OCP standard's");
 }
 
 plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int root, uint64_t bytes, bool in_place,
@@ -197,6 +197,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   const auto red = reduces(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
   if (reduces(c) && !combines(t, red))
     fail(Code::Unsupported, "{}: {} of {} has no meaning", name, redop_name(red), dtype_name(t));
+  if (reduces(c) && (t == DType::Float8E4M3FN || t == DType::Float8E5M2)) check_float8(name, t);
   if (has_root(c) && (r.root < 0 || r.root >= world))
     fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name, r.root, this->name(), world - 1);
   const bool p2p = c == Collective::Send || c == Collective::Recv;
@@ -275,7 +276,6 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
   if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
   if (is_v(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
-  if (reduces(c) && (t == DType::Float8E4M3FN || t == DType::Float8E5M2)) check_float8(name, request);
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |

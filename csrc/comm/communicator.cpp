@@ -467,6 +467,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
 
   comm->libraries_ = topology::has_libraries(comm->topology_);
   comm->devices_ = topology::has_devices(comm->topology_);
+  for (int r = world - 1; r >= 0; --r)
+    if (infos[static_cast<size_t>(r)].fnuz) comm->fnuz_rank_ = r;
   attempt([&] {
     engine::MemberSetup setup;
     setup.context = context;

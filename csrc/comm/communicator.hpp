@@ -62,7 +62,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void prepare(const Request &request, engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
   // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
-  void check_float8(const char *name, const plan::Request &r) const;  // of a reduction
+  void check_float8(const char *name, DType dtype) const;  // of a reduction
   plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place, bool device,
                              bool &one_hop) const;
   std::string topology_json() const;
@@ -89,6 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<double> timeout_{300};
   std::atomic<bool> destroyed_{false};
   topology::Topology topology_;
+  int fnuz_rank_ = -1;      // the first whose device has another float8, or -1
   bool libraries_ = false;  // some island is served by one
   bool devices_ = false;    // some rank works on a device's memory
   // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.

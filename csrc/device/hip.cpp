@@ -22,6 +22,12 @@ std::string code_text(Result r) {
   return fmt::format("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
 }
 
+// An error that we expected is not the program's: newer runtimes keep it until somebody asks, and the program would take it for its own.
+Result absorbed(Result r) {
+  if (r != kSuccess) the_functions.hipGetLastError();
+  return r;
+}
+
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
   return {r == kOutOfMemory ? Code::Resource : Code::System,
@@ -87,7 +93,7 @@ class HipCalls {
     return status_of("hipStreamDestroy", the_functions.hipStreamDestroy(stream));
   }
   Status try_stream(Handle stream, int device) const {
-    const Result r = the_functions.hipStreamQuery(stream);
+    const Result r = absorbed(the_functions.hipStreamQuery(stream));
     if (r == kSuccess || r == kNotReady) return {};
     return {Code::System, fmt::format("AMD runtime: device {} failed with {}", device, code_text(r))};
   }
@@ -106,7 +112,7 @@ class HipCalls {
   void record(Handle event, Handle stream) const { ISTHMUS_HIP(hipEventRecord, event, stream); }
   void hold(Handle stream, Handle event) const { ISTHMUS_HIP(hipStreamWaitEvent, stream, event, 0); }
   bool reached(Handle event) const {
-    const Result r = the_functions.hipEventQuery(event);
+    const Result r = absorbed(the_functions.hipEventQuery(event));
     if (r != kSuccess && r != kNotReady) fail_call("hipEventQuery", r);
     return r == kSuccess;
   }
@@ -120,7 +126,10 @@ class HipCalls {
   // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
   void *make_gate_word() const {
     void *word = nullptr;
-    return the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory) == kSuccess ? word : nullptr;
+    const Result r = absorbed(the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory));
+    if (r == kInvalidValue || r == kNotSupported) return nullptr;
+    if (r != kSuccess) fail_call("hipExtMallocWithFlags", r);
+    return word;
   }
 
   void copy(void *to, const void *from, size_t bytes, Handle stream) const {
@@ -134,6 +143,10 @@ class HipCalls {
   Status try_release(void *memory) const { return status_of("hipFree", the_functions.hipFree(memory)); }
   void pin(void *memory, size_t bytes) const {
     const Result r = the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
+    absorbed(r);
+    // What is wrong about a range that is whole pages and mapped is, to newer versions too, that it cannot be pinned.
+    if (r == kInvalidValue || r == kOutOfMemory)
+      fail(Code::Resource, "AMD runtime: hipHostRegister failed with {}", code_text(r));
     if (r == kAlreadyRegistered) fail(Code::Argument, "AMD runtime: the range is registered already: {}", code_text(r));
     if (r != kSuccess) fail_call("hipHostRegister", r);
   }
@@ -145,7 +158,15 @@ class HipCalls {
   }
   PointerInfo find(const void *memory) const {
     PointerAttributes a;
-    if (the_functions.hipPointerGetAttributes(&a, memory) != kSuccess) return {};
+    Result r = absorbed(the_functions.hipPointerGetAttributes(&a, memory));
+    // Old versions look on the thread's device, and fail where it cannot reach the one that has the memory.
+    for (int device = 0; device < count_ && r != kSuccess && r != kInvalidValue; ++device) {
+      const intptr_t before = enter(device);
+      r = absorbed(the_functions.hipPointerGetAttributes(&a, memory));
+      exit(before);
+    }
+    if (r == kInvalidValue) return {};
+    if (r != kSuccess) fail_call("hipPointerGetAttributes", r);
     const bool old = version_ < version_code(6, 0);
     if (a.managed != 0 || a.type == (old ? kDevice5 : kDevice6) || (!old && a.type == kManaged6))
       return {Where::Device, a.device};
@@ -209,7 +230,7 @@ HipCalls open() {
     ISTHMUS_HIP(hipRuntimeGetVersion, &version);
     counted = the_functions.hipGetDeviceCount(&count);
   }
-  if (r == kNoDevice || counted == kNoDevice || (r == kSuccess && counted == kSuccess && count == 0))
+  if (r == kNoDevice || r == kInvalidDevice || counted == kNoDevice || (r == kSuccess && counted == kSuccess && count == 0))
     fail(Code::Unsupported,
          "AMD's runtime library is here but finds no device (is one visible to this process? HIP_VISIBLE_DEVICES): set "
          "ISTHMUS_DEVICE=host on this rank to go on without");

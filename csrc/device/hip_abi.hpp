@@ -10,8 +10,8 @@ namespace isthmus::device::hip_abi {
 using Result = int;
 using Handle = void *;  // a stream, an event
 
-inline constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600,
-                        kAlreadyRegistered = 712;
+inline constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101,
+                        kNotReady = 600, kAlreadyRegistered = 712, kNotSupported = 801;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 inline constexpr unsigned kMallocSignalMemory = 2;  // of hipExtMallocWithFlags: 8 bytes that the host and streams reach
@@ -38,6 +38,7 @@ inline constexpr int kLeastVersion = version_code(5, 0);
 #define ISTHMUS_HIP_FUNCTIONS(F)                                                                  \
   F(hipInit, (unsigned))                                                                          \
   F(hipRuntimeGetVersion, (int *))                                                                \
+  F(hipGetLastError, ())                                                                          \
   F(hipGetDeviceCount, (int *))                                                                   \
   F(hipGetDevice, (int *))                                                                        \
   F(hipSetDevice, (int))                                                                          \

@@ -146,7 +146,7 @@ class VendorRuntime final : public Runtime {
       {
         PerDevice &d = at(device);
         const std::unique_lock lock(d.mutex);
-        d.registered.erase(static_cast<std::byte *>(memory));
+        if (d.registered.erase(static_cast<std::byte *>(memory)) == 0) return Status{};
       }
       return unpin(memory);
     });
@@ -311,7 +311,12 @@ class VendorRuntime final : public Runtime {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     void *memory = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) fail_system("mmap", errno);
-    register_host(device, memory, page);
+    try {
+      register_host(device, memory, page);
+    } catch (...) {
+      ::munmap(memory, page);
+      throw;
+    }
     auto *const there = static_cast<std::byte *>(device_address(device, memory));
     std::vector<Word> words;
     for (size_t at = 0; at + kApart <= page; at += kApart)
@@ -337,8 +342,9 @@ class VendorRuntime final : public Runtime {
   void pin(void *memory, size_t bytes) {
     const std::lock_guard lock(pinned_mutex_);
     Pinned &p = pinned_[memory];
-    if (p.users > 0 && p.bytes != bytes)
-      fail(Code::Argument, "{}: {} bytes at {} are registered already, and not {}", Calls::kName, p.bytes, memory, bytes);
+    if (p.users > 0 && p.bytes < bytes)
+      fail(Code::Argument, "{}: only {} bytes at {} are registered already, and not {}", Calls::kName, p.bytes, memory,
+           bytes);
     if (p.users == 0) {
       try {
         calls_.pin(memory, bytes);

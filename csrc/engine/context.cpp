@@ -18,6 +18,8 @@ namespace {
 // heard in the order in which it happened.
 constexpr int64_t kLinkGraceNs = 500'000'000;
 
+constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
+
 std::mutex current_mutex;
 std::weak_ptr<Context> current_context;
 std::atomic<int> local_ranks{1};
@@ -134,11 +136,25 @@ std::byte *Context::arena_on(device::Runtime &runtime, int device) {
   OnDevice &d = on_device(runtime, device);
   if (!d.there) {
     std::byte *const staging = arena_.staging_begin();
-    try {
-      runtime.register_host(device, staging, arena_.staging_limit());
-    } catch (const Error &e) {
-      throw Error(e.code(), fmt::format("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES", e.text(),
-                                        arena_.staging_limit()));
+    const size_t wanted = arena_.staging_limit();
+    // Where so much cannot be pinned, a smaller pool does the same work in more steps.
+    for (size_t bytes = wanted;; bytes = bytes / 2 / 4096 * 4096) {
+      try {
+        runtime.register_host(device, staging, bytes);
+      } catch (const Error &e) {
+        if (e.code() == Code::Resource && bytes / 2 >= kLeastPinned) continue;
+        throw Error(e.code(),
+                    fmt::format("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES, or raise the "
+                                "limit of locked memory (ulimit -l)",
+                                e.text(), bytes));
+      }
+      if (bytes < wanted)
+        ISTHMUS_WARN(
+            "only {} of {} bytes of staging could be pinned for {}:{}; large operations take more steps, and more of "
+            "them at once may be refused (ISTHMUS_STAGING_BYTES)",
+            bytes, wanted, runtime.vendor(), device);
+      arena_.staging_is_pinned(bytes);
+      break;
     }
     d.there = static_cast<std::byte *>(runtime.device_address(device, staging)) - (staging - arena_.base());
   }

@@ -149,7 +149,7 @@ void Member::bounce_in(Op *op) {
   };
   const auto o = op->operands();
   const uint64_t in = (reach(o.in_displ, o.in_bytes) + 255) / 256 * 256, out = reach(o.out_displ, o.out_bytes);
-  op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1));
+  op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1), false);
   op->bounce_out = op->bounce + in;
   for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
     std::memcpy(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);

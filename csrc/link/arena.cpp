@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -27,6 +28,38 @@ Arena::Arena(size_t staging_bytes) {
 size_t Arena::staging_used() const noexcept {
   std::lock_guard lock(mutex_);
   return staging_.used;
+}
+
+size_t Arena::staging_limit() const noexcept {
+  std::lock_guard lock(mutex_);
+  return staging_.bytes;
+}
+
+uint64_t Arena::allocate_staging(size_t bytes, bool zeroed) {
+  const uint64_t offset = allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES");
+  if (zeroed && pinned()) std::memset(base() + offset, 0, bytes);
+  return offset;
+}
+
+bool Arena::pinned() const noexcept {
+  std::lock_guard lock(mutex_);
+  return pinned_;
+}
+
+void Arena::staging_is_pinned(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  pinned_ = true;
+  if (bytes >= staging_.bytes) return;
+  staging_.bytes = bytes / 4096 * 4096;
+  const uint64_t end = staging_.begin + staging_.bytes;
+  for (auto it = staging_.free.begin(); it != staging_.free.end();) {
+    if (it->first >= end) {
+      it = staging_.free.erase(it);
+      continue;
+    }
+    it->second = std::min<size_t>(it->second, end - it->first);
+    ++it;
+  }
 }
 
 uint64_t Arena::allocate(Region &region, size_t bytes, const char *what) {
@@ -54,7 +87,10 @@ void Arena::release(Region &region, uint64_t offset) noexcept {
   region.taken.erase(it);
   region.used -= bytes;
   // Gives the pages back and makes the next owner read zeros.
-  ::madvise(base() + offset, bytes, MADV_REMOVE);
+  if (&region != &staging_ || !pinned_) ::madvise(base() + offset, bytes, MADV_REMOVE);
+  const uint64_t end = region.begin + region.bytes;  // of a region that has become smaller
+  if (offset >= end) return;
+  bytes = std::min<size_t>(bytes, end - offset);
   auto next = region.free.lower_bound(offset);
   if (next != region.free.end() && offset + bytes == next->first) {
     bytes += next->second;

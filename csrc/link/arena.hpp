@@ -29,12 +29,16 @@ class Arena {
 
   // Offsets from base(), 4096-aligned, zeroed. Throw Error(Resource) where the region is full.
   uint64_t allocate_mailbox(size_t bytes) { return allocate(mailboxes_, bytes, "mailboxes"); }
-  uint64_t allocate_staging(size_t bytes) { return allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES"); }
+  uint64_t allocate_staging(size_t bytes, bool zeroed = true);
   void free_mailbox(uint64_t offset) noexcept { release(mailboxes_, offset); }
   void free_staging(uint64_t offset) noexcept { release(staging_, offset); }
   size_t staging_used() const noexcept;
-  size_t staging_limit() const noexcept { return staging_.bytes; }
+  size_t staging_limit() const noexcept;
   std::byte *staging_begin() const noexcept { return base() + staging_.begin; }
+
+  // The first `bytes` of staging are pinned for a device: what is allocated from now on lies there, and pages that are freed are kept.
+  // A page that went back to the system would come again as another one, and the device would go on writing to the first.
+  void staging_is_pinned(size_t bytes);
 
  private:
   struct Region {
@@ -43,12 +47,14 @@ class Arena {
     std::map<uint64_t, size_t> free, taken;  // offset -> bytes
   };
   uint64_t allocate(Region &region, size_t bytes, const char *what);
+  bool pinned() const noexcept;
   void release(Region &region, uint64_t offset) noexcept;
 
   UniqueFd fd_;
   Mapping mapping_;
   mutable std::mutex mutex_;
   Region mailboxes_, staging_;
+  bool pinned_ = false;
 };
 
 }  // namespace isthmus::link

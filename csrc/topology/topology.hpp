@@ -27,13 +27,13 @@ struct RankInfo {
   std::string island;    // label, may be empty
   std::string device = "host";  // "host", or the device whose memory it works on ("cuda:0")
   std::string device_name;      // for people
-  bool fnuz = false;    // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
-  std::string process;  // 32 hex digits: identity of the process; ranks that are threads share it
+  std::string process;          // 32 hex digits: identity of the process; ranks that are threads share it
   int64_t pid = 0;
   int numa = -1;
   std::string ccl;          // family of the collective library that the rank has for its island ("oneccl"), or empty
   std::string ccl_version;  // for people
   IslandTable ccl_table;    // what it can do
+  bool fnuz = false;        // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
 };
 
 struct Group {

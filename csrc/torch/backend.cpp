@@ -61,7 +61,9 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
   init.island = options_->island.empty() ? nullptr : options_->island.c_str();
   init.bridge = options_->bridge.empty() ? nullptr : options_->bridge.c_str();
   init.timeout = seconds(options_->timeout);
-  init.settings = options_->settings.empty() ? nullptr : options_->settings.c_str();
+  std::string settings = options_->device.empty() ? "" : "DEVICE=" + options_->device + ";";  // the last of two counts
+  settings += options_->settings;
+  init.settings = settings.empty() ? nullptr : settings.c_str();
   const isthmus_result result = isthmus_init(&init, &comm_);
   if (exchange.error()) std::rethrow_exception(exchange.error());  // says more than init's "the exchange failed"
   check(result);
@@ -155,7 +157,13 @@ Backend::WorkPtr Backend::submit(Request request,
 
   if (coalescing::open()) {
     const std::shared_ptr<Operation> block = coalescing::current();
-    if (stream) block->stands_on(*stream);
+    try {
+      if (stream) block->stands_on(*stream);
+      else block->stands_on_host();
+    } catch (const std::exception &e) {
+      coalescing::fail(ISTHMUS_ERR_ARGUMENT, e.what());
+      throw;
+    }
     auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
     const isthmus_result result = call(&options, nullptr);
     if (result != ISTHMUS_OK) {

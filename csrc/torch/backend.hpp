@@ -25,6 +25,7 @@ struct GroupOptions final : c10d::Backend::Options {
   GroupOptions() : c10d::Backend::Options("isthmus") {}
   std::string island, bridge;
   std::string settings;  // "NAME=value;NAME=value"
+  std::string device;    // "cuda:1": what the rank works on where neither the settings nor the environment say it
 };
 
 // What one operation is, beside the call that starts it.

@@ -72,6 +72,7 @@ PYBIND11_MODULE(_torch, m) {
       .def_readwrite("island", &GroupOptions::island)
       .def_readwrite("bridge", &GroupOptions::bridge)
       .def_readwrite("settings", &GroupOptions::settings)
+      .def_readwrite("device", &GroupOptions::device)
       .def("__copy__", &copy_of)
       .def("__deepcopy__", [](const GroupOptions &self, const py::dict &) { return copy_of(self); });
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -35,6 +36,11 @@ c10d::WorkResult outcome(isthmus_result result) {
 std::shared_ptr<Operation> Operation::make() { return {new Operation, retire}; }
 
 Operation::~Operation() {
+  if (event_) {
+    // Whichever thread this is, it must not come to know a device by ending an event.
+    const c10::OptionalDeviceGuard guard(stream_->device());
+    event_.reset();
+  }
   if (isthmus_work_t handle = handle_.load(std::memory_order_relaxed)) isthmus_work_release(handle);
 }
 
@@ -58,13 +64,24 @@ void Operation::keep(std::vector<at::Tensor> tensors, Staging staging) {
   staging_.absorb(std::move(staging));
 }
 
+void Operation::stands_on_host() {
+  if (stream_) bad_argument("a coalescing block has operations on a device and on the host; give each a block of its own");
+  on_host_ = true;
+}
+
 void Operation::stands_on(c10::Stream stream) {
+  if (on_host_) bad_argument("a coalescing block has operations on the host and on a device; give each a block of its own");
   if (stream_ && *stream_ != stream)
     bad_argument("the operations of one coalescing block are on different streams; give each stream a block of its own");
   stream_ = stream;
 }
 
+void Operation::check_submitted() const {
+  if (!submitted_.load(std::memory_order_acquire)) not_submitted();
+}
+
 void Operation::order(c10::Stream later) const {
+  check_submitted();
   if (stream_ && *stream_ != later) event_->block(later);
 }
 
@@ -72,13 +89,17 @@ void Operation::submitted(isthmus_work_t handle) {
   handle_.store(handle, std::memory_order_relaxed);
   if (stream_) {
     const c10::StreamGuard guard(*stream_);
+    copies_behind_ = staging_.has_copies();
+    for (const at::Tensor &tensor : kept_)
+      if (tensor.defined() && tensor.device() == stream_->device())
+        storages_.push_back(tensor.storage().getWeakStorageImpl());
     staging_.finish();
     event_.emplace(stream_->device_type());
     event_->record(*stream_);
   }
   submitted_.store(true, std::memory_order_release);
   if (!handle) settle(ISTHMUS_OK, "");
-  else if (staging_.has_copies() || !at_end_.empty()) watch();
+  else if (staging_.has_copies() || copies_behind_ || !at_end_.empty()) watch();
 }
 
 void Operation::watch() {
@@ -103,6 +124,12 @@ void Operation::on_done(void *context, isthmus_result result, const char *text) 
 }
 
 void Operation::settle(isthmus_result result, const std::string &text) noexcept {
+  // The library has ended its part, and the copies into the user's tensors stand behind it.
+  if (copies_behind_ && result == ISTHMUS_OK) {
+    try {
+      event_->synchronize();
+    } catch (const std::exception &e) { TORCH_WARN("isthmus: the copies behind an operation failed: ", e.what()); }
+  }
   std::vector<Promise> promises;
   std::vector<std::function<void()>> functions;
   std::vector<at::Tensor> kept;  // released here, not when the Work goes
@@ -144,6 +171,7 @@ bool Operation::ended() {
   if (!submitted_.load(std::memory_order_acquire)) return false;
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
   if (result == ISTHMUS_IN_PROGRESS) return false;
+  if (copies_behind_ && result == ISTHMUS_OK && !event_->query()) return false;
   settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error());
   return true;
 }
@@ -242,8 +270,14 @@ std::vector<at::Tensor> Work::result() {
 // Host tensors: what is complete is visible.
 void Work::synchronize() {
   if (!operation_ || !operation_->stream()) return;
+  operation_->check_submitted();
   const c10::impl::VirtualGuardImpl device(operation_->stream()->device_type());
   operation_->order(device.getStream(operation_->stream()->device()));
+}
+
+void Work::blockCurrentStream() {
+  if (operation_ && operation_->stream()) synchronize();
+  else c10d::Work::blockCurrentStream();
 }
 
 // Of a device's operation the caller's stream waits, and the thread only where it gave a time, or wants to know of a failure.
@@ -256,6 +290,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
+  operation_->check_submitted();
   const c10::Stream stream = *operation_->stream();
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                          std::vector<c10::Device>{stream.device()});
@@ -264,7 +299,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
     return future;
   }
   const c10::StreamGuard guard(stream);  // completion is what this stream has come to
-  future->markCompleted(c10::IValue(outputs_));
+  future->markCompleted(c10::IValue(outputs_), operation_->storages());
   return future;
 }
 

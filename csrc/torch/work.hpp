@@ -34,8 +34,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // It stands on a stream of a device: there it begins behind what is before it, and what comes later is behind it. Before submitted().
   void stands_on(c10::Stream stream);
+  void stands_on_host();  // a part of it works on host memory: then all must
   const std::optional<c10::Stream> &stream() const noexcept { return stream_; }
-  void order(c10::Stream later) const;  // what `later` is given from now on is behind it
+  void order(c10::Stream later) const;  // what `later` is given from now on is behind it; throws if it was not submitted
+  void check_submitted() const;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages() const {
+    return storages_;
+  }  // of all its tensors on the stream
 
   void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
   void watch();                           // from now on the completer settles it as soon as it ends
@@ -77,8 +82,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool watched_ = false;
   std::vector<at::Tensor> kept_;
   Staging staging_;
+  bool on_host_ = false;
   std::optional<c10::Stream> stream_;  // with the event, before submitted_
   std::optional<c10::Event> event_;    // on the stream, behind the operation and the copies that belong to it
+  bool copies_behind_ = false;         // there are such copies: its end is that of the event
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::vector<std::function<void()>> at_end_;
   std::vector<Promise> promises_;
 };
@@ -99,6 +107,7 @@ class Work final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
+  void blockCurrentStream() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;

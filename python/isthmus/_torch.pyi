@@ -8,6 +8,7 @@ class Options(_Backend.Options):
     island: str
     bridge: str
     settings: str
+    device: str
     def __init__(self, *, island: str = "", bridge: str = "", settings: str = "", timeout: timedelta = ...) -> None: ...
 
 class Backend(_Backend):

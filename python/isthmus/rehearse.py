@@ -31,6 +31,13 @@ FILES = {
 }
 DEVICES = {"nvidia": "cuda:0", "amd": "hip:0"}
 
+# What the simulation can be told; docs/devices.md says what each is.
+SWITCHES = (
+    "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US", "COPY_GBPS",
+    "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL", "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE",
+    "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY",
+)  # fmt: skip
+
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
 
 
@@ -100,8 +107,8 @@ def start(
 
 def _switch(name: str, value: str) -> tuple[str, str]:
     short = name.removeprefix("REHEARSAL_")
-    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", short) or short in ("FLEET", "LIBRARIES"):
-        raise ArgumentError(f"rehearsal: '{name}' is no switch; write JITTER_US=0 for REHEARSAL_JITTER_US=0")
+    if short not in SWITCHES:
+        raise ArgumentError(f"rehearsal: '{name}' is no switch; there are {', '.join(SWITCHES)}")
     return f"REHEARSAL_{short}", value
 
 

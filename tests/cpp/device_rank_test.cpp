@@ -662,11 +662,12 @@ TEST(DeviceRank, ADeviceThatIsNotThereIsAnErrorOfInit) {
   o.size = sizeof o;
   o.world_size = 1;
   o.timeout = 5;
-  for (const auto &[settings, text] : std::map<std::string, const char *>{{"DEVICE=cuda:4", "this process sees 4 devices"},
-                                                                          {"DEVICE=cuda:x", "must be host, cuda, or cuda:N"},
-                                                                          {"DEVICE=cuda:", "must be host, cuda, or cuda:N"},
-                                                                          {"DEVICE=hip:0", "must be host, cuda, or cuda:N"},
-                                                                          {"DEVICE=", "must be host, cuda, or cuda:N"}}) {
+  for (const auto &[settings, text] :
+       std::map<std::string, const char *>{{"DEVICE=cuda:4", "this process sees 4 devices"},
+                                           {"DEVICE=cuda:x", "must be host, cuda, hip, or one of"},
+                                           {"DEVICE=cuda:", "must be host, cuda, hip, or one of"},
+                                           {"DEVICE=rocm:0", "must be host, cuda, hip, or one of"},
+                                           {"DEVICE=", "must be host, cuda, hip, or one of"}}) {
     o.settings = settings.c_str();
     isthmus_comm_t comm = nullptr;
     EXPECT_NE(isthmus_init(&o, &comm), ISTHMUS_OK) << settings;

@@ -153,7 +153,7 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
         ),
         ({"ISTHMUS_CCL": "oneccl"}, {}, "ISTHMUS_CCL=oneccl does not serve ranks on cuda:0"),
         ({}, {"FAIL": "ncclGetVersion:1:3"}, "or newer is needed"),
-        ({}, {"FAIL": "cuMemHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
+        ({}, {"PINNED": "4000000"}, "lower ISTHMUS_STAGING_BYTES"),
         ({}, {"FAIL": "ncclCommInitRankConfig:1:3"}, "nccl init: internal error"),
     ],
     ids=[
@@ -193,12 +193,30 @@ def test_what_is_missing_is_said_in_one_sentence_by_every_rank(
         ({}, {"DEVICES": "0"}, "AMD's runtime library is here but finds no device"),
         ({"ISTHMUS_DEVICE": "cuda:0"}, {}, "NVIDIA's driver library was not found"),
         ({"ISTHMUS_CCL": "nccl"}, {}, "ISTHMUS_CCL=nccl does not serve ranks on hip:0"),
-        ({}, {"FAIL": "hipHostRegister:1:2"}, "lower ISTHMUS_STAGING_BYTES"),
+        ({}, {"PINNED": "4000000"}, "lower ISTHMUS_STAGING_BYTES"),
     ],
     ids=["no device", "another's device", "another's library", "no memory to pin"],
 )
 def test_what_is_missing_of_amds_is_said_too(env: dict[str, str], switches: dict[str, str], words: str) -> None:
     test_what_is_missing_is_said_in_one_sentence_by_every_rank(env, switches, words, "amd:2,cpu:1")
+
+
+def test_where_little_memory_can_be_pinned_the_pool_is_smaller_and_the_results_the_same() -> None:
+    def body() -> Any:
+        with isthmus.init() as comm:
+            limit = isthmus.context_stats()["staging_limit"]
+            x: Any = np.full(2_000_000, comm.rank + 1.0, np.float32)
+            x = x if on_host() else DeviceArray.of(x)
+            for _ in range(3):
+                comm.all_reduce(x, "max", x)
+            inside = comm.split(comm.rank % 2, 0)
+            assert inside is not None
+            inside.all_reduce(x, "max", x)
+            return limit, float((x if on_host() else x.get())[-1])
+
+    results = run_fleet("nvidia:2,amd:1,cpu:1", body, init=False, switches={"PINNED": str(40 << 20)})
+    assert [limit >> 20 for limit, _ in results] == [32, 32, 32, 256]
+    assert {value for _, value in results} == {4.0}
 
 
 def test_without_the_library_device_ranks_are_planned_one_by_one(tmp_path: Path) -> None:

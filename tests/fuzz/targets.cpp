@@ -186,7 +186,7 @@ std::vector<Bytes> blob_seeds() {
   b.protocol = 1;
   b.endpoint = an_endpoint();
   b.info = {"host", "hostname", "island", "cuda:1",   "a device", "00112233445566778899aabbccddeeff",
-            4711,   1,          "oneccl", "2022.2.0", {}};
+            4711,   1,          "oneccl", "2022.2.0", {},         true};
   b.info.ccl_table.allow(IslandCall::AllReduce, DType::Float32, RedOp::Max);
   b.settings = "ISTHMUS_CHUNK_BYTES=131072 ";
   b.name = "world";

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ def test_another_fleet_is_refused_in_one_sentence(text: str, complaint: str) -> 
         (["--fleet", "cpu:1", "--set", "JITTER_US"], "write NAME=VALUE"),
         (["--fleet", "cpu:1", "--set", "FLEET=none"], "'FLEET' is no switch"),
         (["--fleet", "cpu:1", "--set", "jitter=0"], "'jitter' is no switch"),
+        (["--fleet", "cpu:1", "--set", "QUEUE=2"], "'QUEUE' is no switch; there are QUEUES, "),
     ],
 )
 def test_a_wrong_option_ends_with_2(arguments: list[str], complaint: str) -> None:
@@ -130,6 +132,26 @@ def test_data_is_marked_in_a_rehearsal_only(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(rehearse.FLEET, "cpu:2")
     assert common.mark({"ok": True}) == {"ok": True, "rehearsal": "cpu:2"}
     assert json.loads(command("doctor", "--json", "--no-test").stdout)["rehearsal"] == "cpu:2"
+
+
+def test_the_figures_of_a_benchmark_are_marked(tmp_path: Path) -> None:
+    files = [tmp_path / "ours", tmp_path / "theirs"]
+    bench = [str(Path(isthmus.__file__).parent / "bin" / "isthmus-bench"), *"all_reduce -b 1K -e 1K -n 2".split()]
+    bench += ["--json", str(files[0]), "-J", str(files[1])]
+    ended = command("rehearse", "--fleet", "cpu:2", "--", *bench)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for file in files:
+        assert json.loads(file.read_text())["rehearsal"] == "cpu:2"
+    assert json.loads(files[0].read_text())["simulated"] is True
+
+
+def test_every_switch_of_the_simulation_is_known_and_explained() -> None:
+    root = Path(__file__).resolve().parents[2]
+    sources = (root / "csrc" / "rehearsal").glob("*/*.cpp")
+    read = {name for source in sources for name in re.findall(r'"REHEARSAL_([A-Z_]+)"', source.read_text())}
+    assert read == set(rehearse.SWITCHES)
+    page = (root / "docs" / "devices.md").read_text()
+    assert not [name for name in rehearse.SWITCHES if f"`{name}`" not in page]
 
 
 def test_each_rank_has_the_variables_of_its_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

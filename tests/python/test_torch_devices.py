@@ -244,32 +244,40 @@ def test_a_tensor_of_a_device_on_a_rank_of_the_host_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "local", "rocm", "chosen"),
+    ("current", "local", "ranks", "rocm", "chosen"),
     [
-        (0, None, None, "cuda:0"),
-        (0, "3", None, "cuda:3"),
-        (0, "9", None, "cuda:1"),
-        (2, "3", None, "cuda:2"),
-        (1, "0", "6.3", "hip:1"),
+        (2, None, None, None, "cuda:2"),  # torch.cuda.set_device(2)
+        (0, "1", "2", None, "cuda:0"),  # set_device(0): the program's own choice
+        (1, None, None, "6.3", "hip:1"),
+        (None, "3", "4", None, "cuda:3"),  # nothing was chosen: the launcher has one rank a device
+        (None, "3", "8", None, None),
+        (None, None, None, None, None),
     ],
 )
-def test_torchs_current_device_is_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, current: int, local: str | None, rocm: str | None, chosen: str
+def test_the_ranks_device_is_torchs_or_the_launchers(
+    monkeypatch: pytest.MonkeyPatch,
+    current: int | None,
+    local: str | None,
+    ranks: str | None,
+    rocm: str | None,
+    chosen: str | None,
 ) -> None:
-    """Where nothing was said; a process that sees several and has chosen none takes the launcher's local rank."""
     import torch
 
     import isthmus.torch as face
 
     monkeypatch.delenv("ISTHMUS_DEVICE", raising=False)
-    monkeypatch.setenv("LOCAL_RANK", local) if local else monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in (("LOCAL_RANK", local), ("LOCAL_WORLD_SIZE", ranks)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     assert face._device(None) is None or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: current is not None)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.version, "hip", rocm)
     assert face._device(None) == chosen
-    assert face._device(face.Options(settings="CCL=none; DEVICE=host")) is None
+    assert face._device(face.Options(settings="CCL=none; isthmus_device=host")) is None
     assert face._device(face.Options(settings="CCL=none")) == chosen
     monkeypatch.setenv("ISTHMUS_DEVICE", "host")
     assert face._device(None) is None

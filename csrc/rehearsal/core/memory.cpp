@@ -23,6 +23,7 @@ struct Books {
   std::map<uintptr_t, size_t> freed;  // device addresses that meant something
   std::deque<uintptr_t> freed_in_order;
   std::map<int, size_t> used;
+  size_t registered = 0;  // bytes of the host's
 };
 Books &books() {
   static Books *const the_books = new Books;
@@ -68,6 +69,7 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
   Books &b = books();
   const std::unique_lock lock(b.mutex);
   if (overlaps(b.host, block->host, block->bytes)) return Code::Registered;
+  if (settings().pinned && b.registered + block->bytes > settings().pinned) return Code::NoMemory;
   block->address = block->host;
   if (!settings().same_address && block->pinned != Pinned::Signal) {
     const uintptr_t within = block->host & (kPage - 1);
@@ -77,6 +79,7 @@ Code enter_host_memory(const std::shared_ptr<Block> &block) {
     b.device[block->address] = block;
   }
   b.host[block->host] = block;
+  b.registered += block->bytes;
   return Code::Ok;
 }
 
@@ -92,6 +95,7 @@ Code leave_host_memory(void *host, Pinned pinned) {
     retire(b, *block);
   }
   b.host.erase(found);
+  b.registered -= block->bytes;
   return Code::Ok;
 }
 

@@ -51,6 +51,7 @@ Settings read() {
   Settings s;
   number("REHEARSAL_DEVICES", s.devices, 0);
   number("REHEARSAL_MEMORY", s.memory, 0);
+  number("REHEARSAL_PINNED", s.pinned, 0);
   number("REHEARSAL_QUEUES", s.queues, 1);
   number("REHEARSAL_QUEUE_DEPTH", s.queue_depth, 1);
   truth("REHEARSAL_LOCKING", s.locking);

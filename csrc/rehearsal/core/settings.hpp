@@ -20,6 +20,7 @@ struct Fault {
 struct Settings {
   int devices = 1;
   size_t memory = size_t{1} << 30;  // bytes a device
+  size_t pinned = 0;                // bytes of host memory that a process can register; 0: any number
   int queues = 1;                   // hardware queues a device
   size_t queue_depth = 256;
   bool locking = true;        // allocation and free hold the device's lock until it is idle

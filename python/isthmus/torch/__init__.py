@@ -56,20 +56,22 @@ def _name(group_id: str, ranks: list[int]) -> str:
 
 
 def _device(group_options: Options | None) -> str | None:
-    """The device that a rank works on where nothing was said: torch's current one, if it has one that is served.
+    """The device that a rank works on where nothing was said: torch's current one if one was chosen, or the launcher's.
 
-    A process that sees several and has chosen none takes the launcher's local rank, as the vendors' backends do.
+    A program that has not touched its devices so far, and was not started with one for each local rank, works on the host.
     """
     said = group_options.settings if group_options is not None else ""
-    if "ISTHMUS_DEVICE" in _os.environ or any(part.split("=")[0].strip() == "DEVICE" for part in said.split(";")):
+    names = (part.split("=")[0].strip().upper().removeprefix("ISTHMUS_") for part in said.split(";"))
+    if "ISTHMUS_DEVICE" in _os.environ or "DEVICE" in names or not torch.cuda.is_available():
         return None
-    if not torch.cuda.is_available():
-        return None
-    index = torch.cuda.current_device()
-    local = _os.environ.get("LOCAL_RANK", "")
-    if index == 0 and local.isdigit():
-        index = int(local) % torch.cuda.device_count()
-    return f"{'hip' if torch.version.hip else 'cuda'}:{index}"
+    kind = "hip" if torch.version.hip else "cuda"
+    local, ranks = _os.environ.get("LOCAL_RANK", ""), _os.environ.get("LOCAL_WORLD_SIZE", "")
+    count = torch.cuda.device_count()
+    if torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
+        return f"{kind}:{torch.cuda.current_device()}"
+    if local.isdigit() and ranks.isdigit() and int(ranks) <= count and int(local) < count:
+        return f"{kind}:{local}"
+    return None
 
 
 def create(options: Any, group_options: Options | None) -> Backend:
@@ -80,7 +82,7 @@ def create(options: Any, group_options: Options | None) -> Backend:
     chosen = _device(group_options)
     if chosen:
         group_options = _copy.copy(group_options) if group_options is not None else Options()
-        group_options.settings = ";".join(filter(None, [group_options.settings, f"DEVICE={chosen}"]))
+        group_options.device = chosen
     return _torch.create(
         store=options.store,
         rank=options.group_rank,
