@@ -67,7 +67,7 @@ def _device(group_options: Options | None) -> str | None:
     kind = "hip" if torch.version.hip else "cuda"
     local, ranks = _os.environ.get("LOCAL_RANK", ""), _os.environ.get("LOCAL_WORLD_SIZE", "")
     count = torch.cuda.device_count()
-    if torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
+    if torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():  # type: ignore[no-untyped-call]
         return f"{kind}:{torch.cuda.current_device()}"
     if local.isdigit() and ranks.isdigit() and int(ranks) <= count and int(local) < count:
         return f"{kind}:{local}"
