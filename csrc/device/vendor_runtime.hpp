@@ -21,6 +21,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -39,10 +40,11 @@ struct Word {
 // Words, taken and given back. Never given back to the system: there are as many as gates or signals were alive at once.
 class Words {
  public:
-  template <class More>  // std::vector<Word>(): at least one
-  Word take(More more) {
+  template <class More>  // std::vector<Word>(); nothing is taken where it makes none
+  std::optional<Word> take(More more) {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) free_ = more();
+    if (free_.empty()) return std::nullopt;
     const Word w = free_.back();
     free_.pop_back();
     w.host->store(0, std::memory_order_relaxed);
@@ -237,8 +239,9 @@ class VendorRuntime final : public Runtime {
 
   class VendorGate final : public Gate {
    public:
-    VendorGate(VendorRuntime &runtime, int device) : runtime_(runtime), device_(device), word_(runtime.take_gate(device)) {}
-    ~VendorGate() override { runtime_.devices_[static_cast<size_t>(device_)].gates.give(word_); }
+    VendorGate(VendorRuntime &runtime, int device)
+        : runtime_(runtime), device_(device), word_(runtime.take_gate(device, words_)) {}
+    ~VendorGate() override { words_->give(word_); }
     void arm(Stream &stream, uint64_t value) override {
       const Current current(runtime_, device_);
       runtime_.calls_.wait_value(stream.handle(), word_.there, value);
@@ -256,6 +259,7 @@ class VendorRuntime final : public Runtime {
     }
     VendorRuntime &runtime_;
     const int device_;
+    Words *words_ = nullptr;  // where the word is from
     const Word word_;
   };
 
@@ -324,18 +328,19 @@ class VendorRuntime final : public Runtime {
     return words;
   }
   Word take_signal(int device) {
-    return at(device).signals.take([&] { return page_of_words(device); });
+    return *at(device).signals.take([&] { return page_of_words(device); });
   }
-  // Some vendors' streams wait only for words that the vendor made.
-  Word take_gate(int device) {
-    return at(device).gates.take([&] {
-      {
-        const Current current(*this, device);
-        if (void *const word = calls_.make_gate_word())
-          return std::vector<Word>{{new (word) std::atomic<uint64_t>(0), word}};
-      }
-      return page_of_words(device);
+  // Some vendors' streams wait only for words that the vendor made; else a gate's is as a signal's.
+  Word take_gate(int device, Words *&from) {
+    PerDevice &d = at(device);
+    const std::optional<Word> made = d.gates.take([&]() -> std::vector<Word> {
+      const Current current(*this, device);
+      void *const word = calls_.make_gate_word();
+      if (!word) return {};
+      return {{new (word) std::atomic<uint64_t>(0), word}};
     });
+    from = made ? &d.gates : &d.signals;
+    return made ? *made : take_signal(device);
   }
 
   // A range is pinned once, for all devices; each of them has an address of its own for it.
