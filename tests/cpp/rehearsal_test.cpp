@@ -1,7 +1,6 @@
 // The simulated vendor is what it says: device memory that the host cannot touch, one queue, locks, loud misuse, faults on demand, and a
 // collective library whose results are those of plain arithmetic. Every test runs in a process of its own, since the environment is read
 // once.
-#include <sys/mman.h>
 
 #include <atomic>
 #include <cmath>
