@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import subprocess
 import sys
 import time
-import timeit
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +52,17 @@ def test_every_public_thing_has_a_text() -> None:
             assert (getattr(_core.Comm, name).__doc__ or "").strip(), name
 
 
-def test_a_call_through_numpy_costs_well_under_a_microsecond_with_the_operation_itself() -> None:
-    """On one rank all_reduce has nothing to do, so what is left is the Python face and the C interface under it."""
+def test_a_call_through_numpy_keeps_nothing() -> None:
+    """What the Python face makes for a call is gone after it; how long a call takes, bench/peers.py measures."""
     with isthmus.init(0, 1, unique_id=isthmus.unique_id()) as comm:
         x = np.ones(1)
-        seconds = min(timeit.repeat(lambda: comm.all_reduce(x), number=10_000, repeat=9)) / 10_000
-    print(f"all_reduce of 8 bytes on one rank: {seconds * 1e9:.0f} ns")
-    assert seconds < 1e-6
+        held = []
+        for _ in range(3):
+            for _ in range(2_000):
+                comm.all_reduce(x)
+            gc.collect()
+            held.append(sys.getallocatedblocks())
+    assert held[2] - held[1] < 100, held
 
 
 def test_islands_are_parsed_in_order() -> None:
