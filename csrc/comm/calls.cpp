@@ -244,8 +244,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (p2p) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
-    if (call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out))
-      fail(Code::Unsupported, "{}: messages of device memory are not carried yet; copy it to host memory first", name);
+    call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out);
     return;
   }
   const bool in_place = call.in == call.out && call.in != nullptr;

@@ -360,9 +360,6 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       mine.info.device_name = device.runtime->describe(device.number);
       mine.info.numa = device.runtime->numa(device.number);
       mine.info.fnuz = device.runtime->float8(device.number) == device::Float8::Fnuz;
-      if (device.runtime->capabilities(device.number).gate != device::GateKind::HostStore)
-        fail(Code::Unsupported, "{} ({}) cannot wait for the host on a stream; it is not served yet", device.text(),
-             mine.info.device_name);
     }
     library = open_library(settings, mesh.self(), device);
     if (!library) return;
@@ -479,6 +476,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.name = name;
     setup.mailbox_offset = mine.mailbox;
     setup.cell_bytes = comm->eager_bytes_;
+    if (comm->devices_) setup.part_bytes = 8 * comm->chunk_bytes_;
     setup.island = std::move(served);
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),

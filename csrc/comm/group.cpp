@@ -54,15 +54,20 @@ engine::Op *group_end(bool waits) {
     parent->member = &ops.front().first->member();
     parent->keep = parent->member->shared_from_this();
   }
-  // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting.
-  for (int pass = 0; pass < 2; ++pass)
+  // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting. Of those
+  // of device memory the sends: a receive may hold up the device until its message has come.
+  const auto turn = [](const engine::Op &op) {
+    return !op.is_p2p() ? 2 : op.call.device && op.call.collective == plan::Collective::Recv ? 1 : 0;
+  };
+  for (int pass = 0; pass < 3; ++pass)
     for (auto &[comm, op] : ops) {
-      if (op->is_p2p() != (pass == 0)) continue;
+      if (turn(*op) != pass) continue;
       op->parent = parent;
       comm->member().submit(op);
       // A caller that waits drives the first communicator itself: no other thread is woken for that one.
       if (!waits || &comm->member() != parent->member) comm->member().context().activate(comm->member());
     }
+  engine::Member::settle_streams();
   for (auto &[comm, op] : ops) pool.release(op);
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     engine::finish_op(parent, parent->result, std::string(parent->text), now_ns());

@@ -89,17 +89,21 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000) {
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, *this, arena_.fd(), arena_.bytes(), route_hint);
-  // Signals are for the program's threads.
+  try {
+    progress_ = own([this] { progress_loop(); });
+  } catch (const std::exception &e) { fail(Code::Resource, "cannot start the progress thread: {}", e.what()); }
+}
+
+// Signals are for the program's threads.
+std::thread Context::own(std::function<void()> loop) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    progress_ = std::thread([this] { progress_loop(); });
-  } catch (const std::exception &e) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail(Code::Resource, "cannot start the progress thread: {}", e.what());
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  struct Restore {
+    const sigset_t &mask;
+    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  } const restore{before};
+  return std::thread(std::move(loop));
 }
 
 Context::~Context() {
@@ -107,6 +111,12 @@ Context::~Context() {
   progress_bell_.wake();
   arena_.doorbell().wake();
   progress_.join();
+  {
+    const std::lock_guard lock(courier_mutex_);
+    courier_ends_ = true;
+  }
+  courier_called_.notify_all();
+  if (courier_.joinable()) courier_.join();
   for (const OnDevice &d : devices_)
     if (d.there) d.runtime->unregister_host(d.device, arena_.staging_begin());
   mesh_->shut_down();  // no more events; those that come until then still use mesh_
@@ -347,6 +357,45 @@ void Context::activate(Member &member) {
     active_version_.fetch_add(1, std::memory_order_release);
   }
   progress_bell_.ring();
+}
+
+void Context::courier(Member &member) {
+  auto shared = member.weak_from_this();
+  {
+    const std::lock_guard lock(courier_mutex_);
+    try {
+      courier_jobs_.push_back(std::move(shared));
+      if (!courier_.joinable()) courier_ = own([this] { courier_loop(); });
+    } catch (const std::exception &e) {
+      member.fail(Code::Resource, fmt::format("cannot start the thread that carries messages to devices: {}", e.what()),
+                  true);
+      return;
+    }
+  }
+  courier_called_.notify_one();
+}
+
+void Context::courier_loop() {
+  enter_own_thread();
+  std::vector<std::weak_ptr<Member>> jobs, again;
+  for (;;) {
+    {
+      std::unique_lock lock(courier_mutex_);
+      const auto called = [this] { return courier_ends_ || !courier_jobs_.empty(); };
+      if (again.empty()) courier_called_.wait(lock, called);
+      else courier_called_.wait_for(lock, std::chrono::milliseconds(1), called);
+      if (courier_ends_) return;
+      jobs.swap(courier_jobs_);
+    }
+    for (auto &job : again) jobs.push_back(std::move(job));
+    again.clear();
+    for (const auto &job : jobs) {
+      const auto member = job.lock();
+      const auto same = [&](const auto &other) { return !other.owner_before(member) && !member.owner_before(other); };
+      if (member && std::none_of(again.begin(), again.end(), same) && member->carry_messages()) again.push_back(member);
+    }
+    jobs.clear();
+  }
 }
 
 void Context::progress_loop() {

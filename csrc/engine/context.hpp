@@ -91,6 +91,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void cancel_on_links(Member &member);
   void wake() noexcept { arena_.doorbell().ring(); }
   void activate(Member &member);  // it has operations that nobody may be waiting for
+  // The courier, a thread that may call devices' runtimes, carries messages of that member (Member::carry_messages). Begun at first use.
+  void courier(Member &member);
+  std::atomic<uint64_t> &message_staging(bool sends) noexcept { return message_staging_[sends]; }  // bytes in use
   // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`.
   template <class Ready>
   void sleep(bool sockets, int64_t ns, Ready ready);
@@ -148,6 +151,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bool drive_slot(LinkSlot &slot);
   static void enter_own_thread() noexcept;
   void progress_loop();
+  void courier_loop();
+  static std::thread own(std::function<void()> loop);
   void poll_sockets(int64_t ns);
 
   Settings settings_;
@@ -198,6 +203,13 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::condition_variable query_answered_;
   uint64_t query_next_ = 0;
   std::vector<std::pair<uint64_t, Answer>> answers_;
+
+  std::atomic<uint64_t> message_staging_[2] = {};
+  std::mutex courier_mutex_;
+  std::condition_variable courier_called_;
+  std::vector<std::weak_ptr<Member>> courier_jobs_;
+  bool courier_ends_ = false;
+  std::thread courier_;
 
   std::atomic<bool> stop_{false};
   std::thread progress_;

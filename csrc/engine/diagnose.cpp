@@ -181,10 +181,24 @@ void Member::on_deadline(const Op &op) noexcept {
 
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
 // counts only if the operation is still there afterwards.
+// A message whose copy from or to the device has not come to its end.
+std::string Member::own_device_text(const Op &op, Code &code) noexcept {
+  const bool send = op.call.collective == plan::Collective::Send;
+  if (porter_)
+    if (const Status s = porter_->status(); !s.ok()) {
+      code = s.code;
+      return fmt::format("its device has failed: {}", s.text);
+    }
+  return fmt::format(
+      "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
+      "waits for something",
+      rank_text(rank_), send ? "out" : "in");
+}
+
 void Member::on_message_deadline(int64_t now) noexcept {
   Op copy;
-  const Op *late = nullptr;
-  const auto lists = {&posted_, &sending_, &receiving_, &flowing_};
+  const Op *late = nullptr, *held = nullptr;
+  const auto &lists = lists_;
   const auto gone = [&](const Op &o) {  // its peer has left, and what it had sent has had a second to come
     if (o.call.root < 0 || !peers_[o.call.root].left.load()) return false;
     return now - std::max(peers_[o.call.root].left_ns.load(), o.submitted_ns) > 1'000'000'000;
@@ -195,15 +209,21 @@ void Member::on_message_deadline(int64_t now) noexcept {
       for (const Op *o = list->head; o && !late; o = o->match_next)
         if (now >= o->deadline_ns || gone(*o)) late = o;
     if (!late) return;
+    for (const OpList *list : {&taking_, &landing_})
+      for (const Op *o = list->head; o && !held; o = o->match_next)
+        if (o == late && on_stage(o)) held = o;
     copy.call = late->call;
     copy.source = late->source;
     copy.label = late->label;
+    copy.whole = late->whole;
+    copy.port = late->port;
     copy.submitted_ns = late->submitted_ns;
   }
   const int first = copy.source >= 0 ? copy.source : copy.call.root;
   Code code = Code::Timeout;
-  const std::string who =
-      first < 0 || first == rank_ ? "no rank has sent a message that matches" : culprit(copy, first, code);
+  const std::string who = held                          ? own_device_text(copy, code)
+                          : first < 0 || first == rank_ ? "no rank has sent a message that matches"
+                                                        : culprit(copy, first, code);
   {
     const std::lock_guard lock(match_lock_);
     bool there = false;

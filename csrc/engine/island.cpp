@@ -25,15 +25,19 @@ uint64_t extent_of(std::span<const uint64_t> displ, std::span<const uint64_t> by
 }
 }  // namespace
 
-Island::Island(IslandSetup setup, device::Wake wake, void *context) : shared_(new Shared) {
+Island::Island(IslandSetup setup, device::Wake wake, void *context)
+    : shared_(new Shared), wake_(wake), wake_context_(context) {
   static_cast<IslandSetup &>(*shared_) = std::move(setup);
   const int device = shared_->stream->device();
-  shared_->go = shared_->runtime->make_gate(device);
-  shared_->ready = shared_->runtime->make_gate(device);
+  const device::Capabilities can = shared_->runtime->capabilities(device);
+  waits_ = can.gate == device::GateKind::None;
+  if (!waits_) {
+    shared_->go.gate = shared_->runtime->make_gate(device);
+    shared_->ready.gate = shared_->runtime->make_gate(device);
+  }
   shared_->staged = shared_->runtime->make_signal(device, wake, context);
   shared_->taken = shared_->runtime->make_signal(device, wake, context);
   shared_->ended = shared_->runtime->make_signal(device, wake, context);
-  const device::Capabilities can = shared_->runtime->capabilities(device);
   wakes_ = can.signals_wake;
   private_ = !can.host_access;
   if (shared_->first_scratch > 0) {
@@ -63,7 +67,31 @@ device::Stream &Island::user_stream(void *handle) {
   return *shared_->user;
 }
 
-void Island::submit(const Op &op, bool behind_host) {
+void Island::open(Door &door, uint64_t value) noexcept {
+  if (door.gate) return door.gate->open(value);
+  uint64_t seen = door.value.load(std::memory_order_relaxed);
+  while (seen < value && !door.value.compare_exchange_weak(seen, value, std::memory_order_release)) {}
+  wake_(wake_context_);
+}
+
+void Island::pass(Door &door, uint64_t value) {
+  if (door.gate) return door.gate->arm(*shared_->stream, value);
+  struct What {
+    const Door *door;
+    uint64_t value;
+    const std::atomic<bool> *cancelled;
+  } const what{&door, value, &shared_->cancelled};
+  const auto holds = [](const void *p) {
+    const auto &w = *static_cast<const What *>(p);
+    return w.door->value.load(std::memory_order_acquire) >= w.value || w.cancelled->load(std::memory_order_acquire);
+  };
+  if (!holds(&what)) wait_(wait_context_, holds, &what);
+  if (shared_->cancelled.load(std::memory_order_acquire)) fail(Code::Aborted, "the communicator has failed");
+}
+
+void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_context) {
+  wait_ = wait;
+  wait_context_ = wait_context;
   const plan::Plan &p = *op.plan;
   device::Stream &stream = *shared_->stream;
   last_bytes_.store(op.call.bytes);
@@ -73,7 +101,7 @@ void Island::submit(const Op &op, bool behind_host) {
     shared_->before->record(*user);
     shared_->before->hold(stream);
   }
-  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) shared_->go->arm(stream, op.sequence);
+  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
   const uint64_t in_bytes = op.bounce ? extent_of(op.operands().in_displ, op.operands().in_bytes) : 0,
                  out_bytes = op.bounce ? extent_of(op.operands().out_displ, op.operands().out_bytes) : 0;
@@ -119,7 +147,7 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c) {
   device::Stream &stream = *shared_->stream;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
     const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(step.mul * c + step.add);
-    if (step.kind == StepKind::Wait) shared_->ready->arm(stream, value);
+    if (step.kind == StepKind::Wait) pass(shared_->ready, value);
     else (step.counter == plan::kStaged ? shared_->staged : shared_->taken)->arm(stream, value);
     return;
   }
@@ -159,8 +187,9 @@ void Island::abort() noexcept {
   if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
   shared_->cancelled.store(true, std::memory_order_release);
   if (shared_->communicator) shared_->communicator->abort();
-  shared_->go->poison();
-  shared_->ready->poison();
+  for (Door *door : {&shared_->go, &shared_->ready})
+    if (door->gate) door->gate->poison();
+  wake_(wake_context_);
 }
 
 bool Island::settled(int64_t now, bool alone) noexcept {

@@ -1,9 +1,13 @@
 // The device side of a member whose rank works on a device's memory or is served by a vendor's library: the stream, the library's
-// communicator if there is one, and the counters in which the device list of a plan and its host list meet. Device work is submitted by the thread that submits the operation; the progress
-// thread only opens gates and reads signals, which are stores and loads.
+// communicator if there is one, and the counters in which the device list of a plan and its host list meet. Device work is submitted
+// by the thread that submits the operation; the progress thread only opens gates and reads signals, which are stores and loads.
 //
 // Order on the stream. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
 // ended (the plan's entry rule); two operations without slots that follow each other need none. It ends with the signal `ended`.
+//
+// Where the device's streams cannot wait for the host, the thread that submits waits in a gate's place, before it submits what stands
+// behind it: the call then returns when the last of its exchanges is over. Executed as one queue the device list of a plan completes,
+// and that is what this is.
 #pragma once
 
 #include <atomic>
@@ -29,7 +33,7 @@ struct IslandSetup {
 
 class Island {
  public:
-  // `wake` is called when a signal has been given, on a thread of the runtime's.
+  // `wake` is called when a signal has been given, on a thread of the runtime's, and when a thread that submits may go on.
   Island(IslandSetup setup, device::Wake wake, void *context);
   // Ends the library's communicator, behind what was submitted. What cannot end is left behind, with all that it uses.
   ~Island();
@@ -39,13 +43,16 @@ class Island {
   // Submits the device list of `op`, whose places in the arena are known. One thread at a time, in the order of the sequence numbers; may wait
   // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
   // `behind_host`: an operation without device work was submitted since the last that had some.
-  void submit(const Op &op, bool behind_host);
+  // `wait`: sleeps until what it is given holds; only called where waits() is true.
+  using Wait = void (*)(void *context, bool (*holds)(const void *), const void *what);
+  void submit(const Op &op, bool behind_host, Wait wait, void *wait_context);
+  bool waits() const noexcept { return waits_; }  // the submitting thread does, in place of the stream
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
 
   // The host list's side. Any thread.
-  void go(uint64_t sequence) noexcept { shared_->go->open(sequence); }
-  void ready(uint64_t value) noexcept { shared_->ready->open(value); }
+  void go(uint64_t sequence) noexcept { open(shared_->go, sequence); }
+  void ready(uint64_t value) noexcept { open(shared_->ready, value); }
   uint64_t posted(uint8_t counter) const noexcept {  // by the device: plan::kStaged or plan::kTaken
     return (counter == plan::kStaged ? shared_->staged : shared_->taken)->value();
   }
@@ -71,6 +78,13 @@ class Island {
   device::Runtime &runtime() const noexcept { return *shared_->runtime; }
 
  private:
+  // Where the stream waits for the host, or the thread that submits does.
+  struct Door {
+    std::unique_ptr<device::Gate> gate;  // or null: `value` is looked at
+    std::atomic<uint64_t> value{0};
+  };
+  void open(Door &door, uint64_t value) noexcept;
+  void pass(Door &door, uint64_t value);
   void step(const Op &op, const plan::Step &step, uint32_t c);
   device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
@@ -85,7 +99,7 @@ class Island {
       for (void *old : outgrown) runtime->release(stream->device(), old);
     }
     std::atomic<bool> cancelled{false};
-    std::unique_ptr<device::Gate> go, ready;
+    Door go, ready;
     std::unique_ptr<device::Signal> staged, taken, ended;
     // The user's stream that was used last, and the events that tie it to ours.
     std::unique_ptr<device::Stream> user;
@@ -97,7 +111,11 @@ class Island {
     std::vector<void *> outgrown;  // that what was submitted before may still use
   };
   std::unique_ptr<Shared> shared_;
-  bool wakes_ = true, private_ = false;
+  bool wakes_ = true, private_ = false, waits_ = false;
+  device::Wake wake_;
+  void *wake_context_;
+  Wait wait_ = nullptr;  // of the submission that goes on
+  void *wait_context_ = nullptr;
   std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};

@@ -17,6 +17,8 @@ thread_local const Member *driven_here = nullptr;  // whose operations this thre
 
 }  // namespace
 
+const Member *Member::driven_by_this_thread() noexcept { return driven_here; }
+
 void Member::set_interrupt_check(int (*check)()) noexcept { interrupt_check.store(check, std::memory_order_release); }
 
 Member::Member(MemberSetup s)
@@ -33,7 +35,8 @@ Member::Member(MemberSetup s)
       mailbox_offset_(s.mailbox_offset),
       mail_(std::launder(reinterpret_cast<Mailbox *>(context_->arena().base() + s.mailbox_offset))),
       peers_(static_cast<size_t>(world_)),
-      sources_(static_cast<size_t>(std::max(world_, 2))) {
+      sources_(static_cast<size_t>(std::max(world_, 2))),
+      part_bytes_(s.part_bytes) {
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));
@@ -45,12 +48,14 @@ Member::Member(MemberSetup s)
   inline_op_.inline_op = true;
   if (s.island.stream) {
     island_ranks_ = s.island.ranks;
-    island_ = std::make_unique<Island>(
-        std::move(s.island), [](void *context) { static_cast<Context *>(context)->wake(); }, context_.get());
+    std::byte *const arena = s.island.arena;
+    const auto wake = [](void *context) { static_cast<Context *>(context)->wake(); };
+    island_ = std::make_unique<Island>(std::move(s.island), wake, context_.get());
     island_family_ = island_->family();
     if (island_->private_memory()) {
       runtime_ = &island_->runtime();
       device_ = island_->device();
+      porter_ = std::make_unique<Porter>(*runtime_, device_, arena, wake, context_.get());
     }
   }
 }
@@ -58,6 +63,7 @@ Member::Member(MemberSetup s)
 Member::~Member() {
   if (bootstrap::forked()) {  // the parent's memory, and its threads
     (void)island_.release();
+    (void)porter_.release();
     return;
   }
   for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
@@ -83,6 +89,7 @@ void Member::submit(Op *op) noexcept {
   }
   op->submitted_ns = now_ns();
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
+  if (op->is_p2p() && part_bytes_ != 0 && op->call.bytes > part_bytes_) return submit_parts(op);
   pending_.fetch_add(1, std::memory_order_acq_rel);
   if (failed()) {
     const Status why = failure();
@@ -91,8 +98,8 @@ void Member::submit(Op *op) noexcept {
     return;
   }
   switch (op->call.collective) {
-    case plan::Collective::Send: start_send(op); break;
-    case plan::Collective::Recv: start_recv(op); break;
+    case plan::Collective::Send:
+    case plan::Collective::Recv: submit_message(op); break;
     default: island_ ? submit_to_island(op) : enqueue(op);
   }
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
@@ -126,13 +133,23 @@ void Member::submit_to_island(Op *op) noexcept {
     }
     enqueue(op);
     context_->activate(*this);
-    island_->submit(*op, std::exchange(behind_host_, false));
+    island_->submit(
+        *op, std::exchange(behind_host_, false),
+        [](void *me, bool (*holds)(const void *), const void *what) {
+          static_cast<Member *>(me)->sleep_until([&] { return holds(what); });
+        },
+        this);
   } catch (const Error &e) {
     const bool begun = op->sequence != 0;
     if (!begun) enqueue(op);
     fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
     if (begun) island_->finish(op->sequence);
   }
+}
+
+void Member::ask_for_interrupt() noexcept {
+  if (auto *check = interrupt_check.load(std::memory_order_acquire); check && check() != 0)
+    fail(Code::Interrupted, fmt::format("interrupted on {} while it waited", rank_text(rank_)), true);
 }
 
 bool Member::capturing(void *stream) {
@@ -180,6 +197,7 @@ bool Member::island_settled() noexcept {
 
 void Member::run(Op *op) noexcept {
   submit(op);
+  if (runtime_) settle_streams();
   if (op->is_p2p() || (op->plan && op->plan->uses_links)) drive();
   else drive_operations();
 }
@@ -207,7 +225,9 @@ bool Member::drive_operations() noexcept {
     for (;;) {
       if (failed()) {
         const Status why = failure();
-        if (pending_.load(std::memory_order_acquire) != 0 && island_settled()) {
+        const bool pending = pending_.load(std::memory_order_acquire) != 0;
+        const bool messages = !pending || messages_settled();  // both are told to end before either is waited for
+        if (pending && island_settled() && messages) {
           // Nothing of ours may touch user memory once an operation has ended: first the links forget us. Whoever saw no failure
           // under the match lock has posted what it was about to post once we have had that lock.
           { const std::lock_guard posted(match_lock_); }
@@ -217,6 +237,7 @@ bool Member::drive_operations() noexcept {
         }
         break;
       }
+      if (porting_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
       queue_lock_.lock();
       Op *op = head_;
       queue_lock_.unlock();
@@ -255,6 +276,8 @@ bool Member::drive_operations() noexcept {
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op);
+  if (op->staged) unstage(op);
+  if (op->parent && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
   context_->recorder().add({serial_, op->sequence, op->submitted_ns, end, op->call.bytes, op->call.root,
                             static_cast<uint8_t>(op->call.collective), static_cast<uint8_t>(op->call.dtype),
@@ -323,10 +346,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
       check_deadlines(now);
       if (now - asked > 50'000'000) {
         asked = now;
-        if (auto *check = interrupt_check.load(std::memory_order_acquire); check && check() != 0) {
-          fail(Code::Interrupted, fmt::format("interrupted on {} while it waited", rank_text(rank_)), true);
-          continue;
-        }
+        ask_for_interrupt();
       }
     }
     if (now - idle_since < context_->spin_ns()) {
@@ -464,6 +484,10 @@ void Member::leave_library(bool broken) noexcept {
     const std::lock_guard order(island_mutex_);
     island = std::move(island_);
   }
+  {
+    const std::lock_guard porter(porter_mutex_);
+    porter_.reset();
+  }
   if (!here) exec_.clear(std::memory_order_release);
   if (island_ranks_.empty()) return;  // no library: the stream has run to its end, or is left as it is
   const int maker = island_ranks_[0];
@@ -528,6 +552,7 @@ void Member::leave(int64_t until_ns) noexcept {
   for (int q = 0; q < world_; ++q)
     if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail});
   Context *context = context_.get();
+  free_stages();
   const std::lock_guard ring_lock(ring_mutex_);
   std::vector<uint64_t> rings = std::move(old_rings_);
   old_rings_.clear();
@@ -591,10 +616,11 @@ std::string Member::describe(const Op &op) const {
   const Call &c = op.call;
   if (op.is_p2p()) {
     const bool send = c.collective == plan::Collective::Send;
+    const uint64_t bytes = op.whole ? op.whole : c.bytes;
     return fmt::format("{} {} {} (tag {}, {}, {} elements) on rank {} of '{}'",
                        op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
                        c.root < 0 ? std::string("any rank") : rank_text(c.root), c.tag, dtype_name(c.dtype),
-                       c.bytes / dtype_size(c.dtype), rank_, name_);
+                       bytes / dtype_size(c.dtype), rank_, name_);
   }
   const uint64_t what = static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 |
                         static_cast<uint64_t>(c.op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
@@ -637,7 +663,7 @@ std::vector<Record> Member::in_flight() const {
   for (const Op *o = head_; o && out.size() < 4096; o = o->queue_next) add(o);
   queue_lock_.unlock();
   std::lock_guard lock(match_lock_);
-  for (const OpList *list : {&posted_, &sending_, &receiving_, &flowing_})
+  for (const OpList *list : lists_)
     for (const Op *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
   return out;
 }

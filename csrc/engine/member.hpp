@@ -7,15 +7,19 @@
 // no thread touches user memory any more.
 #pragma once
 
+#include <sched.h>
+
 #include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "engine/context.hpp"
 #include "engine/island.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
+#include "engine/porter.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
 
@@ -82,7 +86,8 @@ struct MemberSetup {
   std::string name;
   uint64_t mailbox_offset = 0;
   uint64_t cell_bytes = 0, credit_window = 0;
-  IslandSetup island;  // with a communicator where a library serves this rank
+  uint64_t part_bytes = 0;  // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
+  IslandSetup island;       // with a communicator where a library serves this rank
 };
 
 class Member : public std::enable_shared_from_this<Member> {
@@ -109,6 +114,11 @@ class Member : public std::enable_shared_from_this<Member> {
   void submit(Op *op) noexcept;
   // The same, for a caller that waits anyway: runs it at once where nothing is queued before it. `op` may be inline_op().
   void run(Op *op) noexcept;
+  // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
+  // found no pinned memory or whose device has no gates. Of all members.
+  static void settle_streams() noexcept;
+  // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
+  bool carry_messages() noexcept;
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
   bool wait(Op *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
@@ -177,17 +187,45 @@ class Member : public std::enable_shared_from_this<Member> {
   void bounce_out(Op *op) noexcept;
   void enqueue(Op *op) noexcept;
   void submit_to_island(Op *op) noexcept;
+  template <class Holds>
+  void sleep_until(Holds holds) noexcept;
+  void ask_for_interrupt() noexcept;  // fails the member if the program wants to stop
   void say_leave(int rank, uint32_t stage) noexcept;
   void leave_library(bool broken) noexcept;
   bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
   void flood(Code code, const std::string &text) noexcept;
+  void submit_message(Op *op) noexcept;  // device_messages.cpp
+  void submit_parts(Op *op) noexcept;
+  void send_from_device(Op *op) noexcept;
+  void recv_to_device(Op *op) noexcept;
+  bool drive_messages() noexcept;  // exec
+  bool grant_next() noexcept;
+  bool start_next_send() noexcept;
+  void open_gates() noexcept;
+  bool end_next_landed() noexcept;
+  bool post_next_part() noexcept;
+  void chain(Op *part) noexcept;
+  bool all_staged() noexcept;
+  void hold(Op *op) noexcept;  // settle_streams() has to see to it
+  bool may_settle(const Op &op) const noexcept;
+  bool settle_stream(Op *op) noexcept;  // false: not yet
+  bool may_wait_here(Op *op) noexcept;
+  static const Member *driven_by_this_thread() noexcept;
+  bool stage(Op *op, bool anyway) noexcept;  // false: no pinned memory is free for it
+  void unstage(Op *op) noexcept;
+  void free_stages() noexcept;
+  void come(Op *op) noexcept;  // match lock: the message of a receive is there, in its stage
+  bool messages_settled() noexcept;
+  static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
   void start_send(Op *op) noexcept;  // messages.cpp
   void start_recv(Op *op) noexcept;
   void prepare_messages();  // match lock; before the first message: what steady traffic needs, allocated once
   void clear_to_send(Op *op, int source, uint64_t id) noexcept;
-  bool fits(Op *op, int source, uint64_t total, uint8_t dtype) noexcept;
+  bool fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
+  void grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come
+  static constexpr uint64_t kEagerMessage = 16 * 1024;   // and less: sent without having been asked for
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
   void received_message(const link::FrameHeader &h);
@@ -201,6 +239,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void end_op(Op *op, Code code, std::string text) noexcept;
   void on_deadline(const Op &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
+  std::string own_device_text(const Op &op, Code &code) noexcept;
   std::string culprit(const Op &op, int first, Code &code) noexcept;
   std::string library_text(const Op &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
@@ -273,7 +312,8 @@ class Member : public std::enable_shared_from_this<Member> {
     int source = -1;
     int32_t tag = 0;
     uint8_t dtype = 0;
-    uint64_t id = 0, total = 0;
+    uint64_t id = 0, total = 0, whole = 0;
+    uint32_t part = 0;
     bool rendezvous = false;  // only the announcement has come
     bool complete = false;
     Op *claimed = nullptr;  // a receive that takes it once it is complete
@@ -284,6 +324,20 @@ class Member : public std::enable_shared_from_this<Member> {
   // Receives without a message; announced sends; receives whose data flows in; sends that the link has, and receives that have claimed a
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
   OpList posted_, sending_, receiving_, flowing_;
+  // Messages in device memory, and what has to keep its place among them: sends in order, until their bytes are out; announced messages
+  // that wait for pinned memory; receives whose bytes are there; further parts of a message whose source is not known yet.
+  OpList taking_, granting_, landing_, chained_;
+  OpList *const lists_[8] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_, &chained_};
+  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
+  std::atomic<uint32_t> porting_{0};                        // in taking_, granting_, landing_, chained_
+  uint32_t sends_behind_ = 0;                               // in taking_, or just taken out
+  uint32_t unstaged_ = 0;                                   // of taking_: wait for pinned memory
+  std::atomic<bool> courier_wanted_{false};
+  const uint64_t part_bytes_;
+  std::unique_ptr<Porter> porter_;
+  std::mutex porter_mutex_;  // whoever submits copies; taken before the match lock
+  link::SpinLock stages_lock_;
+  std::vector<std::pair<uint64_t, uint64_t>> stages_;  // spare pinned memory: bytes, offset
   std::atomic<uint64_t> next_message_{0};
 
   // failure
@@ -292,5 +346,26 @@ class Member : public std::enable_shared_from_this<Member> {
   Status failure_;
   std::atomic<bool> left_{false};
 };
+
+// A thread that submits waits in the place of a stream that cannot. What it waits for, the progress thread brings about, which also
+// sees the deadline: this thread holds what the end of an operation needs, so it does not drive.
+template <class Holds>
+void Member::sleep_until(Holds holds) noexcept {
+  constexpr int64_t kNap = 20'000'000, kAsk = 50'000'000;
+  const int64_t spin_until = now_ns() + context_->spin_ns();
+  int64_t asked = now_ns();
+  while (!holds()) {
+    const int64_t now = now_ns();
+    if (now < spin_until) {
+      ::sched_yield();
+      continue;
+    }
+    if (now - asked > kAsk) {
+      asked = now;
+      ask_for_interrupt();
+    }
+    context_->sleep(false, kNap, holds);
+  }
+}
 
 }  // namespace isthmus::engine

@@ -8,8 +8,6 @@
 namespace isthmus::engine {
 namespace {
 
-constexpr uint64_t kEagerMessage = 16 * 1024;
-
 link::FrameHeader header(const Op &op, link::FrameKind kind, uint32_t member, uint32_t epoch, int rank, uint64_t id) {
   link::FrameHeader h;
   h.kind = kind;
@@ -20,6 +18,8 @@ link::FrameHeader header(const Op &op, link::FrameKind kind, uint32_t member, ui
   h.tag = op.call.tag;
   h.id = id;
   h.total = op.call.bytes;
+  h.digest = op.whole ? op.whole : op.call.bytes;
+  h.part = op.part;
   return h;
 }
 
@@ -48,7 +48,7 @@ void Member::start_send(Op *op) noexcept {
   PeerRank &p = peers_[op->call.root];
   const uint64_t total = op->call.bytes;
   op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
-  op->out.data = op->call.in;
+  op->out.data = op->data(context_->arena().base());
   op->out.pending = op->out.also = nullptr;
   bool eager = total <= kEagerMessage;
   match_lock_.lock();
@@ -77,16 +77,17 @@ void Member::start_send(Op *op) noexcept {
 
 // Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
 // peer operation be understood: the message is consumed.
-bool Member::fits(Op *op, int source, uint64_t total, uint8_t dtype) noexcept {
-  if (total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
+bool Member::fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept {
+  const uint64_t asked = op->whole ? op->whole : op->call.bytes;
+  if (whole == asked && total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
   const auto elements = [](uint64_t bytes, uint8_t t) {
     return t < kDTypeCount
                ? fmt::format("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
                : fmt::format("{} bytes of unknown type {}", bytes, t);
   };
   op->text = fmt::format("{}: {} sent {} but the receive asked for {}; both sides must name the same count and dtype",
-                         describe(*op), rank_text(source), elements(total, dtype),
-                         elements(op->call.bytes, static_cast<uint8_t>(op->call.dtype)));
+                         describe(*op), rank_text(source), elements(whole, dtype),
+                         elements(asked, static_cast<uint8_t>(op->call.dtype)));
   return false;
 }
 
@@ -98,6 +99,18 @@ void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
   grant->pending = grant->also = nullptr;
   grant->finished = give_frame;
   p.link->post(*grant);
+}
+
+void Member::grant(Op *op, int source, uint64_t id) noexcept {
+  op->message_id = id;
+  if (on_stage(op) && !op->staged) {
+    granting_.append(op);
+    porting_.fetch_add(1, std::memory_order_release);
+    context_->wake();
+    return;
+  }
+  receiving_.append(op);
+  clear_to_send(op, source, id);
 }
 
 void Member::prepare_messages() {
@@ -118,9 +131,10 @@ void Member::start_recv(Op *op) noexcept {
     prepare_messages();
     for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
       Arrived &a = **it;
-      if (a.claimed || (op->call.root >= 0 && a.source != op->call.root) || a.tag != op->call.tag) continue;
+      if (a.claimed || (op->call.root >= 0 && a.source != op->call.root) || a.tag != op->call.tag || a.part != op->part)
+        continue;
       op->source = a.source;
-      if (!fits(op, a.source, a.total, a.dtype)) {
+      if (!fits(op, a.source, a.total, a.whole, a.dtype)) {
         wrong = op->text;
         if (!a.rendezvous && !a.complete)
           break;  // its data still flows; it stays claimed by nobody and is dropped with the member
@@ -131,9 +145,7 @@ void Member::start_recv(Op *op) noexcept {
         break;
       }
       if (a.rendezvous) {
-        op->message_id = a.id;
-        receiving_.append(op);
-        clear_to_send(op, a.source, a.id);
+        grant(op, a.source, a.id);
         spare_.push_back(std::move(*it));
         arrived_.erase(it);
         return;
@@ -143,10 +155,11 @@ void Member::start_recv(Op *op) noexcept {
         flowing_.append(op);
         return;
       }
-      if (a.total) std::memcpy(op->call.out, a.data.data(), a.total);
+      if (a.total) std::memcpy(op->data(context_->arena().base()), a.data.data(), a.total);
       consumed(a.source, a.total);
       spare_.push_back(std::move(*it));
       arrived_.erase(it);
+      if (on_stage(op)) return come(op);
       goto matched;
     }
     if (wrong.empty()) {
@@ -186,7 +199,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
     std::lock_guard lock(match_lock_);
     if (failed()) return link::Accept::Drop;
     const auto waits_for_it = [&](const Op *o) {
-      return (o->call.root < 0 || o->call.root == source) && o->call.tag == h.tag;
+      return (o->call.root < 0 || o->call.root == source) && o->call.tag == h.tag && o->part == h.part;
     };
     switch (h.kind) {
       case link::FrameKind::Message:
@@ -196,17 +209,17 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         if (Op *op = posted_.take_first(waits_for_it)) {
           op->source = source;
           op->message_id = h.id;
-          if (!fits(op, source, h.total, h.dtype)) {
+          if (!fits(op, source, h.total, h.digest, h.dtype)) {
             wrong = op;
             if (rendezvous) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
             else consumed(source, h.total);
             break;
           }
-          receiving_.append(op);
           if (rendezvous) {
-            clear_to_send(op, source, h.id);
+            grant(op, source, h.id);
           } else {
-            to = op->call.out;
+            receiving_.append(op);
+            to = op->data(context_->arena().base());
             result = link::Accept::Take;
           }
           break;
@@ -224,6 +237,8 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         a->dtype = h.dtype;
         a->id = h.id;
         a->total = h.total;
+        a->whole = h.digest;
+        a->part = h.part;
         a->rendezvous = rendezvous;
         a->complete = false;
         a->claimed = nullptr;
@@ -243,7 +258,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
       case link::FrameKind::MessageData:
         for (Op *o = receiving_.head; o; o = o->match_next)
           if (o->source == source && o->message_id == h.id && o->call.bytes == h.total) {
-            to = o->call.out + h.offset;
+            to = o->data(context_->arena().base()) + h.offset;
             return link::Accept::Take;
           }
         break;
@@ -274,6 +289,7 @@ void Member::received_message(const link::FrameHeader &h) {
       if (o->received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
       over = receiving_.take_first([&](const Op *x) { return x == o; });
       if (h.kind == link::FrameKind::Message) consumed(source, h.total);
+      if (on_stage(over)) return come(over);
       break;
     }
     if (!over && h.kind == link::FrameKind::Message)
@@ -284,10 +300,11 @@ void Member::received_message(const link::FrameHeader &h) {
         if (a.claimed) {
           over = a.claimed;
           flowing_.take(over);
-          if (a.total) std::memcpy(over->call.out, a.data.data(), a.total);
+          if (a.total) std::memcpy(over->data(context_->arena().base()), a.data.data(), a.total);
           consumed(source, a.total);
           spare_.push_back(std::move(*it));
           arrived_.erase(it);
+          if (on_stage(over)) return come(over);
         }
         break;
       }
@@ -302,9 +319,14 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
     {
       std::lock_guard lock(match_lock_);
       const auto any = [](const Op *) { return true; };
-      op = posted_.take_first(any);
-      if (!op) op = sending_.take_first(any);
-      if (!op) op = receiving_.take_first(any);
+      for (OpList *list : lists_) {
+        if (list == &flowing_ || op) continue;
+        op = list->take_first(any);
+        if (op && (list == &taking_ || list == &granting_ || list == &landing_ || list == &chained_))
+          porting_.fetch_sub(1, std::memory_order_release);
+      }
+      gated_head_ = nullptr;
+      gated_tail_ = &gated_head_;
       if (!op)
         for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
           if ((*it)->claimed) {

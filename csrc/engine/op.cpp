@@ -82,6 +82,14 @@ void Op::reset() noexcept {
   received.store(0, std::memory_order_relaxed);
   match_next = nullptr;
   source = -1;
+  whole = 0;
+  part = 0;
+  port = Port::None;
+  staged = false;
+  arrived.store(false, std::memory_order_relaxed);
+  place = place_bytes = 0;
+  ticket.store(0, std::memory_order_relaxed);
+  port_next = nullptr;
   children.store(0, std::memory_order_relaxed);
   parent = nullptr;
   ended.store(0, std::memory_order_relaxed);

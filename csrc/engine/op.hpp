@@ -34,6 +34,15 @@ struct Call {  // what the user asked for, validated, in bytes
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
 
+// How a message in device memory gets there (porter.hpp).
+enum class Port : uint8_t {
+  None,      // it is in host memory
+  Taken,     // a send: copied out, then sent
+  Expected,  // a receive whose copy stands behind a gate
+  Courier,   // a receive whose copy is submitted by the courier when the message has come
+  Caller,    // a receive whose copy is submitted by the caller, who waits for the message
+};
+
 struct Op {
   Call call;
   uint64_t sequence = 0, digest = 0;
@@ -72,6 +81,19 @@ struct Op {
   std::atomic<uint64_t> received{0};
   Op *match_next = nullptr;  // in the list of posted receives or of pending sends
   int32_t source = -1;
+  uint64_t whole = 0;  // bytes of the message that this is a part of; 0: it is no part
+  uint32_t part = 0;   // and which
+  Port port = Port::None;
+  bool staged = false;                  // `place` is its own
+  std::atomic<bool> arrived{false};     // the whole message is there
+  uint64_t place = 0, place_bytes = 0;  // where in the arena links find a message in device memory
+  std::atomic<uint64_t> ticket{0};      // of its copy (porter.hpp); 0: not submitted
+  Op *port_next = nullptr;              // in the order of the gates
+  // Where links read or write the message.
+  std::byte *data(std::byte *arena) const noexcept {
+    if (port != Port::None) return arena + place;
+    return call.collective == plan::Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
+  }
 
   // Group parent: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};

@@ -29,9 +29,9 @@ struct FrameHeader {  // as on the wire, little endian (every supported host is)
   uint64_t id = 0;      // PlanData: number of the frame between this pair; messages: chosen by the sender
   uint64_t offset = 0;  // of this payload in the whole
   uint64_t total = 0;   // bytes of the whole
-  uint64_t digest = 0;  // PlanData: of the plan
+  uint64_t digest = 0;  // PlanData: of the plan; messages: bytes of the message, of which `total` are this part's
   uint32_t bytes = 0;   // of this payload
-  uint32_t check = 0;   // spare, 0
+  uint32_t part = 0;    // messages: which part of the message
   static constexpr uint32_t kMagic = 0x48545349;  // "ISTH"
 };
 static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHeader>);

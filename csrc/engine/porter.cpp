@@ -1,0 +1,87 @@
+#include "engine/porter.hpp"
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+
+namespace isthmus::engine {
+
+Porter::Porter(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context)
+    : runtime_(runtime),
+      device_(device),
+      arena_(arena),
+      wake_(wake),
+      context_(context),
+      gates_(runtime.capabilities(device).gate != device::GateKind::None),
+      wakes_(runtime.capabilities(device).signals_wake) {}
+
+Porter::~Porter() {
+  for (Lane *lane : {&out_, &in_, &late_}) {
+    if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
+    // What the device has not come to still points to them.
+    (void)lane->signal.release();
+    (void)lane->gate.release();
+    (void)lane->stream.release();
+  }
+}
+
+void Porter::make(Lane &lane, bool gated) {
+  if (lane.made.load(std::memory_order_relaxed)) return;
+  lane.stream = runtime_.make_stream(device_, "isthmus messages");
+  lane.signal = runtime_.make_signal(device_, wake_, context_);
+  lane.before = runtime_.make_event(device_);
+  lane.after = runtime_.make_event(device_);
+  if (gated) lane.gate = runtime_.make_gate(device_);
+  lane.made.store(true, std::memory_order_release);
+}
+
+void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
+  make(lane, gated);
+  device::Stream &stream = *lane.stream;
+  device::Stream *user = nullptr;
+  if (op.call.on_stream) {
+    if (!lane.user || lane.user->handle() != op.call.stream) lane.user = runtime_.adopt(device_, op.call.stream);
+    user = lane.user.get();
+    lane.before->record(*user);
+    lane.before->hold(stream);
+  }
+  const uint64_t ticket = lane.armed.load(std::memory_order_relaxed) + 1;
+  if (gated) lane.gate->arm(stream, ticket);
+  std::byte *const stage = arena_ + op.place;
+  if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
+  else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
+  lane.signal->arm(stream, ticket);
+  lane.armed.store(ticket, std::memory_order_release);
+  if (user) {
+    lane.after->record(stream);
+    lane.after->hold(*user);
+  }
+  op.ticket.store(ticket, std::memory_order_release);
+}
+
+bool Porter::busy() const noexcept {
+  for (const Lane *lane : {&out_, &in_, &late_})
+    if (lane->made.load(std::memory_order_acquire) && lane->signal->value() < lane->armed.load(std::memory_order_acquire))
+      return true;
+  return false;
+}
+
+Status Porter::status() const {
+  for (const Lane *lane : {&out_, &in_, &late_})
+    if (lane->made.load(std::memory_order_acquire))
+      if (Status s = lane->stream->status(); !s.ok()) return s;
+  return {};
+}
+
+void Porter::abort() noexcept {
+  int64_t never = 0;
+  if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
+  cancelled_.store(true, std::memory_order_release);
+  if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
+}
+
+bool Porter::settled(int64_t now) noexcept {
+  constexpr int64_t kPatience = 2'000'000'000;
+  return !busy() || now - aborted_ns_.load() > kPatience;
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,78 @@
+// Carries messages between a device's memory and the pinned memory in which links see them. A message's bytes lie there whole; a large
+// message is several (Member::submit), so that copies, links and the other side's copies overlap.
+//
+// Three lanes, each a stream and the signal behind its last copy: `out` holds copies to the host, which wait for nobody; `in` copies
+// to the device that stand behind a gate until the message has come, in the order in which they were submitted; `late` copies to
+// the device that are submitted when it has come. So nothing that a peer waits for ever stands behind a message of its own, also
+// where all streams of the device are one queue.
+//
+// Thread rules. Copies are submitted by one thread at a time, which may call the runtime: the caller's, or the courier of the context.
+// The progress thread opens gates and looks at signals.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "engine/island.hpp"
+#include "engine/op.hpp"
+
+namespace isthmus::engine {
+
+class Porter {
+ public:
+  // `arena`: where the device finds the beginning of this process's arena.
+  Porter(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
+  ~Porter();
+  Porter(const Porter &) = delete;
+  Porter &operator=(const Porter &) = delete;
+
+  bool gates() const noexcept { return gates_; }
+  bool wakes() const noexcept { return wakes_; }
+
+  // Submit the copy of op's message between the user's memory and its stage, and set op->ticket. Behind the user's stream and before
+  // what it gets later, if the call names one. Throw what the runtime throws.
+  void take(Op &op) { carry(op, out_, true, false); }   // to the stage
+  void expect(Op &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it
+  void put(Op &op) { carry(op, late_, false, false); }  // from the stage, which has the message
+
+  // Progress.
+  void open(const Op &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
+  bool taken(const Op &op) const noexcept { return reached(out_, op); }
+  bool landed(const Op &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
+  bool busy() const noexcept;  // some copy is under way
+
+  // Whether the device has failed, and how. A call of the runtime.
+  Status status() const;
+  void abort() noexcept;  // no gate holds any more
+  // After abort(): no copy of ours runs any more, or there is no waiting for it.
+  bool settled(int64_t now_ns) noexcept;
+
+ private:
+  struct Lane {
+    std::unique_ptr<device::Stream> stream;
+    std::unique_ptr<device::Signal> signal;
+    std::unique_ptr<device::Gate> gate;
+    std::unique_ptr<device::Stream> user;  // that was used last, and the events that tie it to ours
+    std::unique_ptr<device::Event> before, after;
+    std::atomic<bool> made{false};
+    std::atomic<uint64_t> armed{0};
+  };
+  void carry(Op &op, Lane &lane, bool out, bool gated);
+  void make(Lane &lane, bool gated);
+  static bool reached(const Lane &lane, const Op &op) noexcept {
+    const uint64_t ticket = op.ticket.load(std::memory_order_acquire);
+    return ticket != 0 && lane.signal->value() >= ticket;
+  }
+
+  device::Runtime &runtime_;
+  const int device_;
+  std::byte *const arena_;
+  const device::Wake wake_;
+  void *const context_;
+  const bool gates_, wakes_;
+  Lane out_, in_, late_;
+  std::atomic<int64_t> aborted_ns_{0};
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace isthmus::engine

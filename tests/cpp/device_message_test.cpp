@@ -1,0 +1,312 @@
+// Messages whose memory is a device's, on either side or both, through the C interface: with a user's stream, without, in groups,
+// in parts, from any rank, where pinned memory is short, and at their ends.
+#include "device_fleet.hpp"
+
+namespace isthmus_test {
+namespace {
+
+// Every byte says who sent it, in which message, and where it belongs.
+Bytes letter(int from, int message, size_t bytes) {
+  Bytes b(bytes);
+  for (size_t i = 0; i < bytes; ++i)
+    b[i] = static_cast<unsigned char>(from * 89 + message * 31 + static_cast<int>(i % 251) + static_cast<int>(i / 4096));
+  return b;
+}
+
+class DeviceMessages : public testing::TestWithParam<const char *> {};
+INSTANTIATE_TEST_SUITE_P(Fleets, DeviceMessages, testing::Values("0a -a", "0a 1b", "0a 1a", "-a 0b 1b 2c -a"), title);
+
+// All of them sends: alone, in one part, in many.
+constexpr size_t kSizes[] = {0, 1, 100, 16 * 1024, 16 * 1024 + 1, 100'001, 5'000'003};
+
+// Sends to the rank after this one and receives from the one before, `count` messages of a size, without streams.
+void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
+  const int next = (r.rank + 1) % r.size, before = (r.rank + r.size - 1) % r.size;
+  std::vector<std::unique_ptr<Memory>> out, in;
+  std::vector<Work> works;
+  for (int i = 0; i < count; ++i) {
+    out.push_back(std::make_unique<Memory>(r, bytes, here_on_host));
+    in.push_back(std::make_unique<Memory>(r, bytes, here_on_host));
+    out.back()->put(letter(r.rank, i, bytes));
+  }
+  // Receives first: on a device with one queue nothing of theirs may stand before the sends.
+  for (int i = 0; i < count; ++i)
+    OK(isthmus_recv(r.comm, in[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, before, 3, nullptr, nullptr,
+                    &works.emplace_back().work));
+  for (int i = 0; i < count; ++i)
+    OK(isthmus_send(r.comm, out[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, next, 3, nullptr,
+                    &works.emplace_back().work));
+  for (const Work &work : works) OK(work.wait());
+  for (int i = 0; i < count; ++i) MUST(in[static_cast<size_t>(i)]->get(bytes) == letter(before, i, bytes));
+}
+
+TEST_P(DeviceMessages, ArriveInOrder) {
+  fly(GetParam(), [](Rank &r) {
+    for (const size_t bytes : kSizes) {
+      ring(r, bytes, 3, false);
+      ring(r, bytes, 2, r.rank % 2 == 0);  // some ranks have theirs in host memory
+    }
+  });
+}
+
+TEST_P(DeviceMessages, ArriveOverTcpAndInManyParts) {
+  Options options;
+  options.settings = "CHUNK_BYTES=4096";
+  options.bridge = "tcp";
+  fly(
+      GetParam(), [](Rank &r) { ring(r, 300'001, 2, false); }, options);
+}
+
+TEST_P(DeviceMessages, BlockingCallsWork) {
+  fly(GetParam(), [](Rank &r) {
+    for (const size_t bytes : kSizes) {
+      Memory x(r, bytes);
+      if (r.rank == 0) {
+        x.put(letter(0, 1, bytes));
+        for (int q = 1; q < r.size; ++q) OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, q, 0, nullptr, nullptr));
+      } else {
+        int source = -1;
+        OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 0, &source, nullptr, nullptr));
+        MUST(source == 0);
+        MUST(x.get(bytes) == letter(0, 1, bytes));
+      }
+    }
+  });
+}
+
+// The parts of a message from any rank come from one rank, also where several send such messages at once.
+TEST_P(DeviceMessages, FromAnyRankAreNotMixed) {
+  Options options;
+  options.settings = "CHUNK_BYTES=4096";
+  fly(
+      GetParam(),
+      [](Rank &r) {
+        constexpr size_t kBytes = 200'001;
+        if (r.rank != 0) {
+          Memory x(r, kBytes);
+          x.put(letter(r.rank, 0, kBytes));
+          OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 5, nullptr, nullptr));
+          return;
+        }
+        std::vector<std::unique_ptr<Memory>> in;
+        std::vector<Work> works;
+        for (int q = 1; q < r.size; ++q) {
+          in.push_back(std::make_unique<Memory>(r, kBytes));
+          OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 5, nullptr, nullptr,
+                          &works.emplace_back().work));
+        }
+        std::vector<int> sources;
+        for (size_t i = 0; i < works.size(); ++i) {
+          OK(works[i].wait());
+          const int source = isthmus_work_source(works[i].work);
+          MUST(in[i]->get(kBytes) == letter(source, 0, kBytes));
+          sources.push_back(source);
+        }
+        std::sort(sources.begin(), sources.end());
+        for (int q = 1; q < r.size; ++q) MUST(sources[static_cast<size_t>(q) - 1] == q);
+      },
+      options);
+}
+
+// In a group their order is nobody's concern.
+TEST_P(DeviceMessages, GroupsExchangeOnAStream) {
+  fly(GetParam(), [](Rank &r) {
+    for (const size_t bytes : {size_t{1}, size_t{40'000}, size_t{3'000'001}}) {
+      const std::unique_ptr<UserStream> user = r.host() ? nullptr : std::make_unique<UserStream>();
+      const isthmus_call how = user ? on(user->stream) : isthmus_call{};
+      const isthmus_call *const call = user ? &how : nullptr;
+      std::vector<std::unique_ptr<Memory>> out, in;
+      for (int q = 0; q < r.size; ++q) {
+        out.push_back(std::make_unique<Memory>(r, bytes));
+        in.push_back(std::make_unique<Memory>(r, bytes));
+        out.back()->put(letter(r.rank, q, bytes));
+      }
+      OK(isthmus_group_begin());
+      for (int q = r.size - 1; q >= 0; --q)
+        OK(isthmus_recv(r.comm, in[static_cast<size_t>(q)]->at(), bytes, ISTHMUS_UINT8, q, 0, nullptr, call, nullptr));
+      for (int q = 0; q < r.size; ++q)
+        OK(isthmus_send(r.comm, out[static_cast<size_t>(q)]->at(), bytes, ISTHMUS_UINT8, q, 0, call, nullptr));
+      Work work;
+      OK(isthmus_group_end(&work.work));
+      OK(work.wait());
+      if (user) must_cu("StreamSynchronize", user->stream);
+      for (int q = 0; q < r.size; ++q) MUST(in[static_cast<size_t>(q)]->get(bytes) == letter(q, r.rank, bytes));
+    }
+  });
+}
+
+// What the stream holds at the call is sent, and what comes behind a receive on its stream finds the message; the host waits for nothing.
+TEST(DeviceMessage, TheUsersStreamOrdersThem) {
+  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
+    for (const size_t bytes : {size_t{8}, size_t{100'000}, size_t{2'500'000}})
+      fly(fleet, [bytes](Rank &r) {
+        ring(r, 100, 1, false);
+        Memory x(r, bytes);
+        if (r.rank == 1) {
+          OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+          MUST(x.get(bytes) == letter(0, 0, bytes));
+          OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 1, nullptr, nullptr));
+          return;
+        }
+        UserStream user;
+        Pinned data(bytes), result(bytes);
+        const Bytes sent = letter(0, 0, bytes);
+        std::memcpy(data.host, sent.data(), bytes);
+        const isthmus_call how = on(user.stream);
+        Work send, recv;
+        user.stand();
+        must_cu("MemcpyAsync", number(x.at()), data.device, bytes, user.stream);
+        const double took = seconds_of([&] {
+          OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 0, &how, &send.work));
+          must_cu("MemsetD8Async", number(x.at()), static_cast<unsigned char>(0xdd), bytes, user.stream);
+          OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 1, nullptr, &how, &recv.work));
+          must_cu("MemcpyAsync", result.device, number(x.at()), bytes, user.stream);
+        });
+        EXPECT_LT(took, 3) << "the calls have waited for the user's stream";
+        std::this_thread::sleep_for(20ms);
+        EXPECT_EQ(isthmus_work_test(send.work), ISTHMUS_IN_PROGRESS);
+        user.open();
+        MUST(within(20, [&] { return cu("StreamQuery", user.stream) == 0; }));
+        MUST(std::memcmp(result.host, sent.data(), bytes) == 0);
+        OK(send.wait());
+        OK(recv.wait());
+      });
+}
+
+// More than pinned memory holds, both ways at once, in a group on a stream and without one.
+TEST(DeviceMessage, MoreThanPinnedMemoryHolds) {
+  Options options;
+  options.settings = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";
+  for (const char *fleet : {"0a 1b", "0a -b", "0a 1a"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          constexpr size_t kBytes = 12'000'000;
+          ring(r, kBytes, 2, false);
+          if (r.host()) return ring(r, kBytes, 1, false);
+          const UserStream user;
+          const isthmus_call how = on(user.stream);
+          Memory out(r, kBytes), in(r, kBytes);
+          out.put(letter(r.rank, 0, kBytes));
+          const int peer = 1 - r.rank;
+          OK(isthmus_group_begin());
+          OK(isthmus_recv(r.comm, in.at(), kBytes, ISTHMUS_UINT8, peer, 3, nullptr, &how, nullptr));
+          OK(isthmus_send(r.comm, out.at(), kBytes, ISTHMUS_UINT8, peer, 3, &how, nullptr));
+          OK(isthmus_group_end(nullptr));
+          must_cu("StreamSynchronize", user.stream);
+          MUST(in.get(kBytes) == letter(peer, 0, kBytes));
+        },
+        options);
+}
+
+// Once the first of a size have passed, a message costs no synchronization, allocation, registration, stream or event.
+TEST(DeviceMessage, SteadyStateMakesNothing) {
+  fly("0a 1b", [](Rank &r) {
+    constexpr const char *kNever[] = {
+        "cuMemAlloc_v2", "cuMemFree_v2",     "cuMemHostRegister_v2", "cuStreamCreate",     "cuStreamCreateWithPriority",
+        "cuEventCreate", "cuCtxSynchronize", "cuStreamSynchronize",  "cuEventSynchronize", "cuLaunchHostFunc"};
+    Memory out(r, 200'000), in(r, 200'000);
+    const UserStream user;
+    const auto exchange = [&](bool streamed) {
+      const isthmus_call how = on(user.stream);
+      const isthmus_call *const call = streamed ? &how : nullptr;
+      OK(isthmus_group_begin());
+      OK(isthmus_send(r.comm, out.at(), 200'000, ISTHMUS_UINT8, 1 - r.rank, 0, call, nullptr));
+      OK(isthmus_recv(r.comm, in.at(), 200'000, ISTHMUS_UINT8, 1 - r.rank, 0, nullptr, call, nullptr));
+      OK(isthmus_group_end(nullptr));
+    };
+    const auto count = [&] {
+      std::map<std::string, unsigned long> made;
+      for (const char *name : kNever) made[name] = calls(name);
+      return made;
+    };
+    for (const bool streamed : {true, false}) {
+      for (int i = 0; i < 3; ++i) exchange(streamed);
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      const auto before = count();
+      const unsigned long copies = calls("cuMemcpyAsync");
+      for (int i = 0; i < 5; ++i) exchange(streamed);
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      EXPECT_EQ(count(), before);
+      EXPECT_GE(calls("cuMemcpyAsync"), copies + 10);
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+    }
+  });
+}
+
+TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {
+  for (const char *fleet : {"0a 1b", "0a -b"})
+    fly(fleet, [](Rank &r) {
+      Memory x(r, 4'000'000);
+      const size_t mine = r.rank == 0 ? 4'000'000 : 3'999'999;
+      const isthmus_result result = r.rank == 0
+                                        ? isthmus_send(r.comm, x.at(), mine, ISTHMUS_UINT8, 1, 0, nullptr, nullptr)
+                                        : isthmus_recv(r.comm, x.at(), mine, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr);
+      const std::string text = isthmus_last_error();
+      EXPECT_EQ(result, ISTHMUS_ERR_MISMATCH) << text;
+      EXPECT_NE(text.find("4000000 x uint8"), std::string::npos) << text;
+      EXPECT_NE(text.find("3999999 x uint8"), std::string::npos) << text;
+    });
+}
+
+// Nobody answers: the deadline names the rank, an abort ends it, and the user's stream gets through.
+TEST(DeviceMessage, WithoutAnotherSideEnd) {
+  Options options;
+  options.timeout = 1;
+  for (const bool send : {true, false})
+    for (const bool streamed : {false, true})
+      fly(
+          "0a 1b",
+          [&](Rank &r) {
+            if (r.rank == 1) {
+              MUST(within(20, [&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
+              return;
+            }
+            UserStream user;
+            const isthmus_call how = on(user.stream);
+            const isthmus_call *const call = streamed ? &how : nullptr;
+            Memory x(r, 100'000);
+            Work work;
+            const isthmus_result begun =
+                send ? isthmus_send(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, call, &work.work)
+                     : isthmus_recv(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, nullptr, call, &work.work);
+            OK(begun);
+            MUST(work.wait() == ISTHMUS_ERR_TIMEOUT);
+            const std::string text = isthmus_last_error();
+            EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+            MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
+          },
+          options);
+}
+
+TEST(DeviceMessage, AbortLeavesNothing) {
+  fly("0a 1b", [](Rank &r) { ring(r, 300'000, 1, false); });
+  std::map<std::string, size_t> before;
+  within(10, [&] {
+    before = live();
+    return before["stream"] == 0 && before["event"] == 0;
+  });
+  EXPECT_EQ(before["stream"], 0u);
+  EXPECT_EQ(before["event"], 0u);
+  for (const bool streamed : {true, false})
+    fly("0a 1b", [&](Rank &r) {
+      ring(r, 300'000, 1, false);
+      UserStream user;
+      const isthmus_call how = on(user.stream);
+      Memory x(r, 300'000);
+      Work work;
+      if (r.rank == 0) {
+        OK(isthmus_recv(r.comm, x.at(), 300'000, ISTHMUS_UINT8, 1, 9, nullptr, streamed ? &how : nullptr, &work.work));
+        std::this_thread::sleep_for(20ms);
+        isthmus_comm_abort(r.comm, "enough");
+        MUST(work.wait() == ISTHMUS_ERR_ABORTED);
+      } else {
+        MUST(within(5, [&] { return isthmus_comm_error(r.comm) == ISTHMUS_ERR_ABORTED; }));
+      }
+    });
+  EXPECT_TRUE(within(10, [&] { return live() == before; }))
+      << testing::PrintToString(live()) << " and before " << testing::PrintToString(before);
+}
+
+}  // namespace
+}  // namespace isthmus_test
