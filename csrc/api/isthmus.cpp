@@ -113,6 +113,9 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.scale = c.scale;
       r.label = c.label;
       r.on_stream = c.on_stream != 0;
+      r.order_later = c.on_stream == 2;
+      if (r.order_later && i::comm::group_open())
+        i::fail(Code::Argument, "recv: in a group nothing can be ordered later (on_stream = 2)");
       r.stream = c.stream;
     }
     const Inside inside(comm);
@@ -563,6 +566,17 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
     }
     op->callback_lock.unlock();
     if (over) done(context, static_cast<isthmus_result>(op->result), op->text.c_str());
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
+  return guarded([&] {
+    if (!work) i::fail(Code::Argument, "work_order: work must not be NULL");
+    Op *op = op_of(work);
+    if (!op->member && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
+    if (op->over() || !op->call.order_later) return ISTHMUS_OK;
+    op->member->order(op, stream);
     return ISTHMUS_OK;
   });
 }

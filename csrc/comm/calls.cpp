@@ -223,6 +223,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (r.label) op.label.assign(r.label);
   call.on_stream = r.on_stream;
   call.stream = r.stream;
+  call.order_later = r.order_later && c == Collective::Recv;
+  if (r.order_later && c != Collective::Recv)
+    fail(Code::Unsupported, "{}: only a receive can be ordered later (on_stream = 2)", name);
   if (call.on_stream && !member_->runtime())
     fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name);
   if (call.on_stream && member_->capturing(call.stream))
@@ -245,6 +248,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out);
+    call.order_later &= call.device;
     return;
   }
   const bool in_place = call.in == call.out && call.in != nullptr;

@@ -40,6 +40,7 @@ struct Request {
   double timeout = 0, scale = 1;
   const char *label = nullptr;
   bool on_stream = false;  // ordered on the user's stream
+  bool order_later = false;
   void *stream = nullptr;
 };
 

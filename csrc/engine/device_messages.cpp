@@ -7,6 +7,7 @@
 // that the peer waits for.
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "base/clock.hpp"
 #include "engine/member.hpp"
@@ -24,53 +25,61 @@ thread_local std::vector<Op *> held_here;  // submitted by this thread, which ha
 
 // Sends may use a quarter of all staging and receives another, so neither keeps the other, nor a collective, from going on. `anyway`: a
 // small message, whose place cannot be asked for later.
-bool Member::stage(Op *op, bool anyway) noexcept {
-  const uint64_t bytes = std::max(std::bit_ceil(op->call.bytes), kSmallestStage);
-  auto &used = context_->message_staging(op->call.collective == plan::Collective::Send);
+std::optional<Member::Stage> Member::take_stage(uint64_t message, bool send, bool anyway) noexcept {
+  const uint64_t bytes = std::max(std::bit_ceil(message), kSmallestStage);
+  auto &used = context_->message_staging(send);
   const uint64_t before = used.fetch_add(bytes, std::memory_order_relaxed);
   if (before != 0 && before + bytes > context_->arena().staging_limit() / 4 && !anyway) {
     used.fetch_sub(bytes, std::memory_order_relaxed);
-    return false;
+    return std::nullopt;
   }
   {
     const std::lock_guard lock(stages_lock_);
-    const auto spare = std::find_if(stages_.begin(), stages_.end(), [bytes](const auto &s) { return s.first == bytes; });
+    const auto spare = std::find_if(stages_.begin(), stages_.end(), [bytes](const Stage &s) { return s.bytes == bytes; });
     if (spare != stages_.end()) {
-      op->place = spare->second;
+      const Stage found = *spare;
       *spare = stages_.back();
       stages_.pop_back();
-      op->place_bytes = bytes;
-      return op->staged = true;
+      return found;
     }
   }
   try {
-    op->place = context_->arena().allocate_staging(bytes, false);
+    return Stage{bytes, context_->arena().allocate_staging(bytes, false)};
   } catch (const Error &) {
     used.fetch_sub(bytes, std::memory_order_relaxed);
-    return false;
+    return std::nullopt;
   }
-  op->place_bytes = bytes;
+}
+
+void Member::give_stage(Stage stage, bool send) noexcept {
+  context_->message_staging(send).fetch_sub(stage.bytes, std::memory_order_relaxed);
+  if (stage.bytes <= kLargestSpare) {
+    const std::lock_guard lock(stages_lock_);
+    if (stages_.size() < kSpares) {
+      stages_.reserve(kSpares);
+      stages_.push_back(stage);
+      return;
+    }
+  }
+  context_->arena().free_staging(stage.offset);
+}
+
+bool Member::stage(Op *op, bool anyway) noexcept {
+  const auto free = take_stage(op->call.bytes, op->call.collective == plan::Collective::Send, anyway);
+  if (!free) return false;
+  op->place = free->offset;
+  op->place_bytes = free->bytes;
   return op->staged = true;
 }
 
 void Member::unstage(Op *op) noexcept {
   op->staged = false;
-  context_->message_staging(op->call.collective == plan::Collective::Send)
-      .fetch_sub(op->place_bytes, std::memory_order_relaxed);
-  if (op->place_bytes <= kLargestSpare) {
-    const std::lock_guard lock(stages_lock_);
-    if (stages_.size() < kSpares) {
-      stages_.reserve(kSpares);
-      stages_.emplace_back(op->place_bytes, op->place);
-      return;
-    }
-  }
-  context_->arena().free_staging(op->place);
+  give_stage({op->place_bytes, op->place}, op->call.collective == plan::Collective::Send);
 }
 
 void Member::free_stages() noexcept {
   const std::lock_guard lock(stages_lock_);
-  for (const auto &[bytes, offset] : stages_) context_->arena().free_staging(offset);
+  for (const Stage &spare : stages_) context_->arena().free_staging(spare.offset);
   stages_.clear();
 }
 
@@ -94,14 +103,18 @@ void Member::submit_parts(Op *op) noexcept {
     part->parent = op;
     part->member = this;
     part->keep = shared_from_this();
+    if (op->call.order_later) {
+      OpPool::retain(part);
+      op->parts.push_back(part);
+    }
     part->submitted_ns = op->submitted_ns;
     part->deadline_ns = op->deadline_ns;
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
       const Status why = failure();
       end_op(part, why.code, about(*part, why.text));
-    } else if (op->call.collective == plan::Collective::Recv && op->call.root < 0 && i > 0) {
-      chain(part);
+    } else if (op->call.collective == plan::Collective::Recv && op->call.root < 0) {
+      submit_from_any(part);
     } else {
       submit_message(part);
     }
@@ -109,11 +122,31 @@ void Member::submit_parts(Op *op) noexcept {
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
 }
 
-// The rest of a message from any rank comes from the rank of its beginning.
-void Member::chain(Op *part) noexcept {
+// The rest of a message from any rank comes from the rank of its beginning, and is posted when that is known; so on a stream all of it is
+// brought by the caller, who waits.
+void Member::submit_from_any(Op *part) noexcept {
+  if (part->call.device) {
+    island_polls_.store(true, std::memory_order_relaxed);
+    const std::lock_guard porter(porter_mutex_);
+    if (!failed() && porter_) {
+      part->port = part->call.on_stream && !part->call.order_later ? Port::Caller : Port::Courier;
+      try {
+        if (part->call.order_later) porter_->mark(*part);
+      } catch (const Error &e) { fail(e.code(), describe(*part) + ": " + e.text(), true); }
+      part->call.on_stream &= !part->call.order_later;
+      if (part->port == Port::Caller && may_wait_here(part)) hold(part);
+    }
+  }
+  if (part->part == 0) return post_part(part);
   const std::lock_guard lock(match_lock_);
   chained_.append(part);
   porting_.fetch_add(1, std::memory_order_release);
+}
+
+void Member::post_part(Op *part) noexcept {
+  if (on_stage(part) && part->call.bytes <= kEagerMessage && !stage(part, true))
+    fail(Code::Resource, describe(*part) + ": no pinned memory is free for it (ISTHMUS_STAGING_BYTES)", true);
+  start_recv(part);
 }
 
 void Member::submit_message(Op *op) noexcept {
@@ -184,14 +217,16 @@ void Member::recv_to_device(Op *op) noexcept {
   }
   const bool small = op->call.bytes <= kEagerMessage;
   try {
+    if (op->call.order_later) {
+      if (!op->begun) porter_->mark(*op);
+      op->call.on_stream = false;
+    }
     if (op->call.on_stream && porter_->gates() && all_staged() && stage(op, small)) {
       op->port = Port::Expected;
       porter_->expect(*op);
       {
         const std::lock_guard lock(match_lock_);
-        op->port_next = nullptr;
-        *gated_tail_ = op;
-        gated_tail_ = &op->port_next;
+        put_behind_gates(op);
       }
       return start_recv(op);
     }
@@ -201,6 +236,55 @@ void Member::recv_to_device(Op *op) noexcept {
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
   if (op->port == Port::Caller && may_wait_here(op)) hold(op);
   start_recv(op);
+}
+
+void Member::put_behind_gates(Op *op) noexcept {
+  op->port_next = nullptr;
+  *gated_tail_ = op;
+  gated_tail_ = &op->port_next;
+}
+
+void Member::order(Op *op, void *stream) {
+  if (op->parts.empty()) order_part(op, stream);
+  for (Op *part : op->parts) order_part(part, stream);
+  settle_streams();
+}
+
+// Behind a gate, as if it had been submitted so, where that can still be; else the caller waits for it.
+void Member::order_part(Op *op, void *stream) {
+  const std::lock_guard porter(porter_mutex_);
+  if (op->over() || failed() || !porter_) return;
+  if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(stream);
+  op->call.on_stream = true;
+  op->call.stream = stream;
+  const bool gate = porter_->gates() && op->call.root >= 0 && (op->staged || stage_posted(op));
+  bool arrived, expected;
+  {
+    const std::lock_guard lock(match_lock_);
+    arrived = op->arrived.load(std::memory_order_relaxed);
+    expected = gate && !arrived;
+    op->port = expected ? Port::Expected : Port::Caller;
+    if (expected) put_behind_gates(op);
+  }
+  if (expected) return porter_->expect(*op);
+  if (arrived) return porter_->put(*op);
+  if (may_wait_here(op)) hold(op);
+}
+
+// Pinned memory for a receive that has none yet, if its message has not been announced: else the engine is about to see to it.
+bool Member::stage_posted(Op *op) noexcept {
+  const std::optional<Stage> free = take_stage(op->call.bytes, false, false);
+  if (!free) return false;
+  {
+    const std::lock_guard lock(match_lock_);
+    if (!op->staged && posted_.has(op)) {
+      op->place = free->offset;
+      op->place_bytes = free->bytes;
+      return op->staged = true;
+    }
+  }
+  give_stage(*free, false);
+  return false;
 }
 
 bool Member::all_staged() noexcept {
@@ -302,14 +386,15 @@ bool Member::post_next_part() noexcept {
     porting_.fetch_sub(1, std::memory_order_release);
     op->call.root = op->parent->source;
   }
-  submit_message(op);
+  post_part(op);
   return true;
 }
 
 // A gate opens what stands before it too, so each waits for those before it.
 void Member::open_gates() noexcept {
   const std::lock_guard lock(match_lock_);
-  while (gated_head_ && gated_head_->arrived.load(std::memory_order_relaxed)) {
+  while (gated_head_ && gated_head_->arrived.load(std::memory_order_relaxed) &&
+         gated_head_->ticket.load(std::memory_order_acquire) != 0) {
     porter_->open(*gated_head_);
     gated_head_ = gated_head_->port_next;
     if (!gated_head_) gated_tail_ = &gated_head_;

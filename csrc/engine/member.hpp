@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,11 @@ struct OpList {  // intrusive, in order, through Op::match_next
       }
     return nullptr;
   }
+  bool has(const Op *op) const noexcept {
+    for (const Op *o = head; o; o = o->match_next)
+      if (o == op) return true;
+    return false;
+  }
   bool take(const Op *op) noexcept {
     return take_first([op](const Op *o) { return o == op; }) != nullptr;
   }
@@ -117,6 +123,9 @@ class Member : public std::enable_shared_from_this<Member> {
   // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
+  // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
+  // message where the device has no gates, or no pinned memory is free. Throws what the runtime throws.
+  void order(Op *op, void *stream);
   // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
@@ -206,13 +215,22 @@ class Member : public std::enable_shared_from_this<Member> {
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
   bool post_next_part() noexcept;
-  void chain(Op *part) noexcept;
+  void submit_from_any(Op *part) noexcept;
+  void post_part(Op *part) noexcept;
   bool all_staged() noexcept;
   void hold(Op *op) noexcept;  // settle_streams() has to see to it
+  void order_part(Op *op, void *stream);
+  bool stage_posted(Op *op) noexcept;
+  void put_behind_gates(Op *op) noexcept;  // match lock
   bool may_settle(const Op &op) const noexcept;
   bool settle_stream(Op *op) noexcept;  // false: not yet
   bool may_wait_here(Op *op) noexcept;
   static const Member *driven_by_this_thread() noexcept;
+  struct Stage {
+    uint64_t bytes, offset;
+  };
+  std::optional<Stage> take_stage(uint64_t message, bool send, bool anyway) noexcept;
+  void give_stage(Stage stage, bool send) noexcept;
   bool stage(Op *op, bool anyway) noexcept;  // false: no pinned memory is free for it
   void unstage(Op *op) noexcept;
   void free_stages() noexcept;
@@ -337,7 +355,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::unique_ptr<Porter> porter_;
   std::mutex porter_mutex_;  // whoever submits copies; taken before the match lock
   link::SpinLock stages_lock_;
-  std::vector<std::pair<uint64_t, uint64_t>> stages_;  // spare pinned memory: bytes, offset
+  std::vector<Stage> stages_;  // spare pinned memory
   std::atomic<uint64_t> next_message_{0};
 
   // failure

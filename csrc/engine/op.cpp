@@ -90,6 +90,9 @@ void Op::reset() noexcept {
   place = place_bytes = 0;
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;
+  begun = nullptr;
+  for (Op *one : parts) OpPool::instance().release(one);
+  parts.clear();
   children.store(0, std::memory_order_relaxed);
   parent = nullptr;
   ended.store(0, std::memory_order_relaxed);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "device/runtime.hpp"
 #include "link/frame.hpp"
 #include "plan/plan.hpp"
 
@@ -26,10 +27,11 @@ struct Call {  // what the user asked for, validated, in bytes
   std::byte *out = nullptr;
   uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
   double scale = 1;
-  double timeout = 0;      // seconds; > 0
-  bool device = false;     // in and out are memory of this rank's device
-  bool on_stream = false;  // ordered behind what the user's stream holds now, and what it gets later behind the operation
-  void *stream = nullptr;  // that stream's handle
+  double timeout = 0;        // seconds; > 0
+  bool device = false;       // in and out are memory of this rank's device
+  bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
+  bool order_later = false;  // the second only by Member::order()
+  void *stream = nullptr;    // that stream's handle
 };
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
@@ -89,6 +91,8 @@ struct Op {
   uint64_t place = 0, place_bytes = 0;  // where in the arena links find a message in device memory
   std::atomic<uint64_t> ticket{0};      // of its copy (porter.hpp); 0: not submitted
   Op *port_next = nullptr;              // in the order of the gates
+  device::Event *begun = nullptr;       // the porter's; what the copy comes behind, where it is submitted after the call
+  std::vector<Op *> parts;              // of a message that is ordered later, a reference each
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (port != Port::None) return arena + place;

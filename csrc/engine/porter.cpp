@@ -1,5 +1,7 @@
 #include "engine/porter.hpp"
 
+#include <utility>
+
 #include "base/clock.hpp"
 #include "base/log.hpp"
 
@@ -34,14 +36,45 @@ void Porter::make(Lane &lane, bool gated) {
   lane.made.store(true, std::memory_order_release);
 }
 
+device::Stream &Porter::user(Lane &lane, void *handle) {
+  if (!lane.user || lane.user->handle() != handle) lane.user = runtime_.adopt(device_, handle);
+  return *lane.user;
+}
+
+void Porter::mark(Op &op) {
+  make(late_, false);
+  std::unique_ptr<device::Event> mark;
+  {
+    const std::lock_guard lock(marks_lock_);
+    if (!marks_.empty()) {
+      mark = std::move(marks_.back());
+      marks_.pop_back();
+    }
+  }
+  if (!mark) mark = runtime_.make_event(device_);
+  mark->record(user(late_, op.call.stream));
+  op.begun = mark.release();
+}
+
+void Porter::forget(Op &op) noexcept {
+  const std::lock_guard lock(marks_lock_);
+  marks_.emplace_back(std::exchange(op.begun, nullptr));
+}
+
+void Porter::order(void *stream) {
+  late_.after->record(*late_.stream);
+  late_.after->hold(user(late_, stream));
+}
+
 void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
-  device::Stream *user = nullptr;
-  if (op.call.on_stream) {
-    if (!lane.user || lane.user->handle() != op.call.stream) lane.user = runtime_.adopt(device_, op.call.stream);
-    user = lane.user.get();
-    lane.before->record(*user);
+  device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
+  if (op.begun) {
+    op.begun->hold(stream);
+    forget(op);
+  } else if (theirs) {
+    lane.before->record(*theirs);
     lane.before->hold(stream);
   }
   const uint64_t ticket = lane.armed.load(std::memory_order_relaxed) + 1;
@@ -51,9 +84,9 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
   lane.signal->arm(stream, ticket);
   lane.armed.store(ticket, std::memory_order_release);
-  if (user) {
+  if (theirs) {
     lane.after->record(stream);
-    lane.after->hold(*user);
+    lane.after->hold(*theirs);
   }
   op.ticket.store(ticket, std::memory_order_release);
 }

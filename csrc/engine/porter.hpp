@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "engine/island.hpp"
 #include "engine/op.hpp"
@@ -34,6 +35,12 @@ class Porter {
   void take(Op &op) { carry(op, out_, true, false); }   // to the stage
   void expect(Op &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it
   void put(Op &op) { carry(op, late_, false, false); }  // from the stage, which has the message
+
+  // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
+  void mark(Op &op);
+  void forget(Op &op) noexcept;
+  // What `stream` gets later comes behind the copies that put() has submitted.
+  void order(void *stream);
 
   // Progress.
   void open(const Op &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
@@ -59,6 +66,7 @@ class Porter {
   };
   void carry(Op &op, Lane &lane, bool out, bool gated);
   void make(Lane &lane, bool gated);
+  device::Stream &user(Lane &lane, void *handle);
   static bool reached(const Lane &lane, const Op &op) noexcept {
     const uint64_t ticket = op.ticket.load(std::memory_order_acquire);
     return ticket != 0 && lane.signal->value() >= ticket;
@@ -71,6 +79,8 @@ class Porter {
   void *const context_;
   const bool gates_, wakes_;
   Lane out_, in_, late_;
+  link::SpinLock marks_lock_;
+  std::vector<std::unique_ptr<device::Event>> marks_;  // spare
   std::atomic<int64_t> aborted_ns_{0};
   std::atomic<bool> cancelled_{false};
 };

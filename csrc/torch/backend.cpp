@@ -198,9 +198,18 @@ Backend::WorkPtr Backend::submit(Request request,
 
   auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
   auto operation = Operation::make();
-  if (stream) operation->stands_on(*stream);
+  if (stream && request.waits_for_peer && !request.staging.has_copies()) {
+    // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
+    options.on_stream = 2;
+    operation->begins_behind(*stream);
+  } else if (stream) {
+    operation->stands_on(*stream);
+  }
   isthmus_work_t handle = nullptr;
-  check(call(&options, &handle));
+  {
+    const interpreter::WithoutGil without_gil;  // a device that cannot wait for the host lets the call do so
+    check(call(&options, &handle));
+  }
   operation->keep(std::move(request.inputs), std::move(request.staging));
   operation->keep(std::move(request.outputs), {});
   if (hooked_) {

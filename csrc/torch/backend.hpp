@@ -37,6 +37,7 @@ struct Request {
   std::vector<at::Tensor> inputs;   // kept alive while it runs
   std::vector<at::Tensor> outputs;  // kept alive, and what Work::result() and futures give
   double scale = 1;                 // PREMUL_SUM's factor
+  bool waits_for_peer = false;      // a receive
   Staging staging = {};
 };
 

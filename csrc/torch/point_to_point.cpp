@@ -28,6 +28,7 @@ Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
   const at::Tensor &tensor = single(tensors, "recv", tag);
   check_peer(peer, "recv from");
   Request request{c10d::OpType::RECV, "isthmus:recv", c10d::kUnsetTimeout, true, {}, tensors};
+  request.waits_for_peer = true;
   const Buffer buffer = request.staging.out(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_recv(comm_, buffer.data, buffer.count, buffer.dtype, peer, tag, nullptr, call, work);
@@ -37,6 +38,7 @@ Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
 Backend::WorkPtr Backend::recvAnysource(Tensors &tensors, int tag) {
   const at::Tensor &tensor = single(tensors, "recv from any rank", tag);
   Request request{c10d::OpType::RECVANYSOURCE, "isthmus:recv_any_source", c10d::kUnsetTimeout, true, {}, tensors};
+  request.waits_for_peer = true;
   const Buffer buffer = request.staging.out(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_recv(comm_, buffer.data, buffer.count, buffer.dtype, ISTHMUS_ANY_SOURCE, tag, nullptr, call, work);

@@ -76,13 +76,19 @@ void Operation::stands_on(c10::Stream stream) {
   stream_ = stream;
 }
 
+void Operation::begins_behind(c10::Stream stream) {
+  stands_on(stream);
+  ordered_later_ = true;
+}
+
 void Operation::check_submitted() const {
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
 }
 
 void Operation::order(c10::Stream later) const {
   check_submitted();
-  if (stream_ && *stream_ != later) event_->block(later);
+  if (ordered_later_) check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
+  else if (stream_ && *stream_ != later) event_->block(later);
 }
 
 void Operation::submitted(isthmus_work_t handle) {
@@ -94,8 +100,10 @@ void Operation::submitted(isthmus_work_t handle) {
       if (tensor.defined() && tensor.device() == stream_->device())
         storages_.push_back(tensor.storage().getWeakStorageImpl());
     staging_.finish();
-    event_.emplace(stream_->device_type());
-    event_->record(*stream_);
+    if (!ordered_later_) {
+      event_.emplace(stream_->device_type());
+      event_->record(*stream_);
+    }
   }
   submitted_.store(true, std::memory_order_release);
   if (!handle) settle(ISTHMUS_OK, "");
@@ -257,7 +265,13 @@ void Work::follow(std::shared_ptr<Operation> operation) {
 bool Work::isCompleted() { return !operation_ || operation_->ended(); }
 bool Work::isSuccess() const { return !operation_ || operation_->succeeded(); }
 std::exception_ptr Work::exception() const { return operation_ ? operation_->error() : nullptr; }
-int Work::sourceRank() const { return operation_ ? operation_->source() : -1; }
+
+// torch asks behind wait(), which on a device has waited for nothing: who sent is known when the message has come.
+int Work::sourceRank() const {
+  if (!operation_) return -1;
+  if (operation_->stream()) operation_->wait(kNoTimeout);
+  return operation_->source();
+}
 std::uint64_t Work::getSequencenumber() const { return operation_ ? operation_->sequence() : sequence_; }
 float Work::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
 
@@ -298,6 +312,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
     future->setError(failed);
     return future;
   }
+  operation_->settle_stream();
   const c10::StreamGuard guard(stream);  // completion is what this stream has come to
   future->markCompleted(c10::IValue(outputs_), operation_->storages());
   return future;

@@ -34,9 +34,14 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // It stands on a stream of a device: there it begins behind what is before it, and what comes later is behind it. Before submitted().
   void stands_on(c10::Stream stream);
-  void stands_on_host();  // a part of it works on host memory: then all must
+  void begins_behind(c10::Stream stream);  // the same, but what comes later is ordered by order() alone
+  void stands_on_host();                   // a part of it works on host memory: then all must
   const std::optional<c10::Stream> &stream() const noexcept { return stream_; }
-  void order(c10::Stream later) const;  // what `later` is given from now on is behind it; throws if it was not submitted
+  // What `later` is given from now on is behind it; throws if it was not submitted. May wait for a message (begins_behind).
+  void order(c10::Stream later) const;
+  void settle_stream() const {  // what its stream is given from now on is behind it
+    if (ordered_later_) order(*stream_);
+  }
   void check_submitted() const;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages() const {
     return storages_;
@@ -82,7 +87,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool watched_ = false;
   std::vector<at::Tensor> kept_;
   Staging staging_;
-  bool on_host_ = false;
+  bool on_host_ = false, ordered_later_ = false;
   std::optional<c10::Stream> stream_;  // with the event, before submitted_
   std::optional<c10::Event> event_;    // on the stream, behind the operation and the copies that belong to it
   bool copies_behind_ = false;         // there are such copies: its end is that of the event

@@ -243,6 +243,11 @@ inline void fly(const std::string &fleet, const std::function<void(Rank &)> &bod
   for (std::thread &t : threads) t.join();
 }
 
+inline void refused(const Rank &r, isthmus_result expected, const char *text, isthmus_result got) {
+  EXPECT_EQ(got, expected) << "rank " << r.rank << ": " << isthmus_last_error();
+  EXPECT_NE(std::string(isthmus_last_error()).find(text), std::string::npos) << isthmus_last_error();
+}
+
 // Every kind of fleet: a device beside the host, devices apart, islands of a library alone, beside the host, two of them, interleaved.
 inline constexpr const char *kFleets[] = {"0a -a", "0a 1b", "0a 1a -b", "-a 0b 1b 2c -a"};
 inline std::string title(const testing::TestParamInfo<const char *> &p) {

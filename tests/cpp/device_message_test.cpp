@@ -74,36 +74,50 @@ TEST_P(DeviceMessages, BlockingCallsWork) {
   });
 }
 
-// The parts of a message from any rank come from one rank, also where several send such messages at once.
+// The parts of a message from any rank come from one rank, also where several send such messages at once; without a stream, on one, and
+// ordered on one later.
+void from_any(const Rank &r, int on_stream) {
+  constexpr size_t kBytes = 200'001;
+  if (r.rank != 0) {
+    Memory x(r, kBytes);
+    x.put(letter(r.rank, 0, kBytes));
+    OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 5, nullptr, nullptr));
+    return;
+  }
+  const std::unique_ptr<UserStream> user = r.host() || on_stream == 0 ? nullptr : std::make_unique<UserStream>();
+  isthmus_call how = user ? on(user->stream) : isthmus_call{};
+  how.on_stream = on_stream;
+  std::vector<std::unique_ptr<Memory>> in;
+  std::vector<Work> works;
+  for (int q = 1; q < r.size; ++q) {
+    in.push_back(std::make_unique<Memory>(r, kBytes));
+    OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 5, nullptr, user ? &how : nullptr,
+                    &works.emplace_back().work));
+  }
+  if (on_stream == 2)
+    for (const Work &work : works) OK(isthmus_work_order(work.work, user ? user->stream : nullptr));
+  if (user) must_cu("StreamSynchronize", user->stream);
+  std::vector<int> sources;
+  for (size_t i = 0; i < works.size(); ++i) {
+    OK(works[i].wait());
+    const int source = isthmus_work_source(works[i].work);
+    MUST(in[i]->get(kBytes) == letter(source, 0, kBytes));
+    sources.push_back(source);
+  }
+  std::sort(sources.begin(), sources.end());
+  for (int q = 1; q < r.size; ++q) MUST(sources[static_cast<size_t>(q) - 1] == q);
+}
+
 TEST_P(DeviceMessages, FromAnyRankAreNotMixed) {
   Options options;
   options.settings = "CHUNK_BYTES=4096";
   fly(
       GetParam(),
       [](Rank &r) {
-        constexpr size_t kBytes = 200'001;
-        if (r.rank != 0) {
-          Memory x(r, kBytes);
-          x.put(letter(r.rank, 0, kBytes));
-          OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 5, nullptr, nullptr));
-          return;
+        for (const int on_stream : {0, 1, 2}) {
+          from_any(r, on_stream);
+          OK(isthmus_barrier(r.comm, nullptr, nullptr));
         }
-        std::vector<std::unique_ptr<Memory>> in;
-        std::vector<Work> works;
-        for (int q = 1; q < r.size; ++q) {
-          in.push_back(std::make_unique<Memory>(r, kBytes));
-          OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 5, nullptr, nullptr,
-                          &works.emplace_back().work));
-        }
-        std::vector<int> sources;
-        for (size_t i = 0; i < works.size(); ++i) {
-          OK(works[i].wait());
-          const int source = isthmus_work_source(works[i].work);
-          MUST(in[i]->get(kBytes) == letter(source, 0, kBytes));
-          sources.push_back(source);
-        }
-        std::sort(sources.begin(), sources.end());
-        for (int q = 1; q < r.size; ++q) MUST(sources[static_cast<size_t>(q) - 1] == q);
       },
       options);
 }
@@ -171,6 +185,44 @@ TEST(DeviceMessage, TheUsersStreamOrdersThem) {
         OK(send.wait());
         OK(recv.wait());
       });
+}
+
+// A receive that is ordered later: made before the send that its peer waits for, on a device with one queue; what the stream held at the call
+// comes before it, and what it is given after isthmus_work_order() behind it.
+TEST(DeviceMessage, MayBeOrderedLater) {
+  for (const char *fleet : {"0a 1b", "0a 1a"})
+    for (const size_t bytes : {size_t{8}, size_t{100'000}, size_t{2'500'000}})
+      for (const int pause : {0, 50})  // the message has not come when it is ordered, or has
+        fly(fleet, [&](Rank &r) {
+          ring(r, 100, 1, false);
+          const int peer = 1 - r.rank;
+          Memory in(r, bytes), out(r, bytes);
+          out.put(letter(r.rank, 0, bytes));
+          Pinned result(bytes), junk(bytes);
+          UserStream user, other;
+          isthmus_call how = on(user.stream);
+          how.on_stream = 2;
+          Work recv, send;
+          std::memset(junk.host, 0x5a, bytes);
+          must_cu("MemcpyAsync", number(in.at()), junk.device, bytes, user.stream);
+          OK(isthmus_recv(r.comm, in.at(), bytes, ISTHMUS_UINT8, peer, 0, nullptr, &how, &recv.work));
+          how.on_stream = 1;
+          if (r.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+          OK(isthmus_send(r.comm, out.at(), bytes, ISTHMUS_UINT8, peer, 0, &how, &send.work));
+          std::this_thread::sleep_for(std::chrono::milliseconds(r.rank == 1 ? pause : 0));
+          OK(isthmus_work_order(recv.work, other.stream));
+          must_cu("MemcpyAsync", result.device, number(in.at()), bytes, other.stream);
+          MUST(within(20, [&] { return cu("StreamQuery", other.stream) == 0; }));
+          const Bytes sent = letter(peer, 0, bytes);
+          MUST(std::memcmp(result.host, sent.data(), bytes) == 0);
+          OK(recv.wait());
+          OK(send.wait());
+          OK(isthmus_work_order(recv.work, user.stream));  // long over
+          refused(r, ISTHMUS_ERR_UNSUPPORTED, "only a receive can be ordered later", [&] {
+            how.on_stream = 2;
+            return isthmus_all_reduce(r.comm, in.at(), in.at(), 1, ISTHMUS_UINT8, ISTHMUS_SUM, &how, nullptr);
+          }());
+        });
 }
 
 // More than pinned memory holds, both ways at once, in a group on a stream and without one.

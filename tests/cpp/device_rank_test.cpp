@@ -602,11 +602,6 @@ TEST(DeviceRank, AStreamOnARankOfTheHostIsAnError) {
 
 // ---- what is refused ------------------------------------------------------------------------------------------------------
 
-void refused(const Rank &r, isthmus_result expected, const char *text, isthmus_result got) {
-  EXPECT_EQ(got, expected) << "rank " << r.rank << ": " << isthmus_last_error();
-  EXPECT_NE(std::string(isthmus_last_error()).find(text), std::string::npos) << isthmus_last_error();
-}
-
 TEST(DeviceRank, BuffersOfAnotherDeviceAreErrorsAndItGoesOn) {
   for (const char *fleet : {"0a 1b", "0a 1a", "0a 1a -b"})
     fly(fleet, [](Rank &r) {

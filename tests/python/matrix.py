@@ -267,15 +267,19 @@ def _all_to_all_v(comm: isthmus.Comm, cell: Cell, _groups: object) -> _Outcome:
     return out, np.concatenate(parts), [(x, content)]
 
 
+def _ring(comm: isthmus.Comm, x: object, out: object, following: int, before: int) -> None:
+    with isthmus.group():
+        comm.send(x, following, tag=7)
+        comm.recv(out, before, tag=7)
+
+
 def _send(comm: isthmus.Comm, cell: Cell, _groups: object) -> _Outcome:
     """A ring: everybody sends to the next rank and receives from the one before."""
     following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     content = _sample(cell.dtype, cell.count, comm.rank)
     x = Guarded(cell.dtype, cell.count, content)
     out = Guarded(cell.dtype, cell.count)
-    with isthmus.group():
-        comm.send(x.array, following, tag=7)
-        comm.recv(out.array, before, tag=7)
+    getattr(comm, "ring", functools.partial(_ring, comm))(x.array, out.array, following, before)
     return out, _sample(cell.dtype, cell.count, before), [(x, content)]
 
 

@@ -104,7 +104,9 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
   const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
   /* Device buffers (ISTHMUS_DEVICE): where on_stream is not 0, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
    * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
-   * operation. Else the buffers must be ready when the call is made. A stream that is being captured is refused. */
+   * operation. Else the buffers must be ready when the call is made. A stream that is being captured is refused.
+   * A receive may have on_stream = 2: it begins behind what the stream holds now, and what comes later is ordered by
+   * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */
   int on_stream;
   void *stream;
 } isthmus_call;
@@ -226,6 +228,10 @@ ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds fr
  * done. It must be short, must not wait on any operation, and may submit new ones. At most one per work. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
+/* What the stream, of this rank's device, is given from now on comes behind a receive that was made with on_stream = 2. Any number of
+ * streams. Where the device cannot wait for the host, or pinned memory is short, the call returns when the message has come. Other
+ * operations were ordered when they were made. A failure is the operation's: isthmus_work_test. */
+ISTHMUS_API isthmus_result isthmus_work_order(isthmus_work_t work, void *stream);
 ISTHMUS_API void isthmus_work_release(isthmus_work_t work); /* drops the handle; the operation goes on. NULL is allowed. */
 
 #ifdef __cplusplus
