@@ -1,4 +1,4 @@
-"""The simulated device of torch over Huawei's simulated runtime: what differs from the other vendors' beneath the same tensors."""
+"""The simulated device of torch over Huawei's simulated runtime: the same tensors, on other calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_memory_is_the_runtimes(there: DeviceProcess) -> None:
         assert runtime.aclrtPointerGetAttributes(ctypes.c_void_p(x.data_ptr()), where) == 0 and list(where[:2]) == [1, 1]
         pinned = torch.ones(4).pin_memory()
         assert pinned.is_pinned() and not torch.ones(4).is_pinned()
-        left, whole = torch.rehearsal.mem_get_info()
+        left, whole = torch.rehearsal.mem_get_info(1)
         assert 0 < left < whole == 1 << 30
 
     there(body)
