@@ -86,6 +86,32 @@ TEST(RehearsalHccl, CommunicatorsThatCannotBe) {
   });
 }
 
+TEST(RehearsalHccl, WorkEndsWithItsStream) {
+  expect_clean({{"REHEARSAL_DEVICES", "2"}, {"HCCL_CONNECT_TIMEOUT", "5"}}, [] {
+    ranks(2, [](int me, Handle comm, Handle s) {
+      char *a = allocate(64);
+      IS(hc("AllReduce", a, a, uint64_t{1}, kF32, 0, comm, s), 0);
+      IS(wait_for(s), 0);
+      if (me == 0) {  // the other will not come
+        for (int i = 0; i < 3; ++i) IS(hc("AllReduce", a, a, uint64_t{1}, kF32, 0, comm, s), 0);
+        IS(acl("rtSynchronizeStreamWithTimeout", s, 50), 507046);
+        IS(acl("rtStreamAbort", s), 0);
+        IS(wait_for(s), 0);
+        IS(hc("AllReduce", a, a, uint64_t{1}, kF32, 0, comm, s), 4);  // nobody knows where the other is
+        int error = 0;
+        IS(hc("GetCommAsyncError", comm, &error), 0);
+        IS(error, 4);
+        IS(acl("rtMemsetAsync", a, size_t{4}, 1, size_t{4}, s), 0);  // the stream works again
+        IS(wait_for(s), 0);
+        uint32_t got = 0;
+        copy(&got, a, 4, kFromDevice);
+        IS(got, 0x01010101u);
+      }
+      release(a);
+    });
+  });
+}
+
 TEST(RehearsalHccl, PartsOfACommunicator) {
   expect_clean({{"REHEARSAL_DEVICES", "3"}}, [] {
     ranks(3, [](int me, Handle comm, Handle s) {

@@ -20,7 +20,7 @@ struct Reports {
   std::condition_variable came;
   std::deque<std::shared_ptr<Report>> queue;
   size_t streams = 0;
-  std::atomic<size_t> pending{0};  // launched, and not run
+  std::atomic<size_t> pending{0};  // for the thread to run
 };
 
 namespace {
@@ -45,6 +45,7 @@ std::shared_ptr<Reports> reports_of(uint64_t thread, bool make) {
 void launch(const std::shared_ptr<Reports> &reports, const std::shared_ptr<Report> &report) {
   {
     const std::lock_guard lock(reports->mutex);
+    reports->pending.fetch_add(1);
     reports->queue.push_back(report);
   }
   reports->came.notify_all();
@@ -117,12 +118,11 @@ EXPORT Result aclrtLaunchCallback(void (*function)(void *), void *argument, int 
     Device &d = s->device;
     const auto lock = d.enter();
     if (d.broken()) return d.broken();
-    if (!s->capture()) reports->pending.fetch_add(1);
     return number(submit_locked(e, s,
-                                [report, reports, blocks, &d] {
+                                [report, reports, blocks, s] {
                                   launch(reports, report);
                                   if (blocks == kCallbackNoBlock) return;
-                                  poll_until([&] { return report->done.load(std::memory_order_acquire) || d.broken(); });
+                                  poll_until([&] { return report->done.load(std::memory_order_acquire) || s->given_up(); });
                                 }),
                   &d);
   });

@@ -31,7 +31,7 @@ Result destroy(Context &c, uint64_t h, const StreamPtr &s, bool waits) {
     s->device.wait([&] { return s->done.load(std::memory_order_acquire) >= until || s->device.broken(); });
     result = s->device.broken();
   } else {
-    s->cancelled.store(true, std::memory_order_release);
+    s->cancel();
   }
   if (Machine::get().streams.remove(h)) died(Live::Stream);
   const std::lock_guard mine(c.mutex);
@@ -112,6 +112,15 @@ EXPORT Result aclrtDestroyStream(StreamHandle stream) {
 }
 EXPORT Result aclrtDestroyStreamForce(StreamHandle stream) {
   return call<"aclrtDestroyStreamForce">([&](const Entry &e, const ContextPtr &c) { return destroy(e, c, stream, false); });
+}
+
+// What runs is let go, what waits is dropped; the stream can be used again.
+EXPORT Result aclrtStreamAbort(StreamHandle stream) {
+  return call_on<"aclrtStreamAbort">(stream, [&](const Entry &, const AclStreamPtr &s) -> Result {
+    if (s->special) return kInvalidParameter;
+    s->cancel();
+    return kSuccess;
+  });
 }
 
 EXPORT Result aclrtSynchronizeStream(StreamHandle stream) {

@@ -65,6 +65,7 @@ Result start(const Entry &e, CommHandle *out, Device &d, Seat seat, const Token 
   *out = nullptr;
   const auto c = std::make_shared<Comm>(d, seat.rank, seat.size);
   c->token = token;
+  c->cut_off = kInternal;
   c->name = config && config->size >= sizeof(Config) && config->name[0]
                 ? std::string(config->name, ::strnlen(config->name, kNameBytes - 1))
                 : name_of(token);

@@ -53,11 +53,11 @@ Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &
 void order(const Entry &e, const StreamPtr &first, const StreamPtr &second) {
   const auto marker = std::make_shared<Marker>();
   const Extras none;
-  Device &d = first->device;
   submit_locked(
       e, first, [marker] { marker->done.store(true, std::memory_order_release); }, true, &none);
   submit_locked(
-      e, second, [marker, &d] { poll_until([&] { return marker->done.load(std::memory_order_acquire) || d.broken(); }); },
+      e, second,
+      [marker, second] { poll_until([&] { return marker->done.load(std::memory_order_acquire) || second->given_up(); }); },
       true, &none);
 }
 

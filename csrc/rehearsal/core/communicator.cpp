@@ -58,20 +58,21 @@ Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
     ++pending_;
   }
   // The queue lets go of it whether it ran the work or not.
-  const std::shared_ptr<void> pending(nullptr, [self](void *) {
+  const std::shared_ptr<void> pending(nullptr, [self, s](void *) {
+    if (self->cut_off && s->cancelled()) self->state.store(self->cut_off);
     {
       const std::lock_guard lock(self->mutex_);
       --self->pending_;
     }
     self->changed_.notify_all();
   });
-  const auto body = [self, pending, extras, breaks_device, work = std::move(work)] {
+  const auto body = [self, s, pending, extras, breaks_device, work = std::move(work)] {
     {
       const std::lock_guard lock(self->mutex_);
       if (self->aborted()) return;
       ++self->running_;
     }
-    const Fabric::Stop stopped = self->stop();
+    const Fabric::Stop stopped = [self, s] { return self->aborted() || s->given_up(); };
     if (extras.late) {
       self->state.store(extras.late);
       if (breaks_device) self->device.break_down(breaks_device);

@@ -40,12 +40,19 @@ class REHEARSAL_API Stream {
   const int priority;
   const bool special;  // belongs to the device, not to the program
   std::atomic<uint64_t> submitted{0}, done{0};
-  std::atomic<bool> cancelled{false};  // what has not begun yet will not run
   std::shared_ptr<Capture> capture() const;
   void capture(std::shared_ptr<Capture> c);
+  // What has not begun yet will not run, and what stands is let go. Later work is done again.
+  void cancel() noexcept { cancelled_.store(submitted.load(std::memory_order_relaxed), std::memory_order_release); }
+  // Asked by its queue's thread: whether that is so of what is next, or running.
+  bool cancelled() const noexcept {
+    return done.load(std::memory_order_relaxed) < cancelled_.load(std::memory_order_acquire);
+  }
+  bool given_up() const noexcept;  // that, or the device failed
   bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
 
  private:
+  std::atomic<uint64_t> cancelled_{0};  // so many of the first items
   mutable std::mutex mutex_;
   std::shared_ptr<Capture> capture_;
 };
