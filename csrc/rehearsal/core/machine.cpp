@@ -16,6 +16,8 @@ void Stream::capture(std::shared_ptr<Capture> c) {
   capture_ = std::move(c);
 }
 
+bool Stream::given_up() const noexcept { return cancelled() || device.broken(); }
+
 // ---- devices --------------------------------------------------------------------------------------------------------------
 
 Device::Device(int ordinal) : ordinal_(ordinal) {
@@ -143,10 +145,9 @@ Code wait_event(const Entry &e, const StreamPtr &s, const EventPtr &event) {
     if (event->capture) marker = nullptr;
   }
   if (!marker && !s->capture()) return Code::Ok;  // never recorded
-  Device &d = s->device;
   return submit_locked(
       e, s,
-      [marker, &d] { poll_until([&] { return !marker || marker->done.load(std::memory_order_acquire) || d.broken(); }); },
+      [marker, s] { poll_until([&] { return !marker || marker->done.load(std::memory_order_acquire) || s->given_up(); }); },
       true);
 }
 

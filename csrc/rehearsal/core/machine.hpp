@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -41,9 +42,17 @@ class REHEARSAL_API Stream {
   std::atomic<uint64_t> submitted{0}, done{0};
   std::shared_ptr<Capture> capture() const;
   void capture(std::shared_ptr<Capture> c);
+  // What has not begun yet will not run, and what stands is let go. Later work is done again.
+  void cancel() noexcept { cancelled_.store(submitted.load(std::memory_order_relaxed), std::memory_order_release); }
+  // Asked by its queue's thread: whether that is so of what is next, or running.
+  bool cancelled() const noexcept {
+    return done.load(std::memory_order_relaxed) < cancelled_.load(std::memory_order_acquire);
+  }
+  bool given_up() const noexcept;  // that, or the device failed
   bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
 
  private:
+  std::atomic<uint64_t> cancelled_{0};  // so many of the first items
   mutable std::mutex mutex_;
   std::shared_ptr<Capture> capture_;
 };
@@ -76,6 +85,11 @@ class REHEARSAL_API Device {
   void wait(Ready ready) {
     std::unique_lock lock(done_mutex_);
     done_.wait(lock, ready);
+  }
+  template <class Ready>
+  bool wait_for(std::chrono::milliseconds most, Ready ready) {
+    std::unique_lock lock(done_mutex_);
+    return done_.wait_for(lock, most, ready);
   }
 
   int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well

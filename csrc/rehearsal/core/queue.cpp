@@ -62,12 +62,12 @@ void Queue::wait_done(uint64_t count) {
 
 void Queue::run(Item &item) {
   if (item.quick) return item.body();
-  if (device_.broken()) return;
+  if (item.stream->given_up()) return;
   const long jitter = settings().jitter_us;
   double pause = static_cast<double>(settings().latency_us);
   if (jitter > 0 && random_() % 4 == 0) pause += static_cast<double>(random_() % static_cast<unsigned long>(jitter + 1));
   sleep_us(pause + item.extras.slow_ms * 1000.0);
-  if (item.extras.hang) return poll_until([&] { return device_.broken() != 0; });
+  if (item.extras.hang) return poll_until([&] { return item.stream->given_up(); });
   if (item.extras.late) return device_.break_down(item.extras.late);
   item.body();
 }

@@ -66,9 +66,9 @@ bool holds(T now, T value, Compare how) {
 }
 
 template <class T>
-void stand_at(const Range &r, T value, Compare how, Device &d) {
+void stand_at(const Range &r, T value, Compare how, const Stream &s) {
   std::atomic_ref<T> word(*reinterpret_cast<T *>(r.at));
-  poll_until([&] { return holds<T>(word.load(std::memory_order_acquire), value, how) || d.broken(); });
+  poll_until([&] { return holds<T>(word.load(std::memory_order_acquire), value, how) || s.given_up(); });
 }
 
 Code resolve_word(const Entry &e, uintptr_t address, bool wide, Range *out) {
@@ -131,10 +131,10 @@ Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t 
   if (d.broken()) return Code::Broken;
   Range word;
   if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), word, value, how, wide, &d] {
-    if (!word.alive(call, d)) return;
-    if (wide) stand_at<uint64_t>(word, value, how, d);
-    else stand_at<uint32_t>(word, static_cast<uint32_t>(value), how, d);
+  return submit_locked(e, s, [call = e.name(), word, value, how, wide, s] {
+    if (!word.alive(call, s->device)) return;
+    if (wide) stand_at<uint64_t>(word, value, how, *s);
+    else stand_at<uint32_t>(word, static_cast<uint32_t>(value), how, *s);
   });
 }
 
