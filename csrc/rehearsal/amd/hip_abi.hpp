@@ -2,7 +2,6 @@
 // which library the file is compiled for: what differs between them is here.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -138,12 +137,6 @@ inline Result gate(const Entry &e) {
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
   return e.fault();
 }
-
-template <size_t size>
-struct Name {
-  char text[size];
-  consteval Name(const char (&t)[size]) { std::copy_n(t, size, text); }
-};
 
 // One call of that function. `body` gets the entry, and the thread's device if it asks for it.
 template <Name name, class Body>

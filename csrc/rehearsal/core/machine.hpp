@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -39,6 +40,7 @@ class REHEARSAL_API Stream {
   const int priority;
   const bool special;  // belongs to the device, not to the program
   std::atomic<uint64_t> submitted{0}, done{0};
+  std::atomic<bool> cancelled{false};  // what has not begun yet will not run
   std::shared_ptr<Capture> capture() const;
   void capture(std::shared_ptr<Capture> c);
   bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
@@ -76,6 +78,11 @@ class REHEARSAL_API Device {
   void wait(Ready ready) {
     std::unique_lock lock(done_mutex_);
     done_.wait(lock, ready);
+  }
+  template <class Ready>
+  bool wait_for(std::chrono::milliseconds most, Ready ready) {
+    std::unique_lock lock(done_mutex_);
+    return done_.wait_for(lock, most, ready);
   }
 
   int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well

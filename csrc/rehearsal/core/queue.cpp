@@ -62,7 +62,7 @@ void Queue::wait_done(uint64_t count) {
 
 void Queue::run(Item &item) {
   if (item.quick) return item.body();
-  if (device_.broken()) return;
+  if (device_.broken() || item.stream->cancelled.load(std::memory_order_acquire)) return;
   const long jitter = settings().jitter_us;
   double pause = static_cast<double>(settings().latency_us);
   if (jitter > 0 && random_() % 4 == 0) pause += static_cast<double>(random_() % static_cast<unsigned long>(jitter + 1));

@@ -2,6 +2,7 @@
 // one name or another. Outcomes are the engine's; a skin says them in its own numbers.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,13 @@ namespace rehearsal {
 
 inline uint64_t word(const void *p) { return reinterpret_cast<uint64_t>(p); }
 inline void *pointer(uint64_t w) { return reinterpret_cast<void *>(w); }
+
+// The name of a function as an argument of a template, so that each has its counter.
+template <size_t size>
+struct Name {
+  char text[size];
+  consteval Name(const char (&t)[size]) { std::copy_n(t, size, text); }
+};
 
 // Says once in a process that it is simulated.
 REHEARSAL_API void announce_simulation(const char *what);

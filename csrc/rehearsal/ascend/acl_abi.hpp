@@ -1,0 +1,187 @@
+// The part of the binary interface of Huawei's runtime library (ACL) that the rehearsal offers, in our own words, and what the files of the
+// skin share. Numbers are Huawei's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <type_traits>
+
+#include "core/skin.hpp"
+
+namespace rehearsal::acl {
+
+using Result = int;
+using StreamHandle = void *;
+using EventHandle = void *;
+using ContextHandle = void *;
+using GraphHandle = void *;
+
+enum : Result {
+  kSuccess = 0,
+  kInvalidParameter = 100000,  // found by the interface; kInvalidValue: found by what is under it
+  kUninitialized = 100001,
+  kAlreadyInitialized = 100002,
+  kAlreadyFinalized = 100037,
+  kInvalidValue = 107000,
+  kInvalidDevice = 107001,
+  kNoContext = 107002,
+  kOtherContext = 107003,  // a stream of another context than the thread's
+  kInvalidTimestamp = 107006,
+  kUnaligned = 107008,
+  kStreamSubscribed = 107011,
+  kThreadNotSubscribed = 107012,
+  kStreamNotSubscribed = 107015,
+  kInvalidHandle = 107017,
+  kEventCaptured = 107028,
+  kNotCapturing = 107029,
+  kCaptureUnsupported = 107030,
+  kCaptureUnmatched = 107036,
+  kNotSupported = 207000,
+  kOutOfMemory = 207001,
+  kNoDevice = 207004,
+  kNotPermitted = 207006,
+  kInternal = 507000,
+  kStreamNotComplete = 507004,
+  kEventNotComplete = 507006,
+  kReportTimeout = 507012,
+  kStreamTimeout = 507046,
+  kEventTimeout = 507047,
+  kMemoryFailed = 507053,
+  kCaptureInvalidated = 507903,
+  kHostRegistered = 507910,
+  kHostNotRegistered = 507911
+};
+
+constexpr int32_t kMajorVersion = 1, kMinorVersion = 17, kPatchVersion = 0;
+
+enum Attribute : int {
+  kAicores = 101,
+  kCubeCores = 102,
+  kVectorCores = 201,
+  kMemoryBytes = 301,
+  kCacheBytes = 302,
+  kSystem = 401,
+  kChip = 402,
+  kVirtual = 501
+};
+enum MemoryKind : int { kHbm = 1, kHbmHuge = 4, kHbmNormal = 5 };
+
+// Where memory is.
+enum Location : int { kOnHost = 0, kOnDevice = 1, kUnregistered = 2 };
+struct PointerAttributes {
+  uint32_t device;
+  int location;
+  uint32_t page;
+  uint32_t reserved[4];
+};
+static_assert(sizeof(PointerAttributes) == 28);
+struct Uuid {
+  char bytes[16];
+};
+
+enum : int { kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kDefaultDirection = 4 };
+enum : int { kLastMallocPolicy = 7 };
+enum : int { kRegisterMapped = 0, kRegisterIo = 4, kRegisterReadOnly = 8 };
+enum : uint32_t { kMapped = 0x2, kIoMemory = 0x4, kReadOnly = 0x8, kPinned = 0x10000000 };
+enum : uint32_t { kFastLaunch = 1, kFastSync = 2, kLastStreamFlag = 0x20 };
+enum : uint32_t { kSync = 0x1, kProgress = 0x2, kTimeline = 0x8, kDeviceOnly = 0x10, kExternal = 0x20, kIpc = 0x40 };
+enum : uint32_t { kAtLeast = 0, kEqual = 1, kAnd = 2, kNor = 3 };
+enum : int { kStreamComplete = 0, kStreamNotReady = 1 };
+enum : int { kEventNotRecorded = 0, kEventRecorded = 1 };  // the other way round than streams
+enum : int { kWaitsComplete = 0, kWaitsNotReady = 1 };
+enum : int { kCallbackNoBlock = 0, kCallbackBlock = 1 };
+enum : int { kNotCaptured = 0, kCaptureActive = 1, kCaptureInvalid = 2 };
+enum : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed = 2 };
+
+// What only these devices have in the environment.
+struct Options {
+  bool stream_values = false;  // REHEARSAL_ACL_STREAM_VALUES
+  bool host_functions = true;  // not with REHEARSAL_ACL_NO_HOST_FUNC
+};
+const Options &options();
+
+// ---- contexts -------------------------------------------------------------------------------------------------------------
+
+struct AclStream;
+
+// Streams and events belong to one. Each device has one of its own, that of aclrtSetDevice().
+struct Context {
+  explicit Context(Device &d) : device(d) {}
+  Device &device;
+  ContextHandle handle = nullptr;
+  bool of_device = false;
+  std::atomic<bool> live{true};
+  std::shared_ptr<AclStream> default_stream;  // the null stream
+  std::mutex mutex;
+  std::set<uint64_t> streams;  // handles, for whoever takes the context away
+};
+using ContextPtr = std::shared_ptr<Context>;
+
+struct Reports;  // of one thread: callbacks that wait for it
+
+struct AclStream final : Stream {
+  AclStream(const ContextPtr &c, Queue &q, unsigned f, int p, bool own) : Stream(c->device, q, f, p, own), context(c) {}
+  const std::weak_ptr<Context> context;
+  int32_t id = 0;
+  std::mutex report_mutex;
+  std::shared_ptr<Reports> reports;  // of the thread that runs this stream's callbacks
+  uint64_t report_thread = 0;
+};
+using AclStreamPtr = std::shared_ptr<AclStream>;
+
+struct AclEvent final : Event {
+  uint32_t flags = 0;
+  bool plain = false;           // made by the newer call: no reset, no query of waits
+  std::atomic<int> waiting{0};  // streams that are still to wait for it
+};
+using AclEventPtr = std::shared_ptr<AclEvent>;
+
+ContextPtr make_context(Device &d);
+ContextPtr current_context();  // of this thread; none
+Result drop_streams(const Entry &e, Context &c);
+Result find_stream(const Entry &e, const ContextPtr &c, StreamHandle h, AclStreamPtr *out);
+bool may_touch(int device, int other);  // whether one device may touch the memory of the other
+
+// ---- calls ----------------------------------------------------------------------------------------------------------------
+
+bool initialized();
+bool start();               // false: there is no device
+Result remember(Result r);  // for aclGetRecentErrMsg()
+
+Result number(Code code, const Device *d = nullptr);
+
+inline Result gate(const Entry &e) {
+  if (e.in_child()) return kInternal;
+  if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
+  return e.fault();
+}
+
+// One call of that function. `body` gets the entry, and the thread's context if it asks for it.
+template <Name name, class Body>
+Result call(Body body) {
+  static Counter &this_counter = counter(name.text);
+  const Entry entry(this_counter);
+  if (const Result stop = gate(entry)) return remember(stop);
+  if constexpr (std::is_invocable_v<Body, const Entry &, const ContextPtr &>) {
+    if (!initialized()) return remember(kUninitialized);
+    const ContextPtr context = current_context();
+    return remember(context ? body(entry, context) : static_cast<Result>(kNoContext));
+  } else {
+    return remember(body(entry));
+  }
+}
+
+// The same for a function that works on a stream.
+template <Name name, class Body>
+Result call_on(StreamHandle h, Body body) {
+  return call<name>([&](const Entry &e, const ContextPtr &c) -> Result {
+    AclStreamPtr s;
+    if (const Result r = find_stream(e, c, h, &s)) return r;
+    return body(e, s);
+  });
+}
+
+}  // namespace rehearsal::acl
