@@ -109,7 +109,7 @@ class AclCalls {
     int state = kStreamBusy;
     while (the_functions.aclrtStreamQuery(stream, &state) == kSuccess && state != kStreamComplete && !deadline.passed())
       std::this_thread::sleep_for(std::chrono::microseconds(100));
-    for (PerDevice &d : state_->devices) d.reports.forget(stream);
+    for (PerDevice &d : state_->devices) d.reports.forget(stream, deadline);
     if (state == kStreamComplete) return status_of("aclrtDestroyStream", the_functions.aclrtDestroyStream(stream));
     if (the_functions.aclrtDestroyStreamForce)
       return status_of("aclrtDestroyStreamForce", the_functions.aclrtDestroyStreamForce(stream));
@@ -147,16 +147,19 @@ class AclCalls {
     return state == kEventComplete;
   }
 
-  void call_host(int device, Handle stream, HostFunction function, void *argument) const {
+  void call_host(int device, Handle stream, Marks::Mark &mark) const {
     if (!state_->reports.load(std::memory_order_relaxed)) {
-      const Result r = the_functions.aclrtLaunchHostFunc(stream, function, argument);
+      const Result r = the_functions.aclrtLaunchHostFunc(stream, Marks::reached, &mark);
       if (r == kSuccess) return;
       if (r != kNotSupported || !the_functions.aclrtLaunchCallback) fail_call("aclrtLaunchHostFunc", r);
       state_->reports.store(true, std::memory_order_relaxed);
     }
-    if (const Result r = at(device).reports.subscribe(context(device), stream); r != kSuccess)
+    AclReports::Subscribed *subscribed = nullptr;
+    if (const Result r = at(device).reports.subscribe(context(device), stream, subscribed); r != kSuccess)
       fail_call("aclrtSubscribeReport", r);
-    ISTHMUS_ACL(aclrtLaunchCallback, function, argument, kCallbackNoBlock, stream);
+    mark.counter = &subscribed->called;
+    ISTHMUS_ACL(aclrtLaunchCallback, Marks::reached, &mark, kCallbackNoBlock, stream);
+    subscribed->launched.fetch_add(1, std::memory_order_relaxed);
   }
 
   void copy(void *to, const void *from, size_t bytes, Way way, Handle stream) const {

@@ -42,21 +42,34 @@ void stop_all() {
 
 }  // namespace
 
-Result AclReports::subscribe(Handle context, Handle stream) {
+Result AclReports::subscribe(Handle context, Handle stream, Subscribed *&subscribed) {
   const std::lock_guard lock(mutex_);
-  if (std::find(streams_.begin(), streams_.end(), stream) != streams_.end()) return kSuccess;
+  for (const auto &s : streams_)
+    if (s->stream == stream) {
+      subscribed = s.get();
+      return kSuccess;
+    }
   if (thread_.load() == 0) start(context);
   const Result r = f_.aclrtSubscribeReport(thread_.load(), stream);
-  if (r == kSuccess) streams_.push_back(stream);
-  return r;
+  if (r != kSuccess) return r;
+  streams_.push_back(std::make_unique<Subscribed>(stream));
+  subscribed = streams_.back().get();
+  return kSuccess;
 }
 
-void AclReports::forget(Handle stream) noexcept {
-  const std::lock_guard lock(mutex_);
-  const auto it = std::find(streams_.begin(), streams_.end(), stream);
-  if (it == streams_.end()) return;
-  streams_.erase(it);
+void AclReports::forget(Handle stream, const Deadline &deadline) noexcept {
+  std::unique_ptr<Subscribed> found;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = std::find_if(streams_.begin(), streams_.end(), [&](const auto &s) { return s->stream == stream; });
+    if (it == streams_.end()) return;
+    found = std::move(*it);
+    streams_.erase(it);
+  }
+  const auto all_called = [&] { return found->called.load(std::memory_order_acquire) >= found->launched.load(); };
+  while (!all_called() && !deadline.passed()) std::this_thread::sleep_for(100us);
   f_.aclrtUnSubscribeReport(thread_.load(), stream);
+  if (!all_called()) (void)found.release();  // a call may come yet
 }
 
 void AclReports::start(Handle context) {

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "device/acl_abi.hpp"
 
 namespace isthmus::device {
@@ -17,10 +19,15 @@ class AclReports {
   AclReports(const AclReports &) = delete;
   AclReports &operator=(const AclReports &) = delete;
 
-  // Before the first launch on a stream of the device whose context it is; a later call only looks it up. The library's answer.
-  acl_abi::Result subscribe(acl_abi::Handle context, acl_abi::Handle stream);
-  // Before the stream ends.
-  void forget(acl_abi::Handle stream) noexcept;
+  struct Subscribed {
+    explicit Subscribed(acl_abi::Handle s) : stream(s) {}
+    const acl_abi::Handle stream;
+    std::atomic<uint64_t> launched{0}, called{0};  // counted by whoever launches, and by what was launched
+  };
+  // Before a launch on a stream of the device whose context it is; all calls but the first only look it up. The library's answer.
+  acl_abi::Result subscribe(acl_abi::Handle context, acl_abi::Handle stream, Subscribed *&subscribed);
+  // Before the stream ends, when all that it held is done: what it has launched may still have to be called.
+  void forget(acl_abi::Handle stream, const Deadline &deadline) noexcept;
 
  private:
   void start(acl_abi::Handle context);
@@ -28,7 +35,7 @@ class AclReports {
 
   const acl_abi::Functions &f_;
   std::mutex mutex_;
-  std::vector<acl_abi::Handle> streams_;
+  std::vector<std::unique_ptr<Subscribed>> streams_;
   std::atomic<uint64_t> thread_{0};  // as the library numbers it; 0: none yet
   std::atomic<bool> stop_{false}, ended_{false};
 };

@@ -119,8 +119,8 @@ class CudaCalls {
     ISTHMUS_CUDA(cuStreamWriteValue64_v2, stream, number(word), value, kWriteDefault);
   }
   void *make_gate_word() const { return nullptr; }  // any registered memory will do
-  void call_host(int, Handle stream, void (*function)(void *), void *argument) const {
-    ISTHMUS_CUDA(cuLaunchHostFunc, stream, function, argument);
+  void call_host(int, Handle stream, Marks::Mark &mark) const {
+    ISTHMUS_CUDA(cuLaunchHostFunc, stream, Marks::reached, &mark);
   }
 
   void copy(void *to, const void *from, size_t bytes, Handle stream) const {

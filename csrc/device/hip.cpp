@@ -124,11 +124,11 @@ class HipCalls {
   void write_value(Handle stream, void *word, uint64_t value) const {
     ISTHMUS_HIP(hipStreamWriteValue64, stream, word, value, 0);
   }
-  void call_host(int device, Handle stream, void (*function)(void *), void *argument) const {
+  void call_host(int device, Handle stream, Marks::Mark &mark) const {
     if (!the_functions.hipLaunchHostFunc)
       fail(Code::Unsupported, "AMD runtime: streams of device {} write no values, and ROCm {} calls no function of the host",
            device, version());
-    ISTHMUS_HIP(hipLaunchHostFunc, stream, function, argument);
+    ISTHMUS_HIP(hipLaunchHostFunc, stream, Marks::reached, &mark);
   }
   // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
   void *make_gate_word() const {

@@ -284,7 +284,7 @@ class VendorRuntime final : public Runtime {
       const Current current(runtime_, device_);
       Marks::Mark &mark = marks_.take(value);
       try {
-        runtime_.calls_.call_host(device_, stream.handle(), Marks::reached, &mark);
+        runtime_.calls_.call_host(device_, stream.handle(), mark);
       } catch (...) {
         marks_.give_back(mark);
         throw;

@@ -55,6 +55,7 @@ class Marks {
     Mark *next = nullptr;
     uint64_t value = 0;
     std::atomic<bool> queued{false};
+    std::atomic<uint64_t> *counter = nullptr;  // of whoever submits the call: one more when it is over
   };
 
   // The next one, for a call that is submitted now. give_back(): it could not be.
@@ -65,6 +66,7 @@ class Marks {
     last_ = next_;
     next_ = mark.next;
     mark.value = value;
+    mark.counter = nullptr;
     mark.queued.store(true, std::memory_order_relaxed);
     ++taken_;
     return mark;
@@ -86,8 +88,10 @@ class Marks {
     m.waking_.fetch_add(1);
     if (const Wake wake = m.wake_.load()) wake(m.context_);
     m.waking_.fetch_sub(1);
+    std::atomic<uint64_t> *const counter = mark.counter;
     mark.queued.store(false, std::memory_order_release);
-    m.reached_.fetch_add(1, std::memory_order_release);  // the last that it touches
+    m.reached_.fetch_add(1, std::memory_order_release);  // the last that it touches of them
+    if (counter) counter->fetch_add(1, std::memory_order_release);
   }
 
   // The signal ends: nobody is woken any more when this returns.
