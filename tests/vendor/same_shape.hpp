@@ -11,6 +11,9 @@ namespace vendor {
 template <class T>
 inline constexpr bool is_number = std::is_integral_v<T> || std::is_enum_v<T>;
 
+template <class T>
+inline constexpr bool is_struct = std::is_class_v<T> || std::is_union_v<T>;
+
 template <class A, class B>
 constexpr bool same_value();
 
@@ -18,7 +21,7 @@ constexpr bool same_value();
 template <class A, class B>
 constexpr bool same_pointee() {
   if constexpr (std::is_function_v<A> || std::is_function_v<B>) return std::is_function_v<A> == std::is_function_v<B>;
-  else if constexpr (std::is_void_v<A> || std::is_void_v<B> || std::is_class_v<A> || std::is_class_v<B>) return true;
+  else if constexpr (std::is_void_v<A> || std::is_void_v<B> || is_struct<A> || is_struct<B>) return true;
   else return same_value<A, B>();
 }
 
@@ -31,7 +34,7 @@ constexpr bool same_value() {
   else if constexpr (std::is_void_v<X> || std::is_void_v<Y>) return std::is_void_v<X> && std::is_void_v<Y>;
   else if constexpr (is_number<X> && is_number<Y>) return sizeof(X) == sizeof(Y);
   else if constexpr (std::is_floating_point_v<X> && std::is_floating_point_v<Y>) return sizeof(X) == sizeof(Y);
-  else if constexpr (std::is_class_v<X> && std::is_class_v<Y>)
+  else if constexpr (is_struct<X> && is_struct<Y>)
     return sizeof(X) == sizeof(Y) && alignof(X) == alignof(Y) && std::is_trivially_copyable_v<X> &&
            std::is_trivially_copyable_v<Y>;
   else return false;
@@ -53,6 +56,9 @@ constexpr bool same_shape() {
 struct Eight {
   char bytes[8];
 };
+union Four {
+  int value;
+};
 enum Kind : int {};
 static_assert(same_shape<int (*)(void *, int), Kind (*)(struct Unknown *, Kind)>());
 static_assert(same_shape<int (*)(int *, Eight), int (*)(Kind *, Eight)>());
@@ -64,6 +70,9 @@ static_assert(!same_shape<int (*)(int *), int (*)(long *)>());
 static_assert(!same_shape<int (*)(int *), int (*)(void **)>());
 static_assert(!same_shape<int (*)(Eight), int (*)(Eight *)>());
 static_assert(!same_shape<int (*)(Eight), int (*)(long)>());
+static_assert(same_shape<int (*)(Four), int (*)(Four)>());
+static_assert(!same_shape<int (*)(Four), int (*)(int)>());
+static_assert(!same_shape<int (*)(Four), int (*)(Eight)>());
 static_assert(!same_shape<void (*)(int), int (*)(int)>());
 
 }  // namespace vendor

@@ -157,7 +157,9 @@ size_t type_size(Type t) noexcept {
     case Type::E4M3:
     case Type::E5M2: return 1;
     case Type::F16:
-    case Type::BF16: return 2;
+    case Type::BF16:
+    case Type::I16:
+    case Type::U16: return 2;
     case Type::I32:
     case Type::U32:
     case Type::F32: return 4;
@@ -172,6 +174,8 @@ void reduce(Type t, Reduction r, const Contribution *c, int n, void *out, size_t
   switch (t) {
     case Type::I8: return reduce_of<Plain<int8_t>>(r, c, n, out, count);
     case Type::U8: return reduce_of<Plain<uint8_t>>(r, c, n, out, count);
+    case Type::I16: return reduce_of<Plain<int16_t>>(r, c, n, out, count);
+    case Type::U16: return reduce_of<Plain<uint16_t>>(r, c, n, out, count);
     case Type::I32: return reduce_of<Plain<int32_t>>(r, c, n, out, count);
     case Type::U32: return reduce_of<Plain<uint32_t>>(r, c, n, out, count);
     case Type::I64: return reduce_of<Plain<int64_t>>(r, c, n, out, count);

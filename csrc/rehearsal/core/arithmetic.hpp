@@ -8,7 +8,7 @@
 
 namespace rehearsal {
 
-enum class Type { I8, U8, I32, U32, I64, U64, F16, F32, F64, BF16, E4M3, E5M2 };
+enum class Type { I8, U8, I32, U32, I64, U64, F16, F32, F64, BF16, E4M3, E5M2, I16, U16 };
 enum class Reduction { Sum, Prod, Max, Min, Avg, ScaledSum };
 
 REHEARSAL_API size_t type_size(Type t) noexcept;

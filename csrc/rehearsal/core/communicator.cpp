@@ -22,10 +22,12 @@ Code Communicator::scratch(size_t bytes) {
   return code;
 }
 
-Met Communicator::join(const char *, const Token &token) {
+Met Communicator::join(const char *, const Token &token, std::chrono::milliseconds most, bool patient) {
   if (scratch(kFirstScratch) != Code::Ok) return Met::System;
   std::shared_ptr<Fabric> fabric;
-  const Met met = Fabric::join(token, rank, size, device.ordinal(), stop(), &fabric);
+  const int64_t until = now_us() + std::chrono::microseconds(most).count();
+  const auto stopped = [this, until, most] { return aborted() || device.broken() || (most.count() && now_us() > until); };
+  const Met met = Fabric::join(token, rank, size, device.ordinal(), stopped, &fabric, patient);
   if (met == Met::Ok) {
     fabric_ = std::move(fabric);
     ready.store(true, std::memory_order_release);
@@ -90,6 +92,11 @@ Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
 void Communicator::finish() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return pending_ == 0; });
+}
+
+bool Communicator::busy() {
+  const std::lock_guard lock(mutex_);
+  return pending_ != 0;
 }
 
 void Communicator::abort() {

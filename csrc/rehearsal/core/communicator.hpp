@@ -1,6 +1,7 @@
 // A communicator of a simulated library, as one rank has it.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -17,9 +18,12 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   const int rank, size;
   std::atomic<int> state{0};  // the vendor's code: well, in progress, failed
   std::atomic<bool> ready{false};
+  std::mutex submission;
+  StreamPtr last;  // where its last work went; guarded by `submission`
 
-  // Allocates on the device, as the real ones do, then waits for the other ranks.
-  Met join(const char *call, const Token &token);
+  // Allocates on the device, as the real ones do, then waits for the other ranks: so long, or for ever. `patient`: whoever listens for
+  // them may come later.
+  Met join(const char *call, const Token &token, std::chrono::milliseconds most = {}, bool patient = false);
   bool split(int color, int key, Token *token, int *new_rank, int *new_size);
 
   // With the device's lock held. `breaks_device`: the code that sticks to the device if the work is to fail late; 0: the work stands
@@ -32,6 +36,7 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   void finish();  // waits for what was submitted
   void abort();   // what runs ends, what waits in queues will not run
   void destroy(const char *call, bool waits);
+  bool busy();  // something of what was submitted is not done
   bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
 
  private:

@@ -90,9 +90,10 @@ Fabric::Fabric(void *base, size_t bytes, int rank, int size)
 
 Fabric::~Fabric() { ::munmap(base_, bytes_); }
 
-Met Fabric::join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out) {
+Met Fabric::join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out,
+                 bool patient) {
   int fd = -1;
-  const Met met = meet(token, rank, size, device, stop, &fd);
+  const Met met = meet(token, rank, size, device, stop, &fd, patient);
   if (met != Met::Ok) return met;
   const size_t bytes = segment_bytes(size);
   void *base = fd < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -182,7 +183,7 @@ void Fabric::run(const char *call, const Work &w, const Stop &stop) {
   }
 }
 
-void Fabric::run(const char *call, const std::vector<Message> &messages, const Stop &stop) {
+void Fabric::run(const char *call, const std::vector<Message> &messages, const Stop &stop, bool until_taken) {
   struct Line_ {  // the messages of one direction with one peer, in order
     std::deque<Message> left;
     uint64_t at = 0;
@@ -235,6 +236,12 @@ void Fabric::run(const char *call, const std::vector<Message> &messages, const S
         stop);
     if (!going) return;
   }
+  if (!until_taken) return;
+  const auto taken = [&](const Message &m) {
+    const auto p = static_cast<size_t>(m.peer);
+    return !m.sends || !m.bytes || reached(channel(base_, size_, rank_, m.peer).taken.value, sent_[p]);
+  };
+  wait_or_stop([&] { return std::all_of(messages.begin(), messages.end(), taken); }, stop);
 }
 
 bool Fabric::split(int color, int key, const Stop &stop, Token *token, int *new_rank, int *new_size) {

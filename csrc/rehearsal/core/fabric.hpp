@@ -39,14 +39,16 @@ class REHEARSAL_API Fabric {
   using Stop = std::function<bool()>;
 
   // Returns when all ranks have it.
-  static Met join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out);
+  static Met join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out,
+                  bool patient = false);
   ~Fabric();
   Fabric(const Fabric &) = delete;
   Fabric &operator=(const Fabric &) = delete;
 
   // These return early when told to stop; what is written then is anybody's guess, and the fabric is of no further use.
   void run(const char *call, const Work &w, const Stop &stop);
-  void run(const char *call, const std::vector<Message> &messages, const Stop &stop);
+  // `until_taken`: does not return before the others have received what this rank sends.
+  void run(const char *call, const std::vector<Message> &messages, const Stop &stop, bool until_taken = false);
 
   // Parts the ranks by color, in the order of key and rank. False: stopped.
   bool split(int color, int key, const Stop &stop, Token *token, int *new_rank, int *new_size);

@@ -15,6 +15,8 @@
 #include <set>
 #include <thread>
 
+#include "core/queue.hpp"
+
 namespace rehearsal {
 namespace {
 
@@ -127,9 +129,13 @@ void gather(int listener) {
 
 bool new_rendezvous(Token *token) {
   if (::getrandom(token->data(), token->size(), 0) != static_cast<ssize_t>(token->size())) return false;
+  return open_rendezvous(*token);
+}
+
+bool open_rendezvous(const Token &token) {
   const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un a;
-  const socklen_t length = address_of(*token, &a);
+  const socklen_t length = address_of(token, &a);
   if (listener < 0) return false;
   if (::bind(listener, reinterpret_cast<sockaddr *>(&a), length) != 0 || ::listen(listener, 1024) != 0) {
     ::close(listener);
@@ -143,7 +149,7 @@ bool new_rendezvous(Token *token) {
   return true;
 }
 
-Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd) {
+Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd, bool patient) {
   *fd = -1;
   const int s = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (s < 0) return Met::System;
@@ -155,8 +161,13 @@ Met meet(const Token &token, int rank, int size, int device, const std::function
   h.size = size;
   h.device = device;
   Met met = Met::System;
-  if (::connect(s, reinterpret_cast<sockaddr *>(&a), length) == 0 &&
-      ::send(s, &h, sizeof h, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof h)) {
+  bool there = ::connect(s, reinterpret_cast<sockaddr *>(&a), length) == 0;
+  while (!there && patient && !stop()) {
+    sleep_us(1000);
+    there = ::connect(s, reinterpret_cast<sockaddr *>(&a), length) == 0;
+  }
+  if (!there && patient) met = Met::Stopped;
+  if (there && ::send(s, &h, sizeof h, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof h)) {
     while (true) {
       if (stop()) {
         met = Met::Stopped;

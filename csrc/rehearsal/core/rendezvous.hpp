@@ -17,11 +17,12 @@ using Token = std::array<unsigned char, 16>;
 
 // Makes a token, and a thread that waits for its ranks.
 REHEARSAL_API bool new_rendezvous(Token *token);
+REHEARSAL_API bool open_rendezvous(const Token &token);  // of a token that the ranks have agreed on otherwise
 
 enum class Met { Ok, Stopped, System, Mismatch, DuplicateDevice };
 
-// Waits for all ranks; `*fd` is the segment then.
-Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd);
+// Waits for all ranks; `*fd` is the segment then. `patient`: waits, too, until somebody listens.
+Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd, bool patient);
 
 // How large the segment of so many ranks is.
 size_t segment_bytes(int size);

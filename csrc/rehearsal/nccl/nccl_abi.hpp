@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/communicator.hpp"
+#include "core/calls.hpp"
 #include "core/skin.hpp"
 
 namespace rehearsal::nccl {
@@ -64,8 +64,7 @@ struct Comm final : Communicator {
   using Communicator::Communicator;
   CommHandle handle = nullptr;
   bool blocking = true;
-  StreamPtr last;  // where its last work went; guarded by `submission`
-  std::mutex submission, mutex;
+  std::mutex mutex;
   std::map<int, Scalar> scalars;
   int next_op = kOps;
 };

@@ -1,171 +1,41 @@
 // The simulated libnccl.so.2 and librccl.so.1: collectives, messages, groups.
 #include <cstring>
-#include <thread>
+#include <utility>
 
 #include "nccl/nccl_abi.hpp"
 
 namespace rehearsal::nccl {
 namespace {
 
-// One call, from the moment it is made until the outermost group ends.
-struct Call {
-  Entry entry;
-  CommPtr comm;
-  StreamPtr stream;
-  bool is_message = false;
-  Work work;
-  Scalar scalar;
-  Message message;
-  std::vector<std::shared_ptr<Block>> touches;
-};
-
-struct Group {
-  int depth = 0;
-  Result failure = kSuccess;
-  std::vector<Call> calls;
-  std::vector<std::function<Result()>> inits;
-};
 Group &group() {
   static thread_local Group the_group;
   return the_group;
 }
 
-bool alive(const Call &c) {
-  for (const auto &block : c.touches)
-    if (!block->live.load(std::memory_order_acquire)) {
-      misuse(c.entry.name(), Code::Illegal, "memory at %#zx was freed before the work that uses it ran",
-             static_cast<size_t>(block->address));
-      c.comm->device.break_down(Machine::get().illegal_address.load());
-      return false;
-    }
-  return true;
-}
-
 // A failure of the device ends its work for good; of the network only the communicator hears, and the work stands.
-int breaks_device(const Extras &x) { return x.late == kUnhandledCuda ? Machine::get().illegal_address.load() : 0; }
+int breaks_device(int late) { return late == kUnhandledCuda ? Machine::get().illegal_address.load() : 0; }
 
-Code submit_collective(const Call &c, const StreamPtr &s) {
-  return c.comm->submit_locked(
-      c.entry, s,
-      [c](Fabric &fabric, const Fabric::Stop &stop) {
-        if (!alive(c)) return;
-        Work w = c.work;
-        w.factor = c.scalar.value;
-        if (c.scalar.place.found()) std::memcpy(&w.factor, c.scalar.place.at(), type_size(w.type));
-        fabric.run(c.entry.name(), w, stop);
-      },
-      c.entry.extras(), breaks_device(c.entry.extras()));
-}
-
-Code submit_messages(const std::vector<Call> &calls, const StreamPtr &s) {
-  Extras x;
-  for (const Call &c : calls) {
-    x.hang |= c.entry.extras().hang;
-    x.slow_ms += c.entry.extras().slow_ms;
-    if (c.entry.extras().late) x.late = c.entry.extras().late;
+Result launch_all(const std::vector<Operation> &operations) {
+  switch (launch(operations, breaks_device)) {
+    case Code::Ok: return kSuccess;
+    case Code::NoMemory: return say(kUnhandledCuda, "out of memory");
+    default: return say(kUnhandledCuda, "the device failed");
   }
-  return calls.front().comm->submit_locked(
-      calls.front().entry, s,
-      [calls](Fabric &fabric, const Fabric::Stop &stop) {
-        std::vector<Message> messages;
-        for (const Call &c : calls) {
-          if (!alive(c)) return;
-          messages.push_back(c.message);
-        }
-        fabric.run(calls.front().entry.name(), messages, stop);
-      },
-      x, breaks_device(x));
 }
+Result mixed() { return say(kInvalidUsage, "init and collectives in one group"); }
+Result end_group() { return group().end(launch_all, mixed); }
 
-// `second` goes on when `first` has come here. The device's lock is held.
-void order(const Entry &e, const StreamPtr &first, const StreamPtr &second) {
-  const auto marker = std::make_shared<Marker>();
-  const Extras none;
-  Device &d = first->device;
-  submit_locked(
-      e, first, [marker] { marker->done.store(true, std::memory_order_release); }, true, &none);
-  submit_locked(
-      e, second, [marker, &d] { poll_until([&] { return marker->done.load(std::memory_order_acquire) || d.broken(); }); },
-      true, &none);
-}
+// One call while it is made.
+struct Call {
+  Operation o;
+  CommPtr comm;
+  Work work;
+  Scalar scalar;
+};
 
-// All calls of a group on one communicator: its collectives in order, then all its messages at once.
-Result launch(const std::vector<Call> &calls) {
-  const Entry &e = calls.front().entry;
-  const StreamPtr &s = calls.front().stream;
-  Comm &comm = *calls.front().comm;
-  if (!s->capture() && comm.prepare(e.name()) != Code::Ok) return say(kUnhandledCuda, "out of memory");
-  const auto lock = comm.device.enter();
-  if (comm.device.broken()) return say(kUnhandledCuda, "the device failed");
-  const std::lock_guard submission(comm.submission);  // the device's lock may be switched off
-  // One communicator's work is done in the order of its calls, whatever the streams.
-  if (!s->capture()) {
-    if (comm.last && comm.last != s) order(e, comm.last, s);
-    comm.last = s;
-  }
-  std::vector<StreamPtr> others;
-  for (const Call &c : calls)
-    if (c.stream != s && std::find(others.begin(), others.end(), c.stream) == others.end()) others.push_back(c.stream);
-  for (const StreamPtr &other : others) order(e, other, s);
-  std::vector<Call> messages;
-  for (const Call &c : calls) {
-    if (c.is_message) messages.push_back(c);
-    else if (c.work.count) submit_collective(c, s);
-  }
-  if (!messages.empty()) submit_messages(messages, s);
-  for (const StreamPtr &other : others) order(e, s, other);
-  return kSuccess;
-}
-
-Result end_group() {
-  Group &g = group();
-  std::vector<Call> calls;
-  std::vector<std::function<Result()>> inits;
-  calls.swap(g.calls);
-  inits.swap(g.inits);
-  Result result = g.failure;
-  g.failure = kSuccess;
-  if (!inits.empty()) {
-    std::vector<Result> results(inits.size(), kSuccess);
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < inits.size(); ++i) threads.emplace_back([&, i] { results[i] = inits[i](); });
-    for (std::thread &t : threads) t.join();
-    for (const Result r : results)
-      if (result == kSuccess) result = r;
-    if (!calls.empty() && result == kSuccess) result = say(kInvalidUsage, "init and collectives in one group");
-  }
-  while (!calls.empty() && result == kSuccess) {
-    std::vector<Call> same, rest;
-    for (Call &c : calls) (c.comm == calls.front().comm ? same : rest).push_back(c);
-    result = launch(same);
-    calls.swap(rest);
-  }
-  return result;
-}
-
-// A buffer of the communicator's device.
 Result resolve(Call &c, const char *role, const void *p, uint64_t bytes, std::byte **out) {
-  *out = nullptr;
-  if (bytes == 0) return kSuccess;
-  const char *call = c.entry.name();
-  const Place place = find_place(reinterpret_cast<uintptr_t>(p));
-  Device &d = c.comm->device;
-  if (!place.found())
-    misuse(call, Code::Invalid, "%s %p: %s", role, p,
-           place.state == Place::State::Freed ? "memory that was freed" : "not memory of a device");
-  else if (place.block->on_host()) misuse(call, Code::Invalid, "%s %p: memory of the host", role, p);
-  else if (place.block->device != d.ordinal())
-    misuse(call, Code::Invalid, "%s %p: memory of device %d, the communicator's is %d", role, p, place.block->device,
-           d.ordinal());
-  else if (bytes > place.left())
-    misuse(call, Code::Invalid, "%s %p: %lu bytes, but %zu are left of what is there", role, p,
-           static_cast<unsigned long>(bytes), place.left());
-  else {
-    *out = place.at();
-    c.touches.push_back(place.block);
-    return kSuccess;
-  }
-  return say(kInvalidArgument, "%s: %s is not usable memory", call, role);
+  if (find_buffer(c.o, role, p, bytes, out) == Code::Ok) return kSuccess;
+  return say(kInvalidArgument, "%s: %s is not usable memory", c.o.entry.name(), role);
 }
 
 Result find_operation(Comm &comm, int op, int type, Call *c) {
@@ -182,12 +52,13 @@ Result find_operation(Comm &comm, int op, int type, Call *c) {
 }
 
 Result begin(Call &c, CommHandle h, void *stream, int type, int peer) {
-  if (const Result r = find_ready(c.entry, h, &c.comm)) return r;
+  if (const Result r = find_ready(c.o.entry, h, &c.comm)) return r;
+  c.o.comm = c.comm;
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
   if (peer < 0 || peer >= c.comm->size) return say(kInvalidArgument, "rank %d of %d", peer, c.comm->size);
-  if (find_stream(c.entry, c.comm->device, stream, &c.stream) != Code::Ok) return say(kInvalidArgument, "not a stream");
-  if (&c.stream->device != &c.comm->device)
-    misuse(c.entry.name(), Code::Invalid, "a stream of device %d, the communicator's is %d", c.stream->device.ordinal(),
+  if (find_stream(c.o.entry, c.comm->device, stream, &c.o.stream) != Code::Ok) return say(kInvalidArgument, "not a stream");
+  if (&c.o.stream->device != &c.comm->device)
+    misuse(c.o.entry.name(), Code::Invalid, "a stream of device %d, the communicator's is %d", c.o.stream->device.ordinal(),
            c.comm->device.ordinal());
   else {
     c.work.type = static_cast<Type>(type);
@@ -196,8 +67,8 @@ Result begin(Call &c, CommHandle h, void *stream, int type, int peer) {
   return say(kInvalidArgument, "not a stream of the communicator's device");
 }
 
-Result commit(Call &&c) {
-  group().calls.push_back(std::move(c));
+Result commit(Operation &&o) {
+  group().operations.push_back(std::move(o));
   return group().depth ? static_cast<Result>(kSuccess) : end_group();
 }
 
@@ -208,7 +79,7 @@ struct Buffers {
 
 Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, int type, int op, int root, CommHandle h,
                   void *stream) {
-  Call c{e, {}, {}, false, {}, {}, {}, {}};
+  Call c{{e, {}, {}, {}, {}, false, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, root)) return note(r);
   if (const Result r = find_operation(*c.comm, op, type, &c)) return note(r);
   const uint64_t ranks = static_cast<uint64_t>(c.comm->size), bytes = count * type_size(c.work.type);
@@ -225,28 +96,30 @@ Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, in
   c.work.root = root;
   c.work.count = count;
   c.work.from = from;
-  return commit(std::move(c));
+  if (count)
+    c.o.collective = [call = e.name(), work = c.work, scalar = c.scalar](Fabric &fabric, const Fabric::Stop &stop) {
+      Work w = work;
+      w.factor = scalar.value;
+      if (scalar.place.found()) std::memcpy(&w.factor, scalar.place.at(), type_size(w.type));
+      fabric.run(call, w, stop);
+    };
+  return commit(std::move(c.o));
 }
 
 Result message(const Entry &e, bool sends, void *p, uint64_t count, int type, int peer, CommHandle h, void *stream) {
-  Call c{e, {}, {}, true, {}, {}, {}, {}};
+  Call c{{e, {}, {}, {}, {}, false, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, peer)) return note(r);
-  c.message.sends = sends;
-  c.message.peer = peer;
-  c.message.bytes = count * type_size(c.work.type);
-  if (const Result r = resolve(c, sends ? "sendbuff" : "recvbuff", p, c.message.bytes, &c.message.at)) return note(r);
-  return commit(std::move(c));
+  Message m{sends, peer, nullptr, count * type_size(c.work.type)};
+  if (const Result r = resolve(c, sends ? "sendbuff" : "recvbuff", p, m.bytes, &m.at)) return note(r);
+  c.o.messages.push_back(m);
+  return commit(std::move(c.o));
 }
 
 }  // namespace
 
 bool in_group() { return group().depth > 0; }
 void defer_init(std::function<Result()> init) { group().inits.push_back(std::move(init)); }
-Result note(Result r) {
-  Group &g = group();
-  if (r != kSuccess && g.depth && g.failure == kSuccess) g.failure = r;
-  return r;
-}
+Result note(Result r) { return group().note(r); }
 
 }  // namespace rehearsal::nccl
 
@@ -268,11 +141,7 @@ EXPORT Result ncclGroupEnd() {
   if (const Result stop = gate(entry)) {  // the group is over all the same
     if (entry.in_child() || g.depth == 0) return stop;
     open_groups().fetch_sub(1);
-    if (--g.depth == 0) {
-      g.calls.clear();
-      g.inits.clear();
-      g.failure = kSuccess;
-    }
+    if (--g.depth == 0) g.forget();
     return stop;
   }
   if (g.depth == 0) {

@@ -1,0 +1,329 @@
+// The simulated libhccl.so: communicators.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "ascend/hccl_abi.hpp"
+
+namespace rehearsal::hccl {
+namespace {
+
+constexpr uint64_t kRootMagic = 0x6c63'6368'7268'6561;
+
+Handles<Comm> &comms() {
+  static Handles<Comm> *const the_comms = new Handles<Comm>(4);
+  return *the_comms;
+}
+
+// How long an init waits for the other ranks: the vendor's variable, in seconds.
+std::chrono::milliseconds patience() {
+  const char *text = std::getenv("HCCL_CONNECT_TIMEOUT");
+  const long seconds = text ? std::atol(text) : 0;
+  return std::chrono::seconds(seconds > 0 ? seconds : 120);
+}
+
+Result outcome(Met met, const Comm &c) {
+  switch (met) {
+    case Met::Ok: return kSuccess;
+    case Met::Stopped: return c.device.broken() ? kRuntime : kTimeout;
+    case Met::System: return kConnect;
+    case Met::Mismatch:
+    case Met::DuplicateDevice: return kParameter;
+  }
+  return kInternal;
+}
+
+std::string name_of(const Token &token) {
+  std::string name = "rehearsal_";
+  for (const unsigned char c : token) {
+    name += "0123456789abcdef"[c >> 4];
+    name += "0123456789abcdef"[c & 15];
+  }
+  return name;
+}
+
+// A failed one is gone.
+Result join(const char *call, const CommPtr &c, CommHandle *out, bool patient) {
+  const Result r = outcome(c->join(call, c->token, patience(), patient), *c);
+  if (r) {
+    c->destroy(call, false);
+    return r;
+  }
+  c->handle = pointer(comms().add(c));
+  born(Live::Communicator);
+  *out = c->handle;
+  return kSuccess;
+}
+
+struct Seat {
+  int rank, size;
+};
+
+Result start(const Entry &e, CommHandle *out, Device &d, Seat seat, const Token &token, const Config *config, bool patient) {
+  *out = nullptr;
+  const auto c = std::make_shared<Comm>(d, seat.rank, seat.size);
+  c->token = token;
+  c->name = config && config->size >= sizeof(Config) && config->name[0]
+                ? std::string(config->name, ::strnlen(config->name, kNameBytes - 1))
+                : name_of(token);
+  const char *call = e.name();
+  const auto run = [call, c, out, patient] { return join(call, c, out, patient); };
+  return in_group() ? defer_init(run) : run();
+}
+
+Result check(const Config *config) {
+  if (!config) return kNullPointer;
+  if (config->size < offsetof(Config, buffer_megabytes) || config->magic != kConfigMagic || config->version < 1)
+    return kParameter;
+  if (config->size < offsetof(Config, name)) return kSuccess;
+  if (config->buffer_megabytes == 0) return kParameter;
+  return config->deterministic > 2 && config->deterministic != kNotSet ? kParameter : kSuccess;
+}
+
+Result init(const Entry &e, uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, CommHandle *out) {
+  if (!root || !out) return note(kNullPointer);
+  if (size < 1 || size > 32768 || rank >= size) return note(kParameter);
+  Device *d = current_device();
+  if (!d || d->broken()) return note(kRuntime);
+  uint64_t magic;
+  Token token;
+  std::memcpy(&magic, root->bytes, sizeof magic);
+  std::memcpy(token.data(), root->bytes + sizeof magic, token.size());
+  if (magic != kRootMagic) return note(kParameter);
+  return note(start(e, out, *d, {static_cast<int>(rank), static_cast<int>(size)}, token, config, false));
+}
+
+// Members of a part find each other without the rest: all of them know the whole's token, the part's number and its ranks.
+Token token_of_part(const Comm &c, uint64_t number, const uint32_t *ranks, uint32_t count) {
+  uint64_t words[2] = {0xcbf29ce484222325, 0x84222325cbf29ce4};
+  const auto mix = [&](uint64_t v) {
+    for (uint64_t &w : words) w = (w ^ v ^ (w >> 29)) * 0x100000001b3 + 0x9e3779b97f4a7c15;
+  };
+  for (const unsigned char b : c.token) mix(b);
+  mix(number);
+  for (uint32_t i = 0; i < count; ++i) mix(ranks[i]);
+  Token token;
+  std::memcpy(token.data(), words, sizeof words);
+  return token;
+}
+
+Result check_part(const Comm &c, const uint32_t *ranks, uint32_t count, uint32_t mine) {
+  if (count < 1 || count > static_cast<uint32_t>(c.size) || mine >= count) return kParameter;
+  const std::set<uint32_t> different(ranks, ranks + count);
+  if (different.size() != count || *different.rbegin() >= static_cast<uint32_t>(c.size)) return kParameter;
+  return ranks[mine] == static_cast<uint32_t>(c.rank) ? kSuccess : kParameter;
+}
+
+std::atomic<int32_t> deterministic{0};
+
+}  // namespace
+
+Result find(const Entry &e, CommHandle h, CommPtr *out) {
+  if (!h) return note(kNullPointer);
+  *out = comms().find(word(h));
+  if (*out) return kSuccess;
+  misuse(e.name(), Code::BadHandle, "communicator %p %s", h, comms().why_not(word(h)));
+  return note(kParameter);
+}
+
+Result find_ready(const Entry &e, CommHandle h, CommPtr *out) {
+  if (const Result r = find(e, h, out)) return r;
+  return note((*out)->suspended.load() ? static_cast<Result>(kSuspended) : (*out)->state.load());
+}
+
+Result check_device(const Entry &e, const Comm &c) {
+  const Device *d = current_device();
+  if (!d) return note(kRuntime);
+  if (d == &c.device) return kSuccess;
+  misuse(e.name(), Code::NoContext, "device %d is current in this thread, the communicator's is %d", d->ordinal(),
+         c.device.ordinal());
+  return note(kRuntime);
+}
+
+}  // namespace rehearsal::hccl
+
+using namespace rehearsal;
+using namespace rehearsal::hccl;
+using rehearsal::hccl::find;
+
+EXPORT Result HcclGetRootInfo(RootInfo *root) {
+  HCCL_CALL("HcclGetRootInfo");
+  if (!root) return kNullPointer;
+  if (!current_device()) return kRuntime;
+  guard_forks();
+  Token token;
+  if (!new_rendezvous(&token)) return kSystem;
+  *root = {};
+  std::memcpy(root->bytes, &kRootMagic, sizeof kRootMagic);
+  std::memcpy(root->bytes + sizeof kRootMagic, token.data(), token.size());
+  return kSuccess;
+}
+
+EXPORT Result HcclCommInitRootInfo(uint32_t size, const RootInfo *root, uint32_t rank, CommHandle *out) {
+  HCCL_CALL("HcclCommInitRootInfo");
+  return init(entry, size, root, rank, nullptr, out);
+}
+
+EXPORT Result HcclCommInitRootInfoConfig(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config,
+                                         CommHandle *out) {
+  HCCL_CALL("HcclCommInitRootInfoConfig");
+  if (const Result r = check(config)) return note(r);
+  return init(entry, size, root, rank, config, out);
+}
+
+EXPORT Result HcclCommInitAll(uint32_t count, int32_t *devices, CommHandle *out) {
+  HCCL_CALL("HcclCommInitAll");
+  if (!devices || !out) return kNullPointer;
+  if (count < 1 || !Machine::started() || in_group()) return kParameter;
+  for (uint32_t i = 0; i < count; ++i)
+    if (!Machine::get().device(devices[i])) return kParameter;
+  Token token;
+  if (!new_rendezvous(&token)) return kSystem;
+  std::vector<Result> results(count);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      const Seat seat{static_cast<int>(i), static_cast<int>(count)};
+      results[i] = start(entry, &out[i], *Machine::get().device(devices[i]), seat, token, nullptr, false);
+    });
+  for (std::thread &t : threads) t.join();
+  const auto failed = std::find_if(results.begin(), results.end(), [](Result r) { return r != kSuccess; });
+  return failed == results.end() ? static_cast<Result>(kSuccess) : *failed;
+}
+
+EXPORT Result HcclCreateSubCommConfig(CommHandle *whole, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t mine,
+                                      Config *config, CommHandle *out) {
+  HCCL_CALL("HcclCreateSubCommConfig");
+  if (!whole) return note(kNullPointer);
+  CommPtr c;
+  if (const Result r = find_ready(entry, *whole, &c)) return r;
+  if (!ranks && number == kNoSubCommunicator) return kSuccess;
+  if (!ranks || !out) return note(kNullPointer);
+  if (const Result r = check(config)) return note(r);
+  if (const Result r = check_device(entry, *c)) return r;
+  if (const Result r = check_part(*c, ranks, count, mine)) return note(r);
+  {
+    const std::lock_guard lock(c->mutex);
+    if (!c->parts.insert(number).second) return note(kParameter);  // a number is used once
+  }
+  const Token token = token_of_part(*c, number, ranks, count);
+  if (mine == 0 && !open_rendezvous(token)) return note(kSystem);
+  const Seat seat{static_cast<int>(mine), static_cast<int>(count)};
+  return note(start(entry, out, c->device, seat, token, config, true));
+}
+
+EXPORT Result HcclCommDestroy(CommHandle h) {
+  HCCL_CALL("HcclCommDestroy");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (const Result r = check_device(entry, *c)) return r;
+  if (c->busy() && !c->device.broken()) {
+    misuse(entry.name(), Code::IllegalState, "work of the communicator is not done");
+    return kInternal;
+  }
+  if (comms().remove(word(h))) died(Live::Communicator);
+  c->destroy(entry.name(), true);
+  return kSuccess;
+}
+
+// While it is suspended, no new work is taken; what was given before goes on.
+EXPORT Result HcclCommSuspend(CommHandle h) {
+  HCCL_CALL("HcclCommSuspend");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  c->suspended.store(true);
+  return kSuccess;
+}
+EXPORT Result HcclCommResume(CommHandle h) {
+  HCCL_CALL("HcclCommResume");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  c->suspended.store(false);
+  return kSuccess;
+}
+
+// ---- questions ------------------------------------------------------------------------------------------------------------
+
+EXPORT Result HcclGetRankSize(CommHandle h, uint32_t *out) {
+  HCCL_CALL("HcclGetRankSize");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!out) return kNullPointer;
+  *out = static_cast<uint32_t>(c->size);
+  return kSuccess;
+}
+EXPORT Result HcclGetRankId(CommHandle h, uint32_t *out) {
+  HCCL_CALL("HcclGetRankId");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!out) return kNullPointer;
+  *out = static_cast<uint32_t>(c->rank);
+  return kSuccess;
+}
+
+EXPORT Result HcclGetCommName(CommHandle h, char *out) {
+  HCCL_CALL("HcclGetCommName");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!out) return kNullPointer;
+  std::strncpy(out, c->name.c_str(), kNameBytes);
+  return kSuccess;
+}
+
+EXPORT Result HcclGetCommAsyncError(CommHandle h, Result *out) {
+  HCCL_CALL("HcclGetCommAsyncError");
+  CommPtr c;
+  if (const Result r = find(entry, h, &c)) return r;
+  if (!out) return kNullPointer;
+  *out = c->state.load();
+  return kSuccess;
+}
+
+EXPORT uint32_t HcclGetCommConfigCapability() {
+  static Counter &this_counter = counter("HcclGetCommConfigCapability");
+  const Entry counted(this_counter);
+  return kConfigCapability;
+}
+
+EXPORT Result HcclSetConfig(int which, Setting to) {
+  HCCL_CALL("HcclSetConfig");
+  if (which != kDeterministic) return kNotSupported;
+  if (to.value < 0 || to.value > 2) return kParameter;
+  deterministic.store(to.value);  // sums are the same in every run anyway
+  return kSuccess;
+}
+EXPORT Result HcclGetConfig(int which, Setting *out) {
+  HCCL_CALL("HcclGetConfig");
+  if (!out) return kNullPointer;
+  if (which != kDeterministic) return kNotSupported;
+  out->value = deterministic.load();
+  return kSuccess;
+}
+
+EXPORT const char *HcclGetErrorString(Result r) {
+  static Counter &this_counter = counter("HcclGetErrorString");
+  const Entry counted(this_counter);
+  switch (r) {
+    case kSuccess: return "no error";
+    case kParameter: return "invalid parameter";
+    case kNullPointer: return "null pointer";
+    case kMemory: return "memory error";
+    case kInternal: return "internal error";
+    case kNotSupported: return "feature not supported";
+    case kUnavailable: return "resource unavailable";
+    case kSystem: return "system call failed";
+    case kTimeout: return "timeout";
+    case kConnect: return "connection failed";
+    case kTransfer: return "transfer failed";
+    case kRuntime: return "runtime error";
+    case kDriver: return "driver error";
+    case kNetwork: return "network error";
+    case kAgain: return "try again";
+    case kRemote: return "error completion of a remote operation";
+    case kSuspended: return "communicator suspended";
+    case kOutOfMemory: return "out of memory";
+    default: return "unknown error";
+  }
+}
