@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -303,12 +304,24 @@ class HcclCommunicator final : public Communicator {
     if (!made()) r.aborted.store(true);  // nobody waits for it any more
     return made();
   }
-  // Ranks leave together, and the library waits for none of them: but a device that hangs may hold up this call as well.
+  // The library's communicator ends when all that it has to do is done. Where that does not come, it is left as it is.
+  bool idle() const noexcept {
+    try {
+      const auto behind = device::open_runtime("acl").make_event(stream().device());
+      behind->record(stream());
+      const Deadline deadline(kPatience);
+      while (!behind->reached()) {
+        if (deadline.passed() || rank_->aborted.load()) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      return true;
+    } catch (const Error &) { return false; }
+  }
   void leave() noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
     const bool broken = r.failed.load() || r.aborted.load();
-    if (!broken && r.handle) {
+    if (!broken && r.handle && idle()) {
       Task destroy;
       destroy.name = kDestroy;
       ask(destroy, Deadline(kPatience).ns());

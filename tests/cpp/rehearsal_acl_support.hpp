@@ -44,7 +44,9 @@ inline Handle new_event(uint32_t flags = kSync) {
   IS(acl("rtCreateEventExWithFlag", &e, flags), 0);
   return e;
 }
-inline void copy(void *to, const void *from, size_t bytes, int kind) { IS(acl("rtMemcpy", to, bytes, from, bytes, kind), 0); }
+inline void copy(void *to, const void *from, size_t bytes, int kind) {
+  IS(acl("rtMemcpy", to, bytes, from, bytes, kind), 0);
+}
 inline int copy_on(Handle s, void *to, const void *from, size_t bytes, int kind) {
   return acl("rtMemcpyAsync", to, bytes, from, bytes, kind, s);
 }

@@ -46,14 +46,16 @@ TEST(RehearsalAcl, SaysWhatItIs) {
     IS(acl("rtGetDeviceInfo", 0u, 301, &bytes), 0);
     CHECK(left == all && all == size_t{1} << 30 && bytes == int64_t{1} << 30);
     IS(acl("rtGetMemInfo", 0, &left, &all), 207000);
-    const auto message = reinterpret_cast<const char *(*)()>(::dlsym(library("ascend/libascendcl.so"), "aclGetRecentErrMsg"));
+    const auto message =
+        reinterpret_cast<const char *(*)()>(::dlsym(library("ascend/libascendcl.so"), "aclGetRecentErrMsg"));
     CHECK(std::strstr(message(), "207000"));
     CHECK(!message());
     IS(acl("Finalize"), 0);
     IS(acl("Finalize"), 100037);
   });
   EXPECT_TRUE(end.clean()) << end.said;
-  EXPECT_EQ(end.said, "rehearsal: simulated Ascend runtime (ACL), 2 device(s); no figure of this process is a measurement\n");
+  EXPECT_EQ(end.said,
+            "rehearsal: simulated Ascend runtime (ACL), 2 device(s); no figure of this process is a measurement\n");
 }
 
 TEST(RehearsalAcl, ThreadsHaveContexts) {
