@@ -146,7 +146,7 @@ struct Rank {
     const std::lock_guard lock(calling);
     // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
     inside.store(task.name);
-    if (!aborted.load()) keep(outcome(*library, task.name, make(task)));
+    if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task)));
     inside.store(nullptr);
   }
   void loop() {
@@ -299,29 +299,35 @@ class HcclCommunicator final : public Communicator {
     r.asked.store(number, std::memory_order_release);
     r.work.ring();
     const auto made = [&] { return r.done.load(std::memory_order_acquire) >= number; };
-    const auto over = [&] { return made() || r.aborted.load() || r.ended.load(std::memory_order_acquire); };
+    const bool always = t.name == kDestroy;
+    const auto over = [&] { return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire); };
     Rank::wait(r.back, over, until_ns);
     if (!made()) r.aborted.store(true);  // nobody waits for it any more
     return made();
   }
-  // The library's communicator ends when all that it has to do is done. Where that does not come, it is left as it is.
-  bool idle() const noexcept {
+  // Whether all that the stream was given before is done; waits so long for it.
+  bool idle(double seconds) const noexcept {
     try {
-      const auto behind = device::open_runtime("acl").make_event(stream().device());
+      auto behind = device::open_runtime("acl").make_event(stream().device());
       behind->record(stream());
-      const Deadline deadline(kPatience);
+      const Deadline deadline(seconds);
       while (!behind->reached()) {
-        if (deadline.passed() || rank_->aborted.load()) return false;
+        if (deadline.passed()) {
+          (void)behind.release();  // the stream still has it
+          return false;
+        }
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
       return true;
     } catch (const Error &) { return false; }
   }
+  // The library's communicator may end when all that it has to do is done. Where that does not come, or it has failed, it is left as it
+  // is. The library waits for no other rank there, but a device that hangs may hold up this call as well.
   void leave() noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
-    const bool broken = r.failed.load() || r.aborted.load();
-    if (!broken && r.handle && idle()) {
+    const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && !r.failed.load() && r.handle;
+    if (free && idle(r.aborted.load() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
       ask(destroy, Deadline(kPatience).ns());

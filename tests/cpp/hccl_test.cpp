@@ -234,8 +234,8 @@ void a_rank_never_joins() {
   HOLDS(now_ns() - begin > 400'000'000 && now_ns() - begin < 2'500'000'000, "not at the deadline");
   HOLDS(device::abandoned_threads() == 1, "it is not counted");
   // Another communicator works beside it.
-  Rank r(1, 1);
-  r.join(library()->make_id(1));
+  Rank r(0, 1);
+  r.join(library()->make_id());
   const Memory x(r, noise(0, 400));
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(x.content() == noise(0, 400), r.c->status().text);
