@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
 
 
 def vendor() -> str:
-    """What the vendor's own PyTorch calls such a device: "cuda" or "hip"."""
+    """What the vendor's own PyTorch calls such a device: "cuda", "hip" or "npu"."""
     return str(_module().vendor())
 
 

@@ -21,21 +21,21 @@ from ._errors import ArgumentError, Error
 
 __all__ = ["Member", "banner", "folder", "parse_fleet", "start"]
 
-VENDORS = ("nvidia", "amd", "cpu", "oneccl")
-LATER = ("ascend",)
+VENDORS = ("nvidia", "amd", "ascend", "cpu", "oneccl")
 FLEET = "REHEARSAL_FLEET"  # in every rank's environment; isthmus.cli marks its data with it
 # What a vendor's simulation consists of, in folder(), and the device that a rank of it works on.
 FILES = {
     "nvidia": ("librehearsal.so", "nvidia/libcuda.so.1", "nvidia/libnccl.so.2"),
     "amd": ("librehearsal.so", *(f"amd/libamdhip64.so.{v}" for v in (5, 6, 7)), "amd/librccl.so.1"),
+    "ascend": ("librehearsal.so", "ascend/libascendcl.so", "ascend/libhccl.so"),
 }
-DEVICES = {"nvidia": "cuda:0", "amd": "hip:0"}
+DEVICES = {"nvidia": "cuda:0", "amd": "hip:0", "ascend": "acl:0"}
 
 # What the simulation can be told; docs/devices.md says what each is.
 SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US", "COPY_GBPS",
     "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL", "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE",
-    "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY",
+    "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC",
 )  # fmt: skip
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
@@ -57,8 +57,6 @@ def parse_fleet(text: str) -> list[Member]:
         if item is None:
             raise ArgumentError(f"fleet {text}: '{part.strip()}' is not VENDOR:RANKS or VENDOR:RANKS@ISLAND")
         vendor, count = item["vendor"], int(item["count"])
-        if vendor in LATER:
-            raise ArgumentError(f"fleet {text}: {vendor} is not rehearsed yet; {', '.join(VENDORS)} are")
         if vendor not in VENDORS:
             raise ArgumentError(f"fleet {text}: no vendor '{vendor}' is known; {', '.join(VENDORS)} are")
         if count < 1:

@@ -19,7 +19,7 @@
 #include <vector>
 
 // Under ThreadSanitizer, whose exits take a second each otherwise.
-extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
+extern "C" __attribute__((visibility("default"), weak)) const char *__tsan_default_options();
 extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
 
 namespace rehearsed {

@@ -18,10 +18,10 @@ from isthmus import rehearse
 
 
 class DeviceProcess:
-    """Calls functions in a process that finds the simulated NVIDIA libraries, with `rehearsal_torch` registered."""
+    """Calls functions in a process that finds the simulated libraries of a vendor, with `rehearsal_torch` registered."""
 
-    def __init__(self, switches: Mapping[str, str] | None = None) -> None:
-        libraries = [str(rehearse.folder().resolve() / "nvidia"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    def __init__(self, switches: Mapping[str, str] | None = None, vendor: str = "nvidia") -> None:
+        libraries = [str(rehearse.folder().resolve() / vendor), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         given = {f"REHEARSAL_{name}": value for name, value in {"DEVICES": "2", "QUIET": "1", **(switches or {})}.items()}
         self._process = subprocess.Popen(

@@ -250,13 +250,93 @@ class Hip(Vendor):
         self.library.hipStreamEndCapture(_pointer(stream), ctypes.byref(graph))
 
 
+class Acl(Vendor):
+    family = "hccl"
+    forbidden = (
+        "aclrtSynchronizeDevice", "aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeEvent",
+        "aclrtStreamQuery", "aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost", "aclrtHostRegister",
+        "aclrtHostRegisterV2", "aclrtHostUnregister", "aclrtCreateStream", "aclrtCreateStreamWithConfig",
+        "aclrtDestroyStream", "aclrtDestroyStreamForce", "aclrtCreateEvent", "aclrtCreateEventWithFlag",
+        "aclrtCreateEventExWithFlag", "aclrtDestroyEvent", "aclrtMemcpy",
+    )  # fmt: skip
+    used = ("aclrtMemcpyAsync", "aclrtRecordEvent", "aclrtStreamWaitEvent", "HcclAllReduce")
+
+    def __init__(self) -> None:
+        super().__init__(ctypes.CDLL("libascendcl.so"))
+        assert self.library.aclInit(None) in (0, 100002)  # somebody else may have done it
+        self.here()
+
+    def here(self) -> None:
+        self.call("aclrtSetDevice", 0)
+
+    def allocate(self, nbytes: int) -> int:
+        address = ctypes.c_void_p()
+        self.call("aclrtMalloc", ctypes.byref(address), _size(nbytes), 0)
+        return int(address.value or 0)
+
+    def free(self, address: int) -> None:
+        self.library.aclrtFree(_pointer(address))
+
+    def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int | None) -> None:
+        arguments = (_pointer(to), _size(nbytes), _pointer(source), _size(nbytes), kind)
+        if stream is None:
+            self.call("aclrtMemcpy", *arguments)
+        else:
+            self.call("aclrtMemcpyAsync", *arguments, _pointer(stream))
+
+    def copy_in(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        self._copy(to, source, nbytes, 1, stream)
+
+    def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
+        self._copy(to, source, nbytes, 2, stream)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Whole pages: the runtime registers no memory that begins within one."""
+        first = address & ~4095
+        self.call("aclrtHostRegisterV2", _pointer(first), _word(address + nbytes - first), 0x10000002)
+
+    def unregister(self, address: int) -> None:
+        self.call("aclrtHostUnregister", _pointer(address & ~4095))
+
+    def stream(self) -> int:
+        stream = ctypes.c_void_p()
+        self.call("aclrtCreateStreamWithConfig", ctypes.byref(stream), 0, 3)
+        return int(stream.value or 0)
+
+    def end_stream(self, stream: int) -> None:
+        self.call("aclrtDestroyStream", _pointer(stream))
+
+    def synchronize(self, stream: int) -> None:
+        self.call("aclrtSynchronizeStream", _pointer(stream))
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        """A function of the C library's that waits, so that nobody needs the interpreter for it."""
+        c = ctypes.CDLL(None)
+        semaphore = ctypes.create_string_buffer(64)
+        c.sem_init(semaphore, 0, 0)
+        self.call("aclrtLaunchHostFunc", _pointer(stream), ctypes.cast(c.sem_wait, ctypes.c_void_p), semaphore)
+        _kept.append(semaphore)
+
+        def go_on() -> None:
+            c.sem_post(semaphore)
+
+        return go_on
+
+    def begin_capture(self, stream: int) -> None:
+        self.call("aclmdlRICaptureBegin", _pointer(stream), 2)
+
+    def end_capture(self, stream: int) -> None:
+        graph = ctypes.c_void_p()
+        self.library.aclmdlRICaptureEnd(_pointer(stream), ctypes.byref(graph))
+
+
 _kept: list[Any] = []  # memory that a device may still look at
 
 
 @lru_cache(maxsize=1)
 def vendor() -> Vendor:
     """The libraries of the device that this process works on, with device 0 current on the thread that asks first."""
-    return {"cuda": Cuda, "hip": Hip}[os.environ["ISTHMUS_DEVICE"].split(":")[0]]()
+    return {"cuda": Cuda, "hip": Hip, "acl": Acl}[os.environ["ISTHMUS_DEVICE"].split(":")[0]]()
 
 
 def on_host() -> bool:

@@ -32,7 +32,7 @@ def members(text: str) -> list[tuple[str, str | None]]:
 
 def libraries(folder: Path) -> Path:
     """Files that have the names of the simulated libraries."""
-    for name in rehearse.FILES["nvidia"]:
+    for name in (*rehearse.FILES["nvidia"], *rehearse.FILES["ascend"]):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
     return folder
@@ -58,9 +58,8 @@ def test_a_fleet_is_its_ranks_in_order() -> None:
         ("nvidia:1@a b", "'nvidia:1@a b' is not"),
         ("nvidia:1:2", "'nvidia:1:2' is not"),
         ("cpu:0", "cpu:0 has no rank"),
-        ("intel:2", "no vendor 'intel' is known; nvidia, amd, cpu, oneccl are"),
-        ("cpu:1,ascend:1", "ascend is not rehearsed yet; nvidia, amd, cpu, oneccl are"),
-        ("ascend:8", "ascend is not rehearsed yet"),
+        ("intel:2", "no vendor 'intel' is known; nvidia, amd, ascend, cpu, oneccl are"),
+        ("cpu:1,gaudi:1", "no vendor 'gaudi' is known"),
     ],
 )
 def test_another_fleet_is_refused_in_one_sentence(text: str, complaint: str) -> None:
@@ -159,17 +158,19 @@ def test_each_rank_has_the_variables_of_its_vendor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
     monkeypatch.setenv("ISTHMUS_CCL", "oneccl")
     monkeypatch.setenv("ISTHMUS_CCL_LIBRARY", "/ccl")
-    fleet = "nvidia:1,cpu:1@a,oneccl:1"
+    fleet = "nvidia:1,cpu:1@a,oneccl:1,ascend:1"
     program = [sys.executable, "-S", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     with rehearse.start(program, fleet, switches={"JITTER_US": "0", "REHEARSAL_SEED": "7"}) as job:
-        nvidia, cpu, oneccl = [json.loads(result.stdout) for result in job.wait(60)]
+        nvidia, cpu, oneccl, ascend = [json.loads(result.stdout) for result in job.wait(60)]
     assert nvidia["LD_LIBRARY_PATH"] == f"{tmp_path}/nvidia:/before" and nvidia["ISTHMUS_DEVICE"] == "cuda:0"
     assert nvidia["REHEARSAL_DEVICES"] == "1"
     assert "ISTHMUS_CCL" not in nvidia and "ISTHMUS_CCL_LIBRARY" not in nvidia and "ISTHMUS_ISLAND" not in nvidia
     assert cpu["LD_LIBRARY_PATH"] == "/before" and cpu["ISTHMUS_DEVICE"] == "host" and cpu["ISTHMUS_ISLAND"] == "a"
     assert "ISTHMUS_CCL" not in cpu and "REHEARSAL_DEVICES" not in cpu
     assert (oneccl["ISTHMUS_DEVICE"], oneccl["ISTHMUS_CCL"], oneccl["ISTHMUS_CCL_LIBRARY"]) == ("host", "oneccl", "/ccl")
-    for rank in nvidia, cpu, oneccl:
+    assert ascend["LD_LIBRARY_PATH"] == f"{tmp_path}/ascend:/before" and ascend["ISTHMUS_DEVICE"] == "acl:0"
+    assert ascend["REHEARSAL_DEVICES"] == "1" and "ISTHMUS_CCL" not in ascend
+    for rank in nvidia, cpu, oneccl, ascend:
         assert rank["REHEARSAL_FLEET"] == fleet
         assert rank["REHEARSAL_JITTER_US"] == "0" and rank["REHEARSAL_SEED"] == "7"
 

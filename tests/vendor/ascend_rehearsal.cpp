@@ -164,7 +164,8 @@ NUMBER(hccl::kProd, HCCL_REDUCE_PROD);
 NUMBER(hccl::kMax, HCCL_REDUCE_MAX);
 NUMBER(hccl::kMin, HCCL_REDUCE_MIN);
 
-static_assert(sizeof(hccl::RootInfo) == sizeof(HcclRootInfo) && alignof(hccl::RootInfo) == alignof(HcclRootInfo));
+static_assert(sizeof(hccl::RootInfo) == sizeof(HcclRootInfo) && alignof(hccl::RootInfo) == alignof(HcclRootInfo),
+              "HcclRootInfo");
 static_assert(offsetof(hccl::Config, buffer_megabytes) == HCCL_COMM_CONFIG_INFO_BYTES);
 FIELD(hccl::Config, buffer_megabytes, HcclCommConfig, hcclBufferSize);
 FIELD(hccl::Config, deterministic, HcclCommConfig, hcclDeterministic);

@@ -30,7 +30,6 @@ enum : Result {
   kNoContext = 107002,
   kOtherContext = 107003,  // a stream of another context than the thread's
   kInvalidTimestamp = 107006,
-  kUnaligned = 107008,
   kStreamSubscribed = 107011,
   kThreadNotSubscribed = 107012,
   kStreamNotSubscribed = 107015,
@@ -44,7 +43,6 @@ enum : Result {
   kNoDevice = 207004,
   kNotPermitted = 207006,
   kInternal = 507000,
-  kStreamNotComplete = 507004,
   kEventNotComplete = 507006,
   kReportTimeout = 507012,
   kStreamTimeout = 507046,

@@ -1,6 +1,5 @@
-#include "api.hpp"
+#include "call.hpp"
 
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include <array>
@@ -19,23 +18,6 @@ std::atomic<bool> forked{false};
 constexpr int kOutOfMemory = 2, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1, kDisableTiming = 2;
 constexpr int kMemoryType = 2, kOrdinal = 9;  // attributes of a pointer
-
-// A function of the vendor's library under its name.
-template <class... Arguments>
-class Call {
- public:
-  Call(void *library, const char *name) : name_(name) {
-    void *address = ::dlsym(library, name);
-    if (!address) throw std::runtime_error(std::string("rehearsal: the simulated library has no ") + name);
-    function_ = reinterpret_cast<int (*)(Arguments...)>(address);
-  }
-  int operator()(Arguments... arguments) const { return function_(arguments...); }
-  const char *name() const { return name_; }
-
- private:
-  const char *name_;
-  int (*function_)(Arguments...);
-};
 
 // ---- what both vendors have, under other names ---------------------------------------------------------------------------
 
@@ -128,12 +110,7 @@ class Vendor : public Api {
   virtual const char *words(int code) const = 0;
 
   void check(const char *call, int code) const {
-    if (code == 0) return;
-    if (in_forked_child())
-      throw std::runtime_error("rehearsal: a forked child cannot use the simulated device; start processes by 'spawn'");
-    const char *text = words(code);
-    throw std::runtime_error(std::string("rehearsal: ") + call + ": " + (text ? text : "unknown error") + " (" +
-                             std::to_string(code) + ")");
+    if (code) fail(call, code, words(code));
   }
   template <class F, class... A>
   void run(const F &call, A... arguments) const {
@@ -342,6 +319,7 @@ Api *open() {
   if (void *library = simulated({"libcuda.so.1"}, &real)) return new Cuda(library);
   if (void *library = simulated({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}, &real))
     return new Hip(library);
+  if (void *library = simulated({"libascendcl.so"}, &real)) return open_acl(library);
   throw std::runtime_error(
       real ? "rehearsal: the driver that this process finds is a real one; the device 'rehearsal' is for simulated ones only"
            : "rehearsal: this process finds no simulated vendor; start it with 'isthmus rehearse --fleet nvidia:1 -- ...'");

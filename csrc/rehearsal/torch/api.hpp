@@ -17,7 +17,7 @@ class Api {
   Api &operator=(const Api &) = delete;
   virtual ~Api() = default;
 
-  virtual const char *vendor() const = 0;  // "cuda" or "hip"
+  virtual const char *vendor() const = 0;  // "cuda", "hip" or "npu"
   virtual int devices() = 0;
   virtual std::string name(int device) = 0;
 
