@@ -1,5 +1,5 @@
-// What Isthmus uses of Huawei's collective library, declared in our own words: names, numbers, signatures. Compared with the vendor's
-// published headers by tests/vendor. Every function returns 0 for success.
+// What Isthmus uses of Huawei's collective library, declared in our own words: names, numbers, signatures. Compared with the
+// vendor's published headers by tests/vendor. Every function returns 0 for success.
 #pragma once
 
 #include <cstddef>

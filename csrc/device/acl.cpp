@@ -80,8 +80,8 @@ class AclCalls {
   int numa(int) const { return -1; }  // the library does not say where on the bus a device is
   Float8 float8(int) const { return Float8::Ocp; }
 
-  // The device's default context, in which programs and the vendor's other libraries work too. A thread that had one gets it back; one that
-  // had none keeps this, since the library has no call that takes it away.
+  // The device's default context, in which programs and the vendor's other libraries work too. A thread that had one gets it
+  // back; one that had none keeps this, since the library has no call that takes it away.
   intptr_t enter(int device) const {
     const Handle before = current_context(), ours = context(device);
     if (before == ours) return 0;

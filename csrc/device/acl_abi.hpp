@@ -1,6 +1,6 @@
-// What Isthmus uses of Huawei's runtime library, declared in our own words: names, numbers, signatures. Compared with the vendor's
-// published headers by tests/vendor. Every function but the last two returns 0 for success; contexts, streams and events are opaque
-// pointers.
+// What Isthmus uses of Huawei's runtime library, declared in our own words: names, numbers, signatures. Compared with the
+// vendor's published headers by tests/vendor. Every function but the last two returns 0 for success; contexts, streams and
+// events are opaque pointers.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The functions that streams of one device call on the host, where the runtime of CANN has no thread of its own for them: one of ours asks
-// for them (aclrtProcessReport), and streams are subscribed to it.
+// The functions that streams of one device call on the host, where the runtime of CANN has no thread of its own for them:
+// one of ours asks for them (aclrtProcessReport), and streams are subscribed to it.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,8 @@ class AclReports {
     const acl_abi::Handle stream;
     std::atomic<uint64_t> launched{0}, called{0};  // counted by whoever launches, and by what was launched
   };
-  // Before a launch on a stream of the device whose context it is; all calls but the first only look it up. The library's answer.
+  // Before a launch on a stream of the device whose context it is; all calls but the first only look it up. The library's
+  // answer.
   acl_abi::Result subscribe(acl_abi::Handle context, acl_abi::Handle stream, Subscribed *&subscribed);
   // Before the stream ends, when all that it held is done: what it has launched may still have to be called.
   void forget(acl_abi::Handle stream, const Deadline &deadline) noexcept;

@@ -1,36 +1,38 @@
-// The runtime of a vendor's devices: all that is the same whoever made them. What differs, the vendor's calls, is the class `Calls`:
+// The runtime of a vendor's devices: all that is the same whoever made them. What differs, the vendor's calls, is the class
+// `Calls`:
 //
 //   static constexpr const char *kVendor, *kName;   "cuda", "NVIDIA driver"
 //   static constexpr bool kValues                   whether there are calls that wait for and write values of 64 bits
 //   static constexpr bool kWays                     whether copy() is told the Way
 //   using Handle = void *                           a stream, an event
 //   int devices(); std::string version(); std::string describe(int device); int numa(int device)
-//   bool waits(int device)                          where there are: whether this device's streams do; the comparison is signed
+//   bool waits(int device)                          where there are: whether this device's streams do
 //   Float8 float8(int device)
 //   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
-//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and its code, or
-//   return the Status where their name begins with try_.
+//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and
+//   its code, or return the Status where their name begins with try_. The comparison of values is signed.
 //
-// A device whose streams wait for values has gates, which are words that the host raises, and its signals are words that the stream writes.
-// One whose streams do not has no gates, and its signals are made by a function that the stream calls on the host (words.hpp).
+// A device whose streams wait for values has gates, which are words that the host raises, and its signals are words that the
+// stream writes. One whose streams do not has no gates, and its signals are made by a function that the stream calls on the
+// host (words.hpp).
 //
-// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had chosen.
+// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had
+// chosen.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
 #include "base/log.hpp"
+#include "device/registered.hpp"
 #include "device/runtime.hpp"
 #include "device/words.hpp"
 
@@ -113,13 +115,8 @@ class VendorRuntime final : public Runtime {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     if (!memory || bytes == 0 || reinterpret_cast<uintptr_t>(memory) % page != 0)
       fail(Code::Argument, "{}: {} bytes at {} are no whole pages to register", Calls::kName, bytes, memory);
-    {
-      const std::shared_lock lock(d.mutex);
-      auto *const begin = static_cast<std::byte *>(memory);
-      const auto after = d.registered.lower_bound(begin + bytes);
-      if (after != d.registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin)
-        fail(Code::Argument, "{}: a part of the {} bytes at {} is registered already", Calls::kName, bytes, memory);
-    }
+    if (d.registered.overlaps(memory, bytes))
+      fail(Code::Argument, "{}: a part of the {} bytes at {} is registered already", Calls::kName, bytes, memory);
     const Current current(*this, device);
     pin(memory, bytes);
     void *there = nullptr;
@@ -129,28 +126,20 @@ class VendorRuntime final : public Runtime {
       unpin(memory);
       throw;
     }
-    const std::unique_lock lock(d.mutex);
-    d.registered[static_cast<std::byte *>(memory)] = {bytes, static_cast<std::byte *>(there)};
+    d.registered.add(memory, bytes, there);
   }
   void unregister_host(int device, void *memory) noexcept override {
-    quietly(device, [&] {
-      {
-        PerDevice &d = at(device);
-        const std::unique_lock lock(d.mutex);
-        if (d.registered.erase(static_cast<std::byte *>(memory)) == 0) return Status{};
-      }
-      return unpin(memory);
-    });
+    quietly(device, [&] { return at(device).registered.remove(memory) ? unpin(memory) : Status{}; });
   }
   void *device_address(int device, const void *memory) const override {
-    if (std::byte *const there = registered(at(device), memory)) return there;
+    if (void *const there = at(device).registered.there(memory)) return there;
     fail(Code::Argument, "{}: the host memory at {} is not registered for device {}", Calls::kName, memory, device);
   }
   PointerInfo find(const void *memory) const override {
     const PointerInfo found = calls_.find(memory);
     if (found.where != Where::Unknown) return found;
     for (size_t d = 0; d < devices_.size(); ++d)  // not all vendors know what was registered
-      if (registered(devices_[d], memory)) return {Where::Registered, static_cast<int>(d)};
+      if (devices_[d].registered.there(memory)) return {Where::Registered, static_cast<int>(d)};
     return found;
   }
 
@@ -302,13 +291,8 @@ class VendorRuntime final : public Runtime {
     size_t bytes = 0;
     int users = 0;
   };
-  struct Registered {
-    size_t bytes = 0;
-    std::byte *there = nullptr;
-  };
   struct PerDevice {
-    mutable std::shared_mutex mutex;
-    std::map<std::byte *, Registered> registered;
+    Registered registered;
     Words gates, signals;
     MarkPool marks;
   };
@@ -324,19 +308,11 @@ class VendorRuntime final : public Runtime {
     else return false;
   }
 
-  // Where the device finds that byte of registered memory, or null.
-  static std::byte *registered(const PerDevice &d, const void *memory) {
-    auto *const p = static_cast<std::byte *>(const_cast<void *>(memory));
-    const std::shared_lock lock(d.mutex);
-    auto it = d.registered.upper_bound(p);
-    if (it == d.registered.begin() || p >= (--it)->first + it->second.bytes) return nullptr;
-    return it->second.there + (p - it->first);
-  }
   // Only for vendors that find registered memory where the host does.
   Way way(int device, const void *to, const void *from) const {
-    const PerDevice &d = at(device);
-    const bool there = registered(d, to) == nullptr;
-    if (registered(d, from)) return there ? Way::HostToDevice : Way::HostToHost;
+    const Registered &known = at(device).registered;
+    const bool there = known.there(to) == nullptr;
+    if (known.there(from)) return there ? Way::HostToDevice : Way::HostToHost;
     return there ? Way::DeviceToDevice : Way::DeviceToHost;
   }
 
@@ -415,8 +391,8 @@ class VendorRuntime final : public Runtime {
   mutable std::vector<PerDevice> devices_;
 };
 
-// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open` throws, the
-// next call tries again.
+// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open`
+// throws, the next call tries again.
 template <class R, class Open>
 Runtime &opened_once(Open open) {
   static std::mutex mutex;

@@ -1,5 +1,5 @@
-// What the host and a vendor's streams tell each other with. Where streams write and wait for values: 64-bit words that both see. Where
-// they do not write, a stream calls a function on the host, and a mark says which value has come.
+// What the host and a vendor's streams tell each other with. Where streams write and wait for values: 64-bit words that both
+// see. Where they do not write, a stream calls a function on the host, and a mark says which value has come.
 #pragma once
 
 #include <algorithm>
@@ -44,10 +44,10 @@ class Words {
   std::vector<Word> free_;
 };
 
-// The marks of one signal. A mark is what one call of the host function gets: it stores the mark's value and wakes whoever waits. Marks go
-// round in a ring that doubles when its next one has not been reached yet, so in steady traffic none is made. They outlive the signal: the
-// ring stays in its pool, and serves another signal once the stream has called for every mark of it. A stream that fails never does;
-// then the ring stays as it is.
+// The marks of one signal. A mark is what one call of the host function gets: it stores the mark's value and wakes whoever
+// waits. Marks go round in a ring that doubles when its next one has not been reached yet, so in steady traffic none is
+// made. They outlive the signal: the ring stays in its pool, and serves another signal once the stream has called for every
+// mark of it. A stream that fails never does; then the ring stays as it is.
 class Marks {
  public:
   struct Mark {

@@ -1,6 +1,6 @@
-// What the tests of vendors' collective libraries share: ranks that are threads, each with a device of its own, memory there, numbers that
-// every type holds, and processes of their own for what is decided once a process (faults, which library is opened), which are the same
-// program again.
+// What the tests of vendors' collective libraries share: ranks that are threads, each with a device of its own, memory
+// there, numbers that every type holds, and processes of their own for what is decided once a process (faults, which library
+// is opened), which are the same program again.
 #pragma once
 
 #include <dlfcn.h>

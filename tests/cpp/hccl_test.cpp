@@ -1,4 +1,5 @@
-// What island_ccl.hpp promises, of Huawei's library: on the simulated one, whose ranks are threads here, each with a device of its own.
+// What island_ccl.hpp promises, of Huawei's library: on the simulated one, whose ranks are threads here, each with a device
+// of its own.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

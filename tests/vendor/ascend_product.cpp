@@ -1,5 +1,5 @@
-// What Isthmus declares of Huawei's libraries in its own words, compared with the published headers. Only compiled, never run:
-// tests/suite/test_vendor_abi_ascend.py.
+// What Isthmus declares of Huawei's libraries in its own words, compared with the published headers. Only compiled, never
+// run: tests/suite/test_vendor_abi_ascend.py.
 
 // Ours first.
 #include "ccl/hccl_abi.hpp"
