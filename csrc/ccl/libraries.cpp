@@ -1,38 +1,57 @@
 #include "ccl/libraries.hpp"
 
 #include "base/error.hpp"
+#include "ccl/hccl.hpp"
 #include "ccl/nccl.hpp"
 #include "ccl/oneccl.hpp"
 
 namespace isthmus::ccl {
+namespace {
+
+struct Row {
+  std::string family, vendor;
+  bool threads;  // ranks of one island may be threads of one process
+};
+const std::vector<Row> &rows() {
+  static const auto *const all = [] {
+    auto *const r = new std::vector<Row>{{"oneccl", "host", false}};
+    for (const NcclFamily &f : nccl_families()) r->push_back({f.family, f.vendor, true});
+    r->push_back({"hccl", "acl", true});
+    return r;
+  }();
+  return *all;
+}
+
+}  // namespace
 
 std::vector<std::string> families() {
-  std::vector<std::string> names{"oneccl"};
-  for (const NcclFamily &f : nccl_families()) names.emplace_back(f.family);
+  std::vector<std::string> names;
+  for (const Row &row : rows()) names.push_back(row.family);
   return names;
 }
 
 std::string vendor_of(const std::string &family) {
-  if (family == "oneccl") return "host";
-  for (const NcclFamily &f : nccl_families())
-    if (family == f.family) return f.vendor;
+  for (const Row &row : rows())
+    if (family == row.family) return row.vendor;
   return {};
 }
 
 std::string family_for(const std::string &vendor) {
-  for (const NcclFamily &f : nccl_families())
-    if (vendor == f.vendor) return f.family;
+  for (const Row &row : rows())
+    if (vendor == row.vendor && vendor != "host") return row.family;
   return {};
 }
 
 bool serves_threads(const std::string &family) noexcept {
-  for (const NcclFamily &f : nccl_families())
-    if (family == f.family) return true;
+  for (const Row &row : rows())
+    if (family == row.family) return row.threads;
   return false;
 }
 
 std::shared_ptr<Library> open_library(const std::string &family, const std::string &path, bool one_host) {
-  return family == "oneccl" ? open_oneccl(path, one_host) : open_nccl(family, path);
+  if (family == "oneccl") return open_oneccl(path, one_host);
+  if (family == "hccl") return open_hccl(path);
+  return open_nccl(family, path);
 }
 
 }  // namespace isthmus::ccl

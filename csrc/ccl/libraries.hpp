@@ -9,7 +9,7 @@
 
 namespace isthmus::ccl {
 
-// {"oneccl", "nccl", "rccl"}: in this order wherever all of them are asked.
+// {"oneccl", "nccl", "rccl", "hccl"}: in this order wherever all of them are asked.
 std::vector<std::string> families();
 
 // Whose memory a family works on: a vendor of device/runtimes.hpp, or "host". Empty for an unknown one.

@@ -338,7 +338,7 @@ class Nccl final : public Library {
     if (t < 0 || op_number(op) < 0) return false;
     return t < kFloat8e4m3 || (o_.row->float8 != 0 && o_.version >= o_.row->float8);
   }
-  std::vector<std::byte> make_id() override {
+  std::vector<std::byte> make_id(int) override {
     Id id{};
     const Result r = o_.f.GetUniqueId(&id);
     if (const Status s = outcome(o_, "unique id", r); !s.ok()) throw Error(s.code, s.text);

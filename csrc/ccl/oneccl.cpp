@@ -374,7 +374,7 @@ class OneCcl final : public Library {
     return {Code::Unsupported, "oneccl: a thread of this process is stuck inside the library for good; start a new process"};
   }
 
-  std::vector<std::byte> make_id() override {
+  std::vector<std::byte> make_id(int) override {
     const WithoutPipeSignal masked;
     Id id{};
     const Result r = f_.GetUniqueId(&id);

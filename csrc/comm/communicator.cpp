@@ -393,7 +393,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   const topology::Group *island = served_group(comm->topology_, rank);
   Blob id;
   attempt([&] {
-    if (island && island->ranks[0] == rank) id = library->make_id();
+    if (island && island->ranks[0] == rank) id = library->make_id(device.number);
   });
   const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
   std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);

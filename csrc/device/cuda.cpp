@@ -42,6 +42,7 @@ void *address(Pointer p) { return reinterpret_cast<void *>(static_cast<uintptr_t
 class CudaCalls {
  public:
   static constexpr const char *kVendor = "cuda", *kName = "NVIDIA driver";
+  static constexpr bool kValues = true, kWays = false;
   using Handle = cuda_abi::Handle;
 
   CudaCalls(int version, std::vector<Device> numbers)
@@ -118,6 +119,9 @@ class CudaCalls {
     ISTHMUS_CUDA(cuStreamWriteValue64_v2, stream, number(word), value, kWriteDefault);
   }
   void *make_gate_word() const { return nullptr; }  // any registered memory will do
+  void call_host(int, Handle stream, Marks::Mark &mark) const {
+    ISTHMUS_CUDA(cuLaunchHostFunc, stream, Marks::reached, &mark);
+  }
 
   void copy(void *to, const void *from, size_t bytes, Handle stream) const {
     ISTHMUS_CUDA(cuMemcpyAsync, number(to), number(from), bytes, stream);

@@ -48,6 +48,7 @@ inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second 
   F(cuStreamIsCapturing, (Handle, int *))                           \
   F(cuStreamWaitValue64_v2, (Handle, Pointer, uint64_t, unsigned))  \
   F(cuStreamWriteValue64_v2, (Handle, Pointer, uint64_t, unsigned)) \
+  F(cuLaunchHostFunc, (Handle, void (*)(void *), void *))           \
   F(cuEventCreate, (Handle *, unsigned))                            \
   F(cuEventDestroy_v2, (Handle))                                    \
   F(cuEventRecord, (Handle, Handle))                                \

@@ -48,6 +48,7 @@ Status status_of(const char *call, Result r) {
 class HipCalls {
  public:
   static constexpr const char *kVendor = "hip", *kName = "AMD runtime";
+  static constexpr bool kValues = true, kWays = false;
   using Handle = hip_abi::Handle;
 
   HipCalls(int version, int count) : version_(version), count_(count) {}
@@ -122,6 +123,12 @@ class HipCalls {
   }
   void write_value(Handle stream, void *word, uint64_t value) const {
     ISTHMUS_HIP(hipStreamWriteValue64, stream, word, value, 0);
+  }
+  void call_host(int device, Handle stream, Marks::Mark &mark) const {
+    if (!the_functions.hipLaunchHostFunc)
+      fail(Code::Unsupported, "AMD runtime: streams of device {} write no values, and ROCm {} calls no function of the host",
+           device, version());
+    ISTHMUS_HIP(hipLaunchHostFunc, stream, Marks::reached, &mark);
   }
   // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
   void *make_gate_word() const {
@@ -219,6 +226,8 @@ void load() {
   ISTHMUS_FIND(hipGetErrorString)
 #undef ISTHMUS_LOAD
 #undef ISTHMUS_FIND
+  the_functions.hipLaunchHostFunc =
+      reinterpret_cast<decltype(the_functions.hipLaunchHostFunc)>(::dlsym(library, "hipLaunchHostFunc"));
 }
 
 HipCalls open() {

@@ -69,6 +69,7 @@ struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
   ISTHMUS_HIP_FUNCTIONS(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
+  Result (*hipLaunchHostFunc)(Handle stream, void (*)(void *), void *) = nullptr;  // not in the oldest
   const char *(*hipGetErrorName)(Result) = nullptr;
   const char *(*hipGetErrorString)(Result) = nullptr;
 };

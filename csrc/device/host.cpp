@@ -196,7 +196,7 @@ class Thread final : public HostStream {
     const char *where = queue_->inside.load(std::memory_order_acquire);
     ISTHMUS_WARN("a thread of stream '{}' is stuck in {} and is left behind: the library has no call that ends it",
                  queue_->name, where ? where : "its last step");
-    the_abandoned.fetch_add(1, std::memory_order_relaxed);
+    count_abandoned_thread();
     thread_.detach();
   }
 
@@ -404,5 +404,6 @@ Runtime &host_runtime() {
 }
 
 size_t abandoned_threads() noexcept { return the_abandoned.load(std::memory_order_relaxed); }
+void count_abandoned_thread() noexcept { the_abandoned.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace isthmus::device

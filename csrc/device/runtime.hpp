@@ -137,5 +137,6 @@ class Runtime {
 
 // Threads of ours that are stuck in a vendor's call which has no abort: they were left behind, and this is how many there are.
 size_t abandoned_threads() noexcept;
+void count_abandoned_thread() noexcept;  // one more
 
 }  // namespace isthmus::device

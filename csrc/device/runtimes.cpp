@@ -1,5 +1,6 @@
 #include "device/runtimes.hpp"
 
+#include "device/acl.hpp"
 #include "device/cuda.hpp"
 #include "device/hip.hpp"
 
@@ -10,7 +11,7 @@ struct Row {
   const char *vendor;
   Runtime &(*open)();
 };
-constexpr Row kRows[] = {{"cuda", cuda_runtime}, {"hip", hip_runtime}};
+constexpr Row kRows[] = {{"cuda", cuda_runtime}, {"hip", hip_runtime}, {"acl", acl_runtime}};
 
 }  // namespace
 

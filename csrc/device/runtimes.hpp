@@ -8,7 +8,7 @@
 
 namespace isthmus::device {
 
-// {"cuda", "hip"}: in this order wherever all of them are asked.
+// {"cuda", "hip", "acl"}: in this order wherever all of them are asked.
 std::vector<std::string> vendors();
 
 // The runtime of a vendor of vendors(), opened at the first call; it lives as long as the process. Throws Error(Unsupported) with one

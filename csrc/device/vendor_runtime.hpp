@@ -1,64 +1,45 @@
-// The runtime of a vendor whose streams wait for and write 64-bit values: all that is the same whoever made the device. What differs, the
-// vendor's calls, is the class `Calls`:
+// The runtime of a vendor's devices: all that is the same whoever made them. What differs, the vendor's calls, is the class
+// `Calls`:
 //
 //   static constexpr const char *kVendor, *kName;   "cuda", "NVIDIA driver"
+//   static constexpr bool kValues                   whether there are calls that wait for and write values of 64 bits
+//   static constexpr bool kWays                     whether copy() is told the Way
 //   using Handle = void *                           a stream, an event
 //   int devices(); std::string version(); std::string describe(int device); int numa(int device)
-//   bool waits(int device)                          whether streams wait for values of 64 bits; the comparison is signed
+//   bool waits(int device)                          where there are: whether this device's streams do
 //   Float8 float8(int device)
 //   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
-//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and its code, or
-//   return the Status where their name begins with try_.
+//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and
+//   its code, or return the Status where their name begins with try_. The comparison of values is signed.
 //
-// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had chosen.
+// A device whose streams wait for values has gates, which are words that the host raises, and its signals are words that the
+// stream writes. One whose streams do not has no gates, and its signals are made by a function that the stream calls on the
+// host (words.hpp).
+//
+// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had
+// chosen.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
 #include "base/log.hpp"
+#include "device/registered.hpp"
 #include "device/runtime.hpp"
+#include "device/words.hpp"
 
 namespace isthmus::device {
 
-// A 64-bit word that the host and a device both see, at `there` for the device.
-struct Word {
-  std::atomic<uint64_t> *host = nullptr;
-  void *there = nullptr;
-};
-
-// Words, taken and given back. Never given back to the system: there are as many as gates or signals were alive at once.
-class Words {
- public:
-  template <class More>  // std::vector<Word>(); nothing is taken where it makes none
-  std::optional<Word> take(More more) {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) free_ = more();
-    if (free_.empty()) return std::nullopt;
-    const Word w = free_.back();
-    free_.pop_back();
-    w.host->store(0, std::memory_order_relaxed);
-    return w;
-  }
-  void give(Word w) noexcept {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(w);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<Word> free_;
-};
+// Which way a copy goes, for vendors that have to be told.
+enum class Way : uint8_t { HostToHost, HostToDevice, DeviceToHost, DeviceToDevice };
 
 template <class Calls>
 class VendorRuntime final : public Runtime {
@@ -85,10 +66,10 @@ class VendorRuntime final : public Runtime {
   Capabilities capabilities(int device) const override {
     at(device);
     Capabilities c;
-    c.gate = calls_.waits(device) ? GateKind::HostStore : GateKind::None;
+    c.gate = waits(device) ? GateKind::HostStore : GateKind::None;
     c.host_access = false;
     c.asynchronous_copy = true;
-    c.signals_wake = false;
+    c.signals_wake = !waits(device);
     return c;
   }
 
@@ -101,14 +82,24 @@ class VendorRuntime final : public Runtime {
     return std::make_unique<VendorStream>(*this, device, handle, false);
   }
   std::unique_ptr<Event> make_event(int device) override { return std::make_unique<VendorEvent>(*this, device); }
-  std::unique_ptr<Gate> make_gate(int device) override { return std::make_unique<VendorGate>(*this, device); }
-  std::unique_ptr<Signal> make_signal(int device, Wake, void *) override {
-    return std::make_unique<VendorSignal>(*this, device);
+  std::unique_ptr<Gate> make_gate(int device) override {
+    at(device);
+    if constexpr (Calls::kValues)
+      if (waits(device)) return std::make_unique<VendorGate>(*this, device);
+    fail(Code::Unsupported, "{}: no stream of device {} waits for the host", Calls::kName, device);
+  }
+  std::unique_ptr<Signal> make_signal(int device, Wake wake, void *context) override {
+    at(device);
+    if constexpr (Calls::kValues)
+      if (waits(device)) return std::make_unique<VendorSignal>(*this, device);
+    return std::make_unique<CalledSignal>(*this, device, wake, context);
   }
 
   void copy(Stream &stream, void *to, const void *from, size_t bytes, const std::atomic<bool> *) override {
+    if (bytes == 0) return;
     const Current current(*this, stream.device());
-    calls_.copy(to, from, bytes, stream.handle());
+    if constexpr (Calls::kWays) calls_.copy(to, from, bytes, way(stream.device(), to, from), stream.handle());
+    else calls_.copy(to, from, bytes, stream.handle());
   }
 
   void *allocate(int device, size_t bytes) override {
@@ -124,13 +115,8 @@ class VendorRuntime final : public Runtime {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     if (!memory || bytes == 0 || reinterpret_cast<uintptr_t>(memory) % page != 0)
       fail(Code::Argument, "{}: {} bytes at {} are no whole pages to register", Calls::kName, bytes, memory);
-    {
-      const std::shared_lock lock(d.mutex);
-      auto *const begin = static_cast<std::byte *>(memory);
-      const auto after = d.registered.lower_bound(begin + bytes);
-      if (after != d.registered.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin)
-        fail(Code::Argument, "{}: a part of the {} bytes at {} is registered already", Calls::kName, bytes, memory);
-    }
+    if (d.registered.overlaps(memory, bytes))
+      fail(Code::Argument, "{}: a part of the {} bytes at {} is registered already", Calls::kName, bytes, memory);
     const Current current(*this, device);
     pin(memory, bytes);
     void *there = nullptr;
@@ -140,28 +126,22 @@ class VendorRuntime final : public Runtime {
       unpin(memory);
       throw;
     }
-    const std::unique_lock lock(d.mutex);
-    d.registered[static_cast<std::byte *>(memory)] = {bytes, static_cast<std::byte *>(there)};
+    d.registered.add(memory, bytes, there);
   }
   void unregister_host(int device, void *memory) noexcept override {
-    quietly(device, [&] {
-      {
-        PerDevice &d = at(device);
-        const std::unique_lock lock(d.mutex);
-        if (d.registered.erase(static_cast<std::byte *>(memory)) == 0) return Status{};
-      }
-      return unpin(memory);
-    });
+    quietly(device, [&] { return at(device).registered.remove(memory) ? unpin(memory) : Status{}; });
   }
   void *device_address(int device, const void *memory) const override {
-    PerDevice &d = at(device);
-    const auto *p = static_cast<const std::byte *>(memory);
-    const std::shared_lock lock(d.mutex);
-    auto it = d.registered.upper_bound(const_cast<std::byte *>(p));
-    if (it != d.registered.begin() && p < (--it)->first + it->second.bytes) return it->second.there + (p - it->first);
+    if (void *const there = at(device).registered.there(memory)) return there;
     fail(Code::Argument, "{}: the host memory at {} is not registered for device {}", Calls::kName, memory, device);
   }
-  PointerInfo find(const void *memory) const override { return calls_.find(memory); }
+  PointerInfo find(const void *memory) const override {
+    const PointerInfo found = calls_.find(memory);
+    if (found.where != Where::Unknown) return found;
+    for (size_t d = 0; d < devices_.size(); ++d)  // not all vendors know what was registered
+      if (devices_[d].registered.there(memory)) return {Where::Registered, static_cast<int>(d)};
+    return found;
+  }
 
  private:
   // The device is the thread's while this lives; what it had before is so again.
@@ -221,12 +201,15 @@ class VendorRuntime final : public Runtime {
     void record(Stream &stream) override {
       const Current current(runtime_, device_);
       runtime_.calls_.record(event_, stream.handle());
+      recorded_.store(true, std::memory_order_release);
     }
     void hold(Stream &stream) const override {
+      if (!recorded_.load(std::memory_order_acquire)) return;
       const Current current(runtime_, device_);
       runtime_.calls_.hold(stream.handle(), event_);
     }
     bool reached() const override {
+      if (!recorded_.load(std::memory_order_acquire)) return true;
       const Current current(runtime_, device_);
       return runtime_.calls_.reached(event_);
     }
@@ -235,6 +218,7 @@ class VendorRuntime final : public Runtime {
     VendorRuntime &runtime_;
     const int device_;
     Handle event_ = nullptr;
+    std::atomic<bool> recorded_{false};  // not all vendors say of an event that never was that it is over
   };
 
   class VendorGate final : public Gate {
@@ -280,24 +264,56 @@ class VendorRuntime final : public Runtime {
     const Word word_;
   };
 
+  class CalledSignal final : public Signal {
+   public:
+    CalledSignal(VendorRuntime &runtime, int device, Wake wake, void *context)
+        : runtime_(runtime), device_(device), marks_(runtime.at(device).marks.take(wake, context)) {}
+    ~CalledSignal() override { marks_.end(); }
+    void arm(Stream &stream, uint64_t value) override {
+      const Current current(runtime_, device_);
+      Marks::Mark &mark = marks_.take(value);
+      try {
+        runtime_.calls_.call_host(device_, stream.handle(), mark);
+      } catch (...) {
+        marks_.give_back(mark);
+        throw;
+      }
+    }
+    uint64_t value() const noexcept override { return marks_.value(); }
+
+   private:
+    VendorRuntime &runtime_;
+    const int device_;
+    Marks &marks_;
+  };
+
   struct Pinned {
     size_t bytes = 0;
     int users = 0;
   };
-  struct Registered {
-    size_t bytes = 0;
-    std::byte *there = nullptr;
-  };
   struct PerDevice {
-    std::shared_mutex mutex;
-    std::map<std::byte *, Registered> registered;
+    Registered registered;
     Words gates, signals;
+    MarkPool marks;
   };
 
   PerDevice &at(int device) const {
     if (device < 0 || static_cast<size_t>(device) >= devices_.size())
       fail(Code::Argument, "{}: there is no device {}; it has {}", Calls::kName, device, devices_.size());
     return devices_[static_cast<size_t>(device)];
+  }
+
+  bool waits(int device) const {
+    if constexpr (Calls::kValues) return calls_.waits(device);
+    else return false;
+  }
+
+  // Only for vendors that find registered memory where the host does.
+  Way way(int device, const void *to, const void *from) const {
+    const Registered &known = at(device).registered;
+    const bool there = known.there(to) == nullptr;
+    if (known.there(from)) return there ? Way::HostToDevice : Way::HostToHost;
+    return there ? Way::DeviceToDevice : Way::DeviceToHost;
   }
 
   // What ends something may fail: that is said, and no more can be done.
@@ -375,8 +391,8 @@ class VendorRuntime final : public Runtime {
   mutable std::vector<PerDevice> devices_;
 };
 
-// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open` throws, the
-// next call tries again.
+// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open`
+// throws, the next call tries again.
 template <class R, class Open>
 Runtime &opened_once(Open open) {
   static std::mutex mutex;

@@ -7,10 +7,11 @@ isthmus_test(test_island SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/island_test.cpp FLO
 set_tests_properties(test_island PROPERTIES PROCESSORS 2)
 # The simulated vendor's driver and library; with them whole communicators of ranks that work on a device.
 isthmus_test(test_nccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/nccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
+isthmus_test(test_hccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/hccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
 isthmus_test(test_device_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_rank_test.cpp
              ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
              TIMEOUT 900)
-foreach(name test_nccl test_device_rank)
+foreach(name test_nccl test_hccl test_device_rank)
   target_compile_definitions(${name} PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
   add_dependencies(${name} rehearsal_all)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)

@@ -418,10 +418,10 @@ TEST(DeviceRank, ADeviceThatIsNotThereIsAnErrorOfInit) {
   o.timeout = 5;
   for (const auto &[settings, text] :
        std::map<std::string, const char *>{{"DEVICE=cuda:4", "this process sees 4 devices"},
-                                           {"DEVICE=cuda:x", "must be host, cuda, hip, or one of"},
-                                           {"DEVICE=cuda:", "must be host, cuda, hip, or one of"},
-                                           {"DEVICE=rocm:0", "must be host, cuda, hip, or one of"},
-                                           {"DEVICE=", "must be host, cuda, hip, or one of"}}) {
+                                           {"DEVICE=cuda:x", "must be host, cuda, hip, acl, or one of"},
+                                           {"DEVICE=cuda:", "must be host, cuda, hip, acl, or one of"},
+                                           {"DEVICE=rocm:0", "must be host, cuda, hip, acl, or one of"},
+                                           {"DEVICE=", "must be host, cuda, hip, acl, or one of"}}) {
     o.settings = settings.c_str();
     isthmus_comm_t comm = nullptr;
     EXPECT_NE(isthmus_init(&o, &comm), ISTHMUS_OK) << settings;

@@ -6,15 +6,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "device/acl.hpp"
 #include "device/cuda.hpp"
 #include "device/hip.hpp"
 #include "device/host.hpp"
+#include "device/words.hpp"
 
 namespace isthmus::device {
 namespace {
@@ -55,6 +58,12 @@ class EveryRuntime : public testing::TestWithParam<Runtime *> {
   static constexpr size_t kBytes = 1 << 16;
   Runtime &runtime = *GetParam();
   std::unique_ptr<Stream> stream() { return runtime.make_stream(0, "test"); }
+  // Whether streams wait for the host; where they do not, that is said.
+  bool gates() {
+    if (runtime.capabilities(0).gate != GateKind::None) return true;
+    EXPECT_THROW(runtime.make_gate(0), Error);
+    return false;
+  }
 };
 
 TEST_P(EveryRuntime, SaysWhatItIs) {
@@ -84,6 +93,7 @@ TEST_P(EveryRuntime, CopiesOfAStreamHappenInTheirOrder) {
 }
 
 TEST_P(EveryRuntime, NothingBehindAGateRunsBeforeItIsOpen) {
+  if (!gates()) return;
   const Slot from(runtime, kBytes), to(runtime, kBytes);
   const auto s = stream();
   const auto gate = runtime.make_gate(0);
@@ -104,6 +114,7 @@ TEST_P(EveryRuntime, NothingBehindAGateRunsBeforeItIsOpen) {
 }
 
 TEST_P(EveryRuntime, APoisonedGateHoldsNothingEver) {
+  if (!gates()) return;
   const auto s = stream();
   const auto gate = runtime.make_gate(0);
   const auto done = runtime.make_signal(0);
@@ -137,13 +148,31 @@ TEST_P(EveryRuntime, ASignalWakesAndComesAfterTheBytes) {
 
 TEST_P(EveryRuntime, AnEventOrdersOneStreamBehindAnother) {
   const auto first = stream(), second = stream();
-  const auto gate = runtime.make_gate(0);
   const auto event = runtime.make_event(0);
   const auto done = runtime.make_signal(0);
   EXPECT_TRUE(event->reached());
   event->hold(*second);  // never recorded: holds nothing
   done->arm(*second, 1);
   ASSERT_TRUE(within(10, [&] { return done->value() == 1; }));
+  if (!gates()) {
+    const Slot from(runtime, kBytes), to(runtime, kBytes);
+    void *const memory = runtime.allocate(0, kBytes);
+    for (uint32_t round = 2; round <= 20; ++round) {
+      std::fill_n(from.host(), kBytes / 4, round);
+      runtime.copy(*first, memory, from.device(), kBytes);
+      event->record(*first);
+      event->hold(*second);
+      runtime.copy(*second, to.device(), memory, kBytes);
+      done->arm(*second, round);
+      ASSERT_TRUE(within(10, [&] { return done->value() == round; }));
+      EXPECT_TRUE(event->reached());
+      ASSERT_EQ(to.host()[0], round);
+      ASSERT_EQ(to.host()[kBytes / 4 - 1], round);
+    }
+    runtime.release(0, memory);
+    return;
+  }
+  const auto gate = runtime.make_gate(0);
   gate->arm(*first, 1);
   event->record(*first);
   event->hold(*second);
@@ -239,6 +268,17 @@ Runtime &a_hip_runtime() {
   return hip_runtime();
 }
 
+Runtime &an_acl_runtime() {
+  static const bool opened = [] {
+    try {
+      acl_runtime();
+    } catch (const Error &) { ::dlopen(REHEARSAL "/ascend/libascendcl.so", RTLD_NOW | RTLD_GLOBAL); }
+    return true;
+  }();
+  (void)opened;
+  return acl_runtime();
+}
+
 TEST_P(EveryRuntime, TakesAStreamOfTheUsers) {
   if (&runtime == &host_runtime()) {
     EXPECT_THROW(runtime.adopt(0, nullptr), Error);
@@ -259,19 +299,143 @@ TEST_P(EveryRuntime, TakesAStreamOfTheUsers) {
 
 TEST_P(EveryRuntime, GatesAndSignalsThatEndAreUsedAgain) {
   const auto s = stream();
+  const bool waits = gates();
   for (int i = 0; i < 300; ++i) {  // more than a page of counters
-    const auto gate = runtime.make_gate(0);
+    const auto gate = waits ? runtime.make_gate(0) : nullptr;
     const auto done = runtime.make_signal(0);
     EXPECT_EQ(done->value(), 0u);
-    gate->open(1);
-    gate->arm(*s, 1);
+    if (gate) {
+      gate->open(1);
+      gate->arm(*s, 1);
+    }
     done->arm(*s, 7);
     ASSERT_TRUE(within(10, [&] { return done->value() == 7; }));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Runtimes, EveryRuntime, testing::Values(&host_runtime(), &a_cuda_runtime(), &a_hip_runtime()),
+// What is queued when a signal ends is of no other signal, and wakes nobody.
+TEST_P(EveryRuntime, ASignalByAFunctionOfTheHostMayEndBeforeItsValueHasCome) {
+  const Capabilities can = runtime.capabilities(0);
+  if (!can.signals_wake || can.host_access) return;  // the stream writes it, or it is ours
+  const Slot from(runtime, kBytes), to(runtime, kBytes);
+  void *const memory = runtime.allocate(0, kBytes);
+  const auto s = stream();
+  for (int round = 0; round < 20; ++round) {
+    auto woken = std::make_unique<std::atomic<int>>(0);
+    auto lost = runtime.make_signal(
+        0, [](void *c) { ++*static_cast<std::atomic<int> *>(c); }, woken.get());
+    for (uint64_t i = 1; i <= 20; ++i) {
+      runtime.copy(*s, memory, from.device(), kBytes);
+      lost->arm(*s, 1000 + i);
+    }
+    lost.reset();
+    woken.reset();
+    const auto done = runtime.make_signal(0);
+    EXPECT_EQ(done->value(), 0u);
+    done->arm(*s, 1);
+    ASSERT_TRUE(within(10, [&] { return done->value() != 0; }));
+    EXPECT_EQ(done->value(), 1u);
+  }
+  runtime.release(0, memory);
+}
+
+// A thread of the program that has chosen no device, or another one, has the same after each call.
+TEST_P(EveryRuntime, WorksOnThreadsThatNeverUsedIt) {
+  const Slot from(runtime, kBytes);
+  from.host()[5] = 55;
+  uint32_t got = 0;
+  std::thread([&] {
+    const Slot to(runtime, kBytes);
+    const auto s = stream();
+    const auto event = runtime.make_event(0);
+    const auto done = runtime.make_signal(0);
+    void *const memory = runtime.allocate(0, kBytes);
+    runtime.copy(*s, memory, from.device(), kBytes);
+    runtime.copy(*s, to.device(), memory, kBytes);
+    event->record(*s);
+    done->arm(*s, 1);
+    if (within(10, [&] { return done->value() == 1 && event->reached(); })) got = to.host()[5];
+    EXPECT_TRUE(s->status().ok());
+    EXPECT_FALSE(s->capturing());
+    runtime.release(0, memory);
+  }).join();
+  EXPECT_EQ(got, 55u);
+}
+
+// The runtimes that this process is to test: all, or the one that TEST_RUNTIME names (device.cmake has the others' switches).
+std::vector<Runtime *> runtimes() {
+  const char *only = std::getenv("TEST_RUNTIME");
+  const auto wanted = [&](const char *vendor) { return !only || std::string_view(only) == vendor; };
+  std::vector<Runtime *> all;
+  if (wanted("host")) all.push_back(&host_runtime());
+  if (wanted("cuda")) all.push_back(&a_cuda_runtime());
+  if (wanted("hip")) all.push_back(&a_hip_runtime());
+  if (wanted("acl")) all.push_back(&an_acl_runtime());
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Runtimes, EveryRuntime, testing::ValuesIn(runtimes()),
                          [](const auto &p) { return std::string(p.param->vendor()); });
+
+// Which runtimes have gates is known of the simulated ones; real ones say it themselves.
+TEST(Runtimes, HaveGatesWhereTheirStreamsWaitForValues) {
+  const bool values = !std::getenv("REHEARSAL_CUDA_NO_STREAM_VALUES");
+  for (Runtime *r : runtimes()) {
+    if (r->describe(0).find("imulated") == std::string::npos) continue;
+    const Capabilities can = r->capabilities(0);
+    const bool waits = r != &an_acl_runtime() && (values || r != &a_cuda_runtime());
+    EXPECT_EQ(can.gate, waits ? GateKind::HostStore : GateKind::None) << r->vendor();
+    EXPECT_EQ(can.signals_wake, !waits) << r->vendor();
+  }
+}
+
+// ---- signals by a function of the host --------------------------------------------------------------------------------------
+
+TEST(AMark, IsUsedAgainAndTheRingGrowsOnlyWhereItsNextIsOutstanding) {
+  Marks marks;
+  int woken = 0;
+  ASSERT_TRUE(marks.begin([](void *c) { ++*static_cast<int *>(c); }, &woken));
+  std::vector<Marks::Mark *> first;
+  for (uint64_t i = 1; i <= 64; ++i) first.push_back(&marks.take(i));
+  for (Marks::Mark *m : first) Marks::reached(m);
+  EXPECT_EQ(marks.value(), 64u);
+  EXPECT_EQ(woken, 64);
+  for (uint64_t i = 65; i <= 128; ++i) {  // all of them are free: the same ones in the same order
+    Marks::Mark &m = marks.take(i);
+    EXPECT_EQ(&m, first[i - 65]);
+    Marks::reached(&m);
+  }
+  std::vector<Marks::Mark *> outstanding;
+  for (uint64_t i = 129; i <= 1000; ++i) outstanding.push_back(&marks.take(i));
+  for (size_t i = 0; i < outstanding.size(); ++i)
+    for (size_t j = 0; j < i && j < 70; ++j) ASSERT_NE(outstanding[i], outstanding[j]) << i << " " << j;
+  marks.give_back(*outstanding.back());  // its call could not be submitted
+  outstanding.pop_back();
+  for (Marks::Mark *m : outstanding) Marks::reached(m);
+  EXPECT_EQ(marks.value(), 999u);
+  EXPECT_EQ(woken, 64 + 64 + 871);
+}
+
+TEST(AMark, BelongsToOneSignalUntilAllCallsForItsRingHaveCome) {
+  Marks marks;
+  int woken = 0;
+  const Wake wake = [](void *c) { ++*static_cast<int *>(c); };
+  ASSERT_TRUE(marks.begin(wake, &woken));
+  EXPECT_FALSE(marks.begin(wake, &woken)) << "a signal has it";
+  std::atomic<uint64_t> counter{0};
+  Marks::Mark &late = marks.take(7);
+  late.counter = &counter;
+  marks.end();
+  EXPECT_FALSE(marks.begin(wake, &woken)) << "a call is outstanding";
+  Marks::reached(&late);
+  EXPECT_EQ(woken, 0) << "the signal has ended";
+  EXPECT_EQ(counter, 1u);
+  ASSERT_TRUE(marks.begin(wake, &woken));
+  EXPECT_EQ(marks.value(), 0u);
+  Marks::reached(&marks.take(1));
+  EXPECT_EQ(marks.value(), 1u);
+  EXPECT_EQ(woken, 1);
+  EXPECT_EQ(counter, 1u);
+}
 
 // ---- the host's streams ---------------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def test_a_late_rank_is_named_while_the_others_wait_in_the_library() -> None:
     [
         ({}, {"DEVICES": "0"}, "finds no device"),
         ({"ISTHMUS_DEVICE": "cuda:3"}, {}, "this process sees 1 device of that vendor (0 to 0)"),
-        ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, hip, or one of these with :N"),
+        ({"ISTHMUS_DEVICE": "cuda:x"}, {}, "must be host, cuda, hip, acl, or one of these with :N"),
         (
             {"ISTHMUS_CCL": "nccl", "ISTHMUS_CCL_LIBRARY": "/nowhere/libnccl.so.2"},
             {},

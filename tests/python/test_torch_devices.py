@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,6 +335,18 @@ def test_the_ranks_device_is_torchs_or_the_launchers(
     assert face._device(None) == chosen
     assert face._device(face.Options(settings="CCL=none; isthmus_device=host")) is None
     assert face._device(face.Options(settings="CCL=none")) == chosen
+    # The same of Huawei's extension of torch, where it is the one that has devices.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert face._device(None) is None
+    npu = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: current is not None,
+        _is_in_bad_fork=lambda: False,
+        current_device=lambda: current,
+        device_count=lambda: 4,
+    )
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    assert face._device(None) == (f"acl:{chosen.split(':')[1]}" if chosen else None)
     monkeypatch.setenv("ISTHMUS_DEVICE", "host")
     assert face._device(None) is None
 

@@ -20,6 +20,7 @@ namespace hp = isthmus::device::hip_abi;
 #define COMPARE(name, arguments) \
   static_assert(vendor::same_shape<decltype(hp::Functions::name), decltype(&::name)>(), #name " is declared otherwise");
 ISTHMUS_HIP_FUNCTIONS(COMPARE)
+COMPARE(hipLaunchHostFunc, )
 COMPARE(hipGetErrorName, )
 COMPARE(hipGetErrorString, )
 #undef COMPARE

@@ -15,6 +15,11 @@ Device *current(const Entry &e) {
   return d;
 }
 
+bool stream_values() {
+  static const bool they_do = !switched_on("REHEARSAL_CUDA_NO_STREAM_VALUES");
+  return they_do;
+}
+
 namespace {
 
 constexpr int kDriverVersion = 13000;
@@ -135,8 +140,8 @@ EXPORT Result cuDeviceGetAttribute(int *value, int attribute, DeviceNumber n) {
     case 98: *value = 0; break;  // flush of remote writes
     case 99: *value = 1; break;  // registers host memory
     case 122:
-    case 123: *value = 1; break;  // value operations of 64 bits; NOR
-    case 130: *value = 0; break;  // the device is no NUMA node
+    case 123: *value = stream_values(); break;  // value operations of 64 bits; NOR
+    case 130: *value = 0; break;                // the device is no NUMA node
     case 131: *value = -1; break;
     case 134: *value = 0; break;  // NUMA node of the host closest to it
     default: *value = 0; break;

@@ -87,6 +87,8 @@ inline Result gate(const Entry &e, bool needs_init) {
 
 Device *current(const Entry &e);
 
+bool stream_values();  // whether streams wait for and write values: not with REHEARSAL_CUDA_NO_STREAM_VALUES
+
 // A stream of the program or of the device; `find_here` to submit to it: then it must be the current device's.
 Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);
 Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out);

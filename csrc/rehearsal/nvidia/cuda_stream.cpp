@@ -22,7 +22,7 @@ constexpr unsigned kFlush = 1u << 30;
 Result wait(const Entry &e, Device &d, StreamHandle h, Address address, uint64_t value, unsigned flags, bool wide) {
   StreamPtr s;
   if (const Result r = find_here(e, d, h, &s)) return r;
-  if (flags & kFlush) return kNotSupported;
+  if (!stream_values() || (flags & kFlush)) return kNotSupported;
   if (flags > 3) return number(misuse(e.name(), Code::Invalid, "flags %#x", flags));
   return number(wait_value(e, s, address, value, static_cast<Compare>(flags), wide), &d);
 }
@@ -30,6 +30,7 @@ Result wait(const Entry &e, Device &d, StreamHandle h, Address address, uint64_t
 Result write(const Entry &e, Device &d, StreamHandle h, Address address, uint64_t value, unsigned flags, bool wide) {
   StreamPtr s;
   if (const Result r = find_here(e, d, h, &s)) return r;
+  if (!stream_values()) return kNotSupported;
   if (flags > 1) return number(misuse(e.name(), Code::Invalid, "flags %#x", flags));
   return number(write_value(e, s, address, value, wide), &d);
 }

@@ -55,6 +55,14 @@ def _name(group_id: str, ranks: list[int]) -> str:
     return f"{group_id[:12]} (global ranks {shown})"
 
 
+def _vendor() -> tuple[str, Any]:
+    """What Isthmus calls the devices that torch works on, and torch's module for them; None where it has none."""
+    if torch.cuda.is_available():
+        return "hip" if torch.version.hip else "cuda", torch.cuda
+    npu = getattr(torch, "npu", None)  # there once the program has imported torch_npu
+    return "acl", npu if npu is not None and npu.is_available() else None
+
+
 def _device(group_options: Options | None) -> str | None:
     """The device that a rank works on where nothing was said: torch's current one if one was chosen, or the launcher's.
 
@@ -62,13 +70,15 @@ def _device(group_options: Options | None) -> str | None:
     """
     said = group_options.settings if group_options is not None else ""
     names = (part.split("=")[0].strip().upper().removeprefix("ISTHMUS_") for part in said.split(";"))
-    if "ISTHMUS_DEVICE" in _os.environ or "DEVICE" in names or not torch.cuda.is_available():
+    if "ISTHMUS_DEVICE" in _os.environ or "DEVICE" in names:
         return None
-    kind = "hip" if torch.version.hip else "cuda"
+    kind, devices = _vendor()
+    if devices is None:
+        return None
     local, ranks = _os.environ.get("LOCAL_RANK", ""), _os.environ.get("LOCAL_WORLD_SIZE", "")
-    count = torch.cuda.device_count()
-    if torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():  # type: ignore[no-untyped-call]
-        return f"{kind}:{torch.cuda.current_device()}"
+    count = devices.device_count()
+    if devices.is_initialized() and not devices._is_in_bad_fork():
+        return f"{kind}:{devices.current_device()}"
     if local.isdigit() and ranks.isdigit() and int(ranks) <= count and int(local) < count:
         return f"{kind}:{local}"
     return None

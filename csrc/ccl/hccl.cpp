@@ -1,0 +1,326 @@
+#include "ccl/hccl.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "ccl/hccl_rank.hpp"
+#include "device/acl_abi.hpp"
+#include "device/runtimes.hpp"
+
+namespace isthmus::ccl {
+namespace {
+
+using namespace hccl;
+
+constexpr const char *kFile = "libhccl.so", *kCommunication = "libhcomm.so", *kDeviceFile = "libascendcl.so";
+constexpr const char *kInstall = "install Huawei's CANN 8.0 or newer and source its set_env.sh";
+constexpr int kByte = kInt8;  // moves carry bytes, so every type works
+
+constexpr double kPatience = 10, kBrokenPatience = 0.2;
+
+// -1: not reduced there by every device.
+int type_number(DType t) noexcept {
+  switch (t) {
+    case DType::Int8: return kInt8;
+    case DType::Int16: return kInt16;
+    case DType::Int32: return kInt32;
+    case DType::Float16: return kFloat16;
+    case DType::Float32: return kFloat32;
+    case DType::BFloat16: return kBFloat16;
+    default: return -1;
+  }
+}
+int op_number(RedOp op) noexcept {
+  switch (op) {
+    case RedOp::Sum: return kSum;
+    case RedOp::Prod: return kProd;
+    case RedOp::Max: return kMax;
+    case RedOp::Min: return kMin;
+    default: return -1;
+  }
+}
+bool reduces_there(DType dtype, RedOp op) noexcept {
+  const int t = type_number(dtype), o = op_number(op);
+  if (t < 0 || o < 0) return false;
+  return o == kSum || (t != kInt16 && (t != kBFloat16 || o != kProd));
+}
+
+class HcclCommunicator final : public Communicator {
+ public:
+  HcclCommunicator(const Opened &library, const Join &join, std::shared_ptr<device::Stream> stream)
+      : rank_(std::make_shared<Rank>()) {
+    rank_->library = &library;
+    rank_->stream = std::move(stream);
+    rank_->rank = join.rank;
+    rank_->size = join.size;
+    std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
+    sigset_t all, before;  // the program's signals are for its own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([rank = rank_] { rank->loop(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    Task init;
+    init.name = kInit;
+    if (!ask(init, join.deadline.ns()) && !rank_->failed.load())
+      rank_->keep(
+          {Code::Timeout, fmt::format("hccl init: not all {} ranks of the island joined in time (this is rank {} of it)",
+                                      size(), this->rank())});
+    if (!rank_->failed.load()) return;
+    const Status s = status();
+    leave();
+    throw Error(s.code, s.text);
+  }
+  ~HcclCommunicator() override { leave(); }
+
+  int rank() const noexcept override { return rank_->rank; }
+  int size() const noexcept override { return rank_->size; }
+  device::Stream &stream() const noexcept override { return *rank_->stream; }
+  Status status() const override {
+    const std::lock_guard lock(rank_->mutex);
+    return rank_->status;
+  }
+
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    reduction(Call::AllReduce, send, recv, count, dtype, op, 0);
+  }
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
+    // The library wants both on all ranks, and writes the second on the root alone.
+    reduction(Call::Reduce, send, recv ? recv : const_cast<void *>(send), count, dtype, op, root);
+  }
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
+    reduction(Call::ReduceScatter, send, recv, count, dtype, op, 0);
+  }
+  void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
+    move(Call::Broadcast, nullptr, buffer, count, dtype, root);
+  }
+  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
+    move(Call::AllGather, send, recv, count, dtype, 0);
+  }
+  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
+    move(Call::AllToAll, send, recv, count, dtype, 0);
+  }
+  void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
+    move(Call::Send, buffer, nullptr, count, dtype, peer);
+  }
+  void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
+    move(Call::Recv, nullptr, buffer, count, dtype, peer);
+  }
+
+  void abort() noexcept override {
+    rank_->aborted.store(true);
+    rank_->back.ring();
+  }
+  bool failed() const noexcept override {
+    Rank &r = *rank_;
+    if (r.failed.load(std::memory_order_acquire)) return true;
+    if (r.aborted.load(std::memory_order_acquire) || !r.library->f.GetCommAsyncError) return false;
+    // The library tells of a device's or a network's failure when it is asked.
+    const int64_t now = now_ns();
+    int64_t asked = asked_ns_.load(std::memory_order_relaxed);
+    if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
+    const std::unique_lock lock(r.calling, std::try_to_lock);
+    if (!lock.owns_lock() || !r.handle) return false;
+    Result state = kSuccess;
+    const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
+    if (result != kAgain) r.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state));
+    return r.failed.load(std::memory_order_acquire);
+  }
+  const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }
+
+ private:
+  void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
+    if (!reduces_there(dtype, op))
+      fail(Code::Unsupported, "hccl {}: no {} of {} there", island_call_name(call), redop_name(op), dtype_name(dtype));
+    submit({island_call_name(call), call, send, recv, count, type_number(dtype), op_number(op), root});
+  }
+  void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
+    submit({island_call_name(call), call, send, recv, count * dtype_size(dtype), kByte, 0, peer});
+  }
+  void submit(const Task &t) {
+    if (t.peer < 0 || t.peer >= size())
+      fail(Code::Argument, "hccl {}: rank {} is not of this island (0 to {})", t.name, t.peer, size() - 1);
+    if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failed.load(std::memory_order_acquire))
+      return;
+    const int64_t until = now_ns() + kFollow;
+    if (ask(t, until)) return;
+    if (now_ns() < until) rank_->keep({Code::Aborted, fmt::format("hccl {}: aborted", t.name)});
+    else
+      rank_->keep({Code::Timeout, fmt::format("hccl {}: not on its stream in time; the other ranks of the island have not "
+                                              "come to it",
+                                              t.name)});
+  }
+  // The thread makes the call; whether it has been made when this returns.
+  bool ask(const Task &t, int64_t until_ns) {
+    Rank &r = *rank_;
+    r.task = t;
+    const uint64_t number = r.asked.load(std::memory_order_relaxed) + 1;
+    r.asked.store(number, std::memory_order_release);
+    r.work.ring();
+    const auto made = [&] { return r.done.load(std::memory_order_acquire) >= number; };
+    const bool always = t.name == kDestroy;
+    const auto over = [&] { return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire); };
+    Rank::wait(r.back, over, until_ns);
+    if (!made()) r.aborted.store(true);  // nobody waits for it any more
+    return made();
+  }
+  // Whether all that the stream was given before is done; waits so long for it.
+  bool idle(double seconds) const noexcept {
+    try {
+      auto behind = device::open_runtime("acl").make_event(stream().device());
+      behind->record(stream());
+      const Deadline deadline(seconds);
+      while (!behind->reached()) {
+        if (deadline.passed()) {
+          (void)behind.release();  // the stream still has it
+          return false;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      return true;
+    } catch (const Error &) { return false; }
+  }
+  // The library's communicator may end when all that it has to do is done. Where that does not come, or it has failed, it is
+  // left as it is. The library waits for no other rank there, but a device that hangs may hold up this call as well.
+  void leave() noexcept {
+    if (!thread_.joinable()) return;
+    Rank &r = *rank_;
+    const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && !r.failed.load() && r.handle;
+    if (free && idle(r.aborted.load() ? kBrokenPatience : kPatience)) {
+      Task destroy;
+      destroy.name = kDestroy;
+      ask(destroy, Deadline(kPatience).ns());
+    }
+    r.stop.store(true);
+    r.work.ring();
+    const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
+    if (Rank::wait(r.back, ended, Deadline(kBrokenPatience).ns())) return thread_.join();
+    abandon();
+  }
+  void abandon() noexcept {
+    static std::once_flag once;
+    std::call_once(once, [] { ::on_exit(end_without_destructors, nullptr); });
+    the_stuck.fetch_add(1);
+    rank_->left.store(true);
+    const char *where = inside();
+    ISTHMUS_WARN(
+        "a thread of rank {} of an island is stuck in hccl {} and is left behind: the library has no call that ends it",
+        rank(), where ? where : "at its end");
+    device::count_abandoned_thread();
+    thread_.detach();
+  }
+
+  const std::shared_ptr<Rank> rank_;
+  std::thread thread_;
+  mutable std::atomic<int64_t> asked_ns_{0};
+};
+
+// ---- the library ----------------------------------------------------------------------------------------------------------
+
+class Hccl final : public Library {
+ public:
+  explicit Hccl(const std::string &path) {
+    const std::string name = path.empty() ? kFile : path;
+    void *library = path.empty() ? ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) : nullptr;
+    if (!library) library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+      const char *why = ::dlerror();
+      fail(Code::Unsupported,
+           "hccl: {} cannot be opened ({}); {}, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
+           "(ISTHMUS_CCL=none)",
+           name, why ? why : "no reason given", kInstall);
+    }
+    // Newer versions keep what makes communicators in a library beside it.
+    void *const second = ::dlopen(kCommunication, RTLD_NOW | RTLD_LOCAL);
+    const auto find = [&](const char *function) {
+      const std::string symbol = std::string("Hccl") + function;
+      void *const found = ::dlsym(library, symbol.c_str());
+      return found || !second ? found : ::dlsym(second, symbol.c_str());
+    };
+    read_version();
+#define ISTHMUS_LOAD(function, arguments)                                                                            \
+  o_.f.function = reinterpret_cast<Result(*) arguments>(find(#function));                                            \
+  if (!o_.f.function)                                                                                                \
+    fail(Code::Unsupported, "hccl: neither {} (version {}) nor {} has Hccl{}: {}", name, o_.version, kCommunication, \
+         #function, kInstall);
+    ISTHMUS_HCCL_FUNCTIONS(ISTHMUS_LOAD)
+#undef ISTHMUS_LOAD
+    o_.f.GetCommAsyncError = reinterpret_cast<decltype(o_.f.GetCommAsyncError)>(find("GetCommAsyncError"));
+    o_.f.GetErrorString = reinterpret_cast<decltype(o_.f.GetErrorString)>(find("GetErrorString"));
+    Dl_info info{};
+    o_.path = ::dladdr(reinterpret_cast<void *>(o_.f.AllReduce), &info) && info.dli_fname ? info.dli_fname : name;
+  }
+
+  const char *family() const noexcept override { return "hccl"; }
+  std::string version() const override { return o_.version; }
+  std::string path() const override { return o_.path; }
+  Capabilities capabilities() const noexcept override {
+    Capabilities c;
+    c.thread_ranks = true;
+    c.id_bytes = kIdBytes;
+    return c;
+  }
+  bool can(Call call, DType dtype, RedOp op) const noexcept override { return !reduces(call) || reduces_there(dtype, op); }
+
+  std::vector<std::byte> make_id(int device) override {
+    const auto stream = device::open_runtime("acl").make_stream(device, "id");
+    const device::Entered entered(*stream);
+    Id id{};
+    if (const Status s = outcome(o_, "root info", o_.f.GetRootInfo(&id)); !s.ok()) throw Error(s.code, s.text);
+    const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
+    return {bytes, bytes + kIdBytes};
+  }
+  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+    if (join.id.size() != kIdBytes) fail(Code::Argument, "hccl: an id of {} bytes; {} are needed", join.id.size(), kIdBytes);
+    if (join.size < 1 || join.rank < 0 || join.rank >= join.size)
+      fail(Code::Argument, "hccl: rank {} of an island of {}", join.rank, join.size);
+    if (!stream || !stream->handle()) fail(Code::Argument, "hccl: it needs a stream of its vendor's runtime");
+    return std::make_unique<HcclCommunicator>(o_, join, std::move(stream));
+  }
+
+ private:
+  // It has no call that tells its version: the device's library knows what was installed with it.
+  void read_version() {
+    void *library = ::dlopen(kDeviceFile, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (!library) library = ::dlopen(kDeviceFile, RTLD_NOW | RTLD_LOCAL);
+    o_.version = "unknown";
+    if (!library) return;
+    using Device = device::acl_abi::Functions;
+    const auto package = reinterpret_cast<decltype(Device::aclsysGetCANNVersion)>(::dlsym(library, "aclsysGetCANNVersion"));
+    const auto numbers = reinterpret_cast<decltype(Device::aclrtGetVersion)>(::dlsym(library, "aclrtGetVersion"));
+    o_.last_words = reinterpret_cast<decltype(Device::aclGetRecentErrMsg)>(::dlsym(library, "aclGetRecentErrMsg"));
+    device::acl_abi::PackageVersion version;
+    if (package && package(kPackageHccl, &version) == 0 && version.version[0] != 0) {
+      version.version[sizeof version.version - 1] = 0;
+      o_.version = version.version;
+      return;
+    }
+    int major = 0, minor = 0, patch = 0;
+    if (numbers && numbers(&major, &minor, &patch) == 0) o_.version = fmt::format("{}.{}.{}", major, minor, patch);
+  }
+
+  Opened o_;
+};
+
+}  // namespace
+
+std::shared_ptr<Library> open_hccl(const std::string &path) {
+  static std::mutex mutex;
+  static auto *const library = new std::shared_ptr<Library>;  // outlives static destruction
+  const std::lock_guard lock(mutex);
+  if (!*library) *library = std::make_shared<Hccl>(path);
+  return *library;
+}
+
+}  // namespace isthmus::ccl

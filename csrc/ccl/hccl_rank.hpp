@@ -1,0 +1,150 @@
+// One rank of an island that HCCL serves, and the thread that makes its calls: of hccl.cpp alone.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/doorbell.hpp"
+#include "base/error.hpp"
+#include "ccl/hccl_abi.hpp"
+#include "ccl/island_ccl.hpp"
+
+namespace isthmus::ccl::hccl {
+
+using namespace hccl_abi;
+
+inline constexpr int64_t kSpin = 20'000;
+inline constexpr int64_t kNap = 100'000'000;
+inline constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
+
+struct Opened {
+  Functions f;
+  const char *(*last_words)() = nullptr;  // of the device's library, on the thread that failed
+  std::string version, path;
+};
+
+inline Status outcome(const Opened &o, const char *call, Result r) {
+  if (r == kSuccess) return {};
+  const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
+  const char *last = o.last_words ? o.last_words() : nullptr;
+  return {Code::System, fmt::format("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
+                                    r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "",
+                                    last && *last ? ": " : "", last && *last ? last : "")};
+}
+
+inline constexpr const char *kInit = "init", *kDestroy = "destroy";
+
+struct Task {
+  const char *name = nullptr;  // kInit, kDestroy, or of the call
+  Call call = Call::AllReduce;
+  const void *send = nullptr;
+  void *recv = nullptr;
+  uint64_t count = 0;
+  int dtype = 0, op = 0, peer = 0;  // peer: the root of those that have one
+};
+
+// Threads that are in the library and were left there. Its destructors would run into them: where one is still there at the
+// end, the process ends without.
+inline std::atomic<int> the_stuck{0};
+inline void end_without_destructors(int status, void *) {
+  if (the_stuck.load() == 0) return;
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+// The thread keeps it if it is left behind.
+struct Rank {
+  const Opened *library = nullptr;
+  std::shared_ptr<device::Stream> stream;
+  Handle handle = nullptr;
+  Id id{};
+  int rank = 0, size = 1;
+  Task task;
+  std::atomic<uint64_t> asked{0}, done{0};
+  Doorbell work, back;
+  std::atomic<bool> aborted{false}, failed{false}, stop{false}, ended{false}, left{false};
+  std::atomic<const char *> inside{nullptr};
+  std::mutex calling;  // held in the library's calls
+  mutable std::mutex mutex;
+  Status status;
+
+  void keep(Status s) {
+    if (s.ok()) return;
+    const std::lock_guard lock(mutex);
+    if (status.ok()) status = std::move(s);
+    failed.store(true, std::memory_order_release);
+  }
+
+  Result make(const Task &t) {
+    const Functions &f = library->f;
+    void *const in = const_cast<void *>(t.send);
+    const auto peer = static_cast<uint32_t>(t.peer);
+    const Queue queue = stream->handle();
+    if (t.name == kInit) return f.CommInitRootInfo(static_cast<uint32_t>(size), &id, static_cast<uint32_t>(rank), &handle);
+    if (t.name == kDestroy) return f.CommDestroy(std::exchange(handle, nullptr));
+    switch (t.call) {
+      case Call::AllReduce: return f.AllReduce(in, t.recv, t.count, t.dtype, t.op, handle, queue);
+      case Call::Reduce: return f.Reduce(in, t.recv, t.count, t.dtype, t.op, peer, handle, queue);
+      case Call::Broadcast: return f.Broadcast(t.recv, t.count, t.dtype, peer, handle, queue);
+      case Call::AllGather: return f.AllGather(in, t.recv, t.count, t.dtype, handle, queue);
+      case Call::ReduceScatter: return f.ReduceScatter(in, t.recv, t.count, t.dtype, t.op, handle, queue);
+      case Call::AllToAll: return f.AlltoAll(in, t.count, t.dtype, t.recv, t.count, t.dtype, handle, queue);
+      case Call::Send: return f.Send(in, t.count, t.dtype, peer, handle, queue);
+      case Call::Recv: return f.Recv(t.recv, t.count, t.dtype, peer, handle, queue);
+    }
+    return kSuccess;
+  }
+  void run() {
+    const std::lock_guard lock(calling);
+    // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
+    inside.store(task.name);
+    if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task)));
+    inside.store(nullptr);
+  }
+  void loop() {
+    try {
+      const device::Entered device(*stream);
+      for (uint64_t next = 1;; ++next) {
+        wait(
+            work, [&] { return asked.load(std::memory_order_acquire) >= next || stop.load(); }, now_ns() + kFollow);
+        if (stop.load()) break;
+        if (asked.load(std::memory_order_acquire) < next) {  // idle for long
+          --next;
+          continue;
+        }
+        run();
+        done.store(next, std::memory_order_release);
+        back.ring();
+      }
+    } catch (const Error &e) { keep({e.code(), e.text()}); }
+    if (left.load()) the_stuck.fetch_sub(1);
+    ended.store(true, std::memory_order_release);
+    back.ring();
+  }
+  // Spins first. Returns ready().
+  template <class R>
+  static bool wait(Doorbell &bell, R ready, int64_t until_ns) {
+    const int64_t begin = now_ns();
+    for (int i = 0; i < 100'000; ++i) {
+      if (ready()) return true;
+      if ((i & 63) == 63 && now_ns() - begin > kSpin) break;
+    }
+    while (true) {
+      Nap nap(bell);
+      if (ready()) return true;
+      const int64_t now = now_ns();
+      if (now >= until_ns) return false;
+      nap.sleep(std::min(until_ns - now, kNap));
+    }
+  }
+};
+
+}  // namespace isthmus::ccl::hccl

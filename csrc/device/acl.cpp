@@ -1,0 +1,315 @@
+#include "device/acl.hpp"
+
+#include <dlfcn.h>
+
+#include <chrono>
+
+#include "base/clock.hpp"
+#include "device/acl_abi.hpp"
+#include "device/acl_reports.hpp"
+#include "device/vendor_runtime.hpp"
+
+namespace isthmus::device {
+namespace {
+
+using namespace acl_abi;
+
+constexpr const char *kLibrary = "libascendcl.so";
+constexpr const char *kNeeded = "CANN 8.3";  // that is known to have all functions
+
+Functions the_functions;
+
+// The library's own words on this thread's last failure, in one line.
+std::string last_words() {
+  const char *said = the_functions.aclGetRecentErrMsg ? the_functions.aclGetRecentErrMsg() : nullptr;
+  std::string text = said ? said : "";
+  constexpr size_t kMost = 400;
+  if (text.size() > kMost) text.resize(kMost);
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, ' ');
+  while (text.ends_with(' ')) text.pop_back();
+  return text;
+}
+
+std::string code_text(Result r) {
+  const std::string said = last_words();
+  return said.empty() ? fmt::format("error {}", r) : fmt::format("error {}: {}", r, said);
+}
+
+Status status_of(const char *call, Result r) {
+  if (r == kSuccess) return {};
+  return {r == kOutOfMemory || r == kNoMemory ? Code::Resource : Code::System,
+          fmt::format("Ascend ACL: {} failed with {}", call, code_text(r))};
+}
+
+[[noreturn]] void fail_call(const char *call, Result r) {
+  const Status s = status_of(call, r);
+  throw Error(s.code, s.text);
+}
+
+#define ISTHMUS_ACL(name, ...)                                                                     \
+  do {                                                                                             \
+    if (const Result isthmus_result = the_functions.name(__VA_ARGS__); isthmus_result != kSuccess) \
+      fail_call(#name, isthmus_result);                                                            \
+  } while (false)
+
+// What the thread works in, or null: most threads of a program have none.
+Handle current_context() {
+  Handle context = nullptr;
+  const Result r = the_functions.aclrtGetCurrentContext(&context);
+  if (r == kNoContext) return nullptr;
+  if (r != kSuccess) fail_call("aclrtGetCurrentContext", r);
+  return context;
+}
+
+class AclCalls {
+ public:
+  static constexpr const char *kVendor = "acl", *kName = "Ascend ACL";
+  static constexpr bool kValues = false, kWays = true;
+  using Handle = acl_abi::Handle;
+
+  AclCalls(std::string version, int count)
+      : version_(std::move(version)), state_(std::make_unique<State>(static_cast<size_t>(count))) {}
+
+  int devices() const { return static_cast<int>(state_->devices.size()); }
+  std::string version() const { return version_; }
+  std::string describe(int device) const {
+    const char *name = the_functions.aclrtGetSocName();
+    return fmt::format("{} number {}", name && *name ? name : "Ascend device", device);
+  }
+  int numa(int) const { return -1; }  // the library does not say where on the bus a device is
+  Float8 float8(int) const { return Float8::Ocp; }
+
+  // The device's default context, in which programs and the vendor's other libraries work too. A thread that had one gets it
+  // back; one that had none keeps this, since the library has no call that takes it away.
+  intptr_t enter(int device) const {
+    const Handle before = current_context(), ours = context(device);
+    if (before == ours) return 0;
+    ISTHMUS_ACL(aclrtSetCurrentContext, ours);
+    return reinterpret_cast<intptr_t>(before);
+  }
+  void exit(intptr_t before) const noexcept {
+    if (before != 0) the_functions.aclrtSetCurrentContext(reinterpret_cast<Handle>(before));
+  }
+
+  Handle make_stream() const {
+    Handle stream = nullptr;
+    ISTHMUS_ACL(aclrtCreateStreamWithConfig, &stream, 0, kStreamFastLaunch | kStreamFastSync);
+    // Else what stands behind a copy that failed would say that the bytes have come.
+    if (the_functions.aclrtSetStreamFailureMode)
+      if (const Result r = the_functions.aclrtSetStreamFailureMode(stream, kStopOnFailure); r != kSuccess) {
+        the_functions.aclrtDestroyStream(stream);
+        fail_call("aclrtSetStreamFailureMode", r);
+      }
+    return stream;
+  }
+  // The library's call waits for all that the stream holds, which may be for ever.
+  Status try_destroy_stream(Handle stream) const {
+    const Deadline deadline(kPatience);
+    int state = kStreamBusy;
+    while (the_functions.aclrtStreamQuery(stream, &state) == kSuccess && state != kStreamComplete && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    for (PerDevice &d : state_->devices) d.reports.forget(stream, deadline);
+    if (state == kStreamComplete) return status_of("aclrtDestroyStream", the_functions.aclrtDestroyStream(stream));
+    if (the_functions.aclrtDestroyStreamForce)
+      return status_of("aclrtDestroyStreamForce", the_functions.aclrtDestroyStreamForce(stream));
+    return {Code::System, "Ascend ACL: a stream that does not come to its end is left behind"};
+  }
+  Status try_stream(Handle stream, int device) const {
+    int state = kStreamComplete;
+    const Result r = the_functions.aclrtStreamQuery(stream, &state);
+    if (r == kSuccess) return {};
+    return {Code::System, fmt::format("Ascend ACL: device {} failed with {}", device, code_text(r))};
+  }
+  bool capturing(Handle stream) const {
+    if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // the default stream never is
+    int capture = kCaptureNone;
+    Handle graph = nullptr;
+    const Result r = the_functions.aclmdlRICaptureGetInfo(stream, &capture, &graph);
+    if (r == kNotSupported) return false;
+    if (r != kSuccess) fail_call("aclmdlRICaptureGetInfo", r);
+    return capture != kCaptureNone;
+  }
+
+  Handle make_event() const {
+    Handle event = nullptr;
+    ISTHMUS_ACL(aclrtCreateEventExWithFlag, &event, kEventSync);
+    return event;
+  }
+  Status try_destroy_event(Handle event) const {
+    return status_of("aclrtDestroyEvent", the_functions.aclrtDestroyEvent(event));
+  }
+  void record(Handle event, Handle stream) const { ISTHMUS_ACL(aclrtRecordEvent, event, stream); }
+  void hold(Handle stream, Handle event) const { ISTHMUS_ACL(aclrtStreamWaitEvent, stream, event); }
+  bool reached(Handle event) const {
+    int state = kEventPending;
+    ISTHMUS_ACL(aclrtQueryEventStatus, event, &state);
+    return state == kEventComplete;
+  }
+
+  void call_host(int device, Handle stream, Marks::Mark &mark) const {
+    if (!state_->reports.load(std::memory_order_relaxed)) {
+      const Result r = the_functions.aclrtLaunchHostFunc(stream, Marks::reached, &mark);
+      if (r == kSuccess) return;
+      if (r != kNotSupported || !the_functions.aclrtLaunchCallback) fail_call("aclrtLaunchHostFunc", r);
+      state_->reports.store(true, std::memory_order_relaxed);
+    }
+    AclReports::Subscribed *subscribed = nullptr;
+    if (const Result r = at(device).reports.subscribe(context(device), stream, subscribed); r != kSuccess)
+      fail_call("aclrtSubscribeReport", r);
+    mark.counter = &subscribed->called;
+    ISTHMUS_ACL(aclrtLaunchCallback, Marks::reached, &mark, kCallbackNoBlock, stream);
+    subscribed->launched.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void copy(void *to, const void *from, size_t bytes, Way way, Handle stream) const {
+    constexpr int kinds[] = {kHostToHost, kHostToDevice, kDeviceToHost, kDeviceToDevice};
+    ISTHMUS_ACL(aclrtMemcpyAsync, to, bytes, from, bytes, kinds[static_cast<size_t>(way)], stream);
+  }
+  void *allocate(size_t bytes) const {
+    if (bytes > SIZE_MAX / 2)  // it adds to the number
+      fail(Code::Resource, "Ascend ACL: no device has {} bytes", bytes);
+    void *memory = nullptr;
+    ISTHMUS_ACL(aclrtMalloc, &memory, bytes, kMallocHugeFirst);
+    return memory;
+  }
+  Status try_release(void *memory) const { return status_of("aclrtFree", the_functions.aclrtFree(memory)); }
+
+  void pin(void *memory, size_t bytes) const {
+    Result r = kNotSupported;
+    const char *call = "aclrtHostRegisterV2";
+    if (the_functions.aclrtHostRegisterV2)
+      r = the_functions.aclrtHostRegisterV2(memory, bytes, kRegisterV2Mapped | kRegisterV2Pinned);
+    if (r == kNotSupported && the_functions.aclrtHostRegister) {
+      void *there = nullptr;  // where kernels find it
+      call = "aclrtHostRegister";
+      r = the_functions.aclrtHostRegister(memory, bytes, kRegisterMapped, &there);
+    }
+    if (r == kAlreadyRegistered) fail(Code::Argument, "Ascend ACL: the range is registered already: {}", code_text(r));
+    if (r != kSuccess) fail_call(call, r);
+  }
+  Status try_unpin(void *memory) const {
+    return status_of("aclrtHostUnregister", the_functions.aclrtHostUnregister(memory));
+  }
+  void *device_pointer(void *memory) const { return memory; }  // copies take the host's address
+
+  PointerInfo find(const void *memory) const {
+    if (!memory) return {};
+    const intptr_t before = enter(0);  // a thread without a context is told nothing, and any will do
+    PointerAttributes a;
+    const Result r = the_functions.aclrtPointerGetAttributes(memory, &a);
+    exit(before);
+    if (r == kParameter || r == kInvalidParameter) return {};
+    if (r != kSuccess) fail_call("aclrtPointerGetAttributes", r);
+    if (a.type == kAtDevice) return {Where::Device, static_cast<int>(a.device)};
+    if (a.type == kAtHost || a.type == kAtHostNode) return {Where::Registered, -1};
+    return {};
+  }
+
+ private:
+  static constexpr double kPatience = 2;
+  struct PerDevice {
+    std::once_flag once;
+    Handle context = nullptr;
+    AclReports reports{the_functions};
+  };
+  struct State {
+    explicit State(size_t count) : devices(count), reports(!the_functions.aclrtLaunchHostFunc) {}
+    std::vector<PerDevice> devices;
+    std::atomic<bool> reports;  // a thread of ours runs the functions that streams call
+  };
+  PerDevice &at(int device) const { return state_->devices[static_cast<size_t>(device)]; }
+  // Made when the device is first used, and kept: nothing is ever reset or finalised that the program may be using.
+  Handle context(int device) const {
+    PerDevice &d = at(device);
+    std::call_once(d.once, [&] {
+      const Handle before = current_context();
+      ISTHMUS_ACL(aclrtSetDevice, device);
+      d.context = current_context();
+      if (before) ISTHMUS_ACL(aclrtSetCurrentContext, before);
+    });
+    return d.context;
+  }
+
+  std::string version_;
+  std::unique_ptr<State> state_;
+};
+
+void load() {
+  // What the process has already comes first; it is never closed.
+  void *library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (!library) library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    fail(Code::Unsupported,
+         "Ascend's runtime library was not found ({}): install {} or newer and source its set_env.sh, or set "
+         "ISTHMUS_DEVICE=host on this rank",
+         ::dlerror(), kNeeded);
+#define ISTHMUS_LOAD(name, arguments) the_functions.name = reinterpret_cast<Result(*) arguments>(::dlsym(library, #name));
+  ISTHMUS_ACL_FUNCTIONS(ISTHMUS_LOAD)
+  ISTHMUS_ACL_OPTIONAL(ISTHMUS_LOAD)
+#undef ISTHMUS_LOAD
+  the_functions.aclrtGetSocName = reinterpret_cast<const char *(*)()>(::dlsym(library, "aclrtGetSocName"));
+  the_functions.aclGetRecentErrMsg = reinterpret_cast<const char *(*)()>(::dlsym(library, "aclGetRecentErrMsg"));
+}
+
+// Of the whole package where the library says it, else of its interface.
+std::string version_text() {
+  PackageVersion package;
+  if (the_functions.aclsysGetCANNVersion && the_functions.aclsysGetCANNVersion(kPackageCann, &package) == kSuccess &&
+      package.version[0] != 0) {
+    package.version[sizeof package.version - 1] = 0;
+    return fmt::format("CANN {}", package.version);
+  }
+  int major = 0, minor = 0, patch = 0;
+  if (!the_functions.aclrtGetVersion || the_functions.aclrtGetVersion(&major, &minor, &patch) != kSuccess) return "unknown";
+  return fmt::format("ACL {}.{}.{}", major, minor, patch);
+}
+
+// The first function that it must have and has not, or null.
+const char *missing() {
+#define ISTHMUS_LOOK(name, arguments) \
+  if (!the_functions.name) return #name;
+  ISTHMUS_ACL_FUNCTIONS(ISTHMUS_LOOK)
+#undef ISTHMUS_LOOK
+  const Functions &f = the_functions;
+  if (!f.aclrtGetSocName) return "aclrtGetSocName";
+  if (!f.aclrtHostRegisterV2 && !f.aclrtHostRegister) return "aclrtHostRegister";
+  if (!f.aclrtSubscribeReport || !f.aclrtProcessReport || !f.aclrtUnSubscribeReport)
+    the_functions.aclrtLaunchCallback = nullptr;
+  if (!f.aclrtLaunchHostFunc && !f.aclrtLaunchCallback) return "aclrtLaunchHostFunc and no aclrtLaunchCallback";
+  return nullptr;
+}
+
+AclCalls open() {
+  load();
+  const std::string version = version_text();
+  if (const char *name = missing())
+    fail(Code::Unsupported, "Ascend's runtime library ({}, version {}) has no {}: {} or newer is needed", kLibrary, version,
+         name, kNeeded);
+  const Result r = the_functions.aclInit(nullptr);
+  unsigned count = 0;
+  Result counted = kSuccess;
+  if (r == kSuccess || r == kInitialised) counted = the_functions.aclrtGetDeviceCount(&count);
+  if (r == kNoDevice || counted == kNoDevice || (counted == kSuccess && count == 0 && (r == kSuccess || r == kInitialised)))
+    fail(Code::Unsupported,
+         "Ascend's runtime library is here but finds no device (is one visible to this process? ASCEND_RT_VISIBLE_DEVICES): "
+         "set ISTHMUS_DEVICE=host on this rank to go on without");
+  if (r != kSuccess && r != kInitialised)
+    fail(Code::Unsupported,
+         "Ascend's runtime library (version {}) does not start, aclInit failed with {}: is the device's driver installed? "
+         "Set "
+         "ISTHMUS_DEVICE=host on this rank to go on without",
+         version, code_text(r));
+  if (counted != kSuccess)
+    fail(Code::Unsupported,
+         "Ascend's runtime library (version {}) finds no device, aclrtGetDeviceCount failed with {}: is the device's driver "
+         "installed? Set ISTHMUS_DEVICE=host on this rank to go on without",
+         version, code_text(counted));
+  return {version, static_cast<int>(count)};
+}
+
+}  // namespace
+
+Runtime &acl_runtime() { return opened_once<VendorRuntime<AclCalls>>(open); }
+
+}  // namespace isthmus::device

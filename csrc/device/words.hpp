@@ -1,0 +1,161 @@
+// What the host and a vendor's streams tell each other with. Where streams write and wait for values: 64-bit words that both
+// see. Where they do not write, a stream calls a function on the host, and a mark says which value has come.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "device/runtime.hpp"
+
+namespace isthmus::device {
+
+// A 64-bit word that the host and a device both see, at `there` for the device.
+struct Word {
+  std::atomic<uint64_t> *host = nullptr;
+  void *there = nullptr;
+};
+
+// Words, taken and given back. Never given back to the system: there are as many as gates or signals were alive at once.
+class Words {
+ public:
+  template <class More>  // std::vector<Word>(); nothing is taken where it makes none
+  std::optional<Word> take(More more) {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) free_ = more();
+    if (free_.empty()) return std::nullopt;
+    const Word w = free_.back();
+    free_.pop_back();
+    w.host->store(0, std::memory_order_relaxed);
+    return w;
+  }
+  void give(Word w) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(w);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Word> free_;
+};
+
+// The marks of one signal. A mark is what one call of the host function gets: it stores the mark's value and wakes whoever
+// waits. Marks go round in a ring that doubles when its next one has not been reached yet, so in steady traffic none is
+// made. They outlive the signal: the ring stays in its pool, and serves another signal once the stream has called for every
+// mark of it. A stream that fails never does; then the ring stays as it is.
+class Marks {
+ public:
+  struct Mark {
+    Marks *marks = nullptr;
+    Mark *next = nullptr;
+    uint64_t value = 0;
+    std::atomic<bool> queued{false};
+    std::atomic<uint64_t> *counter = nullptr;  // of whoever submits the call: one more when it is over
+  };
+
+  // The next one, for a call that is submitted now. give_back(): it could not be.
+  Mark &take(uint64_t value) {
+    const std::lock_guard lock(mutex_);
+    if (!next_ || next_->queued.load(std::memory_order_acquire)) grow();
+    Mark &mark = *next_;
+    last_ = next_;
+    next_ = mark.next;
+    mark.value = value;
+    mark.counter = nullptr;
+    mark.queued.store(true, std::memory_order_relaxed);
+    ++taken_;
+    return mark;
+  }
+  void give_back(Mark &mark) noexcept {
+    const std::lock_guard lock(mutex_);
+    mark.queued.store(false, std::memory_order_relaxed);
+    --taken_;
+  }
+  uint64_t value() const noexcept { return value_.load(std::memory_order_acquire); }
+
+  // The host function, with a mark. It stores, and wakes while the signal lives.
+  static void reached(void *argument) noexcept {
+    Mark &mark = *static_cast<Mark *>(argument);
+    Marks &m = *mark.marks;
+    uint64_t seen = m.value_.load(std::memory_order_relaxed);
+    while (seen < mark.value &&
+           !m.value_.compare_exchange_weak(seen, mark.value, std::memory_order_release, std::memory_order_relaxed)) {}
+    m.waking_.fetch_add(1);
+    if (const Wake wake = m.wake_.load()) wake(m.context_);
+    m.waking_.fetch_sub(1);
+    std::atomic<uint64_t> *const counter = mark.counter;
+    mark.queued.store(false, std::memory_order_release);
+    m.reached_.fetch_add(1, std::memory_order_release);  // the last that it touches of them
+    if (counter) counter->fetch_add(1, std::memory_order_release);
+  }
+
+  // The signal ends: nobody is woken any more when this returns.
+  void end() noexcept {
+    wake_.store(nullptr);
+    while (waking_.load() != 0) std::this_thread::yield();  // it only stores or counts
+    used_.store(false, std::memory_order_release);
+  }
+  // For another signal, if no call for a mark of it is outstanding.
+  bool begin(Wake wake, void *context) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (used_.load(std::memory_order_acquire) || reached_.load(std::memory_order_acquire) != taken_) return false;
+    used_.store(true, std::memory_order_relaxed);
+    value_.store(0, std::memory_order_relaxed);
+    context_ = context;
+    wake_.store(wake);
+    return true;
+  }
+
+ private:
+  static constexpr size_t kFirst = 64;
+
+  // Between the mark that was taken last and the oldest, which comes next.
+  void grow() {
+    const size_t n = std::max(kFirst, count_);
+    auto block = std::make_unique<Mark[]>(n);
+    for (size_t i = 0; i < n; ++i) {
+      block[i].marks = this;
+      block[i].next = i + 1 < n ? &block[i + 1] : next_ ? next_ : &block[0];
+    }
+    blocks_.push_back(std::move(block));
+    Mark *const first = blocks_.back().get();
+    if (last_) last_->next = first;
+    next_ = first;
+    count_ += n;
+  }
+
+  std::atomic<uint64_t> value_{0};
+  std::atomic<Wake> wake_{nullptr};
+  void *context_ = nullptr;
+  std::atomic<uint32_t> waking_{0};
+  std::atomic<uint64_t> reached_{0};  // calls that have ended
+  std::atomic<bool> used_{false};
+  std::mutex mutex_;    // of those below: two threads may submit
+  uint64_t taken_ = 0;  // marks that were given to a stream, ever
+  Mark *next_ = nullptr, *last_ = nullptr;
+  size_t count_ = 0;
+  std::vector<std::unique_ptr<Mark[]>> blocks_;
+};
+
+class MarkPool {
+ public:
+  Marks &take(Wake wake, void *context) {
+    const std::lock_guard lock(mutex_);
+    for (const auto &m : all_)
+      if (m->begin(wake, context)) return *m;
+    all_.push_back(std::make_unique<Marks>());
+    all_.back()->begin(wake, context);
+    return *all_.back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Marks>> all_;
+};
+
+}  // namespace isthmus::device
