@@ -64,12 +64,14 @@ def without_library(
         ("nvidia:3", "abc", "tcp", {"CHUNK_BYTES": "8192", "BRIDGE_RATES": "a:9.5,b:1"}),
         ("nvidia:1,amd:1", "ab", None, {}),
         ("amd:1,nvidia:1,amd:1,cpu:1", "abac", "tcp", {"CHUNK_BYTES": "8192"}),
+        ("ascend:2,cpu:1", "aab", None, {}),
+        ("ascend:1,amd:1,nvidia:1,cpu:1", "abcd", "tcp", {"CHUNK_BYTES": "8192"}),
     ],
 )
 def test_a_pairwise_cover_on_device_memory_gives_the_references_bits(
     fleet: str, labels: str, bridge: str | None, settings: dict[str, str], matrix_counts: dict[str, int]
 ) -> None:
-    """Every collective but messages; island labels are one letter a rank."""
+    """Every collective, and messages; island labels are one letter a rank."""
     count = without_library(fleet, labels, bridge, settings, seed=1)
     matrix_counts[f"rehearsed {fleet} as {labels} {bridge or ''}"] = count
 
@@ -97,6 +99,9 @@ def islands_of_libraries(comm: isthmus.Comm) -> int:
         ("nvidia:2,amd:2", None),
         ("nvidia:1,amd:1,nvidia:1,amd:1,cpu:1", "tcp"),
         ("amd:3@a,nvidia:1,amd:2@b", None),
+        ("ascend:2", None),
+        ("ascend:2,cpu:1", None),
+        ("nvidia:1,ascend:1,nvidia:1,amd:1,ascend:1,nvidia:1", None),
     ],
 )
 def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, bridge: str | None) -> None:
@@ -104,7 +109,7 @@ def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, brid
     assert len(set(done)) == 1 and done[0] > 0
 
 
-def test_three_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
+def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     """Rehearsed ones on device memory, and a real one, oneCCL, on host memory."""
     from islands import ONECCL
 
@@ -116,8 +121,14 @@ def test_three_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
         with isthmus.init(settings=settings) as comm:
             return islands_of_libraries(comm), [group["ccl"] for group in comm.topology()["groups"]]
 
-    results = run_fleet("nvidia:2,oneccl:2,amd:2", body, init=False, timeout=240)
-    assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl", "rccl")}
+    results = run_fleet("nvidia:2,oneccl:2,amd:2,ascend:2", body, init=False, timeout=240)
+    assert {tuple(groups) for _, groups in results} == {("nccl", "oneccl", "rccl", "hccl")}
+
+
+def test_devices_whose_streams_cannot_wait_are_served_too() -> None:
+    """A driver without the memory operations of streams: calls then block until their exchange is over."""
+    done = run_fleet("nvidia:2,cpu:1,nvidia:1", islands_of_libraries, switches={"CUDA_NO_STREAM_VALUES": "1"}, timeout=240)
+    assert len(set(done)) == 1 and done[0] > 0
 
 
 def test_many_in_flight_on_one_hardware_queue_keep_their_order() -> None:

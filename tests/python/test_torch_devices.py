@@ -121,6 +121,7 @@ def every_collective() -> int:
         ("amd:2,cpu:1", None),
         ("nvidia:1,cpu:1,amd:1", "tcp"),
         ("nvidia:2,amd:2", "tcp"),
+        ("ascend:2,cpu:1,nvidia:1", None),
     ],
 )
 def test_every_collective_on_tensors_of_devices(fleet: str, bridge: str | None) -> None:
@@ -217,7 +218,7 @@ def messages() -> int:
     return checked
 
 
-@pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1"])
+@pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1", "ascend:2", "ascend:1,cpu:1,nvidia:1"])
 def test_messages_of_tensors_of_devices(fleet: str) -> None:
     assert min(run_fleet(fleet, messages, init=False, timeout=240)) >= 3 * 5
 
