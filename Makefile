@@ -1,6 +1,6 @@
 # Each of these does all the set-up that it needs, and none that was done before (scripts/setup.py).
 #
-#   make demo     simulated GPUs of two vendors and a CPU train a real model together
+#   make demo     simulated devices of three vendors and a CPU train a real model together
 #   make test     everything that .ci/run calls
 #   make build    .venv with the package in it
 #   make bench    the same work on Isthmus, Gloo and Open MPI
@@ -16,7 +16,7 @@ PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
             $(shell $(p) -c 'import sys; sys.version_info >= (3, 10) and print("$(p)")' 2>/dev/null)))
 endif
 VENV := .venv/bin
-DEMO := $(VENV)/isthmus rehearse --fleet nvidia:2,amd:1,cpu:1 -- $(VENV)/python examples/train_digits.py --device auto
+DEMO := $(VENV)/isthmus rehearse --fleet nvidia:2,amd:1,ascend:1,cpu:1 -- $(VENV)/python examples/train_digits.py --device auto
 export TORCH_INDEX
 # A jobserver of this make has nothing to say to the builds that the scripts start.
 unexport MAKEFLAGS MFLAGS

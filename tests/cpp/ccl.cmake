@@ -16,3 +16,8 @@ foreach(name test_nccl test_hccl test_device_rank)
   add_dependencies(${name} rehearsal_all)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)
 endforeach()
+# The same ranks on a device whose streams cannot wait for the host: calls block instead, so what holds up a stream on purpose is left out.
+add_test(NAME test_device_rank_without_values
+         COMMAND test_device_rank --gtest_filter=*DeviceRanks*:*DeviceMessages*:-*Stream*:*InFlight*:*FromAny*)
+set_tests_properties(test_device_rank_without_values PROPERTIES
+                     PROCESSORS 2 TIMEOUT 900 LABELS threads ENVIRONMENT "REHEARSAL_CUDA_NO_STREAM_VALUES=1")
