@@ -575,8 +575,14 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
     if (!work) i::fail(Code::Argument, "work_order: work must not be NULL");
     Op *op = op_of(work);
     if (!op->member && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
-    if (op->over() || !op->call.order_later) return ISTHMUS_OK;
-    op->member->order(op, stream);
+    if (i::bootstrap::forked())
+      i::fail(Code::Forked, "work_order: the operation belongs to the parent process; a forked child must not use it");
+    if (!op->over() && op->call.order_later) op->member->order(op, stream);
+    if (op->over()) return result_of(op);
+    if (op->member->failed()) {
+      const i::Status why = op->member->failure();
+      i::fail(why.code, "{}", why.text);
+    }
     return ISTHMUS_OK;
   });
 }

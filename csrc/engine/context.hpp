@@ -93,7 +93,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void activate(Member &member);  // it has operations that nobody may be waiting for
   // The courier, a thread that may call devices' runtimes, carries messages of that member (Member::carry_messages). Begun at first use.
   void courier(Member &member);
-  std::atomic<uint64_t> &message_staging(bool sends) noexcept { return message_staging_[sends]; }  // bytes in use
+  std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
   // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`.
   template <class Ready>
   void sleep(bool sockets, int64_t ns, Ready ready);
@@ -204,7 +204,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   uint64_t query_next_ = 0;
   std::vector<std::pair<uint64_t, Answer>> answers_;
 
-  std::atomic<uint64_t> message_staging_[2] = {};
+  std::atomic<uint64_t> message_staging_[4] = {};
   std::mutex courier_mutex_;
   std::condition_variable courier_called_;
   std::vector<std::weak_ptr<Member>> courier_jobs_;

@@ -17,19 +17,24 @@ namespace {
 
 constexpr uint64_t kSmallestStage = 4096, kLargestSpare = 256 * 1024;
 constexpr size_t kSpares = 16;
-thread_local std::vector<Op *> held_here;  // submitted by this thread, which has to see to them before its call returns
+struct Held {
+  Op *op;
+  void *stream;  // that comes behind a receive
+};
+thread_local std::vector<Held> held_here;  // what this thread has to see to before its call returns
 
 }  // namespace
 
 // ---- pinned memory -------------------------------------------------------------------------------------------------------------------
 
-// Sends may use a quarter of all staging and receives another, so neither keeps the other, nor a collective, from going on. `anyway`: a
-// small message, whose place cannot be asked for later.
-std::optional<Member::Stage> Member::take_stage(uint64_t message, bool send, bool anyway) noexcept {
+// Sends may use a quarter of all staging, receives whose message has been announced another, and those that wait for theirs an eighth: so
+// none of them keeps another, nor a collective, from going on. A small message's place cannot be asked for later.
+std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place) noexcept {
   const uint64_t bytes = std::max(std::bit_ceil(message), kSmallestStage);
-  auto &used = context_->message_staging(send);
+  auto &used = context_->message_staging(static_cast<int>(place));
   const uint64_t before = used.fetch_add(bytes, std::memory_order_relaxed);
-  if (before != 0 && before + bytes > context_->arena().staging_limit() / 4 && !anyway) {
+  const uint64_t limit = context_->arena().staging_limit() / (place == Place::Ahead ? 8 : 4);
+  if (before != 0 && before + bytes > limit && place != Place::Small) {
     used.fetch_sub(bytes, std::memory_order_relaxed);
     return std::nullopt;
   }
@@ -37,22 +42,22 @@ std::optional<Member::Stage> Member::take_stage(uint64_t message, bool send, boo
     const std::lock_guard lock(stages_lock_);
     const auto spare = std::find_if(stages_.begin(), stages_.end(), [bytes](const Stage &s) { return s.bytes == bytes; });
     if (spare != stages_.end()) {
-      const Stage found = *spare;
+      const Stage found{bytes, spare->offset, place};
       *spare = stages_.back();
       stages_.pop_back();
       return found;
     }
   }
   try {
-    return Stage{bytes, context_->arena().allocate_staging(bytes, false)};
+    return Stage{bytes, context_->arena().allocate_staging(bytes, false), place};
   } catch (const Error &) {
     used.fetch_sub(bytes, std::memory_order_relaxed);
     return std::nullopt;
   }
 }
 
-void Member::give_stage(Stage stage, bool send) noexcept {
-  context_->message_staging(send).fetch_sub(stage.bytes, std::memory_order_relaxed);
+void Member::give_stage(Stage stage) noexcept {
+  context_->message_staging(static_cast<int>(stage.place)).fetch_sub(stage.bytes, std::memory_order_relaxed);
   if (stage.bytes <= kLargestSpare) {
     const std::lock_guard lock(stages_lock_);
     if (stages_.size() < kSpares) {
@@ -64,17 +69,27 @@ void Member::give_stage(Stage stage, bool send) noexcept {
   context_->arena().free_staging(stage.offset);
 }
 
-bool Member::stage(Op *op, bool anyway) noexcept {
-  const auto free = take_stage(op->call.bytes, op->call.collective == plan::Collective::Send, anyway);
-  if (!free) return false;
-  op->place = free->offset;
-  op->place_bytes = free->bytes;
+bool Member::give_place(Op *op, Stage stage) noexcept {
+  op->place = stage.offset;
+  op->place_bytes = stage.bytes;
+  op->place_kind = static_cast<uint8_t>(stage.place);
   return op->staged = true;
 }
 
+bool Member::stage(Op *op, Place place) noexcept {
+  const auto free = take_stage(op->call.bytes, place);
+  return free && give_place(op, *free);
+}
+
+// Where a device that did not come to it may still copy there, the place is nobody's any more.
 void Member::unstage(Op *op) noexcept {
   op->staged = false;
-  give_stage({op->place_bytes, op->place}, op->call.collective == plan::Collective::Send);
+  const bool send = op->call.collective == plan::Collective::Send;
+  const bool copying =
+      op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op));
+  const auto place = static_cast<Place>(op->place_kind);
+  if (!copying) return give_stage({op->place_bytes, op->place, place});
+  context_->message_staging(op->place_kind).fetch_sub(op->place_bytes, std::memory_order_relaxed);
 }
 
 void Member::free_stages() noexcept {
@@ -113,40 +128,11 @@ void Member::submit_parts(Op *op) noexcept {
     if (failed()) {
       const Status why = failure();
       end_op(part, why.code, about(*part, why.text));
-    } else if (op->call.collective == plan::Collective::Recv && op->call.root < 0) {
-      submit_from_any(part);
     } else {
       submit_message(part);
     }
   }
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
-}
-
-// The rest of a message from any rank comes from the rank of its beginning, and is posted when that is known; so on a stream all of it is
-// brought by the caller, who waits.
-void Member::submit_from_any(Op *part) noexcept {
-  if (part->call.device) {
-    island_polls_.store(true, std::memory_order_relaxed);
-    const std::lock_guard porter(porter_mutex_);
-    if (!failed() && porter_) {
-      part->port = part->call.on_stream && !part->call.order_later ? Port::Caller : Port::Courier;
-      try {
-        if (part->call.order_later) porter_->mark(*part);
-      } catch (const Error &e) { fail(e.code(), describe(*part) + ": " + e.text(), true); }
-      part->call.on_stream &= !part->call.order_later;
-      if (part->port == Port::Caller && may_wait_here(part)) hold(part);
-    }
-  }
-  if (part->part == 0) return post_part(part);
-  const std::lock_guard lock(match_lock_);
-  chained_.append(part);
-  porting_.fetch_add(1, std::memory_order_release);
-}
-
-void Member::post_part(Op *part) noexcept {
-  if (on_stage(part) && part->call.bytes <= kEagerMessage && !stage(part, true))
-    fail(Code::Resource, describe(*part) + ": no pinned memory is free for it (ISTHMUS_STAGING_BYTES)", true);
-  start_recv(part);
 }
 
 void Member::submit_message(Op *op) noexcept {
@@ -158,8 +144,7 @@ void Member::submit_message(Op *op) noexcept {
   if (!send) return start_recv(op);
   {
     const std::lock_guard lock(match_lock_);
-    if (sends_behind_ != 0) {  // one before it is not out yet, and messages keep their order
-      ++sends_behind_;
+    if (behind_another(op)) {  // one before it is not out yet, and messages keep their order
       taking_.append(op);
       porting_.fetch_add(1, std::memory_order_release);
       return;
@@ -178,9 +163,9 @@ bool Member::may_wait_here(Op *op) noexcept {
   return false;
 }
 
-void Member::hold(Op *op) noexcept {
+void Member::hold(Op *op, void *stream) noexcept {
   if (!op->inline_op) OpPool::retain(op);
-  held_here.push_back(op);
+  held_here.push_back({op, stream});
   context_->activate(*this);
 }
 
@@ -190,38 +175,35 @@ void Member::send_from_device(Op *op) noexcept {
   bool waits = false;
   {
     const std::lock_guard lock(match_lock_);
-    ++sends_behind_;
     taking_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
     waits = unstaged_ != 0;
   }
   if (failed() || !porter_) return;  // drive() ends it
   try {
-    if (!waits && stage(op, op->call.bytes <= kEagerMessage)) return porter_->take(*op);
+    const bool small = op->call.bytes <= kEagerMessage;
+    if ((small || !waits) && stage(op, small ? Place::Small : Place::Send)) return porter_->take(*op);
   } catch (const Error &e) { return fail(e.code(), describe(*op) + ": " + e.text(), true); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
     const std::lock_guard lock(match_lock_);
     ++unstaged_;
   }
-  if (op->call.on_stream) hold(op);
+  if (op->call.on_stream) hold(op, nullptr);
   courier_wanted_.store(true, std::memory_order_release);
   context_->wake();
 }
 
 void Member::recv_to_device(Op *op) noexcept {
   const std::lock_guard porter(porter_mutex_);
-  if (failed() || !porter_) {
-    op->port = Port::None;
-    return start_recv(op);  // drive() ends it
-  }
+  if (failed() || !porter_) return start_recv(op);  // drive() ends it
   const bool small = op->call.bytes <= kEagerMessage;
   try {
     if (op->call.order_later) {
       if (!op->begun) porter_->mark(*op);
       op->call.on_stream = false;
     }
-    if (op->call.on_stream && porter_->gates() && all_staged() && stage(op, small)) {
+    if (op->call.on_stream && porter_->gates() && all_staged() && stage(op, small ? Place::Small : Place::Ahead)) {
       op->port = Port::Expected;
       porter_->expect(*op);
       {
@@ -231,10 +213,10 @@ void Member::recv_to_device(Op *op) noexcept {
       return start_recv(op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
-    if (small && !op->staged && !stage(op, true))
+    if (small && !op->staged && !stage(op, Place::Small))
       isthmus::fail(Code::Resource, "no pinned memory is free for it (ISTHMUS_STAGING_BYTES)");
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
-  if (op->port == Port::Caller && may_wait_here(op)) hold(op);
+  if (op->port == Port::Caller && may_wait_here(op)) hold(op, op->call.stream);
   start_recv(op);
 }
 
@@ -244,46 +226,51 @@ void Member::put_behind_gates(Op *op) noexcept {
   gated_tail_ = &op->port_next;
 }
 
-void Member::order(Op *op, void *stream) {
+void Member::order(Op *op, void *stream) noexcept {
   if (op->parts.empty()) order_part(op, stream);
   for (Op *part : op->parts) order_part(part, stream);
   settle_streams();
 }
 
 // Behind a gate, as if it had been submitted so, where that can still be; else the caller waits for it.
-void Member::order_part(Op *op, void *stream) {
+void Member::order_part(Op *op, void *stream) noexcept {
   const std::lock_guard porter(porter_mutex_);
   if (op->over() || failed() || !porter_) return;
-  if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(stream);
-  op->call.on_stream = true;
-  op->call.stream = stream;
-  const bool gate = porter_->gates() && op->call.root >= 0 && (op->staged || stage_posted(op));
-  bool arrived, expected;
-  {
-    const std::lock_guard lock(match_lock_);
-    arrived = op->arrived.load(std::memory_order_relaxed);
-    expected = gate && !arrived;
-    op->port = expected ? Port::Expected : Port::Caller;
-    if (expected) put_behind_gates(op);
-  }
-  if (expected) return porter_->expect(*op);
-  if (arrived) return porter_->put(*op);
-  if (may_wait_here(op)) hold(op);
+  try {
+    if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream);
+    const bool gate = porter_->gates() && all_staged() && stage_posted(op);
+    bool arrived, expected;
+    {
+      const std::lock_guard lock(match_lock_);
+      arrived = op->arrived.load(std::memory_order_relaxed);
+      expected = gate && !arrived;
+      op->port = expected ? Port::Expected : Port::Caller;
+      if (expected) put_behind_gates(op);
+    }
+    if (!expected && !arrived) {
+      if (may_wait_here(op)) hold(op, stream);
+      return;
+    }
+    op->call.on_stream = true;
+    op->call.stream = stream;
+    if (expected) porter_->expect(*op);
+    else porter_->put(*op);
+  } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
 }
 
-// Pinned memory for a receive that has none yet, if its message has not been announced: else the engine is about to see to it.
+// Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
 bool Member::stage_posted(Op *op) noexcept {
-  const std::optional<Stage> free = take_stage(op->call.bytes, false, false);
+  {
+    const std::lock_guard lock(match_lock_);
+    if (op->staged || !posted_.has(op)) return op->staged;
+  }
+  const std::optional<Stage> free = take_stage(op->call.bytes, Place::Ahead);
   if (!free) return false;
   {
     const std::lock_guard lock(match_lock_);
-    if (!op->staged && posted_.has(op)) {
-      op->place = free->offset;
-      op->place_bytes = free->bytes;
-      return op->staged = true;
-    }
+    if (!op->staged && posted_.has(op)) return give_place(op, *free);
   }
-  give_stage(*free, false);
+  give_stage(*free);
   return false;
 }
 
@@ -295,16 +282,17 @@ bool Member::all_staged() noexcept {
 // In any order: a send may wait for the pinned memory that a receive of the same group gives back.
 void Member::settle_streams() noexcept {
   while (!held_here.empty()) {
-    std::vector<Op *> held = std::exchange(held_here, {});
+    std::vector<Held> held = std::exchange(held_here, {});
     while (!held.empty()) {
-      const auto over = std::remove_if(held.begin(), held.end(), [](Op *op) {
-        if (!op->member->settle_stream(op)) return false;
-        if (!op->inline_op) OpPool::instance().release(op);
+      const auto over = std::remove_if(held.begin(), held.end(), [](const Held &h) {
+        if (!h.op->member->settle_stream(h.op, h.stream)) return false;
+        if (!h.op->inline_op) OpPool::instance().release(h.op);
         return true;
       });
       if (over == held.end())
-        held.front()->member->sleep_until(
-            [&] { return std::any_of(held.begin(), held.end(), [](const Op *op) { return op->member->may_settle(*op); }); });
+        held.front().op->member->sleep_until([&] {
+          return std::any_of(held.begin(), held.end(), [](const Held &h) { return h.op->member->may_settle(*h.op); });
+        });
       else held.erase(over, held.end());
     }
   }
@@ -316,13 +304,19 @@ bool Member::may_settle(const Op &op) const noexcept {
                                                        : op.arrived.load(std::memory_order_acquire));
 }
 
-bool Member::settle_stream(Op *op) noexcept {
+bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
   if (op->call.collective == plan::Collective::Send) return true;
   const std::lock_guard porter(porter_mutex_);
   if (failed() || !porter_ || op->over()) return true;
   try {
-    porter_->put(*op);
+    if (op->ticket.load(std::memory_order_relaxed) != 0) {  // another thread was first
+      porter_->order(*op, stream);
+    } else {
+      op->call.on_stream = true;
+      op->call.stream = stream;
+      porter_->put(*op);
+    }
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
   return true;
 }
@@ -340,26 +334,48 @@ void Member::come(Op *op) noexcept {
 
 bool Member::drive_messages() noexcept {
   bool moved = false;
-  while (!failed() && (start_next_send() || grant_next() || post_next_part() || end_next_landed())) moved = true;
+  while (!failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
   open_gates();
   if (courier_wanted_.exchange(false, std::memory_order_acq_rel)) context_->courier(*this);
   return moved;
 }
 
-// The first send whose bytes are out; those behind it keep their place.
+// The first send whose bytes are out, and that no other to the same rank with the same tag stands before.
 bool Member::start_next_send() noexcept {
-  Op *op;
+  constexpr size_t kKeys = 32;
+  struct {
+    int rank, tag;
+  } before[kKeys];
+  size_t keys = 0;
+  Op *op = nullptr;
   {
     const std::lock_guard lock(match_lock_);
-    op = taking_.head;
-    if (!op || (op->port == Port::Taken && !porter_->taken(*op))) return false;
+    for (Op *o = taking_.head; o && keys < kKeys; o = o->match_next) {
+      const bool second = std::any_of(before, before + keys,
+                                      [o](const auto &key) { return key.rank == o->call.root && key.tag == o->call.tag; });
+      if (second) continue;
+      if (!on_stage(o) || porter_->taken(*o)) {
+        op = o;
+        break;
+      }
+      before[keys++] = {o->call.root, o->call.tag};
+    }
+    if (!op) return false;
     taking_.take(op);
+    starting_ = {true, op->call.root, op->call.tag};
     porting_.fetch_sub(1, std::memory_order_release);
   }
   start_send(op);
   const std::lock_guard lock(match_lock_);
-  --sends_behind_;
+  starting_ = {};
   return true;
+}
+
+bool Member::behind_another(const Op *op) const noexcept {
+  if (starting_.any && starting_.rank == op->call.root && starting_.tag == op->call.tag) return true;
+  for (const Op *o = taking_.head; o; o = o->match_next)
+    if (o->call.root == op->call.root && o->call.tag == op->call.tag) return true;
+  return false;
 }
 
 bool Member::grant_next() noexcept {
@@ -368,25 +384,15 @@ bool Member::grant_next() noexcept {
     const std::lock_guard lock(match_lock_);
     op = granting_.head;
   }
-  if (!op || !stage(op, false)) return false;  // exec: nobody else takes it out
-  const std::lock_guard lock(match_lock_);
+  if (!op) return false;
+  const auto free = take_stage(op->call.bytes, Place::Announced);
+  if (!free) return false;
+  const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
   granting_.take(op);
   porting_.fetch_sub(1, std::memory_order_release);
+  give_place(op, *free);
   receiving_.append(op);
   clear_to_send(op, op->source, op->message_id);
-  return true;
-}
-
-bool Member::post_next_part() noexcept {
-  Op *op;
-  {
-    const std::lock_guard lock(match_lock_);
-    op = chained_.take_first([](const Op *o) { return o->parent->source >= 0; });
-    if (!op) return false;
-    porting_.fetch_sub(1, std::memory_order_release);
-    op->call.root = op->parent->source;
-  }
-  post_part(op);
   return true;
 }
 
@@ -431,7 +437,7 @@ bool Member::carry_messages() noexcept {
         porter_->put(*op);
         continue;
       }
-      if (!op->staged && !stage(op, false)) return true;
+      if (!op->staged && !stage(op, Place::Send)) return true;
       porter_->take(*op);
       const std::lock_guard lock(match_lock_);
       --unstaged_;

@@ -63,7 +63,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
     a.waiting_on = -1;
     const Op *awaited = awaited_message_.load(std::memory_order_acquire);
     std::lock_guard lock(match_lock_);
-    for (const OpList *list : {&posted_, &sending_, &receiving_, &flowing_})
+    for (const OpList *list : lists_)
       for (const Op *o = list->head; o && !a.in_message; o = o->match_next) {
         const int peer = o->source >= 0 ? o->source : o->call.root;
         a.in_message = o == awaited && peer >= 0;
@@ -182,13 +182,8 @@ void Member::on_deadline(const Op &op) noexcept {
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
 // counts only if the operation is still there afterwards.
 // A message whose copy from or to the device has not come to its end.
-std::string Member::own_device_text(const Op &op, Code &code) noexcept {
+std::string Member::own_device_text(const Op &op) const {
   const bool send = op.call.collective == plan::Collective::Send;
-  if (porter_)
-    if (const Status s = porter_->status(); !s.ok()) {
-      code = s.code;
-      return fmt::format("its device has failed: {}", s.text);
-    }
   return fmt::format(
       "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
       "waits for something",
@@ -207,7 +202,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
     const std::lock_guard lock(match_lock_);
     for (const OpList *list : lists)
       for (const Op *o = list->head; o && !late; o = o->match_next)
-        if (now >= o->deadline_ns || gone(*o)) late = o;
+        if (now >= o->deadline_ns || (list != &landing_ && gone(*o))) late = o;
     if (!late) return;
     for (const OpList *list : {&taking_, &landing_})
       for (const Op *o = list->head; o && !held; o = o->match_next)
@@ -221,7 +216,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
   }
   const int first = copy.source >= 0 ? copy.source : copy.call.root;
   Code code = Code::Timeout;
-  const std::string who = held                          ? own_device_text(copy, code)
+  const std::string who = held                          ? own_device_text(copy)
                           : first < 0 || first == rank_ ? "no rank has sent a message that matches"
                                                         : culprit(copy, first, code);
   {

@@ -56,6 +56,7 @@ Member::Member(MemberSetup s)
       runtime_ = &island_->runtime();
       device_ = island_->device();
       porter_ = std::make_unique<Porter>(*runtime_, device_, arena, wake, context_.get());
+      porter_gates_ = porter_->gates();
     }
   }
 }
@@ -116,6 +117,12 @@ void Member::enqueue(Op *op) noexcept {
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Op *op) noexcept {
+  // Nobody else would do what this thread waits for.
+  if (runtime_ && !porter_gates_ && op->plan && !op->plan->device.empty() && (Context::inside_link() || driven_here)) {
+    enqueue(op);
+    return fail(Code::Unsupported,
+                describe(*op) + ": it cannot be begun in a callback, because the call waits where the device cannot", true);
+  }
   const std::lock_guard order(island_mutex_);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
   if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
@@ -153,7 +160,9 @@ void Member::ask_for_interrupt() noexcept {
 }
 
 bool Member::capturing(void *stream) {
-  const std::lock_guard order(island_mutex_);
+  // Whoever submits to a device that cannot wait for the host may hold the mutex for as long as the exchange takes.
+  const std::unique_lock order(island_mutex_, std::try_to_lock);
+  if (!order.owns_lock()) return runtime_ && runtime_->adopt(device_, stream)->capturing();
   return island_ && island_->capturing(stream);
 }
 
@@ -487,6 +496,7 @@ void Member::leave_library(bool broken) noexcept {
   }
   {
     const std::lock_guard porter(porter_mutex_);
+    if (porter_) porter_->abort();
     porter_.reset();
   }
   if (!here) exec_.clear(std::memory_order_release);

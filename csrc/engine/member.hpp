@@ -124,8 +124,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
   // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
-  // message where the device has no gates, or no pinned memory is free. Throws what the runtime throws.
-  void order(Op *op, void *stream);
+  // message where the device has no gates, or no pinned memory is free. What goes wrong fails the member.
+  void order(Op *op, void *stream) noexcept;
   // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
@@ -214,25 +214,26 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_next_send() noexcept;
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
-  bool post_next_part() noexcept;
-  void submit_from_any(Op *part) noexcept;
-  void post_part(Op *part) noexcept;
   bool all_staged() noexcept;
-  void hold(Op *op) noexcept;  // settle_streams() has to see to it
-  void order_part(Op *op, void *stream);
+  void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
+  void order_part(Op *op, void *stream) noexcept;
   bool stage_posted(Op *op) noexcept;
   void put_behind_gates(Op *op) noexcept;  // match lock
   bool may_settle(const Op &op) const noexcept;
-  bool settle_stream(Op *op) noexcept;  // false: not yet
+  bool settle_stream(Op *op, void *stream) noexcept;  // false: not yet
   bool may_wait_here(Op *op) noexcept;
   static const Member *driven_by_this_thread() noexcept;
+  enum class Place : uint8_t { Send, Announced, Ahead, Small };  // the shares of the staging memory
   struct Stage {
     uint64_t bytes, offset;
+    Place place;
   };
-  std::optional<Stage> take_stage(uint64_t message, bool send, bool anyway) noexcept;
-  void give_stage(Stage stage, bool send) noexcept;
-  bool stage(Op *op, bool anyway) noexcept;  // false: no pinned memory is free for it
+  std::optional<Stage> take_stage(uint64_t message, Place place) noexcept;  // none: no pinned memory is free for it
+  void give_stage(Stage stage) noexcept;
+  static bool give_place(Op *op, Stage stage) noexcept;
+  bool stage(Op *op, Place place) noexcept;
   void unstage(Op *op) noexcept;
+  bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
   void free_stages() noexcept;
   void come(Op *op) noexcept;  // match lock: the message of a receive is there, in its stage
   bool messages_settled() noexcept;
@@ -242,6 +243,9 @@ class Member : public std::enable_shared_from_this<Member> {
   void prepare_messages();  // match lock; before the first message: what steady traffic needs, allocated once
   void clear_to_send(Op *op, int source, uint64_t id) noexcept;
   bool fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
+  static bool wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept;
+  static void met(Op *op, int source) noexcept;
+  void end_wrong(Op *op, std::string text) noexcept;
   void grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come
   static constexpr uint64_t kEagerMessage = 16 * 1024;   // and less: sent without having been asked for
   static void sent(link::Outgoing &out);
@@ -257,7 +261,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void end_op(Op *op, Code code, std::string text) noexcept;
   void on_deadline(const Op &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
-  std::string own_device_text(const Op &op, Code &code) noexcept;
+  std::string own_device_text(const Op &op) const;
   std::string culprit(const Op &op, int first, Code &code) noexcept;
   std::string library_text(const Op &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
@@ -343,16 +347,20 @@ class Member : public std::enable_shared_from_this<Member> {
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
   OpList posted_, sending_, receiving_, flowing_;
   // Messages in device memory, and what has to keep its place among them: sends in order, until their bytes are out; announced messages
-  // that wait for pinned memory; receives whose bytes are there; further parts of a message whose source is not known yet.
-  OpList taking_, granting_, landing_, chained_;
-  OpList *const lists_[8] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_, &chained_};
+  // that wait for pinned memory; receives whose bytes are there.
+  OpList taking_, granting_, landing_;
+  OpList *const lists_[7] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_};
   Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
-  std::atomic<uint32_t> porting_{0};                        // in taking_, granting_, landing_, chained_
-  uint32_t sends_behind_ = 0;                               // in taking_, or just taken out
-  uint32_t unstaged_ = 0;                                   // of taking_: wait for pinned memory
+  std::atomic<uint32_t> porting_{0};                        // in taking_, granting_, landing_
+  struct {
+    bool any = false;
+    int rank = 0, tag = 0;
+  } starting_;             // a send that was taken out of taking_ and is not in its link yet
+  uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory
   std::atomic<bool> courier_wanted_{false};
   const uint64_t part_bytes_;
   std::unique_ptr<Porter> porter_;
+  bool porter_gates_ = true;
   std::mutex porter_mutex_;  // whoever submits copies; taken before the match lock
   link::SpinLock stages_lock_;
   std::vector<Stage> stages_;  // spare pinned memory

@@ -101,6 +101,29 @@ void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
   p.link->post(*grant);
 }
 
+// Whether a receive takes such a message. The parts of one from any rank come from the rank of the first.
+bool Member::wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept {
+  if (op->call.tag != tag || op->part != part) return false;
+  if (op->call.root >= 0) return op->call.root == source;
+  return part == 0 || op->parent->parts_source == source;
+}
+
+void Member::met(Op *op, int source) noexcept {
+  op->source = source;
+  if (op->whole != 0 && op->part == 0) op->parent->parts_source = source;
+}
+
+// A receive that met a message which it does not fit. Where its copy stands on the device, it ends with the member.
+void Member::end_wrong(Op *op, std::string text) noexcept {
+  const bool device = on_stage(op);
+  if (device) {
+    const std::lock_guard lock(match_lock_);
+    posted_.append(op);
+  }
+  fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
+  if (!device) end_op(op, Code::Mismatch, std::move(text));
+}
+
 void Member::grant(Op *op, int source, uint64_t id) noexcept {
   op->message_id = id;
   if (on_stage(op) && !op->staged) {
@@ -128,12 +151,12 @@ void Member::start_recv(Op *op) noexcept {
   std::string wrong;
   {
     std::lock_guard lock(match_lock_);
+    if (failed()) return posted_.append(op);  // drive() ends it
     prepare_messages();
     for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
       Arrived &a = **it;
-      if (a.claimed || (op->call.root >= 0 && a.source != op->call.root) || a.tag != op->call.tag || a.part != op->part)
-        continue;
-      op->source = a.source;
+      if (a.claimed || !wants(op, a.source, a.tag, a.part)) continue;
+      met(op, a.source);
       if (!fits(op, a.source, a.total, a.whole, a.dtype)) {
         wrong = op->text;
         if (!a.rendezvous && !a.complete)
@@ -167,8 +190,7 @@ void Member::start_recv(Op *op) noexcept {
       return;
     }
   }
-  fail(Code::Mismatch, wrong, true);  // the sender has to hear of it too, before this process can end
-  end_op(op, Code::Mismatch, wrong);
+  end_wrong(op, wrong);
   return;
 matched:
   end_op(op, Code::Ok, {});
@@ -198,16 +220,14 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
   {
     std::lock_guard lock(match_lock_);
     if (failed()) return link::Accept::Drop;
-    const auto waits_for_it = [&](const Op *o) {
-      return (o->call.root < 0 || o->call.root == source) && o->call.tag == h.tag && o->part == h.part;
-    };
+    const auto waits_for_it = [&](const Op *o) { return wants(o, source, h.tag, h.part); };
     switch (h.kind) {
       case link::FrameKind::Message:
       case link::FrameKind::RequestToSend: {
         const bool rendezvous = h.kind == link::FrameKind::RequestToSend;
         if (!rendezvous && h.bytes != h.total) return link::Accept::Drop;  // small messages come whole
         if (Op *op = posted_.take_first(waits_for_it)) {
-          op->source = source;
+          met(op, source);
           op->message_id = h.id;
           if (!fits(op, source, h.total, h.digest, h.dtype)) {
             wrong = op;
@@ -265,11 +285,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
       case link::FrameKind::PlanData: break;
     }
   }
-  if (wrong) {
-    const std::string text = wrong->text;
-    fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
-    end_op(wrong, Code::Mismatch, text);
-  }
+  if (wrong) end_wrong(wrong, std::string(wrong->text));
   if (ready) {
     ready->out.header.kind = link::FrameKind::MessageData;
     ready->out.finished = &Member::sent;
@@ -322,7 +338,7 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
       for (OpList *list : lists_) {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
-        if (op && (list == &taking_ || list == &granting_ || list == &landing_ || list == &chained_))
+        if (op && (list == &taking_ || list == &granting_ || list == &landing_))
           porting_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;

@@ -84,6 +84,8 @@ void Op::reset() noexcept {
   source = -1;
   whole = 0;
   part = 0;
+  parts_source = -1;
+  place_kind = 0;
   port = Port::None;
   staged = false;
   arrived.store(false, std::memory_order_relaxed);

@@ -83,9 +83,11 @@ struct Op {
   std::atomic<uint64_t> received{0};
   Op *match_next = nullptr;  // in the list of posted receives or of pending sends
   int32_t source = -1;
-  uint64_t whole = 0;  // bytes of the message that this is a part of; 0: it is no part
-  uint32_t part = 0;   // and which
+  uint64_t whole = 0;         // bytes of the message that this is a part of; 0: it is no part
+  uint32_t part = 0;          // and which
+  int32_t parts_source = -1;  // of a message in parts from any rank: who sends it, once the first has come (match lock)
   Port port = Port::None;
+  uint8_t place_kind = 0;               // which share of the staging memory its place is of
   bool staged = false;                  // `place` is its own
   std::atomic<bool> arrived{false};     // the whole message is there
   uint64_t place = 0, place_bytes = 0;  // where in the arena links find a message in device memory

@@ -61,9 +61,11 @@ void Porter::forget(Op &op) noexcept {
   marks_.emplace_back(std::exchange(op.begun, nullptr));
 }
 
-void Porter::order(void *stream) {
-  late_.after->record(*late_.stream);
-  late_.after->hold(user(late_, stream));
+void Porter::order(const Op &op, void *stream) {
+  if (landed(op)) return;
+  Lane &lane = op.port == Port::Expected ? in_ : late_;
+  lane.after->record(*lane.stream);
+  lane.after->hold(user(lane, stream));
 }
 
 void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
@@ -78,12 +80,12 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
     lane.before->hold(stream);
   }
   const uint64_t ticket = lane.armed.load(std::memory_order_relaxed) + 1;
+  lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = arena_ + op.place;
   if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
   lane.signal->arm(stream, ticket);
-  lane.armed.store(ticket, std::memory_order_release);
   if (theirs) {
     lane.after->record(stream);
     lane.after->hold(*theirs);
@@ -98,17 +100,11 @@ bool Porter::busy() const noexcept {
   return false;
 }
 
-Status Porter::status() const {
-  for (const Lane *lane : {&out_, &in_, &late_})
-    if (lane->made.load(std::memory_order_acquire))
-      if (Status s = lane->stream->status(); !s.ok()) return s;
-  return {};
-}
-
 void Porter::abort() noexcept {
   int64_t never = 0;
-  if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
+  aborted_ns_.compare_exchange_strong(never, now_ns());
   cancelled_.store(true, std::memory_order_release);
+  // Every time: the gate may have been made since.
   if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
 }
 

@@ -39,8 +39,8 @@ class Porter {
   // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
   void mark(Op &op);
   void forget(Op &op) noexcept;
-  // What `stream` gets later comes behind the copies that put() has submitted.
-  void order(void *stream);
+  // What `stream` gets later comes behind the copy of `op`, which has been submitted.
+  void order(const Op &op, void *stream);
 
   // Progress.
   void open(const Op &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
@@ -48,8 +48,6 @@ class Porter {
   bool landed(const Op &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
   bool busy() const noexcept;  // some copy is under way
 
-  // Whether the device has failed, and how. A call of the runtime.
-  Status status() const;
   void abort() noexcept;  // no gate holds any more
   // After abort(): no copy of ours runs any more, or there is no waiting for it.
   bool settled(int64_t now_ns) noexcept;

@@ -87,8 +87,10 @@ void Operation::check_submitted() const {
 
 void Operation::order(c10::Stream later) const {
   check_submitted();
-  if (ordered_later_) check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
-  else if (stream_ && *stream_ != later) event_->block(later);
+  if (ordered_later_) {
+    const interpreter::WithoutGil without_gil;  // it may wait for the message
+    check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
+  } else if (stream_ && *stream_ != later) event_->block(later);
 }
 
 void Operation::submitted(isthmus_work_t handle) {

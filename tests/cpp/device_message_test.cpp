@@ -217,7 +217,9 @@ TEST(DeviceMessage, MayBeOrderedLater) {
           MUST(std::memcmp(result.host, sent.data(), bytes) == 0);
           OK(recv.wait());
           OK(send.wait());
-          OK(isthmus_work_order(recv.work, user.stream));  // long over
+          OK(isthmus_work_order(recv.work, user.stream));  // another one; it may be over
+          must_cu("StreamSynchronize", user.stream);
+          MUST(in.get(bytes) == sent);
           refused(r, ISTHMUS_ERR_UNSUPPORTED, "only a receive can be ordered later", [&] {
             how.on_stream = 2;
             return isthmus_all_reduce(r.comm, in.at(), in.at(), 1, ISTHMUS_UINT8, ISTHMUS_SUM, &how, nullptr);
@@ -299,6 +301,84 @@ TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {
       EXPECT_NE(text.find("4000000 x uint8"), std::string::npos) << text;
       EXPECT_NE(text.find("3999999 x uint8"), std::string::npos) << text;
     });
+}
+
+// The user's stream gets through, and nothing is left standing on the device, also where the receive was on a stream.
+TEST(DeviceMessage, OfAnotherSizeOnAStreamLetTheStreamGoOn) {
+  for (const int on_stream : {1, 2})
+    fly("0a 1b", [&](Rank &r) {
+      ring(r, 100, 1, false);
+      Memory x(r, 50'000);
+      UserStream user;
+      isthmus_call how = on(user.stream);
+      Work work;
+      if (r.rank == 0) {
+        OK(isthmus_send(r.comm, x.at(), 40'000, ISTHMUS_UINT8, 1, 0, nullptr, &work.work));
+      } else {
+        how.on_stream = on_stream;
+        OK(isthmus_recv(r.comm, x.at(), 50'000, ISTHMUS_UINT8, 0, 0, nullptr, &how, &work.work));
+        const isthmus_result ordered = isthmus_work_order(work.work, user.stream);
+        MUST(ordered == ISTHMUS_OK || ordered == ISTHMUS_ERR_MISMATCH);
+        MUST(work.wait() == ISTHMUS_ERR_MISMATCH);
+      }
+      MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
+    });
+}
+
+// Messages to one rank, or with one tag, do not stand behind those to another: S waits for R on the stream, R's sender waits for H.
+TEST(DeviceMessage, DoNotWaitForThoseToOthers) {
+  fly("0a 1b -c", [](Rank &r) {
+    ring(r, 100, 1, false);
+    Memory first(r, 50'000), second(r, 50'000);
+    int word = r.rank;
+    if (r.rank == 0) {
+      UserStream user;
+      const isthmus_call how = on(user.stream);
+      Work s, t;
+      OK(isthmus_recv(r.comm, first.at(), 50'000, ISTHMUS_UINT8, 1, 0, nullptr, &how, &t.work));
+      OK(isthmus_send(r.comm, first.at(), 50'000, ISTHMUS_UINT8, 2, 0, &how, &s.work));
+      OK(isthmus_send(r.comm, &word, 1, ISTHMUS_INT32, 1, 0, nullptr, nullptr));
+      OK(s.wait());
+      OK(t.wait());
+    } else if (r.rank == 1) {
+      first.put(letter(1, 7, 50'000));
+      OK(isthmus_recv(r.comm, &word, 1, ISTHMUS_INT32, 0, 0, nullptr, nullptr, nullptr));
+      OK(isthmus_send(r.comm, first.at(), 50'000, ISTHMUS_UINT8, 0, 0, nullptr, nullptr));
+    } else {
+      OK(isthmus_recv(r.comm, second.at(), 50'000, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+      MUST(second.get(50'000) == letter(1, 7, 50'000));
+    }
+  });
+}
+
+// A receive from any rank before one from a certain rank: each gets one message whole.
+TEST(DeviceMessage, FromAnyRankComeBeforeLaterOnesFromOne) {
+  Options options;
+  options.settings = "CHUNK_BYTES=4096";
+  for (const char *fleet : {"0a 1b", "0a -b", "-a 0b"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          constexpr size_t kBytes = 300'000;
+          Memory one(r, kBytes), two(r, kBytes);
+          if (r.rank == 1) {
+            one.put(letter(1, 1, kBytes));
+            two.put(letter(1, 2, kBytes));
+            OK(isthmus_barrier(r.comm, nullptr, nullptr));
+            OK(isthmus_send(r.comm, one.at(), kBytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr));
+            OK(isthmus_send(r.comm, two.at(), kBytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr));
+            return;
+          }
+          Work a, b;
+          OK(isthmus_recv(r.comm, one.at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 0, nullptr, nullptr, &a.work));
+          OK(isthmus_recv(r.comm, two.at(), kBytes, ISTHMUS_UINT8, 1, 0, nullptr, nullptr, &b.work));
+          OK(isthmus_barrier(r.comm, nullptr, nullptr));
+          OK(a.wait());
+          OK(b.wait());
+          MUST(one.get(kBytes) == letter(1, 1, kBytes));
+          MUST(two.get(kBytes) == letter(1, 2, kBytes));
+        },
+        options);
 }
 
 // Nobody answers: the deadline names the rank, an abort ends it, and the user's stream gets through.

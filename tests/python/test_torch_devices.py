@@ -218,7 +218,9 @@ def messages() -> int:
     return checked
 
 
-@pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1", "ascend:2", "ascend:1,cpu:1,nvidia:1"])
+@pytest.mark.parametrize(
+    "fleet", ["nvidia:2", "nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1", "ascend:2", "ascend:1,cpu:1,nvidia:1"]
+)
 def test_messages_of_tensors_of_devices(fleet: str) -> None:
     assert min(run_fleet(fleet, messages, init=False, timeout=240)) >= 3 * 5
 
