@@ -214,7 +214,7 @@ isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm
     if (o.settings) init.settings.apply(o.settings);
     if (o.island) init.settings.set("ISTHMUS_ISLAND", o.island);
     if (o.bridge) init.settings.set("ISTHMUS_BRIDGE", o.bridge);
-    if (o.timeout != 0) init.settings.set("ISTHMUS_TIMEOUT", fmt::format("{}", o.timeout));
+    if (o.timeout != 0) init.settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", o.timeout));
     if (options) {
       init.rank = o.rank;
       init.world = o.world_size > 0 ? o.world_size : -1;

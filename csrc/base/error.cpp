@@ -26,7 +26,7 @@ const char *code_name(Code code) noexcept {
 std::string system_text(const char *what, int error) {
   char buffer[128] = {};
   // GNU strerror_r: returns the text, which may or may not be in `buffer`.
-  return fmt::format("{}: {} ({})", what, strerror_r(error, buffer, sizeof buffer), error);
+  return formatted("{}: {} ({})", what, strerror_r(error, buffer, sizeof buffer), error);
 }
 
 void fail_system(const char *what, int error) { throw Error(Code::System, system_text(what, error)); }

@@ -2,13 +2,12 @@
 // isthmus_last_error() at the C boundary, so the numbers of Code are those of isthmus.h (static_assert in api/).
 #pragma once
 
-#define FMT_HEADER_ONLY 1
-#include <fmt/format.h>
-
 #include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
+
+#include "base/format.hpp"
 
 namespace isthmus {
 
@@ -46,7 +45,7 @@ class Error : public std::exception {
 
 template <class... A>
 [[noreturn]] void fail(Code code, fmt::format_string<A...> format, A &&...args) {
-  throw Error(code, fmt::format(format, std::forward<A>(args)...));
+  throw Error(code, formatted(format, std::forward<A>(args)...));
 }
 
 // "connect: Connection refused (111)" for the errno value `error`.

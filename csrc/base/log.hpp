@@ -1,28 +1,33 @@
 // Logging: one spdlog logger to stderr. ISTHMUS_LOG sets the level; the macros format nothing when the level is off.
 #pragma once
 
-#define FMT_HEADER_ONLY 1
-#ifndef SPDLOG_HEADER_ONLY
-#define SPDLOG_HEADER_ONLY 1
-#endif
-#ifndef SPDLOG_FMT_EXTERNAL
-#define SPDLOG_FMT_EXTERNAL 1
-#endif
-#include <spdlog/spdlog.h>
+#include <atomic>
+
+#include "base/format.hpp"
 
 namespace isthmus {
 
-spdlog::logger &log();  // made at the first call; thread-safe; outlives every static destructor of ours
+enum class LogLevel : int { Debug = 1, Info = 2, Warn = 3, Error = 4 };  // as spdlog numbers them
+
 void set_log_level(const char *level) noexcept;  // "trace" "debug" "info" "warn" "error" "off"
+inline std::atomic<int> log_level_now{static_cast<int>(LogLevel::Warn)};
+inline bool log_on(LogLevel level) noexcept {
+  return static_cast<int>(level) >= log_level_now.load(std::memory_order_relaxed);
+}
+// Thread-safe; what cannot be written is not.
+void log_values(LogLevel level, fmt::string_view format, fmt::format_args values) noexcept;
+template <class... A>
+void log_at(LogLevel level, fmt::format_string<A...> format, A &&...values) noexcept {
+  log_values(level, format, fmt::make_format_args(values...));
+}
 
 }  // namespace isthmus
 
-#define ISTHMUS_LOG_AT(level, ...)                        \
-  do {                                                    \
-    auto &l_ = ::isthmus::log();                          \
-    if (l_.should_log(level)) l_.log(level, __VA_ARGS__); \
+#define ISTHMUS_LOG_AT(level, ...)                                       \
+  do {                                                                   \
+    if (::isthmus::log_on(level)) ::isthmus::log_at(level, __VA_ARGS__); \
   } while (0)
-#define ISTHMUS_DEBUG(...) ISTHMUS_LOG_AT(::spdlog::level::debug, __VA_ARGS__)
-#define ISTHMUS_INFO(...) ISTHMUS_LOG_AT(::spdlog::level::info, __VA_ARGS__)
-#define ISTHMUS_WARN(...) ISTHMUS_LOG_AT(::spdlog::level::warn, __VA_ARGS__)
-#define ISTHMUS_ERROR(...) ISTHMUS_LOG_AT(::spdlog::level::err, __VA_ARGS__)
+#define ISTHMUS_DEBUG(...) ISTHMUS_LOG_AT(::isthmus::LogLevel::Debug, __VA_ARGS__)
+#define ISTHMUS_INFO(...) ISTHMUS_LOG_AT(::isthmus::LogLevel::Info, __VA_ARGS__)
+#define ISTHMUS_WARN(...) ISTHMUS_LOG_AT(::isthmus::LogLevel::Warn, __VA_ARGS__)
+#define ISTHMUS_ERROR(...) ISTHMUS_LOG_AT(::isthmus::LogLevel::Error, __VA_ARGS__)

@@ -96,8 +96,8 @@ size_t distance(std::string_view a, std::string_view b) {  // Levenshtein, for "
 std::string range_text(const SettingRow &row) {
   switch (row.kind) {
     case K::Integer:
-    case K::Bytes: return fmt::format("{:.0f} to {:.0f}", row.min, row.max);
-    case K::Real: return fmt::format("{:g} to {:g}", row.min, row.max);
+    case K::Bytes: return formatted("{:.0f} to {:.0f}", row.min, row.max);
+    case K::Real: return formatted("{:g} to {:g}", row.min, row.max);
     case K::Choice: return row.choices;
     case K::Text: break;
   }
@@ -214,8 +214,8 @@ std::string Settings::agreed_text() const {
   std::string out;
   for (const auto &row : kSettings)
     if (row.agreed)
-      out += fmt::format("{}={} ", row.name,
-                         row.kind == K::Integer || row.kind == K::Bytes ? std::to_string(integer(row.id)) : text(row.id));
+      out += formatted("{}={} ", row.name,
+                       row.kind == K::Integer || row.kind == K::Bytes ? std::to_string(integer(row.id)) : text(row.id));
   return out;
 }
 

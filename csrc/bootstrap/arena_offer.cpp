@@ -44,7 +44,7 @@ PeerArena map_peer_arena(const UniqueFd &fd, uint64_t bytes, const Bytes16 &proc
       return out;
     }
     if (bytes < kArenaHeader || ::fstat(fd.get(), &s) != 0 || static_cast<uint64_t>(s.st_size) < bytes) {
-      out.why = fmt::format("its memory is smaller than the {} bytes announced", bytes);
+      out.why = formatted("its memory is smaller than the {} bytes announced", bytes);
       return out;
     }
     Mapping m(fd.get(), bytes);

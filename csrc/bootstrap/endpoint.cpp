@@ -30,7 +30,7 @@ bool forked() noexcept { return net::forked(); }
 
 std::string hex(const Bytes16 &b) {
   std::string out;
-  for (const uint8_t x : b) out += fmt::format("{:02x}", x);
+  for (const uint8_t x : b) out += formatted("{:02x}", x);
   return out;
 }
 
@@ -39,7 +39,7 @@ Bytes16 host_identity() {
   if (parts.empty()) return net::random16();  // no identity: nominates nobody, and everybody is reached by TCP
   // Abstract Unix sockets live in a network namespace: containers with their own are hosts of their own to us.
   struct stat s {};
-  if (::stat("/proc/self/ns/net", &s) == 0) parts += fmt::format(" {} {}", s.st_dev, s.st_ino);
+  if (::stat("/proc/self/ns/net", &s) == 0) parts += formatted(" {} {}", s.st_dev, s.st_ino);
   return net::siphash128({}, std::as_bytes(std::span(parts)));
 }
 

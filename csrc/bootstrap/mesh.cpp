@@ -21,7 +21,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
     UniqueFd fd;
     const int error = net::try_listen_tcp(a, fd);
     if (error != 0) {
-      failures += fmt::format("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
+      failures += formatted("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
       continue;
     }
     self.tcp.push_back(net::local_address(fd.get()).text());
@@ -43,7 +43,7 @@ void watch(int epoll, int operation, int fd, uint32_t events, uint64_t data) {
 std::string process_text(const Endpoint &e) {
   std::string where;
   for (const auto &t : e.tcp) where += (where.empty() ? " (" : ", ") + t;
-  return fmt::format("process {} on host {}{}", e.pid, e.hostname, where.empty() ? "" : where + ")");
+  return formatted("process {} on host {}{}", e.pid, e.hostname, where.empty() ? "" : where + ")");
 }
 
 std::string Peer::lost_text() const {
@@ -59,7 +59,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
       self{net::random16(), host_identity(), host_name(), {}, {}, ::getpid()},
       arena(offer_arena(arena_fd, arena_bytes, self.process)),
       gate(self.process, net::Gate::UnknownKey::Wait) {
-  self.unix_name = fmt::format("isthmus-{}-{}", self.pid, hex(self.process));
+  self.unix_name = formatted("isthmus-{}-{}", self.pid, hex(self.process));
   for (UniqueFd &fd : open_listeners(settings, route_hint, self)) gate.add_listener(std::move(fd));
   UniqueFd e(::epoll_create1(EPOLL_CLOEXEC)), w(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!e || !w) fail_system("epoll_create1, eventfd", errno);

@@ -79,7 +79,7 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
       net::Credentials c;
       if (error == 0 && net::peer_credentials(fd.get(), c) && c.uid == ::geteuid())
         return dial_local(e, key, std::move(fd), at_most(deadline, kAttemptSeconds));
-      if (error == 0) unshared = fmt::format("it belongs to user {}, we to user {}", c.uid, ::geteuid());
+      if (error == 0) unshared = formatted("it belongs to user {}, we to user {}", c.uid, ::geteuid());
       else if (local) unshared = system_text("Unix socket", error);
       refused = local && error == ECONNREFUSED;
       last = unshared;
@@ -124,7 +124,7 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
       fail(Code::PeerLost, "{} is no longer there ({}); it has probably ended", process_text(e), last);
     if (deadline.passed()) {
       const std::string text =
-          fmt::format("could not connect to {} within {:.1f} s: {}", process_text(e), seconds_since(start), last);
+          formatted("could not connect to {} within {:.1f} s: {}", process_text(e), seconds_since(start), last);
       throw Error(key_since != 0 ? Code::Auth : Code::Timeout, text);
     }
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + pause)));

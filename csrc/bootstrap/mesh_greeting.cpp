@@ -33,7 +33,7 @@ void Mesh::State::admit(net::Guest &&guest) {
     return refuse(g, "it speaks " + net::version_text(h.version, net::kProtocolVersion));
   if (h.role == net::Role::Rendezvous) return refuse(g, "it looks for a rendezvous; this is a control port");
   if (h.role == net::Role::Data && (h.count > kMaxStreams || h.index >= h.count))
-    return refuse(g, fmt::format("it announced data stream {} of {}", h.index, h.count));
+    return refuse(g, formatted("it announced data stream {} of {}", h.index, h.count));
   if (h.role == net::Role::Control) {
     const std::lock_guard lock(mutex);
     if (by_process.contains(h.process)) return refuse(g, "it is connected already");

@@ -133,7 +133,7 @@ void Mesh::State::on_readable(Peer &peer) {
     while ((r = p.reader.next(type, body)) == net::FrameReader::Result::Frame) {
       if (type < kFirstOwnType) events.on_message(peer, type, body);
       else if (type == static_cast<uint16_t>(Own::Bye)) p.bye = true;
-      else if (type != static_cast<uint16_t>(Own::Heartbeat)) end = fmt::format("sent an unknown message (type {})", type);
+      else if (type != static_cast<uint16_t>(Own::Heartbeat)) end = formatted("sent an unknown message (type {})", type);
     }
     if (r == net::FrameReader::Result::Bad) end = "sent " + p.reader.why();
     if (!end.empty()) break;
@@ -152,14 +152,14 @@ void Mesh::State::on_readable(Peer &peer) {
       end = system_text("is unreachable: its control connection failed", errno);
     }
   }
-  if (!end.empty()) lose(peer, fmt::format("{} {}", process_text(peer.endpoint), end));
+  if (!end.empty()) lose(peer, formatted("{} {}", process_text(peer.endpoint), end));
 }
 
 void Mesh::State::on_ended(Peer &peer) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   peer.state_->ended = true;
   on_readable(peer);
-  lose(peer, fmt::format("{} {}", process_text(peer.endpoint), peer.state_->bye ? "shut Isthmus down" : "ended"));
+  lose(peer, formatted("{} {}", process_text(peer.endpoint), peer.state_->bye ? "shut Isthmus down" : "ended"));
 }
 
 void Mesh::State::lose(Peer &peer, const std::string &why) {

@@ -114,7 +114,7 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
            "to the interface that its traffic reaches",
            address);
     if (error != EADDRINUSE)
-      fail(Code::System, "rank 0: {}", system_text(fmt::format("listening at {}", address).c_str(), error));
+      fail(Code::System, "rank 0: {}", system_text(formatted("listening at {}", address).c_str(), error));
     meet_other_root(address, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
     if (bind_until.passed())
       fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port", address);

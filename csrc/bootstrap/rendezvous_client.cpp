@@ -87,7 +87,7 @@ class Client final : public Exchange {
         hello.index = static_cast<uint32_t>(rank_);
         hello.count = static_cast<uint32_t>(world_);
         hello.process = rendezvous_process();
-        net::dial(fd.get(), hello, key_, fmt::format("rank 0 at {}", address.text()), deadline);
+        net::dial(fd.get(), hello, key_, formatted("rank 0 at {}", address.text()), deadline);
         net::ByteVector message;
         append_join(message, {::getpid(), host_name()});
         if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {

@@ -72,8 +72,8 @@ class Root final : public Exchange {
     std::map<uint32_t, Blob> blobs;
     int rank() const noexcept { return static_cast<int>(hello.index); }
     std::string text() const {
-      return fmt::format("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
-                         from);
+      return formatted("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
+                       from);
     }
   };
 
@@ -105,22 +105,22 @@ class Root final : public Exchange {
       else if (!by_rank_[r]->blobs.contains(round_)) silent.push_back(static_cast<int>(r));
     }
     if (absent.empty())
-      return fmt::format("{} of {} did not take part in exchange {} of the rendezvous at {} within {:.1f} s",
-                         ranks_text(silent), world_, round_, where_, waited());
-    std::string text = fmt::format(
+      return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:.1f} s",
+                       ranks_text(silent), world_, round_, where_, waited());
+    std::string text = formatted(
         "{} of {} did not arrive within {:.1f} s at {}; check that they were started with the same address "
         "and world size",
         ranks_text(absent), world_, waited(), where_);
     if (gate_.refused() > 0)
-      text += fmt::format(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
+      text += formatted(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
     return text;
   }
   std::string unread_text() const {
     std::vector<int> slow;
     for (const auto &c : clients_)
       if (c->fd && !c->out.empty() && c->join) slow.push_back(c->rank());
-    return fmt::format("{} of {} did not read the result of the rendezvous within {:.1f} s", ranks_text(slow), world_,
-                       waited());
+    return formatted("{} of {} did not read the result of the rendezvous within {:.1f} s", ranks_text(slow), world_,
+                     waited());
   }
 
   void queue(Client &c, std::shared_ptr<const net::ByteVector> bytes) {
@@ -160,9 +160,9 @@ class Root final : public Exchange {
     c->from = std::move(g.from);
     if (c->hello.version != net::kProtocolVersion) {
       set_failure(Code::Mismatch,
-                  fmt::format("rank {} at {} speaks protocol version {}, rank 0 at {} speaks version {}; install the "
-                              "same Isthmus everywhere",
-                              c->rank(), c->from, c->hello.version, where_, net::kProtocolVersion));
+                  formatted("rank {} at {} speaks protocol version {}, rank 0 at {} speaks version {}; install the "
+                            "same Isthmus everywhere",
+                            c->rank(), c->from, c->hello.version, where_, net::kProtocolVersion));
       return;  // it was told in the handshake
     }
     if (c->hello.role != net::Role::Rendezvous) {
@@ -177,20 +177,19 @@ class Root final : public Exchange {
     const Client *first = rank < by_rank_.size() ? by_rank_[rank] : nullptr;
     if (!failure_.ok()) return tell(c);
     if (c.hello.count != static_cast<uint32_t>(world_)) {
-      set_failure(Code::Mismatch, fmt::format("{} was started with world size {}, rank 0 with {}; give all ranks the same",
-                                              c.text(), c.hello.count, world_));
+      set_failure(Code::Mismatch, formatted("{} was started with world size {}, rank 0 with {}; give all ranks the same",
+                                            c.text(), c.hello.count, world_));
     } else if (rank >= by_rank_.size()) {
-      set_failure(Code::Mismatch, fmt::format("{}: its rank is outside 0 to {}", c.text(), world_ - 1));
+      set_failure(Code::Mismatch, formatted("{}: its rank is outside 0 to {}", c.text(), world_ - 1));
     } else if (complete() && first && first->hello.process == c.hello.process) {
       auto again = std::make_shared<net::ByteVector>();  // its next init; this one has all its ranks, and ends soon
       net::append_frame(*again, static_cast<uint16_t>(Meet::Again), {});
       queue(c, std::move(again));
     } else if (first || rank == 0) {
-      const std::string other =
-          first ? first->text() : fmt::format("rank 0 (process {} on host {})", ::getpid(), host_name());
+      const std::string other = first ? first->text() : formatted("rank 0 (process {} on host {})", ::getpid(), host_name());
       const Status duplicate{
           Code::Mismatch,
-          fmt::format("two processes have rank {}: {} and {}; give every process its own rank", rank, other, c.text())};
+          formatted("two processes have rank {}: {} and {}; give every process its own rank", rank, other, c.text())};
       if (!complete()) return set_failure(duplicate.code, duplicate.text);
       c.failed_told = true;  // all ranks are here, so this one is too many, and the others go on without it
       auto bytes = std::make_shared<net::ByteVector>();
@@ -215,17 +214,17 @@ class Root final : public Exchange {
         return;
       }
       case Meet::GiveUp:
-        if (member(c)) set_failure(Code::Timeout, missing_text() + fmt::format("; rank {} gave up first", c.rank()));
+        if (member(c)) set_failure(Code::Timeout, missing_text() + formatted("; rank {} gave up first", c.rank()));
         return;
       case Meet::Result:
       case Meet::Failure:
       case Meet::Again: break;
     }
-    malformed(c, fmt::format("an unexpected message (type {})", type));
+    malformed(c, formatted("an unexpected message (type {})", type));
   }
 
   void malformed(Client &c, const std::string &what) {
-    if (member(c)) return set_failure(Code::Mismatch, fmt::format("{} sent {} during the rendezvous", c.text(), what));
+    if (member(c)) return set_failure(Code::Mismatch, formatted("{} sent {} during the rendezvous", c.text(), what));
     ISTHMUS_WARN("refused a client: {}: {}", c.from, what);
     c.fd.reset();
   }

@@ -141,9 +141,9 @@ std::string ranks_text(const std::vector<int> &ranks) {
   const size_t named = std::min(ranks.size(), kNamed);
   for (size_t i = 0; i < named; ++i) {
     const bool last = i + 1 == named && ranks.size() == named;
-    out += fmt::format("{}rank {}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+    out += formatted("{}rank {}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
   }
-  if (ranks.size() > named) out += fmt::format(" and {} more", ranks.size() - named);
+  if (ranks.size() > named) out += formatted(" and {} more", ranks.size() - named);
   return out;
 }
 

@@ -75,8 +75,8 @@ class HcclCommunicator final : public Communicator {
     init.name = kInit;
     if (!ask(init, join.deadline.ns()) && !rank_->failed.load())
       rank_->keep(
-          {Code::Timeout, fmt::format("hccl init: not all {} ranks of the island joined in time (this is rank {} of it)",
-                                      size(), this->rank())});
+          {Code::Timeout, formatted("hccl init: not all {} ranks of the island joined in time (this is rank {} of it)",
+                                    size(), this->rank())});
     if (!rank_->failed.load()) return;
     const Status s = status();
     leave();
@@ -155,11 +155,11 @@ class HcclCommunicator final : public Communicator {
       return;
     const int64_t until = now_ns() + kFollow;
     if (ask(t, until)) return;
-    if (now_ns() < until) rank_->keep({Code::Aborted, fmt::format("hccl {}: aborted", t.name)});
+    if (now_ns() < until) rank_->keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
     else
-      rank_->keep({Code::Timeout, fmt::format("hccl {}: not on its stream in time; the other ranks of the island have not "
-                                              "come to it",
-                                              t.name)});
+      rank_->keep({Code::Timeout, formatted("hccl {}: not on its stream in time; the other ranks of the island have not "
+                                            "come to it",
+                                            t.name)});
   }
   // The thread makes the call; whether it has been made when this returns.
   bool ask(const Task &t, int64_t until_ns) {
@@ -307,7 +307,7 @@ class Hccl final : public Library {
       return;
     }
     int major = 0, minor = 0, patch = 0;
-    if (numbers && numbers(&major, &minor, &patch) == 0) o_.version = fmt::format("{}.{}.{}", major, minor, patch);
+    if (numbers && numbers(&major, &minor, &patch) == 0) o_.version = formatted("{}.{}.{}", major, minor, patch);
   }
 
   Opened o_;

@@ -35,9 +35,9 @@ inline Status outcome(const Opened &o, const char *call, Result r) {
   if (r == kSuccess) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
   const char *last = o.last_words ? o.last_words() : nullptr;
-  return {Code::System, fmt::format("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
-                                    r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "",
-                                    last && *last ? ": " : "", last && *last ? last : "")};
+  return {Code::System, formatted("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
+                                  r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "",
+                                  last && *last ? ": " : "", last && *last ? last : "")};
 }
 
 inline constexpr const char *kInit = "init", *kDestroy = "destroy";

@@ -36,7 +36,7 @@ constexpr Row kRows[] = {
     {{"rccl", "hip"}, "librccl.so.1", "nccl", "install AMD's RCCL", version_code(2, 14, 0), version_code(2, 20, 5)},
 };
 
-std::string version_text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+std::string version_text(int code) { return formatted("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
 
 // -1: no such type there.
 int type_number(DType t) noexcept {
@@ -78,8 +78,8 @@ Status outcome(const Opened &o, const char *call, Result r, Handle handle = null
   if (r == kSuccess || r == kInProgress) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
   const char *last = o.f.GetLastError ? o.f.GetLastError(handle) : nullptr;
-  return {Code::System, fmt::format("{} {}: {} ({}){}{}", o.row->family, call, text ? text : "unknown result", r,
-                                    last && *last ? ": " : "", last && *last ? last : "")};
+  return {Code::System, formatted("{} {}: {} ({}){}{}", o.row->family, call, text ? text : "unknown result", r,
+                                  last && *last ? ": " : "", last && *last ? last : "")};
 }
 
 void nap() noexcept {
@@ -105,9 +105,9 @@ class NcclCommunicator final : public Communicator {
     const Status s = status();
     leave();
     throw Error(s.code, s.code == Code::Timeout
-                            ? fmt::format("{} init: not all {} ranks of the island joined in time (this is "
-                                          "rank {} of it)",
-                                          opened_.row->family, size_, rank_)
+                            ? formatted("{} init: not all {} ranks of the island joined in time (this is "
+                                        "rank {} of it)",
+                                        opened_.row->family, size_, rank_)
                             : s.text);
   }
   ~NcclCommunicator() override { leave(); }
@@ -233,11 +233,11 @@ class NcclCommunicator final : public Communicator {
       const Result r = f().CommGetAsyncError(handle_, &state);
       if (r != kSuccess || state != kInProgress) return keep(outcome(opened_, call, r != kSuccess ? r : state, handle_));
       if (aborted_.load(std::memory_order_acquire))
-        return keep({Code::Aborted, fmt::format("{} {}: aborted", opened_.row->family, call)});
+        return keep({Code::Aborted, formatted("{} {}: aborted", opened_.row->family, call)});
       if (now_ns() > until_ns)
-        return keep({Code::Timeout, fmt::format("{} {}: not on its stream in time; the other ranks of the island have not "
-                                                "come to it",
-                                                opened_.row->family, call)});
+        return keep({Code::Timeout, formatted("{} {}: not on its stream in time; the other ranks of the island have not "
+                                              "come to it",
+                                              opened_.row->family, call)});
       if (i < 1000) ::sched_yield();
       else nap();
     }

@@ -129,8 +129,8 @@ struct Rank {
 Status outcome(const Rank &r, const char *call, Result result) {
   if (result == 0) return {};
   const char *words = r.f->GetLastError ? r.f->GetLastError(r.handle) : nullptr;
-  return {Code::System, fmt::format("oneccl {}: {} ({}){}{}", call, result_text(result), result, words && *words ? ": " : "",
-                                    words && *words ? words : "")};
+  return {Code::System, formatted("oneccl {}: {} ({}){}{}", call, result_text(result), result, words && *words ? ": " : "",
+                                  words && *words ? words : "")};
 }
 
 struct Arguments {
@@ -408,7 +408,7 @@ class OneCcl final : public Library {
     function = reinterpret_cast<F>(::dlsym(library_, symbol.c_str()));
     if (!function) fail(Code::Unsupported, "oneccl: the library has no {}; {} or newer is needed", symbol, text(kLeast));
   }
-  static std::string text(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+  static std::string text(int code) { return formatted("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
 
   void *library_ = nullptr;  // never closed: its threads would run on in nothing
   Functions f_{};

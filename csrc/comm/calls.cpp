@@ -32,7 +32,7 @@ uint64_t mix(uint64_t h, uint64_t v) {
 uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t times) {
   if (count > kMaxBytes / size / std::max<uint64_t>(times, 1))
     fail(Code::Argument, "{}: a count of {} elements{} is negative or too large", name, static_cast<int64_t>(count),
-         times > 1 ? fmt::format(" for each of {} ranks", times) : "");
+         times > 1 ? formatted(" for each of {} ranks", times) : "");
   return count * size;
 }
 
@@ -148,7 +148,7 @@ void Communicator::check_float8(const char *name, DType dtype) const {
   const auto &ranks = topology_.ranks;
   const auto said = [&](size_t rank) {
     const std::string &device = ranks[rank].device_name;
-    return fmt::format("rank {} ({}{}{})", rank, ranks[rank].device, device.empty() ? "" : ", ", device);
+    return formatted("rank {} ({}{}{})", rank, ranks[rank].device, device.empty() ? "" : ", ", device);
   };
   const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
   fail(Code::Unsupported,

@@ -173,7 +173,7 @@ struct Device {
   device::Runtime *runtime = nullptr;
   int number = 0;
   bool host() const noexcept { return runtime == nullptr; }
-  std::string text() const { return host() ? "host" : fmt::format("{}:{}", runtime->vendor(), number); }
+  std::string text() const { return host() ? "host" : formatted("{}:{}", runtime->vendor(), number); }
 };
 
 // Throws Error(Config) for what names no device, Error(Unsupported) that says what is missing.
@@ -183,9 +183,11 @@ Device find_device(const Settings &settings) {
   const std::string vendor = text.substr(0, text.find(':')), number = text.substr(std::min(vendor.size() + 1, text.size()));
   const bool digits = !number.empty() && number.size() < 6 && std::all_of(number.begin(), number.end(), ::isdigit);
   const std::vector<std::string> known = device::vendors();
-  if (std::find(known.begin(), known.end(), vendor) == known.end() || (vendor.size() < text.size() && !digits))
-    fail(Code::Config, "ISTHMUS_DEVICE={}: must be host, {}, or one of these with :N, N from 0", text,
-         fmt::join(known, ", "));
+  if (std::find(known.begin(), known.end(), vendor) == known.end() || (vendor.size() < text.size() && !digits)) {
+    std::string names = "host";
+    for (const std::string &name : known) names += ", " + name;
+    fail(Code::Config, "ISTHMUS_DEVICE={}: must be {}, or one of these with :N, N from 0", text, names);
+  }
   Device found{&device::open_runtime(vendor), 0};
   const int count = found.runtime->devices();
   found.number = digits ? std::stoi(number) : std::max(local_rank(), 0) % count;
@@ -342,9 +344,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     try {
       part();
     } catch (const Error &e) {
-      trouble = {e.code(), fmt::format("init of '{}' on rank {}: {}", name, rank, e.text())};
+      trouble = {e.code(), formatted("init of '{}' on rank {}: {}", name, rank, e.text())};
     } catch (const std::exception &e) {  // no memory, no thread
-      trouble = {Code::Resource, fmt::format("init of '{}' on rank {}: {}", name, rank, e.what())};
+      trouble = {Code::Resource, formatted("init of '{}' on rank {}: {}", name, rank, e.what())};
     }
   };
   attempt([&] {
@@ -404,7 +406,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
         processes[q] = &context->connect(ranks[q].endpoint, comm->key_, shared, streamed(q) ? streams : 0, deadline);
       } catch (const Error &e) {  // the mesh knows processes; users know ranks
         throw Error(e.code(),
-                    fmt::format("rank {} (pid {} on {}): {}", q, ranks[q].info.pid, ranks[q].info.hostname, e.text()));
+                    formatted("rank {} (pid {} on {}): {}", q, ranks[q].info.pid, ranks[q].info.hostname, e.text()));
       }
     });
   };
@@ -430,7 +432,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       served.arena = device.host() ? context->arena().base() : context->arena_on(*device.runtime, device.number);
     });
   if (island) {
-    served_by = fmt::format(", served by {} {} ({})", library->family(), library->version(), library->path());
+    served_by = formatted(", served by {} {} ({})", library->family(), library->version(), library->path());
     served.library = library;
     served.ranks = island->ranks;
     // Of what plans of islands keep on the device, the most is two chunks and a piece (islands.cpp).
@@ -446,7 +448,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       } catch (const Error &e) {
         for (const int q : island->ranks)
           if (const auto *peer = processes[static_cast<size_t>(q)]; peer && peer->lost.load())
-            throw Error(Code::PeerLost, fmt::format("{}; rank {} is gone: {}", e.text(), q, peer->lost_text()));
+            throw Error(Code::PeerLost, formatted("{}; rank {} is gone: {}", e.text(), q, peer->lost_text()));
         throw;
       }
     });
@@ -511,7 +513,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   const size_t islands = comm->topology_.groups.size();
   ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}; tcp streams {}", name, rank, world,
-               mine.info.hostname, device.host() ? "" : fmt::format(", {} ({})", device.text(), mine.info.device_name),
+               mine.info.hostname, device.host() ? "" : formatted(", {} ({})", device.text(), mine.info.device_name),
                islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
                served_by, topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
                topology.flat ? 0 : streams);
@@ -567,7 +569,7 @@ void Communicator::destroy() noexcept {
 }
 
 void Communicator::abort(const std::string &reason) noexcept {
-  member_->fail(Code::Aborted, fmt::format("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason), true);
+  member_->fail(Code::Aborted, formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason), true);
 }
 
 void Communicator::set_timeout(double seconds) {

@@ -63,21 +63,21 @@ Launch from_environment(const Settings &s) {
     const int port = number("MASTER_PORT");
     // One above: the launcher's own store listens at MASTER_PORT.
     if (!host.empty() && port > 0)
-      l.address = fmt::format("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]",
-                              port < 65535 ? port + 1 : port - 1);
+      l.address = formatted("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]",
+                            port < 65535 ? port + 1 : port - 1);
     l.key_parts = {"torchrun", variable("TORCHELASTIC_RUN_ID"), variable("TORCHELASTIC_RESTART_COUNT"), host,
                    std::to_string(port)};
   } else if (number("OMPI_COMM_WORLD_RANK") >= 0) {
     l = {number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), "", {}, "mpirun"};
     const std::string job = variable("PMIX_NAMESPACE");
-    if (number("OMPI_COMM_WORLD_LOCAL_SIZE") == l.world) l.address = fmt::format("127.0.0.1:{}", port_of("mpirun" + job));
+    if (number("OMPI_COMM_WORLD_LOCAL_SIZE") == l.world) l.address = formatted("127.0.0.1:{}", port_of("mpirun" + job));
     l.key_parts = {"mpirun", job};
   } else if (number("SLURM_PROCID") >= 0) {
     l = {number("SLURM_PROCID"), number("SLURM_NTASKS"), "", {}, "srun"};
     const std::string job = variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID");
     std::string nodes = variable("SLURM_STEP_NODELIST");
     if (nodes.empty()) nodes = variable("SLURM_JOB_NODELIST");
-    if (!nodes.empty()) l.address = fmt::format("{}:{}", first_host(nodes), port_of("srun" + job));
+    if (!nodes.empty()) l.address = formatted("{}:{}", first_host(nodes), port_of("srun" + job));
     l.key_parts = {"srun", job};
   }
   if (s.integer(Setting::Rank) >= 0) l.rank = static_cast<int>(s.integer(Setting::Rank));

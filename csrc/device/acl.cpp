@@ -33,13 +33,13 @@ std::string last_words() {
 
 std::string code_text(Result r) {
   const std::string said = last_words();
-  return said.empty() ? fmt::format("error {}", r) : fmt::format("error {}: {}", r, said);
+  return said.empty() ? formatted("error {}", r) : formatted("error {}: {}", r, said);
 }
 
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
   return {r == kOutOfMemory || r == kNoMemory ? Code::Resource : Code::System,
-          fmt::format("Ascend ACL: {} failed with {}", call, code_text(r))};
+          formatted("Ascend ACL: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -75,7 +75,7 @@ class AclCalls {
   std::string version() const { return version_; }
   std::string describe(int device) const {
     const char *name = the_functions.aclrtGetSocName();
-    return fmt::format("{} number {}", name && *name ? name : "Ascend device", device);
+    return formatted("{} number {}", name && *name ? name : "Ascend device", device);
   }
   int numa(int) const { return -1; }  // the library does not say where on the bus a device is
   Float8 float8(int) const { return Float8::Ocp; }
@@ -119,7 +119,7 @@ class AclCalls {
     int state = kStreamComplete;
     const Result r = the_functions.aclrtStreamQuery(stream, &state);
     if (r == kSuccess) return {};
-    return {Code::System, fmt::format("Ascend ACL: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("Ascend ACL: device {} failed with {}", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // the default stream never is
@@ -258,11 +258,11 @@ std::string version_text() {
   if (the_functions.aclsysGetCANNVersion && the_functions.aclsysGetCANNVersion(kPackageCann, &package) == kSuccess &&
       package.version[0] != 0) {
     package.version[sizeof package.version - 1] = 0;
-    return fmt::format("CANN {}", package.version);
+    return formatted("CANN {}", package.version);
   }
   int major = 0, minor = 0, patch = 0;
   if (!the_functions.aclrtGetVersion || the_functions.aclrtGetVersion(&major, &minor, &patch) != kSuccess) return "unknown";
-  return fmt::format("ACL {}.{}.{}", major, minor, patch);
+  return formatted("ACL {}.{}.{}", major, minor, patch);
 }
 
 // The first function that it must have and has not, or null.

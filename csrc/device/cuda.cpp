@@ -16,13 +16,13 @@ std::string code_text(Result r) {
   const char *name = nullptr, *text = nullptr;
   the_functions.cuGetErrorName(r, &name);
   the_functions.cuGetErrorString(r, &text);
-  return fmt::format("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
+  return formatted("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
 }
 
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
   return {r == kOutOfMemory ? Code::Resource : Code::System,
-          fmt::format("NVIDIA driver: {} failed with {}", call, code_text(r))};
+          formatted("NVIDIA driver: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -49,12 +49,12 @@ class CudaCalls {
       : version_(version), state_(std::make_unique<State>(std::move(numbers))) {}
 
   int devices() const { return static_cast<int>(state_->devices.size()); }
-  std::string version() const { return fmt::format("{}.{}", version_ / 1000, version_ % 1000 / 10); }
+  std::string version() const { return formatted("{}.{}", version_ / 1000, version_ % 1000 / 10); }
   std::string describe(int device) const {
     char name[256] = {}, bus[32] = {};
     ISTHMUS_CUDA(cuDeviceGetName, name, sizeof name - 1, at(device).number);
     ISTHMUS_CUDA(cuDeviceGetPCIBusId, bus, sizeof bus - 1, at(device).number);
-    return fmt::format("{} at {}", name, bus);
+    return formatted("{} at {}", name, bus);
   }
   int numa(int device) const {
     int node = -1;
@@ -88,7 +88,7 @@ class CudaCalls {
   Status try_stream(Handle stream, int device) const {
     const Result r = the_functions.cuStreamQuery(stream);
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, fmt::format("NVIDIA driver: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("NVIDIA driver: device {} failed with {}", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;

@@ -19,7 +19,7 @@ Functions the_functions;
 
 std::string code_text(Result r) {
   const char *name = the_functions.hipGetErrorName(r), *text = the_functions.hipGetErrorString(r);
-  return fmt::format("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
+  return formatted("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
 }
 
 // An error that we expected is not the program's: newer runtimes keep it until somebody asks, and the program would take it for its own.
@@ -31,7 +31,7 @@ Result absorbed(Result r) {
 Status status_of(const char *call, Result r) {
   if (r == kSuccess) return {};
   return {r == kOutOfMemory ? Code::Resource : Code::System,
-          fmt::format("AMD runtime: {} failed with {}", call, code_text(r))};
+          formatted("AMD runtime: {} failed with {}", call, code_text(r))};
 }
 
 [[noreturn]] void fail_call(const char *call, Result r) {
@@ -54,11 +54,11 @@ class HipCalls {
   HipCalls(int version, int count) : version_(version), count_(count) {}
 
   int devices() const { return count_; }
-  std::string version() const { return fmt::format("{}.{}", version_ / 10'000'000, version_ / 100'000 % 100); }
+  std::string version() const { return formatted("{}.{}", version_ / 10'000'000, version_ / 100'000 % 100); }
   std::string describe(int device) const {
     char name[256] = {};
     ISTHMUS_HIP(hipDeviceGetName, name, sizeof name - 1, device);
-    return fmt::format("{} at {}", name, bus(device));
+    return formatted("{} at {}", name, bus(device));
   }
   // Not by the attribute, which only the newest versions have.
   int numa(int device) const {
@@ -96,7 +96,7 @@ class HipCalls {
   Status try_stream(Handle stream, int device) const {
     const Result r = absorbed(the_functions.hipStreamQuery(stream));
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, fmt::format("AMD runtime: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("AMD runtime: device {} failed with {}", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;

@@ -205,8 +205,8 @@ class Thread final : public HostStream {
     const std::lock_guard lock(queue_->mutex);
     if (queue_->status.ok() && queue_->gone()) {
       const char *where = inside();
-      return {Code::System, fmt::format("stream '{}' runs no more: its thread is stuck in {}; start a new process",
-                                        queue_->name, where ? where : "a library that has no abort")};
+      return {Code::System, formatted("stream '{}' runs no more: its thread is stuck in {}; start a new process",
+                                      queue_->name, where ? where : "a library that has no abort")};
     }
     return queue_->status;
   }
@@ -354,12 +354,12 @@ class HostRuntime final : public Runtime {
     const auto at = reinterpret_cast<uintptr_t>(memory);
     const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
     if (!memory || bytes == 0 || at % page != 0)
-      fail(Code::Argument, "registration of {} bytes at {}: whole pages are registered", bytes, fmt::ptr(memory));
+      fail(Code::Argument, "registration of {} bytes at {}: whole pages are registered", bytes, memory);
     const std::unique_lock lock(mutex_);
     const auto next = registered_.lower_bound(at);
     if ((next != registered_.end() && next->first - at < bytes) ||
         (next != registered_.begin() && at - std::prev(next)->first < std::prev(next)->second))
-      fail(Code::Argument, "registration of {} bytes at {}: a part of it is registered already", bytes, fmt::ptr(memory));
+      fail(Code::Argument, "registration of {} bytes at {}: a part of it is registered already", bytes, memory);
     registered_.emplace(at, bytes);
   }
   void unregister_host(int, void *memory) noexcept override {
@@ -369,7 +369,7 @@ class HostRuntime final : public Runtime {
   void *device_address(int device, const void *memory) const override {
     check(device);
     const std::shared_lock lock(mutex_);
-    if (!inside(registered_, memory)) fail(Code::Argument, "memory at {} is not registered", fmt::ptr(memory));
+    if (!inside(registered_, memory)) fail(Code::Argument, "memory at {} is not registered", memory);
     return const_cast<void *>(memory);
   }
   PointerInfo find(const void *memory) const override {

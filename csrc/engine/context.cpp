@@ -154,9 +154,9 @@ std::byte *Context::arena_on(device::Runtime &runtime, int device) {
       } catch (const Error &e) {
         if (e.code() == Code::Resource && bytes / 2 >= kLeastPinned) continue;
         throw Error(e.code(),
-                    fmt::format("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES, or raise the "
-                                "limit of locked memory (ulimit -l)",
-                                e.text(), bytes));
+                    formatted("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES, or raise the "
+                              "limit of locked memory (ulimit -l)",
+                              e.text(), bytes));
       }
       if (bytes < wanted)
         ISTHMUS_WARN(
@@ -367,8 +367,7 @@ void Context::courier(Member &member) {
       courier_jobs_.push_back(std::move(shared));
       if (!courier_.joinable()) courier_ = own([this] { courier_loop(); });
     } catch (const std::exception &e) {
-      member.fail(Code::Resource, fmt::format("cannot start the thread that carries messages to devices: {}", e.what()),
-                  true);
+      member.fail(Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what()), true);
       return;
     }
   }

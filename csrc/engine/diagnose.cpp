@@ -34,11 +34,11 @@ void Member::mismatch(uint64_t sequence, int q) noexcept {
   const Description &mine = mail_->description(sequence);
   const std::string ours = describe(mine.what.load(), mine.bytes.load());
   fail(Code::Mismatch,
-       fmt::format("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
-                   "make the same calls in "
-                   "the same order",
-                   sequence, name_, rank_, ours, rank_text(q), theirs,
-                   ours == theirs ? " with other counts, or planned it on another topology" : ""),
+       formatted("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
+                 "make the same calls in "
+                 "the same order",
+                 sequence, name_, rank_, ours, rank_text(q), theirs,
+                 ours == theirs ? " with other counts, or planned it on another topology" : ""),
        true);
 }
 
@@ -81,48 +81,47 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
     const PeerRank &p = peers_[q];
     if (p.left.load(std::memory_order_acquire)) {
       code = Code::PeerLost;
-      return fmt::format("{} has destroyed its side of the communicator", rank_text(q));
+      return formatted("{} has destroyed its side of the communicator", rank_text(q));
     }
     Context::Answer a;
     const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
     const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
     if (!context_->query(p.process, p.their_index, epoch_, op.sequence, 150, a))
-      return fmt::format(
-          "{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
-          rank_text(q), silent, chain);
-    const std::string busy = a.busy[0] ? fmt::format("; it is in {}", a.busy) : std::string();
+      return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
+                       rank_text(q), silent, chain);
+    const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
     const auto new_rank = [&](int next) {
       return next >= 0 && next < world_ && std::find(seen.begin(), seen.end(), next) == seen.end();
     };
     if (op.is_p2p() && new_rank(a.waiting_on)) {
       seen.push_back(q);
-      chain += fmt::format(" (rank {} waits for rank {})", q, a.waiting_on);
+      chain += formatted(" (rank {} waits for rank {})", q, a.waiting_on);
       q = a.waiting_on;
       continue;
     }
     if (op.is_p2p()) {
       const char *what = op.call.collective == plan::Collective::Send ? "receive" : "send";
-      return fmt::format("{} has made no {} that matches; last heard {:.1f} s ago{}{}", rank_text(q), what, silent, busy,
-                         chain);
+      return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", rank_text(q), what, silent, busy,
+                       chain);
     }
     if (a.entered < op.sequence && (a.entered > a.done || a.in_message) && new_rank(a.waiting_on)) {  // held up before ours
       seen.push_back(q);
-      chain += a.in_message ? fmt::format(" (rank {} waits for a message of rank {})", q, a.waiting_on)
-                            : fmt::format(" (rank {} waits for rank {} in #{})", q, a.waiting_on, a.entered);
+      chain += a.in_message ? formatted(" (rank {} waits for a message of rank {})", q, a.waiting_on)
+                            : formatted(" (rank {} waits for rank {} in #{})", q, a.waiting_on, a.entered);
       q = a.waiting_on;
       continue;
     }
     if (a.entered < op.sequence)
-      return fmt::format("{} has not called it: {}; last heard {:.1f} s ago{}{}", rank_text(q),
-                         a.entered == 0 ? std::string("it has called nothing on this communicator")
-                                        : fmt::format("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
-                         silent, busy, chain);
+      return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", rank_text(q),
+                       a.entered == 0 ? std::string("it has called nothing on this communicator")
+                                      : formatted("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
+                       silent, busy, chain);
     if (a.known && a.digest != op.digest && a.digest != 0) {
       code = Code::Mismatch;
-      return fmt::format("{} called {} in its place{}", rank_text(q), describe(a.what, a.bytes), chain);
+      return formatted("{} called {} in its place{}", rank_text(q), describe(a.what, a.bytes), chain);
     }
     if (a.done >= op.sequence)
-      return fmt::format("{} has finished it, but what it sent has not arrived; check the network{}", rank_text(q), chain);
+      return formatted("{} has finished it, but what it sent has not arrived; check the network{}", rank_text(q), chain);
     const int next = a.waiting_on;
     if (next < 0 ||
         next >= world_) {  // it was not asleep: slow, or held up this moment. A rank that does not answer at all is likelier
@@ -130,20 +129,19 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
         if (r == rank_ || r == q || std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
         Context::Answer other;
         if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, 100, other))
-          return fmt::format("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
-                             chain);
+          return formatted("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
+                           chain);
       }
-      return fmt::format("{} is still inside it and waits for nobody: it is slow, or its transfer is{}", rank_text(q),
-                         chain);
+      return formatted("{} is still inside it and waits for nobody: it is slow, or its transfer is{}", rank_text(q), chain);
     }
     if (std::find(seen.begin(), seen.end(), next) != seen.end())
-      return fmt::format(
+      return formatted(
           "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
           "that "
           "all ranks use them in the same order{}",
           rank_text(q), next, chain);
     seen.push_back(q);
-    chain += fmt::format(" (rank {} waits for rank {})", q, next);
+    chain += formatted(" (rank {} waits for rank {})", q, next);
     q = next;
   }
 }
@@ -152,17 +150,17 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
 std::string Member::library_text(const Op &op, Code &code) noexcept {
   const char *call = island_->doing();
   if (island_ranks_.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
-    return fmt::format("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
-                       island_family_, device_);
-  const std::string in = call ? fmt::format("{} is in {}", island_family_, call)
-                              : fmt::format("what was given to {} has not ended", island_family_);
+    return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
+                     island_family_, device_);
+  const std::string in = call ? formatted("{} is in {}", island_family_, call)
+                              : formatted("what was given to {} has not ended", island_family_);
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
     Context::Answer a;
     if (peers_[q].left.load(std::memory_order_acquire) ||
         !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, 150, a) || a.entered < op.sequence ||
         (a.known && a.digest != op.digest))
-      return fmt::format("{}; {}", in, culprit(op, q, code));
+      return formatted("{}; {}", in, culprit(op, q, code));
   }
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck";
 }
@@ -176,7 +174,7 @@ void Member::on_deadline(const Op &op) noexcept {
           : op.plan && !op.plan->device.empty() && island_ ? library_text(op, code)
                                                            : "it waited for no rank";
   else who = culprit(op, first, code);
-  fail(code, fmt::format("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
+  fail(code, formatted("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
 }
 
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
@@ -184,7 +182,7 @@ void Member::on_deadline(const Op &op) noexcept {
 // A message whose copy from or to the device has not come to its end.
 std::string Member::own_device_text(const Op &op) const {
   const bool send = op.call.collective == plan::Collective::Send;
-  return fmt::format(
+  return formatted(
       "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
       "waits for something",
       rank_text(rank_), send ? "out" : "in");
@@ -227,7 +225,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
         there = o == late && o->submitted_ns == copy.submitted_ns;
     if (!there) return;
   }
-  fail(code, fmt::format("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who), true);
+  fail(code, formatted("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who), true);
 }
 
 }  // namespace isthmus::engine

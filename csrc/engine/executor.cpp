@@ -96,8 +96,8 @@ bool Member::compare_sizes(Op *op) noexcept {
     if (sent == expected) continue;
     const uint64_t size = dtype_size(op->call.dtype);
     fail(Code::Mismatch,
-         fmt::format("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
-                     describe(*op), rank_text(q), sent / size, rank_, expected / size),
+         formatted("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
+                   describe(*op), rank_text(q), sent / size, rank_, expected / size),
          true);
     return false;
   }
@@ -114,7 +114,7 @@ std::byte *Member::ring_of(Op *op, int rank) noexcept {
     const uint64_t need = op->plan->slots * op->plan->slot_bytes;
     if (d.sequence.load(std::memory_order_acquire) != op->sequence || offset < link::Arena::kHeader || offset > limit ||
         need > limit - offset) {
-      fail(Code::Internal, fmt::format("{}: {} announced a ring outside its shared memory", describe(*op), rank_text(rank)),
+      fail(Code::Internal, formatted("{}: {} announced a ring outside its shared memory", describe(*op), rank_text(rank)),
            true);
       return nullptr;
     }
@@ -252,7 +252,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     }
     case StepKind::Ccl: break;
   }
-  fail(Code::Internal, fmt::format("{}: the plan has a step that the host cannot run", describe(*op)), true);
+  fail(Code::Internal, formatted("{}: the plan has a step that the host cannot run", describe(*op)), true);
   return Outcome::Blocked;
 }
 

@@ -156,7 +156,7 @@ void Member::submit_to_island(Op *op) noexcept {
 
 void Member::ask_for_interrupt() noexcept {
   if (auto *check = interrupt_check.load(std::memory_order_acquire); check && check() != 0)
-    fail(Code::Interrupted, fmt::format("interrupted on {} while it waited", rank_text(rank_)), true);
+    fail(Code::Interrupted, formatted("interrupted on {} while it waited", rank_text(rank_)), true);
 }
 
 bool Member::capturing(void *stream) {
@@ -391,7 +391,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
       if (q >= 0 && !check_peer(late, q)) late = nullptr;
       // A peer that has gone will send nothing more than what it had sent for the operations it ended.
       else if (q >= 0 && peers_[q].left.load(std::memory_order_acquire) && peers_[q].left_done.load() < late->sequence)
-        fail(Code::PeerLost, fmt::format("{}: {} has destroyed its side of the communicator", describe(*late), rank_text(q)),
+        fail(Code::PeerLost, formatted("{}: {} has destroyed its side of the communicator", describe(*late), rank_text(q)),
              true);
     }
     if (late && now >= late->deadline_ns) on_deadline(*late);
@@ -443,8 +443,8 @@ void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const c
     if (peers_[q].process != &process || peers_[q].left.load(std::memory_order_acquire)) continue;
     const std::string doing = waiting_text();
     fail(Code::PeerLost,
-         fmt::format("{} {}: {}{}{}; start it again and make a new communicator", rank_text(q), state, why,
-                     doing.empty() ? "" : "; this rank was in ", doing),
+         formatted("{} {}: {}{}{}; start it again and make a new communicator", rank_text(q), state, why,
+                   doing.empty() ? "" : "; this rank was in ", doing),
          true);
     return;
   }
@@ -458,11 +458,11 @@ void Member::link_broken(const link::Link *link, const std::string &why) noexcep
             std::memory_order_acquire)) {  // it has closed the connection; all it had to say should have come before
       if (waiting_on_.load(std::memory_order_relaxed) != q) continue;
       return fail(Code::PeerLost,
-                  fmt::format("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
-                              rank_text(q), why),
+                  formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
+                            rank_text(q), why),
                   true);
     }
-    peer_lost(*peers_[q].process, fmt::format("its data connection broke ({})", why), "is cut off");
+    peer_lost(*peers_[q].process, formatted("its data connection broke ({})", why), "is cut off");
     return;
   }
 }
@@ -544,7 +544,7 @@ void Member::leave(int64_t until_ns) noexcept {
     flood(why.code, why.text);
   }
   const bool broken = failed() || has_work();
-  fail(Code::Aborted, fmt::format("the communicator was destroyed on rank {}", rank_), has_work());
+  fail(Code::Aborted, formatted("the communicator was destroyed on rank {}", rank_), has_work());
   while (has_work()) {
     if (!drive()) ::sched_yield();
   }
@@ -600,9 +600,9 @@ void Member::credit(uint32_t rank, uint64_t granted) noexcept {
 // ---- words ---------------------------------------------------------------------------------------------------------------------------
 
 std::string Member::rank_text(int rank) const {
-  if (rank < 0 || rank >= world_) return fmt::format("rank {}", rank);
+  if (rank < 0 || rank >= world_) return formatted("rank {}", rank);
   const auto &r = topology_.ranks[static_cast<size_t>(rank)];
-  return fmt::format("rank {} (pid {} on {}{}{})", rank, r.pid, r.hostname, r.island.empty() ? "" : ", island ", r.island);
+  return formatted("rank {} (pid {} on {}{}{})", rank, r.pid, r.hostname, r.island.empty() ? "" : ", island ", r.island);
 }
 
 std::string Member::describe(uint64_t what, uint64_t bytes) {
@@ -612,14 +612,14 @@ std::string Member::describe(uint64_t what, uint64_t bytes) {
   const auto collective = static_cast<plan::Collective>(c);
   using C = plan::Collective;
   if (collective == C::Barrier) return text;
-  text += fmt::format(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
+  text += formatted(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
   if (collective == C::AllReduce || collective == C::Reduce || collective == C::ReduceScatter ||
       collective == C::ReduceScatterV)
-    text += fmt::format(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
-  if (t < kDTypeCount) text += fmt::format(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
+    text += formatted(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
+  if (t < kDTypeCount) text += formatted(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
   if (collective == C::Reduce || collective == C::Broadcast || collective == C::Gather || collective == C::GatherV ||
       collective == C::Scatter || collective == C::ScatterV)
-    text += fmt::format(", root {}", root);
+    text += formatted(", root {}", root);
   return text + ")";
 }
 
@@ -628,17 +628,17 @@ std::string Member::describe(const Op &op) const {
   if (op.is_p2p()) {
     const bool send = c.collective == plan::Collective::Send;
     const uint64_t bytes = op.whole ? op.whole : c.bytes;
-    return fmt::format("{} {} {} (tag {}, {}, {} elements) on rank {} of '{}'",
-                       op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
-                       c.root < 0 ? std::string("any rank") : rank_text(c.root), c.tag, dtype_name(c.dtype),
-                       bytes / dtype_size(c.dtype), rank_, name_);
+    return formatted("{} {} {} (tag {}, {}, {} elements) on rank {} of '{}'",
+                     op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
+                     c.root < 0 ? std::string("any rank") : rank_text(c.root), c.tag, dtype_name(c.dtype),
+                     bytes / dtype_size(c.dtype), rank_, name_);
   }
   const uint64_t what = static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 |
                         static_cast<uint64_t>(c.op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
   std::string progress;
-  if (op.plan && op.chunks > 1) progress = fmt::format(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
-  return fmt::format("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
-                     describe(what, c.bytes), rank_, name_, path_text(op), progress);
+  if (op.plan && op.chunks > 1) progress = formatted(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
+  return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
+                   describe(what, c.bytes), rank_, name_, path_text(op), progress);
 }
 
 std::string Member::path_text(const Op &op) const {
@@ -657,8 +657,8 @@ std::string Member::waiting_text() const {
   std::string text;
   if (const int q = waiting_on_.load(std::memory_order_relaxed); q >= 0 && entered_.load() > done_.load()) {
     const Description &d = mail_->description(entered_.load(std::memory_order_acquire));
-    text = fmt::format("#{} {} of '{}', waiting for {}", entered_.load(), describe(d.what.load(), d.bytes.load()), name_,
-                       rank_text(q));
+    text = formatted("#{} {} of '{}', waiting for {}", entered_.load(), describe(d.what.load(), d.bytes.load()), name_,
+                     rank_text(q));
   }
   return text;
 }

@@ -82,12 +82,12 @@ bool Member::fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dt
   if (whole == asked && total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
   const auto elements = [](uint64_t bytes, uint8_t t) {
     return t < kDTypeCount
-               ? fmt::format("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
-               : fmt::format("{} bytes of unknown type {}", bytes, t);
+               ? formatted("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
+               : formatted("{} bytes of unknown type {}", bytes, t);
   };
-  op->text = fmt::format("{}: {} sent {} but the receive asked for {}; both sides must name the same count and dtype",
-                         describe(*op), rank_text(source), elements(whole, dtype),
-                         elements(asked, static_cast<uint8_t>(op->call.dtype)));
+  op->text =
+      formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same count and dtype", describe(*op),
+                rank_text(source), elements(whole, dtype), elements(asked, static_cast<uint8_t>(op->call.dtype)));
   return false;
 }
 

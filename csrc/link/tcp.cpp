@@ -154,7 +154,7 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
       }
       std::memcpy(&s.in, s.buffer + s.begin, sizeof s.in);
       s.begin += sizeof s.in;
-      if (const char *fault = frame_fault(s.in)) return die(sink, fmt::format("protocol error: {}", fault)), moved;
+      if (const char *fault = frame_fault(s.in)) return die(sink, formatted("protocol error: {}", fault)), moved;
       s.have_header = true;
       s.accepted = false;
       s.since = 0;

@@ -82,7 +82,7 @@ std::vector<Address> of_interface(const std::string &interface) {
   if (out.size() > 4) out.resize(4);
   if (out.empty()) {
     std::string list;
-    for (const auto &i : all) list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
+    for (const auto &i : all) list += formatted("{}{} ({})", list.empty() ? "" : ", ", i.name, i.address.host());
     fail(Code::Config, "ISTHMUS_INTERFACE={}: this host has no such interface or address that is up; it has {}", interface,
          list.empty() ? "none" : list);
   }
@@ -117,7 +117,7 @@ std::string Address::host() const {
 }
 
 std::string Address::text() const {
-  return family() == AF_INET6 ? fmt::format("[{}]:{}", host(), port()) : fmt::format("{}:{}", host(), port());
+  return family() == AF_INET6 ? formatted("[{}]:{}", host(), port()) : formatted("{}:{}", host(), port());
 }
 
 bool Address::loopback() const noexcept {

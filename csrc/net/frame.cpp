@@ -70,7 +70,7 @@ FrameReader::Result FrameReader::next(uint16_t &type, std::span<const std::byte>
     return Result::Bad;
   }
   if (h.length > max_body_) {
-    why_ = fmt::format("a frame of {} bytes (type {}); at most {} are allowed", h.length, h.type, max_body_);
+    why_ = formatted("a frame of {} bytes (type {}); at most {} are allowed", h.length, h.type, max_body_);
     return Result::Bad;
   }
   if (end_ - begin_ < kFrameHeader + h.length) return Result::More;

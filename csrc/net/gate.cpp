@@ -72,7 +72,7 @@ void Gate::refuse(const std::string &from, const std::string &why) {
   }
   next_log_ns_ = now + 1'000'000'000;
   ISTHMUS_WARN("refused a client: {}: {}{}", from, why,
-               unlogged_ ? fmt::format(" (and {} more since the last line)", unlogged_) : "");
+               unlogged_ ? formatted(" (and {} more since the last line)", unlogged_) : "");
   unlogged_ = 0;
 }
 
@@ -185,8 +185,7 @@ void Gate::service(std::vector<Guest> &guests) {
     if (c.acceptor.state() == Acceptor::State::Unproved && (keys_changed || c.deadline.passed())) {
       stays = prove(c, guests);
     } else if (c.deadline.passed()) {
-      refuse(c.from,
-             fmt::format("it did not finish the handshake within {:.0f} s", static_cast<double>(kHandshakeNs) / 1e9));
+      refuse(c.from, formatted("it did not finish the handshake within {:.0f} s", static_cast<double>(kHandshakeNs) / 1e9));
       stays = false;
     }
     at = stays ? std::next(at) : clients_.erase(at);

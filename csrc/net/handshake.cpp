@@ -50,8 +50,8 @@ Bytes16 random16() {
 }
 
 std::string version_text(uint16_t theirs, uint16_t ours) {
-  return fmt::format("protocol version {}, where this process speaks version {}; install the same Isthmus everywhere",
-                     theirs, ours);
+  return formatted("protocol version {}, where this process speaks version {}; install the same Isthmus everywhere", theirs,
+                   ours);
 }
 
 ByteVector encode(const Hello &m) {
@@ -77,7 +77,7 @@ std::optional<Hello> parse_hello(std::span<const std::byte> bytes, std::string &
   Reader r(bytes);
   Hello m;
   if (!has_magic(r)) {
-    why = fmt::format("it does not speak our protocol (it sent '{}')", printable(bytes));
+    why = formatted("it does not speak our protocol (it sent '{}')", printable(bytes));
     return {};
   }
   m.version = r.number<uint16_t>();
@@ -95,7 +95,7 @@ std::optional<Hello> parse_hello(std::span<const std::byte> bytes, std::string &
     return {};
   }
   if (role < 1 || role > 3) {
-    why = fmt::format("a hello with the unknown role {}", role);
+    why = formatted("a hello with the unknown role {}", role);
     return {};
   }
   return m;
@@ -105,7 +105,7 @@ std::optional<Challenge> parse_challenge(std::span<const std::byte> bytes, std::
   Reader r(bytes);
   Challenge m;
   if (!has_magic(r)) {
-    why = fmt::format("it does not speak our protocol (it sent '{}')", printable(bytes));
+    why = formatted("it does not speak our protocol (it sent '{}')", printable(bytes));
     return {};
   }
   m.version = r.number<uint16_t>();

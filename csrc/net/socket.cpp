@@ -69,7 +69,7 @@ int try_listen_tcp(const Address &address, UniqueFd &out) {
 UniqueFd listen_tcp(const Address &address) {
   UniqueFd fd;
   const int error = try_listen_tcp(address, fd);
-  if (error != 0) throw Error(Code::System, system_text(fmt::format("listening at {}", address.text()).c_str(), error));
+  if (error != 0) throw Error(Code::System, system_text(formatted("listening at {}", address.text()).c_str(), error));
   return fd;
 }
 
@@ -137,7 +137,7 @@ UniqueFd accept_client(int listener, std::string &from, int &error) {
   close_in_child(fd.get());
   if (s.ss_family == AF_UNIX) {
     Credentials c;
-    from = peer_credentials(fd.get(), c) ? fmt::format("process {} of user {} on this host", c.pid, c.uid)
+    from = peer_credentials(fd.get(), c) ? formatted("process {} of user {} on this host", c.pid, c.uid)
                                          : "a process on this host";
   } else {
     set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);

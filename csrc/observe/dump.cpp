@@ -106,7 +106,7 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
   auto out = nlohmann::ordered_json::parse(plan::explain_json(plan, comm.topology()));
   out["path"] = one_hop ? "one hop" : "plan";
   if (one_hop)
-    out["text"] = fmt::format(
+    out["text"] = formatted(
         "small message: one hop. Every rank writes its contribution into its cell in shared memory and combines all cells "
         "itself; the result is that of this plan:\n{}",
         out.value("text", ""));

@@ -12,10 +12,10 @@ constexpr const char *kCounterNames[kCounters + kLocalCounters] = {"copied in", 
                                                                    "staged",    "taken",   "ready"};
 
 std::string size_text(uint64_t bytes) {
-  if (bytes >= 10u << 20) return fmt::format("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
-  if (bytes >= 1u << 20) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
-  if (bytes >= 1u << 10) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
-  return fmt::format("{} B", bytes);
+  if (bytes >= 10u << 20) return formatted("{:.0f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes >= 1u << 20) return formatted("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes >= 1u << 10) return formatted("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
+  return formatted("{} B", bytes);
 }
 
 std::string ranks_text(std::vector<int> ranks) {  // "0-3,7"
@@ -25,8 +25,8 @@ std::string ranks_text(std::vector<int> ranks) {  // "0-3,7"
   for (size_t i = 0; i < ranks.size();) {
     size_t j = i;
     while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    out += fmt::format("{}{}", out.empty() ? "" : ",", ranks[i]);
-    if (j > i) out += fmt::format("{}{}", j > i + 1 ? "-" : ",", ranks[j]);
+    out += formatted("{}{}", out.empty() ? "" : ",", ranks[i]);
+    if (j > i) out += formatted("{}{}", j > i + 1 ? "-" : ",", ranks[j]);
     i = j + 1;
   }
   return out;
@@ -73,32 +73,30 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
     case StepKind::Move: {
       const Span &source = p.sources[s.source];
       const std::string whose = source.memory == Memory::Ring && source.rank >= 0 ? "s of " + ranks_text(peers) : "";
-      return fmt::format("{} {}, {}{} to {}", s.scaled ? "scale" : "copy", size_text(bytes), memory_text(source), whose,
-                         memory_text(s.dst));
+      return formatted("{} {}, {}{} to {}", s.scaled ? "scale" : "copy", size_text(bytes), memory_text(source), whose,
+                       memory_text(s.dst));
     }
     case StepKind::Reduce:
-      return fmt::format("fold {} of {} sources to {}{}{}{}", size_text(bytes), s.sources, memory_text(s.dst),
-                         s.has_copy ? std::string(" and ") + memory_text(s.copy) : "",
-                         s.partial ? " as a partial result" : "",
-                         s.groups ? fmt::format(", {} groups in order", s.groups) : "");
-    case StepKind::Send: return fmt::format("send {}{} to {}", size_text(bytes), what, ranks_text(peers));
-    case StepKind::Recv: return fmt::format("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
+      return formatted("fold {} of {} sources to {}{}{}{}", size_text(bytes), s.sources, memory_text(s.dst),
+                       s.has_copy ? std::string(" and ") + memory_text(s.copy) : "", s.partial ? " as a partial result" : "",
+                       s.groups ? formatted(", {} groups in order", s.groups) : "");
+    case StepKind::Send: return formatted("send {}{} to {}", size_text(bytes), what, ranks_text(peers));
+    case StepKind::Recv: return formatted("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
     case StepKind::Taken: return "wait until what was sent is taken";
-    case StepKind::Post: return fmt::format("post {}", kCounterNames[s.counter]);
+    case StepKind::Post: return formatted("post {}", kCounterNames[s.counter]);
     case StepKind::Wait:
-      if (s.counter >= kCounters) return fmt::format("wait for {}", kCounterNames[s.counter]);
-      return s.add > 0
-                 ? fmt::format("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
-                 : fmt::format("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
+      if (s.counter >= kCounters) return formatted("wait for {}", kCounterNames[s.counter]);
+      return s.add > 0 ? formatted("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
+                       : formatted("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
     case StepKind::Ccl: {
       const bool pieces = to - from > 1 || s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
-      return fmt::format("{} {} of {}{}{}", library, island_call_name(s.call), size_text(bytes),
-                         to - from > 1 ? fmt::format(", {} calls", to - from)
-                         : pieces      ? fmt::format(", root {} of the group", s.peer)
-                                       : "",
-                         s.when == When::FullChunk   ? " (full chunks)"
-                         : s.when == When::PartChunk ? " (a shorter last chunk)"
-                                                     : "");
+      return formatted("{} {} of {}{}{}", library, island_call_name(s.call), size_text(bytes),
+                       to - from > 1 ? formatted(", {} calls", to - from)
+                       : pieces      ? formatted(", root {} of the group", s.peer)
+                                     : "",
+                       s.when == When::FullChunk   ? " (full chunks)"
+                       : s.when == When::PartChunk ? " (a shorter last chunk)"
+                                                   : "");
     }
   }
   return "";
@@ -137,29 +135,29 @@ std::string library_of(const Plan &p, const topology::Topology &t) {
 
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
   const std::string library = library_of(p, t);
-  return fmt::format("bridged: {} groups, mine has {} ranks{}", t.groups.size(),
-                     t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
-                     library.empty() ? "" : ", served by " + library);
+  return formatted("bridged: {} groups, mine has {} ranks{}", t.groups.size(),
+                   t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
+                   library.empty() ? "" : ", served by " + library);
 }
 
 std::string heading(const Plan &p, const topology::Topology &t) {
   const Request &r = p.request;
-  std::string text = fmt::format("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
+  std::string text = formatted("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
   if (r.collective != Collective::Barrier)
-    text += is_varying(r.collective) ? fmt::format(", {}, sizes by call", dtype_name(r.dtype))
-                                     : fmt::format(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
-                                                   is_reduction(r.collective) ? fmt::format(", {}", redop_name(r.op)) : "");
-  if (has_root(r.collective)) text += fmt::format(", root {}", r.root);
-  text += fmt::format("\n  path    {}\n", t.flat ? fmt::format("flat: {} ranks share memory", p.world)
-                                          : t.groups.size() == 1
-                                              ? fmt::format("island: {} serves all {} ranks", library_of(p, t), p.world)
-                                              : bridged_text(p, t));
-  text += is_varying(r.collective) ? fmt::format("  chunks  of {}", size_text(p.chunk))
-                                   : fmt::format("  chunks  {} of {}", p.chunks, size_text(p.chunk));
-  if (p.slot_bytes) text += fmt::format(", {} slots of {}", p.slots, size_text(p.slot_bytes));
-  if (p.device_bytes) text += fmt::format(", {} on the device", size_text(p.device_bytes));
-  if (p.scratch_stride) text += fmt::format(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
-  return text + fmt::format("\n  digest  {:016x}\n", p.digest);
+    text += is_varying(r.collective) ? formatted(", {}, sizes by call", dtype_name(r.dtype))
+                                     : formatted(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
+                                                 is_reduction(r.collective) ? formatted(", {}", redop_name(r.op)) : "");
+  if (has_root(r.collective)) text += formatted(", root {}", r.root);
+  text += formatted("\n  path    {}\n", t.flat ? formatted("flat: {} ranks share memory", p.world)
+                                        : t.groups.size() == 1
+                                            ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
+                                            : bridged_text(p, t));
+  text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
+                                   : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
+  if (p.slot_bytes) text += formatted(", {} slots of {}", p.slots, size_text(p.slot_bytes));
+  if (p.device_bytes) text += formatted(", {} on the device", size_text(p.device_bytes));
+  if (p.scratch_stride) text += formatted(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
+  return text + formatted("\n  digest  {:016x}\n", p.digest);
 }
 
 // What the plan costs this rank, and where a bridge is crossed what no plan can beat.
@@ -167,12 +165,12 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
   const bool varying = is_varying(p.request.collective);
   const uint64_t n = varying ? 1 : p.chunks;
   std::string text =
-      fmt::format("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
-                  size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
+      formatted("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
+                size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
   if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce)
-    text += fmt::format("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
-                        size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
-                        size_text(p.request.bytes));
+    text += formatted("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
+                      size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
+                      size_text(p.request.bytes));
   return text + "\n";
 }
 
@@ -188,9 +186,9 @@ std::string explain(const Plan &plan, const topology::Topology &whole) {
     for (const Stage &stage : *list) {
       bool first = true;
       for (const std::string &line : phrases(plan, library_of(plan, t), stage)) {
-        text += fmt::format("  {:12} {}\n",
-                            first ? fmt::format("{} t{}", stage.name, stage.skew ? fmt::format("-{}", stage.skew) : "") : "",
-                            line);
+        text +=
+            formatted("  {:12} {}\n",
+                      first ? formatted("{} t{}", stage.name, stage.skew ? formatted("-{}", stage.skew) : "") : "", line);
         first = false;
       }
       const Volume v = volume_of(plan, stage);
@@ -216,7 +214,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
               {"flat", t.flat},
               {"groups", t.groups.size()},
               {"ccl", library},
-              {"digest", fmt::format("{:016x}", plan.digest)},
+              {"digest", formatted("{:016x}", plan.digest)},
               {"bytes", r.bytes},
               {"chunk", plan.chunk},
               {"chunks", plan.chunks},

@@ -36,7 +36,7 @@ std::string refused(std::string_view name, std::string_view value) {
   return refused([&] { s.set(name, value); });
 }
 bool contains(const std::string &text, std::string_view part) { return text.find(part) != std::string::npos; }
-std::string whole(double v) { return fmt::format("{:.0f}", v); }
+std::string whole(double v) { return isthmus::formatted("{:.0f}", v); }
 bool is_number(Kind k) { return k == Kind::Integer || k == Kind::Bytes; }
 
 std::vector<std::string> choices_of(const SettingRow &row) {
@@ -50,7 +50,8 @@ std::vector<std::string> choices_of(const SettingRow &row) {
 
 std::string range_of(const SettingRow &row) {
   if (row.kind == Kind::Choice) return row.choices;
-  return is_number(row.kind) ? whole(row.min) + " to " + whole(row.max) : fmt::format("{:g} to {:g}", row.min, row.max);
+  return is_number(row.kind) ? whole(row.min) + " to " + whole(row.max)
+                             : isthmus::formatted("{:g} to {:g}", row.min, row.max);
 }
 
 // An environment variable for the length of a test.
@@ -120,9 +121,9 @@ TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
         if (row.kind == Kind::Integer) bad.insert(bad.end(), {"16K", "1M"});
         break;
       case Kind::Real:
-        good = {fmt::format("{}", row.min), fmt::format("{}", row.max)};
-        bad = {fmt::format("{}", std::nextafter(row.min, -INFINITY)),
-               fmt::format("{}", std::nextafter(row.max, INFINITY)),
+        good = {isthmus::formatted("{}", row.min), isthmus::formatted("{}", row.max)};
+        bad = {isthmus::formatted("{}", std::nextafter(row.min, -INFINITY)),
+               isthmus::formatted("{}", std::nextafter(row.max, INFINITY)),
                "-1",
                "nan",
                "inf",
@@ -145,7 +146,7 @@ TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
     for (const auto &v : good) EXPECT_EQ(refused(row.name, v), "") << "'" << v << "'";
     for (const auto &v : bad) {
       const std::string said = refused(row.name, v);
-      EXPECT_TRUE(contains(said, fmt::format("{}={}", row.name, v))) << "'" << v << "': " << said;
+      EXPECT_TRUE(contains(said, isthmus::formatted("{}={}", row.name, v))) << "'" << v << "': " << said;
       EXPECT_TRUE(contains(said, range_of(row))) << "what would be allowed: " << said;
       EXPECT_TRUE(contains(said, *row.fallback ? row.fallback : "empty")) << said;
     }
@@ -192,7 +193,7 @@ TEST(Settings, AnUnknownNameIsAnErrorThatNamesTheNearest) {
   for (const auto &[wrong, meant] : names) {
     const std::string said = refused(wrong, "1");
     EXPECT_TRUE(contains(said, "no such setting")) << said;
-    EXPECT_TRUE(contains(said, wrong) && contains(said, fmt::format("did you mean {}", meant))) << said;
+    EXPECT_TRUE(contains(said, wrong) && contains(said, isthmus::formatted("did you mean {}", meant))) << said;
   }
   // As short names are allowed, in capitals or not, so is a misspelt one understood.
   EXPECT_TRUE(contains(refused("chunk_bites", "1"), "did you mean ISTHMUS_CHUNK_BYTES")) << refused("chunk_bites", "1");
@@ -250,12 +251,12 @@ TEST(Settings, AgreedTextIsEqualWhereWhatIsMeantIsEqualAndDiffersInEachAgreedRow
   EXPECT_EQ(same.agreed_text(), defaults);
   for (const auto &row : setting_rows()) {
     SCOPED_TRACE(row.name);
-    EXPECT_EQ(contains(defaults, fmt::format("{}=", row.name)), row.agreed);
+    EXPECT_EQ(contains(defaults, isthmus::formatted("{}=", row.name)), row.agreed);
     Settings other;
     switch (row.kind) {
       case Kind::Integer:
       case Kind::Bytes: other.set(row.name, whole(row.max)); break;
-      case Kind::Real: other.set(row.name, fmt::format("{}", row.max)); break;
+      case Kind::Real: other.set(row.name, isthmus::formatted("{}", row.max)); break;
       case Kind::Choice: other.set(row.name, choices_of(row).back()); break;
       case Kind::Text: other.set(row.name, "another text"); break;
     }
@@ -529,7 +530,7 @@ TEST(Errors, EveryCodeHasItsName) {
     EXPECT_NE(name, "unknown result");
   }
   EXPECT_STREQ(code_name(static_cast<Code>(99)), "unknown result");
-  EXPECT_EQ(system_text("connect", ECONNREFUSED), fmt::format("connect: Connection refused ({})", ECONNREFUSED));
+  EXPECT_EQ(system_text("connect", ECONNREFUSED), isthmus::formatted("connect: Connection refused ({})", ECONNREFUSED));
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ std::string read_line() {
 
 std::string to_hex(std::span<const std::byte> b) {
   std::string out;
-  for (const std::byte x : b) out += fmt::format("{:02x}", std::to_integer<int>(x));
+  for (const std::byte x : b) out += isthmus::formatted("{:02x}", std::to_integer<int>(x));
   return out;
 }
 
@@ -131,7 +131,7 @@ int play_rank(const std::string &address, int rank, int world, double seconds, d
     if (pause < 0) read_line();
     e->all_gather({}, Deadline(seconds));
   });
-  print(fmt::format("{} {}", static_cast<int>(s.code), s.text));
+  print(isthmus::formatted("{} {}", static_cast<int>(s.code), s.text));
   return 0;
 }
 

@@ -177,7 +177,7 @@ TEST(Launcher, ARankThatIsNoNumberIsAnErrorThatNamesTheVariable) {
       ADD_FAILURE() << name << "=" << value << " was taken";
     } catch (const Error &e) {
       EXPECT_EQ(e.code(), Code::Config);
-      EXPECT_NE(e.text().find(fmt::format("{}={}", name, value)), std::string::npos) << e.text();
+      EXPECT_NE(e.text().find(isthmus::formatted("{}={}", name, value)), std::string::npos) << e.text();
     }
   }
 }

@@ -23,7 +23,7 @@ bool contains(const std::string &text, std::string_view part) { return text.find
 struct Doorkeeper {  // a gate with a thread that serves it
   Gate gate;
   static inline std::atomic<int> number{0};
-  std::string unix_name = fmt::format("isthmus-gate-test-{}-{}", ::getpid(), number.fetch_add(1));
+  std::string unix_name = isthmus::formatted("isthmus-gate-test-{}-{}", ::getpid(), number.fetch_add(1));
   Address address;
   std::mutex mutex;
   std::vector<Guest> guests;  // under mutex, as the next two
@@ -142,8 +142,9 @@ TEST(Gate, BothEndsLearnWhichVersionsMet) {
   constexpr uint16_t kNext = kProtocolVersion + 1;
   const Status s = dial_status(fd.get(), kKey, kNext);
   EXPECT_EQ(s.code, Code::Mismatch);
-  EXPECT_TRUE(contains(s.text, fmt::format("the gate speaks protocol version {}, where this process speaks version {}",
-                                           kProtocolVersion, kNext)))
+  EXPECT_TRUE(
+      contains(s.text, isthmus::formatted("the gate speaks protocol version {}, where this process speaks version {}",
+                                          kProtocolVersion, kNext)))
       << s.text;
   ASSERT_TRUE(d.eventually([&] { return d.guests.size() == 1; }));
   EXPECT_EQ(d.guests[0].hello.version, kNext);
@@ -250,7 +251,7 @@ TEST(Gate, ShutsTheUnixListenerToOtherUsers) {
   if (WEXITSTATUS(status) == kNotNobody) GTEST_SKIP() << "this root may not become another user";
   EXPECT_EQ(WEXITSTATUS(status), kShut);
   EXPECT_TRUE(d.eventually([&] { return contains(d.last_refused, "it belongs to another user"); })) << d.last_refused;
-  EXPECT_TRUE(contains(d.last_refused, fmt::format("user {}", kNobody))) << d.last_refused;
+  EXPECT_TRUE(contains(d.last_refused, isthmus::formatted("user {}", kNobody))) << d.last_refused;
   EXPECT_TRUE(d.guests.empty());
   UniqueFd mine;  // and our own user is still let in
   ASSERT_EQ(connect_unix(d.unix_name, Deadline(1), mine), 0);

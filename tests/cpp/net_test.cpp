@@ -21,7 +21,7 @@ namespace {
 
 std::string hex(const Bytes16 &b) {
   std::string out;
-  for (const uint8_t x : b) out += fmt::format("{:02x}", x);
+  for (const uint8_t x : b) out += isthmus::formatted("{:02x}", x);
   return out;
 }
 
@@ -132,7 +132,8 @@ TEST(Frame, RefusesOtherVersionsAndExcessiveLengths) {
   EXPECT_TRUE(contains(why(header), "65537 bytes (type 3); at most 65536"));
   header = frame_header(3, 10);
   header[0] = std::byte{42};
-  EXPECT_TRUE(contains(why(header), fmt::format("version 42, where this process speaks version {}", kProtocolVersion)));
+  EXPECT_TRUE(
+      contains(why(header), isthmus::formatted("version 42, where this process speaks version {}", kProtocolVersion)));
 }
 
 TEST(Frame, SaysHowManyBytesAreMissing) {
@@ -241,7 +242,7 @@ TEST(Socket, InterruptCheckEndsAWait) {
 }
 
 TEST(Socket, PassesDescriptorsAndCredentials) {
-  const std::string name = fmt::format("isthmus-net-test-{}", ::getpid());
+  const std::string name = isthmus::formatted("isthmus-net-test-{}", ::getpid());
   const UniqueFd listener = listen_unix(name);
   UniqueFd client;
   ASSERT_EQ(connect_unix(name, Deadline(1), client), 0);

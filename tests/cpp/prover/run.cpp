@@ -22,7 +22,7 @@ struct Objection {
 };
 template <class... A>
 [[noreturn]] void object(fmt::format_string<A...> format, A &&...args) {
-  throw Objection{fmt::format(format, std::forward<A>(args)...)};
+  throw Objection{isthmus::formatted(format, std::forward<A>(args)...)};
 }
 
 struct Posted {
@@ -175,12 +175,12 @@ class Run {
   const std::vector<plan::Stage> &list_of(const Agent &a) const { return a.device ? plan_of(a).device : plan_of(a).host; }
 
   std::string where(const Agent &a) const {
-    std::string text = fmt::format("operation {} ({}), rank {}{}", a.operation,
-                                   plan::collective_name(operations_[a.operation].request.collective), a.rank,
-                                   a.device ? ", device list" : "");
+    std::string text = isthmus::formatted("operation {} ({}), rank {}{}", a.operation,
+                                          plan::collective_name(operations_[a.operation].request.collective), a.rank,
+                                          a.device ? ", device list" : "");
     const auto &list = list_of(a);
     if (a.stage < list.size())
-      text += fmt::format(", stage '{}', step {}, chunk {}", list[a.stage].name, a.step, a.t - list[a.stage].skew);
+      text += isthmus::formatted(", stage '{}', step {}, chunk {}", list[a.stage].name, a.step, a.t - list[a.stage].skew);
     return text;
   }
 
@@ -188,7 +188,8 @@ class Run {
     std::string text = "deadlock:";
     int shown = 0;
     for (const Agent &a : agents_)
-      if (a.operation < operations_.size() && shown++ < 4) text += fmt::format(" [{} waits for {}]", where(a), a.waits);
+      if (a.operation < operations_.size() && shown++ < 4)
+        text += isthmus::formatted(" [{} waits for {}]", where(a), a.waits);
     throw Objection{text};
   }
 
@@ -205,7 +206,7 @@ class Run {
       for (size_t q = 0; last > 0 && q < world_; ++q) {
         if (!shares(a.rank, static_cast<int>(q))) continue;
         if (ranks_[q].ended[last - 1] < lists_)
-          return a.waits = fmt::format("rank {} to end operation {}", q, last - 1), false;
+          return a.waits = isthmus::formatted("rank {} to end operation {}", q, last - 1), false;
         for (size_t l = 0; l < lists_; ++l) a.clock.join(agents_[q * lists_ + l].ends[last - 1]);
       }
     }
@@ -418,7 +419,7 @@ class Run {
         const auto at =
             std::lower_bound(posts.begin(), posts.end(), value, [](const Posted &x, uint64_t y) { return x.value < y; });
         if (at == posts.end())
-          return a.waits = fmt::format("counter {} of rank {} to reach {}", s.counter, s.peer, v), false;
+          return a.waits = isthmus::formatted("counter {} of rank {} to reach {}", s.counter, s.peer, v), false;
         a.clock.join(at->snapshot);
         return true;
       }
@@ -494,8 +495,8 @@ class Run {
       m.arrived.emplace(me, std::move(arrival));
     }
     if (m.arrived.size() < size)
-      return a.waits = fmt::format("{} of {} ranks of its group to call {}", size - m.arrived.size(), size,
-                                   island_call_name(s.call)),
+      return a.waits = isthmus::formatted("{} of {} ranks of its group to call {}", size - m.arrived.size(), size,
+                                          island_call_name(s.call)),
              false;
     if (writes) {
       for (auto &[position, arrival] : m.arrived)
@@ -626,7 +627,7 @@ class Run {
     const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
     uint64_t &flying = flying_[key(0, a.rank, s.peer)];
     if (flying > 0 && flying + width > options_.credit_chunks * p.chunk * ratio(a.operation))
-      return a.waits = fmt::format("credit of rank {}", s.peer), false;
+      return a.waits = isthmus::formatted("credit of rank {}", s.peer), false;
     const Place from = locate(a, p, span, c, bytes, o, false);
     auto link = std::make_shared<LinkRead>();
     Frame f;
@@ -655,7 +656,7 @@ class Run {
 
   bool receive(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
     auto &queue = frames_[key(a.operation, s.peer, a.rank)];
-    if (queue.empty()) return a.waits = fmt::format("a frame from rank {}", s.peer), false;
+    if (queue.empty()) return a.waits = isthmus::formatted("a frame from rank {}", s.peer), false;
     Frame f = std::move(queue.front());
     queue.pop_front();
     const uint64_t width = bytes * (s.partial ? ratio(a.operation) : 1);
