@@ -351,7 +351,14 @@ class Comm:
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None, stream: int | None = None) -> Work: ...
     @overload
     def send(
-        self, x: object, peer: int, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: object,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> None: ...
     @overload
     def send(
@@ -366,11 +373,25 @@ class Comm:
     ) -> Work: ...
     @overload
     def recv(
-        self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
+        self,
+        x: object,
+        peer: int = -1,
+        tag: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> int: ...
     @overload
     def recv(
-        self, x: object, peer: int = -1, tag: int = 0, *, async_op: Literal[True], timeout: float | None = None
+        self,
+        x: object,
+        peer: int = -1,
+        tag: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> Work: ...
 
 def version() -> str: ...

@@ -16,8 +16,15 @@ Bytes letter(int from, int message, size_t bytes) {
 class DeviceMessages : public testing::TestWithParam<const char *> {};
 INSTANTIATE_TEST_SUITE_P(Fleets, DeviceMessages, testing::Values("0a -a", "0a 1b", "0a 1a", "-a 0b 1b 2c -a"), title);
 
-// All of them sends: alone, in one part, in many.
-constexpr size_t kSizes[] = {0, 1, 100, 16 * 1024, 16 * 1024 + 1, 100'001, 5'000'003};
+// Messages of several parts. ThreadSanitizer looks at every byte.
+#if defined(__SANITIZE_THREAD__)
+constexpr size_t kParts = 1'200'003, kManyParts = 4'000'000;
+constexpr const char *kLittleStaging = "STAGING_BYTES=8388608;CHUNK_BYTES=65536";
+#else
+constexpr size_t kParts = 5'000'003, kManyParts = 12'000'000;
+constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";
+#endif
+constexpr size_t kSizes[] = {0, 1, 100, 16 * 1024, 16 * 1024 + 1, 100'001, kParts};
 
 // Sends to the rank after this one and receives from the one before, `count` messages of a size, without streams.
 void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
@@ -230,12 +237,12 @@ TEST(DeviceMessage, MayBeOrderedLater) {
 // More than pinned memory holds, both ways at once, in a group on a stream and without one.
 TEST(DeviceMessage, MoreThanPinnedMemoryHolds) {
   Options options;
-  options.settings = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";
+  options.settings = kLittleStaging;
   for (const char *fleet : {"0a 1b", "0a -b", "0a 1a"})
     fly(
         fleet,
         [](Rank &r) {
-          constexpr size_t kBytes = 12'000'000;
+          constexpr size_t kBytes = kManyParts;
           ring(r, kBytes, 2, false);
           if (r.host()) return ring(r, kBytes, 1, false);
           const UserStream user;
