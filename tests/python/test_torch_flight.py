@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_the_analyser_names_the_rank_that_did_not_join(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="rank 1"):
                 dist.all_reduce(torch.ones(8))
         else:
-            dist.get_world_size()  # busy with something else
+            time.sleep(1)  # busy with something else
         isthmus.torch.write_flight_record(folder)
 
     torch_ranks.run(WORLD, body, str(tmp_path), group_seconds=2)
