@@ -287,7 +287,7 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op);
   if (op->staged) unstage(op);
   if (op->begun && porter_) porter_->forget(*op);
-  if (op->parent && op->source >= 0) op->parent->source = op->source;
+  if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
   context_->recorder().add({serial_, op->sequence, op->submitted_ns, end, op->call.bytes, op->call.root,
                             static_cast<uint8_t>(op->call.collective), static_cast<uint8_t>(op->call.dtype),
