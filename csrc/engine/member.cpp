@@ -234,6 +234,7 @@ bool Member::drive_operations() noexcept {
     for (;;) {
       if (failed()) {
         const Status why = failure();
+        if (why.code == Code::PeerLost && !std::exchange(looked_again_, true)) moved |= end_what_memory_completes();
         const bool pending = pending_.load(std::memory_order_acquire) != 0;
         const bool messages = !pending || messages_settled();  // both are told to end before either is waited for
         if (pending && island_settled() && messages) {
@@ -262,25 +263,41 @@ bool Member::drive_operations() noexcept {
         break;
       }
       moved = true;
-      queue_lock_.lock();
-      head_ = op->queue_next;
-      if (!head_) tail_ = nullptr;
-      queue_lock_.unlock();
-      op->queue_next = nullptr;
-      note_unchecked(*op);
-      done_.store(op->sequence, std::memory_order_release);
-      mail_->done.value.store(op->sequence, std::memory_order_release);
-      waiting_on_.store(-1, std::memory_order_relaxed);
-      // Where it ended without having heard from everybody, somebody may wait for just this.
-      if (unchecked_ != 0)
-        for (int q = 0; q < world_; ++q)
-          if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
-      end_op(op, Code::Ok, {});
+      end_head(op);
     }
     driven_here = outer;
     exec_.clear(std::memory_order_release);
   }
   return moved;
+}
+
+void Member::end_head(Op *op) noexcept {
+  queue_lock_.lock();
+  head_ = op->queue_next;
+  if (!head_) tail_ = nullptr;
+  queue_lock_.unlock();
+  op->queue_next = nullptr;
+  note_unchecked(*op);
+  done_.store(op->sequence, std::memory_order_release);
+  mail_->done.value.store(op->sequence, std::memory_order_release);
+  waiting_on_.store(-1, std::memory_order_relaxed);
+  // Where it ended without having heard from everybody, somebody may wait for just this.
+  if (unchecked_ != 0)
+    for (int q = 0; q < world_; ++q)
+      if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
+  end_op(op, Code::Ok, {});
+}
+
+// A rank that is gone may have ended an operation in which this one still stands, for instance a barrier before it left. What it had
+// to say for it is in its memory, which is mapped here; so such an operation ends well, however late this rank is scheduled.
+bool Member::end_what_memory_completes() noexcept {
+  for (bool moved = false;; moved = true) {
+    queue_lock_.lock();
+    Op *op = head_;
+    queue_lock_.unlock();
+    if (!op || (op->plan && op->plan->uses_links) || advance(op) != Outcome::Ended) return moved;
+    end_head(op);
+  }
 }
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {

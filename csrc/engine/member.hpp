@@ -174,6 +174,8 @@ class Member : public std::enable_shared_from_this<Member> {
  private:
   enum class Outcome : uint8_t { Blocked, Moved, Ended };
   Outcome advance(Op *op) noexcept;
+  void end_head(Op *op) noexcept;  // it has come to its end
+  bool end_what_memory_completes() noexcept;
   Outcome one_hop(Op *op) noexcept;  // eager.cpp
   void note_unchecked(const Op &op) noexcept;
   void post_cell(Op *op) noexcept;
@@ -285,8 +287,9 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic_flag exec_;
   std::vector<reduce::Source> sources_;
   std::vector<std::byte> scratch_;
-  uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
-  uint64_t seen_by_all_ = 0;  // every peer has ended this operation, as far as known
+  uint64_t last_ring_ = 0;     // sequence of the last operation that wrote a ring anywhere in the communicator
+  bool looked_again_ = false;  // after a failure, for what can still end well
+  uint64_t seen_by_all_ = 0;   // every peer has ended this operation, as far as known
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
 

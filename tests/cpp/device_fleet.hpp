@@ -85,6 +85,20 @@ inline bool within(double seconds, const std::function<bool()> &holds) {
   }
   return true;
 }
+// What is left once the ranks of before have gone. They go in their own time, streams first: the counts are those that have stood for
+// half a second.
+inline std::map<std::string, size_t> settled() {
+  std::map<std::string, size_t> all = live();
+  auto since = std::chrono::steady_clock::now();
+  EXPECT_TRUE(within(10, [&] {
+    if (auto now = live(); now != all) {
+      all = std::move(now);
+      since = std::chrono::steady_clock::now();
+    }
+    return all["stream"] == 0 && std::chrono::steady_clock::now() - since > 500ms;
+  })) << testing::PrintToString(all);
+  return all;
+}
 inline double seconds_of(const std::function<void()> &f) {
   const auto begin = std::chrono::steady_clock::now();
   f();

@@ -420,13 +420,8 @@ TEST(DeviceMessage, WithoutAnotherSideEnd) {
 
 TEST(DeviceMessage, AbortLeavesNothing) {
   fly("0a 1b", [](Rank &r) { ring(r, 300'000, 1, false); });
-  std::map<std::string, size_t> before;
-  within(10, [&] {
-    before = live();
-    return before["stream"] == 0 && before["event"] == 0;
-  });
-  EXPECT_EQ(before["stream"], 0u);
-  EXPECT_EQ(before["event"], 0u);
+  const auto before = settled();
+  EXPECT_EQ(before.at("event"), 0u);
   for (const bool streamed : {true, false})
     fly("0a 1b", [&](Rank &r) {
       ring(r, 300'000, 1, false);

@@ -679,12 +679,9 @@ TEST(DeviceRank, DestroyLeavesNothing) {
       });
   };
   use_all();
-  auto counters = live();
-  EXPECT_TRUE(within(10, [&] {
-    counters = live();
-    return counters["stream"] + counters["event"] + counters["communicator"] + counters["allocation"] == 0;
-  })) << testing::PrintToString(counters);
-  EXPECT_LE(counters["registration"], 4u) << "a page of counters a device";
+  const auto counters = settled();
+  for (const char *what : {"event", "communicator", "allocation"}) EXPECT_EQ(counters.at(what), 0u) << what;
+  EXPECT_LE(counters.at("registration"), 4u) << "a page of counters a device";
   use_all();
   EXPECT_TRUE(within(10, [&] { return live() == counters; })) << testing::PrintToString(live());
 }
@@ -781,11 +778,7 @@ TEST(DeviceRank, ARankThatDoesNotCallIsNamedAtTheDeadline) {
 // After aborts and deadlines there is nothing left behind either.
 TEST(DeviceRank, WhatWasAbortedLeavesNothing) {
   fly("0a 1a 2b 3b", [](Rank &r) { Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run(); });
-  std::map<std::string, size_t> before;
-  within(10, [&] {
-    before = live();
-    return before["stream"] == 0;
-  });
+  const auto before = settled();
   for (int i = 0; i < 3; ++i)
     for (const char *fleet : {"0a 1b", "0a 1a 2b 3b"})
       fly(fleet, [&](Rank &r) {

@@ -116,6 +116,45 @@ def test_a_receive_from_the_killed_rank_fails_and_so_does_one_from_anybody(zygot
         check([ranks[0].result(), ranks[2].result()], 1, since)
 
 
+@pytest.mark.parametrize("work", ["all_reduce", "all_gather", "barrier"])
+def test_what_it_had_given_before_counts(zygote: Zygote, work: str) -> None:
+    """It has ended the operation and is gone before another rank so much as looks: that one has its result all the same."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        x, gathered = np.full(100, me.rank + 1.0), np.zeros(200)
+
+        def begin() -> isthmus.Work:
+            if work == "all_reduce":
+                return comm.all_reduce(x, async_op=True)
+            return comm.all_gather(x, gathered, async_op=True) if work == "all_gather" else comm.barrier(async_op=True)
+
+        if me.rank == 1:
+            me.hear()
+            begin().wait()
+            me.send("ended")
+            time.sleep(60)
+        begun = begin()
+        me.send("begun")
+        me.hear()
+        begun.wait()
+        assert work != "all_reduce" or (x == 3).all()
+        assert work != "all_gather" or (gathered == np.repeat([1.0, 2.0], 100)).all()
+        return me.caught(lambda: comm.all_reduce(x))
+
+    with job(zygote, 2, body) as ranks:
+        ranks[0].expect("begun")
+        time.sleep(0.1)  # the cells are written
+        ranks[0].signal(signal.SIGSTOP)
+        ranks[1].tell("call")
+        ranks[1].expect("ended")
+        ranks[1].signal(signal.SIGKILL)
+        ranks[1].wait(10)
+        since = ranks[0].signal(signal.SIGCONT)
+        ranks[0].tell("look")
+        check([ranks[0].result()], 1, since)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: int) -> None:
     """The victim dies inside init; the last rank comes after that. Nobody waits longer than init's deadline."""
