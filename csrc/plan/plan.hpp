@@ -13,7 +13,8 @@
 // the host list of the same rank meet in local counters. The device posts kStaged (what the host waits for lies in the slot) and kTaken
 // (what the host had put there was copied out); it waits for kReady (what it is to copy out lies in the slot, or the slot is to be
 // filled again). The host list touches neither Input nor Output of such a rank. A rank that no library serves and whose memory only its
-// device can touch has a device list too, of copies alone: between the user's memory and pinned scratch that stands for it (staging.cpp).
+// device can touch has a device list too, of copies alone: between the user's memory and pinned scratch that stands for it, or the rings
+// of those with whom it shares memory (staging.cpp).
 //
 // Counters. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's
 // value is (sequence << 28) + v, so it rises for ever and never has to be reset: Post(k, v) stores it to own counter k,
@@ -156,6 +157,7 @@ struct Request {  // all of it agreed on all ranks but `rank`
   uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;    // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
+  uint64_t reach = 0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 

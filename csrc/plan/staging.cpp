@@ -1,12 +1,19 @@
 // Plans of ranks whose memory only their device can touch, and which no library serves: the plan of a host rank, with a shadow in pinned
-// host memory for every chunk of a block that the host list touches. The device list copies a chunk in before the host list begins with
-// it and copies it out when the host list has done with it; what only goes from the user's input to the user's output never leaves the
-// device.
+// host memory for the part of a chunk of every block that the host list touches. The device list copies a chunk in before the host list
+// begins with it and copies it out when the host list has done with it; what only goes from the user's input to the user's output never
+// leaves the device.
+//
+// Where the device reaches the rings (Request::reach), no processor touches what is only moved: the device writes the rank's slot and
+// reads those of the others, and the host list only says when. Which is the plan of the host rank again: the copy into the slot has ended
+// where the host list waits for the device's, what its copies out of slots waited for comes before the gate, and what it posted behind
+// them comes when the device has taken the chunk.
 //
 // Order. The device works in the one order copy out (c - ahead), copy in (c): as one queue it waits at the gate of chunk c - ahead having
 // staged all chunks before c. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk beyond
 // c - ahead + last: ahead = last + 1 suffices. A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again
-// has passed the gate of the chunk that had it before.
+// has passed the gate of the chunk that had it before. A slot is filled again by the device when its readers have done with chunk
+// c - slots, and that has to be known at the gate before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it
+// in turn c - slots + ahead, which must be an earlier one: slots > ahead + 1.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -18,7 +25,8 @@ namespace {
 struct Shadow {
   Memory memory = Memory::Input;
   uint32_t block = 0;
-  uint64_t at = 0;  // in a slot of scratch
+  uint64_t begin = 0, end = 0;  // of a chunk
+  uint64_t at = 0;              // in a slot of scratch
   bool written = false;
 };
 
@@ -40,6 +48,64 @@ bool inside(const Plan &p, const Step &s) {
   return true;
 }
 
+bool into_slot(const Plan &p, const Step &s) {
+  return s.kind == StepKind::Move && !s.scaled && p.sources[s.source].memory == Memory::Input &&
+         s.dst.memory == Memory::Ring;
+}
+bool out_of_slot(const Plan &p, const Step &s) {
+  return s.kind == StepKind::Move && !s.scaled && p.sources[s.source].memory == Memory::Ring &&
+         s.dst.memory == Memory::Output;
+}
+bool for_reuse(const Step &s) { return s.kind == StepKind::Wait && s.add <= 0; }
+
+// What the device does with the rings, taken out of the host list.
+struct Direct {
+  std::vector<Step> in, out, reuse, after;
+};
+
+// Takes the moves through slots out of the host list, with what was posted behind them.
+Direct take_out(Plan &p) {
+  Direct d;
+  std::vector<Step> steps;
+  const bool fills = std::any_of(p.steps.begin(), p.steps.end(), [&](const Step &s) { return into_slot(p, s); });
+  for (Stage &stage : p.host) {
+    const auto begin = static_cast<uint32_t>(steps.size());
+    bool taken = false;
+    for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+      Step s = p.steps[i];
+      if (into_slot(p, s)) {
+        d.in.push_back(s);
+      } else if (out_of_slot(p, s)) {
+        d.out.push_back(s);
+        taken = true;
+      } else if (fills && for_reuse(s)) {
+        d.reuse.push_back(s);
+      } else if (taken && s.kind == StepKind::Post) {
+        d.after.push_back(s);
+      } else {
+        if (s.kind == StepKind::Reduce && !s.partial && s.has_copy && s.dst.memory == Memory::Ring &&
+            s.copy.memory == Memory::Output) {  // the result goes to the slot, and the device takes it from there
+          Step &out = d.out.emplace_back();
+          out.kind = StepKind::Move;
+          out.extent = s.extent;
+          out.dst = s.copy;
+          out.source = static_cast<uint32_t>(p.sources.size());
+          out.sources = 1;
+          const Span slot = s.dst;
+          p.sources.push_back(slot);
+          s.has_copy = s.stream = false;
+          s.copy = {};
+        }
+        steps.push_back(s);
+      }
+    }
+    stage.step = begin;
+    stage.steps = static_cast<uint32_t>(steps.size()) - begin;
+  }
+  p.steps = std::move(steps);
+  return d;
+}
+
 }  // namespace
 
 void stage_user_memory(Builder &b) {
@@ -49,6 +115,12 @@ void stage_user_memory(Builder &b) {
   for (const Stage &s : p.host) last = std::max(last, s.skew);
   if (p.slots == 0) p.slots = std::clamp<uint32_t>(b.request.max_slots, 2, 64);
   const bool reuses = p.chunks == 0 || p.chunks > p.slots;
+  Direct direct;
+  const bool reaches = b.others == 0 && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
+  const bool answers = std::any_of(p.steps.begin(), p.steps.end(), [](const Step &x) {
+    return x.kind == StepKind::Post && x.counter == kConsumed;
+  });
+  if (reaches && (!reuses || p.slots >= last + (answers ? 3 : 2))) direct = take_out(p);
   // One turn more gives the links time to take what they were given last, where there are slots for it.
   bool sends = false;
   for (const Step &s : p.steps)
@@ -56,14 +128,23 @@ void stage_user_memory(Builder &b) {
   if (sends && reuses && last + 2 <= p.slots) ++last;
 
   std::vector<Shadow> shadows;
-  const auto shadow = [&](Span &s, bool written) {
+  const auto shadow_of = [&](const Span &s) {
+    return std::find_if(shadows.begin(), shadows.end(),
+                        [&](const Shadow &x) { return x.memory == s.memory && x.block == s.block; });
+  };
+  const auto measure = [&](const Span &s, uint64_t bytes, bool written) {
     if (!of_user(s)) return;
     if (s.partial) fail(Code::Internal, "a plan keeps partial results in the user's memory");
-    auto it = std::find_if(shadows.begin(), shadows.end(),
-                           [&](const Shadow &x) { return x.memory == s.memory && x.block == s.block; });
-    if (it == shadows.end()) it = shadows.insert(it, {s.memory, s.block, b.need_scratch(p.chunk), false});
+    auto it = shadow_of(s);
+    if (it == shadows.end()) it = shadows.insert(it, {s.memory, s.block, s.base, s.base + bytes, 0, false});
+    it->begin = std::min(it->begin, s.base);
+    it->end = std::max(it->end, s.base + bytes);
     it->written = it->written || written;
-    s = {Memory::Scratch, -1, 0, it->at + s.base, 0, false};
+  };
+  const auto replace = [&](Span &s) {
+    if (!of_user(s)) return;
+    const auto it = shadow_of(s);
+    s = {Memory::Scratch, -1, 0, it->at + (s.base - it->begin), 0, false};
   };
   std::vector<Step> copies;
   std::vector<Span> copied_from;
@@ -82,19 +163,27 @@ void stage_user_memory(Builder &b) {
     stage.step = begin;
     stage.steps = static_cast<uint32_t>(steps.size()) - begin;
   }
+  for (const Step &s : steps) {
+    if (writes(s)) measure(s.dst, s.extent.length, true);
+    if (writes(s) && s.has_copy) measure(s.copy, s.extent.length, true);
+    for (uint32_t i = 0; reads(s) && i < s.sources; ++i) measure(p.sources[s.source + i], s.extent.length, false);
+  }
+  for (Shadow &s : shadows) s.at = b.need_scratch(s.end - s.begin);
   for (Step &s : steps) {
     if (writes(s)) {
-      shadow(s.dst, true);
-      if (s.has_copy) shadow(s.copy, true);
+      replace(s.dst);
+      if (s.has_copy) replace(s.copy);
       s.stream = false;  // the device reads it at once
     }
-    for (uint32_t i = 0; reads(s) && i < s.sources; ++i) shadow(p.sources[s.source + i], false);
+    for (uint32_t i = 0; reads(s) && i < s.sources; ++i) replace(p.sources[s.source + i]);
   }
   p.steps = std::move(steps);
-  if (shadows.empty() && copies.empty()) return;
+  if (shadows.empty() && copies.empty() && direct.in.empty() && direct.out.empty()) return;
   if (reuses && last + 1 > p.slots) fail(Code::Internal, "a plan of {} slots runs over {} turns", p.slots, last);
   const bool host = !p.steps.empty();
   if (!host) p.host.clear();
+  uint32_t ahead = last + 1;
+  if (p.chunks > 0) ahead = std::min(ahead, p.chunks);
 
   // Before everything else of the host's, and after it.
   if (host) {
@@ -103,20 +192,32 @@ void stage_user_memory(Builder &b) {
     std::rotate(p.host.begin(), p.host.end() - 1, p.host.end());
     b.stage("give", last);
     if (sends) b.taken();
+    // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
+    for (const Step &s : direct.reuse) {
+      Extent e = s.extent;
+      e.base += e.stride * ahead;
+      if (s.guarded) b.wait(s.peer, s.counter, e);
+      else b.wait(s.peer, s.counter);
+      p.steps.back().add = s.add + ahead;
+    }
     b.post(kReady);
+    if (!direct.after.empty()) {  // in this turn the device has staged a chunk that it copies in behind the one it copied out
+      b.stage("taken", ahead);
+      for (const Step &s : direct.after) b.post(s.counter);
+    }
   }
 
-  const auto whole = [&](const Shadow &s) { return Extent{s.memory, s.block, 0, p.chunk, p.chunk}; };
-  const auto user = [](const Shadow &s) { return Span{s.memory, -1, s.block, 0, 0, false}; };
-  uint32_t ahead = last + 1;
-  if (p.chunks > 0) ahead = std::min(ahead, p.chunks);
+  const auto part = [&](const Shadow &s) { return Extent{s.memory, s.block, s.begin, p.chunk, s.end - s.begin}; };
+  const auto user = [](const Shadow &s) { return Span{s.memory, -1, s.block, s.begin, 0, false}; };
   b.device_stage("copy out", ahead);
   if (host) b.wait(b.rank, kReady);
   for (const Shadow &s : shadows)
-    if (s.memory == Memory::Output && s.written) b.move(whole(s), Builder::scratch(s.at), user(s));
+    if (s.memory == Memory::Output && s.written) b.move(part(s), Builder::scratch(s.at), user(s));
+  for (const Step &s : direct.out) b.move(s.extent, p.sources[s.source], s.dst);
   b.device_stage("copy in", 0);
   for (const Shadow &s : shadows)
-    if (s.memory == Memory::Input) b.move(whole(s), user(s), Builder::scratch(s.at));
+    if (s.memory == Memory::Input) b.move(part(s), user(s), Builder::scratch(s.at));
+  for (const Step &s : direct.in) b.move(s.extent, p.sources[s.source], s.dst);
   for (size_t i = 0; i < copies.size(); ++i) b.move(copies[i].extent, copied_from[i], copies[i].dst);
   if (host) b.post(kStaged);
 }

@@ -166,6 +166,40 @@ TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
     }
 }
 
+// Ranks whose devices reach the rings of one host.
+TEST(Mutation, WithoutAnyOneOfItsStepsAPlanThroughReachedSlotsIsRefused) {
+  for (const char *islands : {"no", "nao"})
+    for (int c = 0; c < 13; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const auto t = world_of(islands, "", topology::Bridge::Auto);
+      Operation op = long_operation(collective, t.size(), 5);
+      op.request.reach = uint64_t{1} << 30;
+      op.request.bytes = 1024 * 12;
+      for (auto &n : op.counts) n = op.request.bytes;
+      for (auto &row : op.matrix)
+        for (auto &n : row) n = op.request.bytes;
+      for (int rank = 0; rank < t.size(); ++rank) {
+        plan::Request request = op.request;
+        request.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+        const auto p = plan::plan_collective(t, rank, request);
+        // Where a rank waits for what all others gave of a chunk, they have taken its own of the one before: it need not be told.
+        const bool told = collective == Collective::Broadcast || collective == Collective::Gather ||
+                          collective == Collective::GatherV || collective == Collective::Scatter ||
+                          collective == Collective::ScatterV;
+        for (size_t i = 0; i < p->steps.size() && !p->device.empty(); ++i) {
+          if (!told && p->steps[i].kind == StepKind::Wait && p->steps[i].add <= 0) continue;
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << islands << " " << plan::collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
+              << plan::explain(*p, t);
+        }
+      }
+    }
+}
+
 TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   const auto t = world_of("AAbBB");
   const Operation op = island_operation(20'004);

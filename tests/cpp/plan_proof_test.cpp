@@ -20,6 +20,8 @@ constexpr int kOneIn = 7;
 constexpr int kOneIn = 1;
 #endif
 
+constexpr uint64_t kReach = uint64_t{1} << 40;
+
 bool in_place_allowed(Collective c) {
   return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::AllGather ||
          c == Collective::AllGatherV || c == Collective::ReduceScatter || c == Collective::ReduceScatterV ||
@@ -52,8 +54,9 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
       for (uint64_t bytes : {0, 4, 1000, 9000})
         for (auto [redop, dtype] :
              {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::PremulSum, DType::Float16}})
-          for (uint32_t slots : {2, 3, 4})
+          for (uint32_t slots : {2, 3, 4, 5})
             for (bool in_place : {false, true}) {
+              if (slots == 5 && !topology::has_devices(world_of(GetParam(), "", bridge))) continue;
               if (combination++ % kOneIn) continue;
               const auto t = world_of(GetParam(), "", bridge);
               Operation op = operation_of(static_cast<Collective>(c), bytes, 256, slots);
@@ -66,6 +69,19 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
               const Operation twice[] = {op, op};  // back to back: slots and scratch are used again
               const Verdict v = prove(t, twice);
               ASSERT_TRUE(v.ok) << name_of(GetParam(), op) << ": " << v.text;
+              if (!topology::has_devices(t) || !t.flat) continue;
+              // Through slots that the devices reach: all of them, or some.
+              const auto reaching = [&](Operation o) {
+                o.request.reach = kReach;
+                return o;
+              };
+              const Operation near[] = {reaching(op), op, reaching(op)};
+              for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}}) {
+                Options options;
+                options.reaching = who;
+                const Verdict w = prove(t, near, options);
+                ASSERT_TRUE(w.ok) << name_of(GetParam(), op) << " by slots that devices reach: " << w.text;
+              }
             }
 }
 INSTANTIATE_TEST_SUITE_P(All, Worlds,
@@ -73,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(All, Worlds,
 INSTANTIATE_TEST_SUITE_P(Libraries, Worlds,
                          testing::Values("A", "AA", "AAA", "AB", "Ab", "AAb", "bAA", "AAbb", "AABB", "ABAB", "AAAbCC",
                                          "AbABbA", "AAABBCCd", "AAABBcD"));
-INSTANTIATE_TEST_SUITE_P(Devices, Worlds, testing::Values("n", "no", "na", "anb", "noan", "NNo", "NNOOp", "NaNo", "NNNap"));
+INSTANTIATE_TEST_SUITE_P(Devices, Worlds, testing::Values("n", "no", "na", "anb", "noan", "nop", "nopq", "nnbo", "NNo", "NNOOp", "NaNo", "NNNap"));
 
 // Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
 TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
@@ -100,6 +116,34 @@ TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
               const Verdict v = prove(t, twice);
               ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
             }
+}
+
+// On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and does nothing else. A sum is
+// one fold of what lies in slots, and of the rank's own part.
+TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
+  const auto t = world_of("nonp", "", topology::Bridge::Auto);
+  for (int c = 0; c < kProved; ++c)
+    for (uint64_t bytes : {1000, 100'000})
+      for (int rank = 0; rank < t.size(); ++rank) {
+        const auto collective = static_cast<Collective>(c);
+        plan::Request r = operation_of(collective, bytes, 256, 6).request;
+        r.device = true;
+        const auto touches = [&](uint64_t reach) {
+          r.reach = reach;
+          const auto p = plan::plan_collective(t, rank, r);
+          size_t moves = 0, folds = 0;
+          for (const plan::Stage &s : p->host)
+            for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
+              moves += p->steps[i].kind == plan::StepKind::Move;
+              folds += p->steps[i].kind == plan::StepKind::Reduce;
+            }
+          return std::pair(moves, folds);
+        };
+        const bool sums = collective == Collective::AllReduce || collective == Collective::Reduce ||
+                          collective == Collective::ReduceScatter || collective == Collective::ReduceScatterV;
+        EXPECT_EQ(touches(kReach), std::pair(size_t{0}, size_t{sums})) << plan::collective_name(collective) << ", rank " << rank;
+        EXPECT_EQ(touches(0).first > 0, collective != Collective::Barrier) << "else by processors";
+      }
 }
 
 TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {

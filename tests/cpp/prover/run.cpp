@@ -130,6 +130,7 @@ class Run {
         plan::Request request = operations_[o].request;
         request.in_place = operations_[o].in_place;
         request.device = topology_.ranks[r].device != "host";
+        if ((options_.reaching >> (r % 64) & 1) == 0) request.reach = 0;
         auto p = std::make_shared<Plan>(*plan::plan_collective(topology_, static_cast<int>(r), request));
         if (options_.mutate) options_.mutate(o, static_cast<int>(r), *p);
         device = device || !p->device.empty();
@@ -321,7 +322,8 @@ class Run {
                bool writes) {
     RankState &own = ranks_[static_cast<size_t>(a.rank)];
     const bool served = !p.device.empty();
-    if (a.device && s.memory == Memory::Ring && s.rank >= 0) object("{}: the device touches another rank's ring", where(a));
+    if (a.device && s.memory == Memory::Ring && s.rank >= 0 && p.slots * p.slot_bytes > p.request.reach)
+      object("{}: the device touches another rank's ring", where(a));
     if (served && !a.device && (s.memory == Memory::Input || s.memory == Memory::Output))
       object("{}: the host touches the device's memory", where(a));
     const uint64_t at = span_offset(p, s, c, o);
