@@ -329,9 +329,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     bool &made;
     const bootstrap::Bytes16 &key;
     bool mailbox = false, key_added = false;
+    uint64_t ring = 0, ring_bytes = 0;
     ~Undo() {
       if (made) return;
       if (mailbox) context.arena().free_mailbox(mine.mailbox);
+      if (ring) context.give_fixed_ring(ring, ring_bytes);
       context.release_index(mine.index);
       if (key_added) context.mesh().drop_key(key);
     }
@@ -478,13 +480,21 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.name = name;
     setup.mailbox_offset = mine.mailbox;
     setup.cell_bytes = comm->eager_bytes_;
-    if (comm->devices_) setup.part_bytes = 8 * comm->chunk_bytes_;
+    if (comm->devices_) {  // where all share memory, all keep a ring at a fixed place, which devices reach
+      setup.part_bytes = 8 * comm->chunk_bytes_;
+      const uint64_t most = std::min(plan::most_ring_bytes(comm->chunk_bytes_, plan::kDeviceSlots),
+                                     uint64_t{context->arena().staging_limit() / 16});
+      undo.ring_bytes = topology.flat && world > 1 ? most / 4096 * 4096 : 0;
+      undo.ring = context->take_fixed_ring(undo.ring_bytes);
+      setup.fixed_ring = undo.ring;
+      setup.fixed_ring_bytes = undo.ring_bytes;
+    }
     setup.island = std::move(served);
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
                                    (comm->libraries_ || comm->devices_ ? 256 : 64) * comm->chunk_bytes_);
     comm->member_ = std::make_shared<engine::Member>(std::move(setup));
-    made = true;
+    made = true;  // the ring is the member's to give back as well
     int local = 0;
     auto &arena = context->arena();
     for (int q = 0; q < world; ++q) {
@@ -508,7 +518,24 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     context->set_member(mine.index, comm->member_);
   });
   // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
-  vote(exchange, name, trouble, false, {}, deadline);
+  Blob place(sizeof(RingPlace));
+  const RingPlace ring{undo.ring, undo.ring ? undo.ring_bytes : 0};
+  std::memcpy(place.data(), &ring, sizeof ring);
+  const std::vector<Ballot> places = vote(exchange, name, trouble, false, std::move(place), deadline);
+  if (comm->devices_ && topology.flat) {
+    std::vector<RingPlace> rings;
+    for (int q = 0; q < world; ++q) {
+      const Blob &said = places[static_cast<size_t>(q)].extra;
+      RingPlace p;
+      if (said.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", name, q);
+      std::memcpy(&p, said.data(), sizeof p);
+      const size_t size = processes[static_cast<size_t>(q)] ? processes[static_cast<size_t>(q)]->arena.size() : context->arena().bytes();
+      if (p.offset % 4096 != 0 || p.bytes > size || p.offset > size - p.bytes)
+        fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
+      rings.push_back(p);
+    }
+    comm->fix_rings(rings, device.runtime, device.number);
+  }
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   const size_t islands = comm->topology_.groups.size();
@@ -518,6 +545,22 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                served_by, topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
                topology.flat ? 0 : streams);
   return comm;
+}
+
+// Rings have their fixed places where all that share memory have one. The device of this rank uses them where it reaches them all; that
+// is its own affair, since it changes neither what the others find in a slot nor when.
+void Communicator::fix_rings(const std::vector<RingPlace> &places, device::Runtime *runtime, int device) {
+  uint64_t bytes = UINT64_MAX;
+  for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
+  if (bytes == 0 || places.size() < 2) return;
+  std::vector<std::byte *> rings(places.size(), nullptr);
+  bool all = runtime != nullptr;
+  for (size_t q = 0; all && q < places.size(); ++q) {
+    const engine::PeerRank &p = member_->peers()[q];
+    all = (rings[q] = context_->reach(*runtime, device, p.process, places[q].offset, places[q].bytes)) != nullptr;
+  }
+  member_->fix_rings(bytes, all ? std::move(rings) : std::vector<std::byte *>{});
+  reach_ = all ? bytes : 0;
 }
 
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {

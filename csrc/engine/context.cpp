@@ -117,6 +117,7 @@ Context::~Context() {
   }
   courier_called_.notify_all();
   if (courier_.joinable()) courier_.join();
+  for (const Reached &r : reached_) r.runtime->unregister_host(r.device, r.peer->arena.data() + r.offset);
   for (const OnDevice &d : devices_)
     if (d.there) d.runtime->unregister_host(d.device, arena_.staging_begin());
   mesh_->shut_down();  // no more events; those that come until then still use mesh_
@@ -169,6 +170,45 @@ std::byte *Context::arena_on(device::Runtime &runtime, int device) {
     d.there = static_cast<std::byte *>(runtime.device_address(device, staging)) - (staging - arena_.base());
   }
   return d.there;
+}
+
+std::byte *Context::reach(device::Runtime &runtime, int device, bootstrap::Peer *peer, uint64_t offset, uint64_t bytes) {
+  try {
+    if (!peer) return arena_on(runtime, device) + offset;
+    const std::lock_guard lock(devices_mutex_);
+    for (const Reached &r : reached_)
+      if (r.runtime == &runtime && r.device == device && r.peer == peer && r.offset == offset && r.bytes == bytes)
+        return r.there;
+    std::byte *const memory = peer->arena.data() + offset;
+    runtime.register_host(device, memory, bytes);
+    auto *const there = static_cast<std::byte *>(runtime.device_address(device, memory));
+    reached_.push_back({&runtime, device, peer, offset, bytes, there});
+    return there;
+  } catch (const Error &e) {
+    ISTHMUS_WARN("{}:{} does not reach the slots of pid {}, so processors copy from them: {}", runtime.vendor(), device,
+                 peer ? peer->endpoint.pid : 0, e.text());
+    return nullptr;
+  }
+}
+
+uint64_t Context::take_fixed_ring(uint64_t bytes) noexcept {
+  const std::lock_guard lock(devices_mutex_);
+  for (auto it = spare_rings_.begin(); it != spare_rings_.end(); ++it)
+    if (it->second == bytes) {
+      const uint64_t offset = it->first;
+      spare_rings_.erase(it);
+      return offset;
+    }
+  // Half of it stays for messages, and for rings of other sizes.
+  if (bytes == 0 || arena_.staging_used() + bytes > arena_.staging_limit() / 2) return 0;
+  try {
+    return arena_.allocate_staging(bytes);
+  } catch (const Error &) { return 0; }
+}
+
+void Context::give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept {
+  const std::lock_guard lock(devices_mutex_);
+  spare_rings_.emplace_back(offset, bytes);
 }
 
 std::shared_ptr<device::Stream> Context::host_stream() {

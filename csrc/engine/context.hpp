@@ -84,6 +84,13 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::shared_ptr<device::Stream> device_stream(device::Runtime &runtime, int device, int ordinal);
   // Where that device finds base() of the arena, whose staging it can reach from now on. Registered once. Throws what the runtime throws.
   std::byte *arena_on(device::Runtime &runtime, int device);
+  // Where that device finds memory of a process with which this one shares memory (null: this process), which is registered for it until
+  // the context ends. Null where the runtime cannot; the log says so. Page-aligned; a range is asked for whole, always the same.
+  std::byte *reach(device::Runtime &runtime, int device, bootstrap::Peer *peer, uint64_t offset, uint64_t bytes);
+  // Staging for a ring that other processes' devices may reach: its place stays registered there, so it is used for nothing else again.
+  // 0 where there is too little staging for it.
+  uint64_t take_fixed_ring(uint64_t bytes) noexcept;
+  void give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept;
 
   // Progress.
   bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
@@ -171,6 +178,15 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   OnDevice &on_device(device::Runtime &runtime, int device);  // under devices_mutex_
   std::mutex devices_mutex_;
   std::deque<OnDevice> devices_;
+  struct Reached {
+    device::Runtime *runtime;
+    int device;
+    bootstrap::Peer *peer;
+    uint64_t offset, bytes;
+    std::byte *there;
+  };
+  std::vector<Reached> reached_;                                // likewise
+  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;      // offset, bytes; likewise
 
   std::mutex connect_mutex_;
   mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_

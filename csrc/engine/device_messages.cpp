@@ -139,6 +139,8 @@ void Member::submit_message(Op *op) noexcept {
   const bool send = op->call.collective == plan::Collective::Send;
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
+    // This thread may be held up in the runtime, and the deadline is to be seen all the same.
+    if (op->call.on_stream) context_->activate(*this);
     return send ? send_from_device(op) : recv_to_device(op);
   }
   if (!send) return start_recv(op);
@@ -205,12 +207,15 @@ void Member::recv_to_device(Op *op) noexcept {
     }
     if (op->call.on_stream && porter_->gates() && all_staged() && stage(op, small ? Place::Small : Place::Ahead)) {
       op->port = Port::Expected;
-      porter_->expect(*op);
+      porter_->make_gate();
       {
         const std::lock_guard lock(match_lock_);
+        porter_->reserve(*op);
         put_behind_gates(op);
       }
-      return start_recv(op);
+      // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
+      start_recv(op);
+      return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
     if (small && !op->staged && !stage(op, Place::Small))
@@ -239,13 +244,17 @@ void Member::order_part(Op *op, void *stream) noexcept {
   try {
     if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream);
     const bool gate = porter_->gates() && all_staged() && stage_posted(op);
+    if (gate) porter_->make_gate();
     bool arrived, expected;
     {
       const std::lock_guard lock(match_lock_);
       arrived = op->arrived.load(std::memory_order_relaxed);
       expected = gate && !arrived;
       op->port = expected ? Port::Expected : Port::Caller;
-      if (expected) put_behind_gates(op);
+      if (expected) {
+        porter_->reserve(*op);
+        put_behind_gates(op);
+      }
     }
     if (!expected && !arrived) {
       if (may_wait_here(op)) hold(op, stream);

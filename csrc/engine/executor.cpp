@@ -40,6 +40,7 @@ bool Member::start_plan(Op *op) noexcept {
 }
 
 uint64_t Member::ring_for(const plan::Plan &p) {
+  if (p.slots * p.slot_bytes <= fixed_ring_bytes_) return fixed_ring_;
   const std::lock_guard lock(ring_mutex_);
   if (const uint64_t need = p.slots * p.slot_bytes; need > ring_bytes_) {
     const uint64_t bytes = std::max<uint64_t>(need, 256 * 1024);

@@ -156,7 +156,8 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c) {
   if (bytes == 0) return;
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
-    if (s.memory == Memory::Ring) return shared_->arena + op.ring + offset;
+    if (s.memory == Memory::Ring)
+      return (s.rank < 0 ? shared_->arena + op.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
     if (s.memory == Memory::Scratch) return shared_->arena + op.scratch + offset;
     if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->scratch) + offset;
     return (s.memory == Memory::Input ? shared_->in : shared_->out) + offset;

@@ -46,6 +46,8 @@ class Island {
   // `wait`: sleeps until what it is given holds; only called where waits() is true.
   using Wait = void (*)(void *context, bool (*holds)(const void *), const void *what);
   void submit(const Op &op, bool behind_host, Wait wait, void *wait_context);
+  // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
+  void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   bool waits() const noexcept { return waits_; }  // the submitting thread does, in place of the stream
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
@@ -111,6 +113,7 @@ class Island {
     std::vector<void *> outgrown;  // that what was submitted before may still use
   };
   std::unique_ptr<Shared> shared_;
+  std::vector<std::byte *> rings_;
   bool wakes_ = true, private_ = false, waits_ = false;
   device::Wake wake_;
   void *wake_context_;

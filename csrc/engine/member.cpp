@@ -36,6 +36,8 @@ Member::Member(MemberSetup s)
       mail_(std::launder(reinterpret_cast<Mailbox *>(context_->arena().base() + s.mailbox_offset))),
       peers_(static_cast<size_t>(world_)),
       sources_(static_cast<size_t>(std::max(world_, 2))),
+      fixed_ring_(s.fixed_ring),
+      fixed_ring_allocated_(s.fixed_ring_bytes),
       part_bytes_(s.part_bytes) {
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
@@ -68,6 +70,11 @@ Member::~Member() {
     return;
   }
   for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
+}
+
+void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
+  fixed_ring_bytes_ = bytes;
+  if (island_ && !rings.empty()) island_->reaches(std::move(rings));
 }
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
@@ -597,8 +604,9 @@ void Member::leave(int64_t until_ns) noexcept {
             return false;
         return true;
       },
-      [context, rings, mailbox = mailbox_offset_] {
+      [context, rings, mailbox = mailbox_offset_, fixed = fixed_ring_, bytes = fixed_ring_allocated_] {
         for (uint64_t offset : rings) context->arena().free_staging(offset);
+        if (fixed) context->give_fixed_ring(fixed, bytes);
         context->arena().free_mailbox(mailbox);
       });
   for (int q = 0; q < world_; ++q)  // after retire(), which hears of those that leave from now on

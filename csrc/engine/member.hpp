@@ -94,6 +94,7 @@ struct MemberSetup {
   uint64_t cell_bytes = 0, credit_window = 0;
   uint64_t part_bytes = 0;  // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
   IslandSetup island;       // with a communicator where a library serves this rank
+  uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from Context::take_fixed_ring(); 0: none
 };
 
 class Member : public std::enable_shared_from_this<Member> {
@@ -103,6 +104,9 @@ class Member : public std::enable_shared_from_this<Member> {
   Member(const Member &) = delete;
   Member &operator=(const Member &) = delete;
 
+  // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one; `rings`: where this rank's device finds
+  // them, by rank, or empty. Before the first operation.
+  void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
@@ -295,6 +299,8 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // ring lock
   std::mutex ring_mutex_;
+  const uint64_t fixed_ring_, fixed_ring_allocated_;
+  uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
   uint64_t ring_offset_ = 0, ring_bytes_ = 0, scratch_offset_ = 0, scratch_bytes_ = 0;
   std::vector<uint64_t> old_rings_;
 

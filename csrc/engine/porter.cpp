@@ -68,6 +68,13 @@ void Porter::order(const Op &op, void *stream) {
   lane.after->hold(user(lane, stream));
 }
 
+void Porter::reserve(Op &op) noexcept {
+  const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
+  in_.armed.store(ticket, std::memory_order_release);
+  op.ticket.store(ticket, std::memory_order_release);
+}
+
+// A copy behind a gate may have landed, and its operation be over, as soon as its signal is armed.
 void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
@@ -79,7 +86,7 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
     lane.before->record(*theirs);
     lane.before->hold(stream);
   }
-  const uint64_t ticket = lane.armed.load(std::memory_order_relaxed) + 1;
+  const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = arena_ + op.place;
@@ -90,7 +97,7 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
     lane.after->record(stream);
     lane.after->hold(*theirs);
   }
-  op.ticket.store(ticket, std::memory_order_release);
+  if (!gated) op.ticket.store(ticket, std::memory_order_release);
 }
 
 bool Porter::busy() const noexcept {

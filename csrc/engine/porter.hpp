@@ -33,8 +33,12 @@ class Porter {
   // Submit the copy of op's message between the user's memory and its stage, and set op->ticket. Behind the user's stream and before
   // what it gets later, if the call names one. Throw what the runtime throws.
   void take(Op &op) { carry(op, out_, true, false); }   // to the stage
-  void expect(Op &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it
+  void expect(Op &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it; reserved before
   void put(Op &op) { carry(op, late_, false, false); }  // from the stage, which has the message
+  // The place of a copy among those behind gates: its gate may be opened before the copy is submitted, which whoever frees device memory
+  // may hold up for as long as the device has something to do. Once made, allocates nothing and calls no runtime.
+  void make_gate() { make(in_, true); }
+  void reserve(Op &op) noexcept;
 
   // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
   void mark(Op &op);

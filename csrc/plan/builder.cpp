@@ -71,11 +71,16 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
   stream = !varying && output >= request.stream_bytes && !request.in_place;
 }
 
+uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept {
+  constexpr uint64_t kRounding = 64 * 1024;  // of each region to lines
+  return slots * (kDeviceSlotChunks * kDeviceChunks * chunk_bytes + kRounding);
+}
+
 void Builder::choose_chunk(uint64_t regions) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
   // A copy to or from a device costs microseconds whatever its size.
   const uint64_t wanted = request.chunk_bytes * (devices ? kDeviceChunks : 1);
-  const uint64_t most = lines(4 * wanted / std::max<uint64_t>(regions, 1));
+  const uint64_t most = lines((devices ? kDeviceSlotChunks : 4) * wanted / std::max<uint64_t>(regions, 1));
   uint64_t target = std::min(lines(wanted), most);
   const uint32_t slots = std::clamp<uint32_t>(request.max_slots, 2, 64);
   depth = slots - 1;

@@ -105,6 +105,31 @@ inline double seconds_of(const std::function<void()> &f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// A thread that allocates and frees on the device of a rank, until it ends. Freeing waits for all that the device has to do, and whoever
+// submits meanwhile waits for that.
+class Frees {
+ public:
+  explicit Frees(int device)
+      : thread_([this, device] {
+          use(device);
+          while (!stop_.load()) {
+            Address at = 0;
+            must_cu("MemAlloc_v2", &at, size_t{4096});
+            must_cu("MemFree_v2", at);
+          }
+        }) {}
+  ~Frees() {
+    stop_.store(true);
+    thread_.join();
+  }
+  Frees(const Frees &) = delete;
+  Frees &operator=(const Frees &) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
 // ---- one rank -------------------------------------------------------------------------------------------------------------
 
 struct Broken {};

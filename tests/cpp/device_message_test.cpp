@@ -388,6 +388,36 @@ TEST(DeviceMessage, FromAnyRankComeBeforeLaterOnesFromOne) {
         options);
 }
 
+// What a stream waits for may have to come while the copy behind it is being submitted.
+TEST(DeviceMessage, AThreadThatFreesMemoryHoldsNothingUpForGood) {
+  constexpr size_t kBytes = 50'000;
+  Options options;
+  options.timeout = 10;
+  fly(
+      "0a 1b",
+      [](Rank &r) {
+        Memory x(r, kBytes);
+        if (r.rank == 1) x.put(letter(1, 0, kBytes));
+        if (r.rank == 1) {
+          for (int round = 0; round < 100; ++round) {
+            std::this_thread::sleep_for(1ms);
+            OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr));
+          }
+          return;
+        }
+        UserStream user;
+        const isthmus_call how = on(user.stream);
+        const Frees frees(r.device);
+        for (int round = 0; round < 100; ++round) {
+          Work work;
+          OK(isthmus_recv(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 1, 0, nullptr, &how, &work.work));
+          OK(work.wait());
+        }
+        MUST(x.get(kBytes) == letter(1, 0, kBytes));
+      },
+      options);
+}
+
 // Nobody answers: the deadline names the rank, an abort ends it, and the user's stream gets through.
 TEST(DeviceMessage, WithoutAnotherSideEnd) {
   Options options;

@@ -711,6 +711,21 @@ TEST(DeviceRank, AbortEndsAnOperationOnAllRanks) {
   }
 }
 
+TEST(DeviceRank, AThreadThatFreesMemoryHoldsNothingUpForGood) {
+  for (const char *fleet : {"0a 1b", "0a 1a"})
+    fly(fleet, [](Rank &r) {
+      UserStream user;
+      const isthmus_call how = on(user.stream);
+      Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 50'000);
+      const Frees frees(r.device);
+      for (int round = 0; round < 50; ++round) {
+        Work work;
+        OK(c.call(&how, &work.work));
+        OK(work.wait());
+      }
+    });
+}
+
 // The user's stream gets through to what stands behind the operation.
 TEST(DeviceRank, AbortReleasesTheUsersStream) {
   for (const char *fleet : {"0a 1b", "0a 1a", "0a 1a -b"})
