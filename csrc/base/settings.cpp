@@ -35,6 +35,10 @@ constexpr SettingRow kSettings[] = {
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
+    {Setting::GuardSlots, "ISTHMUS_GUARD_SLOTS", K::Choice, "off", 0, 0, "off|on", false,
+     "on: slots are without access for this process while an operation runs in which only devices touch them, so that a "
+     "touch "
+     "ends it; a check, for processes of one rank"},
     {Setting::HeartbeatMs, "ISTHMUS_HEARTBEAT_MS", K::Integer, "100", 10, 60000, "", false,
      "interval of heartbeats between processes; a peer on another host whose network acknowledges none of 100 is lost",
      true},

@@ -19,6 +19,7 @@ enum class Setting : int {
   ChunkBytes,
   Device,
   EagerBytes,
+  GuardSlots,
   HeartbeatMs,
   Interface,
   Island,

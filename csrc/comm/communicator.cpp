@@ -482,9 +482,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.cell_bytes = comm->eager_bytes_;
     if (comm->devices_) {  // where all share memory, all keep a ring at a fixed place, which devices reach
       setup.part_bytes = 8 * comm->chunk_bytes_;
-      const uint64_t most = std::min(plan::most_ring_bytes(comm->chunk_bytes_, plan::kDeviceSlots),
-                                     uint64_t{context->arena().staging_limit() / 16});
-      undo.ring_bytes = topology.flat && world > 1 ? most / 4096 * 4096 : 0;
+      const uint64_t most = (plan::most_ring_bytes(comm->chunk_bytes_, plan::kDeviceSlots) + 4095) / 4096 * 4096;
+      undo.ring_bytes = topology.flat && world > 1 && most <= context->arena().staging_limit() / 16 ? most : 0;
       undo.ring = context->take_fixed_ring(undo.ring_bytes);
       setup.fixed_ring = undo.ring;
       setup.fixed_ring_bytes = undo.ring_bytes;
@@ -529,7 +528,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       RingPlace p;
       if (said.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", name, q);
       std::memcpy(&p, said.data(), sizeof p);
-      const size_t size = processes[static_cast<size_t>(q)] ? processes[static_cast<size_t>(q)]->arena.size() : context->arena().bytes();
+      const size_t size =
+          processes[static_cast<size_t>(q)] ? processes[static_cast<size_t>(q)]->arena.size() : context->arena().bytes();
       if (p.offset % 4096 != 0 || p.bytes > size || p.offset > size - p.bytes)
         fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
       rings.push_back(p);
@@ -553,6 +553,7 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, device::Runti
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0 || places.size() < 2) return;
+  fixed_rings_ = true;
   std::vector<std::byte *> rings(places.size(), nullptr);
   bool all = runtime != nullptr;
   for (size_t q = 0; all && q < places.size(); ++q) {
@@ -561,6 +562,12 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, device::Runti
   }
   member_->fix_rings(bytes, all ? std::move(rings) : std::vector<std::byte *>{});
   reach_ = all ? bytes : 0;
+  if (all && settings_.text(Setting::GuardSlots) == "on") {
+    std::vector<std::span<std::byte>> slots;
+    for (size_t q = 0; q < places.size(); ++q)
+      slots.emplace_back(member_->peers()[q].arena + places[q].offset, places[q].bytes);
+    member_->guard(std::move(slots));
+  }
 }
 
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {

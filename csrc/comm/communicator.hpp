@@ -77,7 +77,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
                                             const Settings &settings, engine::Context::Use use,
                                             const bootstrap::Bytes16 *known_key, Deadline deadline);
-  struct RingPlace {  // where a rank keeps the ring that devices of other ranks reach, in its arena
+  struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena
     uint64_t offset = 0, bytes = 0;  // 0: nowhere
   };
   void fix_rings(const std::vector<RingPlace> &places, device::Runtime *runtime, int device);
@@ -99,7 +99,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool devices_ = false;    // some rank works on a device's memory
   // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.
   mutable std::array<std::atomic<int8_t>, size_t{plan::kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
-  uint64_t reach_ = 0;      // of the rings, what this rank's device reaches on all ranks
+  bool fixed_rings_ = false;  // on all ranks
+  uint64_t reach_ = 0;        // of the rings, what this rank's device reaches on all ranks
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
   std::mutex split_mutex_;
 

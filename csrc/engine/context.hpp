@@ -185,8 +185,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     uint64_t offset, bytes;
     std::byte *there;
   };
-  std::vector<Reached> reached_;                                // likewise
-  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;      // offset, bytes; likewise
+  std::vector<Reached> reached_;                            // likewise
+  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;  // offset, bytes; likewise
 
   std::mutex connect_mutex_;
   mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_

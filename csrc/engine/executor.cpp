@@ -1,7 +1,11 @@
 // The executor of plans: runs the host list of one rank, step by step, and knows nothing of collectives. A step that cannot go on
 // returns Blocked; the next try begins at the same step.
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <cstring>
 
+#include "base/log.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -26,6 +30,7 @@ bool Member::start_plan(Op *op) noexcept {
   op->chunks = plan::chunks_of(p, op->operands());
   op->t = op->stage = op->step = 0;
   last_ring_ = op->sequence;
+  if (!guarded_.empty() && p.slot_bytes > 0) let_in(p.host_in_slots);
   // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
   if (p.pairwise_sizes)
     for (int q = 0; q < world_; ++q)
@@ -37,6 +42,12 @@ bool Member::start_plan(Op *op) noexcept {
       if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
   op->next_rank = 0;
   return true;
+}
+
+void Member::let_in(bool host) noexcept {
+  for (const std::span<std::byte> slots : guarded_)
+    if (::mprotect(slots.data(), slots.size(), host ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+      ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
 uint64_t Member::ring_for(const plan::Plan &p) {

@@ -587,6 +587,7 @@ void Member::leave(int64_t until_ns) noexcept {
   for (int q = 0; q < world_; ++q)
     if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail});
   Context *context = context_.get();
+  let_in(true);
   free_stages();
   const std::lock_guard ring_lock(ring_mutex_);
   std::vector<uint64_t> rings = std::move(old_rings_);

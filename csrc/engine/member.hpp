@@ -107,6 +107,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one; `rings`: where this rank's device finds
   // them, by rank, or empty. Before the first operation.
   void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
+  // Takes the access to these away from this process, the setting GuardSlots, in operations that leave them to devices. Likewise.
+  void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
@@ -196,6 +198,7 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
+  void let_in(bool host) noexcept;            // to the slots, where they are guarded
   uint64_t ring_for(const plan::Plan &p);     // the offset of a ring that is large enough; throws Error(Resource)
   uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
   void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
@@ -301,6 +304,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::mutex ring_mutex_;
   const uint64_t fixed_ring_, fixed_ring_allocated_;
   uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
+  std::vector<std::span<std::byte>> guarded_;
   uint64_t ring_offset_ = 0, ring_bytes_ = 0, scratch_offset_ = 0, scratch_bytes_ = 0;
   std::vector<uint64_t> old_rings_;
 

@@ -300,6 +300,14 @@ void Builder::finish() {
     std::erase_if(*list, [](const Stage &s) { return s.steps == 0; });
     for (const Stage &s : *list) plan.max_skew = std::max(plan.max_skew, s.skew);
   }
+  const auto slot = [](const Span &s) { return s.memory == Memory::Ring; };
+  for (const Stage &stage : plan.host)
+    for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+      const Step &s = plan.steps[i];
+      bool touches = slot(s.dst) || (s.has_copy && slot(s.copy));
+      for (uint32_t j = 0; j < s.sources; ++j) touches = touches || slot(plan.sources[s.source + j]);
+      plan.host_in_slots = plan.host_in_slots || touches;
+    }
   for (const Step &s : plan.steps) plan.uses_links = plan.uses_links || s.kind == StepKind::Send || s.kind == StepKind::Recv;
   if (plan.slot_bytes == 0 && plan.scratch_stride == 0) plan.slots = 0;
 }

@@ -14,7 +14,7 @@ inline constexpr uint64_t kLine = 64;  // pieces are multiples of this: a cache 
 inline constexpr uint64_t kTokenBytes = 8;
 enum Counter : uint8_t { kCopied = 0, kReduced = 1, kConsumed = 2, kSpare = 3 };
 inline constexpr uint32_t kLeastIslandSlots = 6;
-inline constexpr uint64_t kDeviceChunks = 4;  // chunks of the setting in one, where a device copies them
+inline constexpr uint64_t kDeviceChunks = 4;      // chunks of the setting in one, where a device copies them
 inline constexpr uint64_t kDeviceSlotChunks = 2;  // of these a slot has at the most
 inline constexpr size_t kMostMultiple =
     4096;  // of group sizes that chunks are cut for: islands of sizes beyond are dissolved

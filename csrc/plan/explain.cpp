@@ -148,10 +148,12 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                                      : formatted(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
                                                  is_reduction(r.collective) ? formatted(", {}", redop_name(r.op)) : "");
   if (has_root(r.collective)) text += formatted(", root {}", r.root);
-  text += formatted("\n  path    {}\n", t.flat ? formatted("flat: {} ranks share memory", p.world)
-                                        : t.groups.size() == 1
-                                            ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
-                                            : bridged_text(p, t));
+  const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach;
+  text += formatted(
+      "\n  path    {}\n",
+      t.flat ? formatted("flat: {} ranks share memory{}", p.world, reaches ? ", and the device reaches all slots" : "")
+      : t.groups.size() == 1 ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
+                             : bridged_text(p, t));
   text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                    : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
   if (p.slot_bytes) text += formatted(", {} slots of {}", p.slots, size_text(p.slot_bytes));

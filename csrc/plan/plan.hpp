@@ -156,8 +156,9 @@ struct Request {  // all of it agreed on all ranks but `rank`
   uint32_t max_slots = 4;            // taken as 2 where it is less, 64 where it is more
   uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
-  bool device = false;    // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
-  uint64_t reach = 0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
+  bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
+  uint64_t reach =
+      0;  // the first bytes of the rings that its device reaches, of all with whom it shares memory. NOT agreed: local
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 
@@ -177,6 +178,7 @@ struct Plan {
   uint64_t device_bytes = 0;    // memory on the device
   uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
   bool uses_links = false;      // has Send or Recv steps
+  bool host_in_slots = false;   // the host list reads or writes slots
   // Sizes that only sender and receiver know (all_to_all_v): before its first step the engine compares them with every rank that shares
   // memory, as each has published them. Links need no such look, their frames carry their size.
   bool pairwise_sizes = false;

@@ -117,9 +117,8 @@ void stage_user_memory(Builder &b) {
   const bool reuses = p.chunks == 0 || p.chunks > p.slots;
   Direct direct;
   const bool reaches = b.others == 0 && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
-  const bool answers = std::any_of(p.steps.begin(), p.steps.end(), [](const Step &x) {
-    return x.kind == StepKind::Post && x.counter == kConsumed;
-  });
+  const bool answers = std::any_of(p.steps.begin(), p.steps.end(),
+                                   [](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
   if (reaches && (!reuses || p.slots >= last + (answers ? 3 : 2))) direct = take_out(p);
   // One turn more gives the links time to take what they were given last, where there are slots for it.
   bool sends = false;
@@ -201,7 +200,8 @@ void stage_user_memory(Builder &b) {
       p.steps.back().add = s.add + ahead;
     }
     b.post(kReady);
-    if (!direct.after.empty()) {  // in this turn the device has staged a chunk that it copies in behind the one it copied out
+    if (!direct.after
+             .empty()) {  // in this turn the device has staged a chunk that it copies in behind the one it copied out
       b.stage("taken", ahead);
       for (const Step &s : direct.after) b.post(s.counter);
     }

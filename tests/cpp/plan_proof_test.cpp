@@ -89,7 +89,9 @@ INSTANTIATE_TEST_SUITE_P(All, Worlds,
 INSTANTIATE_TEST_SUITE_P(Libraries, Worlds,
                          testing::Values("A", "AA", "AAA", "AB", "Ab", "AAb", "bAA", "AAbb", "AABB", "ABAB", "AAAbCC",
                                          "AbABbA", "AAABBCCd", "AAABBcD"));
-INSTANTIATE_TEST_SUITE_P(Devices, Worlds, testing::Values("n", "no", "na", "anb", "noan", "nop", "nopq", "nnbo", "NNo", "NNOOp", "NaNo", "NNNap"));
+INSTANTIATE_TEST_SUITE_P(Devices, Worlds,
+                         testing::Values("n", "no", "na", "anb", "noan", "nop", "nopq", "nnbo", "NNo", "NNOOp", "NaNo",
+                                         "NNNap"));
 
 // Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
 TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
@@ -141,7 +143,8 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
         };
         const bool sums = collective == Collective::AllReduce || collective == Collective::Reduce ||
                           collective == Collective::ReduceScatter || collective == Collective::ReduceScatterV;
-        EXPECT_EQ(touches(kReach), std::pair(size_t{0}, size_t{sums})) << plan::collective_name(collective) << ", rank " << rank;
+        EXPECT_EQ(touches(kReach), std::pair(size_t{0}, size_t{sums}))
+            << plan::collective_name(collective) << ", rank " << rank;
         EXPECT_EQ(touches(0).first > 0, collective != Collective::Barrier) << "else by processors";
       }
 }

@@ -226,6 +226,62 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
 
 
 @pytest.mark.parametrize(
+    "fleet", ["nvidia:1,amd:1", "ascend:1,nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1", "nvidia:1@a,nvidia:1@b"]
+)
+@pytest.mark.parametrize("switches", [{}, {"SAME_ADDRESS": "1"}, {"QUEUES": "4"}], ids=lambda switches: "".join(switches))
+def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[str, str]) -> None:
+    """The slots are without access for a rank's process in such an operation, so a touch would end it.
+
+    The devices reach them by another mapping, as they do where they are real. Sums are for processors.
+    """
+
+    def body(comm: isthmus.Comm) -> list[str]:
+        def closed() -> int:
+            with open("/proc/self/maps") as maps:
+                return sum("memfd:isthmus" in line and " ---s " in line for line in maps)
+
+        where, world, me = mine(comm), comm.size, comm.rank
+        wrong, guarded = [], not on_host()
+        for count in (7, 1_000_003):  # one chunk; many, and slots are used again
+            x = np.arange(count, dtype=np.float32) + me
+            everybody = np.stack([np.arange(count, dtype=np.float32) + r for r in range(world)])
+            for root in range(world):
+                y = x.copy()
+                where.broadcast(y, root)
+                if closed() != guarded * world:
+                    wrong.append(f"broadcast: {closed()} rings closed")
+                if not (y == everybody[root]).all():
+                    wrong.append(f"broadcast from {root} of {count}")
+                y = np.zeros((world, count), np.float32)
+                where.gather(x, root, **({"out": y} if me == root else {}))
+                if me == root and not (y == everybody).all():
+                    wrong.append(f"gather to {root} of {count}")
+                y = np.zeros(count, np.float32)
+                where.scatter(everybody if me == root else None, root=root, out=y)
+                if not (y == everybody[me]).all():
+                    wrong.append(f"scatter from {root} of {count}")
+            y = np.zeros((world, count), np.float32)
+            where.all_gather(x, y)
+            if not (y == everybody).all():
+                wrong.append(f"all_gather of {count}")
+            y = np.zeros((world, count), np.float32)
+            where.all_to_all(everybody * (me + 1), y)
+            if not (y == np.stack([everybody[me] * (r + 1) for r in range(world)])).all():
+                wrong.append(f"all_to_all of {count}")
+            y = x.copy()
+            where.all_reduce(y)
+            if not (y == everybody.sum(axis=0, dtype=np.float32)).all():
+                wrong.append(f"all_reduce of {count}")
+            if count > 7 and closed():  # a part of it is each processor's
+                wrong.append(f"all_reduce: {closed()} rings closed")
+        return wrong
+
+    switches = {"OWN_MAPPING": "1", **switches}
+    for wrong in run_fleet(fleet, body, env={"ISTHMUS_GUARD_SLOTS": "on"}, switches=switches):
+        assert not wrong
+
+
+@pytest.mark.parametrize(
     "switches",
     [
         {"QUEUES": "4"},

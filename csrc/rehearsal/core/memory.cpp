@@ -103,6 +103,7 @@ Code leave_host_memory(void *host, Pinned pinned) {
 
 Block::~Block() {
   if (engine && !is(Pinned::Registered)) ::munmap(engine, round_up(bytes));
+  if (mapping) ::munmap(mapping, mapped);
 }
 
 Place find_place(uintptr_t address) {
@@ -215,6 +216,15 @@ Code register_host_memory(const char *call, int device, void *host, size_t bytes
   block->host = reinterpret_cast<uintptr_t>(host);
   block->bytes = bytes;
   block->engine = static_cast<std::byte *>(host);
+  if (settings().own_mapping) {  // a second mapping of the same pages, which there is for shared memory only
+    void *again = ::mremap(reinterpret_cast<void *>(start), 0, end - start, MREMAP_MAYMOVE);
+    if (again != MAP_FAILED) {
+      ::mprotect(again, end - start, PROT_READ | PROT_WRITE);
+      block->mapping = static_cast<std::byte *>(again);
+      block->mapped = end - start;
+      block->engine = block->mapping + (reinterpret_cast<uintptr_t>(host) - start);
+    }
+  }
   const Code code = enter_host_memory(block);
   if (code == Code::Ok) born(Live::Registration);
   return code;

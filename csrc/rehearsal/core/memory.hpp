@@ -25,7 +25,9 @@ struct Block {
   uintptr_t address = 0;  // on the device, as the program sees it
   uintptr_t host = 0;     // on the host; 0: memory of the device
   size_t bytes = 0;
-  std::byte *engine = nullptr;  // where the engine reads and writes
+  std::byte *engine = nullptr;   // where the engine reads and writes
+  std::byte *mapping = nullptr;  // of the engine's own, of host memory; page-aligned
+  size_t mapped = 0;
   Pinned pinned = Pinned::Registered;
   std::atomic<bool> live{true};
 

@@ -56,6 +56,7 @@ Settings read() {
   number("REHEARSAL_QUEUE_DEPTH", s.queue_depth, 1);
   truth("REHEARSAL_LOCKING", s.locking);
   truth("REHEARSAL_SAME_ADDRESS", s.same_address);
+  truth("REHEARSAL_OWN_MAPPING", s.own_mapping);
   truth("REHEARSAL_SCRIBBLE", s.scribble);
   number("REHEARSAL_COPY_GBPS", s.copy_gbps, 0);
   number("REHEARSAL_FABRIC_GBPS", s.fabric_gbps, 0);

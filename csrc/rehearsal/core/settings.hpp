@@ -25,6 +25,7 @@ struct Settings {
   size_t queue_depth = 256;
   bool locking = true;        // allocation and free hold the device's lock until it is idle
   bool same_address = false;  // registered host memory has its own address on the device
+  bool own_mapping = false;   // registered shared memory is reached by a mapping of the engine's own
   bool scribble = true;       // a copy's destination holds a pattern until the data comes
   double copy_gbps = 0;       // 0: as fast as memcpy
   double fabric_gbps = 0;

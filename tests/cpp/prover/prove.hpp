@@ -34,7 +34,7 @@ struct Operation {
 
 struct Options {
   uint64_t reaching = ~uint64_t{0};  // a bit a rank: its device reaches the rings that the request says, else none
-  uint64_t credit_chunks = 4;  // chunks (of accumulator width) in flight between two ranks before Send blocks
+  uint64_t credit_chunks = 4;        // chunks (of accumulator width) in flight between two ranks before Send blocks
   std::function<void(size_t operation, int rank, plan::Plan &)> mutate;  // breaks a plan before it is run
 };
 
