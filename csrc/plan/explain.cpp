@@ -156,7 +156,7 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                              : bridged_text(p, t));
   text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                    : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
-  if (p.slot_bytes) text += formatted(", {} slots of {}", p.slots, size_text(p.slot_bytes));
+  if (p.slot_bytes) text += formatted(", {} slot{} of {}", p.slots, p.slots == 1 ? "" : "s", size_text(p.slot_bytes));
   if (p.device_bytes) text += formatted(", {} on the device", size_text(p.device_bytes));
   if (p.scratch_stride) text += formatted(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
   return text + formatted("\n  digest  {:016x}\n", p.digest);
