@@ -25,6 +25,7 @@ enum class Setting : int {
   JobKey,
   Log,
   Name,
+  Profile,
   Rank,
   RecorderEntries,
   SpinMicros,

@@ -75,8 +75,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
   }
   static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
-                                            const Settings &settings, engine::Context::Use use,
-                                            const bootstrap::Bytes16 *known_key, Deadline deadline);
+                                            const Settings &settings, engine::Context::Use use, const Communicator *parent,
+                                            Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
   bool on_device(const char *name, const void *send, const void *recv) const;
