@@ -548,11 +548,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   const size_t islands = comm->topology_.groups.size();
-  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}; tcp streams {}", name, rank, world,
+  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", name, rank, world,
                mine.info.hostname, device.host() ? "" : formatted(", {} ({})", device.text(), mine.info.device_name),
                islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
                served_by, topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
-               topology.flat ? 0 : streams);
+               comm->topology_.measured ? ", bridges weighed by profiles" : "", topology.flat ? 0 : streams);
   return comm;
 }
 

@@ -278,7 +278,9 @@ void measure_devices(Report &report, const Settings &settings, double seconds) {
     const std::string family = ccl == "auto" || ccl::vendor_of(ccl) != vendor ? ccl::family_for(vendor) : ccl;
     if (measured.empty() || family.empty() || ccl == "none") continue;
     try {
-      const auto library = ccl::open_library(family, settings.text(Setting::CclLibrary), false);
+      // The path is that of the library that a rank would take.
+      const bool named = family == (ccl == "auto" ? ccl::family_for(wanted.vendor) : ccl);
+      const auto library = ccl::open_library(family, named ? settings.text(Setting::CclLibrary) : "", false);
       if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
       measure_library(report, *runtime, measured, *library);
     } catch (const Error &e) { report.missing(family, e.text()); }

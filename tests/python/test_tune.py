@@ -111,6 +111,29 @@ def test_tune_measures_a_rehearsed_device_and_says_that_it_is_one(
     assert predicted["simulated"] is True and "a rehearsal" in text
 
 
+def test_tune_measures_every_device_of_a_vendor_and_its_library_across_them(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    tune = ["env", "ISTHMUS_DEVICE=cuda", sys.executable, "-m", "isthmus", "tune", "--seconds", "0.05"]
+    switches = ("--set", "QUIET=1", "--set", "DEVICES=2")
+    ended = command("rehearse", "--fleet", "nvidia:1", *switches, "--", *tune, "--output", str(output))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    entries = check(json.loads(output.read_text()))
+    assert {"cuda:0/device_to_host", "cuda:1/host_to_device", "cuda:1/both_ways"} <= entries.keys()
+    assert "2 ranks" in entries["nccl/all_reduce"]["note"]
+
+
+def test_tune_says_what_a_device_refused(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    tune = [sys.executable, "-m", "isthmus", "tune", "--seconds", "0.05", "--output", str(output)]
+    switches = ("--set", "QUIET=1", "--set", "FAIL=cuMemcpyAsync:9:700")
+    ended = command("rehearse", "--fleet", "nvidia:1", *switches, "--", *tune)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    profile = json.loads(output.read_text())
+    assert set(HOST) <= check(profile).keys() and not any("both_ways" in entry["name"] for entry in profile["entries"])
+    assert [one["name"] for one in profile["missing"]] == ["cuda:0"] and "700" in profile["missing"][0]["text"]
+    assert "not measured cuda:0" in ended.stdout
+
+
 def on_islands(comm: isthmus.Comm, body: Callable[[isthmus.Comm], Any], labels: str, **settings: Any) -> Any:
     """body() in a communicator of these ranks with a label, and settings, for each."""
     unique_id = bytearray(isthmus.unique_id() if comm.rank == 0 else bytes(128))
