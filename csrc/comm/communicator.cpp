@@ -109,10 +109,10 @@ topology::Rates rates_from(const Settings &settings, const std::string &device, 
   return topology::rates_of(profile, device);
 }
 
-// Declared rates, else those of the profiles.
-void weigh_bridges(topology::Topology &t, const std::string &declared) {
+// Declared rates, else those of the profiles. `part`: `t` need not have all islands that were declared.
+void weigh_bridges(topology::Topology &t, const std::string &declared, bool part) {
   if (declared.empty()) topology::apply_profiles(t);
-  else topology::apply_rates(t, declared);
+  else topology::apply_rates(t, part ? part_of_rates(t, declared) : declared);
 }
 
 // A profile that some ranks have and others have not changes nothing, which nobody would notice.
@@ -425,8 +425,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   // Who shares memory with whom does not depend on libraries: what they cannot do is done as if they were not there.
   comm->topology_ = topology::make_topology(infos, bridge);
   const std::string &rates = settings.text(Setting::BridgeRates);
-  weigh_bridges(comm->topology_, parent ? part_of_rates(comm->topology_, rates) : rates);
-  if (rank == 0 && !parent) note_missing_profiles(comm->topology_, name);
+  weigh_bridges(comm->topology_, rates, parent != nullptr);
+  if (rank == 0 && !parent && rates.empty()) note_missing_profiles(comm->topology_, name);
   topology::Topology topology = topology::dissolve(comm->topology_, {});
   const topology::Group *island = served_group(comm->topology_, rank);
   Blob id;
@@ -494,7 +494,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                  name);
     for (auto &i : infos) i.host += "/" + i.process;
     comm->topology_ = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
-    weigh_bridges(comm->topology_, part_of_rates(comm->topology_, rates));
+    weigh_bridges(comm->topology_, rates, true);
     topology = topology::dissolve(comm->topology_, {});
     for (int q = 0; q < world; ++q)
       if (processes[q]) connect(q, false);

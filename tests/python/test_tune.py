@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from devices import run_fleet
+from devices import OnDevice, on_host, run_fleet
 
 Run = Callable[..., list[Any]]
 HOST = ("memory_copy", "shm_exchange", "tcp_loopback", "reduce_float32", "reduce_bfloat16")
@@ -185,13 +185,35 @@ def test_declared_rates_go_before_measured_ones_and_parts_keep_the_profile(proce
         with part:
             return weights(comm), weights(part)
 
-    def body(comm: isthmus.Comm) -> Any:
-        declared = on_islands(comm, weights, "abc", PROFILE=profiles, BRIDGE_RATES="b:5")
-        return declared, on_islands(comm, parts, "abc", PROFILE=profiles)
+    def declared(comm: isthmus.Comm) -> tuple[list[float], Any]:
+        part = comm.split(0 if comm.rank != 1 else -1)  # without the island that was named
+        if part is None:
+            return weights(comm), None
+        with part:
+            return weights(comm), weights(part)
 
-    first, *others = processes(3, body)
-    assert first == ([1, 5, 1], ([1, 2, 3], None))
-    assert others == [([1, 5, 1], ([1, 2, 3], [1, 1.5]))] * 2
+    def body(comm: isthmus.Comm) -> Any:
+        first = on_islands(comm, declared, "abc", PROFILE=profiles, BRIDGE_RATES="b:5")
+        return first, on_islands(comm, parts, "abc", PROFILE=profiles)
+
+    results = processes(3, body)
+    assert [first for first, _ in results] == [([1, 5, 1], [1, 1]), ([1, 5, 1], None), ([1, 5, 1], [1, 1])]
+    assert [second for _, second in results] == [([1, 2, 3], None), ([1, 2, 3], [1, 1.5]), ([1, 2, 3], [1, 1.5])]
+
+
+def test_ranks_on_devices_and_on_the_host_share_a_message_by_their_profile(tmp_path: Path) -> None:
+    device = {"cuda:0/device_to_host": 1e9, "cuda:0/host_to_device": 2e9}
+    profile = written(tmp_path / "profile", {**host_rates(3e9), **device}, simulated=True)
+
+    def body(comm: isthmus.Comm) -> Any:
+        x = np.full(1_000_003, comm.rank + 1, np.float32)
+        (comm if on_host() else OnDevice(comm)).all_reduce(x)
+        weights = [group["weight"] for group in comm.topology()["groups"]]
+        plan = comm.explain("all_reduce", nbytes=x.nbytes).data
+        return weights, bool((x == 6).all()), plan["predicted"]["device"] > 0, plan["last"]["seconds"] > 0
+
+    results = run_fleet("nvidia:2@a,cpu:1@b", body, bridge="tcp", env={"ISTHMUS_PROFILE": profile})
+    assert results == [([1, 1.5], True, True, True)] * 2 + [([1, 1.5], True, False, True)]
 
 
 def test_a_profile_that_one_rank_lacks_changes_nothing_and_is_said(processes: Run, tmp_path: Path) -> None:
