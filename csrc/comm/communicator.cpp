@@ -124,10 +124,8 @@ void note_missing_profiles(const topology::Topology &t, const std::string &name)
   if (missing < 0 || !some) return;
   const topology::RankInfo &info = t.ranks[static_cast<size_t>(missing)];
   ISTHMUS_WARN(
-      "communicator '{}': rank {} ({} on {}) has no profile (ISTHMUS_PROFILE) with the rates of its bridge, so the profiles "
-      "of "
-      "the others are not used",
-      name, missing, info.device, info.hostname);
+      "communicator '{}': rank {} ({} on {}) has no profile with its bridge's rates (ISTHMUS_PROFILE): none is used", name,
+      missing, info.device, info.hostname);
 }
 
 uint32_t random32() {
