@@ -1,7 +1,9 @@
 #include "limit.hpp"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,6 +50,7 @@ constexpr int kMostRanks = 256;
 
 struct Shared {  // of the processes of --limit
   std::atomic<int> arrived{0}, generation{0};
+  std::atomic<bool> again{false};  // rank 0's word
   double rates[kMostRanks][kKernels];
   double handover[kMostRanks], latency[kMostRanks];  // seconds: of a slot written and one read; of one way of a ping-pong
   struct alignas(128) Turn {
@@ -206,6 +209,52 @@ int print_memory_limit(int ranks, size_t bytes) {
   }
   std::printf("%s\n", out.dump().c_str());
   munmap(page, size);
+  return 0;
+}
+
+std::vector<double> hand_over_rates(double seconds) {
+  constexpr int kRanks = 2;
+  const size_t slots_at = (sizeof(Shared) + 4095) / 4096 * 4096, size = slots_at + kRanks * sizeof(Shared::Slots);
+  void *page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw std::runtime_error("shared memory: no memory");
+  auto *shared = new (page) Shared;
+  auto *slots = reinterpret_cast<Shared::Slots *>(static_cast<std::byte *>(page) + slots_at);
+  const std::vector<std::byte> source(kSlot, std::byte{1});
+  std::vector<double> rates;
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("shared memory: fork failed");
+  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);  // it would wait for ever for a parent that was killed
+  const int rank = child == 0 ? 1 : 0;
+  hand_over(*shared, slots, rank, kRanks, source);  // touches the pages
+  const double start = now_seconds();
+  for (int i = 0; i < kMostRepetitions; ++i) {
+    shared->handover[rank] = hand_over(*shared, slots, rank, kRanks, source);
+    if (rank == 0) shared->again.store(i + 1 < kLeastRepetitions || now_seconds() - start < seconds);
+    line_up(*shared, kRanks);
+    rates.push_back(static_cast<double>(kSlot) / std::max(shared->handover[0], shared->handover[1]));
+    const bool again = shared->again.load();
+    line_up(*shared, kRanks);
+    if (!again) break;
+  }
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  munmap(page, size);
+  return rates;
+}
+
+int print_host_rates(double seconds) {
+  constexpr size_t kFootprint = 192 << 20;  // larger than most caches
+  const double share = seconds / 3;
+  nlohmann::ordered_json out;
+  out["shm_exchange"] = hand_over_rates(share);
+  out["tcp_loopback"] = loopback_rates(share);
+  MemoryProbe probe(kFootprint);
+  std::vector<double> copies;
+  const double start = now_seconds();
+  for (int i = 0; i < kMostRepetitions && (i < kLeastRepetitions || now_seconds() - start < share); ++i)
+    copies.push_back(probe.run(Kernel::Copy, share / kLeastRepetitions / 2) / 2);  // STREAM counts the read and the write
+  out["memory_copy"] = std::move(copies);
+  std::printf("%s\n", out.dump().c_str());
   return 0;
 }
 

@@ -53,8 +53,16 @@ int listen_loopback(uint16_t &port);
 int accept_one(int listener);
 int connect_loopback(uint16_t port);
 
+// Rates in bytes a second, one for each repetition: at least kLeastRepetitions, and more until `seconds` have passed. Both start the second
+// process themselves, which must not have threads. Throw std::runtime_error.
+inline constexpr int kLeastRepetitions = 5, kMostRepetitions = 101;
+std::vector<double> hand_over_rates(double seconds);  // between two processes through shared memory, each way
+std::vector<double> loopback_rates(double seconds);   // over one TCP connection, each way
+
 // `isthmus-bench --limit` and `--raw-tcp`: start the processes themselves and print JSON.
 int print_memory_limit(int ranks, size_t bytes);
 int print_raw_tcp(size_t bytes, size_t small_bytes, int rounds);
+// `isthmus-bench --rates`: the samples from which `isthmus tune` makes a profile.
+int print_host_rates(double seconds);
 
 }  // namespace isthmus::bench

@@ -168,6 +168,7 @@ int run(const Options &given) {
   Options o = given;
   if (o.raw_tcp) return print_raw_tcp(o.max_bytes, o.min_bytes, o.iterations ? o.iterations : 7);
   if (o.memory_limit) return print_memory_limit(o.ranks ? o.ranks : 2, o.max_bytes);
+  if (o.host_rates > 0) return print_host_rates(o.host_rates);
   Place place;
   if (o.processes > 0) {
     place = {o.process, o.processes, o.address, ""};

@@ -127,6 +127,9 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
                "only measure the memory rate of --ranks processes (footprint -e) and print it as JSON");
   app.add_flag("--raw-tcp", o.raw_tcp,
                "only measure a raw TCP exchange of -e bytes and a ping-pong of -b bytes over loopback");
+  app.add_option("--rates", o.host_rates,
+                 "only measure, for about so many seconds, what `isthmus tune` asks of this host, and print it as JSON")
+      ->check(CLI::Range(0.001, 3600.0));
   app.add_flag("--steady", o.steady,
                "count system calls and allocations of the loop in place of timing it; 1 process a rank");
   app.add_option("--process", place)->group("");  // the parent of --ranks tells its children
@@ -138,7 +141,7 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
     if (!step_bytes.empty()) o.step_bytes = parse_size(step_bytes);
     if (max_bytes.empty() && o.min_bytes > o.max_bytes) o.max_bytes = o.min_bytes;
     if (min_bytes.empty() && o.memory_limit) o.min_bytes = std::min(o.min_bytes, o.max_bytes);  // -e alone is its footprint
-    if (name.empty() && !o.memory_limit && !o.raw_tcp)
+    if (name.empty() && !o.memory_limit && !o.raw_tcp && o.host_rates == 0)
       throw CLI::ValidationError("name a collective, as in: isthmus-bench all_reduce --ranks 4 -b 8 -e 64M -f 2");
     try {
       if (!name.empty()) o.collectives = parse_collectives(name);

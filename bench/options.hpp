@@ -27,6 +27,7 @@ struct Options {
   std::string bridge, json, nccl_json;
   double timeout = 0;
   bool memory_limit = false, raw_tcp = false, steady = false;
+  double host_rates = 0;            // seconds to measure them; 0: not asked for
   int process = -1, processes = 0;  // set by the parent of --ranks
   std::string address;
   std::vector<std::string> command;  // argv

@@ -11,6 +11,7 @@
 #include "comm/communicator.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
+#include "observe/measure.hpp"
 
 namespace i = isthmus;
 using i::Code;
@@ -370,6 +371,14 @@ isthmus_result isthmus_devices(char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "devices: json must not be NULL");
     *json = copy_text(i::observe::devices_json());
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_measure(double seconds, char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "measure: json must not be NULL");
+    *json = copy_text(i::observe::measure_json(i::Settings::from_environment(), seconds));
     return ISTHMUS_OK;
   });
 }

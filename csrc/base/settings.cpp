@@ -23,7 +23,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
-     "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: all alike"},
+     "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: by the "
+     "ranks' profiles (ISTHMUS_PROFILE), else all alike"},
     {Setting::Ccl, "ISTHMUS_CCL", K::Choice, "auto", 0, 0, "auto|none|oneccl|nccl|rccl|hccl", false,
      "collective library that serves this rank's island; ranks with the same library and label form one. auto: the device's "
      "own, if it is there; none for host ranks"},
@@ -50,6 +51,9 @@ constexpr SettingRow kSettings[] = {
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
     {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false, "log level, to stderr"},
     {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
+    {Setting::Profile, "ISTHMUS_PROFILE", K::Text, "", 0, 0, "", false,
+     "path of this host's profile, which `isthmus tune` wrote: where all ranks have one, faster bridges carry more. Empty: "
+     "none"},
     {Setting::Rank, "ISTHMUS_RANK", K::Integer, "-1", -1, 16777215, "", false, "rank, where no launcher says it"},
     {Setting::RecorderEntries, "ISTHMUS_RECORDER_ENTRIES", K::Integer, "2048", 16, 1048576, "", false,
      "operations that the flight recorder of a process keeps", true},

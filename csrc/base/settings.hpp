@@ -26,6 +26,7 @@ enum class Setting : int {
   JobKey,
   Log,
   Name,
+  Profile,
   Rank,
   RecorderEntries,
   SpinMicros,

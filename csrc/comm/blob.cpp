@@ -78,6 +78,8 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.text(b.info.ccl_version);
   for (const auto &call : b.info.ccl_table.ops)
     for (const uint16_t ops : call) w.number(ops);
+  for (const double rate : b.info.rates.values) w.number(rate);
+  w.number(static_cast<uint8_t>(b.info.rates.simulated));
   w.number(b.info.pid);
   w.number(static_cast<int32_t>(b.info.numa));
   w.number(b.index);
@@ -107,6 +109,14 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.text(b.info.ccl_version);
   for (auto &call : b.info.ccl_table.ops)
     for (uint16_t &ops : call) r.number(ops);
+  for (double &rate : b.info.rates.values) {
+    r.number(rate);
+    r.must(rate == 0 || topology::sound_rate(rate));
+  }
+  uint8_t simulated = 0;
+  r.number(simulated);
+  r.must(simulated <= 1);
+  b.info.rates.simulated = simulated != 0;
   r.number(b.info.pid);
   int32_t numa = -1;
   r.number(numa);

@@ -10,19 +10,6 @@ namespace {
 using plan::Collective;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
 
-bool has_root(Collective c) {
-  return c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Gather || c == Collective::GatherV ||
-         c == Collective::Scatter || c == Collective::ScatterV;
-}
-bool reduces(Collective c) {
-  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::ReduceScatter ||
-         c == Collective::ReduceScatterV;
-}
-bool is_v(Collective c) {
-  return c == Collective::AllGatherV || c == Collective::ReduceScatterV || c == Collective::AllToAllV ||
-         c == Collective::GatherV || c == Collective::ScatterV;
-}
-
 uint64_t mix(uint64_t h, uint64_t v) {
   h = (h ^ v) * 0x9e3779b97f4a7c15ull;
   return h ^ (h >> 32);
@@ -178,7 +165,7 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());
   const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
-  one_hop = member_->topology().flat && !devices_ && (!libraries_ || planned_flat(p)) && world > 1 && !is_v(c) &&
+  one_hop = member_->topology().flat && !devices_ && (!libraries_ || planned_flat(p)) && world > 1 && !is_varying(c) &&
             bytes <= eager_bytes_ && (!packed || bytes * world <= eager_bytes_);
   return p;
 }
@@ -196,10 +183,10 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name, r.dtype);
   if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name, r.op);
   const auto t = static_cast<DType>(r.dtype);
-  const auto red = reduces(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
-  if (reduces(c) && !combines(t, red))
+  const auto red = is_reduction(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
+  if (is_reduction(c) && !combines(t, red))
     fail(Code::Unsupported, "{}: {} of {} has no meaning", name, redop_name(red), dtype_name(t));
-  if (reduces(c) && (t == DType::Float8E4M3FN || t == DType::Float8E5M2)) check_float8(name, t);
+  if (is_reduction(c) && (t == DType::Float8E4M3FN || t == DType::Float8E5M2)) check_float8(name, t);
   if (has_root(c) && (r.root < 0 || r.root >= world))
     fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name, r.root, this->name(), world - 1);
   const bool p2p = c == Collective::Send || c == Collective::Recv;
@@ -239,9 +226,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   const uint64_t size = dtype_size(t);
   const bool wide = c == Collective::AllGather || c == Collective::ReduceScatter || c == Collective::AllToAll ||
                     c == Collective::Gather || c == Collective::Scatter;
-  call.bytes = is_v(c) ? 0 : to_bytes(name, r.count, size, wide ? static_cast<uint64_t>(world) : 1);
+  call.bytes = is_varying(c) ? 0 : to_bytes(name, r.count, size, wide ? static_cast<uint64_t>(world) : 1);
 
-  if (is_v(c)) {
+  if (is_varying(c)) {
     const bool out = c == Collective::AllGatherV || c == Collective::GatherV || c == Collective::AllToAllV;
     const bool in = c == Collective::ReduceScatterV || c == Collective::ScatterV || c == Collective::AllToAllV;
     if ((out && !r.recv_counts) || (in && !r.send_counts)) fail(Code::Argument, "{}: counts must not be NULL", name);
@@ -280,7 +267,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     fail(Code::Argument, "{}: {} must not be NULL on rank {}", name, reads && !call.in ? "send" : "recv", me);
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
   if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
-  if (is_v(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
+  if (is_varying(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |

@@ -13,9 +13,11 @@
 #include "ccl/libraries.hpp"
 #include "comm/blob.hpp"
 #include "comm/launcher.hpp"
+#include "comm/profile.hpp"
 #include "device/host.hpp"
 #include "device/runtimes.hpp"
 #include "net/protocol.hpp"
+#include "topology/profile.hpp"
 
 namespace isthmus::comm {
 namespace {
@@ -95,6 +97,35 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
     out += entry;
   }
   return out;
+}
+
+// What the profile that the settings name says of a rank on `device`; all unknown where they name none. Throws Error(Config).
+topology::Rates rates_from(const Settings &settings, const std::string &device, const std::string &hostname) {
+  const std::string &path = settings.text(Setting::Profile);
+  if (path.empty()) return {};
+  const topology::Profile profile = topology::parse_profile(read_profile(path), path);
+  if (profile.host != hostname)
+    ISTHMUS_WARN("ISTHMUS_PROFILE={}: it was measured on {}, and this is {}", path, profile.host, hostname);
+  return topology::rates_of(profile, device);
+}
+
+// Declared rates, else those of the profiles. `part`: `t` need not have all islands that were declared.
+void weigh_bridges(topology::Topology &t, const std::string &declared, bool part) {
+  if (declared.empty()) topology::apply_profiles(t);
+  else topology::apply_rates(t, part ? part_of_rates(t, declared) : declared);
+}
+
+// A profile that some ranks have and others have not changes nothing, which nobody would notice.
+void note_missing_profiles(const topology::Topology &t, const std::string &name) {
+  const int missing = topology::unmeasured_rank(t);
+  const bool some = std::any_of(t.ranks.begin(), t.ranks.end(), [](const topology::RankInfo &r) {
+    return r.rates[topology::Rate::Memory] > 0 || r.rates[topology::Rate::Tcp] > 0;
+  });
+  if (missing < 0 || !some) return;
+  const topology::RankInfo &info = t.ranks[static_cast<size_t>(missing)];
+  ISTHMUS_WARN(
+      "communicator '{}': rank {} ({} on {}) has no profile with its bridge's rates (ISTHMUS_PROFILE): none is used", name,
+      missing, info.device, info.hostname);
 }
 
 uint32_t random32() {
@@ -295,7 +326,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
 
 std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
                                                  const Settings &settings, engine::Context::Use use,
-                                                 const bootstrap::Bytes16 *known_key, Deadline deadline) {
+                                                 const Communicator *parent, Deadline deadline) {
   auto comm = std::shared_ptr<Communicator>(new Communicator);
   comm->settings_ = settings;
   const std::shared_ptr<engine::Context> context = use.context();
@@ -319,7 +350,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   mine.settings = settings.agreed_text();
   mine.name = name;
   mine.epoch = random32();
-  mine.key = known_key ? *known_key : bootstrap::random_bytes16();
+  mine.key = parent ? parent->key_ : bootstrap::random_bytes16();
   mine.index = context->reserve_index();
   const uint64_t mailbox_bytes = engine::Mailbox::bytes(comm->eager_bytes_, world);
   bool made = false;
@@ -365,6 +396,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       mine.info.numa = device.runtime->numa(device.number);
       mine.info.fnuz = device.runtime->float8(device.number) == device::Float8::Fnuz;
     }
+    // A part of a communicator has the parent's: the file may be gone by now, or be another one.
+    mine.info.rates = parent ? parent->topology_.ranks[static_cast<size_t>(parent->rank())].rates
+                             : rates_from(settings, device.text(), mine.info.hostname);
     library = open_library(settings, mesh.self(), device);
     if (!library) return;
     if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
@@ -391,8 +425,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   // Who shares memory with whom does not depend on libraries: what they cannot do is done as if they were not there.
   comm->topology_ = topology::make_topology(infos, bridge);
   const std::string &rates = settings.text(Setting::BridgeRates);
-  if (!known_key) topology::apply_rates(comm->topology_, rates);
-  else topology::apply_rates(comm->topology_, part_of_rates(comm->topology_, rates));
+  weigh_bridges(comm->topology_, rates, parent != nullptr);
+  if (rank == 0 && !parent && rates.empty()) note_missing_profiles(comm->topology_, name);
   topology::Topology topology = topology::dissolve(comm->topology_, {});
   const topology::Group *island = served_group(comm->topology_, rank);
   Blob id;
@@ -460,7 +494,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                  name);
     for (auto &i : infos) i.host += "/" + i.process;
     comm->topology_ = topology::make_topology(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge);
-    topology::apply_rates(comm->topology_, part_of_rates(comm->topology_, rates));
+    weigh_bridges(comm->topology_, rates, true);
     topology = topology::dissolve(comm->topology_, {});
     for (int q = 0; q < world; ++q)
       if (processes[q]) connect(q, false);
@@ -539,11 +573,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
   const size_t islands = comm->topology_.groups.size();
-  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}; tcp streams {}", name, rank, world,
+  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", name, rank, world,
                mine.info.hostname, device.host() ? "" : formatted(", {} ({})", device.text(), mine.info.device_name),
                islands, islands == 1 ? "" : "s", mine.info.island.empty() ? "" : " (this rank: " + mine.info.island + ")",
                served_by, topology.flat ? "all in shared memory" : "shared memory inside, tcp between them",
-               topology.flat ? 0 : streams);
+               comm->topology_.measured ? ", bridges weighed by profiles" : "", topology.flat ? 0 : streams);
   return comm;
 }
 
@@ -606,7 +640,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   ParentExchange exchange(*this, members);
   Settings settings = settings_;
   return make(exchange, rank, static_cast<int>(members.size()), name.empty() ? this->name() + "/split" : name, settings,
-              use_.again(), &key_, deadline);
+              use_.again(), this, deadline);
 }
 
 Communicator::~Communicator() { destroy(); }

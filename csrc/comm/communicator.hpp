@@ -75,8 +75,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
   }
   static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
-                                            const Settings &settings, engine::Context::Use use,
-                                            const bootstrap::Bytes16 *known_key, Deadline deadline);
+                                            const Settings &settings, engine::Context::Use use, const Communicator *parent,
+                                            Deadline deadline);
   struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena
     uint64_t offset = 0, bytes = 0;  // 0: nowhere
   };

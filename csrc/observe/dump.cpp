@@ -102,6 +102,59 @@ std::string context_json() {
   return out.dump(1);
 }
 
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string time_text(double seconds) {
+  return seconds < 1e-3 ? formatted("{:.1f} us", seconds * 1e6)
+         : seconds < 1  ? formatted("{:.2f} ms", seconds * 1e3)
+                        : formatted("{:.3f} s", seconds);
+}
+
+// "predicted": null, or the parts of it; and the line of the text.
+ordered_json predicted(const plan::Prediction &p, std::string &text) {
+  if (!p.unknown.empty()) {
+    text += formatted("  predicted unknown: {}\n", p.unknown);
+    return nullptr;
+  }
+  text += formatted("  predicted {}{}: slowest of", time_text(p.seconds),
+                    p.simulated ? " (by rates of a rehearsal, which are no measurement)" : "");
+  text += formatted(" this rank's thread {} (copies {}, folds {}, links {})", time_text(p.copies + p.folds + p.links),
+                    time_text(p.copies), time_text(p.folds), time_text(p.links));
+  if (p.bridge > 0) text += formatted(", the busiest bridge {}", time_text(p.bridge));
+  if (p.device > 0) text += formatted(", its device's copies {}", time_text(p.device));
+  text += formatted("; and {} that nothing overlaps. Not in it: waiting, latency, calls of libraries\n", time_text(p.fill));
+  return {{"seconds", p.seconds}, {"copies", p.copies}, {"folds", p.folds}, {"links", p.links},
+          {"bridge", p.bridge},   {"device", p.device}, {"fill", p.fill},   {"simulated", p.simulated}};
+}
+
+// "last": null, or the last call of that shape that ended well and that the flight recorder still has.
+ordered_json last(comm::Communicator &comm, const plan::Request &r, std::string &text) {
+  auto &member = comm.member();
+  const bool barrier = r.collective == plan::Collective::Barrier, varying = plan::is_varying(r.collective);
+  const Record *found = nullptr;
+  const std::vector<Record> records = member.context().recorder().read();
+  for (const Record &x : records)
+    if (x.communicator == member.serial() && x.collective == static_cast<uint8_t>(r.collective) &&
+        static_cast<Code>(x.result) == Code::Ok &&
+        (barrier || (x.dtype == static_cast<uint8_t>(r.dtype) && (varying || x.bytes == r.bytes) &&
+                     (!plan::is_reduction(r.collective) || x.op == static_cast<uint8_t>(r.op)) &&
+                     (!plan::has_root(r.collective) || x.peer_or_root == r.root))) &&
+        (!found || x.sequence > found->sequence))
+      found = &x;
+  if (!found) {
+    text += "  last      unknown: the flight recorder has no such call\n";
+    return nullptr;
+  }
+  const double seconds = static_cast<double>(found->ended_ns - found->submitted_ns) * 1e-9;
+  text += formatted("  last      {}, call {} on this rank, from its submission to its end{}\n", time_text(seconds),
+                    found->sequence, varying ? formatted(", largest block {} bytes", found->bytes) : "");
+  return {{"seconds", seconds}, {"sequence", found->sequence}, {"bytes", found->bytes}};
+}
+
+}  // namespace
+
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop) {
   auto out = nlohmann::ordered_json::parse(plan::explain_json(plan, comm.topology()));
   out["path"] = one_hop ? "one hop" : "plan";
@@ -110,6 +163,10 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
         "small message: one hop. Every rank writes its contribution into its cell in shared memory and combines all cells "
         "itself; the result is that of this plan:\n{}",
         out.value("text", ""));
+  std::string text = out.value("text", "");
+  out["predicted"] = predicted(plan::predict(plan, comm.topology()), text);
+  out["last"] = last(comm, plan.request, text);
+  out["text"] = std::move(text);
   return out.dump(2);
 }
 

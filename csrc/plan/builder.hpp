@@ -145,9 +145,6 @@ void plan_exchange(Builder &b);  // all_to_all, gather, scatter
 void plan_barrier(Builder &b);
 void plan_point_to_point(Builder &b);
 
-bool is_reduction(Collective c) noexcept;
-bool is_varying(Collective c) noexcept;
-bool has_root(Collective c) noexcept;
 // Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets
 // nothing.
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without = -1);

@@ -65,6 +65,9 @@ enum class Collective : uint8_t {
 inline constexpr int kCollectiveCount = 16;
 const char *collective_name(Collective c) noexcept;  // "all_reduce", ...
 bool collective_from_name(std::string_view name, Collective &out) noexcept;
+bool is_reduction(Collective c) noexcept;
+bool is_varying(Collective c) noexcept;  // sizes are operands of the launch
+bool has_root(Collective c) noexcept;
 
 inline constexpr int kCounters = 4;  // copied-in, reduced, consumed, spare: names for people in explain()
 // Of one rank's two lists: numbers kCounters and up, the first two posted by the device, the last by the host.
@@ -208,6 +211,18 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int ran
 // and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;
+
+// How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three work side by side: the rank's thread (its
+// copies, its folds and its links, one after the other), the busiest bridge of an all_reduce (any group's), and the copies from and to the
+// rank's device. The prediction is the slowest of them, and `fill`: one chunk's time of those that the first or last chunk does not overlap
+// with. Not in it: waiting for other ranks, latency, and the calls of islands' libraries.
+struct Prediction {
+  double seconds = 0;   // 0: unknown, or nothing to do
+  std::string unknown;  // why it is unknown
+  double copies = 0, folds = 0, links = 0, bridge = 0, device = 0, fill = 0;
+  bool simulated = false;  // some rates are a rehearsal's
+};
+Prediction predict(const Plan &plan, const topology::Topology &t);
 
 std::string explain(const Plan &plan, const topology::Topology &t);       // text that people read
 std::string explain_json(const Plan &plan, const topology::Topology &t);  // the same as data, with the text in "text"

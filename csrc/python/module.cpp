@@ -18,7 +18,8 @@ void add_methods(py::handle type, PyMethodDef *methods) {
   }
 }
 
-std::string json_of(isthmus_result (*question)(char **)) {
+template <class Question>  // isthmus_result(char **json)
+std::string json_of(Question question) {
   char *json = nullptr;
   isthmus_result result;
   {
@@ -113,6 +114,9 @@ PYBIND11_MODULE(_core, m) {
   m.def("settings", [] { return json_of(isthmus_settings); });
   m.def("devices", [] { return json_of(isthmus_devices); });
   m.def("libraries", [] { return json_of(isthmus_libraries); });
+  m.def(
+      "measure", [](double seconds) { return json_of([seconds](char **json) { return isthmus_measure(seconds, json); }); },
+      py::arg("seconds"));
   m.def("context_stats", [] { return json_of(isthmus_context_stats); });
   m.def(
       "dtype_size",

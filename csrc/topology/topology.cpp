@@ -30,7 +30,50 @@ void check_shm_bridge(const std::vector<RankInfo> &ranks) {
                island_name(ranks[q]), q, host_name(ranks[q]), island_name(ranks[r]), r, host_name(ranks[r]));
 }
 
+// Between groups: whether links are memory, as far as a topology tells.
+bool linked_by_memory(const Topology &t) noexcept {
+  bool one_island = true;
+  for (const RankInfo &r : t.ranks) {
+    if (r.host != t.ranks[0].host) return false;
+    one_island = one_island && r.island == t.ranks[0].island;
+  }
+  return one_island || t.bridge != Bridge::Tcp;
+}
+
+double rate_over(const RankInfo &info, bool memory) noexcept {
+  const double link = info.rates[memory ? Rate::Memory : Rate::Tcp];
+  return info.device == "host" ? link : std::min({link, info.rates[Rate::DeviceToHost], info.rates[Rate::HostToDevice]});
+}
+
+// The weights of `t` from its ranks' rates, which are all known.
+void weigh(Topology &t) {
+  const bool memory = linked_by_memory(t);
+  for (size_t g = 0; g < t.groups.size(); ++g) {
+    t.weights[g] = 0;
+    for (const int r : t.groups[g].ranks) t.weights[g] += rate_over(t.ranks[static_cast<size_t>(r)], memory);
+  }
+  const double least = *std::min_element(t.weights.begin(), t.weights.end());
+  for (double &w : t.weights) w /= least;
+  t.measured = true;
+  t.digest = digest_of(t);
+}
+
 }  // namespace
+
+double bridge_rate(const Topology &t, int rank) noexcept {
+  return rate_over(t.ranks[static_cast<size_t>(rank)], linked_by_memory(t));
+}
+
+int unmeasured_rank(const Topology &t) noexcept {
+  const bool memory = linked_by_memory(t);
+  for (int r = 0; r < t.size(); ++r)
+    if (!(rate_over(t.ranks[static_cast<size_t>(r)], memory) > 0)) return r;
+  return -1;
+}
+
+void apply_profiles(Topology &t) {
+  if (unmeasured_rank(t) < 0) weigh(t);
+}
 
 uint64_t digest_of(const Topology &t) noexcept {
   uint64_t h = 1469598103934665603ull;  // FNV-1a, byte by byte, so that every processor gets the same
@@ -99,6 +142,10 @@ Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
       ranks[r].ccl_table = {};
     }
   Topology out = make_topology(std::move(ranks), t.bridge);
+  if (t.measured) {  // a group of other ranks has another rate
+    weigh(out);
+    return out;
+  }
   for (size_t g = 0; g < out.groups.size(); ++g)
     out.weights[g] = t.weights[static_cast<size_t>(t.group_of[static_cast<size_t>(out.groups[g].ranks[0])])];
   out.digest = digest_of(out);
@@ -106,6 +153,8 @@ Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
 }
 
 void apply_rates(Topology &t, std::string_view rates) {
+  if (t.measured) t.weights.assign(t.groups.size(), 1.0);
+  t.measured = false;
   std::string_view rest = rates;
   while (!rest.empty()) {
     const size_t comma = rest.find(',');
@@ -140,9 +189,11 @@ std::string to_json(const Topology &t) {
     const auto it = std::find_if(sets.begin(), sets.end(), [&](const Set &s) { return s.key == key; });
     return it != sets.end() ? *it : sets.emplace_back(Set{key, name, {}, {}});
   };
+  const bool memory = linked_by_memory(t);
   json all = json::array();
   for (size_t r = 0; r < t.ranks.size(); ++r) {
     const RankInfo &info = t.ranks[r];
+    const double rate = rate_over(info, memory);
     find(hosts, info.host, host_name(info)).ranks.push_back(static_cast<int>(r));
     Set &island = find(islands, info.island, info.island);
     island.ranks.push_back(static_cast<int>(r));
@@ -160,7 +211,8 @@ std::string to_json(const Topology &t) {
                    {"process", info.process},
                    {"pid", info.pid},
                    {"numa", info.numa},
-                   {"group", t.group_of[r]}});
+                   {"group", t.group_of[r]},
+                   {"bridge_rate", rate > 0 ? json(rate) : json(nullptr)}});
   }
   json out = {{"world", t.ranks.size()},  {"flat", t.flat},          {"hosts", json::array()},
               {"islands", json::array()}, {"groups", json::array()}, {"ranks", std::move(all)}};

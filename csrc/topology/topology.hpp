@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/island_call.hpp"
+#include "topology/rates.hpp"
 
 namespace isthmus::topology {
 
@@ -34,6 +35,7 @@ struct RankInfo {
   std::string ccl_version;  // for people
   IslandTable ccl_table;    // what it can do
   bool fnuz = false;        // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
+  Rates rates;              // of its host's profile; all 0 where it has none
 };
 
 struct Group {
@@ -52,7 +54,9 @@ struct Topology {
   std::vector<int> group_of;    // rank -> index into groups
   std::vector<int> index_of;    // rank -> index inside its group
   bool flat = true;             // every two ranks share memory and the bridge may use it
-  std::vector<double> weights;  // by group: relative rate of its bridge (all 1 unless measured); agreed on all ranks
+  std::vector<double>
+      weights;            // by group: relative rate of its bridge, all 1 unless measured or declared; agreed on all ranks
+  bool measured = false;  // the weights come from the ranks' profiles
   Bridge bridge = Bridge::Auto;
   uint64_t digest = 0;  // of everything above that plans depend on
   int size() const noexcept { return static_cast<int>(ranks.size()); }
@@ -70,6 +74,15 @@ Topology dissolve(const Topology &t, const std::vector<bool> &keep);
 bool has_libraries(const Topology &t) noexcept;
 // Whether the memory of a rank of `t` is that of a device.
 bool has_devices(const Topology &t) noexcept;
+// Bytes a second that `rank` can carry across a bridge, each way: the least of what its profile has of the way, which is the link (TCP
+// where hosts or a forced bridge part the groups, else shared memory), and for a rank on a device the copies from and to it. 0: its
+// profile does not say.
+double bridge_rate(const Topology &t, int rank) noexcept;
+// The first rank whose bridge_rate() is not known, or -1.
+int unmeasured_rank(const Topology &t) noexcept;
+// Sets the weights from the profiles, where every rank's rate is known: the sum over a group's ranks, relative to the slowest group. Takes
+// the digest again. The sums are made of exchanged values in the order of the ranks, so they are the same bits everywhere.
+void apply_profiles(Topology &t);
 // Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
 // Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.
 void apply_rates(Topology &t, std::string_view rates);

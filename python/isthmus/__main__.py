@@ -1,4 +1,4 @@
-"""The command line: `isthmus doctor`, `topo`, `explain`, `bench`, `launch`, `rehearse`. Also `python -m isthmus`."""
+"""The command line: `isthmus doctor`, `topo`, `explain`, `tune`, `bench`, `launch`, `rehearse`. Also `python -m isthmus`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from . import __version__
 from ._errors import Error
-from .cli import bench, doctor, explain, topo
+from .cli import bench, doctor, explain, topo, tune
 from .cli import launch as launch_command
 from .cli import rehearse as rehearse_command
 
@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="isthmus", description="Collectives over ranks of several islands.")
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, topo, explain, bench, launch_command, rehearse_command):
+    for module in (doctor, topo, explain, tune, bench, launch_command, rehearse_command):
         module.add_parser(subparsers)
     return top
 

@@ -64,7 +64,10 @@ class Comm(_core.Comm):
         op: str = "sum",
         root: int = 0,
     ) -> Explanation:
-        """The plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts for that collective."""
+        """The plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts for that collective.
+
+        With the time that the ranks' profiles predict (`isthmus tune`), and that of the last such call on this rank.
+        """
         if (nbytes is None) == (count is None):
             raise ArgumentError("explain: give nbytes= or count=")
         if count is None:

@@ -188,6 +188,77 @@ TEST(Plan, ExplainReadsAndItsJsonSaysTheSame) {
   EXPECT_EQ(j["bridge"]["time"], 1.0);
 }
 
+// Ranks whose links differ, on otherwise fast hosts.
+topology::Topology measured(topology::Topology t, const std::vector<double> &tcp) {
+  for (size_t r = 0; r < t.ranks.size(); ++r) {
+    auto &rates = t.ranks[r].rates;
+    rates.values.fill(1e12);
+    rates[topology::Rate::Tcp] = tcp[r];
+  }
+  topology::apply_profiles(t);
+  return t;
+}
+
+TEST(Plan, MeasuredRatesMakeUnequalDomains) {
+  const auto t = measured(world_of("abcd"), {1e9, 2e9, 4e9, 4e9});
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 2, 4, 4}));
+  auto op = operation_of(Collective::AllReduce, 1 << 20, 65536);
+  const auto v = prover::prove(t, {&op, 1});
+  ASSERT_TRUE(v.ok) << v.text;
+  EXPECT_LT(v.ranks[0].finished, v.ranks[1].finished);
+  EXPECT_LT(v.ranks[1].finished, v.ranks[2].finished);
+  EXPECT_EQ(v.link_bytes, 6u << 20) << "and not a byte more crosses";
+}
+
+TEST(Plan, APredictionOfABridgedAllReduceIsAtLeastTheBridgesBound) {
+  const std::vector<std::vector<double>> cases = {{1e9, 1e9}, {1e9, 2e9}, {1e9, 2e9, 4e9, 4e9}, {3e8, 5e9, 1e9}};
+  for (const auto &tcp : cases) {
+    const auto t = measured(world_of(std::string("abcd").substr(0, tcp.size())), tcp);
+    const auto request = request_of(Collective::AllReduce, 64 << 20);
+    for (int rank = 0; rank < t.size(); ++rank) {
+      const Prediction p = predict(*plan_collective(t, rank, request), t);
+      EXPECT_EQ(p.unknown, "");
+      const double bound = bridge_time(t.weights) * (64 << 20) / *std::min_element(tcp.begin(), tcp.end());
+      EXPECT_NEAR(p.bridge, bound, 1e-6 * bound);
+      EXPECT_GE(p.seconds, p.bridge);
+      EXPECT_GE(p.seconds, p.copies + p.folds + p.links);
+      EXPECT_EQ(p.device, 0);
+      EXPECT_FALSE(p.simulated);
+    }
+  }
+}
+
+TEST(Plan, APredictionCountsWhatTheRanksThreadAndItsDeviceDo) {
+  auto t = measured(world_of("nn", "", topology::Bridge::Auto), {1e9, 1e9});
+  for (auto &r : t.ranks) {
+    r.rates[topology::Rate::DeviceToHost] = 1e6;
+    r.rates.simulated = true;
+  }
+  Request r = request_of(Collective::AllReduce, 8 << 20);
+  r.device = true;
+  const Prediction staged = predict(*plan_collective(t, 0, r), t);
+  EXPECT_NEAR(staged.device, 8.388608, 1e-6) << "each byte goes out once";
+  EXPECT_GT(staged.seconds, staged.device);
+  EXPECT_EQ(staged.bridge, 0) << "one island in shared memory";
+  EXPECT_TRUE(staged.simulated);
+  t = measured(world_of("aa"), {1e9, 1e9});
+  for (auto &rank : t.ranks) rank.rates[topology::Rate::ReduceFloat32] = 1e6;
+  const Prediction folded = predict(*plan_collective(t, 0, request_of(Collective::AllReduce, 8 << 20)), t);
+  EXPECT_NEAR(folded.folds, 4.194304, 1e-6) << "half of it is folded here";
+}
+
+TEST(Plan, APredictionThatCannotBeMadeSaysWhy) {
+  auto t = measured(world_of("ab"), {1e9, 1e9});
+  const auto why = [&](const Request &r) { return predict(*plan_collective(t, 0, r), t).unknown; };
+  EXPECT_NE(why(request_of(Collective::AllReduce, 64)).find("latency"), std::string::npos);
+  EXPECT_NE(why(request_of(Collective::Barrier, 0)).find("latency"), std::string::npos);
+  EXPECT_NE(why(request_of(Collective::AllGatherV, 0)).find("sizes"), std::string::npos);
+  t.ranks[0].rates[topology::Rate::Copy] = 0;
+  EXPECT_NE(why(request_of(Collective::AllReduce, 1 << 20)).find("copies"), std::string::npos);
+  t.ranks[1].rates = {};
+  EXPECT_NE(why(request_of(Collective::AllReduce, 1 << 20)).find("rank 1 has no profile"), std::string::npos);
+}
+
 TEST(Plan, SendAndReceiveAreOneStepEach) {
   Request r = request_of(Collective::Send, 4096);
   r.root = 1;

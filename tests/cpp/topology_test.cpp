@@ -66,6 +66,85 @@ TEST(Topology, DigestTellsWhatPlansDependOnAndNothingElse) {
   EXPECT_NE(digest_of(weighted), a.digest);
 }
 
+Rates rates_with(double memory, double tcp, double out = 0, double in = 0) {
+  Rates r;
+  r[Rate::Memory] = memory;
+  r[Rate::Tcp] = tcp;
+  r[Rate::DeviceToHost] = out;
+  r[Rate::HostToDevice] = in;
+  return r;
+}
+
+TEST(Topology, WeightsAreTheSumsOfTheRanksRatesRelativeToTheSlowestGroup) {
+  auto ranks = ranks_of("abbc", "xxxx");
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r].rates = rates_with(9e9, 1e9 * static_cast<double>(r + 1));
+  Topology t = make_topology(ranks, Bridge::Tcp);
+  const uint64_t before = t.digest;
+  apply_profiles(t);
+  EXPECT_TRUE(t.measured);
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 5, 4}));
+  EXPECT_NE(t.digest, before) << "plans depend on the weights";
+  EXPECT_EQ(t.digest, digest_of(t));
+  Topology by_memory = make_topology(ranks, Bridge::Auto);
+  apply_profiles(by_memory);
+  EXPECT_EQ(by_memory.weights, (std::vector<double>{1, 2, 1})) << "one host: the link is shared memory";
+}
+
+TEST(Topology, ADevicesRankCarriesWhatTheSlowestPartOfItsWayDoes) {
+  auto ranks = ranks_of("ab", "xy");
+  for (auto &r : ranks) r.device = "cuda:0";
+  ranks[0].rates = rates_with(50, 40, 10, 30);
+  ranks[1].rates = rates_with(50, 20, 30, 25);
+  Topology t = make_topology(ranks, Bridge::Auto);
+  EXPECT_EQ(bridge_rate(t, 0), 10);
+  EXPECT_EQ(bridge_rate(t, 1), 20);
+  apply_profiles(t);
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 2}));
+  ranks[1].rates = rates_with(50, 20);
+  t = make_topology(ranks, Bridge::Auto);
+  EXPECT_EQ(unmeasured_rank(t), 1) << "the profile has no such device";
+}
+
+TEST(Topology, ProfilesThatNotAllRanksHaveChangeNothing) {
+  auto ranks = ranks_of("aab", "xxx");
+  for (size_t r = 0; r < 2; ++r) ranks[r].rates = rates_with(9, 9);
+  Topology t = make_topology(ranks, Bridge::Tcp);
+  const uint64_t before = t.digest;
+  apply_profiles(t);
+  EXPECT_FALSE(t.measured);
+  EXPECT_EQ(unmeasured_rank(t), 2);
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 1}));
+  EXPECT_EQ(t.digest, before);
+}
+
+// Each rank has its own copy of what was exchanged, and must come to the same bits.
+TEST(Topology, WeightsOfMeasuredRatesAreTheSameBitsOnEveryRank) {
+  auto ranks = ranks_of("abcabcabca", "xxyyzzxyzx");
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r].rates = rates_with(0, 1e9 / (3.0 + static_cast<double>(r)));
+  Topology first = make_topology(ranks, Bridge::Auto);
+  apply_profiles(first);
+  for (int i = 0; i < 5; ++i) {
+    Topology again = make_topology(ranks, Bridge::Auto);
+    apply_profiles(again);
+    EXPECT_EQ(again.weights, first.weights);
+    EXPECT_EQ(again.digest, first.digest);
+  }
+}
+
+TEST(Topology, GroupsWithoutTheirLibraryAreWeighedAnew) {
+  auto ranks = ranks_of("aab", "xyx");
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r].rates = rates_with(9, 1.0 + static_cast<double>(r));
+  ranks[0].ccl = ranks[1].ccl = "nccl";
+  Topology t = make_topology(ranks, Bridge::Auto);
+  apply_profiles(t);
+  EXPECT_EQ(t.weights, (std::vector<double>{1, 1})) << "two ranks, 1 + 2, against one of 3";
+  const Topology plain = dissolve(t, {});
+  EXPECT_EQ(plain.weights, (std::vector<double>{1, 2, 3})) << "its ranks are on two hosts";
+  EXPECT_EQ(plain.digest, digest_of(plain));
+  apply_rates(t, "a:4,b:1");
+  EXPECT_EQ(dissolve(t, {}).weights, (std::vector<double>{4, 4, 1})) << "declared rates go before measured ones";
+}
+
 TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
   const auto j = nlohmann::json::parse(to_json(make_topology(ranks_of("aab", "xyx"), Bridge::Auto)));
   EXPECT_EQ(j["world"], 3);

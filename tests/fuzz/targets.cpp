@@ -18,6 +18,7 @@
 #include "net/address.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
+#include "topology/profile.hpp"
 
 namespace isthmus::fuzz {
 namespace {
@@ -185,9 +186,11 @@ std::vector<Bytes> blob_seeds() {
   comm::RankBlob b;
   b.protocol = 1;
   b.endpoint = an_endpoint();
-  b.info = {"host", "hostname", "island", "cuda:1",   "a device", "00112233445566778899aabbccddeeff",
-            4711,   1,          "oneccl", "2022.2.0", {},         true};
+  b.info = {"host",   "hostname", "island", "cuda:1", "a device", "00112233445566778899aabbccddeeff", 4711, 1,
+            "oneccl", "2022.2.0", {},       true,     {}};
   b.info.ccl_table.allow(IslandCall::AllReduce, DType::Float32, RedOp::Max);
+  b.info.rates[topology::Rate::Tcp] = 3.25e9;
+  b.info.rates.simulated = true;
   b.settings = "ISTHMUS_CHUNK_BYTES=131072 ";
   b.name = "world";
   b.index = 1;
@@ -195,6 +198,30 @@ std::vector<Bytes> blob_seeds() {
   b.mailbox = 4096;
   b.key = {5};
   return {seed(comm::pack(b)), seed(comm::pack({}))};
+}
+
+void profile(const uint8_t *data, size_t size) {
+  const std::string_view text{reinterpret_cast<const char *>(data), size};
+  try {
+    const auto p = topology::parse_profile(text, "/a/profile");
+    must(p.medians.size() <= topology::kMostProfileEntries);
+    for (const auto &[name, rate] : p.medians) must(!name.empty() && name.size() <= 256 && topology::sound_rate(rate));
+    const auto rates = topology::rates_of(p, "cuda:0");
+    for (const double rate : rates.values) must(rate == 0 || topology::sound_rate(rate));
+  } catch (const Error &error) {
+    must(error.code() == Code::Config && error.text().starts_with("ISTHMUS_PROFILE=/a/profile: ") &&
+         error.text().size() < 1000);
+  }
+}
+
+std::vector<Bytes> profile_seeds() {
+  constexpr std::string_view kText =
+      R"({"schema": 1, "isthmus": "0.1.0", "host": "node", "date": "2026-01-31", "simulated": false,
+ "entries": [{"name": "tcp_loopback", "unit": "bytes/s", "median": 3.5e9, "min": 3e9, "max": 4000000000, "repetitions": 9},
+ {"name": "cuda:0/device_to_host", "unit": "bytes/s", "median": 2, "min": 1, "max": 3, "repetitions": 5, "note": "\u00e9"}]})";
+  return {seed(net::as_bytes(kText)),
+          seed(net::as_bytes(R"({"schema": 1, "host": "", "date": "", "simulated": true, "entries": []})")),
+          Bytes(3000, '[')};
 }
 
 // Memory that ends where a payload must end. Behind it a pattern, which AddressSanitizer guards too, and a page without access.
@@ -333,6 +360,7 @@ const std::vector<Target> &targets() {
                                        {"rendezvous", rendezvous, rendezvous_seeds},
                                        {"address", address, address_seeds},
                                        {"blob", blob, blob_seeds},
+                                       {"profile", profile, profile_seeds},
                                        {"data_stream", data_stream, data_stream_seeds}};
   return all;
 }

@@ -1,4 +1,4 @@
-// One function for each parser that reads bytes from the network. Each feeds it arbitrary input and checks what must hold
+// One function for each parser that reads bytes from the network or from a file. Each feeds it arbitrary input and checks what must hold
 // whatever the input is (it aborts where it does not); libFuzzer and the replay test call the same functions.
 #pragma once
 

@@ -130,7 +130,8 @@ ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the device that this rank works on; -1: the host */
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
- * and the reading form of it. dump: the flight recorder of the communicator. */
+ * and the reading form of it, the time that profiles predict and that of the last such call. dump: the flight recorder of the
+ * communicator. */
 ISTHMUS_API isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json);
 ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
                                                 isthmus_redop op, int root, char **json);
@@ -142,6 +143,10 @@ ISTHMUS_API isthmus_result isthmus_libraries(char **json);
 /* The vendors' devices that this process sees (ISTHMUS_DEVICE): [{"vendor", "found", "version", "devices": [{"number", "name", "numa",
  * "gates": whether a stream can wait for the host}], "text": why not}]. Opens the vendors' drivers. */
 ISTHMUS_API isthmus_result isthmus_devices(char **json);
+/* What `isthmus tune` measures inside a process, for about so many seconds: reductions, and copies and the library of the devices that
+ * ISTHMUS_DEVICE names ("host": of all devices): {"entries": [{"name", "samples": bytes a second, "note"}], "missing": [{"name", "text"}]}.
+ * Blocks; nothing else should run on the host meanwhile. */
+ISTHMUS_API isthmus_result isthmus_measure(double seconds, char **json);
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */

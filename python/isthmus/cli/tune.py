@@ -1,0 +1,140 @@
+"""`isthmus tune`: how fast this host and its devices are, as a profile that ISTHMUS_PROFILE names."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import socket
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import __version__, _core
+from .._errors import Error
+from ..rehearse import FLEET
+from .bench import find_benchmark
+
+SCHEMA = 1  # of the profile; csrc/topology/profile.hpp reads it
+UNIT = "bytes/s"
+_HOST = {
+    "memory_copy": "one process, 64 MiB to 64 MiB; bytes copied",
+    "shm_exchange": "two processes, slots of 256 KiB in shared memory; each way, both at once",
+    "tcp_loopback": "two processes, one connection over the loopback interface, no network; each way, both at once",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure this host, write a profile",
+        description="Measures memory, reductions, shared memory and TCP (over loopback) of this host, and the copies "
+        "and the library of the device that ISTHMUS_DEVICE names, or of every device. Run it once on each host, while "
+        "nothing else runs there. Ranks take the profile with ISTHMUS_PROFILE=FILE.",
+    )
+    parser.add_argument("--output", metavar="FILE", help="the profile (default isthmus-profile-HOST.json)")
+    parser.add_argument("--seconds", type=_seconds, default=6.0, metavar="S", help="about how long (default 6)")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"'{text}': expected seconds, from 0.05 to 3600")
+    return seconds
+
+
+def run(options: argparse.Namespace) -> int:
+    profile = measure(options.seconds)
+    path = Path(options.output or f"isthmus-profile-{profile['host']}.json")
+    write(path, profile)
+    show(Console(), profile)
+    print(f"profile: {path}; ranks on this host take it with ISTHMUS_PROFILE={path.resolve()}")
+    return 0
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """Everything that can be measured here, as a profile."""
+    samples = [{"name": name, "samples": rates, "note": _HOST[name]} for name, rates in host_rates(seconds / 2).items()]
+    found = json.loads(_core.measure(seconds / 2))
+    fleet = os.environ.get(FLEET)
+    return {
+        "schema": SCHEMA,
+        "isthmus": __version__,
+        "host": socket.gethostname(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "simulated": fleet is not None or simulated_library(),
+        **({"rehearsal": fleet} if fleet else {}),
+        "entries": [entry(**one) for one in [*samples, *found["entries"]]],
+        "missing": found["missing"],
+    }
+
+
+def host_rates(seconds: float) -> dict[str, list[float]]:
+    """Samples of the rates between this host's processes, which isthmus-bench measures in processes of its own."""
+    program = find_benchmark()
+    if program is None:
+        raise Error("tune: isthmus-bench is neither in the package nor on PATH; build it with `make build`")
+    command, patience = [str(program), "--rates", f"{seconds:g}"], 60 + 20 * seconds
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
+    except subprocess.TimeoutExpired:
+        raise Error(f"tune: isthmus-bench --rates did not end within {patience:g} s") from None
+    if ended.returncode != 0:
+        raise Error(f"tune: isthmus-bench --rates ended with status {ended.returncode}: {ended.stderr.strip()}")
+    rates: dict[str, list[float]] = json.loads(ended.stdout)
+    return {name: rates[name] for name in _HOST}
+
+
+def entry(name: str, samples: list[float], note: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "unit": UNIT,
+        "median": statistics.median(samples),
+        "min": min(samples),
+        "max": max(samples),
+        "repetitions": len(samples),
+        "note": note,
+    }
+
+
+def simulated_library() -> bool:
+    """A rehearsal's libraries have been loaded into this process, however they got there."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return any(os.path.basename(line.partition("/")[2]).startswith("librehearsal.so") for line in maps)
+
+
+def write(path: Path, profile: dict[str, Any]) -> None:
+    """Whole or not at all: a rank may read it at any time."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise Error(f"tune: the profile cannot be written: {error}") from None
+
+
+def show(console: Console, profile: dict[str, Any]) -> None:
+    if profile["simulated"]:
+        console.print("[bold red]SIMULATED[/]: devices of a rehearsal; no figure below is a measurement of hardware")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("GB/s")
+    for column in ("median", "min", "max", "runs"):
+        table.add_column(column, justify="right")
+    table.add_column("what", overflow="fold")
+    for one in profile["entries"]:
+        figures = [f"{one[key] / 1e9:.2f}" for key in ("median", "min", "max")]
+        table.add_row(escape(one["name"]), *figures, str(one["repetitions"]), escape(one["note"]))
+    console.print(table, highlight=False)
+    for one in profile["missing"]:
+        console.print(f"[yellow]not measured[/] {escape(one['name'])}: {escape(one['text'])}", highlight=False)
