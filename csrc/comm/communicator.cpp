@@ -586,7 +586,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
 void Communicator::fix_rings(const std::vector<RingPlace> &places, device::Runtime *runtime, int device) {
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
-  if (bytes == 0 || places.size() < 2) return;
+  if (bytes == 0) return member_->fix_rings(0, {});  // some rank has no room
   fixed_rings_ = true;
   std::vector<std::byte *> rings(places.size(), nullptr);
   bool all = runtime != nullptr;

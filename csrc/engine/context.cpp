@@ -192,7 +192,7 @@ std::byte *Context::reach(device::Runtime &runtime, int device, bootstrap::Peer 
 }
 
 uint64_t Context::take_fixed_ring(uint64_t bytes) noexcept {
-  const std::lock_guard lock(devices_mutex_);
+  const std::lock_guard lock(spare_rings_mutex_);
   for (auto it = spare_rings_.begin(); it != spare_rings_.end(); ++it)
     if (it->second == bytes) {
       const uint64_t offset = it->first;
@@ -207,7 +207,7 @@ uint64_t Context::take_fixed_ring(uint64_t bytes) noexcept {
 }
 
 void Context::give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept {
-  const std::lock_guard lock(devices_mutex_);
+  const std::lock_guard lock(spare_rings_mutex_);
   spare_rings_.emplace_back(offset, bytes);
 }
 

@@ -186,7 +186,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::byte *there;
   };
   std::vector<Reached> reached_;                            // likewise
-  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;  // offset, bytes; likewise
+  std::mutex spare_rings_mutex_;                            // never held over a call of a runtime
+  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;  // offset, bytes
 
   std::mutex connect_mutex_;
   mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_

@@ -200,6 +200,13 @@ void Member::recv_to_device(Op *op) noexcept {
   const std::lock_guard porter(porter_mutex_);
   if (failed() || !porter_) return start_recv(op);  // drive() ends it
   const bool small = op->call.bytes <= kEagerMessage;
+  struct Keep {  // once it has begun, it may be over before its submission has ended
+    Op *op = nullptr;
+    ~Keep() {
+      if (op) OpPool::instance().release(op);
+    }
+  } keep;
+  bool begun = false;
   try {
     if (op->call.order_later) {
       if (!op->begun) porter_->mark(*op);
@@ -214,13 +221,21 @@ void Member::recv_to_device(Op *op) noexcept {
         put_behind_gates(op);
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
+      if (!op->inline_op) {
+        OpPool::retain(op);
+        keep.op = op;
+      }
+      begun = true;
       start_recv(op);
       return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
     if (small && !op->staged && !stage(op, Place::Small))
       isthmus::fail(Code::Resource, "no pinned memory is free for it (ISTHMUS_STAGING_BYTES)");
-  } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
+  } catch (const Error &e) {
+    fail(e.code(), describe(*op) + ": " + e.text(), true);
+    if (begun) return;
+  }
   if (op->port == Port::Caller && may_wait_here(op)) hold(op, op->call.stream);
   start_recv(op);
 }

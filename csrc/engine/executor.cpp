@@ -178,13 +178,24 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
       op->blocked_on = static_cast<int>(op->next_rank);
       return Outcome::Blocked;
     }
-  if (p.device.empty()) return Outcome::Ended;
+  if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
   if (!island_->ended(op->sequence)) return wait_for_device(op);
-  if (!island_sound(op)) return Outcome::Blocked;
+  if (!island_sound(op) || !slots_held(op) || op->broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing: whoever came with something else shows here, or did before.
   for (const int q : island_ranks_)
     if (q != rank_ && !check_peer(op, q)) return Outcome::Blocked;
   return Outcome::Ended;
+}
+
+// After the last look into a slot. Where a rank failed before, why is on its way.
+bool Member::slots_held(Op *op) noexcept {
+  if (!watches_slots_) return true;
+  for (int q = 0; q < world_; ++q) {
+    if (q == rank_ || !peers_[q].mail || peers_[q].mail->overrun.value.load(std::memory_order_acquire) == 0) continue;
+    op->blocked_on = q;
+    return false;
+  }
+  return true;
 }
 
 Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noexcept {

@@ -48,7 +48,7 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
 
 Island::~Island() {
   shared_->communicator.reset();
-  if (ended(last_.load()) && !unfinished_.load()) return;
+  if (idle()) return;
   shared_->stream.reset();
   (void)shared_.release();  // a queue that has not run to its end still points to it
 }

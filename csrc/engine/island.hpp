@@ -58,6 +58,8 @@ class Island {
   uint64_t posted(uint8_t counter) const noexcept {  // by the device: plan::kStaged or plan::kTaken
     return (counter == plan::kStaged ? shared_->staged : shared_->taken)->value();
   }
+  // The stream has run to the end of what was submitted.
+  bool idle() const noexcept { return ended(last_.load()) && !unfinished_.load(); }
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
   Status status() const;  // the first failure of the library or the stream
 

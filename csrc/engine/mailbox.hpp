@@ -40,6 +40,7 @@ static_assert(sizeof(Cell) == 64 && offsetof(Cell, payload) == 16);
 struct Mailbox {
   Counter done;
   Counter counters[plan::kCounters];
+  Counter overrun;  // not 0: the rank has failed, and its device may write its slots out of turn
   static constexpr uint64_t kDescriptions = 8;
   Description descriptions[kDescriptions];
 

@@ -48,6 +48,7 @@ Member::Member(MemberSetup s)
     p.credit_given = credit_window_;
   }
   inline_op_.inline_op = true;
+  watches_slots_ = topology::has_devices(topology_);
   if (s.island.stream) {
     island_ranks_ = s.island.ranks;
     std::byte *const arena = s.island.arena;
@@ -74,6 +75,7 @@ Member::~Member() {
 
 void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
   fixed_ring_bytes_ = bytes;
+  if (bytes == 0 && fixed_ring_ != 0) context_->arena().free_staging(std::exchange(fixed_ring_, 0));
   if (island_ && !rings.empty()) island_->reaches(std::move(rings));
 }
 
@@ -155,6 +157,7 @@ void Member::submit_to_island(Op *op) noexcept {
         this);
   } catch (const Error &e) {
     const bool begun = op->sequence != 0;
+    op->broken.store(true, std::memory_order_release);
     if (!begun) enqueue(op);
     fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
     if (begun) island_->finish(op->sequence);
@@ -188,18 +191,24 @@ void Member::bounce_in(Op *op) {
     std::memcpy(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
 }
 
-void Member::bounce_out(Op *op) noexcept {
+void Member::bounce_out(Op *op, bool well) noexcept {
   const auto o = op->operands();
   const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
-  for (size_t b = 0; op->call.out && writes && !failed() && b < o.out_bytes.size(); ++b)
+  for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
     std::memcpy(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
   context_->arena().free_staging(op->bounce);
   op->bounce = op->bounce_out = 0;
 }
 
+// The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
+void Member::abort_island() noexcept {
+  mail_->overrun.value.store(1, std::memory_order_seq_cst);
+  island_->abort();
+}
+
 bool Member::island_settled() noexcept {
   if (!island_) return true;
-  island_->abort();  // first: whoever submits may wait for room behind a gate
+  abort_island();  // first: whoever submits may wait for room behind a gate
   const std::unique_lock order(island_mutex_, std::try_to_lock);
   if (!order.owns_lock()) return false;
   const uint64_t entered = entered_.load(std::memory_order_acquire);
@@ -260,7 +269,7 @@ bool Member::drive_operations() noexcept {
       queue_lock_.unlock();
       if (!op) break;
       const Outcome o = advance(op);
-      if (failed()) continue;
+      if (failed() && o != Outcome::Ended) continue;  // what has come to its end is not looked at again
       if (const int q = wrong_frame_.load(std::memory_order_acquire); q >= 0) {
         mismatch(op->sequence, q);
         continue;
@@ -296,7 +305,7 @@ void Member::end_head(Op *op) noexcept {
 }
 
 // A rank that is gone may have ended an operation in which this one still stands, for instance a barrier before it left. What it had
-// to say for it is in its memory, which is mapped here; so such an operation ends well, however late this rank is scheduled.
+// to say for it is in its memory, which is mapped here; so such an operation ends well, unless a device of this rank is still at it.
 bool Member::end_what_memory_completes() noexcept {
   for (bool moved = false;; moved = true) {
     queue_lock_.lock();
@@ -308,7 +317,7 @@ bool Member::end_what_memory_completes() noexcept {
 }
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
-  if (op->bounce) bounce_out(op);
+  if (op->bounce) bounce_out(op, code == Code::Ok);
   if (op->staged) unstage(op);
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
@@ -524,7 +533,10 @@ void Member::leave_library(bool broken) noexcept {
     porter_.reset();
   }
   if (!here) exec_.clear(std::memory_order_release);
-  if (island_ranks_.empty()) return;  // no library: the stream has run to its end, or is left as it is
+  if (island_ranks_.empty()) {  // no library: the stream has run to its end, or is left as it is
+    ring_lost_ = !island->idle();
+    return;
+  }
   const int maker = island_ranks_[0];
   const auto others = [&](auto holds) {
     return std::all_of(island_ranks_.begin(), island_ranks_.end(), [&](int q) { return q == rank_ || holds(peers_[q]); });
@@ -541,7 +553,11 @@ void Member::leave_library(bool broken) noexcept {
   bool together = !broken && wait(&PeerRank::left, kTogether);
   if (rank_ == maker) together = together && wait(&PeerRank::left_library, kLast);
   else together = together && now_ns() - peers_[maker].left_ns.load() < kTogether;
-  if (!together) island->abort();
+  if (!together) {
+    mail_->overrun.value.store(1, std::memory_order_seq_cst);
+    island->abort();
+  }
+  ring_lost_ = !island->idle();
   island.reset();
   if (together && rank_ != maker) say_leave(maker, 1);
 }
@@ -595,6 +611,10 @@ void Member::leave(int64_t until_ns) noexcept {
   if (ring_offset_) rings.push_back(ring_offset_);
   if (scratch_offset_) rings.push_back(scratch_offset_);
   ring_offset_ = ring_bytes_ = scratch_offset_ = scratch_bytes_ = 0;
+  if (ring_lost_) {  // nobody's until the context ends
+    rings.clear();
+    fixed_ring_ = 0;
+  }
   const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world_));
   context_->retire(
       index_, epoch_, gone,

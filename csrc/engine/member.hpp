@@ -202,7 +202,7 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t ring_for(const plan::Plan &p);     // the offset of a ring that is large enough; throws Error(Resource)
   uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
   void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
-  void bounce_out(Op *op) noexcept;
+  void bounce_out(Op *op, bool well) noexcept;
   void enqueue(Op *op) noexcept;
   void submit_to_island(Op *op) noexcept;
   template <class Holds>
@@ -210,6 +210,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void ask_for_interrupt() noexcept;  // fails the member if the program wants to stop
   void say_leave(int rank, uint32_t stage) noexcept;
   void leave_library(bool broken) noexcept;
+  void abort_island() noexcept;
+  bool slots_held(Op *op) noexcept;                  // what it read in slots of others was what they wrote for it
   bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
@@ -294,15 +296,18 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic_flag exec_;
   std::vector<reduce::Source> sources_;
   std::vector<std::byte> scratch_;
-  uint64_t last_ring_ = 0;     // sequence of the last operation that wrote a ring anywhere in the communicator
-  bool looked_again_ = false;  // after a failure, for what can still end well
-  uint64_t seen_by_all_ = 0;   // every peer has ended this operation, as far as known
+  uint64_t last_ring_ = 0;      // sequence of the last operation that wrote a ring anywhere in the communicator
+  bool watches_slots_ = false;  // some rank's device fills its slots
+  bool ring_lost_ = false;      // the device may still come to copies that were left behind
+  bool looked_again_ = false;   // after a failure, for what can still end well
+  uint64_t seen_by_all_ = 0;    // every peer has ended this operation, as far as known
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
 
   // ring lock
   std::mutex ring_mutex_;
-  const uint64_t fixed_ring_, fixed_ring_allocated_;
+  uint64_t fixed_ring_;
+  const uint64_t fixed_ring_allocated_;
   uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
   std::vector<std::span<std::byte>> guarded_;
   uint64_t ring_offset_ = 0, ring_bytes_ = 0, scratch_offset_ = 0, scratch_bytes_ = 0;

@@ -70,7 +70,8 @@ struct Op {
   bool receiving = false;   // the current Recv step has been posted
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
-  uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the member's own
+  std::atomic<bool> broken{false};  // not all of its device work was submitted
+  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the member's own
   // Host memory of the user that a device has to work on: copied through these places in the arena, out to the user at the end. 0: none.
   uint64_t bounce = 0, bounce_out = 0;
   static constexpr uint32_t kMostSlots = 64;

@@ -43,7 +43,7 @@ class Porter {
   // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
   void mark(Op &op);
   void forget(Op &op) noexcept;
-  // What `stream` gets later comes behind the copy of `op`, which has been submitted.
+  // What `stream` gets later comes behind the copy of `op`, which has been submitted, or reserved and submitted in one go.
   void order(const Op &op, void *stream);
 
   // Progress.

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
-from devices import DeviceArray, on_host, run_fleet
+from devices import DeviceArray, on_host, run_fleet, vendor
 
 
 def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
@@ -82,6 +82,35 @@ def ended_everywhere(fleet: str, fault: str, words: str) -> None:
 )
 def test_the_same_where_amds_runtime_fails(fault: str, words: str) -> None:
     ended_everywhere("amd:2,cpu:1", fault, words)
+
+
+@pytest.mark.parametrize("fault", ["cuMemcpyAsync", "cuStreamWaitValue64", "cuStreamWriteValue64", "cuStreamWaitEvent"])
+@pytest.mark.parametrize("nth", [1, 2, 7])
+def test_a_message_on_a_stream_whose_copy_cannot_be_submitted_ends_everywhere(fault: str, nth: int) -> None:
+    """Its receive has been posted by then, and its message may be there."""
+
+    def body(comm: isthmus.Comm) -> tuple[str, float]:
+        x: Any = np.full(50_000, float(comm.rank), np.float32)
+        stream = None
+        if not on_host():
+            x, stream = DeviceArray.of(x), vendor().stream()
+        said, begun = "nothing failed", time.monotonic()
+        try:
+            for _ in range(10):
+                if comm.rank == 0:
+                    comm.recv(x, 1, stream=stream)
+                else:
+                    comm.send(x, 0)
+            comm.barrier()
+        except isthmus.Error as error:
+            said = str(error)
+        took = time.monotonic() - begun
+        comm.abort("seen")
+        comm.destroy()
+        return said, took
+
+    for said, took in run_fleet("nvidia:1,cpu:1", body, switches={"FAIL": f"{fault}:{nth}:999"}):
+        assert fault in said and took < 10, said
 
 
 @pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
