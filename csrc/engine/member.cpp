@@ -202,7 +202,10 @@ void Member::bounce_out(Op *op, bool well) noexcept {
 
 // The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
 void Member::abort_island() noexcept {
-  mail_->overrun.value.store(1, std::memory_order_seq_cst);
+  {
+    const std::unique_lock order(island_mutex_, std::try_to_lock);  // else a thread submits just now
+    if (!order.owns_lock() || !island_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
+  }
   island_->abort();
 }
 
@@ -554,7 +557,7 @@ void Member::leave_library(bool broken) noexcept {
   if (rank_ == maker) together = together && wait(&PeerRank::left_library, kLast);
   else together = together && now_ns() - peers_[maker].left_ns.load() < kTogether;
   if (!together) {
-    mail_->overrun.value.store(1, std::memory_order_seq_cst);
+    if (!island->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
     island->abort();
   }
   ring_lost_ = !island->idle();
