@@ -129,11 +129,11 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
         for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew);
   if (op.bounce && op.call.out && out_bytes)
     shared_->runtime->copy(stream, shared_->arena + op.bounce_out, shared_->out, out_bytes, &shared_->cancelled);
-  shared_->ended->arm(stream, op.sequence);
   if (user) {
     shared_->after->record(stream);
     shared_->after->hold(*user);
   }
+  shared_->ended->arm(stream, op.sequence);  // last: the operation is over with it, so nothing may fail behind it
 }
 
 void Island::finish(uint64_t sequence) noexcept {

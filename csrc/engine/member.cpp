@@ -75,7 +75,8 @@ Member::~Member() {
 
 void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
   fixed_ring_bytes_ = bytes;
-  if (bytes == 0 && fixed_ring_ != 0) context_->arena().free_staging(std::exchange(fixed_ring_, 0));
+  // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
+  if (bytes == 0 && fixed_ring_ != 0) context_->give_fixed_ring(std::exchange(fixed_ring_, 0), fixed_ring_allocated_);
   if (island_ && !rings.empty()) island_->reaches(std::move(rings));
 }
 
@@ -196,7 +197,8 @@ void Member::bounce_out(Op *op, bool well) noexcept {
   const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
   for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
     std::memcpy(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
-  context_->arena().free_staging(op->bounce);
+  // Where the device may still come to the copy out, the place is nobody's any more.
+  if (well || !island_ || island_->idle()) context_->arena().free_staging(op->bounce);
   op->bounce = op->bounce_out = 0;
 }
 

@@ -92,11 +92,11 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   std::byte *const stage = arena_ + op.place;
   if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
-  lane.signal->arm(stream, ticket);
   if (theirs) {
     lane.after->record(stream);
     lane.after->hold(*theirs);
   }
+  lane.signal->arm(stream, ticket);  // last, likewise
   if (!gated) op.ticket.store(ticket, std::memory_order_release);
 }
 

@@ -111,7 +111,15 @@ class Buffers {
   Buffers(const Buffers &) = delete;
   Buffers &operator=(const Buffers &) = delete;
 
-  void submit(int lane, void *to, const void *from) { runtime_.copy(*streams[lane], to, from, bytes); }
+  void submit(int lane, void *to, const void *from) {
+    try {
+      runtime_.copy(*streams[lane], to, from, bytes);
+    } catch (...) {
+      lost_ = true;
+      throw;
+    }
+  }
+  void lose() noexcept { lost_ = true; }  // the device may still work on it
   void finish(int lane) {
     events[lane]->record(*streams[lane]);
     try {
@@ -213,6 +221,7 @@ void measure_library(Report &report, device::Runtime &runtime, const std::vector
           wait(*event, *stream);
           if (const Status s = comm->status(); !s.ok()) throw Error(s.code, s.text);
         } catch (...) {
+          b.lose();
           comm->abort();
           throw;
         }

@@ -61,8 +61,10 @@ double bridge_seconds(const Plan &p, const topology::Topology &t) {
   }
   double slowest = 0;
   for (size_t g = 0; g < k; ++g) {
-    double rate = 0;
-    for (const int r : t.groups[g].ranks) rate += topology::bridge_rate(t, r);
+    const std::vector<int> &ranks = t.groups[g].ranks;  // which carry equal parts
+    double rate = topology::bridge_rate(t, ranks[0]);
+    for (const int r : ranks) rate = std::min(rate, topology::bridge_rate(t, r));
+    rate *= static_cast<double>(ranks.size());
     const double own = shares[g] * n, others = n - own;
     const double sent = width[g] * others + static_cast<double>(k - 1) * own, received = (all - width[g]) * own + others;
     slowest = std::max(slowest, std::max(sent, received) / rate);

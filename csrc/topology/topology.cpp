@@ -49,8 +49,11 @@ double rate_over(const RankInfo &info, bool memory) noexcept {
 void weigh(Topology &t) {
   const bool memory = linked_by_memory(t);
   for (size_t g = 0; g < t.groups.size(); ++g) {
-    t.weights[g] = 0;
-    for (const int r : t.groups[g].ranks) t.weights[g] += rate_over(t.ranks[static_cast<size_t>(r)], memory);
+    // All ranks of a group carry equal parts, so the slowest of them says how fast they are together.
+    const std::vector<int> &ranks = t.groups[g].ranks;
+    double slowest = rate_over(t.ranks[static_cast<size_t>(ranks[0])], memory);
+    for (const int r : ranks) slowest = std::min(slowest, rate_over(t.ranks[static_cast<size_t>(r)], memory));
+    t.weights[g] = slowest * static_cast<double>(ranks.size());
   }
   const double least = *std::min_element(t.weights.begin(), t.weights.end());
   for (double &w : t.weights) w /= least;

@@ -80,8 +80,8 @@ bool has_devices(const Topology &t) noexcept;
 double bridge_rate(const Topology &t, int rank) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
 int unmeasured_rank(const Topology &t) noexcept;
-// Sets the weights from the profiles, where every rank's rate is known: the sum over a group's ranks, relative to the slowest group. Takes
-// the digest again. The sums are made of exchanged values in the order of the ranks, so they are the same bits everywhere.
+// Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
+// relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
 void apply_profiles(Topology &t);
 // Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
 // Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.

@@ -144,6 +144,12 @@ def on_islands(comm: isthmus.Comm, body: Callable[[isthmus.Comm], Any], labels: 
         return body(other)
 
 
+def test_a_place_where_no_file_can_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere" / "profile.json"):
+        ended = command("tune", "--output", str(place))
+        assert ended.returncode != 0 and "is a folder, or in none" in ended.stderr and not ended.stdout, ended
+
+
 def weights_shares_and_bits(comm: isthmus.Comm) -> tuple[list[float], list[float], bytes, str]:
     x = (np.random.default_rng(comm.rank).standard_normal(300_007)).astype(np.float32)
     plan = comm.explain("all_reduce", nbytes=x.nbytes).data
@@ -153,7 +159,7 @@ def weights_shares_and_bits(comm: isthmus.Comm) -> tuple[list[float], list[float
 
 
 def test_unequal_rates_give_unequal_domains_and_the_same_bits(ranks: Run, tmp_path: Path) -> None:
-    rates = (2e9, 1e9, 1.2e9, 2.5e9)
+    rates = (2e9, 1.1e9, 1.2e9, 2.5e9)
     profiles = [written(tmp_path / f"{rank}", host_rates(rate)) for rank, rate in enumerate(rates)]
 
     def body(comm: isthmus.Comm) -> Any:
