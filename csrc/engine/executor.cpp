@@ -190,9 +190,10 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
 // After the last look into a slot. Where a rank failed before, why is on its way.
 bool Member::slots_held(Op *op) noexcept {
   if (!watches_slots_ || (op->plan->slot_bytes == 0 && op->plan->scratch_stride == 0)) return true;
-  std::atomic_thread_fence(std::memory_order_acquire);  // the looks into slots come before this one
   for (int q = 0; q < world_; ++q) {
-    if (q == rank_ || !peers_[q].mail || peers_[q].mail->overrun.value.load(std::memory_order_acquire) == 0) continue;
+    if (q == rank_ || !peers_[q].mail) continue;
+    // Not a plain load, which may be done before the looks into slots are.
+    if (peers_[q].mail->overrun.value.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
     op->blocked_on = q;
     return false;
   }
