@@ -104,6 +104,7 @@ class Root final : public Exchange {
       if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
       else if (!by_rank_[r]->blobs.contains(round_)) silent.push_back(static_cast<int>(r));
     }
+    if (absent.empty() && silent.empty()) silent.push_back(0);  // this rank itself
     if (absent.empty())
       return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:.1f} s",
                        ranks_text(silent), world_, round_, where_, waited());

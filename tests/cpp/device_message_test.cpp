@@ -420,32 +420,28 @@ TEST(DeviceMessage, AThreadThatFreesMemoryHoldsNothingUpForGood) {
 
 // Nobody answers: the deadline names the rank, an abort ends it, and the user's stream gets through.
 TEST(DeviceMessage, WithoutAnotherSideEnd) {
-  Options options;
-  options.timeout = 1;
   for (const bool send : {true, false})
     for (const bool streamed : {false, true})
-      fly(
-          "0a 1b",
-          [&](Rank &r) {
-            if (r.rank == 1) {
-              MUST(within(20, [&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
-              return;
-            }
-            UserStream user;
-            const isthmus_call how = on(user.stream);
-            const isthmus_call *const call = streamed ? &how : nullptr;
-            Memory x(r, 100'000);
-            Work work;
-            const isthmus_result begun =
-                send ? isthmus_send(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, call, &work.work)
-                     : isthmus_recv(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, nullptr, call, &work.work);
-            OK(begun);
-            MUST(work.wait() == ISTHMUS_ERR_TIMEOUT);
-            const std::string text = isthmus_last_error();
-            EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
-            MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
-          },
-          options);
+      fly("0a 1b", [&](Rank &r) {
+        if (r.rank == 1) {
+          MUST(within(20, [&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
+          return;
+        }
+        OK(isthmus_comm_set_timeout(r.comm, 1));
+        UserStream user;
+        const isthmus_call how = on(user.stream);
+        const isthmus_call *const call = streamed ? &how : nullptr;
+        Memory x(r, 100'000);
+        Work work;
+        const isthmus_result begun =
+            send ? isthmus_send(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, call, &work.work)
+                 : isthmus_recv(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, nullptr, call, &work.work);
+        OK(begun);
+        MUST(work.wait() == ISTHMUS_ERR_TIMEOUT);
+        const std::string text = isthmus_last_error();
+        EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+        MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
+      });
 }
 
 TEST(DeviceMessage, AbortLeavesNothing) {
