@@ -55,7 +55,7 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     if options.output and (Path(options.output).is_dir() or not Path(options.output).parent.is_dir()):
-        raise Error(f"tune: {options.output} is a folder, or in none; name the file of the profile")
+        raise Error(f"tune: the profile cannot be written: {options.output} is a folder, or in none")
     profile = measure(options.seconds)
     path = Path(options.output or f"isthmus-profile-{profile['host']}.json")
     write(path, profile)
