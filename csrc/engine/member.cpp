@@ -275,7 +275,7 @@ bool Member::drive_operations() noexcept {
       if (!op) break;
       const Outcome o = advance(op);
       if (failed() && o != Outcome::Ended) continue;  // what has come to its end is not looked at again
-      if (const int q = wrong_frame_.load(std::memory_order_acquire); q >= 0) {
+      if (const int q = wrong_frame_.load(std::memory_order_acquire); q >= 0 && !failed()) {
         mismatch(op->sequence, q);
         continue;
       }
