@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
 #include "base/log.hpp"
@@ -127,7 +128,7 @@ struct Queue {
     switch (c.kind) {
       case Command::Kind::Copy:
         if (!failed.load(std::memory_order_relaxed) && !(c.cancelled && c.cancelled->load(std::memory_order_acquire)))
-          std::memcpy(c.to, c.from, c.value);
+          copy_bytes(c.to, c.from, c.value);
         return true;
       case Command::Kind::Wait:
         wait_for(

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/member.hpp"
+#include "base/copy.hpp"
 
 namespace isthmus::engine {
 namespace {
@@ -71,7 +72,7 @@ void Member::post_cell(Op *op) noexcept {
     default:  // blocks for every rank, packed
       for (uint32_t b = 0; b < op->in_blocks; ++b) {
         const auto o = op->operands();
-        if (o.in_bytes[b]) std::memcpy(to, c.in + o.in_displ[b], o.in_bytes[b]);
+        copy_bytes(to, c.in + o.in_displ[b], o.in_bytes[b]);
         to += o.in_bytes[b];
       }
       if (c.op == RedOp::PremulSum && c.collective != Collective::AllToAll && c.collective != Collective::Scatter &&
@@ -82,7 +83,7 @@ void Member::post_cell(Op *op) noexcept {
   if (bytes) {
     if (c.op == RedOp::PremulSum && (c.collective == Collective::AllReduce || c.collective == Collective::Reduce))
       reduce::scale(to, c.in, bytes / dtype_size(c.dtype), c.dtype, c.scale);
-    else std::memcpy(to, c.in, bytes);
+    else copy_bytes(to, c.in, bytes);
   }
   cell.digest.store(op->digest, std::memory_order_relaxed);
   cell.sequence.store(op->sequence, std::memory_order_release);
@@ -95,7 +96,7 @@ void Member::consume_cells(Op *op) noexcept {
   };
   const auto o = op->operands();
   const auto move = [](std::byte *to, const std::byte *from, uint64_t n) {
-    if (n && to != from) std::memcpy(to, from, n);
+    if (to != from) copy_bytes(to, from, n);
   };
   const auto fold = [&](uint64_t offset, uint64_t bytes, std::byte *to, const std::byte *own) {
     if (bytes == 0) return;

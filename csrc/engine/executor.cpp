@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/copy.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -326,7 +327,7 @@ Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes
         return Outcome::Blocked;
       }
       if (it->total == bytes && it->digest == op->digest) {
-        std::memcpy(to, it->data.get(), bytes);
+        copy_bytes(to, it->data.get(), bytes);
         p.unexpected.erase(it);
         ++p.frames_in;
         consumed(step.peer, bytes);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
 
@@ -189,14 +190,14 @@ void Member::bounce_in(Op *op) {
   op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1), false);
   op->bounce_out = op->bounce + in;
   for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
-    std::memcpy(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
+    copy_bytes(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
 }
 
 void Member::bounce_out(Op *op, bool well) noexcept {
   const auto o = op->operands();
   const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
   for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
-    std::memcpy(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
+    copy_bytes(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
   // Where the device may still come to the copy out, the place is nobody's any more.
   if (well || !island_ || island_->idle()) context_->arena().free_staging(op->bounce);
   op->bounce = op->bounce_out = 0;

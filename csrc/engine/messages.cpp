@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/member.hpp"
+#include "base/copy.hpp"
 
 namespace isthmus::engine {
 namespace {
@@ -178,7 +179,7 @@ void Member::start_recv(Op *op) noexcept {
         flowing_.append(op);
         return;
       }
-      if (a.total) std::memcpy(op->data(context_->arena().base()), a.data.data(), a.total);
+      copy_bytes(op->data(context_->arena().base()), a.data.data(), a.total);
       consumed(a.source, a.total);
       spare_.push_back(std::move(*it));
       arrived_.erase(it);
@@ -316,7 +317,7 @@ void Member::received_message(const link::FrameHeader &h) {
         if (a.claimed) {
           over = a.claimed;
           flowing_.take(over);
-          if (a.total) std::memcpy(over->data(context_->arena().base()), a.data.data(), a.total);
+          copy_bytes(over->data(context_->arena().base()), a.data.data(), a.total);
           consumed(source, a.total);
           spare_.push_back(std::move(*it));
           arrived_.erase(it);

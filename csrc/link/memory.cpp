@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.hpp"
 #include "base/clock.hpp"
 
 namespace isthmus::link {
@@ -13,14 +14,14 @@ constexpr uint64_t pad(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
 
 void ring_write(ByteRing &r, uint64_t at, const void *from, uint64_t n) {
   const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
-  std::memcpy(r.data + i, from, first);
-  std::memcpy(r.data, static_cast<const std::byte *>(from) + first, n - first);
+  copy_bytes(r.data + i, from, first);
+  copy_bytes(r.data, static_cast<const std::byte *>(from) + first, n - first);
 }
 
 void ring_read(const ByteRing &r, uint64_t at, void *to, uint64_t n) {
   const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
-  std::memcpy(to, r.data + i, first);
-  std::memcpy(static_cast<std::byte *>(to) + first, r.data, n - first);
+  copy_bytes(to, r.data + i, first);
+  copy_bytes(static_cast<std::byte *>(to) + first, r.data, n - first);
 }
 
 }  // namespace
@@ -137,7 +138,7 @@ bool LocalLink::progress(FrameSink &sink) {
             return false;
           }
           out.since = 0;
-          if (a == Accept::Take && h.bytes) std::memcpy(to, out.data + out.cut, h.bytes);
+          if (a == Accept::Take) copy_bytes(to, out.data + out.cut, h.bytes);
           out.cut += h.bytes;
           moved = true;
           if (a == Accept::Take) sink.received(h);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 
@@ -174,7 +175,7 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
     while (s.left > 0) {
       if (s.begin < s.end) {
         const size_t n = std::min<size_t>(s.left, s.end - s.begin);
-        if (s.to) std::memcpy(s.to, s.buffer + s.begin, n), s.to += n;
+        if (s.to) copy_bytes(s.to, s.buffer + s.begin, n), s.to += n;
         s.begin += n;
         s.left -= static_cast<uint32_t>(n);
         moved = true;

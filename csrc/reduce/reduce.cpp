@@ -7,6 +7,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "base/copy.hpp"
 #include "reduce/control_word.hpp"
 #include "reduce/target.hpp"
 
@@ -268,7 +269,7 @@ void copy(void *dst, const void *src, size_t bytes, bool stream) noexcept {
   if (bytes == 0) return;
   const Table &table = active();
   if (!stream || !table.stream || bytes < kLeastStream) {
-    std::memcpy(dst, src, bytes);
+    copy_bytes(dst, src, bytes);
     return;
   }
   table.stream(dst, src, bytes);

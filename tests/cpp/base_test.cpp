@@ -1,14 +1,17 @@
-// The table of settings, the flight recorder, time and deadlines, and the tables of dtypes.
+// The table of settings, the flight recorder, time and deadlines, copies, and the tables of dtypes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
+#include "base/copy.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/recorder.hpp"
@@ -520,6 +523,24 @@ TEST(DTypes, OpsCombineAsThePublicHeaderSays) {
     }
   EXPECT_EQ(allowed, 113);
   EXPECT_FALSE(combines(DType::Float32, static_cast<RedOp>(kRedOpCount)));
+}
+
+TEST(Copy, MovesItsBytesAndNoOthersWhateverTheAddressesAndTheSize) {
+  constexpr size_t kRoom = 3 * 4096;
+  std::vector<uint8_t> from(kRoom), want(kRoom);
+  for (size_t i = 0; i < kRoom; ++i) from[i] = static_cast<uint8_t>(i * 7 + i / 251);
+  std::vector<size_t> sizes = {0, 1, 63, 64, 65, kLargeCopy - 1, 8191};
+  for (size_t past = 0; past <= 4 * 64 + 1; ++past)
+    sizes.push_back(kLargeCopy + past);  // every remainder of lines and of loops
+  for (const size_t bytes : sizes)
+    for (const size_t a : {0, 1, 16, 63, 64})
+      for (const size_t b : {0, 1, 16, 32, 63, 2047}) {
+        std::vector<uint8_t> to(kRoom, 0xee);
+        std::fill(want.begin(), want.end(), 0xee);
+        std::copy_n(from.begin() + static_cast<ptrdiff_t>(a), bytes, want.begin() + static_cast<ptrdiff_t>(b));
+        copy_bytes(to.data() + b, from.data() + a, bytes);
+        ASSERT_EQ(to, want) << bytes << " bytes from " << a << " to " << b;
+      }
 }
 
 TEST(Errors, EveryCodeHasItsName) {
