@@ -463,8 +463,12 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       served.runtime = device.host() ? &device::host_runtime() : device.runtime;
       int ordinal = 0;
       for (int q = 0; q < rank; ++q) ordinal += infos[q].process == mine.info.process && infos[q].device == mine.info.device;
-      served.stream =
-          device.host() ? engine::Context::host_stream() : context->device_stream(*device.runtime, device.number, ordinal);
+      if (device.host()) {
+        served.stream = engine::Context::host_stream();
+      } else {  // two streams each
+        served.stream = context->device_stream(*device.runtime, device.number, 2 * ordinal);
+        served.beside = context->device_stream(*device.runtime, device.number, 2 * ordinal + 1);
+      }
       served.arena = device.host() ? context->arena().base() : context->arena_on(*device.runtime, device.number);
     });
   if (island) {

@@ -131,11 +131,11 @@ Context::OnDevice &Context::on_device(device::Runtime &runtime, int device) {
   return devices_.emplace_back(OnDevice{&runtime, device, nullptr, {}});
 }
 
-std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int ordinal) {
+std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int number) {
   const std::lock_guard lock(devices_mutex_);
   auto &streams = on_device(runtime, device).streams;
-  if (streams.size() <= static_cast<size_t>(ordinal)) streams.resize(static_cast<size_t>(ordinal) + 1);
-  auto &mine = streams[static_cast<size_t>(ordinal)];
+  if (streams.size() <= static_cast<size_t>(number)) streams.resize(static_cast<size_t>(number) + 1);
+  auto &mine = streams[static_cast<size_t>(number)];
   if (auto stream = mine.lock()) return stream;
   std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "isthmus");
   mine = stream;

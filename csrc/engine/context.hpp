@@ -79,9 +79,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // The stream of the vendors' libraries that compute on the host: one for the process, while anybody has it.
   static std::shared_ptr<device::Stream> host_stream();
-  // The stream of rank number `ordinal` of this process on that device, while anybody has it. Ranks that are threads on one device need one
-  // each: the gate of one may wait for what stands on the stream of another.
-  std::shared_ptr<device::Stream> device_stream(device::Runtime &runtime, int device, int ordinal);
+  // Stream `number` of ours on that device, while anybody has it. Ranks that are threads on one device need their own: the gate of one may
+  // wait for what stands on the stream of another.
+  std::shared_ptr<device::Stream> device_stream(device::Runtime &runtime, int device, int number);
   // Where that device finds base() of the arena, whose staging it can reach from now on. Registered once. Throws what the runtime throws.
   std::byte *arena_on(device::Runtime &runtime, int device);
   // Where that device finds memory of a process with which this one shares memory (null: this process), which is registered for it until

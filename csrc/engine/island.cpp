@@ -35,6 +35,11 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
     shared_->go.gate = shared_->runtime->make_gate(device);
     shared_->ready.gate = shared_->runtime->make_gate(device);
   }
+  if (waits_) shared_->beside.reset();  // the submitting thread stands at every gate, so there is nothing to run beside
+  if (shared_->beside) {
+    shared_->forth = shared_->runtime->make_event(device);
+    shared_->back = shared_->runtime->make_event(device);
+  }
   shared_->staged = shared_->runtime->make_signal(device, wake, context);
   shared_->taken = shared_->runtime->make_signal(device, wake, context);
   shared_->ended = shared_->runtime->make_signal(device, wake, context);
@@ -50,12 +55,14 @@ Island::~Island() {
   shared_->communicator.reset();
   if (idle()) return;
   shared_->stream.reset();
+  shared_->beside.reset();
   (void)shared_.release();  // a queue that has not run to its end still points to it
 }
 
 Status Island::status() const {
   Status s = shared_->communicator ? shared_->communicator->status() : Status{};
-  return s.ok() ? shared_->stream->status() : s;
+  if (s.ok()) s = shared_->stream->status();
+  return s.ok() && shared_->beside ? shared_->beside->status() : s;
 }
 
 device::Stream &Island::user_stream(void *handle) {
@@ -74,8 +81,8 @@ void Island::open(Door &door, uint64_t value) noexcept {
   wake_(wake_context_);
 }
 
-void Island::pass(Door &door, uint64_t value) {
-  if (door.gate) return door.gate->arm(*shared_->stream, value);
+void Island::pass(Door &door, uint64_t value, device::Stream &stream) {
+  if (door.gate) return door.gate->arm(stream, value);
   struct What {
     const Door *door;
     uint64_t value;
@@ -101,7 +108,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
     shared_->before->record(*user);
     shared_->before->hold(stream);
   }
-  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence);
+  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
   const uint64_t in_bytes = op.bounce ? extent_of(op.operands().in_displ, op.operands().in_bytes) : 0,
                  out_bytes = op.bounce ? extent_of(op.operands().out_displ, op.operands().out_bytes) : 0;
@@ -123,10 +130,20 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   uint32_t skew = 0;
   for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
+  bool first_went_on = true;  // since the second was last held behind it
   for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
-    for (const plan::Stage &s : p.device)
-      if (t >= s.skew && t - s.skew < chunks)
-        for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew);
+    for (const plan::Stage &s : p.device) {
+      if (t < s.skew || t - s.skew >= chunks || s.steps == 0) continue;
+      const bool beside = s.beside && shared_->beside;
+      if (beside && first_went_on) {
+        shared_->forth->record(stream);
+        shared_->forth->hold(*shared_->beside);
+      }
+      first_went_on = !beside;
+      shared_->parted = shared_->parted || beside;
+      for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew, beside ? *shared_->beside : stream);
+    }
+  rejoin();
   if (op.bounce && op.call.out && out_bytes)
     shared_->runtime->copy(stream, shared_->arena + op.bounce_out, shared_->out, out_bytes, &shared_->cancelled);
   if (user) {
@@ -136,18 +153,25 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   shared_->ended->arm(stream, op.sequence);  // last: the operation is over with it, so nothing may fail behind it
 }
 
+void Island::rejoin() {
+  if (!shared_->parted) return;
+  shared_->back->record(*shared_->beside);
+  shared_->back->hold(*shared_->stream);
+  shared_->parted = false;
+}
+
 void Island::finish(uint64_t sequence) noexcept {
   try {
+    rejoin();
     shared_->ended->arm(*shared_->stream, sequence);
   } catch (const Error &) { unfinished_.store(true); }
 }
 
-void Island::step(const Op &op, const plan::Step &step, uint32_t c) {
+void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
   const plan::Plan &p = *op.plan;
-  device::Stream &stream = *shared_->stream;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
     const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(step.mul * c + step.add);
-    if (step.kind == StepKind::Wait) pass(shared_->ready, value);
+    if (step.kind == StepKind::Wait) pass(shared_->ready, value, stream);
     else (step.counter == plan::kStaged ? shared_->staged : shared_->taken)->arm(stream, value);
     return;
   }

@@ -2,7 +2,10 @@
 // communicator if there is one, and the counters in which the device list of a plan and its host list meet. Device work is submitted
 // by the thread that submits the operation; the progress thread only opens gates and reads signals, which are stores and loads.
 //
-// Order on the stream. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
+// Two streams. Stages that say `beside` stand on the second, each behind all that the first was given before it; the first takes the second
+// up again at the end of the operation. The order of submission is the order of the plan, so both may be one queue of the device's.
+//
+// Order on the streams. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
 // ended (the plan's entry rule); two operations without slots that follow each other need none. It ends with the signal `ended`.
 //
 // Where the device's streams cannot wait for the host, the thread that submits waits in a gate's place, before it submits what stands
@@ -24,6 +27,7 @@ struct IslandSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
+  std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
   std::unique_ptr<ccl::Communicator> communicator;  // or null
   std::vector<int> ranks;                           // of the communicator above us, by position in the group
   // On the device, from the beginning: whoever allocates later may wait for all that the device has to do.
@@ -88,8 +92,9 @@ class Island {
     std::atomic<uint64_t> value{0};
   };
   void open(Door &door, uint64_t value) noexcept;
-  void pass(Door &door, uint64_t value);
-  void step(const Op &op, const plan::Step &step, uint32_t c);
+  void pass(Door &door, uint64_t value, device::Stream &stream);
+  void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
+  void rejoin();  // the first stream goes on when the second has ended what it was given
   device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
 
@@ -108,7 +113,9 @@ class Island {
     // The user's stream that was used last, and the events that tie it to ours.
     std::unique_ptr<device::Stream> user;
     std::unique_ptr<device::Event> before, after;
-    std::byte *in = nullptr, *out = nullptr;  // of the operation that is being submitted
+    std::unique_ptr<device::Event> forth, back;  // from the first of our streams to the second, and back
+    bool parted = false;                         // the second was given work since the first last waited for it
+    std::byte *in = nullptr, *out = nullptr;     // of the operation that is being submitted
     // Memory on the device for sums on their way. Used in the order of the stream, so one piece of it serves all operations.
     void *scratch = nullptr;
     size_t scratch_bytes = 0;

@@ -169,11 +169,11 @@ void Builder::need_ring(uint64_t bytes) { plan.slot_bytes = std::max(plan.slot_b
 
 void Builder::stage(const char *name, uint32_t skew) {
   on_device_ = false;
-  plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
+  plan.host.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0, false});
 }
-void Builder::device_stage(const char *name, uint32_t skew) {
+void Builder::device_stage(const char *name, uint32_t skew, bool beside) {
   on_device_ = true;
-  plan.device.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0});
+  plan.device.push_back({name, skew, static_cast<uint32_t>(plan.steps.size()), 0, beside});
 }
 Step &Builder::step(StepKind kind) {
   ++(on_device_ ? plan.device : plan.host).back().steps;

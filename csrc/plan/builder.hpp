@@ -99,8 +99,8 @@ class Builder {
   void need_ring(uint64_t bytes);         // slot bytes
 
   // ---- steps, appended to the last stage
-  void stage(const char *name, uint32_t skew);         // of the host list
-  void device_stage(const char *name, uint32_t skew);  // of the device list
+  void stage(const char *name, uint32_t skew);  // of the host list
+  void device_stage(const char *name, uint32_t skew, bool beside = false);
   void move(const Extent &e, Span from, Span to, bool scale = false, bool streamed = false);
   void reduce(const Extent &e, const std::vector<Span> &from, const std::vector<uint32_t> &ends, Span to, bool partial,
               const Span *second = nullptr, bool streamed = false);

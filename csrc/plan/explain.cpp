@@ -183,8 +183,11 @@ std::string explain(const Plan &plan, const topology::Topology &whole) {
   std::string text = heading(plan, t);
   Volume total;
   if (plan.host.empty() && plan.device.empty()) text += "  nothing to do\n";
+  const bool two_streams =
+      plan.device.size() > 1 && std::any_of(plan.device.begin(), plan.device.end(), [](const Stage &s) { return s.beside; });
   for (const auto *list : {&plan.device, &plan.host}) {
-    if (!plan.device.empty() && !list->empty()) text += list == &plan.device ? "  device\n" : "  host\n";
+    if (!plan.device.empty() && !list->empty())
+      text += list == &plan.host ? "  host\n" : two_streams ? "  device, each beside the other\n" : "  device\n";
     for (const Stage &stage : *list) {
       bool first = true;
       for (const std::string &line : phrases(plan, library_of(plan, t), stage)) {
@@ -238,6 +241,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
       out["stages"].push_back(
           {{"name", stage.name},
            {"list", list == &plan.host ? "host" : "device"},
+           {"beside", stage.beside},
            {"skew", stage.skew},
            {"steps", phrases(plan, library, stage)},
            {"peers", peers},

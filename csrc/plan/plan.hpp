@@ -8,8 +8,11 @@
 // ends when the link has *taken* the span, which it may go on reading until the receiver's Recv has ended. Only counters
 // and frames order one rank against another: no choice, no try-wait, so one symbolic run proves all interleavings.
 //
-// The device list (ranks that a vendor's library serves) is what the calling thread submits, in this order, to one stream. Its Ccl
-// steps are calls of that library, which all ranks of the group make in the same order; its Moves are copies of the device's. It and
+// The device list (ranks that a vendor's library serves) is what the calling thread submits, in this order. Its stages stand on one
+// stream, but those that say `beside`, which stand on a second one: such a stage begins for a chunk when all that was given to the first
+// stream before it has ended, and nothing on the first waits for it before the end of the operation. (In one queue both are one order, so
+// a plan completes there too.) Its Ccl steps are calls of that library, which all ranks of the group make in the same order; its Moves are
+// copies of the device's. It and
 // the host list of the same rank meet in local counters. The device posts kStaged (what the host waits for lies in the slot) and kTaken
 // (what the host had put there was copied out); it waits for kReady (what it is to copy out lies in the slot, or the slot is to be
 // filled again). The host list touches neither Input nor Output of such a rank. A rank that no library serves and whose memory only its
@@ -147,6 +150,7 @@ struct Stage {
   const char *name = "";  // static text, for explain: "copy in", "reduce", "exchange", ...
   uint32_t skew = 0;
   uint32_t step = 0, steps = 0;
+  bool beside = false;  // device list: on the second stream
 };
 
 struct Request {  // all of it agreed on all ranks but `rank`

@@ -8,8 +8,9 @@
 // where the host list waits for the device's, what its copies out of slots waited for comes before the gate, and what it posted behind
 // them comes when the device has taken the chunk.
 //
-// Order. The device works in the one order copy out (c - ahead), copy in (c): as one queue it waits at the gate of chunk c - ahead having
-// staged all chunks before c. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk beyond
+// Order. The device is given copy out (c - ahead), copy in (c), in this one order: as one queue it waits at the gate of chunk c - ahead
+// having staged all chunks before c. Copies in stand on the second stream, each behind the copy out before it: so they are behind its gate,
+// what they fill was read, and the copy out of the next chunk runs beside them. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk beyond
 // c - ahead + last: ahead = last + 1 suffices. A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again
 // has passed the gate of the chunk that had it before. A slot is filled again by the device when its readers have done with chunk
 // c - slots, and that has to be known at the gate before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it
@@ -214,7 +215,7 @@ void stage_user_memory(Builder &b) {
   for (const Shadow &s : shadows)
     if (s.memory == Memory::Output && s.written) b.move(part(s), Builder::scratch(s.at), user(s));
   for (const Step &s : direct.out) b.move(s.extent, p.sources[s.source], s.dst);
-  b.device_stage("copy in", 0);
+  b.device_stage("copy in", 0, true);
   for (const Shadow &s : shadows)
     if (s.memory == Memory::Input) b.move(part(s), user(s), Builder::scratch(s.at));
   for (const Step &s : direct.in) b.move(s.extent, p.sources[s.source], s.dst);

@@ -200,6 +200,28 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanThroughReachedSlotsIsRefused) {
     }
 }
 
+// The device fills again what it has read: shadows in scratch, and slots.
+TEST(Mutation, WhereTheSecondStreamDoesNotWaitForTheFirstAStagedPlanIsRefused) {
+  for (const char *islands : {"na", "no", "nao"})
+    for (const bool reaches : {false, true})
+      for (int c = 0; c < 13; ++c) {
+        const auto collective = static_cast<Collective>(c);
+        const auto t = world_of(islands, "", topology::Bridge::Auto);
+        Operation op = long_operation(collective, t.size(), 5);
+        op.request.bytes = 1024 * 12;
+        op.request.reach = reaches ? uint64_t{1} << 30 : 0;
+        for (auto &n : op.counts) n = op.request.bytes;
+        for (auto &row : op.matrix)
+          for (auto &n : row) n = op.request.bytes;
+        const Operation twice[] = {op, op};
+        Options options;
+        ASSERT_TRUE(prove(t, twice, options).ok);
+        options.streams_meet = false;
+        EXPECT_FALSE(prove(t, twice, options).ok)
+            << islands << " " << plan::collective_name(collective) << (reaches ? ", through slots it reaches" : "");
+      }
+}
+
 TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   const auto t = world_of("AAbBB");
   const Operation op = island_operation(20'004);

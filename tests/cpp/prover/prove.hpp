@@ -5,7 +5,9 @@
 // the one greedy run that is made stands for all interleavings: what is not ordered by the clocks is a race, whatever the
 // run happened to do first.
 //
-// Ranks that a library serves have two agents, one a list: the device list is one queue. A call of the library ends when all ranks of
+// Ranks that a library serves have two agents, one a list. The device list runs as one queue, so that it is shown to complete as one, but
+// what stands on its second stream has a clock of its own: it knows of the first what was given to it before, and the first learns of it
+// at the end of the operation. A call of the library ends when all ranks of
 // the group have made theirs, and gives what it was given: sums of a group are symbols of their own, whose order nobody knows.
 //
 // Objections: a result that is not the definition of the collective, on any rank, in any byte, with the sums' order and
@@ -34,6 +36,7 @@ struct Operation {
 
 struct Options {
   uint64_t reaching = ~uint64_t{0};  // a bit a rank: its device reaches the rings that the request says, else none
+  bool streams_meet = true;          // false: the second stream of a device does not wait for the first, a broken engine
   uint64_t credit_chunks = 4;        // chunks (of accumulator width) in flight between two ranks before Send blocks
   std::function<void(size_t operation, int rank, plan::Plan &)> mutate;  // breaks a plan before it is run
 };

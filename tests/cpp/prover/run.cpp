@@ -2,6 +2,7 @@
 // machine whose parts share all of their state, hence one file.
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <unordered_map>
 
 #include "base/error.hpp"
@@ -58,7 +59,9 @@ struct Agent {
   Agent(int its_rank, bool on_device, Clock its_clock) : rank(its_rank), device(on_device), clock(std::move(its_clock)) {}
   int rank;
   bool device;
-  Clock clock;
+  Clock clock;                   // of the stream whose stage runs
+  std::optional<Clock> resting;  // of a device's other stream
+  bool beside = false;           // the second stream's stage runs
   size_t operation = 0;
   bool entered = false;
   uint32_t t = 0, stage = 0, step = 0;
@@ -144,8 +147,11 @@ class Run {
       s.device = std::make_unique<MemoryMap>();
     }
     lists_ = device ? 2 : 1;
+    const size_t clocks = world_ * (device ? 3 : 1);
     for (size_t i = 0; i < world_ * lists_; ++i)
-      agents_.emplace_back(static_cast<int>(i / lists_), i % lists_ == 1, Clock(static_cast<int>(i), world_ * lists_));
+      agents_.emplace_back(static_cast<int>(i / lists_), i % lists_ == 1, Clock(static_cast<int>(i), clocks));
+    for (Agent &a : agents_)
+      if (a.device) a.resting.emplace(static_cast<int>(world_ * lists_) + a.rank, clocks);
   }
 
   void agree(size_t o, size_t r, const Plan &p) {
@@ -213,6 +219,7 @@ class Run {
     }
     if (s.begun == o) make_buffers(a, s);
     if (!a.device) s.entered.push_back(a.clock.now());
+    else a.resting->join(a.clock.release());
     a.entered = true;
     return true;
   }
@@ -247,12 +254,20 @@ class Run {
     return s.alias_output ? Place{s.input.get(), s.alias_offset + at} : Place{s.output.get(), at};
   }
 
+  static void to_stream(Agent &a, bool beside) {
+    if (!a.device || a.beside == beside) return;
+    std::swap(a.clock, *a.resting);
+    a.beside = beside;
+  }
+
   // An operation ends when the links read no span of it any more; only the sender knows that.
   bool leave(Agent &a) {
     for (const auto &sent : a.sends)
       if (!sent.read->ended) return a.waits = "a link to end reading", false;
     for (auto &sent : a.sends) sent.read->end = a.clock.now();
     a.sends.clear();
+    to_stream(a, false);
+    if (a.device) a.clock.join(a.resting->release());
     RankState &s = ranks_[static_cast<size_t>(a.rank)];
     if (operations_[a.operation].request.collective == plan::Collective::Barrier && !a.device)
       for (size_t q = 0; q < world_; ++q)
@@ -300,6 +315,8 @@ class Run {
     const plan::Stage &stage = list[a.stage];
     if (a.t >= stage.skew && a.t - stage.skew < chunks && a.step < stage.steps) {
       const auto c = a.t - stage.skew;
+      to_stream(a, stage.beside);
+      if (stage.beside && a.step == 0 && options_.streams_meet) a.clock.join(a.resting->release());
       const Step &s = p.steps[stage.step + a.step];
       const bool has_extent = s.kind != StepKind::Post && s.kind != StepKind::Wait && s.kind != StepKind::Taken;
       const uint64_t bytes = has_extent || s.guarded ? extent_bytes(s.extent, c, operands) : 0;
