@@ -9,12 +9,15 @@
 // them comes when the device has taken the chunk.
 //
 // Order. The device is given copy out (c - ahead), copy in (c), in this one order: as one queue it waits at the gate of chunk c - ahead
-// having staged all chunks before c. Copies in stand on the second stream, each behind the copy out before it: so they are behind its gate,
-// what they fill was read, and the copy out of the next chunk runs beside them. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk beyond
-// c - ahead + last: ahead = last + 1 suffices. A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again
-// has passed the gate of the chunk that had it before. A slot is filled again by the device when its readers have done with chunk
-// c - slots, and that has to be known at the gate before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it
-// in turn c - slots + ahead, which must be an earlier one: slots > ahead + 1.
+// having staged all chunks before c. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk
+// beyond c - ahead + last: ahead = last + 1 suffices.
+// Copies in stand on the second stream, each behind the copy out before it: so they are behind its gate, and what they fill was read. The
+// copy out of the next chunk may run beside them. It does where its gate is opened meanwhile, in the turn of chunk c - 1, which takes
+// ahead = last + 2; so it is where there are slots for it.
+// A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again has passed the gate of the chunk that had it
+// before. A slot is filled again by the device when its readers have done with chunk c - slots, and that has to be known at the gate
+// before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it in turn c - slots + ahead, which must be an
+// earlier one: slots > 2 * ahead - last. Other readers say it by turn c - slots + last: slots > ahead.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -120,7 +123,8 @@ void stage_user_memory(Builder &b) {
   const bool reaches = b.others == 0 && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
   const bool answers = std::any_of(p.steps.begin(), p.steps.end(),
                                    [](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
-  if (reaches && (!reuses || p.slots >= last + (answers ? 3 : 2))) direct = take_out(p);
+  const bool through = reaches && (!reuses || p.slots >= last + (answers ? 3 : 2));
+  if (through) direct = take_out(p);
   // One turn more gives the links time to take what they were given last, where there are slots for it.
   bool sends = false;
   for (const Step &s : p.steps)
@@ -183,6 +187,7 @@ void stage_user_memory(Builder &b) {
   const bool host = !p.steps.empty();
   if (!host) p.host.clear();
   uint32_t ahead = last + 1;
+  if (!reuses || p.slots >= ahead + (!through ? 1 : answers ? 4 : 2)) ++ahead;
   if (p.chunks > 0) ahead = std::min(ahead, p.chunks);
 
   // Before everything else of the host's, and after it.

@@ -157,10 +157,14 @@ TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
         if (p->device.empty() || p->host.empty()) continue;
         EXPECT_FALSE(prove_twice(t, op,
                                  [&](int r, Plan &q) {
-                                   if (r == rank) --q.device.front().skew;
+                                   if (r != rank) return;
+                                   const auto give = std::find_if(q.host.begin(), q.host.end(), [](const plan::Stage &s) {
+                                     return std::string_view(s.name) == "give";
+                                   });
+                                   q.device.front().skew = give->skew;
                                  })
                          .ok)
-            << "one chunk less ahead: " << islands << " " << plan::collective_name(collective) << ", rank " << rank << "\n"
+            << "too few chunks ahead: " << islands << " " << plan::collective_name(collective) << ", rank " << rank << "\n"
             << plan::explain(*p, t);
       }
     }
