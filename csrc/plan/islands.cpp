@@ -3,7 +3,8 @@
 // all_reduce between groups. A reduce-scatter of every chunk gives rank j of a group of g the j-th of g equal pieces; the owners of
 // a segment, one in every group, exchange it and round it (share_of); an all-gather spreads the results in the group. A last chunk
 // that is shorter goes piece by piece, by reduce and broadcast. The device works in the plan's one order: copy in of chunks 0 to
-// kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for what stands behind it.
+// kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for what stands behind it. Copies
+// in stand on the second stream, behind the reduce-scatter of their chunk, beside the copy out and the all-gather of an earlier one.
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -12,9 +13,9 @@ namespace isthmus::plan {
 namespace {
 
 // A chunk is sent, finished and collected in three turns of the host, and the turn begins with the wait for what the device staged:
-// with three chunks ahead the device has staged it whatever the host still owes. The slot of a chunk is written again when the
+// with three chunks ahead the device has staged it whatever the host still owes, and with four it is staging the next one meanwhile. The slot of a chunk is written again when the
 // device has passed the gate of a chunk that was collected after all answers of the slot's last chunk were taken: kAhead + 2 later.
-constexpr uint32_t kAhead = 3;
+constexpr uint32_t kAhead = 4;
 static_assert(kLeastIslandSlots >= kAhead + 2);
 
 Range piece(const Builder &b, size_t cluster, size_t j) {
@@ -401,11 +402,12 @@ void plan_island_all_reduce(Builder &b) {
   each_piece([&](Range r, int j) {
     b.call(IslandCall::Broadcast, When::PartChunk, in(r), Builder::output(0, r.begin), Builder::output(0, r.begin), j);
   });
-  b.device_stage("copy in", 0);
+  b.device_stage("island", 0);
   b.call(IslandCall::ReduceScatter, When::FullChunk, in(first), Builder::input(0, 0), Builder::output(0, mine.begin));
   each_piece([&](Range r, int j) {
     b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(0, r.begin), Builder::output(0, r.begin), j);
   });
+  b.device_stage("copy in", 0, true);
   b.move(in(mine), Builder::output(0, mine.begin), slot(mine));
   b.post(kStaged);
 
