@@ -134,7 +134,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
     for (const plan::Stage &s : p.device) {
       if (t < s.skew || t - s.skew >= chunks || s.steps == 0) continue;
-      const bool beside = s.beside && shared_->beside;
+      const bool beside = s.beside && shared_->beside && chunks > 1;  // a single one has nothing to run beside
       if (beside && first_went_on) {
         shared_->forth->record(stream);
         shared_->forth->hold(*shared_->beside);
