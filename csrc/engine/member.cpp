@@ -245,6 +245,11 @@ bool Member::drive() noexcept {
   return (context_->has_links() && context_->drive_links()) || moved;
 }
 
+void Member::forget_on_links() noexcept {
+  { const std::lock_guard posted(match_lock_); }
+  context_->cancel_on_links(*this);
+}
+
 bool Member::drive_operations() noexcept {
   bool moved = false;
   if (Context::inside_link()) {  // a callback that submits: this thread holds a link's turn, which ending operations needs
@@ -258,12 +263,12 @@ bool Member::drive_operations() noexcept {
         const Status why = failure();
         if (why.code == Code::PeerLost && !std::exchange(looked_again_, true)) moved |= end_what_memory_completes();
         const bool pending = pending_.load(std::memory_order_acquire) != 0;
+        // The links forget us before a gate opens: what stands behind one may fill what they would still send. Whoever saw no failure
+        // under the match lock has posted what it was about to post once we have had that lock.
+        if (pending && !std::exchange(forgotten_, true)) forget_on_links();
         const bool messages = !pending || messages_settled();  // both are told to end before either is waited for
         if (pending && island_settled() && messages) {
-          // Nothing of ours may touch user memory once an operation has ended: first the links forget us. Whoever saw no failure
-          // under the match lock has posted what it was about to post once we have had that lock.
-          { const std::lock_guard posted(match_lock_); }
-          context_->cancel_on_links(*this);
+          forget_on_links();  // nothing of ours may touch user memory once an operation has ended
           end_all(why.code, why.text);
           moved = true;
         }

@@ -211,6 +211,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void say_leave(int rank, uint32_t stage) noexcept;
   void leave_library(bool broken) noexcept;
   void abort_island() noexcept;
+  void forget_on_links() noexcept;
   bool slots_held(Op *op) noexcept;                  // what it read in slots of others was what they wrote for it
   bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
@@ -300,6 +301,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool watches_slots_ = false;  // some rank's device fills its slots
   bool ring_lost_ = false;      // the device may still come to copies that were left behind
   bool looked_again_ = false;   // after a failure, for what can still end well
+  bool forgotten_ = false;      // after a failure, on the links
   uint64_t seen_by_all_ = 0;    // every peer has ended this operation, as far as known
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
