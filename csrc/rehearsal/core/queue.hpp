@@ -3,6 +3,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -26,9 +27,11 @@ void poll_until(Ready ready) {
     __builtin_ia32_pause();
 #endif
   }
-  for (int i = 0; !ready(); ++i) {
-    const timespec nap{0, i < 5000 ? 30'000 : 200'000};
+  // A sixteenth of what they have waited already: late by little, and cheap where a wait is long.
+  for (long waited = 0; !ready();) {
+    const timespec nap{0, std::clamp(waited / 16, 30'000L, 200'000L)};
     ::nanosleep(&nap, nullptr);
+    waited += nap.tv_nsec;
   }
 }
 
