@@ -105,6 +105,7 @@ class Hosts:
         for island, (process, address) in self._places.items():
             self._batch("tc", process, [f"qdisc add dev {INTERFACE} root {_shape(rates[island])}"])  # what it sends
             up = [f"link set {INTERFACE} addrgenmode none", "link set lo up", f"link set {INTERFACE} up"]
+            # No default route: names that somebody looks up fail at once, where they would wait for an answer.
             self._batch("ip", process, [*up, f"address add {address}/16 dev {INTERFACE}"])
 
     def _batch(self, tool: str, process: int, lines: list[str]) -> None:
