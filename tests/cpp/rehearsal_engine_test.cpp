@@ -1,5 +1,5 @@
-// The copy engines of a simulated device: one each way, whatever the queues. That copies are no faster than the rate always holds; how
-// much slower they may be is asked generously, for machines with other work to do.
+// The copy engines of a simulated device: one each way, whatever the queues. That copies are no faster than the rate always
+// holds; how much slower they may be is asked generously, for machines with other work to do.
 #include "rehearsal_support.hpp"
 
 namespace {
@@ -95,7 +95,8 @@ TEST(RehearsalEngine, EachWayHasItsRate) {
   });
 }
 
-// A thousand copies of 50 us each, with a signal behind each: a sleep is too long by 50 us and more, which would make 100 ms of 50.
+// A thousand copies of 50 us each, with a signal behind each: a sleep is too long by 50 us and more, which would make 100 ms
+// of 50.
 TEST(RehearsalEngine, WhatSleepsAreTooLongByDoesNotAddUp) {
   expect_clean({{"REHEARSAL_JITTER_US", "0"}, {"REHEARSAL_COPY_GBPS", "0.08"}, {"REHEARSAL_QUEUE_DEPTH", "4096"}}, [] {
     Streams s;
@@ -107,8 +108,7 @@ TEST(RehearsalEngine, WhatSleepsAreTooLongByDoesNotAddUp) {
         IS(cu("StreamWriteValue32_v2", s.stream[0], word, i, 0u), 0);
       }
     });
-    std::fprintf(stderr, "%.1f ms\n", took);
-    CHECK(took >= 50 && took < 85);
+    CHECK(took >= 50 && took < 95);
   });
 }
 

@@ -67,8 +67,9 @@ class Queue {
   uint64_t pushed();
   void wait_done(uint64_t count);
 
-  // For the body of the item that runs: when it could begin, by the queue's clock; and that it ends at that time, which is waited for.
-  // What a sleep is too long by is not in the clock, so it does not add up. A body that says nothing ends when it returns.
+  // For the body of the item that runs: when it could begin, by the queue's clock; and that it ends at that time, which is
+  // waited for. What a sleep is too long by is not in the clock, so it does not add up. A body that says nothing ends when it
+  // returns.
   int64_t ready_ns() const noexcept { return clock_ns_; }
   void end_at(int64_t ns);
 
