@@ -14,12 +14,13 @@ import random
 import re
 import select
 import selectors
+import shutil
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
@@ -99,11 +100,12 @@ def environment(
     island: str | None = None,
     bridge: str | None = None,
     ccl: str | None = None,
+    host: str = "127.0.0.1",
     extra: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
     """The environment of one rank: ours, less what another launcher left, plus the variables of Isthmus and torch.
 
-    `extra` is added to it; None takes a variable away.
+    `host` is rank 0's address. `extra` is added to it; None takes a variable away.
     """
     env = {
         name: value
@@ -113,12 +115,12 @@ def environment(
     env.update(
         ISTHMUS_RANK=str(rank),
         ISTHMUS_WORLD_SIZE=str(world_size),
-        ISTHMUS_ADDRESS=f"127.0.0.1:{port + 1}",
+        ISTHMUS_ADDRESS=f"{host}:{port + 1}",
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
     if island is not None:
@@ -223,6 +225,7 @@ class Job:
         outputs: list[tuple[IO[bytes], IO[bytes]]],
         relay: _Relay | None = None,
     ) -> None:
+        self.at_end: list[Callable[[], None]] = []  # called once, when no rank runs any more
         self.processes = processes
         self._outputs = outputs
         self._relay = relay
@@ -263,6 +266,8 @@ class Job:
             process.wait()
         if self._relay:
             self._relay.finish()
+        while self.at_end:
+            self.at_end.pop()()
 
     def __enter__(self) -> Job:
         return self
@@ -286,20 +291,25 @@ def start(
     prefixes: Sequence[str] | None = None,
     capture: bool = True,
     port: int | None = None,
+    host: str = "127.0.0.1",
+    before: Sequence[Sequence[str]] | None = None,
 ) -> Job:
     """Starts `ranks` copies of `command` on this machine. `env` is added to every rank's environment.
 
     `islands` is their labels, as text ("a:2,b:2") or one for each rank. `each` has further variables for each rank; None
-    takes one away. `ccl` names the libraries of islands that have one, as "a=oneccl".
+    takes one away. `ccl` names the libraries of islands that have one, as "a=oneccl". `host` is where rank 0 is reached.
+    `before` has words that go before the command, for each rank, of a program that becomes the command (`nsenter`).
     With `prefixes`, one for each rank, every line of a rank's output goes where ours goes, behind its prefix. Else, with
     `capture`, the output is kept for Job.wait(); without, it goes where ours goes as it is.
     """
     if ranks < 1:
         raise ArgumentError(f"launch: ranks={ranks} must be 1 or more")
     labels = parse_islands(islands, ranks) if islands is None or isinstance(islands, str) else list(islands)
-    for name, given in (("islands", labels), ("each", each), ("prefixes", prefixes)):
+    for name, given in (("islands", labels), ("each", each), ("prefixes", prefixes), ("before", before)):
         if given is not None and len(given) != ranks:
             raise ArgumentError(f"launch: {name} has {len(given)} entries, but there are {ranks} ranks")
+    if before is not None and shutil.which(command[0]) is None:  # they would say so, each in its own words
+        raise ArgumentError(f"launch: cannot start {command[0]}: not found, or no program")
     libraries = parse_libraries(ccl, labels)
     base = free_port() if port is None else port
     processes: list[subprocess.Popen[bytes]] = []
@@ -309,7 +319,9 @@ def start(
     try:
         for rank in range(ranks):
             extra = {**(env or {}), **(each[rank] if each else {})}
-            variables = environment(rank, ranks, base, island=labels[rank], bridge=bridge, ccl=libraries[rank], extra=extra)
+            variables = environment(
+                rank, ranks, base, island=labels[rank], bridge=bridge, ccl=libraries[rank], host=host, extra=extra
+            )
             out: IO[bytes] | int | None = None
             err: IO[bytes] | int | None = None
             if relay:
@@ -319,7 +331,8 @@ def start(
                 outputs.append(kept)
                 out, err = kept
             try:
-                process = subprocess.Popen(list(command), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+                words = [*(before[rank] if before else ()), *command]
+                process = subprocess.Popen(words, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
             except (FileNotFoundError, PermissionError) as error:
                 raise ArgumentError(f"launch: cannot start {command[0]}: {error.strerror}") from None
             processes.append(process)

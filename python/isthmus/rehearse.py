@@ -18,6 +18,8 @@ from pathlib import Path
 
 from . import launch
 from ._errors import ArgumentError, Error
+from ._hosts import Hosts
+from ._links import island_of, read_links
 
 __all__ = ["Member", "banner", "folder", "parse_fleet", "start"]
 
@@ -31,12 +33,15 @@ FILES = {
 }
 DEVICES = {"nvidia": "cuda:0", "amd": "hip:0", "ascend": "acl:0"}
 
+RATES = "ISTHMUS_BRIDGE_RATES"
+PORT = 29500  # of rank 0's island, where nobody else listens
+
 # What the simulation can be told; docs/devices.md says what each is.
 SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "OWN_MAPPING", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US",
-    "COPY_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL", "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE",
-    "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES",
-    "ACL_NO_HOST_FUNC",
+    "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL", "FAIL_LATE", "HANG",
+    "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY",
+    "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC",
 )  # fmt: skip
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
@@ -82,26 +87,56 @@ def start(
     *,
     bridge: str | None = None,
     switches: Mapping[str, str] | None = None,
+    links: str | os.PathLike[str] | None = None,
     show: bool = False,
 ) -> launch.Job:
     """Starts one process of `command` for each rank of the fleet, on this machine.
 
-    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0. With `show` a banner, and every line
-    of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait() has the output.
+    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0. `links` is a file with the rates of
+    devices and of the bridges between islands (docs/devices.md); with rates of bridges every island is a host of its own,
+    which takes root. With `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes;
+    else Job.wait() has the output.
     """
     members = parse_fleet(fleet)
     given = dict(_switch(name, value) for name, value in (switches or {}).items())
+    rates = None if links is None else read_links(links, members, tuple(DEVICES))
+    if rates and rates.bridges and bridge == "shm":
+        raise ArgumentError("rehearsal: bridge=shm, but links with bridge_mbps make a host of every island")
     _check_files({member.vendor for member in members})
-    if show:
-        print(banner(fleet), file=sys.stderr, flush=True)
-    return launch.start(
-        command,
-        len(members),
-        islands=[member.label for member in members],
-        bridge=bridge,
-        each=[{**_persona(member.vendor), **given, FLEET: fleet} for member in members],
-        prefixes=[f"[rehearsal {rank} {member.vendor}] " for rank, member in enumerate(members)] if show else None,
-    )
+    each: list[dict[str, str | None]] = []
+    for rank, member in enumerate(members):
+        each.append({**_persona(member.vendor), **(rates.switches[rank] if rates else {}), **given, FLEET: fleet})
+    prefixes = [f"[rehearsal {rank} {member.vendor}] " for rank, member in enumerate(members)] if show else None
+    labels: list[str | None] = [member.label for member in members]
+    if not rates or not rates.bridges:
+        if show:
+            print(banner(fleet), file=sys.stderr, flush=True)
+        return launch.start(command, len(members), islands=labels, bridge=bridge, each=each, prefixes=prefixes)
+    islands = [island_of(member) for member in members]
+    hosts = Hosts(rates.bridges)
+    try:
+        if show:
+            print(banner(fleet), file=sys.stderr, flush=True)
+        for rank, (mine, island) in enumerate(zip(each, islands, strict=True)):
+            mine.update(LOCAL_RANK=str(islands[:rank].count(island)), LOCAL_WORLD_SIZE=str(islands.count(island)))
+            if RATES not in os.environ:
+                mine[RATES] = ",".join(f"{name}:{rate:.12g}" for name, rate in rates.bridges.items())
+        job = launch.start(
+            command,
+            len(members),
+            islands=islands,
+            bridge=bridge,
+            each=each,
+            prefixes=prefixes,
+            port=PORT,
+            host=hosts.address(islands[0]),
+            before=[hosts.before(island) for island in islands],
+        )
+    except BaseException:
+        hosts.close()
+        raise
+    job.at_end.append(hosts.close)
+    return job
 
 
 def _switch(name: str, value: str) -> tuple[str, str]:

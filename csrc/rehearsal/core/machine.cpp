@@ -125,7 +125,8 @@ Code record(const Entry &e, const EventPtr &event, const StreamPtr &s) {
   }
   return submit_locked(
       e, s,
-      [marker] {
+      [marker, &q = s->queue] {
+        q.end_at(q.ready_ns());
         marker->at_us.store(now_us(), std::memory_order_relaxed);
         marker->done.store(true, std::memory_order_release);
       },

@@ -67,12 +67,16 @@ struct Event {
 };
 using EventPtr = std::shared_ptr<Event>;
 
+// A copy's, by what it begins and ends at.
+enum class Way { Out, In, Inside };
+
 class REHEARSAL_API Device {
  public:
   explicit Device(int ordinal);
   int ordinal() const noexcept { return ordinal_; }
   const StreamPtr &special_stream(bool of_thread) const noexcept { return of_thread ? thread_ : null_; }
   Queue &next_queue();
+  CopyEngine &engine(Way way) noexcept { return engines_[static_cast<size_t>(way)]; }
 
   // Every call that touches the device goes through here; a call that allocates stands in it until the device is idle.
   std::unique_lock<std::mutex> enter();
@@ -101,6 +105,7 @@ class REHEARSAL_API Device {
   const int ordinal_;
   std::mutex lock_;
   std::vector<std::unique_ptr<Queue>> queues_;
+  CopyEngine engines_[3];
   std::atomic<size_t> dealt_{0};
   StreamPtr null_, thread_;
   std::mutex done_mutex_;

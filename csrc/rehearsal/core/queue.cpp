@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "core/machine.hpp"
@@ -17,10 +18,17 @@ void sleep_us(double us) {
   while (::nanosleep(&nap, &nap) != 0) {}
 }
 
-int64_t now_us() noexcept {
+int64_t now_ns() noexcept {
   timespec t;
   ::clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000 + t.tv_nsec / 1000;
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+int64_t now_us() noexcept { return now_ns() / 1000; }
+
+int64_t CopyEngine::reserve(int64_t ready_ns, size_t bytes, double gbps) {
+  const std::lock_guard lock(mutex_);
+  free_ns_ = std::max(ready_ns, free_ns_) + static_cast<int64_t>(static_cast<double>(bytes) / gbps);  // GB/s: bytes a ns
+  return free_ns_;
 }
 
 Queue::Queue(Device &device, int number)
@@ -39,6 +47,7 @@ Queue::Queue(Device &device, int number)
 void Queue::push(Item item) {
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return items_.size() < depth_; });
+  item.submitted_ns = now_ns();
   item.stream->submitted.fetch_add(1, std::memory_order_relaxed);
   items_.push_back(std::move(item));
   ++pushed_;
@@ -60,13 +69,23 @@ void Queue::wait_done(uint64_t count) {
   done_.wait(lock, [&] { return finished_ >= count; });
 }
 
+void Queue::end_at(int64_t ns) {
+  const timespec until{ns / 1'000'000'000, ns % 1'000'000'000};
+  if (ns > now_ns())
+    while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) != 0) {}
+  clock_ns_ = ns;
+  timed_ = true;
+}
+
 void Queue::run(Item &item) {
   if (item.quick) return item.body();
   if (item.stream->given_up()) return;
   const long jitter = settings().jitter_us;
-  double pause = static_cast<double>(settings().latency_us);
+  double pause = item.extras.slow_ms * 1000.0;
   if (jitter > 0 && random_() % 4 == 0) pause += static_cast<double>(random_() % static_cast<unsigned long>(jitter + 1));
-  sleep_us(pause + item.extras.slow_ms * 1000.0);
+  sleep_us(pause);  // in full, however late the queue is
+  end_at(clock_ns_ + static_cast<int64_t>(pause * 1000) + settings().latency_us * 1000);
+  timed_ = false;
   if (item.extras.hang) return poll_until([&] { return item.stream->given_up(); });
   if (item.extras.late) return device_.break_down(item.extras.late);
   item.body();
@@ -82,7 +101,10 @@ void Queue::loop() {
       work_.wait(lock, [&] { return !items_.empty(); });
       item = &items_.front();  // stays in place while others are pushed behind it
     }
+    clock_ns_ = std::max(clock_ns_, item->submitted_ns);
+    timed_ = false;
     run(*item);
+    if (!timed_) clock_ns_ = now_ns();
     const std::shared_ptr<Stream> stream = item->stream;
     item->body = nullptr;  // lets go of memory and communicators before anybody hears that it is done
     {

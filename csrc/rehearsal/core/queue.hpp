@@ -3,6 +3,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -26,14 +27,28 @@ void poll_until(Ready ready) {
     __builtin_ia32_pause();
 #endif
   }
-  for (int i = 0; !ready(); ++i) {
-    const timespec nap{0, i < 5000 ? 30'000 : 200'000};
+  // A sixteenth of what they have waited already: late by little, and cheap where a wait is long.
+  for (long waited = 0; !ready();) {
+    const timespec nap{0, std::clamp(waited / 16, 30'000L, 200'000L)};
     ::nanosleep(&nap, nullptr);
+    waited += nap.tv_nsec;
   }
 }
 
 void sleep_us(double us);
 int64_t now_us() noexcept;
+int64_t now_ns() noexcept;
+
+// What moves the bytes of one direction of a device, for all of its queues, one copy after the other.
+class CopyEngine {
+ public:
+  // Takes it for the next copy, which is ready at that time; returns when the copy ends.
+  int64_t reserve(int64_t ready_ns, size_t bytes, double gbps);
+
+ private:
+  std::mutex mutex_;
+  int64_t free_ns_ = 0;
+};
 
 struct Item {
   const char *call = "";
@@ -41,6 +56,7 @@ struct Item {
   std::function<void()> body;
   Extras extras;
   bool quick = false;  // a mark of the host's making: takes no time, and is done even if the device failed
+  int64_t submitted_ns = 0;
 };
 
 class Queue {
@@ -51,6 +67,12 @@ class Queue {
   uint64_t pushed();
   void wait_done(uint64_t count);
 
+  // For the body of the item that runs: when it could begin, by the queue's clock; and that it ends at that time, which is
+  // waited for. What a sleep is too long by is not in the clock, so it does not add up. A body that says nothing ends when it
+  // returns.
+  int64_t ready_ns() const noexcept { return clock_ns_; }
+  void end_at(int64_t ns);
+
  private:
   void loop();
   void run(Item &item);
@@ -58,6 +80,8 @@ class Queue {
   Device &device_;
   const size_t depth_;
   std::mt19937_64 random_;
+  int64_t clock_ns_ = 0;  // these two are the queue's thread's
+  bool timed_ = false;    // the body has called end_at
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::deque<Item> items_;  // the first one is running

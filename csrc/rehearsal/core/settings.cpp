@@ -59,6 +59,9 @@ Settings read() {
   truth("REHEARSAL_OWN_MAPPING", s.own_mapping);
   truth("REHEARSAL_SCRIBBLE", s.scribble);
   number("REHEARSAL_COPY_GBPS", s.copy_gbps, 0);
+  s.copy_out_gbps = s.copy_in_gbps = s.copy_gbps;
+  number("REHEARSAL_COPY_OUT_GBPS", s.copy_out_gbps, 0);
+  number("REHEARSAL_COPY_IN_GBPS", s.copy_in_gbps, 0);
   number("REHEARSAL_FABRIC_GBPS", s.fabric_gbps, 0);
   number("REHEARSAL_LATENCY_US", s.latency_us, 0);
   number("REHEARSAL_JITTER_US", s.jitter_us, 0);

@@ -27,7 +27,9 @@ struct Settings {
   bool same_address = false;  // registered host memory has its own address on the device
   bool own_mapping = false;   // registered shared memory is reached by a mapping of the engine's own
   bool scribble = true;       // a copy's destination holds a pattern until the data comes
-  double copy_gbps = 0;       // 0: as fast as memcpy
+  double copy_gbps = 0;       // inside a device; 0: as fast as memcpy
+  double copy_out_gbps = 0;   // from a device to the host; unless given as copy_gbps
+  double copy_in_gbps = 0;    // from the host to a device; the same
   double fabric_gbps = 0;
   long latency_us = 0;  // of every item
   long jitter_us = 50;  // of every fourth or so

@@ -48,9 +48,20 @@ Code resolve(const char *call, const char *role, uintptr_t address, size_t bytes
   return Code::Ok;
 }
 
-double duration_us(size_t bytes) {
-  const double rate = settings().copy_gbps;
-  return rate > 0 ? static_cast<double>(bytes) / (rate * 1000) : 0;
+Way way_of(const Range &target, const Range &source) {
+  const bool to_device = target.block && !target.block->on_host(), from_device = source.block && !source.block->on_host();
+  if (to_device == from_device) return Way::Inside;
+  return to_device ? Way::In : Way::Out;
+}
+
+// Takes the engine of that way for them; `meanwhile` is done while it works.
+template <class Meanwhile>
+void carry(Device &d, Queue &q, Way way, size_t bytes, Meanwhile meanwhile) {
+  const Settings &s = settings();
+  const double rate = way == Way::Out ? s.copy_out_gbps : way == Way::In ? s.copy_in_gbps : s.copy_gbps;
+  const int64_t end = rate > 0 ? d.engine(way).reserve(q.ready_ns(), bytes, rate) : 0;
+  meanwhile();
+  if (rate > 0) q.end_at(end);
 }
 
 template <class T>
@@ -102,11 +113,12 @@ Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintpt
   Range target, source;
   if (const Code c = resolve(e.name(), "destination", to, bytes, to_side, &target); c != Code::Ok) return c;
   if (const Code c = resolve(e.name(), "source", from, bytes, from_side, &source); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), target, source, bytes, &d] {
+  return submit_locked(e, s, [call = e.name(), target, source, bytes, &d, &q = s->queue] {
     if (!target.alive(call, d) || !source.alive(call, d)) return;
     const bool apart = target.at + bytes <= source.at || source.at + bytes <= target.at;
-    if (settings().scribble && apart) std::memset(target.at, 0xA5, bytes);
-    sleep_us(duration_us(bytes));
+    carry(d, q, way_of(target, source), bytes, [&] {
+      if (settings().scribble && apart) std::memset(target.at, 0xA5, bytes);
+    });
     std::memmove(target.at, source.at, bytes);
   });
 }
@@ -118,9 +130,9 @@ Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value,
   if (bytes == 0) return Code::Ok;
   Range target;
   if (const Code c = resolve(e.name(), "destination", to, bytes, Side::Device, &target); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), target, value, bytes, &d] {
+  return submit_locked(e, s, [call = e.name(), target, value, bytes, &d, &q = s->queue] {
     if (!target.alive(call, d)) return;
-    sleep_us(duration_us(bytes));
+    carry(d, q, Way::Inside, bytes, [] {});
     std::memset(target.at, value, bytes);
   });
 }
@@ -144,8 +156,9 @@ Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t
   if (d.broken()) return Code::Broken;
   Range word;
   if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), word, value, wide, &d] {
+  return submit_locked(e, s, [call = e.name(), word, value, wide, &d, &q = s->queue] {
     if (!word.alive(call, d)) return;
+    q.end_at(q.ready_ns());
     if (wide) std::atomic_ref(*reinterpret_cast<uint64_t *>(word.at)).store(value, std::memory_order_release);
     else
       std::atomic_ref(*reinterpret_cast<uint32_t *>(word.at)).store(static_cast<uint32_t>(value), std::memory_order_release);

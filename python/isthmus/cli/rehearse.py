@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
         dest="switches",
         help="a switch of the simulation for all ranks: JITTER_US=0 is REHEARSAL_JITTER_US=0; may be given again",
     )
+    parser.add_argument("--links", metavar="FILE", help="rates of devices and bridges, as JSON; those of bridges need root")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")
     parser.set_defaults(run=run)
 
@@ -44,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         switches = dict(_pair(text) for text in options.switches)
-        job = rehearse.start(program, options.fleet, bridge=options.bridge, switches=switches, show=True)
+        job = rehearse.start(
+            program, options.fleet, bridge=options.bridge, switches=switches, links=options.links, show=True
+        )
     except ArgumentError as error:
         print(f"isthmus rehearse: {error}", file=sys.stderr)
         return 2

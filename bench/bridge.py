@@ -1,0 +1,378 @@
+"""The time of an all_reduce over bridges of unlike rates, against the least time there is; writes bench/results/bridge.json.
+
+    sudo .venv/bin/python bench/bridge.py            # three minutes at most; root, for network namespaces
+
+A rehearsal: devices are simulated, and no figure is a measurement of a vendor's hardware. What lies between islands is
+the kernel's: a network namespace for each island, TCP, and interfaces that are shaped to the rate of the island's bridge.
+
+For n bytes and k islands with bridges of B_i bytes a second the least time is T* = max(n / min B, 2 (k-1) n / sum B). It is
+taken with the rates of the interfaces, whose headers count, and again with what one plain TCP connection gets through them.
+Beside it stands Isthmus itself with equal shares for all islands, to show what the declared rates are worth. And
+beside it stands a ring of equal parts, which cannot be faster than 2 (k-1)/k n / min B: that of torch's Gloo backend.
+A run in which the ranks use more than half of all processors says nothing about bridges, and is marked VOID.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+UNIT = 50.0  # MB/s (10^6 bytes a second)
+# Ranks in order, with the rates of their islands' bridges in UNITs.
+FLEETS = {"8:4:1": {"nvidia": 8, "amd": 4, "ascend": 1}, "4:2:2:1": {"nvidia": 4, "amd": 2, "ascend": 2, "cpu": 1}}
+DEVICE = {"copy_out_gbps": 12, "copy_in_gbps": 12, "fabric_gbps": 100, "latency_us": 10}
+# What a simulation does out of meanness takes processors from what is timed here.
+SWITCHES = {"QUIET": "1", "JITTER_US": "0", "SCRIBBLE": "0"}
+TARGETS = {"clock": 1.15, "predicted": 1.08}
+MOST_BUSY = 0.5  # of the processors
+RAW_SECONDS = 0.6  # of one plain transfer
+EQUAL_PORT = 29700  # of the second rendezvous
+PATIENCE_S = 85.0  # for a fleet
+WHAT = "rehearsal: simulated devices; the network between islands is the kernel's TCP through shaped interfaces"
+
+
+def least_time(nbytes: int, rates: list[float]) -> float:
+    return max(nbytes / min(rates), 2 * (len(rates) - 1) * nbytes / sum(rates))
+
+
+def ring_time(nbytes: int, rates: list[float]) -> float:
+    return 2 * (len(rates) - 1) / len(rates) * nbytes / min(rates)
+
+
+# ---- a rank --------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    def __init__(self, task: dict[str, Any]) -> None:
+        import isthmus
+        from devices import DeviceArray, on_host
+
+        self.task = task
+        self.number = int(os.environ["ISTHMUS_RANK"])
+        self.rates = [rate * 1e6 for rate in task["rates"].values()]
+        path = Path(task["folder"]) / f"profile.{self.number}.json"
+        self.unknown = self.write_profile(path)
+        self.comm = isthmus.init(settings=None if self.unknown else {"PROFILE": str(path)})
+        self.count = task["nbytes"] // 4
+        host = np.full(self.count, self.number + 1, np.float32)
+        self.x = host if on_host() else DeviceArray.of(host)
+        self.on_host = on_host()
+
+    def write_profile(self, path: Path) -> str:
+        """What `isthmus tune` finds, one rank after the other, with the rate of the interface for TCP's. Why not, if so."""
+        import fcntl
+
+        from isthmus.cli import tune
+
+        with open(path.with_name("lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                profile = tune.measure(0.6)
+            except Exception as error:
+                return f"rank {self.number} has no profile: {error}"
+        rate = self.rates[self.number]
+        entries = [entry for entry in profile["entries"] if entry["name"] != "tcp_loopback"]
+        entries.append(tune.entry("tcp_loopback", [rate], "not measured: the declared rate of the shaped interface"))
+        path.write_text(json.dumps({**profile, "simulated": True, "entries": entries}))
+        return ""
+
+    def of_all(self, *values: float) -> np.ndarray[Any, Any]:
+        return np.asarray(self.comm.all_gather(np.array(values, np.float64))).reshape(self.comm.size, len(values))
+
+    def timed(self, call: Any) -> dict[str, Any]:
+        """From the first rank's begin to the last one's end; one clock serves all. The ranks' shares of the processors."""
+        call()
+        seconds = []
+        self.comm.barrier()
+        before, since = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        machine = busy_seconds()
+        for _ in range(self.task["repeat"]):
+            self.comm.barrier()
+            begin = time.monotonic()
+            call()
+            spans = self.of_all(begin, time.monotonic())
+            seconds.append(float(spans[:, 1].max() - spans[:, 0].min()))
+        wall = time.monotonic() - since
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        used = self.of_all(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)[:, 0]
+        cores = os.cpu_count() or 1
+        share = float(used.sum()) / (wall * cores)
+        return {
+            "median": statistics.median(seconds),
+            "min": min(seconds),
+            "max": max(seconds),
+            "seconds": seconds,
+            "cpu_share": share,
+            "cpu_share_by_rank": [float(u) / (wall * cores) for u in used],
+            "machine_busy_share": (busy_seconds() - machine) / (wall * cores),
+            "void": share > MOST_BUSY,
+        }
+
+    def right(self) -> bool:
+        result = self.x if self.on_host else self.x.get()
+        return bool((result == self.comm.size).all())
+
+    def isthmus(self) -> dict[str, Any]:
+        found = self.timed(lambda: self.comm.all_reduce(self.x, "max"))
+        found["right"] = self.right()
+        explained = self.comm.explain("all_reduce", nbytes=self.task["nbytes"])
+        found["explain"] = str(explained)
+        found["plan_predicts"] = explained.data.get("predicted")
+        found["unknown"] = self.unknown
+        return found
+
+    def equal(self) -> dict[str, Any]:
+        """The same with equal shares, whatever the rates."""
+        import isthmus
+
+        settings = {"BRIDGE_RATES": ",".join(f"{island}:1" for island in self.task["rates"])}
+        address = f"{os.environ['MASTER_ADDR']}:{EQUAL_PORT}"
+        with isthmus.init(self.number, self.comm.size, address=address, name="equal", settings=settings) as comm:
+            found = self.timed(lambda: comm.all_reduce(self.x, "max"))
+        found["right"] = self.right()
+        return found
+
+    def raw(self) -> list[float]:
+        """Bytes a second of one TCP connection from each island to the fastest of the others, one after the other."""
+        with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((os.environ["MASTER_ADDR"], 9))
+            address = [int(part) for part in probe.getsockname()[0].split(".")]
+            ports = self.of_all(*address, server.getsockname()[1])
+            found = []
+            for source in range(self.comm.size):
+                to = max((r for r in range(self.comm.size) if r != source), key=lambda r: self.rates[r])
+                self.comm.barrier()
+                rate = 0.0
+                if self.number == source:
+                    place = (".".join(str(int(part)) for part in ports[to][:4]), int(ports[to][4]))
+                    send(place, RAW_SECONDS)
+                elif self.number == to:
+                    rate = receive(server)
+                found.append(float(self.of_all(rate).max()))
+        return found
+
+    def gloo(self) -> dict[str, Any]:
+        try:
+            import torch
+            import torch.distributed as dist
+        except ImportError as error:
+            return {"absent": str(error)}
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", rank=self.number, world_size=self.comm.size)
+        x = torch.full((self.count,), float(self.number + 1))
+
+        def call() -> None:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+
+        found = self.timed(call)
+        found["right"] = bool((x == self.comm.size).all())
+        found["torch"] = torch.__version__
+        dist.destroy_process_group()
+        return found
+
+
+def busy_seconds() -> float:
+    """Of all processors of this machine, whoever had them."""
+    words = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(words) - words[3] - words[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def send(place: tuple[str, int], seconds: float) -> None:
+    block = bytes(1 << 20)
+    with socket.create_connection(place, timeout=20) as s:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            s.sendall(block)
+
+
+def receive(server: socket.socket) -> float:
+    """Bytes a second, without the first fifth of a second, in which the connection gets up to speed."""
+    server.settimeout(20)
+    s, _ = server.accept()
+    buffer = bytearray(1 << 20)
+    with s:
+        s.settimeout(20)
+        begin = time.monotonic() + 0.2
+        while time.monotonic() < begin:
+            s.recv_into(buffer)
+        begin, end, got = time.monotonic(), time.monotonic(), 0
+        while n := s.recv_into(buffer):
+            got += n
+            end = time.monotonic()
+    return got / max(end - begin, 1e-9)
+
+
+def work(folder: Path) -> None:
+    task = json.loads((folder / "task.json").read_text())
+    rank = Rank(task)
+    found = {"raw": rank.raw(), "isthmus": rank.isthmus(), "equal": rank.equal(), "gloo": rank.gloo()}
+    (folder / f"result.{rank.number}.json").write_text(json.dumps(found))
+    rank.comm.destroy()
+
+
+# ---- the driver ----------------------------------------------------------------------------------------------------
+
+
+def run_fleet(name: str, shares: dict[str, int], nbytes: int, repeat: int) -> dict[str, Any]:
+    from isthmus import rehearse
+
+    rates = {island: share * UNIT for island, share in shares.items()}
+    with tempfile.TemporaryDirectory(prefix="isthmus-bridge-") as text:
+        folder = Path(text)
+        links = {island: {"bridge_mbps": rate, **(DEVICE if island != "cpu" else {})} for island, rate in rates.items()}
+        (folder / "links.json").write_text(json.dumps(links))
+        task = {"folder": text, "rates": rates, "nbytes": nbytes, "repeat": repeat}
+        (folder / "task.json").write_text(json.dumps(task))
+        fleet = ",".join(f"{island}:1" for island in rates)
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", text]
+        with rehearse.start(command, fleet, links=folder / "links.json", switches=SWITCHES) as job:
+            ended = job.wait(PATIENCE_S)
+        if any(end.returncode for end in ended):
+            said = "\n".join(f"rank {end.rank}, status {end.returncode}: {end.stderr[-1500:]}" for end in ended)
+            raise SystemExit(f"bridge: {name}: a rank failed\n{said}")
+        results = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(len(ended))]
+    return judged(name, fleet, rates, nbytes, links, results)
+
+
+def judged(
+    name: str, fleet: str, rates: dict[str, float], nbytes: int, links: dict[str, Any], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    wire = [rate * 1e6 for rate in rates.values()]
+    order = sorted(range(len(wire)), key=lambda i: -wire[i])
+    fastest = [order[1] if i == order[0] else order[0] for i in range(len(wire))]
+    raw = results[0]["raw"]
+    # What a connection got of the slower of its two interfaces; of the fastest island's own one cannot tell more than that.
+    part = [got / min(wire[i], wire[fastest[i]]) for i, got in enumerate(raw)]
+    goodput = [b * min(p, 1.0) for b, p in zip(wire, part, strict=True)]
+    ours, gloo = results[0]["isthmus"], results[0]["gloo"]
+    least = least_time(nbytes, wire)
+    least_goodput = least_time(nbytes, goodput)
+    predictions = [one["isthmus"]["plan_predicts"] for one in results]
+    whole = all(p is not None for p in predictions)
+    predicted = max((p["seconds"] for p in predictions), default=0.0) if whole else None
+    row: dict[str, Any] = {
+        "rehearsal": WHAT,
+        "bridges": name,
+        "fleet": fleet,
+        "links": links,
+        "switches": SWITCHES,
+        "bytes": nbytes,
+        "least_seconds": least,
+        "least_seconds_at_goodput": least_goodput,
+        "goodput": {"bytes_per_second": raw, "part_of_interface": part},
+        "isthmus": {key: value for key, value in ours.items() if key not in ("plan_predicts", "unknown")},
+        "ratio": ours["median"] / least,
+        "ratio_at_goodput": ours["median"] / least_goodput,
+        "right": all(one[who].get("right", True) for one in results for who in ("isthmus", "equal", "gloo")),
+        "isthmus_with_equal_shares": results[0]["equal"],
+        "predicted": {"seconds": predicted, "by_rank": predictions},
+        "predicted_ratio": predicted / least if predicted else None,
+        "gloo": gloo,
+        "ring_least_seconds": ring_time(nbytes, wire),
+        "void": ours["void"],
+    }
+    if not whole:
+        row["predicted"]["unknown"] = next((one["isthmus"]["unknown"] for one in results if one["isthmus"]["unknown"]), "")
+    return row
+
+
+def show(row: dict[str, Any]) -> None:
+    ours, gloo = row["isthmus"], row["gloo"]
+
+    def line(title: str, seconds: float | None, more: str = "") -> None:
+        text = "unknown" if seconds is None else f"{seconds * 1e3:8.1f} ms {seconds / row['least_seconds']:6.3f} T*"
+        print(f"rehearsal  {title:34} {text} {more}".rstrip())
+
+    def spread(found: dict[str, Any]) -> str:
+        return f"{found['min'] * 1e3:.1f} to {found['max'] * 1e3:.1f} ms, {found['cpu_share']:.0%} of the processors" + (
+            "  VOID" if found["void"] else ""
+        )
+
+    size = f"{row['bytes'] >> 20} MiB of float32"
+    print(f"rehearsal  bridges {row['bridges']} of {UNIT:g} MB/s: {row['fleet']}, all_reduce of {size}")
+    line("T*, at the interfaces' rates", row["least_seconds"])
+    parts = ", ".join(f"{p:.1%}" for p in row["goodput"]["part_of_interface"])
+    line("T*, at a TCP connection's rates", row["least_seconds_at_goodput"], f"it gets {parts}")
+    line("isthmus, median", ours["median"], spread(ours))
+    line("isthmus, predicted", row["predicted"]["seconds"], row["predicted"].get("unknown", "slowest rank"))
+    equal = row["isthmus_with_equal_shares"]
+    line("isthmus with equal shares, median", equal["median"], spread(equal))
+    line("ring of equal parts, least", row["ring_least_seconds"])
+    if "absent" in gloo:
+        line("gloo's ring, median", None, gloo["absent"])
+    else:
+        line("gloo's ring, median", gloo["median"], spread(gloo))
+    for title, ratio, target, void in (
+        ("by the clock", row["ratio"], TARGETS["clock"], row["void"]),
+        ("by the cost model", row["predicted_ratio"], TARGETS["predicted"], False),
+    ):
+        word = "unknown" if ratio is None else "VOID" if void else "reached" if ratio <= target else "NOT reached"
+        print(f"rehearsal  {title}: {'-' if ratio is None else f'{ratio:.3f}'} of T*, target {target}: {word}")
+    if not row["right"]:
+        print("rehearsal  a result was WRONG")
+    print("rehearsal", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=64, help="size of the message (64)")
+    parser.add_argument("--repeat", type=int, default=5, help="timed repetitions (5)")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "bridge.json")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args.worker)
+        return 0
+    if not 1 <= args.mib <= 256 or not 1 <= args.repeat <= 100:
+        parser.error("--mib must be from 1 to 256, --repeat from 1 to 100")
+    from isthmus import Error, __version__
+
+    print(f"rehearsal  {WHAT}; no figure below is a measurement of a device or a network card")
+    load = os.getloadavg()[0]
+    os.environ.setdefault("ISTHMUS_TIMEOUT", "30")  # the ranks'
+    try:
+        rows = [run_fleet(name, shares, args.mib << 20, args.repeat) for name, shares in FLEETS.items()]
+    except Error as error:
+        print(f"bridge: {error}", file=sys.stderr)
+        return 2
+    for row in rows:
+        show(row)
+    document = {
+        "rehearsal": WHAT,
+        "simulated": True,
+        "isthmus": __version__,
+        "command": f"python bench/bridge.py --mib {args.mib} --repeat {args.repeat}",
+        "date": time.strftime("%Y-%m-%d %H:%M:%S +0000", time.gmtime()),
+        "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release(), "load": load},
+        "targets": TARGETS,
+        "rows": rows,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(map(reached, rows)) else 1
+
+
+def reached(row: dict[str, Any]) -> bool:
+    predicted = row["predicted_ratio"]
+    near = row["ratio"] <= TARGETS["clock"] and predicted is not None and predicted <= TARGETS["predicted"]
+    return bool(near and row["right"] and not row["void"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
