@@ -51,6 +51,7 @@ bool source_address(const Address &target, Address &out) {
 struct Interface {
   std::string name;
   Address address;
+  bool loopback = false;
 };
 
 std::vector<Interface> interfaces() {
@@ -60,8 +61,10 @@ std::vector<Interface> interfaces() {
   std::vector<Interface> out;
   for (const ifaddrs *i = found; i; i = i->ifa_next) {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
-    if (i->ifa_addr->sa_family == AF_INET) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in))});
-    if (i->ifa_addr->sa_family == AF_INET6) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in6))});
+    const bool loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
+    if (i->ifa_addr->sa_family == AF_INET) out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in)), loopback});
+    if (i->ifa_addr->sa_family == AF_INET6)
+      out.push_back({i->ifa_name, Address(i->ifa_addr, sizeof(sockaddr_in6)), loopback});
   }
   return out;
 }
@@ -197,6 +200,10 @@ std::vector<Address> local_addresses(const std::string &interface, const std::st
     for (const char *anywhere :
          {"192.0.2.1:9", "[2001:db8::1]:9"})  // documentation networks: only the default route leads there
       if (source_address(numeric_address(anywhere), source)) add_new(out, source);
+    if (out.empty())  // a cluster's own network has no way out
+      for (const int family : {AF_INET, AF_INET6})
+        for (const Interface &i : interfaces())
+          if (i.address.family() == family && !i.loopback && !i.address.link_local()) add_new(out, i.address);
     if (out.empty()) out.push_back(numeric_address("127.0.0.1:9").with_port(0));
   }
   if (out.size() > 4) out.resize(4);

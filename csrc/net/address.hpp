@@ -43,7 +43,7 @@ std::vector<Address> resolve(const std::string &host, uint16_t port);  // never 
 
 // The addresses of this host (port 0) that peers can reach, best first. `interface` (ISTHMUS_INTERFACE): an interface's name
 // or one address; empty: the interface that routes to `route_hint` ("host" or "host:port"; empty: the default route, else
-// loopback). Throws Error(Config) that names the interfaces there are.
+// all interfaces that are up, else loopback). Throws Error(Config) that names the interfaces there are.
 std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint);
 
 }  // namespace isthmus::net

@@ -43,11 +43,12 @@ struct Streams {
   void *host[2] = {};
 };
 
-// Milliseconds until all of it is done, the shortest of three tries.
+// Milliseconds until all of it is done, the shortest of some tries: the machine may have other things to do, so where something is to be
+// faster than that, one try of twenty has to be.
 template <class Submit>
-double time_of(Streams &s, Submit submit) {
+double time_of(Streams &s, Submit submit, double faster_than = 1e9) {
   double least = 1e9;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 20 && (i == 0 || least >= faster_than); ++i) {
     const double begin = now_ms();
     submit();
     s.wait();
@@ -75,7 +76,8 @@ TEST(RehearsalEngine, CopiesOfOneWayTakeTurnsOnTwoQueues) {
 TEST(RehearsalEngine, TheTwoWaysGoOnSideBySide) {
   expect_clean(kSlow, [] {
     Streams s;
-    const double both = time_of(s, [&] { s.out(0), s.in(1); });
+    const double both = time_of(
+        s, [&] { s.out(0), s.in(1); }, 190);
     CHECK(both >= 104 && both < 190);
   });
 }
@@ -83,14 +85,17 @@ TEST(RehearsalEngine, TheTwoWaysGoOnSideBySide) {
 TEST(RehearsalEngine, EachWayHasItsRate) {
   expect_clean(with({{"REHEARSAL_COPY_OUT_GBPS", "0.02"}, {"REHEARSAL_COPY_IN_GBPS", "0.005"}}), [] {
     Streams s;
-    const double out = time_of(s, [&] { s.out(0); }), in = time_of(s, [&] { s.in(0); });
+    const double out = time_of(
+                     s, [&] { s.out(0); }, 100),
+                 in = time_of(s, [&] { s.in(0); });
     CHECK(out >= 52 && out < 100);
     CHECK(in >= 209);
     CHECK(time_of(s, [&] { s.inside(0), s.inside(1); }) >= 104);
   });
   expect_clean(with({{"REHEARSAL_COPY_OUT_GBPS", "0"}}), [] {
     Streams s;
-    CHECK(time_of(s, [&] { s.out(0); }) < 90);
+    CHECK(time_of(
+              s, [&] { s.out(0); }, 90) < 90);
     CHECK(time_of(s, [&] { s.in(0); }) >= 104);
   });
 }
@@ -102,12 +107,15 @@ TEST(RehearsalEngine, WhatSleepsAreTooLongByDoesNotAddUp) {
     Streams s;
     Address word = 0;
     IS(cu("MemHostGetDevicePointer_v2", &word, s.host[1], 0u), 0);
-    const double took = time_of(s, [&] {
-      for (unsigned i = 0; i < 1000; ++i) {
-        s.out(0, 4000);
-        IS(cu("StreamWriteValue32_v2", s.stream[0], word, i, 0u), 0);
-      }
-    });
+    const double took = time_of(
+        s,
+        [&] {
+          for (unsigned i = 0; i < 1000; ++i) {
+            s.out(0, 4000);
+            IS(cu("StreamWriteValue32_v2", s.stream[0], word, i, 0u), 0);
+          }
+        },
+        95);
     CHECK(took >= 50 && took < 95);
   });
 }

@@ -40,7 +40,20 @@ def readable(digits: str, family: int) -> str:
     return str(ipaddress.IPv4Address(raw) if family == 4 else ipaddress.IPv6Address(raw))
 
 
+def meet_by_id() -> None:
+    """Rank 0 says its unique id; the other reads it."""
+    if os.environ["ISTHMUS_RANK"] == "0":
+        identity = isthmus.unique_id()
+        print(json.dumps(identity.hex()), flush=True)
+    else:
+        identity = bytes.fromhex(json.loads(sys.stdin.readline()))
+    with isthmus.init(int(os.environ["ISTHMUS_RANK"]), 2, unique_id=identity) as comm:
+        print(json.dumps(float(comm.all_reduce(np.ones(4))[0])), flush=True)
+
+
 def main() -> None:
+    if sys.argv[1] == "by-id":
+        return meet_by_id()
     comm = isthmus.init()
     if sys.argv[1] == "work":
         where = listens()

@@ -57,10 +57,9 @@ class Hosts:
         for n, name in enumerate(self.names):
             variables = {"ISTHMUS_RANK": str(n), "ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address, **(settings or {})}
             command = ["ip", "netns", "exec", name, sys.executable, str(RANK), *arguments]
+            pipe = subprocess.PIPE
             ranks.append(
-                subprocess.Popen(
-                    command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
+                subprocess.Popen(command, env={**os.environ, **variables}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
             )
         return ranks
 
@@ -105,6 +104,18 @@ def test_ranks_find_each_other_and_listen_only_where_the_rendezvous_is(hosts: Ho
             assert said["sum"] == 3.0 and said["hosts"] == 2 and said["link"] == "tcp", said
             assert said["listens"] == [ADDRESSES[family].format(n + 1)], said
             assert rank.wait(20) == 0
+    finally:
+        end(ranks)
+
+
+def test_a_unique_id_leads_to_its_host_where_no_route_leads_out(hosts: Hosts) -> None:
+    ranks = hosts.start("IPv4", "by-id", settings={"ISTHMUS_TIMEOUT": "20"})
+    try:
+        identity = line(ranks[0])
+        assert ranks[1].stdin is not None
+        ranks[1].stdin.write(json.dumps(identity) + "\n")
+        ranks[1].stdin.flush()
+        assert [line(rank) for rank in ranks] == [2.0, 2.0]
     finally:
         end(ranks)
 
