@@ -10,6 +10,9 @@ taken with the rates of the interfaces, whose headers count, and again with what
 Beside it stands Isthmus itself with equal shares for all islands, to show what the declared rates are worth. And
 beside it stands a ring of equal parts, which cannot be faster than 2 (k-1)/k n / min B: that of torch's Gloo backend.
 A run in which the ranks use more than half of all processors says nothing about bridges, and is marked VOID.
+
+The last row is overlap: two islands whose copies from and to the device and whose interfaces, each way, are all of one
+rate, so that each of the four is busy for n / B. Of what could run side by side, (sum busy - T) / (sum busy - max busy) did.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ FLEETS = {"8:4:1": {"nvidia": 8, "amd": 4, "ascend": 1}, "4:2:2:1": {"nvidia": 4
 DEVICE = {"copy_out_gbps": 12, "copy_in_gbps": 12, "fabric_gbps": 100, "latency_us": 10}
 # What a simulation does out of meanness takes processors from what is timed here.
 SWITCHES = {"QUIET": "1", "JITTER_US": "0", "SCRIBBLE": "0"}
-TARGETS = {"clock": 1.15, "predicted": 1.08}
+TARGETS = {"clock": 1.15, "predicted": 1.08, "overlap": 0.9}
+OVERLAPPED = ("nvidia", "amd")  # one rank each
 MOST_BUSY = 0.5  # of the processors
 RAW_SECONDS = 0.6  # of one plain transfer
 EQUAL_PORT = 29700  # of the second rendezvous
@@ -221,7 +225,7 @@ def receive(server: socket.socket) -> float:
 def work(folder: Path) -> None:
     task = json.loads((folder / "task.json").read_text())
     rank = Rank(task)
-    found = {"raw": rank.raw(), "isthmus": rank.isthmus(), "equal": rank.equal(), "gloo": rank.gloo()}
+    found = {what: getattr(rank, what)() for what in task["what"]}
     (folder / f"result.{rank.number}.json").write_text(json.dumps(found))
     rank.comm.destroy()
 
@@ -230,24 +234,53 @@ def work(folder: Path) -> None:
 
 
 def run_fleet(name: str, shares: dict[str, int], nbytes: int, repeat: int) -> dict[str, Any]:
+    rates = {island: share * UNIT for island, share in shares.items()}
+    links = {island: {"bridge_mbps": rate, **(DEVICE if island != "cpu" else {})} for island, rate in rates.items()}
+    fleet, results = run(name, links, ["raw", "isthmus", "equal", "gloo"], nbytes, repeat, SWITCHES)
+    return judged(name, fleet, rates, nbytes, links, results)
+
+
+def run(
+    name: str, links: dict[str, Any], what: list[str], nbytes: int, repeat: int, switches: dict[str, str]
+) -> tuple[str, list[dict[str, Any]]]:
+    """One rank an island; what each found, as functions of Rank by name."""
     from isthmus import rehearse
 
-    rates = {island: share * UNIT for island, share in shares.items()}
     with tempfile.TemporaryDirectory(prefix="isthmus-bridge-") as text:
         folder = Path(text)
-        links = {island: {"bridge_mbps": rate, **(DEVICE if island != "cpu" else {})} for island, rate in rates.items()}
         (folder / "links.json").write_text(json.dumps(links))
-        task = {"folder": text, "rates": rates, "nbytes": nbytes, "repeat": repeat}
+        rates = {island: link["bridge_mbps"] for island, link in links.items()}
+        task = {"folder": text, "rates": rates, "nbytes": nbytes, "repeat": repeat, "what": what}
         (folder / "task.json").write_text(json.dumps(task))
-        fleet = ",".join(f"{island}:1" for island in rates)
+        fleet = ",".join(f"{island}:1" for island in links)
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", text]
-        with rehearse.start(command, fleet, links=folder / "links.json", switches=SWITCHES) as job:
+        with rehearse.start(command, fleet, links=folder / "links.json", switches=switches) as job:
             ended = job.wait(PATIENCE_S)
         if any(end.returncode for end in ended):
             said = "\n".join(f"rank {end.rank}, status {end.returncode}: {end.stderr[-1500:]}" for end in ended)
             raise SystemExit(f"bridge: {name}: a rank failed\n{said}")
-        results = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(len(ended))]
-    return judged(name, fleet, rates, nbytes, links, results)
+        return fleet, [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(len(ended))]
+
+
+def run_overlap(nbytes: int, repeat: int) -> dict[str, Any]:
+    rate = {"copy_out_gbps": UNIT / 1000, "copy_in_gbps": UNIT / 1000, "bridge_mbps": UNIT}
+    switches = {**SWITCHES, "QUEUES": "4"}  # of hardware: in one queue nothing runs beside anything
+    fleet, results = run("overlap", dict.fromkeys(OVERLAPPED, rate), ["isthmus"], nbytes, repeat, switches)
+    found = results[0]["isthmus"]
+    busy = dict.fromkeys(("copies out", "copies in", "interface out", "interface in"), nbytes / (UNIT * 1e6))
+    least, most = max(busy.values()), sum(busy.values())
+    return {
+        "rehearsal": WHAT,
+        "fleet": fleet,
+        "links": rate,
+        "switches": switches,
+        "bytes": nbytes,
+        "busy_seconds_of_a_rank": busy,
+        "isthmus": {key: value for key, value in found.items() if key not in ("plan_predicts", "unknown")},
+        "overlap": (most - found["median"]) / (most - least),
+        "right": all(one["isthmus"]["right"] for one in results),
+        "void": found["void"],
+    }
 
 
 def judged(
@@ -329,6 +362,19 @@ def show(row: dict[str, Any]) -> None:
     print("rehearsal", flush=True)
 
 
+def show_overlap(row: dict[str, Any]) -> None:
+    ours, busy = row["isthmus"], row["busy_seconds_of_a_rank"]
+    print(f"rehearsal  overlap: {row['fleet']}, all_reduce of {row['bytes'] >> 20} MiB of float32, all of {UNIT:g} MB/s")
+    print(f"rehearsal  each of {', '.join(busy)} is busy for {max(busy.values()) * 1e3:.1f} ms")
+    spread = f"{ours['min'] * 1e3:.1f} to {ours['max'] * 1e3:.1f} ms, {ours['cpu_share']:.0%} of the processors"
+    print(f"rehearsal  isthmus, median {ours['median'] * 1e3:.1f} ms ({spread})")
+    word = "VOID" if row["void"] else "reached" if row["overlap"] >= TARGETS["overlap"] else "NOT reached"
+    print(f"rehearsal  overlap {row['overlap']:.3f}, target {TARGETS['overlap']}: {word}")
+    if not row["right"]:
+        print("rehearsal  a result was WRONG")
+    print("rehearsal", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=64, help="size of the message (64)")
@@ -348,11 +394,13 @@ def main() -> int:
     os.environ.setdefault("ISTHMUS_TIMEOUT", "30")  # the ranks'
     try:
         rows = [run_fleet(name, shares, args.mib << 20, args.repeat) for name, shares in FLEETS.items()]
+        overlap = run_overlap(args.mib << 20, args.repeat)
     except Error as error:
         print(f"bridge: {error}", file=sys.stderr)
         return 2
     for row in rows:
         show(row)
+    show_overlap(overlap)
     document = {
         "rehearsal": WHAT,
         "simulated": True,
@@ -362,10 +410,12 @@ def main() -> int:
         "machine": {"processors": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release(), "load": load},
         "targets": TARGETS,
         "rows": rows,
+        "overlap": overlap,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(map(reached, rows)) else 1
+    overlapped = overlap["overlap"] >= TARGETS["overlap"] and overlap["right"] and not overlap["void"]
+    return 0 if all(map(reached, rows)) and overlapped else 1
 
 
 def reached(row: dict[str, Any]) -> bool:

@@ -160,7 +160,7 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.small_bytes = eager_bytes_;
   p.in_place = in_place;
   p.device = device;
-  if (fixed_rings_) p.max_slots = plan::kDeviceSlots;
+  if (fixed_rings_ || (devices_ && !member_->topology().flat)) p.max_slots = plan::kDeviceSlots;
   if (device) p.reach = reach_;
   p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());

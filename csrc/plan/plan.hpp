@@ -169,7 +169,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   bool in_place = false;  // all_to_all in place needs staging of the input; other collectives ignore it. NOT agreed: local
 };
 
-// Where a rank works on a device's memory: the slots of a plan, and the most bytes that its rings take on one host.
+// Where ranks work on devices' memory, and stand on several hosts or have rings at fixed places: the slots of a plan, and the most bytes
+// that its rings take on one host.
 inline constexpr uint32_t kDeviceSlots = 6;
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept;
 

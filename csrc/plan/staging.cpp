@@ -13,7 +13,8 @@
 // beyond c - ahead + last: ahead = last + 1 suffices.
 // Copies in stand on the second stream, each behind the copy out before it: so they are behind its gate, and what they fill was read. The
 // copy out of the next chunk may run beside them. It does where its gate is opened meanwhile, in the turn of chunk c - 1, which takes
-// ahead = last + 2; so it is where there are slots for it.
+// ahead = last + 2. Then a chunk that is late by a little makes all that follow late; one more gives it a turn's time. So it is where there
+// are slots for it.
 // A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again has passed the gate of the chunk that had it
 // before. A slot is filled again by the device when its readers have done with chunk c - slots, and that has to be known at the gate
 // before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it in turn c - slots + ahead, which must be an
@@ -187,7 +188,10 @@ void stage_user_memory(Builder &b) {
   const bool host = !p.steps.empty();
   if (!host) p.host.clear();
   uint32_t ahead = last + 1;
-  if (!reuses || p.slots >= ahead + (!through ? 1 : answers ? 4 : 2)) ++ahead;
+  const auto fits = [&](uint32_t a) {
+    return !reuses || (!through ? a <= p.slots : answers ? 2 * a - last < p.slots : a < p.slots);
+  };
+  while (ahead < last + 3 && fits(ahead + 1)) ++ahead;
   if (p.chunks > 0) ahead = std::min(ahead, p.chunks);
 
   // Before everything else of the host's, and after it.
