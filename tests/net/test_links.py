@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,12 +87,18 @@ def test_a_program_that_cannot_be_started_leaves_nothing(links: Path) -> None:
         rehearse.start(["no-such-program"], "cpu:1,cpu:1@b", links=links)
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(links: Path, number: signal.Signals) -> None:
     program = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(5)"]
     command = [sys.executable, "-m", "isthmus", "rehearse", "--fleet", "cpu:1@b", "--links", str(links)]
     links.write_text('{"b": {"bridge_mbps": 1}}')
-    with subprocess.Popen([*command, "--", *program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    # A shell that starts a job in the background lets it ignore SIGINT, and so do all that the job starts.
+    with subprocess.Popen([*command, "--", *program], preexec_fn=_heed_interrupts, **pipes) as job:
         assert job.stdout and "ready" in job.stdout.readline()
         job.send_signal(number)
         assert job.wait(30) != 0
