@@ -13,8 +13,9 @@ namespace isthmus::plan {
 namespace {
 
 // A chunk is sent, finished and collected in three turns of the host, and the turn begins with the wait for what the device staged:
-// with three chunks ahead the device has staged it whatever the host still owes, and with four it is staging the next one meanwhile. The slot of a chunk is written again when the
-// device has passed the gate of a chunk that was collected after all answers of the slot's last chunk were taken: kAhead + 2 later.
+// with three chunks ahead the device has staged it whatever the host still owes, and with four it is staging the next one meanwhile. The
+// slot of a chunk is written again when the device has passed the gate of a chunk that was collected after all answers of the slot's last
+// chunk were taken: kAhead + 2 later.
 constexpr uint32_t kAhead = 4;
 static_assert(kLeastIslandSlots >= kAhead + 2);
 

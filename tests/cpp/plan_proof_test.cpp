@@ -149,6 +149,23 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
       }
 }
 
+// The gate of a chunk is opened while a later one is copied in, or the two streams of a device would take turns.
+TEST(Proof, WithSixSlotsTheStreamsOfADeviceNeedNotTakeTurns) {
+  for (const char *islands : {"no", "na"})
+    for (const auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp}) {
+      const auto t = world_of(islands, "", bridge);
+      plan::Request request = operation_of(Collective::AllReduce, 256 * 64, 256, plan::kDeviceSlots).request;
+      request.device = true;
+      const auto p = plan::plan_collective(t, 0, request);
+      ASSERT_EQ(p->device.size(), 2u) << plan::explain(*p, t);
+      EXPECT_TRUE(!p->device[0].beside && p->device[1].beside);
+      const auto give = std::find_if(p->host.begin(), p->host.end(),
+                                     [](const plan::Stage &s) { return std::string_view(s.name) == "give"; });
+      ASSERT_NE(give, p->host.end());
+      EXPECT_GE(p->device[0].skew, give->skew + 2) << islands << "\n" << plan::explain(*p, t);
+    }
+}
+
 TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   auto t = world_of("AAbb");
   plan::Request r = operation_of(Collective::AllReduce, 9000).request;
