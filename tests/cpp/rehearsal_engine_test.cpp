@@ -102,6 +102,27 @@ TEST(RehearsalEngine, EachWayHasItsRate) {
 
 // A thousand copies of 50 us each, with a signal behind each: a sleep is too long by 50 us and more, which would make 100 ms
 // of 50.
+TEST(RehearsalEngine, EventsTellTheDevicesTimeHoweverLateItsThreadWakes) {
+  expect_clean({{"REHEARSAL_JITTER_US", "0"}, {"REHEARSAL_COPY_GBPS", "1"}}, [] {
+    Streams s;
+    Handle begin = nullptr, end = nullptr;
+    IS(cu("EventCreate", &begin, 0u), 0);
+    IS(cu("EventCreate", &end, 0u), 0);
+    for (int i = 0; i < 200; ++i) {
+      s.in(0);  // the others stand behind it
+      IS(cu("EventRecord", begin, s.stream[0]), 0);
+      s.in(0, 200'000);
+      IS(cu("EventRecord", end, s.stream[0]), 0);
+      IS(cu("EventSynchronize", end), 0);
+      float ms = 0;
+      IS(cu("EventElapsedTime", &ms, begin, end), 0);
+      CHECK(ms >= 0.2f);
+    }
+    IS(cu("EventDestroy_v2", begin), 0);
+    IS(cu("EventDestroy_v2", end), 0);
+  });
+}
+
 TEST(RehearsalEngine, WhatSleepsAreTooLongByDoesNotAddUp) {
   expect_clean({{"REHEARSAL_JITTER_US", "0"}, {"REHEARSAL_COPY_GBPS", "0.08"}, {"REHEARSAL_QUEUE_DEPTH", "4096"}}, [] {
     Streams s;

@@ -127,7 +127,7 @@ Code record(const Entry &e, const EventPtr &event, const StreamPtr &s) {
       e, s,
       [marker, &q = s->queue] {
         q.end_at(q.ready_ns());
-        marker->at_us.store(now_us(), std::memory_order_relaxed);
+        marker->at_ns.store(q.ready_ns(), std::memory_order_relaxed);  // not when this thread woke for it
         marker->done.store(true, std::memory_order_release);
       },
       true);

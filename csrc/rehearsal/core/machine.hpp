@@ -18,7 +18,7 @@ namespace rehearsal {
 // What a record of an event left in a queue.
 struct Marker {
   std::atomic<bool> done{false};
-  std::atomic<int64_t> at_us{0};
+  std::atomic<int64_t> at_ns{0};  // by the queue's clock
 };
 
 // Streams that record into one graph.

@@ -110,9 +110,9 @@ Code elapsed_ms(const EventPtr &first, const EventPtr &second, float *out) {
     const std::lock_guard lock(event.mutex);
     if (!event.timing || !event.marker) return Code::BadHandle;
     if (!event.marker->done.load(std::memory_order_acquire)) return Code::NotReady;
-    at[i] = event.marker->at_us.load(std::memory_order_relaxed);
+    at[i] = event.marker->at_ns.load(std::memory_order_relaxed);
   }
-  *out = static_cast<float>(at[1] - at[0]) / 1000.0f;
+  *out = static_cast<float>(static_cast<double>(at[1] - at[0]) / 1e6);
   return Code::Ok;
 }
 
