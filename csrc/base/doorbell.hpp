@@ -1,4 +1,5 @@
-// Where threads sleep until somebody rings: a futex that may lie in memory of several processes, so that others can wake them.
+// Where threads sleep until somebody rings: a futex that may lie in memory of several processes, so that others can wake them. Who
+// sleeps on sockets instead is woken through one: a datagram to the BellSocket of his process, whose name lies beside the futex.
 #pragma once
 
 #include <linux/futex.h>
@@ -9,6 +10,8 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+
+#include "base/handles.hpp"
 
 namespace isthmus {
 
@@ -22,19 +25,46 @@ inline void full_fence([[maybe_unused]] std::atomic<uint32_t> &shared) noexcept 
 }
 
 struct alignas(64) Doorbell {
+  static constexpr size_t kName = 16;
   std::atomic<uint32_t> sleepers{0};  // threads that sleep or are about to
   std::atomic<uint32_t> bell{0};      // futex word; its value only has to change
+  std::atomic<uint32_t> pollers{0};   // those of the sleepers that sleep on sockets
+  std::atomic<uint32_t> called{0};    // a datagram is on its way to them
+  char name[kName] = {};              // of the BellSocket, if there is one; written before anybody polls
 
   // After a store that a sleeper may wait for. The fence orders that store before the load of `sleepers`; the sleeper's fence in
   // Nap orders its `sleepers` store before its last look at the condition: one of the two sees the other (Dekker).
   void ring() noexcept {
     full_fence(sleepers);
-    if (sleepers.load(std::memory_order_relaxed) != 0) wake();
+    if (sleepers.load(std::memory_order_acquire) != 0) wake();
   }
   void wake() noexcept {
     bell.fetch_add(1, std::memory_order_release);
-    ::syscall(SYS_futex, reinterpret_cast<uint32_t *>(&bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    const uint32_t polling = pollers.load(std::memory_order_relaxed);
+    if (sleepers.load(std::memory_order_relaxed) != polling)
+      ::syscall(SYS_futex, reinterpret_cast<uint32_t *>(&bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    if (polling != 0 && called.exchange(1, std::memory_order_acq_rel) == 0) call();
   }
+
+ private:
+  void call() noexcept;  // sends the datagram
+};
+
+// The socket that wakes those of this process who sleep on sockets, and the one from which this process wakes others: one in a process.
+// Any process of the network namespace may send to it, which wakes us for nothing.
+class BellSocket {
+ public:
+  explicit BellSocket(Doorbell &bell);  // gives it a name; throws Error(System)
+  ~BellSocket();
+  BellSocket(const BellSocket &) = delete;
+  BellSocket &operator=(const BellSocket &) = delete;
+  int fd() const noexcept { return socket_.get(); }
+  // After it was readable, before the condition is looked at again.
+  void answer() noexcept;
+
+ private:
+  Doorbell &bell_;
+  UniqueFd socket_;
 };
 
 // A nap: construct, look at the condition once more, then sleep() if it still does not hold.
@@ -56,6 +86,25 @@ class Nap {
  private:
   Doorbell &bell_;
   uint32_t seen_;
+};
+
+// The same for who then sleeps in poll(), on the BellSocket among others. One thread of the process at a time.
+class PollNap {
+ public:
+  explicit PollNap(Doorbell &bell) noexcept : bell_(bell) {
+    bell_.pollers.fetch_add(1, std::memory_order_relaxed);
+    bell_.sleepers.fetch_add(1, std::memory_order_release);
+    full_fence(bell_.sleepers);
+  }
+  ~PollNap() {
+    bell_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    bell_.pollers.fetch_sub(1, std::memory_order_relaxed);
+  }
+  PollNap(const PollNap &) = delete;
+  PollNap &operator=(const PollNap &) = delete;
+
+ private:
+  Doorbell &bell_;
 };
 
 }  // namespace isthmus

@@ -18,12 +18,17 @@ namespace {
 // heard in the order in which it happened.
 constexpr int64_t kLinkGraceNs = 500'000'000;
 
+constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
+
 constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
 
 std::mutex current_mutex;
 std::weak_ptr<Context> current_context;
 std::atomic<int> local_ranks{1};
-thread_local bool own_thread = false;  // the progress or the control thread
+thread_local bool own_thread = false;           // the progress or the control thread
+thread_local const Context *watches = nullptr;  // whose sockets this thread watches
+thread_local uint32_t sleeps_unwatching =
+    0;  // how often, callbacks within callbacks, this thread sleeps for sockets without it
 
 }  // namespace
 
@@ -87,7 +92,8 @@ Context::Context(const Settings &settings, const std::string &route_hint)
     : settings_(settings),
       arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),
       recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
-      spin_ns_(settings.integer(Setting::SpinMicros) * 1000) {
+      spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
+      socket_spin_ns_(spin_ns_) {
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, *this, arena_.fd(), arena_.bytes(), route_hint);
   try {
     progress_ = own([this] { progress_loop(); });
@@ -289,7 +295,39 @@ bool Context::drive_links() noexcept {
   if (inside_link()) return false;
   const uint32_t n = link_count_.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) moved |= drive_slot(*link_table_[i].load(std::memory_order_acquire));
+  if (moved && unwatching_.load(std::memory_order_seq_cst) > (sleeps_unwatching ? 1u : 0u)) wake();
   return moved;
+}
+
+void Context::note_socket_wait(int64_t ns) noexcept {
+  const int64_t spin = socket_spin_ns_.load(std::memory_order_relaxed);
+  if (ns > spin_ns_) socket_spin_ns_.store(std::max(spin / 2, std::min(spin_ns_, kLeastSpinNs)), std::memory_order_relaxed);
+  else if (ns > spin) socket_spin_ns_.store(std::min(spin * 4, spin_ns_), std::memory_order_relaxed);
+}
+
+Context::Watch::Watch(Context &context) noexcept : context_(context) {
+  again_ = watches == &context;
+  if (again_) return;
+  const auto take = [&] { return taken_ = !context_.watched_.exchange(true, std::memory_order_seq_cst); };
+  if (!take()) {
+    context_.unwatching_.fetch_add(1, std::memory_order_seq_cst);
+    // Whoever gave it up since the first try did not see us.
+    if (take()) context_.unwatching_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  if (taken_) watches = &context;
+  else ++sleeps_unwatching;
+}
+
+Context::Watch::~Watch() {
+  if (again_) return;
+  if (!taken_) {
+    --sleeps_unwatching;
+    context_.unwatching_.fetch_sub(1, std::memory_order_relaxed);
+    return;
+  }
+  watches = nullptr;
+  context_.watched_.store(false, std::memory_order_seq_cst);
+  if (context_.unwatching_.load(std::memory_order_seq_cst) != 0) context_.wake();
 }
 
 void Context::cancel_on_links(Member &member) {
@@ -304,10 +342,18 @@ void Context::cancel_on_links(Member &member) {
 void Context::poll_sockets(int64_t ns) {
   thread_local std::vector<pollfd> fds;
   fds.clear();
+  fds.push_back({arena_.bell_socket().fd(), POLLIN, 0});
   const uint32_t n = link_count_.load(std::memory_order_acquire);
-  for (uint32_t i = 0; i < n; ++i) link_table_[i].load(std::memory_order_acquire)->link->descriptors(fds);
+  for (uint32_t i = 0; i < n; ++i) {
+    link::Link &link = *link_table_[i].load(std::memory_order_acquire)->link;
+    if (link.try_turn()) {
+      link.before_sleep();
+      link.end_turn();
+    }
+    ns = std::min(ns, link.descriptors(fds));
+  }
   const timespec t{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  ::ppoll(fds.data(), fds.size(), &t, nullptr);
+  if (::ppoll(fds.data(), fds.size(), &t, nullptr) > 0 && fds[0].revents != 0) arena_.bell_socket().answer();
 }
 
 // ---- members -------------------------------------------------------------------------------------------------------------------------
@@ -505,7 +551,7 @@ void Context::progress_loop() {
       continue;
     }
     const bool polls = std::any_of(mine.begin(), mine.end(), [](const auto &m) { return m->polls_device(); });
-    const int64_t nap_ns = polls ? Member::kDeviceNap : has_sockets_.load(std::memory_order_relaxed) ? 1'000'000 : 5'000'000;
+    const int64_t nap_ns = polls ? Member::kDeviceNap : 5'000'000;
     sleep(has_links(), nap_ns, [&] {
       for (auto &m : mine)
         if (m->has_work() && m->waiters() == 0 && m->drive()) return true;
@@ -549,7 +595,7 @@ void Context::report_broken(int64_t now) noexcept {
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
   return {c.threads + 1,
-          c.descriptors + 1,
+          c.descriptors + 2,
           c.peers,
           static_cast<int>(link_count_.load()),
           static_cast<int>(members().size()),

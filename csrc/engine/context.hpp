@@ -60,6 +60,10 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bootstrap::Mesh &mesh() noexcept { return *mesh_; }
   Recorder &recorder() noexcept { return recorder_; }
   int64_t spin_ns() const noexcept { return spin_ns_; }
+  // How long to spin where sockets may end the wait: shorter while waits are longer than any spinning, long again once one was not. (As KVM
+  // does where it polls for an interrupt before it halts.)
+  int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
+  void note_socket_wait(int64_t ns) noexcept;
 
   // The process with this endpoint, connected as asked; idempotent. One thread of this process at a time.
   bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
@@ -155,6 +159,21 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::atomic<int64_t> broken_ns{0};
   };
   static thread_local LinkSlot *current_slot;  // whose link this thread drives just now
+  // Of those who sleep for sockets one watches them all; the others sleep on the doorbell, and are woken when something came for somebody
+  // and when the watch is free.
+  class Watch {
+   public:
+    explicit Watch(Context &context) noexcept;
+    ~Watch();
+    Watch(const Watch &) = delete;
+    Watch &operator=(const Watch &) = delete;
+    bool mine() const noexcept { return taken_ || again_; }
+
+   private:
+    Context &context_;
+    bool taken_ = false;
+    bool again_ = false;  // by this thread, further out: a callback waits
+  };
   bool drive_slot(LinkSlot &slot);
   static void enter_own_thread() noexcept;
   void progress_loop();
@@ -167,6 +186,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   link::Arena arena_;
   Recorder recorder_;
   int64_t spin_ns_;
+  std::atomic<int64_t> socket_spin_ns_;
   std::unique_ptr<bootstrap::Mesh> mesh_;
 
   struct OnDevice {
@@ -195,6 +215,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};
   std::atomic<uint32_t> link_count_{0};
   std::atomic<bool> has_sockets_{false}, has_broken_{false};
+  std::atomic<bool> watched_{false};
+  std::atomic<uint32_t> unwatching_{0};                              // sleep for sockets without the watch
   std::vector<std::pair<bootstrap::Peer *, uint64_t>> early_rings_;  // StreamRing messages that came before our link
 
   mutable std::mutex members_mutex_;  // guards the table's growth and every change of it
@@ -234,12 +256,19 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
 template <class Ready>
 void Context::sleep(bool sockets, int64_t ns, Ready ready) {
-  if (sockets && has_sockets_.load(std::memory_order_acquire)) {
-    if (!ready()) poll_sockets(ns);
+  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) {
+    Nap nap(arena_.doorbell());
+    if (!ready()) nap.sleep(ns);
     return;
   }
-  Nap nap(arena_.doorbell());
-  if (!ready()) nap.sleep(ns);
+  const Watch watch(*this);
+  if (watch.mine()) {
+    const PollNap nap(arena_.doorbell());
+    if (!ready()) poll_sockets(ns);
+  } else {
+    Nap nap(arena_.doorbell());
+    if (!ready()) nap.sleep(ns);
+  }
 }
 
 }  // namespace isthmus::engine

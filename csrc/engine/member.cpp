@@ -363,11 +363,11 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   if (op->over()) return true;
   waiters_.fetch_add(1, std::memory_order_acq_rel);
   const bool crowded = Context::oversubscribed();
-  const int polls = crowded ? 8 : 256;
   const bool p2p = op->is_p2p(), group = op->children.load(std::memory_order_relaxed) != 0;
   const bool sockets = context_->has_links() && (p2p || group || !topology_.flat);
   // Frames matter to this operation, or only to others (then the links are looked at now and then).
   const bool frames = p2p || group || (op->plan && op->plan->uses_links) || !op->member;
+  const int polls = crowded || sockets ? 8 : 256;  // before the clock is looked at
   int idle = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
   bool over = false;
@@ -382,6 +382,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     }
     if ((frames || (idle & 63) == 63) && context_->has_links()) moved |= context_->drive_links();
     if (moved) {
+      if (sockets && idle_since != 0) context_->note_socket_wait(now_ns() - idle_since);
       idle = 0;
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic of others must not keep us from the clock
@@ -403,15 +404,19 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
         ask_for_interrupt();
       }
     }
-    if (now - idle_since < context_->spin_ns()) {
+    if (now - idle_since < (sockets ? context_->socket_spin_ns() : context_->spin_ns())) {
       if (crowded || (idle & 31) == 0) ::sched_yield();
       else link::SpinLock::pause();
       continue;
     }
     int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
-    if (sockets) nap = std::min<int64_t>(nap, 1'000'000);
     if (polls_device()) nap = std::min(nap, kDeviceNap);
-    context_->sleep(sockets, nap, [&] { return drive() || op->over(); });
+    bool driven = false;
+    context_->sleep(sockets, nap, [&] { return (driven = drive()) || op->over(); });
+    if (driven && sockets) {
+      context_->note_socket_wait(now_ns() - idle_since);
+      idle_since = 0;
+    }
   }
   awaited_here = outer;
   if (p2p) awaited_message_.store(nullptr, std::memory_order_release);

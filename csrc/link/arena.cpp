@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "net/fork_guard.hpp"
 
 namespace isthmus::link {
 
@@ -20,7 +21,8 @@ Arena::Arena(size_t staging_bytes) {
   // A peer that shrank the file would turn our next access into SIGBUS.
   if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail_system("F_ADD_SEALS", errno);
   mapping_ = Mapping(fd_.get(), total);
-  new (mapping_.data() + kDoorbellOffset) Doorbell;
+  bell_socket_ = std::make_unique<BellSocket>(*new (mapping_.data() + kDoorbellOffset) Doorbell);
+  net::close_in_child(bell_socket_->fd());
   mailboxes_ = {kHeader, kMailboxRegion, 0, {{kHeader, kMailboxRegion}}, {}};
   staging_ = {kHeader + kMailboxRegion, staging_bytes, 0, {{kHeader + kMailboxRegion, staging_bytes}}, {}};
 }

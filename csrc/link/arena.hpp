@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 
@@ -23,6 +24,7 @@ class Arena {
   size_t bytes() const noexcept { return mapping_.size(); }
   std::byte *base() const noexcept { return mapping_.data(); }
   Doorbell &doorbell() const noexcept { return doorbell_of(base()); }
+  BellSocket &bell_socket() const noexcept { return *bell_socket_; }
   static Doorbell &doorbell_of(std::byte *arena_base) noexcept {
     return *std::launder(reinterpret_cast<Doorbell *>(arena_base + kDoorbellOffset));
   }
@@ -52,6 +54,7 @@ class Arena {
 
   UniqueFd fd_;
   Mapping mapping_;
+  std::unique_ptr<BellSocket> bell_socket_;
   mutable std::mutex mutex_;
   Region mailboxes_, staging_;
   bool pinned_ = false;

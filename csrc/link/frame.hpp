@@ -67,17 +67,21 @@ class FrameSink {
 
 class Link {
  public:
+  static constexpr int64_t kAnyTime = INT64_MAX;
   virtual ~Link() = default;
   virtual void post(Outgoing &out) noexcept = 0;
-  // Moves what can be moved without blocking. True if anything moved. Only with the turn.
+  // Moves what can be moved without blocking. True if something has come to an end, or much was moved; that there is more to do
+  // at once. Only with the turn.
   virtual bool progress(FrameSink &sink) = 0;
   // Forgets everything of one rank's membership, index `ours`: queued frames (their `pending` falls), partly read payloads (the rest is drained),
   // partly written ones (the rest is copied, and goes out as it was). `theirs`: the peer's index of it, as in our outgoing headers; `source`: our
   // rank, since other ranks of this process may send to the same index.
   virtual void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) = 0;
-  virtual bool idle() const noexcept = 0;                        // nothing queued, nothing half written
-  virtual void descriptors(std::vector<pollfd> &fds) const = 0;  // to sleep on; none for memory links
-  virtual const char *name() const noexcept = 0;                 // "tcp", "shm", "local"
+  virtual bool idle() const noexcept = 0;  // nothing queued, nothing half written
+  // What to sleep on (none for memory links), and for how long at most.
+  virtual int64_t descriptors(std::vector<pollfd> &fds) const = 0;
+  virtual void before_sleep() {}                  // somebody is about to sleep on them. Only with the turn.
+  virtual const char *name() const noexcept = 0;  // "tcp", "shm", "local"
 
   bool try_turn() noexcept { return !turn_.test_and_set(std::memory_order_acquire); }
   void end_turn() noexcept { turn_.clear(std::memory_order_release); }

@@ -28,7 +28,7 @@ class ShmLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override { return queue_.empty(); }
-  void descriptors(std::vector<pollfd> &) const override {}
+  int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "shm"; }
 
  private:
@@ -50,7 +50,7 @@ class LocalLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override { return queue_.empty() && waiting_.empty(); }
-  void descriptors(std::vector<pollfd> &) const override {}
+  int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "local"; }
 
  private:

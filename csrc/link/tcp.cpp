@@ -20,6 +20,10 @@ constexpr size_t kBuffer = 64 + 8 * 1024;  // one read takes a header and a smal
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
 
+constexpr size_t kWorth = 32 * 1024;        // less than this of a payload is no reason to look again at once
+constexpr uint32_t kLowWater = 128 * 1024;  // who sleeps within a payload is woken for so much of it, or for its end
+constexpr int64_t kAskAgain = 250'000;      // a frame that was refused is offered again after so long
+
 constexpr int64_t kOthers = 500'000'000;      // how long the other streams may be silent once one has ended
 constexpr int64_t kLongest = 10'000'000'000;  // and how long they may go on at all
 
@@ -46,6 +50,14 @@ struct TcpLink::Stream {
   uint32_t left = 0;
   bool have_header = false, accepted = false, taken = false;
   int64_t since = 0;
+  std::atomic<bool> refused{false};  // the sink has not taken the frame yet; read by sleepers
+  uint32_t low_water = 1;            // for so many bytes the socket says that it is readable
+
+  uint32_t payload_left() const noexcept { return have_header && accepted && begin == end ? left : 0; }
+  void set_low_water(uint32_t bytes) noexcept {
+    const int n = static_cast<int>(bytes);
+    if (bytes != low_water && ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &n, sizeof n) == 0) low_water = bytes;
+  }
 };
 
 TcpLink::TcpLink(std::vector<UniqueFd> sockets) {
@@ -111,9 +123,9 @@ bool TcpLink::write_stream(Stream &s, bool first) {
       note_end(system_text("send", errno));
       return moved;
     }
-    moved = true;
     s.sent += static_cast<uint64_t>(n);
     burst += static_cast<size_t>(n);
+    moved = moved || burst >= kWorth || s.sent == whole;
     bytes_sent.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     if (s.sent < whole) continue;
     s.writing = false;
@@ -127,6 +139,13 @@ bool TcpLink::write_stream(Stream &s, bool first) {
 }
 
 bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
+  const bool moved = read_frames(s, sink);
+  // Somebody may sleep on the socket while we read from it: what is left must be enough to wake him.
+  if (const uint32_t left = std::max(s.payload_left(), 1u); s.low_water > left) s.set_low_water(left);
+  return moved;
+}
+
+bool TcpLink::read_frames(Stream &s, FrameSink &sink) {
   bool moved = false;
   size_t burst = 0;
   bool drained = false;  // the last read came back short: nothing more waits in the kernel
@@ -162,6 +181,7 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
     }
     if (!s.accepted) {
       const Accept a = sink.accept(s.in, s.since, s.to);
+      s.refused.store(a == Accept::Defer, std::memory_order_relaxed);
       if (a == Accept::Defer) {
         if (s.since == 0) s.since = now_ns();
         return moved;
@@ -192,10 +212,10 @@ bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
         return lose(s, system_text("recv", errno)), moved;
       }
-      moved = true;
       burst += static_cast<size_t>(n);
       if (s.to) s.to += n;
       s.left -= static_cast<uint32_t>(n);
+      moved = moved || burst >= kWorth || s.left == 0;
       drained = static_cast<size_t>(n) < want;
     }
     bytes_received.fetch_add(s.in.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
@@ -280,13 +300,22 @@ bool TcpLink::idle() const noexcept {
   return ordered_.empty() && bulk_.empty() && writing_.load(std::memory_order_relaxed) == 0;
 }
 
-void TcpLink::descriptors(std::vector<pollfd> &fds) const {
-  if (dead_.load(std::memory_order_relaxed)) return;
+int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
+  if (dead_.load(std::memory_order_relaxed)) return kAnyTime;
+  int64_t most = kAnyTime;
   for (const auto &s : streams_) {
     if (s->over.load(std::memory_order_relaxed)) continue;
-    fds.push_back(
-        {s->socket.get(), static_cast<short>(POLLIN | (s->full.load(std::memory_order_relaxed) ? POLLOUT : 0)), 0});
+    short events = s->full.load(std::memory_order_relaxed) ? POLLOUT : 0;
+    if (s->refused.load(std::memory_order_relaxed)) most = kAskAgain;  // more may stand behind it in the socket
+    else events |= POLLIN;
+    if (events != 0) fds.push_back({s->socket.get(), events, 0});
   }
+  return most;
+}
+
+void TcpLink::before_sleep() {
+  for (auto &s : streams_)
+    if (!s->over.load(std::memory_order_relaxed)) s->set_low_water(std::clamp(s->payload_left(), 1u, kLowWater));
 }
 
 }  // namespace isthmus::link

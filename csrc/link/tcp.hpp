@@ -20,7 +20,8 @@ class TcpLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override;
-  void descriptors(std::vector<pollfd> &fds) const override;
+  int64_t descriptors(std::vector<pollfd> &fds) const override;
+  void before_sleep() override;
   const char *name() const noexcept override { return "tcp"; }
   size_t streams() const noexcept { return streams_.size(); }
 
@@ -28,6 +29,7 @@ class TcpLink final : public Link {
   struct Stream;
   bool write_stream(Stream &s, bool first);
   bool read_stream(Stream &s, FrameSink &sink);
+  bool read_frames(Stream &s, FrameSink &sink);
   bool next_piece(Stream &s, bool first);
   void lose(Stream &s, std::string why);  // it has ended; what came by the others is still to be read
   void note_end(std::string why);

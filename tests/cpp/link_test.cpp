@@ -518,6 +518,30 @@ TEST_P(EveryLink, SaysWhatToSleepOn) {
   ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));
 }
 
+// More of it may stand in the socket, which would be readable for as long as the frame is refused.
+TEST_P(EveryLink, NobodySpinsOnAFrameThatIsRefused) {
+  bool open = false;
+  inbox.decide = [&](const FrameHeader &, int64_t) { return open ? Accept::Take : Accept::Defer; };
+  Letters letters;
+  letters.emplace_back(FrameKind::PlanData, 1, 1 << 20);
+  post(letters);
+  until_stuck();
+  std::vector<pollfd> fds;
+  const int64_t most = ends->there().descriptors(fds);
+  if (GetParam().sockets != 0) {
+    EXPECT_LE(most, 1'000'000) << "it is to be offered again";
+    EXPECT_LT(std::count_if(fds.begin(), fds.end(), [](const pollfd &f) { return f.events & POLLIN; }),
+              static_cast<long>(GetParam().sockets));
+    EXPECT_EQ(::poll(fds.data(), fds.size(), 0), 0);
+  }
+  open = true;
+  ASSERT_TRUE(eventually([&] { return inbox.has(letters) && over(letters); }));
+  fds.clear();
+  EXPECT_EQ(ends->there().descriptors(fds), Link::kAnyTime);
+  EXPECT_EQ(fds.size(), GetParam().sockets);
+  for (const pollfd &f : fds) EXPECT_TRUE(f.events & POLLIN);
+}
+
 // ---- ends ------------------------------------------------------------------------------------------------------------------
 
 class Sockets : public EveryLink {};
@@ -621,6 +645,97 @@ TEST(TcpLink, WhatCameByOtherStreamsBeforeTheEndIsRead) {
   while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
   EXPECT_EQ(inbox.order, (std::vector<uint64_t>{1, 2}));
   EXPECT_EQ(inbox.ends.size(), 1u);
+}
+
+// A link over one TCP connection, whose other end is a socket.
+struct Wire {
+  Wire() {
+    const UniqueFd listener = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
+    std::vector<UniqueFd> mine(1);
+    EXPECT_EQ(net::connect_tcp(net::local_address(listener.get()), Deadline(5), mine[0]), 0);
+    std::string from;
+    int error = 0;
+    for (const Deadline deadline(5); !peer && !deadline.passed();) peer = net::accept_client(listener.get(), from, error);
+    link = std::make_unique<TcpLink>(std::move(mine));
+  }
+  void send(const void *bytes, size_t n) { ASSERT_EQ(::send(peer.get(), bytes, n, MSG_NOSIGNAL), static_cast<ssize_t>(n)); }
+  bool readable(int ms) {
+    std::vector<pollfd> fds;
+    link->descriptors(fds);
+    EXPECT_EQ(fds.size(), 1u);
+    return ::poll(fds.data(), fds.size(), ms) == 1;
+  }
+  void about_to_sleep() {
+    ASSERT_TRUE(link->try_turn());
+    link->before_sleep();
+    link->end_turn();
+  }
+  UniqueFd peer;
+  std::unique_ptr<TcpLink> link;
+};
+constexpr int kSoon = 20, kSurely = 10'000;  // ms
+
+TEST(TcpLink, WhoSleepsInsideAPayloadIsWokenForItsEndNotForEveryPacket) {
+  Wire wire;
+  Inbox inbox;
+  FrameHeader h = sound_header();
+  h.id = 1;
+  h.bytes = 3000;
+  h.total = 3000;
+  const std::vector<std::byte> payload(3000);
+  wire.send(&h, sizeof h);
+  wire.send(payload.data(), 1000);
+  ASSERT_TRUE(wire.readable(kSurely));
+  drive(*wire.link, inbox);
+  wire.about_to_sleep();
+  wire.send(payload.data(), 1500);
+  EXPECT_FALSE(wire.readable(kSoon));
+  drive(*wire.link, inbox);  // another thread reads them: the sleeper is to hear of the rest all the same
+  wire.send(payload.data(), 500);
+  EXPECT_TRUE(wire.readable(kSurely));
+  drive(*wire.link, inbox);
+  EXPECT_EQ(inbox.order, std::vector<uint64_t>{1});
+  wire.send(&h, 1);  // between frames, for anything
+  EXPECT_TRUE(wire.readable(kSurely));
+}
+
+TEST(TcpLink, WhoSleepsInsideALargePayloadIsWokenLongBeforeItsEnd) {
+  Wire wire;
+  Inbox inbox;
+  FrameHeader h = sound_header();
+  h.id = 1;
+  h.bytes = kMaxPayload;
+  h.total = kMaxPayload;
+  const std::vector<std::byte> payload(kMaxPayload / 2);
+  wire.send(&h, sizeof h);
+  ASSERT_TRUE(wire.readable(kSurely));
+  drive(*wire.link, inbox);
+  wire.about_to_sleep();
+  wire.send(payload.data(), 1000);
+  EXPECT_FALSE(wire.readable(kSoon));
+  for (size_t sent = 0; sent < payload.size() / 2;) {
+    pollfd room{wire.peer.get(), POLLOUT, 0};
+    ASSERT_EQ(::poll(&room, 1, kSurely), 1);
+    const ssize_t n = ::send(wire.peer.get(), payload.data(), payload.size() / 2 - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ASSERT_GT(n, 0);
+    sent += static_cast<size_t>(n);
+  }
+  EXPECT_TRUE(wire.readable(kSurely));
+}
+
+TEST(TcpLink, WhoSleepsInsideAPayloadHearsThatThePeerHasGone) {
+  Wire wire;
+  Inbox inbox;
+  FrameHeader h = sound_header();
+  h.bytes = 100'000;
+  h.total = 100'000;
+  wire.send(&h, sizeof h);
+  ASSERT_TRUE(wire.readable(kSurely));
+  drive(*wire.link, inbox);
+  wire.about_to_sleep();
+  EXPECT_FALSE(wire.readable(kSoon));
+  wire.peer = UniqueFd();
+  EXPECT_TRUE(wire.readable(kSurely));
 }
 
 TEST(TcpLink, OneStreamThatEndsAloneEndsTheLink) {
