@@ -266,6 +266,7 @@ link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
     mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), std::as_bytes(std::span(&offset, 1)));
   } else {
     slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
+    slot->sockets = true;
     has_sockets_.store(true, std::memory_order_release);
   }
   link::Link *made = slot->link.get();
@@ -290,11 +291,14 @@ bool Context::drive_slot(LinkSlot &slot) {
   return moved;
 }
 
-bool Context::drive_links() noexcept {
+bool Context::drive_links(bool watched) noexcept {
   bool moved = false;
   if (inside_link()) return false;
   const uint32_t n = link_count_.load(std::memory_order_acquire);
-  for (uint32_t i = 0; i < n; ++i) moved |= drive_slot(*link_table_[i].load(std::memory_order_acquire));
+  for (uint32_t i = 0; i < n; ++i) {
+    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+    if (!watched || !slot.sockets) moved |= drive_slot(slot);
+  }
   if (moved && unwatching_.load(std::memory_order_seq_cst) > (sleeps_unwatching ? 1u : 0u)) wake();
   return moved;
 }
@@ -551,10 +555,10 @@ void Context::progress_loop() {
       continue;
     }
     const bool polls = std::any_of(mine.begin(), mine.end(), [](const auto &m) { return m->polls_device(); });
-    const int64_t nap_ns = polls ? Member::kDeviceNap : 5'000'000;
-    sleep(has_links(), nap_ns, [&] {
+    const int64_t nap_ns = polls ? Member::device_nap(now - idle_since) : 5'000'000;
+    sleep(has_links(), nap_ns, [&](bool watched) {
       for (auto &m : mine)
-        if (m->has_work() && m->waiters() == 0 && m->drive()) return true;
+        if (m->has_work() && m->waiters() == 0 && m->drive(watched)) return true;
       return active_version_.load(std::memory_order_acquire) != version || stop_.load(std::memory_order_acquire);
     });
   }

@@ -98,14 +98,15 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // Progress.
   bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
-  bool drive_links() noexcept;
+  bool drive_links(bool watched = false) noexcept;  // `watched`: none that sockets tell of
   void cancel_on_links(Member &member);
   void wake() noexcept { arena_.doorbell().ring(); }
   void activate(Member &member);  // it has operations that nobody may be waiting for
   // The courier, a thread that may call devices' runtimes, carries messages of that member (Member::carry_messages). Begun at first use.
   void courier(Member &member);
   std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
-  // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`.
+  // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`. ready(watched) is asked once more before;
+  // `watched`: not about what sockets tell.
   template <class Ready>
   void sleep(bool sockets, int64_t ns, Ready ready);
   // Memory that peers of a destroyed member may still read: freed once `safe` holds (asked at ticks and by sweep()), or with the
@@ -154,6 +155,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     bootstrap::Peer *peer = nullptr;
     std::unique_ptr<link::Link> link;
     link::ShmLink *shm = nullptr;
+    bool sockets = false;
     uint64_t ring_offset = 0;
     std::string why;  // published by broken_ns
     std::atomic<int64_t> broken_ns{0};
@@ -258,16 +260,16 @@ template <class Ready>
 void Context::sleep(bool sockets, int64_t ns, Ready ready) {
   if (!sockets || !has_sockets_.load(std::memory_order_acquire)) {
     Nap nap(arena_.doorbell());
-    if (!ready()) nap.sleep(ns);
+    if (!ready(false)) nap.sleep(ns);
     return;
   }
   const Watch watch(*this);
   if (watch.mine()) {
     const PollNap nap(arena_.doorbell());
-    if (!ready()) poll_sockets(ns);
+    if (!ready(true)) poll_sockets(ns);
   } else {
     Nap nap(arena_.doorbell());
-    if (!ready()) nap.sleep(ns);
+    if (!ready(false)) nap.sleep(ns);
   }
 }
 

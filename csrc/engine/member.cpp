@@ -240,9 +240,9 @@ Member::Outcome Member::advance(Op *op) noexcept {
   return op->plan ? run_plan(op) : one_hop(op);
 }
 
-bool Member::drive() noexcept {
+bool Member::drive(bool watched) noexcept {
   const bool moved = drive_operations();
-  return (context_->has_links() && context_->drive_links()) || moved;
+  return (context_->has_links() && context_->drive_links(watched)) || moved;
 }
 
 void Member::forget_on_links() noexcept {
@@ -410,9 +410,9 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
       continue;
     }
     int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
-    if (polls_device()) nap = std::min(nap, kDeviceNap);
+    if (polls_device()) nap = std::min(nap, device_nap(now - idle_since));
     bool driven = false;
-    context_->sleep(sockets, nap, [&] { return (driven = drive()) || op->over(); });
+    context_->sleep(sockets, nap, [&](bool watched) { return (driven = drive(watched)) || op->over(); });
     if (driven && sockets) {
       context_->note_socket_wait(now_ns() - idle_since);
       idle_since = 0;
@@ -563,7 +563,7 @@ void Member::leave_library(bool broken) noexcept {
   const auto wait = [&](std::atomic<bool> PeerRank::*flag, int64_t ns) {
     const auto come = [&] { return others([&](const PeerRank &p) { return (p.*flag).load(std::memory_order_acquire); }); };
     for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
-      context_->sleep(false, 5'000'000, come);
+      context_->sleep(false, 5'000'000, [&](bool) { return come(); });
     return come() && alive();
   };
   bool together = !broken && wait(&PeerRank::left, kTogether);
@@ -592,7 +592,7 @@ void Member::leave(int64_t until_ns) noexcept {
   while (has_work() && !failed() && now_ns() < until_ns) {
     if (drive()) continue;
     check_deadlines(now_ns());
-    context_->sleep(context_->has_links(), 1'000'000, [&] { return drive() || !has_work(); });
+    context_->sleep(context_->has_links(), 1'000'000, [&](bool watched) { return drive(watched) || !has_work(); });
   }
   // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
   if (failed()) {

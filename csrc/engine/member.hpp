@@ -137,7 +137,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
   bool wait(Op *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
-  bool drive() noexcept;
+  bool drive(bool watched = false) noexcept;
   bool drive_operations() noexcept;  // the same without the links
   // The op for a blocking call, if it is free (one a member); else nullptr.
   Op *take_inline() noexcept;
@@ -160,8 +160,9 @@ class Member : public std::enable_shared_from_this<Member> {
   void peer_left_library(uint32_t rank) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
-  // A device signals without waking anybody, so whoever waits for it sleeps no longer than kDeviceNap.
-  static constexpr int64_t kDeviceNap = 30'000;
+  // A device signals without waking anybody. Whoever waits for it looks again after a sixteenth of what he has waited: late by little, and
+  // cheap where a wait is long.
+  static int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }
   bool polls_device() const noexcept { return island_polls_.load(std::memory_order_relaxed) && has_work(); }
   // The device that this rank works on, or null: whoever prepares an operation asks whose memory it was given.
   device::Runtime *runtime() const noexcept { return runtime_; }
@@ -410,7 +411,7 @@ void Member::sleep_until(Holds holds) noexcept {
       asked = now;
       ask_for_interrupt();
     }
-    context_->sleep(false, kNap, holds);
+    context_->sleep(false, kNap, [&](bool) { return holds(); });
   }
 }
 
