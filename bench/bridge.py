@@ -11,8 +11,12 @@ Beside it stands Isthmus itself with equal shares for all islands, to show what 
 beside it stands a ring of equal parts, which cannot be faster than 2 (k-1)/k n / min B: that of torch's Gloo backend.
 A run in which the ranks use more than half of all processors says nothing about bridges, and is marked VOID.
 
-The last row is overlap: two islands whose copies from and to the device and whose interfaces, each way, are all of one
+The row of overlap: two islands whose copies from and to the device and whose interfaces, each way, are all of one
 rate, so that each of the four is busy for n / B. Of what could run side by side, (sum busy - T) / (sum busy - max busy) did.
+
+The row of latency: an all_reduce of 8 bytes over two islands of one rank each, on one host. A gate, at which a stream stands
+until the host has said a word, takes the declared time; everything else takes what it takes here, which is the time without
+that latency, measured in turns with it. The difference is how many gates an operation has stood at.
 """
 
 from __future__ import annotations
@@ -37,12 +41,19 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 
 UNIT = 50.0  # MB/s (10^6 bytes a second)
 # Ranks in order, with the rates of their islands' bridges in UNITs.
-FLEETS = {"8:4:1": {"nvidia": 8, "amd": 4, "ascend": 1}, "4:2:2:1": {"nvidia": 4, "amd": 2, "ascend": 2, "cpu": 1}}
+# T* is n / min B in the first two, and in the third, whose rates are nearer to each other, 2 (k-1) n / sum B.
+FLEETS: dict[str, dict[str, float]] = {
+    "8:4:1": {"nvidia": 8, "amd": 4, "ascend": 1},
+    "4:2:2:1": {"nvidia": 4, "amd": 2, "ascend": 2, "cpu": 1},
+    "1.5:1:1": {"nvidia": 1.5, "amd": 1, "ascend": 1},
+}
 DEVICE = {"copy_out_gbps": 12, "copy_in_gbps": 12, "fabric_gbps": 100, "latency_us": 10}
 # What a simulation does out of meanness takes processors from what is timed here.
 SWITCHES = {"QUIET": "1", "JITTER_US": "0", "SCRIBBLE": "0"}
-TARGETS = {"clock": 1.15, "predicted": 1.08, "overlap": 0.9}
+TARGETS = {"clock": 1.15, "predicted": 1.08, "overlap": 0.9, "gates": 2.0}
 OVERLAPPED = ("nvidia", "amd")  # one rank each
+GATE_US = 500
+SMALL_CALLS, SMALL_TURNS = 200, 5
 MOST_BUSY = 0.5  # of the processors
 RAW_SECONDS = 0.6  # of one plain transfer
 EQUAL_PORT = 29700  # of the second rendezvous
@@ -70,7 +81,7 @@ class Rank:
         self.number = int(os.environ["ISTHMUS_RANK"])
         self.rates = [rate * 1e6 for rate in task["rates"].values()]
         path = Path(task["folder"]) / f"profile.{self.number}.json"
-        self.unknown = self.write_profile(path)
+        self.unknown = self.write_profile(path) if all(self.rates) else "no bridge has a rate"
         self.comm = isthmus.init(settings=None if self.unknown else {"PROFILE": str(path)})
         self.count = task["nbytes"] // 4
         host = np.full(self.count, self.number + 1, np.float32)
@@ -139,6 +150,16 @@ class Rank:
         found["plan_predicts"] = explained.data.get("predicted")
         found["unknown"] = self.unknown
         return found
+
+    def small(self) -> dict[str, Any]:
+        for _ in range(20):
+            self.comm.all_reduce(self.x, "max")
+        seconds = []
+        for _ in range(SMALL_CALLS):
+            begin = time.monotonic()
+            self.comm.all_reduce(self.x, "max")
+            seconds.append(time.monotonic() - begin)
+        return {"median": statistics.median(seconds), "right": self.right()}
 
     def equal(self) -> dict[str, Any]:
         """The same with equal shares, whatever the rates."""
@@ -233,7 +254,7 @@ def work(folder: Path) -> None:
 # ---- the driver ----------------------------------------------------------------------------------------------------
 
 
-def run_fleet(name: str, shares: dict[str, int], nbytes: int, repeat: int) -> dict[str, Any]:
+def run_fleet(name: str, shares: dict[str, float], nbytes: int, repeat: int) -> dict[str, Any]:
     rates = {island: share * UNIT for island, share in shares.items()}
     links = {island: {"bridge_mbps": rate, **(DEVICE if island != "cpu" else {})} for island, rate in rates.items()}
     fleet, results = run(name, links, ["raw", "isthmus", "equal", "gloo"], nbytes, repeat, SWITCHES)
@@ -249,7 +270,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="isthmus-bridge-") as text:
         folder = Path(text)
         (folder / "links.json").write_text(json.dumps(links))
-        rates = {island: link["bridge_mbps"] for island, link in links.items()}
+        rates = {island: link.get("bridge_mbps", 0.0) for island, link in links.items()}
         task = {"folder": text, "rates": rates, "nbytes": nbytes, "repeat": repeat, "what": what}
         (folder / "task.json").write_text(json.dumps(task))
         fleet = ",".join(f"{island}:1" for island in links)
@@ -280,6 +301,28 @@ def run_overlap(nbytes: int, repeat: int) -> dict[str, Any]:
         "overlap": (most - found["median"]) / (most - least),
         "right": all(one["isthmus"]["right"] for one in results),
         "void": found["void"],
+    }
+
+
+def run_latency() -> dict[str, Any]:
+    switches = {**SWITCHES, "QUEUES": "4"}
+    found: dict[str, list[dict[str, Any]]] = {"with": [], "without": []}
+    for _ in range(SMALL_TURNS):
+        for which, more in (("without", {}), ("with", {"GATE_US": str(GATE_US)})):
+            fleet, results = run("latency", dict.fromkeys(OVERLAPPED, {}), ["small"], 8, 1, {**switches, **more})
+            found[which].append(results[0]["small"])
+    medians = {which: [one["median"] for one in turns] for which, turns in found.items()}
+    middle = {which: statistics.median(turns) for which, turns in medians.items()}
+    return {
+        "rehearsal": WHAT,
+        "fleet": fleet,
+        "switches": switches,
+        "gate_us": GATE_US,
+        "bytes": 8,
+        "calls": SMALL_CALLS,
+        "p50_seconds": medians,
+        "gates": (middle["with"] - middle["without"]) / (GATE_US / 1e6),
+        "right": all(one["right"] for turns in found.values() for one in turns),
     }
 
 
@@ -375,6 +418,18 @@ def show_overlap(row: dict[str, Any]) -> None:
     print("rehearsal", flush=True)
 
 
+def show_latency(row: dict[str, Any]) -> None:
+    print(f"rehearsal  latency: {row['fleet']} on one host, all_reduce of 8 bytes, a gate takes {row['gate_us']} us")
+    for which, turns in row["p50_seconds"].items():
+        text = f"{min(turns) * 1e6:.0f} to {max(turns) * 1e6:.0f} us"
+        print(f"rehearsal  p50 {which} that latency {statistics.median(turns) * 1e6:8.0f} us ({text} of {len(turns)} turns)")
+    word = "reached" if row["gates"] <= TARGETS["gates"] else "NOT reached"
+    print(f"rehearsal  gates {row['gates']:.2f}, target {TARGETS['gates']:g} at most: {word}")
+    if not row["right"]:
+        print("rehearsal  a result was WRONG")
+    print("rehearsal", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=64, help="size of the message (64)")
@@ -395,12 +450,14 @@ def main() -> int:
     try:
         rows = [run_fleet(name, shares, args.mib << 20, args.repeat) for name, shares in FLEETS.items()]
         overlap = run_overlap(args.mib << 20, args.repeat)
+        latency = run_latency()
     except Error as error:
         print(f"bridge: {error}", file=sys.stderr)
         return 2
     for row in rows:
         show(row)
     show_overlap(overlap)
+    show_latency(latency)
     document = {
         "rehearsal": WHAT,
         "simulated": True,
@@ -411,11 +468,13 @@ def main() -> int:
         "targets": TARGETS,
         "rows": rows,
         "overlap": overlap,
+        "latency": latency,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n")
     overlapped = overlap["overlap"] >= TARGETS["overlap"] and overlap["right"] and not overlap["void"]
-    return 0 if all(map(reached, rows)) and overlapped else 1
+    quick = latency["gates"] <= TARGETS["gates"] and latency["right"]
+    return 0 if all(map(reached, rows)) and overlapped and quick else 1
 
 
 def reached(row: dict[str, Any]) -> bool:

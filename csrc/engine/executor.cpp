@@ -150,11 +150,16 @@ std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept 
   return ring ? ring + offset : nullptr;
 }
 
+bool Member::begin_plan(Op *op) noexcept {
+  if (op->phase != Phase::Fresh) return true;
+  entered_.store(op->sequence, std::memory_order_release);
+  if (!start_plan(op)) return false;
+  op->phase = op->plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
+  return true;
+}
+
 Member::Outcome Member::run_plan(Op *op) noexcept {
-  if (op->phase == Phase::Fresh) {
-    if (!start_plan(op)) return Outcome::Blocked;
-    op->phase = op->plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
-  }
+  if (!begin_plan(op)) return Outcome::Blocked;
   const plan::Plan &p = *op->plan;
   if (op->phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;

@@ -88,8 +88,8 @@ class Island {
  private:
   // Where the stream waits for the host, or the thread that submits does.
   struct Door {
-    std::unique_ptr<device::Gate> gate;  // or null: `value` is looked at
-    std::atomic<uint64_t> value{0};
+    std::unique_ptr<device::Gate> gate;  // or null: the submitting thread looks at `value`
+    std::atomic<uint64_t> value{0};      // the door has been opened so far
   };
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);

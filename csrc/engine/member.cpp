@@ -150,6 +150,7 @@ void Member::submit_to_island(Op *op) noexcept {
       island_polls_.store(true, std::memory_order_relaxed);
     }
     enqueue(op);
+    begin_if_first(op);
     context_->activate(*this);
     island_->submit(
         *op, std::exchange(behind_host_, false),
@@ -164,6 +165,16 @@ void Member::submit_to_island(Op *op) noexcept {
     fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
     if (begun) island_->finish(op->sequence);
   }
+}
+
+// Where the host can begin at once, the stream need not wait until it has.
+void Member::begin_if_first(Op *op) noexcept {
+  if (exec_.test_and_set(std::memory_order_acquire)) return;
+  queue_lock_.lock();
+  const bool first = head_ == op;
+  queue_lock_.unlock();
+  if (first && !failed()) begin_plan(op);
+  exec_.clear(std::memory_order_release);
 }
 
 void Member::ask_for_interrupt() noexcept {

@@ -193,6 +193,8 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome wait_for_device(Op *op) noexcept;           // Blocked, having looked whether it goes on at all
   bool all_done(uint64_t sequence, Op *op) noexcept;  // every peer in memory has ended `sequence`
   bool start_plan(Op *op) noexcept;
+  bool begin_plan(Op *op) noexcept;
+  void begin_if_first(Op *op) noexcept;
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;

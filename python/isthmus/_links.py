@@ -23,6 +23,7 @@ KEYS: dict[str, tuple[str | None, float, float]] = {
     "copy_in_gbps": ("REHEARSAL_COPY_IN_GBPS", 0.001, 10_000),
     "fabric_gbps": ("REHEARSAL_FABRIC_GBPS", 0.001, 10_000),
     "latency_us": ("REHEARSAL_LATENCY_US", 1, 1_000_000),
+    "gate_us": ("REHEARSAL_GATE_US", 1, 1_000_000),
     BRIDGE: (None, 0.01, 100_000),
 }
 

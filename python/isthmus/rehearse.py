@@ -39,9 +39,9 @@ PORT = 29500  # of rank 0's island, where nobody else listens
 # What the simulation can be told; docs/devices.md says what each is.
 SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "OWN_MAPPING", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US",
-    "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL", "FAIL_LATE", "HANG",
-    "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY",
-    "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC",
+    "GATE_US", "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL",
+    "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX", "HIP_WAIT_ANYWHERE",
+    "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC",
 )  # fmt: skip
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")

@@ -1,5 +1,7 @@
 // The copy engines of a simulated device: one each way, whatever the queues. That copies are no faster than the rate always
 // holds; how much slower they may be is asked generously, for machines with other work to do.
+#include <atomic>
+
 #include "rehearsal_support.hpp"
 
 namespace {
@@ -120,6 +122,25 @@ TEST(RehearsalEngine, EventsTellTheDevicesTimeHoweverLateItsThreadWakes) {
     }
     IS(cu("EventDestroy_v2", begin), 0);
     IS(cu("EventDestroy_v2", end), 0);
+  });
+}
+
+TEST(RehearsalEngine, AStreamGoesOnSoLongAfterTheWordThatItWaitsFor) {
+  expect_clean({{"REHEARSAL_JITTER_US", "0"}, {"REHEARSAL_GATE_US", "30000"}}, [] {
+    Streams s;
+    auto *const word = static_cast<std::atomic<uint32_t> *>(s.host[0]);
+    Address there = 0;
+    IS(cu("MemHostGetDevicePointer_v2", &there, s.host[0], 0u), 0);
+    word->store(0);
+    IS(cu("StreamWaitValue32_v2", s.stream[0], there, 1u, 0u), 0);
+    const double told = now_ms();
+    word->store(1);
+    IS(cu("StreamSynchronize", s.stream[0]), 0);
+    CHECK(now_ms() - told >= 30);
+    const double asked = now_ms();
+    IS(cu("StreamWaitValue32_v2", s.stream[0], there, 1u, 0u), 0);  // it is there already: that is seen no sooner
+    IS(cu("StreamSynchronize", s.stream[0]), 0);
+    CHECK(now_ms() - asked >= 30);
   });
 }
 

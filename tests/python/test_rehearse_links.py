@@ -28,7 +28,7 @@ def test_rates_become_switches_of_their_ranks(tmp_path: Path) -> None:
     links = read(
         tmp_path,
         {
-            "nvidia": {"copy_out_gbps": 12, "copy_in_gbps": 11.5, "fabric_gbps": 100, "latency_us": 10},
+            "nvidia": {"copy_out_gbps": 12, "copy_in_gbps": 11.5, "fabric_gbps": 100, "latency_us": 10, "gate_us": 20},
             "amd": {"copy_out_gbps": 3, "copy_in_gbps": 4},
             "a": {"copy_in_gbps": 5},
         },
@@ -37,7 +37,7 @@ def test_rates_become_switches_of_their_ranks(tmp_path: Path) -> None:
     nvidia, labelled, cpu, amd = links.switches
     assert nvidia == {
         "REHEARSAL_COPY_OUT_GBPS": "12", "REHEARSAL_COPY_IN_GBPS": "11.5", "REHEARSAL_FABRIC_GBPS": "100",
-        "REHEARSAL_LATENCY_US": "10",
+        "REHEARSAL_LATENCY_US": "10", "REHEARSAL_GATE_US": "20",
     }  # fmt: skip
     assert labelled == {"REHEARSAL_COPY_OUT_GBPS": "3", "REHEARSAL_COPY_IN_GBPS": "5"}
     assert amd == {"REHEARSAL_COPY_OUT_GBPS": "3", "REHEARSAL_COPY_IN_GBPS": "4"}

@@ -11,6 +11,10 @@
 
 namespace rehearsal {
 
+namespace {
+constexpr int64_t kWakeUpNs = 100'000;  // a sleep may be longer by about so much
+}
+
 void sleep_us(double us) {
   if (us <= 0) return;
   const auto ns = static_cast<int64_t>(us * 1000);
@@ -69,10 +73,12 @@ void Queue::wait_done(uint64_t count) {
   done_.wait(lock, [&] { return finished_ >= count; });
 }
 
-void Queue::end_at(int64_t ns) {
-  const timespec until{ns / 1'000'000'000, ns % 1'000'000'000};
-  if (ns > now_ns())
+void Queue::end_at(int64_t ns, bool awake) {
+  const int64_t wake = ns - (awake ? kWakeUpNs : 0);
+  const timespec until{wake / 1'000'000'000, wake % 1'000'000'000};
+  if (wake > now_ns())
     while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) != 0) {}
+  while (now_ns() < ns) {}
   clock_ns_ = ns;
   timed_ = true;
 }

@@ -71,7 +71,7 @@ class Queue {
   // waited for. What a sleep is too long by is not in the clock, so it does not add up. A body that says nothing ends when it
   // returns.
   int64_t ready_ns() const noexcept { return clock_ns_; }
-  void end_at(int64_t ns);
+  void end_at(int64_t ns, bool awake = false);  // `awake`: not late by what it takes to wake up
 
  private:
   void loop();

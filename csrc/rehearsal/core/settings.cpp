@@ -64,6 +64,7 @@ Settings read() {
   number("REHEARSAL_COPY_IN_GBPS", s.copy_in_gbps, 0);
   number("REHEARSAL_FABRIC_GBPS", s.fabric_gbps, 0);
   number("REHEARSAL_LATENCY_US", s.latency_us, 0);
+  number("REHEARSAL_GATE_US", s.gate_us, 0);
   number("REHEARSAL_JITTER_US", s.jitter_us, 0);
   number("REHEARSAL_SEED", s.seed, 0);
   truth("REHEARSAL_ABORT_ON_MISUSE", s.abort_on_misuse);

@@ -32,6 +32,7 @@ struct Settings {
   double copy_in_gbps = 0;    // from the host to a device; the same
   double fabric_gbps = 0;
   long latency_us = 0;  // of every item
+  long gate_us = 0;     // until a wait for a value goes on, once the value is there
   long jitter_us = 50;  // of every fourth or so
   unsigned long seed = 1;
   bool abort_on_misuse = true;

@@ -147,6 +147,7 @@ Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t 
     if (!word.alive(call, s->device)) return;
     if (wide) stand_at<uint64_t>(word, value, how, *s);
     else stand_at<uint32_t>(word, static_cast<uint32_t>(value), how, *s);
+    if (const long us = settings().gate_us; us > 0) s->queue.end_at(now_ns() + us * 1000, true);
   });
 }
 
