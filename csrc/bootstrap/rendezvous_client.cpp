@@ -13,7 +13,7 @@ namespace {
 constexpr double kConnectSeconds = 3;  // one address
 // something else answers: perhaps the job before us, which is just ending
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
-constexpr double kVerdictSeconds = 0.25;  // after our deadline: for rank 0 to tell who is missing
+constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to tell who is missing
 
 class Client final : public Exchange {
  public:
