@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,8 @@ from setup import ONECCL, ROOT, VENV, build_environment, warnings_are_errors
 
 SUITE = ROOT / "build" / "suite"
 JOBS = str(os.cpu_count() or 1)
-STAGE_SECONDS = 2400
+COMMAND_SECONDS, BUILD_SECONDS = 2400, 7200  # what does not end is ended; how long a build takes is the machine's matter
+DEMO_SECONDS = 240  # processor time of `make demo`, which depends on what else runs less than time does
 
 
 class Failed(Exception):
@@ -41,11 +43,16 @@ class Stage:
         self.verbose = verbose
         self.log = SUITE / f"{name}.log"
         self.cases = SUITE / "gtest" / name
-        self.deadline = time.monotonic() + STAGE_SECONDS
         self.log.write_text("")
         shutil.rmtree(self.cases, ignore_errors=True)
 
-    def run(self, *command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
+    def run(
+        self,
+        *command: str | Path,
+        env: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+        seconds: float = COMMAND_SECONDS,
+    ) -> str:
         """Runs a command to its end, and all that it started if it fails to end. Returns what it said."""
         words = [str(c) for c in command]
         with open(self.log, "a+") as log:
@@ -62,9 +69,9 @@ class Stage:
                 start_new_session=True,
             )
             try:
-                child.wait(max(1.0, self.deadline - time.monotonic()))
+                child.wait(seconds)
             except subprocess.TimeoutExpired:
-                log.write(f"the stage did not end within {STAGE_SECONDS} s\n")
+                log.write(f"it did not end within {seconds} s\n")
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
@@ -111,6 +118,10 @@ def configure(stage: Stage, build: Path, *options: str) -> None:
     )
 
 
+def compile_all(stage: Stage, build: Path, *options: str) -> None:
+    stage.run("cmake", "--build", build, *options, seconds=BUILD_SECONDS)
+
+
 def layers(stage: Stage) -> None:
     stage.python("scripts/check_layers.py")
 
@@ -135,21 +146,21 @@ def tidy(stage: Stage) -> None:
 def unit(stage: Stage) -> None:
     build = ROOT / "build" / "release"  # the folder that the installed package was built in
     configure(stage, build)
-    stage.run("cmake", "--build", build)
+    compile_all(stage, build)
     stage.tests(build)
 
 
 def asan(stage: Stage) -> None:
     build = ROOT / "build" / "asan"
     configure(stage, build, "-DISTHMUS_SANITIZE=address", "-DISTHMUS_BENCH=OFF")
-    stage.run("cmake", "--build", build)
+    compile_all(stage, build)
     stage.tests(build, env={"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"})
 
 
 def tsan(stage: Stage) -> None:
     build = ROOT / "build" / "tsan"
     configure(stage, build, "-DISTHMUS_SANITIZE=thread", "-DISTHMUS_BENCH=OFF")
-    stage.run("cmake", "--build", build, "--target", "tests_threads")
+    compile_all(stage, build, "--target", "tests_threads")
     # ThreadSanitizer's shadow wants a fixed address space; kernels that randomise 32 bits leave it no room.
     fixed = ("setarch", platform.machine(), "-R")
     allowed = subprocess.run([*fixed, "true"], capture_output=True).returncode == 0
@@ -165,7 +176,7 @@ def tsan(stage: Stage) -> None:
 def aarch64(stage: Stage) -> None:
     build = ROOT / "build" / "aarch64"
     configure(stage, build, "-DISTHMUS_CORE_ONLY=ON", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}")
-    stage.run("cmake", "--build", build)
+    compile_all(stage, build)
     stage.tests(build)
 
 
@@ -174,12 +185,16 @@ def clean_install(stage: Stage) -> None:
 
 
 def demo(stage: Stage) -> None:
-    begin = time.monotonic()
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime
+
+    before = used()
     said = stage.run("make", "demo")
     if "setup:" in said:
         raise Failed("make demo set something up that was set up already")
-    if time.monotonic() - begin > 120:
-        raise Failed("make demo took more than two minutes, with everything built")
+    if used() - before > DEMO_SECONDS:
+        raise Failed(f"make demo took {used() - before:.0f} s of processor time, with everything built")
 
 
 STAGES: dict[str, tuple[str, Callable[[Stage], None]]] = {

@@ -21,7 +21,7 @@ constexpr int64_t seconds_to_ns(double s) noexcept {
 // A point in time by which something must have happened.
 class Deadline {
  public:
-  explicit Deadline(double seconds) noexcept : at_(now_ns() + seconds_to_ns(seconds)) {}
+  explicit Deadline(double seconds) noexcept : at_(now_ns() + seconds_to_ns(seconds)), seconds_(seconds) {}
   static Deadline at_ns(int64_t at) noexcept {
     Deadline d;
     d.at_ = at;
@@ -37,10 +37,12 @@ class Deadline {
     return ms > 86'400'000 ? 86'400'000 : static_cast<int>(ms);
   }
   int64_t ns() const noexcept { return at_; }
+  double seconds() const noexcept { return seconds_; }  // that were given, for messages; 0: a point in time was
 
  private:
   Deadline() = default;
   int64_t at_ = 0;
+  double seconds_ = 0;
 };
 
 }  // namespace isthmus

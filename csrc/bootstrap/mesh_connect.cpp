@@ -31,8 +31,6 @@ struct Unlocked {  // gives a held lock away for a scope; it is held again after
   std::unique_lock<std::mutex> &lock;
 };
 
-double seconds_since(int64_t start) { return static_cast<double>(now_ns() - start) * 1e-9; }
-
 }  // namespace
 
 Peer *Mesh::State::claim(Arrival &&a) {
@@ -67,7 +65,6 @@ bool Mesh::State::gone(const Endpoint &e) const {
 }
 
 Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadline deadline) {
-  const int64_t start = now_ns();
   const bool local = e.host == self.host;
   int64_t refused_since = 0, key_since = 0;
   std::string last = "no attempt was made", unshared = "it is on another host";
@@ -124,7 +121,7 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
       fail(Code::PeerLost, "{} is no longer there ({}); it has probably ended", process_text(e), last);
     if (deadline.passed()) {
       const std::string text =
-          formatted("could not connect to {} within {:.1f} s: {}", process_text(e), seconds_since(start), last);
+          formatted("could not connect to {} within {:g} s: {}", process_text(e), deadline.seconds(), last);
       throw Error(key_since != 0 ? Code::Auth : Code::Timeout, text);
     }
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + pause)));
@@ -132,12 +129,11 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
 }
 
 Peer *Mesh::State::await_control(const Endpoint &e, std::unique_lock<std::mutex> &lock, Deadline deadline) {
-  const int64_t start = now_ns();
   const auto here = [&] { return arrivals.contains(e.process); };
   while (!net::wait_ready(changed, lock, Deadline::at_ns(std::min(deadline.ns(), now_ns() + kProbeNs)), here)) {
     if (deadline.passed())
-      fail(Code::Timeout, "{} did not connect within {:.1f} s; it is stopped or very late, or a firewall stands between",
-           process_text(e), seconds_since(start));
+      fail(Code::Timeout, "{} did not connect within {:g} s; it is stopped or very late, or a firewall stands between",
+           process_text(e), deadline.seconds());
     const bool absent = [&] {
       const Unlocked outside(lock);
       return gone(e);
@@ -152,7 +148,6 @@ Peer *Mesh::State::await_control(const Endpoint &e, std::unique_lock<std::mutex>
 
 std::vector<UniqueFd> Mesh::State::dial_data(Peer &peer, const Bytes16 &key, int streams, Deadline deadline) {
   const Endpoint &e = peer.endpoint;
-  const int64_t start = now_ns();
   std::vector<UniqueFd> out;
   std::string last;
   while (out.size() < static_cast<size_t>(streams)) {
@@ -185,8 +180,8 @@ std::vector<UniqueFd> Mesh::State::dial_data(Peer &peer, const Bytes16 &key, int
     }
     if (peer.lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer.lost_text());
     if (deadline.passed())
-      fail(Code::Timeout, "could not open data stream {} of {} to {} within {:.1f} s: {}", out.size(), streams,
-           process_text(e), seconds_since(start), last);
+      fail(Code::Timeout, "could not open data stream {} of {} to {} within {:g} s: {}", out.size(), streams,
+           process_text(e), deadline.seconds(), last);
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + 20'000'000)));
   }
   return out;
@@ -195,7 +190,6 @@ std::vector<UniqueFd> Mesh::State::dial_data(Peer &peer, const Bytes16 &key, int
 std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, std::unique_lock<std::mutex> &lock,
                                               Deadline deadline) {
   const Bytes16 &process = peer.endpoint.process;
-  const int64_t start = now_ns();
   const auto complete = [&] {
     const auto at = data_arrivals.find(process);
     return at != data_arrivals.end() && (at->second.count != static_cast<uint32_t>(streams) ||
@@ -205,8 +199,8 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, std::uniq
   const bool ready =
       net::wait_ready(changed, lock, deadline, [&] { return complete() || peer.lost.load(std::memory_order_acquire); });
   if (!ready)
-    fail(Code::Timeout, "{} did not open its {} data streams within {:.1f} s; a firewall may stand between",
-         process_text(peer.endpoint), streams, seconds_since(start));
+    fail(Code::Timeout, "{} did not open its {} data streams within {:g} s; a firewall may stand between",
+         process_text(peer.endpoint), streams, deadline.seconds());
   if (!complete()) throw Error(Code::PeerLost, peer.lost_text());
   DataArrivals d = std::move(data_arrivals[process]);
   data_arrivals.erase(process);

@@ -13,7 +13,7 @@ namespace {
 constexpr double kConnectSeconds = 3;  // one address
 // something else answers: perhaps the job before us, which is just ending
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
-constexpr double kVerdictSeconds = 0.25;  // after our deadline: for rank 0 to tell who is missing
+constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to tell who is missing
 
 class Client final : public Exchange {
  public:
@@ -24,7 +24,6 @@ class Client final : public Exchange {
 
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
     check_blob(mine);
-    start_ns_ = now_ns();
     for (;;) {
       if (!fd_) join(deadline);
       std::vector<Blob> blobs(static_cast<size_t>(world_));
@@ -39,7 +38,6 @@ class Client final : public Exchange {
   }
 
  private:
-  double waited() const { return static_cast<double>(now_ns() - start_ns_) * 1e-9; }
   static void pause(Deadline deadline, int64_t ns) {
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + ns)));
   }
@@ -64,9 +62,9 @@ class Client final : public Exchange {
       }
       if (deadline.passed())
         fail(foreign_since ? Code::Auth : Code::Timeout,
-             "rank {}: rank 0 of {} did not appear within {:.1f} s at {} ({}); check that rank 0 runs, with the same "
+             "rank {}: rank 0 of {} did not appear within {:g} s at {} ({}); check that rank 0 runs, with the same "
              "address and world size, and that no firewall stands between",
-             rank_, world_, waited(), where_, last);
+             rank_, world_, deadline.seconds(), where_, last);
       pause(deadline, wait);
     }
   }
@@ -143,9 +141,9 @@ class Client final : public Exchange {
       if (net::wait_events(fd_.get(), events, until) != 0) continue;
       if (gave_up)
         fail(Code::Timeout,
-             "rank {}: no answer from rank 0 of {} at {} within {:.1f} s; other ranks may be missing, or rank 0 is busy "
+             "rank {}: no answer from rank 0 of {} at {} within {:g} s; other ranks may be missing, or rank 0 is busy "
              "or stopped",
-             rank_, world_, where_, waited());
+             rank_, world_, where_, deadline.seconds());
       gave_up = true;  // rank 0 knows who is missing, and answers at once unless it is stopped or busy elsewhere
       until = Deadline(kVerdictSeconds);
       if (sent == out.size()) {
@@ -164,7 +162,6 @@ class Client final : public Exchange {
   UniqueFd fd_;
   net::FrameReader reader_{kMaxRendezvousBody};
   uint32_t round_ = 0;
-  int64_t start_ns_ = 0;
 };
 
 }  // namespace

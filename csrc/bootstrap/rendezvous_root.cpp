@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <deque>
 #include <map>
 
@@ -36,7 +37,7 @@ class Root final : public Exchange {
     start_ns_ = now_ns();
     distributing_ = false;
     while (failure_.ok() && !gathered()) {
-      if (!pump(deadline)) set_failure(Code::Timeout, missing_text());
+      if (!pump(deadline)) set_failure(Code::Timeout, missing_text(deadline.seconds()));
     }
     if (failure_.ok()) {
       std::vector<Blob> blobs(static_cast<size_t>(world_));
@@ -52,7 +53,7 @@ class Root final : public Exchange {
       distributing_ = true;
       for (size_t r = 1; r < by_rank_.size(); ++r) queue(*by_rank_[r], result);
       while (failure_.ok() && !flushed())
-        if (!pump(deadline)) set_failure(Code::Timeout, unread_text());
+        if (!pump(deadline)) set_failure(Code::Timeout, unread_text(deadline.seconds()));
       if (failure_.ok()) return blobs;
     }
     tell_failure(deadline);
@@ -96,9 +97,11 @@ class Root final : public Exchange {
   void set_failure(Code code, std::string text) {
     if (failure_.ok()) failure_ = {code, std::move(text)};  // the first is the cause
   }
-  double waited() const { return static_cast<double>(now_ns() - start_ns_) * 1e-9; }
+  double waited() const {
+    return 0.1 * std::round(static_cast<double>(now_ns() - start_ns_) * 1e-8);
+  }  // seconds, to a tenth
 
-  std::string missing_text() const {
+  std::string missing_text(double seconds) const {
     std::vector<int> absent, silent;
     for (size_t r = 1; r < by_rank_.size(); ++r) {
       if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
@@ -106,22 +109,21 @@ class Root final : public Exchange {
     }
     if (absent.empty() && silent.empty()) silent.push_back(0);  // this rank itself
     if (absent.empty())
-      return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:.1f} s",
-                       ranks_text(silent), world_, round_, where_, waited());
+      return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:g} s", ranks_text(silent),
+                       world_, round_, where_, seconds);
     std::string text = formatted(
-        "{} of {} did not arrive within {:.1f} s at {}; check that they were started with the same address "
+        "{} of {} did not arrive within {:g} s at {}; check that they were started with the same address "
         "and world size",
-        ranks_text(absent), world_, waited(), where_);
+        ranks_text(absent), world_, seconds, where_);
     if (gate_.refused() > 0)
       text += formatted(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
     return text;
   }
-  std::string unread_text() const {
+  std::string unread_text(double seconds) const {
     std::vector<int> slow;
     for (const auto &c : clients_)
       if (c->fd && !c->out.empty() && c->join) slow.push_back(c->rank());
-    return formatted("{} of {} did not read the result of the rendezvous within {:.1f} s", ranks_text(slow), world_,
-                     waited());
+    return formatted("{} of {} did not read the result of the rendezvous within {:g} s", ranks_text(slow), world_, seconds);
   }
 
   void queue(Client &c, std::shared_ptr<const net::ByteVector> bytes) {
@@ -215,7 +217,7 @@ class Root final : public Exchange {
         return;
       }
       case Meet::GiveUp:
-        if (member(c)) set_failure(Code::Timeout, missing_text() + formatted("; rank {} gave up first", c.rank()));
+        if (member(c)) set_failure(Code::Timeout, missing_text(waited()) + formatted("; rank {} gave up first", c.rank()));
         return;
       case Meet::Result:
       case Meet::Failure:

@@ -121,7 +121,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
-  // Asks the process of a rank what the member `their_index` is doing; blocks at most `ms`. False: no answer.
+  // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
+  // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
   struct Answer {
     uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
     int32_t waiting_on = -1;
@@ -129,7 +130,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
             in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
     char busy[256] = {};     // what else that process waits for, may be empty
   };
-  bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer);
+  bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Deadline patience,
+             Answer &answer);
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
 
   struct Stats {
@@ -240,6 +242,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   };
   std::vector<Retired> retired_;
 
+  std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
   mutable std::mutex query_mutex_;
   std::condition_variable query_answered_;
   uint64_t query_next_ = 0;

@@ -1,5 +1,6 @@
 // Control messages: what processes tell each other beside the data. Bodies are small fixed structs, checked for size; a body that does
 // not fit is dropped, since the peer has proved the job key and can only be of another version, which the handshake refuses.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -9,6 +10,9 @@
 
 namespace isthmus::engine {
 namespace {
+
+// A process that has not been heard from for this long is taken for stopped.
+constexpr int64_t kSilentBeats = 3, kSilentNs = 300'000'000;
 
 template <class T>
 bool take(std::span<const std::byte> &body, T &out) {
@@ -120,8 +124,10 @@ void Context::on_lost(bootstrap::Peer &peer, const std::string &why) {
 
 void Context::on_tick() {
   enter_own_thread();
+  const int64_t now = now_ns();
+  ticked_ns_.store(now, std::memory_order_relaxed);
   sweep();
-  report_broken(now_ns());
+  report_broken(now);
 }
 
 Context::Answer Context::answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const {
@@ -135,7 +141,8 @@ Context::Answer Context::answer_query(uint32_t index, uint32_t epoch, uint64_t s
   return a;
 }
 
-bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Answer &answer) {
+bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms,
+                    Deadline patience, Answer &answer) {
   if (!peer) {
     answer = answer_query(their_index, epoch, sequence);
     return true;
@@ -147,7 +154,11 @@ bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch,
   const auto mine = [&] {
     return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
   };
-  if (!query_answered_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return mine() != answers_.end(); })) return false;
+  // Of several heartbeats none has come by the last time that our own control thread, which may be late as well, has looked.
+  const int64_t several = std::max(kSilentNs, kSilentBeats * 1'000'000 * settings_.integer(Setting::HeartbeatMs));
+  const auto silent = [&] { return ticked_ns_.load() - peer->last_heard_ns.load() > several; };
+  while (!query_answered_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return mine() != answers_.end(); }))
+    if (peer->lost.load() || silent() || patience.passed()) return false;
   answer = mine()->second;
   answers_.erase(mine());
   return true;

@@ -7,6 +7,13 @@
 
 namespace isthmus::engine {
 
+namespace {
+
+constexpr int kAnswerMs = 150;            // for a process that is well
+constexpr double kPatienceSeconds = 1.0;  // of one search for a culprit, with processes whose heartbeats still come
+
+}  // namespace
+
 // Compares what rank q called at our sequence number with what we called, as far as its description can be seen; the number before
 // too, where nobody has yet.
 bool Member::check_peer(const Op *op, int q) noexcept {
@@ -29,7 +36,8 @@ void Member::mismatch(uint64_t sequence, int q) noexcept {
     if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(d.what.load(), d.bytes.load());
   } else {
     Context::Answer a;
-    if (context_->query(p.process, p.their_index, epoch_, sequence, 200, a) && a.known) theirs = describe(a.what, a.bytes);
+    if (context_->query(p.process, p.their_index, epoch_, sequence, kAnswerMs, Deadline(kPatienceSeconds), a) && a.known)
+      theirs = describe(a.what, a.bytes);
   }
   const Description &mine = mail_->description(sequence);
   const std::string ours = describe(mine.what.load(), mine.bytes.load());
@@ -75,6 +83,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
 
 // Follows the chain of who waits for whom from rank `first` to its end.
 std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
+  const Deadline patience(kPatienceSeconds);
   std::vector<int> seen{rank_};
   std::string chain;
   for (int q = first;;) {
@@ -86,7 +95,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
     Context::Answer a;
     const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
     const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, 150, a))
+    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, kAnswerMs, patience, a))
       return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
                        rank_text(q), silent, chain);
     const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
@@ -128,7 +137,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
       for (int r = 0; r < world_; ++r) {
         if (r == rank_ || r == q || std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
         Context::Answer other;
-        if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, 100, other))
+        if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, kAnswerMs, patience, other))
           return formatted("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
                            chain);
       }
@@ -154,12 +163,13 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
                      island_family_, device_);
   const std::string in = call ? formatted("{} is in {}", island_family_, call)
                               : formatted("what was given to {} has not ended", island_family_);
+  const Deadline patience(kPatienceSeconds);
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
     Context::Answer a;
     if (peers_[q].left.load(std::memory_order_acquire) ||
-        !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, 150, a) || a.entered < op.sequence ||
-        (a.known && a.digest != op.digest))
+        !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, kAnswerMs, patience, a) ||
+        a.entered < op.sequence || (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, code));
   }
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck";

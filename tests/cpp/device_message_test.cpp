@@ -449,8 +449,10 @@ TEST(DeviceMessage, AbortLeavesNothing) {
   const auto before = settled();
   EXPECT_EQ(before.at("event"), 0u);
   for (const bool streamed : {true, false})
-    fly("0a 1b", [&](Rank &r) {
+    fly("0a 1b", [streamed, rung = std::make_shared<std::atomic<int>>(0)](Rank &r) {
       ring(r, 300'000, 1, false);
+      ++*rung;
+      MUST(within(20, [&] { return rung->load() == r.size; }));
       UserStream user;
       const isthmus_call how = on(user.stream);
       Memory x(r, 300'000);

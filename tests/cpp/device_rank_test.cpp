@@ -729,9 +729,10 @@ TEST(DeviceRank, AThreadThatFreesMemoryHoldsNothingUpForGood) {
 // The user's stream gets through to what stands behind the operation.
 TEST(DeviceRank, AbortReleasesTheUsersStream) {
   for (const char *fleet : {"0a 1b", "0a 1a", "0a 1a -b"})
-    fly(fleet, [](Rank &r) {
+    fly(fleet, [submitted = std::make_shared<std::atomic<bool>>(false)](Rank &r) {
       if (r.rank != 0) {
-        std::this_thread::sleep_for(200ms);
+        MUST(within(20, [&] { return submitted->load(); }));
+        std::this_thread::sleep_for(100ms);  // for the device to come to it
         isthmus_comm_abort(r.comm, "enough");
         return;
       }
@@ -740,6 +741,7 @@ TEST(DeviceRank, AbortReleasesTheUsersStream) {
       const isthmus_call how = on(user.stream);
       Work work;
       OK(c.call(&how, &work.work));
+      submitted->store(true);
       MUST(work.wait() == ISTHMUS_ERR_ABORTED);
       MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
     });
@@ -749,7 +751,7 @@ TEST(DeviceRank, AbortReleasesTheUsersStream) {
 // gets through once the user lets it.
 TEST(DeviceRank, AbortDoesNotWaitForTheUsersStream) {
   for (const char *fleet : {"0a 1b", "0a 1a"})
-    fly(fleet, [](Rank &r) {
+    fly(fleet, [submitted = std::make_shared<std::atomic<int>>(0)](Rank &r) {
       Collective(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000).run();
       UserStream user;
       Collective c(r, AllReduce, ISTHMUS_FLOAT32, ISTHMUS_SUM, 100'000);
@@ -757,7 +759,9 @@ TEST(DeviceRank, AbortDoesNotWaitForTheUsersStream) {
       Work work;
       if (r.rank == 0) user.stand();
       OK(c.call(&how, &work.work));
-      std::this_thread::sleep_for(100ms);
+      ++*submitted;
+      MUST(within(20, [&] { return submitted->load() == r.size; }));
+      std::this_thread::sleep_for(100ms);  // for the devices to come to it
       if (r.rank == 0) isthmus_comm_abort(r.comm, "enough");
       const double took = seconds_of([&] { MUST(work.wait() == ISTHMUS_ERR_ABORTED); });
       EXPECT_LT(took, 5);

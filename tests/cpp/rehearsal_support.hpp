@@ -131,5 +131,14 @@ inline void expect_clean(const Environment &environment, const std::function<voi
 }
 
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+// Whether it comes to hold. Only what never does takes the whole time.
+inline bool comes(const std::function<bool()> &holds, int seconds = 20) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    sleep_ms(1);
+  }
+  return true;
+}
 
 }  // namespace rehearsed

@@ -147,23 +147,27 @@ TEST(Rehearsal, RegisteredMemoryHasAnotherAddressOnTheDevice) {
 }
 
 // One stream stands at a gate; whether another goes on depends on the number of queues.
-void two_streams(int expected) {
+void two_streams(bool goes_on) {
   use(0);
   Pinned gate;
   const Handle a = new_stream(), b = new_stream(), done = new_event();
   stand(a, gate);
   IS(cu("EventRecord", done, b), 0);
-  sleep_ms(50);
-  IS(cu("EventQuery", done), expected);
+  if (goes_on) {
+    CHECK(comes([&] { return cu("EventQuery", done) == 0; }));
+  } else {
+    sleep_ms(50);
+    IS(cu("EventQuery", done), 600);
+  }
   gate.set(1u);
   IS(cu("EventSynchronize", done), 0);
   IS(cu("StreamSynchronize", a), 0);
 }
 TEST(Rehearsal, OneQueueHoldsBackOtherStreams) {
-  expect_clean({}, [] { two_streams(600); });
+  expect_clean({}, [] { two_streams(false); });
 }
 TEST(Rehearsal, TwoQueuesDoNot) {
-  expect_clean({{"REHEARSAL_QUEUES", "2"}}, [] { two_streams(0); });
+  expect_clean({{"REHEARSAL_QUEUES", "2"}}, [] { two_streams(true); });
 }
 
 TEST(Rehearsal, AnEventOrdersTwoQueues) {
@@ -188,24 +192,31 @@ TEST(Rehearsal, ValuesCompareAsTheVendorSays) {
     use(0);
     Pinned word;
     const Handle s = new_stream();
-    const auto passes = [&](uint32_t now, uint32_t value, unsigned how, uint32_t opens) {
+    const auto wait_for = [&](uint32_t now, uint32_t value, unsigned how) {
       word.set(now);
       IS(cu("StreamWaitValue32_v2", s, word.device, value, how), 0);
+    };
+    const auto passes = [&](uint32_t now, uint32_t value, unsigned how) {
+      wait_for(now, value, how);
+      return comes([&] { return cu("StreamQuery", s) == 0; });
+    };
+    const auto stands = [&](uint32_t now, uint32_t value, unsigned how, uint32_t opens) {
+      wait_for(now, value, how);
       sleep_ms(5);
       const int r = cu("StreamQuery", s);
       word.set(opens);
       IS(cu("StreamSynchronize", s), 0);
-      return r == 0;
+      return r == 600;
     };
-    CHECK(passes(5, 5, 0, 5));
-    CHECK(!passes(4, 5, 0, 5));
-    CHECK(passes(2, 0xfffffffeu, 0, 2));   // behind the wrap
-    CHECK(!passes(0xfffffffeu, 2, 0, 2));  // before it
-    CHECK(!passes(6, 5, 1, 5));            // equal
-    CHECK(passes(6, 4, 2, 6));             // and
-    CHECK(!passes(6, 1, 2, 1));            //
-    CHECK(passes(6, 1, 3, 6));             // nor
-    CHECK(!passes(0xf0f0f0f0u, 0x0f0f0f0fu, 3, 0));
+    CHECK(passes(5, 5, 0));
+    CHECK(stands(4, 5, 0, 5));
+    CHECK(passes(2, 0xfffffffeu, 0));     // behind the wrap
+    CHECK(stands(0xfffffffeu, 2, 0, 2));  // before it
+    CHECK(stands(6, 5, 1, 5));            // equal
+    CHECK(passes(6, 4, 2));               // and
+    CHECK(stands(6, 1, 2, 1));            //
+    CHECK(passes(6, 1, 3));               // nor
+    CHECK(stands(0xf0f0f0f0u, 0x0f0f0f0fu, 3, 0));
     word.set<uint64_t>(3);
     IS(cu("StreamWaitValue64_v2", s, word.device, ~uint64_t{0}, 0u), 0);
     IS(cu("StreamWriteValue64_v2", s, word.device, uint64_t{1} << 40, 0u), 0);
@@ -228,7 +239,8 @@ TEST(Rehearsal, FreeHoldsTheLockUntilTheDeviceIsIdle) {
       release(a);
       ++done;
     });
-    sleep_ms(30);
+    CHECK(comes([] { return number_of("rehearsal_calls", "cuMemFree") == 1; }));
+    sleep_ms(30);  // from the count to the lock
     std::thread asks([&] {
       use(0);
       IS(cu("EventQuery", e), 0);
@@ -257,6 +269,7 @@ TEST(Rehearsal, AFullQueueBlocks) {
         ++submitted;
       }
     });
+    CHECK(comes([&] { return submitted.load() == 3; }));
     sleep_ms(50);
     IS(submitted.load(), 3);
     gate.set(1u);
@@ -445,10 +458,10 @@ TEST(Rehearsal, WorkThatHangsOrIsSlow) {
     use(0);
     const Handle s = new_stream();
     const Address a = allocate(16);
+    const auto begin = std::chrono::steady_clock::now();
     IS(cu("MemsetD8Async", a, static_cast<unsigned char>(1), size_t{4}, s), 0);
-    sleep_ms(30);
-    IS(cu("StreamQuery", s), 600);
     IS(cu("StreamSynchronize", s), 0);
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(100));
     IS(cu("MemsetD8Async", a, static_cast<unsigned char>(1), size_t{4}, s), 0);
     sleep_ms(30);
     IS(cu("StreamQuery", s), 600);
@@ -792,9 +805,7 @@ TEST(Rehearsal, CommunicatorsThatCannotBe) {
     IS(nc("CommDestroy", comm), 0);
     config.magic = 1;
     IS(nc("CommInitRankConfig", &comm, 1, id, 0, static_cast<void *>(&config)), 4);
-    sleep_ms(100);
-    IS(live("communicator"), 0u);
-    IS(live("allocation"), 0u);
+    CHECK(comes([] { return live("communicator") == 0 && live("allocation") == 0; }));
   });
 }
 

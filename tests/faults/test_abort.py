@@ -182,24 +182,31 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def leftovers(me: Me, use: Any) -> Any:
-    """What is there after `use` that was not there before: descriptors, threads, mappings."""
+class Here:
+    """What this process holds: descriptors, threads, mappings of shared memory."""
 
-    def mappings() -> int:
+    def __init__(self) -> None:
+        self.descriptors, self.threads = descriptors(), set(os.listdir("/proc/self/task"))
         with open("/proc/self/maps") as maps:
-            return sum("memfd" in line for line in maps)
+            self.mappings = sum("memfd" in line for line in maps)
 
-    before = descriptors(), set(os.listdir("/proc/self/task")), mappings()
-    use(me)
-    deadline = time.monotonic() + 2  # threads are joined by destroy; the kernel may still list one that ends
-    while time.monotonic() < deadline and set(os.listdir("/proc/self/task")) - before[1]:
-        time.sleep(0.01)
-    after = descriptors()
-    return (
-        {name: after[name] for name in after if name not in before[0]},
-        sorted(set(os.listdir("/proc/self/task")) - before[1]),
-        mappings() - before[2],
-    )
+    def leftovers(self) -> Any:
+        """What is there now and was not there then. Threads that end may be listed a moment longer, even joined ones, and
+        a context may be deleted by a thread of its own."""
+        deadline = time.monotonic() + 5
+        while True:
+            now = Here()
+            left = (
+                {name: there for name, there in now.descriptors.items() if name not in self.descriptors},
+                sorted(now.threads - self.threads),
+                now.mappings - self.mappings,
+            )
+            if left == NOTHING or time.monotonic() > deadline:
+                return left
+            time.sleep(0.01)
+
+
+NOTHING: Any = ({}, [], 0)
 
 
 def use_and_destroy(me: Me) -> None:
@@ -230,25 +237,27 @@ def fail_to_init(me: Me) -> None:
 @pytest.mark.parametrize("use", [use_and_destroy, use_and_abort, fail_to_init])
 def test_destroy_leaves_nothing(zygote: Zygote, shape: str, use: Any) -> None:
     def body(me: Me) -> Any:
-        return leftovers(me, use)
+        before = Here()
+        use(me)
+        return before.leftovers()
 
     before = set(os.listdir("/dev/shm"))
     with job(zygote, 2, body, shape) as ranks:
         for left in results(ranks):
-            assert left == ({}, [], 0), left
+            assert left == NOTHING, left
     assert set(os.listdir("/dev/shm")) <= before
 
 
 def test_init_and_destroy_many_times_does_not_grow(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
-        counts = []
+        before = Here()
         for i in range(8):
             comm = isthmus.init(me.rank, me.world, **{**me.options, "address": me.hear()})
             comm.all_reduce(np.ones(1000))
             comm.destroy()
-            counts.append((len(descriptors()), len(os.listdir("/proc/self/task"))))
+            left = before.leftovers()
+            assert left == NOTHING, (i, left)
             me.send("round", i)
-        return counts
 
     from isthmus import launch
 
@@ -258,5 +267,4 @@ def test_init_and_destroy_many_times_does_not_grow(zygote: Zygote, shape: str) -
             for rank in ranks:
                 rank.tell(address)
             all_say(ranks, "round")
-        for counts in results(ranks):
-            assert counts[-1] == counts[0], counts
+        results(ranks)

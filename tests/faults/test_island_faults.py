@@ -29,7 +29,7 @@ def loop(me: Me, count: int) -> dict[str, Any]:
 
     first = me.caught(forever)
     again = me.caught(comm.barrier)
-    assert again["kind"] == first["kind"] and again["took"] < 0.1
+    assert again["kind"] == first["kind"] and again["took"] < 5, again  # at once, not at its deadline
     begin = time.monotonic()
     comm.destroy()
     first["destroyed"] = time.monotonic() - begin

@@ -7,14 +7,35 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import torch
 
+from devices import Acl, Cuda
 from isthmus import rehearse
+
+
+@contextmanager
+def held(stream: torch.Stream) -> Iterator[None]:
+    """Over there: the stream goes no further until the block ends.
+
+    Nothing may be allocated in it: the driver would wait for the stream. What waits all the same goes on after 30 s.
+    """
+    vendor = {"cuda": Cuda, "npu": Acl}[torch.rehearsal.vendor()]
+    go_on = vendor().hold(stream.native_handle)
+    late = threading.Timer(30, go_on)
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        go_on()
 
 
 class DeviceProcess:

@@ -187,15 +187,20 @@ def test_a_rank_may_send_to_itself(ranks: Run) -> None:
 def test_barrier_holds_until_the_last_rank_has_come(ranks: Run) -> None:
     import time
 
-    def body(comm: isthmus.Comm) -> float:
-        comm.barrier()
-        begin = time.monotonic()
-        if comm.rank == 0:
-            time.sleep(0.2)
-        comm.barrier()
-        return time.monotonic() - begin
+    def body(comm: isthmus.Comm) -> list[tuple[float, float]]:
+        times = []
+        for late in range(comm.size):
+            comm.barrier()
+            if comm.rank == late:
+                time.sleep(0.05)
+            came = time.monotonic()  # one clock for all ranks
+            comm.barrier()
+            times.append((came, time.monotonic()))
+        return times
 
-    assert all(seconds > 0.15 for seconds in ranks(3, body))
+    for barrier in zip(*ranks(3, body), strict=True):
+        came, left = zip(*barrier, strict=True)
+        assert min(left) >= max(came)
 
 
 def test_split_makes_communicators_ordered_by_key(ranks: Run) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from device_process import DeviceProcess
+from device_process import DeviceProcess, held
 from isthmus import rehearse
 
 DEVICE = "rehearsal"
@@ -247,17 +247,20 @@ def test_copies_from_pinned_memory_return_before_they_are_done(late: DeviceProce
         stream = torch.accelerator.current_stream()
         device = torch.empty(1000, device=DEVICE)
         back = torch.zeros(1000).pin_memory()
-        device.copy_(host, non_blocking=True)
-        back.copy_(device, non_blocking=True)
-        assert not stream.query()
-        assert not back.equal(host)
+        with held(stream):
+            device.copy_(host, non_blocking=True)
+            back.copy_(device, non_blocking=True)
+            assert not stream.query()
+            assert not back.equal(host)
         stream.synchronize()
         assert back.equal(host)
         pageable = torch.zeros(1000)
         pageable.copy_(device, non_blocking=True)  # waits
         assert pageable.equal(host)
-        pinned = device.to("cpu", non_blocking=True)  # does not: torch makes it pinned
-        assert pinned.is_pinned() and not stream.query()
+        del back  # so that there is pinned memory to give out
+        with held(stream):
+            pinned = device.to("cpu", non_blocking=True)  # does not: torch makes it pinned
+            assert pinned.is_pinned() and not stream.query()
         stream.synchronize()
         assert pinned.equal(host)
         device.copy_(host * 2)
@@ -269,12 +272,15 @@ def test_copies_from_pinned_memory_return_before_they_are_done(late: DeviceProce
 def test_pinned_memory_is_not_given_out_again_while_a_copy_reads_it(late: DeviceProcess) -> None:
     def body() -> None:
         device = torch.empty(5000, device=DEVICE)
+        stream = torch.accelerator.current_stream()
         for n in range(3):
-            host = torch.full((5000,), float(n)).pin_memory()
+            host, spare = torch.full((5000,), float(n)).pin_memory(), torch.empty(5000).pin_memory()
             address = host.data_ptr()
-            device.copy_(host, non_blocking=True)
-            del host
-            assert torch.zeros(5000).pin_memory().fill_(99.0).data_ptr() != address
+            with held(stream):
+                device.copy_(host, non_blocking=True)
+                del spare, host
+                assert torch.zeros(5000).pin_memory().fill_(99.0).data_ptr() != address
+                assert not stream.query()
             assert device.cpu().unique().tolist() == [float(n)]
 
     late(body)
@@ -510,19 +516,20 @@ def test_a_stream_does_its_work_in_order_and_others_do_not_wait(late: DeviceProc
     def body() -> None:
         x = torch.zeros(100, device=DEVICE)
         torch.accelerator.synchronize()
-        source = torch.ones(100).pin_memory()
+        sources = [torch.full((100,), n).pin_memory() for n in (5.0, 3.0, 1.0)]
         busy, other = torch.Stream(device=DEVICE), torch.Stream(device=DEVICE)
         assert busy != other and busy.native_handle != other.native_handle != 0
-        with busy:
-            assert torch.accelerator.current_stream() == busy
-            for n in (5.0, 3.0, 1.0):
-                x.copy_(source * n, non_blocking=True)
-            assert not busy.query()
-        assert torch.accelerator.current_stream() != busy
-        other.synchronize()
-        assert other.query() and not busy.query()
+        with held(busy):
+            with busy:
+                assert torch.accelerator.current_stream() == busy
+                for source in sources:
+                    x.copy_(source, non_blocking=True)
+                assert not busy.query()
+            assert torch.accelerator.current_stream() != busy
+            other.synchronize()
+            assert other.query() and not busy.query()
         busy.synchronize()
-        assert x.cpu().equal(source)
+        assert x.cpu().equal(sources[-1])
 
     late(body)
 
@@ -535,14 +542,16 @@ def test_events_order_streams_and_tell_the_time(late: DeviceProcess) -> None:
         first, second = torch.Stream(device=DEVICE), torch.Stream(device=DEVICE)
         begin, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
         assert begin.query()
-        with first:
-            begin.record()
-            x.copy_(source, non_blocking=True)
-            end.record()
-        assert not end.query()
-        with second:
-            second.wait_event(end)
-            y.copy_(x)
+        with held(first):
+            with first:
+                begin.record()
+                x.copy_(source, non_blocking=True)
+                end.record()
+            assert not end.query()
+            with second:
+                second.wait_event(end)
+                y.copy_(x)
+            assert not second.query()
         end.synchronize()
         assert end.query() and begin.elapsed_time(end) >= 60
         second.synchronize()
@@ -558,17 +567,19 @@ def test_memory_in_use_by_another_stream_is_not_given_out_again(late: DeviceProc
         side = torch.Stream(device=DEVICE)
         back = torch.zeros(3000).pin_memory()
         for keeps in (True, False):
-            x = torch.full((3000,), 5.0).to(DEVICE)
+            x, spare = torch.full((3000,), 5.0).to(DEVICE), torch.empty(3000, device=DEVICE)
             torch.accelerator.synchronize()
-            with side:
-                back.copy_(x, non_blocking=True)
-            address = x.data_ptr()
-            if keeps:
-                x.record_stream(side)
-            del x
-            again = torch.empty(3000, device=DEVICE)
-            assert (again.data_ptr() == address) is not keeps
-            again.fill_(-1.0)
+            with held(side):
+                with side:
+                    back.copy_(x, non_blocking=True)
+                address = x.data_ptr()
+                if keeps:
+                    x.record_stream(side)
+                    del spare  # what is given out instead
+                del x
+                again = torch.empty(3000, device=DEVICE)
+                assert (again.data_ptr() == address) is not keeps
+                again.fill_(-1.0)
             side.synchronize()
             if keeps:
                 assert back.unique().tolist() == [5.0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from device_process import DeviceProcess
+from device_process import DeviceProcess, held
 
 DEVICE = "rehearsal"
 
@@ -56,11 +56,13 @@ def test_streams_and_events(there: DeviceProcess) -> None:
         first, second = torch.Stream(device=DEVICE), torch.Stream(device=DEVICE)
         begin, end = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
         assert end.query()  # never recorded
-        with first:
-            begin.record()
-            x = torch.full((1000,), 3.0).pin_memory().to(DEVICE, non_blocking=True)
-            end.record()
-        assert not end.query() and not first.query()
+        host, x = torch.full((1000,), 3.0).pin_memory(), torch.empty(1000, device=DEVICE)
+        with held(first):
+            with first:
+                begin.record()
+                x.copy_(host, non_blocking=True)
+                end.record()
+            assert not end.query() and not first.query()
         second.wait_event(end)
         with second:
             y = x * 2
