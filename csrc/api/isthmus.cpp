@@ -309,6 +309,15 @@ int isthmus_comm_device(isthmus_comm_t comm) {
   });
   return device;
 }
+isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
+                                   int64_t *stream_number) {
+  return guarded([&] {
+    const Inside inside(comm);
+    inside->check_lent(type, number, memory);
+    if (stream_number) *stream_number = inside->member().runtime()->dlpack_stream(stream);
+    return ISTHMUS_OK;
+  });
+}
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
   guarded([&] { return sequence = Inside(comm)->member().sequence(), ISTHMUS_OK; });

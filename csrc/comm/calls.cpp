@@ -128,6 +128,18 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
   return in;
 }
 
+void Communicator::check_lent(int type, int number, const void *memory) const {
+  const device::Runtime *runtime = member_->runtime();
+  if (!runtime)
+    fail(Code::Unsupported, "this rank works on host memory: set ISTHMUS_DEVICE before init, or copy it to the host first");
+  const device::Dlpack known = runtime->dlpack();
+  const std::string own = formatted("{}:{}", runtime->vendor(), member_->device());
+  if ((type != known.type || number != member_->device()) && (known.shared == 0 || type != known.shared))
+    fail(Code::Argument, "this rank works on {}", own);
+  if (memory && runtime->find(memory).where == device::Where::Unknown)
+    fail(Code::Argument, "{}, on which this rank works, has no memory at {}", own, memory);
+}
+
 // The bytes of our types are the open standard's, and a device whose arithmetic takes them for other numbers, or its library, would give
 // other sums: nobody reduces them where there is such a device.
 void Communicator::check_float8(const char *name, DType dtype) const {

@@ -59,6 +59,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   engine::Member &member() noexcept { return *member_; }
   const std::string &name() const noexcept { return member_->name(); }
 
+  // Throws where `memory` (or nothing yet) of a device that DLPack calls by that type and number is not this rank's: Error(Unsupported)
+  // on a rank of the host, Error(Argument) elsewhere. The text is what this rank works on.
+  void check_lent(int type, int number, const void *memory) const;
   // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
   void prepare(const Request &request, engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);

@@ -66,6 +66,7 @@ class AclCalls {
  public:
   static constexpr const char *kVendor = "acl", *kName = "Ascend ACL";
   static constexpr bool kValues = false, kWays = true;
+  static constexpr Dlpack kDlpack{12, 0};  // kDLExtDev, as PyTorch has it for devices outside of its own list
   using Handle = acl_abi::Handle;
 
   AclCalls(std::string version, int count)
@@ -79,6 +80,7 @@ class AclCalls {
   }
   int numa(int) const { return -1; }  // the library does not say where on the bus a device is
   Float8 float8(int) const { return Float8::Ocp; }
+  int64_t dlpack_stream(const void *) const { return -1; }
 
   // The device's default context, in which programs and the vendor's other libraries work too. A thread that had one gets it
   // back; one that had none keeps this, since the library has no call that takes it away.

@@ -43,6 +43,7 @@ class CudaCalls {
  public:
   static constexpr const char *kVendor = "cuda", *kName = "NVIDIA driver";
   static constexpr bool kValues = true, kWays = false;
+  static constexpr Dlpack kDlpack{2, 13};  // kDLCUDA, kDLCUDAManaged
   using Handle = cuda_abi::Handle;
 
   CudaCalls(int version, std::vector<Device> numbers)
@@ -66,6 +67,8 @@ class CudaCalls {
     return wide != 0;
   }
   Float8 float8(int) const { return Float8::Ocp; }
+  // 1: the default stream, which the driver knows by this number too; 2: that of the thread, alike.
+  int64_t dlpack_stream(const void *handle) const { return handle ? reinterpret_cast<intptr_t>(handle) : 1; }
 
   // The primary context, which the vendor's runtime library uses too. Made when a device is first used, and kept.
   intptr_t enter(int device) const {

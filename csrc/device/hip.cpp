@@ -49,6 +49,7 @@ class HipCalls {
  public:
   static constexpr const char *kVendor = "hip", *kName = "AMD runtime";
   static constexpr bool kValues = true, kWays = false;
+  static constexpr Dlpack kDlpack{10, 0};  // kDLROCM
   using Handle = hip_abi::Handle;
 
   HipCalls(int version, int count) : version_(version), count_(count) {}
@@ -72,6 +73,14 @@ class HipCalls {
   // Of all architectures with 8-bit arithmetic only the ninth's fourth has the other kind (gfx940 to gfx942).
   Float8 float8(int device) const {
     return attribute(kAttributeMajor, device) == 9 && attribute(kAttributeMinor, device) == 4 ? Float8::Fnuz : Float8::Ocp;
+  }
+
+  // 0: the default stream, whose handle is 0 or 1; there is no number for the one of the thread, which is 2.
+  int64_t dlpack_stream(const void *handle) const {
+    const auto number = reinterpret_cast<intptr_t>(handle);
+    if (number == 2)
+      fail(Code::Unsupported, "DLPack has no number for the default stream of a thread (hipStreamPerThread): give another");
+    return number == 1 ? 0 : number;
   }
 
   // The thread's device is put back as it was.

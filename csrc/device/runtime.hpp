@@ -42,6 +42,12 @@ struct PointerInfo {
   int device = -1;
 };
 
+// What DLPack, the protocol by which libraries lend each other arrays, calls the memory of a vendor's devices: its DLDeviceType.
+struct Dlpack {
+  int type = 1;    // of memory of one device
+  int shared = 0;  // of memory that belongs to all devices of the vendor and has no number; 0: there is none
+};
+
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -111,6 +117,10 @@ class Runtime {
   virtual std::string describe(int device) const = 0;  // "NVIDIA H100 80GB HBM3 at 0000:3b:00.0"
   virtual int numa(int) const { return -1; }           // the node of the host that is nearest to the device, or -1
   virtual Float8 float8(int) const { return Float8::Ocp; }
+  virtual Dlpack dlpack() const noexcept { return {}; }
+  // The number that DLPack has for the stream of that handle (nullptr: the default one); -1: it has none for streams of such devices.
+  // Error(Unsupported) for a stream that it cannot name.
+  virtual int64_t dlpack_stream(const void *) const { return -1; }
 
   virtual std::unique_ptr<Stream> make_stream(int device, const char *name) = 0;  // `name`: static text, for people
   // The user's stream of that handle; ending the object leaves the stream as it is. Error(Unsupported) where there are no such streams.

@@ -8,6 +8,7 @@
 //   int devices(); std::string version(); std::string describe(int device); int numa(int device)
 //   bool waits(int device)                          where there are: whether this device's streams do
 //   Float8 float8(int device)
+//   static constexpr Dlpack kDlpack; int64_t dlpack_stream(const void *handle)   as in Runtime
 //   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
 //   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and
 //   its code, or return the Status where their name begins with try_. The comparison of values is signed.
@@ -63,6 +64,8 @@ class VendorRuntime final : public Runtime {
     at(device);
     return calls_.float8(device);
   }
+  Dlpack dlpack() const noexcept override { return Calls::kDlpack; }
+  int64_t dlpack_stream(const void *handle) const override { return calls_.dlpack_stream(handle); }
   Capabilities capabilities(int device) const override {
     at(device);
     Capabilities c;

@@ -213,17 +213,49 @@ bool has(PyObject *object, const char *attribute) {
   return value != nullptr;
 }
 
+constexpr int64_t kNoNumber = -1;  // DLPack has none for the streams of that device
+
+// Whether the call's rank works on that device, and its driver knows `memory`, where that is not NULL. `number`, where not NULL: what
+// DLPack calls `stream`. False with a Python error.
+bool lent(PyObject *source, const dlpack::Place &place, const void *memory, const Call &call, const char *argument,
+          void *stream, int64_t *number) {
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_dlpack(call.handle, place.type, place.number, memory, stream, number);
+  }
+  if (result == ISTHMUS_OK) return true;
+  const std::string text = std::string(call.call) + ": " + argument + " (" + Py_TYPE(source)->tp_name + ") lies on " +
+                           dlpack::device_name(place) + ", and " + isthmus_last_error();
+  raise(result, text.c_str());
+  return false;
+}
+
 }  // namespace
+
+bool Call::join(void *stream, const char *argument) {
+  if (named) return true;
+  if (options.on_stream && options.stream != stream) {
+    raise_argument("%s: %s is ready behind stream %p, and another array behind %p: say which one with stream=", call,
+                   argument, stream, options.stream);
+    return false;
+  }
+  stand_on(stream);
+  return true;
+}
+
+bool Call::join_default(int64_t number, const char *argument) {
+  if (named || number == kNoNumber) return true;
+  by_default = !options.on_stream || by_default;
+  return join(reinterpret_cast<void *>(static_cast<intptr_t>(number)), argument);  // the number is a handle too
+}
 
 Array &Array::operator=(Array &&other) noexcept {
   if (this != &other) {
-    Py_XDECREF(keep_);
+    drop();
     data = other.data;
     count = other.count;
     dtype = other.dtype;
-    device = other.device;
-    on_stream = other.on_stream;
-    stream = other.stream;
     source_ = other.source_;
     keep_ = other.keep_;
     held_ = other.held_;
@@ -233,26 +265,35 @@ Array &Array::operator=(Array &&other) noexcept {
   return *this;
 }
 
+// What ends here may be a producer's function that is written in Python: an error that is being raised is none of its business.
+void Array::drop() noexcept {
+  if (!keep_) return;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  Py_CLEAR(keep_);
+  PyErr_Restore(type, value, trace);
+}
+
 void Array::hold() {
   if (held_ || keep_ || !source_) return;
   keep_ = Py_NewRef(source_);
   held_ = true;
 }
 
-bool Array::read(PyObject *source, const char *call, const char *argument, Access access) {
+bool Array::read(PyObject *source, Call &call, const char *argument, Access access) {
   source_ = source;
-  if (ndarray_type && PyObject_TypeCheck(source, ndarray_type)) return read_numpy(source, call, argument, access);
-  if (tensor_type && PyObject_TypeCheck(source, tensor_type)) return read_torch(source, call, argument);
+  if (ndarray_type && PyObject_TypeCheck(source, ndarray_type)) return read_numpy(source, call.call, argument, access);
+  if (tensor_type && PyObject_TypeCheck(source, tensor_type)) return read_torch(source, call, argument, access);
   if (!ndarray_type && (ndarray_type = loaded_type("numpy", "ndarray")) && PyObject_TypeCheck(source, ndarray_type))
-    return read_numpy(source, call, argument, access);
+    return read_numpy(source, call.call, argument, access);
   if (!tensor_type && (tensor_type = loaded_type("torch", "Tensor")) && PyObject_TypeCheck(source, tensor_type))
-    return read_torch(source, call, argument);
-  if (PyObject_CheckBuffer(source)) return read_buffer(source, call, argument, access);
-  if (PyCapsule_CheckExact(source)) return read_dlpack(source, call, argument, access);
+    return read_torch(source, call, argument, access);
+  if (PyObject_CheckBuffer(source)) return read_buffer(source, call.call, argument, access);
+  if (PyCapsule_CheckExact(source)) return read_capsule(source, call, argument, access);
   if (has(source, "__cuda_array_interface__")) return read_cuda(source, call, argument, access);
   if (has(source, "__dlpack__")) return read_dlpack(source, call, argument, access);
-  raise_unsupported("%s: %s must be an array (NumPy, torch, or anything with the buffer protocol or DLPack), not %s", call,
-                    argument, Py_TYPE(source)->tp_name);
+  raise_unsupported("%s: %s must be an array (NumPy, torch, or anything with the buffer protocol or DLPack), not %s",
+                    call.call, argument, Py_TYPE(source)->tp_name);
   return false;
 }
 
@@ -275,8 +316,9 @@ bool Array::read_numpy(PyObject *source, const char *call, const char *argument,
   return true;
 }
 
-// Memory of a device, by the CUDA array interface (versions 2 and 3): CuPy, Numba, torch's CUDA tensors.
-bool Array::read_cuda(PyObject *source, const char *call, const char *argument, Access access) {
+// Memory of a device, by the CUDA array interface (versions 2 and 3): CuPy, Numba.
+bool Array::read_cuda(PyObject *source, Call &operation, const char *argument, Access access) {
+  const char *const call = operation.call;
   const auto dict = py::reinterpret_steal<py::object>(PyObject_GetAttrString(source, "__cuda_array_interface__"));
   if (!dict) return false;
   PyObject *shape = PyDict_Check(dict.ptr()) ? entry(dict.ptr(), "shape") : nullptr,
@@ -312,26 +354,29 @@ bool Array::read_cuda(PyObject *source, const char *call, const char *argument, 
   const int read_only = PyObject_IsTrue(PyTuple_GET_ITEM(place, 1));
   if (PyErr_Occurred()) return false;
   if (access == Access::Write && read_only) return refuse_read_only(call, argument);
-  device = true;
-  if (PyObject *behind = entry(dict.ptr(), "stream")) {
-    stream = PyLong_AsVoidPtr(behind);
-    on_stream = true;
+  if (isthmus_comm_device(operation.handle) < 0) {
+    raise_unsupported(
+        "%s: the array (%s) lies in the memory of a device, and this rank works on host memory: set ISTHMUS_DEVICE before "
+        "init, or "
+        "copy it to the host first",
+        call, Py_TYPE(source)->tp_name);
+    return false;
   }
-  return !PyErr_Occurred();
+  if (PyObject *behind = entry(dict.ptr(), "stream")) {
+    void *const stream = PyLong_AsVoidPtr(behind);
+    return !PyErr_Occurred() && operation.join(stream, argument);
+  }
+  return true;
 }
 
-bool Array::read_torch(PyObject *source, const char *call, const char *argument) {
+bool Array::read_torch(PyObject *source, Call &operation, const char *argument, Access access) {
+  const char *const call = operation.call;
   const TorchNames &names = torch_names();
   bool failed = false;
   PyObject *on_cpu = PyObject_GetAttr(source, names.is_cpu);
   const bool host = on_cpu == Py_True;
   Py_XDECREF(on_cpu);
-  if (!host) {
-    PyErr_Clear();
-    raise_unsupported("%s: %s is a tensor on %s; tensors are taken on the CPU: pass %s.cpu()", call, argument,
-                      attribute_text(source, "device").c_str(), argument);
-    return false;
-  }
+  PyErr_Clear();
   static PyObject *strided = nullptr;  // not by an initializer, whose guard and the GIL could be taken in either order
   if (!strided) strided = loaded_object("torch", "strided");
   PyObject *layout = PyObject_GetAttr(source, names.layout);
@@ -350,7 +395,19 @@ bool Array::read_torch(PyObject *source, const char *call, const char *argument)
                    argument);
     return false;
   }
-  PyObject *pointer = failed ? nullptr : PyObject_CallMethodNoArgs(source, names.data_ptr);
+  if (failed) return false;
+  if (!host) {  // its DLPack knows the device and orders the streams
+    const auto plain = py::reinterpret_steal<py::object>(PyObject_CallMethod(source, "detach", nullptr));
+    if (!plain) return false;
+    if (read_dlpack(plain.ptr(), operation, argument, access)) return true;
+    if (PyErr_Occurred() == PyExc_ValueError) {  // of torch: a device that DLPack has no name for
+      PyErr_Clear();
+      raise_unsupported("%s: %s is a tensor on %s, which DLPack has no name for; pass %s.cpu()", call, argument,
+                        attribute_text(source, "device").c_str(), argument);
+    }
+    return false;
+  }
+  PyObject *pointer = PyObject_CallMethodNoArgs(source, names.data_ptr);
   PyObject *elements = pointer ? PyObject_CallMethodNoArgs(source, names.numel) : nullptr;
   if (elements) {
     data = PyLong_AsVoidPtr(pointer);
@@ -361,45 +418,66 @@ bool Array::read_torch(PyObject *source, const char *call, const char *argument)
   return !PyErr_Occurred();
 }
 
-bool Array::read_dlpack(PyObject *source, const char *call, const char *argument, Access access) {
-  PyObject *capsule = nullptr;
-  if (PyCapsule_CheckExact(source)) {
-    capsule = Py_NewRef(source);
-  } else {
-    long type = 1, index = 0;
-    PyObject *place = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
-    const bool known = place && PyArg_ParseTuple(place, "ll", &type, &index);
-    Py_XDECREF(place);
-    if (!known) return false;
-    if (!dlpack::on_host(type)) {
-      raise_unsupported("%s: %s (%s) lies on %s; copy it to the host first", call, argument, Py_TYPE(source)->tp_name,
-                        dlpack::device_name(type, index).c_str());
-      return false;
-    }
-    PyObject *method = PyObject_GetAttrString(source, "__dlpack__");
-    PyObject *options = method ? Py_BuildValue("{s(ii)}", "max_version", 1, 0) : nullptr;
-    PyObject *none = options ? PyTuple_New(0) : nullptr;
-    if (none) capsule = PyObject_Call(method, none, options);
-    if (none && !capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer that predates max_version
-      PyErr_Clear();
-      capsule = PyObject_CallNoArgs(method);
-    }
-    Py_XDECREF(none);
-    Py_XDECREF(options);
-    Py_XDECREF(method);
-    if (!capsule) return false;
-    if (!PyCapsule_CheckExact(capsule)) {
-      raise_unsupported("%s: %s.__dlpack__() gave a %s, not a capsule", call, argument, Py_TYPE(capsule)->tp_name);
-      Py_DECREF(capsule);
-      return false;
-    }
+bool Array::read_dlpack(PyObject *source, Call &operation, const char *argument, Access access) {
+  const char *const call = operation.call;
+  dlpack::Place place;
+  PyObject *answer = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
+  const bool known = answer && PyArg_ParseTuple(answer, "ii", &place.type, &place.number);
+  Py_XDECREF(answer);
+  if (!known) return false;
+  // The producer makes the stream that the call stands on wait for what it has still to do with the array.
+  int64_t stream = kNoNumber;
+  const bool stands = operation.options.on_stream;
+  if (!dlpack::on_host(place) &&
+      !(lent(source, place, nullptr, operation, argument, stands ? operation.options.stream : nullptr, &stream) &&
+        (stands || operation.join_default(stream, argument))))
+    return false;
+  const auto method = py::reinterpret_steal<py::object>(PyObject_GetAttrString(source, "__dlpack__"));
+  const auto options = py::reinterpret_steal<py::object>(
+      stream == kNoNumber ? PyDict_New() : Py_BuildValue("{sL}", "stream", static_cast<long long>(stream)));
+  const auto version = py::reinterpret_steal<py::object>(Py_BuildValue("(ii)", 1, 0));
+  const auto none = py::reinterpret_steal<py::object>(PyTuple_New(0));
+  if (!method || !options || !version || !none || PyDict_SetItemString(options.ptr(), "max_version", version.ptr()) < 0)
+    return false;
+  auto capsule = py::reinterpret_steal<py::object>(PyObject_Call(method.ptr(), none.ptr(), options.ptr()));
+  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer that predates max_version
+    PyErr_Clear();
+    if (PyDict_DelItemString(options.ptr(), "max_version") < 0) return false;
+    capsule = py::reinterpret_steal<py::object>(PyObject_Call(method.ptr(), none.ptr(), options.ptr()));
   }
-  keep_ = capsule;
+  if (!capsule) return false;
+  if (!PyCapsule_CheckExact(capsule.ptr())) {
+    raise_unsupported("%s: %s.__dlpack__() gave a %s, not a capsule", call, argument, Py_TYPE(capsule.ptr())->tp_name);
+    return false;
+  }
+  return read_capsule(capsule.ptr(), operation, argument, access);
+}
+
+bool Array::read_capsule(PyObject *capsule, Call &operation, const char *argument, Access access) {
+  const char *const call = operation.call;
+  keep_ = Py_NewRef(capsule);
   dlpack::Found found;
   if (!dlpack::read_capsule(capsule, call, argument, &found)) return false;
+  const bool host = dlpack::on_host(found.place);
+  // An array without elements may be anywhere, which is said by no address at all.
+  if (!host && found.count == 0) found.data = nullptr;
+  if (!host) {
+    int64_t stream = kNoNumber;
+    const bool given = capsule == source_;  // nobody was asked: as DLPack has it, it is ready behind the default stream
+    if (!lent(source_, found.place, found.data, operation, argument, nullptr, given ? &stream : nullptr) ||
+        !operation.join_default(stream, argument))
+      return false;
+  }
   if (!found.contiguous)
-    return refuse_layout(source, call, argument, (std::string("numpy.ascontiguousarray(") + argument + ")").c_str());
+    return refuse_layout(
+        source_, call, argument,
+        host ? (std::string("numpy.ascontiguousarray(") + argument + ")").c_str() : "a contiguous copy of it");
   if (access == Access::Write && found.read_only) return refuse_read_only(call, argument);
+  if (access == Access::Write && found.copied) {
+    raise_argument("%s: %s (%s) gave a copy of itself to write into, which nobody would see; pass an array that is none",
+                   call, argument, Py_TYPE(source_)->tp_name);
+    return false;
+  }
   data = found.data;
   count = found.count;
   dtype = found.dtype;

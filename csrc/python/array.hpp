@@ -1,5 +1,5 @@
 // An array argument: where its elements lie, how many and of which type. Read from numpy.ndarray and torch.Tensor by the shortest
-// way, else through DLPack, else through the buffer protocol. All functions need the GIL.
+// way, else through the buffer protocol, the CUDA array interface or DLPack. All functions need the GIL.
 #pragma once
 
 #include <Python.h>
@@ -12,15 +12,39 @@ namespace isthmus::python {
 
 enum class Access : bool { Read, Write };
 
+// The call that arrays are read for. Arrays on a device settle here which stream it stands on, where the caller has named none.
+struct Call {
+  explicit Call(const char *name) noexcept : call(name) {}
+  const char *call;  // its name, for messages
+  isthmus_comm_t handle = nullptr;
+  isthmus_call options = {};
+  bool has_options = false;
+  bool named = false;       // the caller gave stream=
+  bool by_default = false;  // it stands on the default stream, since an array is ready there
+
+  const isthmus_call *call_options() const noexcept { return has_options ? &options : nullptr; }
+  void stand_on(void *stream) noexcept {
+    options.stream = stream;
+    options.on_stream = 1;
+    options.size = sizeof options;
+    has_options = true;
+  }
+  // Stands behind `stream`, where an array is ready, if nothing else was said. False with a Python error: another array is ready
+  // behind another.
+  bool join(void *stream, const char *argument);
+  bool join_default(int64_t number,
+                    const char *argument);  // the default stream, by the number that DLPack has for it; -1: none
+};
+
 class Array {
  public:
   Array() = default;
   Array(Array &&other) noexcept { *this = static_cast<Array &&>(other); }
   Array &operator=(Array &&other) noexcept;
-  ~Array() { Py_XDECREF(keep_); }
+  ~Array() { drop(); }
 
-  // False with a Python error that names `call` and `argument`. `source` must outlive this object unless hold() is called.
-  bool read(PyObject *source, const char *call, const char *argument, Access access);
+  // False with a Python error that names the call and `argument`. `source` must outlive this object unless hold() is called.
+  bool read(PyObject *source, Call &call, const char *argument, Access access);
   // Keeps the memory alive for as long as this object lives, also when the caller drops its references.
   void hold();
   explicit operator bool() const noexcept { return source_ != nullptr; }
@@ -28,19 +52,18 @@ class Array {
   void *data = nullptr;
   uint64_t count = 0;  // elements
   isthmus_dtype dtype = ISTHMUS_UINT8;
-  bool device = false;     // memory of a device
-  bool on_stream = false;  // its owner gave the stream that it is ready behind
-  void *stream = nullptr;
   void *at(uint64_t element) const noexcept { return static_cast<char *>(data) + element * isthmus_dtype_size(dtype); }
   uint64_t bytes() const noexcept { return count * isthmus_dtype_size(dtype); }
-  PyObject *source() const noexcept { return source_; }  // borrowed
 
  private:
   bool read_numpy(PyObject *source, const char *call, const char *argument, Access access);
-  bool read_cuda(PyObject *source, const char *call, const char *argument, Access access);
-  bool read_torch(PyObject *source, const char *call, const char *argument);
-  bool read_dlpack(PyObject *source, const char *call, const char *argument, Access access);
+  bool read_cuda(PyObject *source, Call &call, const char *argument, Access access);
+  bool read_torch(PyObject *source, Call &call, const char *argument, Access access);
+  bool read_dlpack(PyObject *source, Call &call, const char *argument, Access access);
+  bool read_capsule(PyObject *source, Call &call, const char *argument, Access access);
   bool read_buffer(PyObject *source, const char *call, const char *argument, Access access);
+
+  void drop() noexcept;
 
   PyObject *source_ = nullptr;  // what the caller passed; borrowed until hold(), owned then through keep_
   PyObject *keep_ = nullptr;    // owned: a memoryview, a DLPack capsule, or the source itself

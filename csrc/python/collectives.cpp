@@ -11,11 +11,11 @@ Communicator *behind(PyObject *self) {
 }
 
 // Reads `out` where it is given, else makes *out stand for `x` itself, which must then be writable.
-bool read_in_out(const char *call, PyObject *x, PyObject *out, Array *in, Array *result) {
+bool read_in_out(Call &call, PyObject *x, PyObject *out, Array *in, Array *result) {
   if (!out || out == x) return in->read(x, call, "x", Access::Write);
   return in->read(x, call, "x", Access::Read) && result->read(out, call, "out", Access::Write) &&
-         same_dtype(call, *in, "x", *result, "out") && exact_count(call, *result, "out", in->count, "as x") &&
-         disjoint_or_same(call, *in, *result, "give out=x or a separate array");
+         same_dtype(call.call, *in, "x", *result, "out") && exact_count(call.call, *result, "out", in->count, "as x") &&
+         disjoint_or_same(call.call, *in, *result, "give out=x or a separate array");
 }
 
 PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords) {
@@ -26,7 +26,7 @@ PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
-      !read_in_out(launch.call, v[0], v[2], &in, &out))
+      !read_in_out(launch, v[0], v[2], &in, &out))
     return nullptr;
   void *recv = out ? out.data : in.data;
   return submit(
@@ -50,8 +50,7 @@ PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
       !launch.scale(v[6], op))
     return nullptr;
   const bool is_root = launch.communicator->rank() == root;
-  if (is_root ? !read_in_out(launch.call, v[0], v[3], &in, &out) : !in.read(v[0], launch.call, "x", Access::Read))
-    return nullptr;
+  if (is_root ? !read_in_out(launch, v[0], v[3], &in, &out) : !in.read(v[0], launch, "x", Access::Read)) return nullptr;
   void *recv = !is_root ? nullptr : out ? out.data : in.data;
   return submit(
       launch,
@@ -79,13 +78,13 @@ PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given
   if (is_root ? !v[0] : !target)
     return raise_argument("broadcast: %s", is_root ? "the root needs x" : "a rank that is not the root needs x or out");
   if (is_root) {  // the root only reads x, unless out is another array
-    if (!in.read(v[0], launch.call, "x", Access::Read)) return nullptr;
+    if (!in.read(v[0], launch, "x", Access::Read)) return nullptr;
     if (v[2] && v[2] != v[0] &&
-        (!out.read(v[2], launch.call, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
+        (!out.read(v[2], launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
          !exact_count(launch.call, out, "out", in.count, "as x") ||
          !disjoint_or_same(launch.call, in, out, "give out=x or a separate array")))
       return nullptr;
-  } else if (!out.read(target, launch.call, v[2] ? "out" : "x", Access::Write)) {
+  } else if (!out.read(target, launch, v[2] ? "out" : "x", Access::Write)) {
     return nullptr;
   }
   const Array &shape = is_root ? in : out;
@@ -107,12 +106,11 @@ PyObject *all_gather(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
   Launch launch{signature.function()};
   Array in, out;
-  if (!launch.open(self, v[2], v[3], v[4]) || !in.read(v[0], launch.call, "x", Access::Read)) return nullptr;
+  if (!launch.open(self, v[2], v[3], v[4]) || !in.read(v[0], launch, "x", Access::Read)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
   const auto result =
       py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("stacked", v[0], static_cast<long long>(world)));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-      !same_dtype(launch.call, in, "x", out, "out") ||
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
       !exact_count(launch.call, out, "out", in.count * world, "world size times x"))
     return nullptr;
   const void *own = out.at(static_cast<uint64_t>(launch.communicator->rank()) * in.count);
@@ -133,7 +131,7 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
-      !in.read(v[0], launch.call, "x", Access::Read))
+      !in.read(v[0], launch, "x", Access::Read))
     return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
   if (in.count % world != 0)
@@ -142,8 +140,7 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
   const uint64_t count = in.count / world;
   const auto result =
       py::reinterpret_steal<py::object>(v[2] ? Py_NewRef(v[2]) : new_array("block", v[0], static_cast<long long>(world)));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-      !same_dtype(launch.call, in, "x", out, "out") ||
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
       !exact_count(launch.call, out, "out", count, "x divided by the world size"))
     return nullptr;
   const void *own = in.at(static_cast<uint64_t>(launch.communicator->rank()) * count);
@@ -164,7 +161,7 @@ PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   Array in, out;
   if (!launch.open(self, v[2], v[3], v[4])) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("same", v[0], 0));
-  if (!result || !read_in_out(launch.call, v[0], result.ptr(), &in, &out)) return nullptr;
+  if (!result || !read_in_out(launch, v[0], result.ptr(), &in, &out)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
   if (in.count % world != 0)
     return raise_argument("all_to_all: x has %llu elements, which %llu ranks cannot share equally; use all_to_all_v",
@@ -187,15 +184,14 @@ PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
   int root = 0;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
-      !in_world(launch.call, "root", root, launch.communicator->size()) || !in.read(v[0], launch.call, "x", Access::Read))
+      !in_world(launch.call, "root", root, launch.communicator->size()) || !in.read(v[0], launch, "x", Access::Read))
     return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
   auto result = py::reinterpret_steal<py::object>(Py_NewRef(Py_None));
   if (launch.communicator->rank() == root) {
     result = py::reinterpret_steal<py::object>(v[2] ? Py_NewRef(v[2])
                                                     : new_array("stacked", v[0], static_cast<long long>(world)));
-    if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-        !same_dtype(launch.call, in, "x", out, "out") ||
+    if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
         !exact_count(launch.call, out, "out", in.count * world, "world size times x"))
       return nullptr;
     const void *own = out.at(static_cast<uint64_t>(root) * in.count);
@@ -224,14 +220,14 @@ PyObject *scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t given, 
   if (is_root && !v[0]) return raise_argument("scatter: the root needs x");
   if (!is_root && !v[2]) return raise_argument("scatter: a rank that is not the root needs out");
   if (is_root) {
-    if (!in.read(v[0], launch.call, "x", Access::Read)) return nullptr;
+    if (!in.read(v[0], launch, "x", Access::Read)) return nullptr;
     if (in.count % world != 0)
       return raise_argument("scatter: x has %llu elements, which %llu ranks cannot share equally; use scatter_v",
                             static_cast<unsigned long long>(in.count), static_cast<unsigned long long>(world));
   }
   const auto result =
       py::reinterpret_steal<py::object>(v[2] ? Py_NewRef(v[2]) : new_array("block", v[0], static_cast<long long>(world)));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write)) return nullptr;
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write)) return nullptr;
   if (is_root) {
     if (!same_dtype(launch.call, in, "x", out, "out") ||
         !exact_count(launch.call, out, "out", in.count / world, "x divided by the world size"))
@@ -273,7 +269,7 @@ PyObject *send(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
   Array in;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
       !in_world(launch.call, "peer", peer, launch.communicator->size()) || !read_int(v[2], launch.call, "tag", &tag) ||
-      !good_tag(launch.call, tag) || !in.read(v[0], launch.call, "x", Access::Read))
+      !good_tag(launch.call, tag) || !in.read(v[0], launch, "x", Access::Read))
     return nullptr;
   return submit(
       launch, Py_None,
@@ -293,9 +289,11 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
       (peer != ISTHMUS_ANY_SOURCE && !in_world(launch.call, "peer", peer, launch.communicator->size())) ||
       !read_int(v[2], launch.call, "tag", &tag) || !good_tag(launch.call, tag) ||
-      !out.read(v[0], launch.call, "x", Access::Write))
+      !out.read(v[0], launch, "x", Access::Write))
     return nullptr;
-  const bool at_once = !launch.async_op && this_thread_group().depth == 0;  // else the sender is known later
+  const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;  // else the sender is known later
+  // The default stream goes on: what the program sends next from there may be what the sender waits for.
+  if (launch.by_default && alone) launch.options.on_stream = 2;
   PyObject *result = submit(
       launch, launch.async_op ? v[0] : Py_None,
       [&](isthmus_work_t *work) {
@@ -325,33 +323,14 @@ bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeou
     has_options = true;
   }
   if (stream) {
-    options.stream = PyLong_AsVoidPtr(stream);
+    void *const given = PyLong_AsVoidPtr(stream);
     if (PyErr_Occurred()) {
       PyErr_Clear();
       raise_argument("%s: stream= must be the handle of a stream, as an integer", call);
       return false;
     }
-    options.on_stream = 1;
-    options.size = sizeof options;
-    has_options = true;
-  }
-  return true;
-}
-
-bool Launch::reaches(const Array &array) {
-  if (isthmus_comm_device(handle) < 0) {
-    raise_unsupported(
-        "%s: the array (%s) lies in the memory of a device, and this rank works on host memory: set ISTHMUS_DEVICE before "
-        "init, or "
-        "copy it to the host first",
-        call, Py_TYPE(array.source())->tp_name);
-    return false;
-  }
-  if (array.on_stream && !options.on_stream) {
-    options.stream = array.stream;
-    options.on_stream = 1;
-    options.size = sizeof options;
-    has_options = true;
+    stand_on(given);
+    named = true;
   }
   return true;
 }
@@ -414,35 +393,36 @@ bool in_world(const char *call, const char *name, int rank, int world) {
 
 PyMethodDef kCollectives[] = {
     ISTHMUS_METHOD(all_reduce,
-                   "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None)\n\n"
+                   "all_reduce(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
                    "Combine x over all ranks. The result replaces x, or fills out; returns that array."),
     ISTHMUS_METHOD(reduce,
-                   "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None)\n\n"
+                   "reduce(x, root=0, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
                    "all_reduce whose result only the root has: in x, or out. Returns it there, None elsewhere."),
     ISTHMUS_METHOD(broadcast,
-                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None)\n\n"
+                   "broadcast(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "The root's x, into x (or out) of every rank. Returns the array that was filled."),
     ISTHMUS_METHOD(all_gather,
-                   "all_gather(x, out=None, *, async_op=False, timeout=None)\n\n"
+                   "all_gather(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Every rank's x, stacked by rank: shape (size, *x.shape). In place: x is out[rank]."),
     ISTHMUS_METHOD(reduce_scatter,
-                   "reduce_scatter(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None)\n\n"
+                   "reduce_scatter(x, op='sum', out=None, *, async_op=False, timeout=None, scale=None, stream=None)\n\n"
                    "Combine x over all ranks; rank r gets block r of size equal blocks."),
     ISTHMUS_METHOD(all_to_all,
-                   "all_to_all(x, out=None, *, async_op=False, timeout=None)\n\n"
+                   "all_to_all(x, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Block d of rank s becomes block s of rank d. out=x works in place."),
     ISTHMUS_METHOD(gather,
-                   "gather(x, root=0, out=None, *, async_op=False, timeout=None)\n\n"
+                   "gather(x, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "all_gather whose result only the root has. Returns it there, None elsewhere."),
     ISTHMUS_METHOD(scatter,
-                   "scatter(x=None, root=0, out=None, *, async_op=False, timeout=None)\n\n"
+                   "scatter(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Rank r gets block r of the root's x. out is needed on the other ranks."),
-    ISTHMUS_METHOD(barrier, "barrier(*, async_op=False, timeout=None)\n\nReturns when every rank has called it."),
-    ISTHMUS_METHOD(
-        send,
-        "send(x, peer, tag=0, *, async_op=False, timeout=None)\n\nSend x to rank peer, which must recv with this tag."),
+    ISTHMUS_METHOD(barrier,
+                   "barrier(*, async_op=False, timeout=None, stream=None)\n\nReturns when every rank has called it."),
+    ISTHMUS_METHOD(send,
+                   "send(x, peer, tag=0, *, async_op=False, timeout=None, stream=None)\n\nSend x to rank peer, which must "
+                   "recv with this tag."),
     ISTHMUS_METHOD(recv,
-                   "recv(x, peer=ANY_SOURCE, tag=0, *, async_op=False, timeout=None)\n\n"
+                   "recv(x, peer=ANY_SOURCE, tag=0, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Receive into x. Returns the sender's rank (in a group: None)."),
     {nullptr, nullptr, 0, nullptr}};
 

@@ -15,22 +15,16 @@ extern PyMethodDef kCollectives[];   // collectives.cpp: equal counts, send, rec
 extern PyMethodDef kCollectivesV[];  // collectives_v.cpp: counts for each rank
 
 // What every operation begins with: the communicator, and the options that all of them take.
-struct Launch {
-  const char *call;
+struct Launch : Call {
+  using Call::Call;
   Communicator *communicator = nullptr;
   PyObject *self = nullptr;
-  isthmus_comm_t handle = nullptr;
   bool async_op = false;
-  isthmus_call options = {};
-  bool has_options = false;
 
   // False with a Python error.
   bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream);
-  // Whether this rank can work on the array's memory; takes the array's stream where the call names none. False with a Python error.
-  bool reaches(const Array &array);
   // PREMUL_SUM's factor: needed for that op, refused for any other.
   bool scale(PyObject *factor, isthmus_redop op);
-  const isthmus_call *call_options() const noexcept { return has_options ? &options : nullptr; }
 };
 
 // Calls `start(isthmus_work_t *)` without the GIL. Blocking: returns `result` (or NULL with an error). Asynchronous: a Work that
@@ -39,8 +33,6 @@ template <class Start>
 PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
   isthmus_work_t work = nullptr;
   isthmus_result outcome;
-  for (size_t i = 0; i < array_count; ++i)
-    if (arrays[i]->device && !launch.reaches(*arrays[i])) return nullptr;
   sweep_orphans();
   {
     const Communicator::Use use(launch.communicator);

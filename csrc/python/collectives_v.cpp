@@ -58,13 +58,13 @@ PyObject *all_gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
   Array in, out;
   if (!launch.open(self, v[4], v[5], v[6]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[3], "displs") ||
-      !in.read(v[0], launch.call, "x", Access::Read))
+      !in.read(v[0], launch, "x", Access::Read))
     return nullptr;
   const int rank = launch.communicator->rank();
   if (!exact_count(launch.call, in, "x", blocks.counts[static_cast<size_t>(rank)], "counts[rank]")) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(given_or_new(v[2], v[0], blocks.extent));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-      !same_dtype(launch.call, in, "x", out, "out") || !blocks.fits(launch.call, out, "out"))
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
+      !blocks.fits(launch.call, out, "out"))
     return nullptr;
   if (in.data != out.at(blocks.offset(rank)) &&
       !disjoint_or_same(launch.call, in, out, "in place x is out's block of this rank"))
@@ -89,15 +89,15 @@ PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_
   Array in, out;
   if (!launch.open(self, v[5], v[6], v[8]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
-      !read_op(v[2], launch.call, &op) || !launch.scale(v[7], op) || !in.read(v[0], launch.call, "x", Access::Read) ||
+      !read_op(v[2], launch.call, &op) || !launch.scale(v[7], op) || !in.read(v[0], launch, "x", Access::Read) ||
       !(blocks.placed ? blocks.fits(launch.call, in, "x")
                       : exact_count(launch.call, in, "x", blocks.extent, "the sum of counts")))
     return nullptr;
   const int rank = launch.communicator->rank();
   const uint64_t own = blocks.counts[static_cast<size_t>(rank)];
   const auto result = py::reinterpret_steal<py::object>(given_or_new(v[3], v[0], own));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-      !same_dtype(launch.call, in, "x", out, "out") || !exact_count(launch.call, out, "out", own, "counts[rank]"))
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
+      !exact_count(launch.call, out, "out", own, "counts[rank]"))
     return nullptr;
   if (out.data != in.at(blocks.offset(rank)) &&
       !disjoint_or_same(launch.call, in, out, "in place out is x's block of this rank"))
@@ -123,11 +123,11 @@ PyObject *all_to_all_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
   if (!launch.open(self, v[6], v[7], v[8]) ||
       !sent.read(launch.call, launch.communicator->size(), v[1], "send_counts", v[4], "send_displs") ||
       !received.read(launch.call, launch.communicator->size(), v[2], "recv_counts", v[5], "recv_displs") ||
-      !in.read(v[0], launch.call, "x", Access::Read) || !sent.fits(launch.call, in, "x"))
+      !in.read(v[0], launch, "x", Access::Read) || !sent.fits(launch.call, in, "x"))
     return nullptr;
   const auto result = py::reinterpret_steal<py::object>(given_or_new(v[3], v[0], received.extent));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-      !same_dtype(launch.call, in, "x", out, "out") || !received.fits(launch.call, out, "out"))
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
+      !received.fits(launch.call, out, "out"))
     return nullptr;
   if (in.data == out.data && in.bytes()) return raise_argument("all_to_all_v: x and out share memory; give a separate out");
   if (!disjoint_or_same(launch.call, in, out, "give a separate out")) return nullptr;
@@ -152,15 +152,15 @@ PyObject *gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given,
   if (!launch.open(self, v[5], v[6], v[7]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
       !read_int(v[2], launch.call, "root", &root) || !in_world(launch.call, "root", root, launch.communicator->size()) ||
-      !in.read(v[0], launch.call, "x", Access::Read))
+      !in.read(v[0], launch, "x", Access::Read))
     return nullptr;
   const int rank = launch.communicator->rank();
   if (!exact_count(launch.call, in, "x", blocks.counts[static_cast<size_t>(rank)], "counts[rank]")) return nullptr;
   auto result = py::reinterpret_steal<py::object>(Py_NewRef(Py_None));
   if (rank == root) {
     result = py::reinterpret_steal<py::object>(given_or_new(v[3], v[0], blocks.extent));
-    if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
-        !same_dtype(launch.call, in, "x", out, "out") || !blocks.fits(launch.call, out, "out"))
+    if (!result || !out.read(result.ptr(), launch, "out", Access::Write) || !same_dtype(launch.call, in, "x", out, "out") ||
+        !blocks.fits(launch.call, out, "out"))
       return nullptr;
     if (in.data != out.at(blocks.offset(rank)) &&
         !disjoint_or_same(launch.call, in, out, "in place x is out's block of this rank"))
@@ -191,9 +191,9 @@ PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given
   const int rank = launch.communicator->rank();
   const uint64_t own = blocks.counts[static_cast<size_t>(rank)];
   if (rank != root && !v[3]) return raise_argument("scatter_v: a rank that is not the root needs out");
-  if (rank == root && (!in.read(v[0], launch.call, "x", Access::Read) || !blocks.fits(launch.call, in, "x"))) return nullptr;
+  if (rank == root && (!in.read(v[0], launch, "x", Access::Read) || !blocks.fits(launch.call, in, "x"))) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(given_or_new(v[3], v[0], own));
-  if (!result || !out.read(result.ptr(), launch.call, "out", Access::Write) ||
+  if (!result || !out.read(result.ptr(), launch, "out", Access::Write) ||
       !exact_count(launch.call, out, "out", own, "counts[rank]"))
     return nullptr;
   if (rank == root) {
@@ -218,20 +218,20 @@ PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given
 
 PyMethodDef kCollectivesV[] = {
     ISTHMUS_METHOD(all_gather_v,
-                   "all_gather_v(x, counts, out=None, displs=None, *, async_op=False, timeout=None)\n\n"
+                   "all_gather_v(x, counts, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Rank r's x has counts[r] elements and lands at displs[r]. counts must be equal on all ranks."),
     ISTHMUS_METHOD(reduce_scatter_v,
                    "reduce_scatter_v(x, counts, op='sum', out=None, displs=None, *, async_op=False, timeout=None, "
-                   "scale=None)\n\n"
+                   "scale=None, stream=None)\n\n"
                    "Combine x over all ranks; rank r gets its block of counts[r] elements, which is at displs[r] in x."),
     ISTHMUS_METHOD(all_to_all_v,
                    "all_to_all_v(x, send_counts, recv_counts, out=None, send_displs=None, recv_displs=None, *, "
-                   "async_op=False, timeout=None)\n\nsend_counts[d] elements go to rank d."),
+                   "async_op=False, timeout=None, stream=None)\n\nsend_counts[d] elements go to rank d."),
     ISTHMUS_METHOD(gather_v,
-                   "gather_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None)\n\n"
+                   "gather_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "all_gather_v whose result only the root has."),
     ISTHMUS_METHOD(scatter_v,
-                   "scatter_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None)\n\n"
+                   "scatter_v(x, counts, root=0, out=None, displs=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Rank r gets counts[r] elements of the root's x, from displs[r] on."),
     {nullptr, nullptr, 0, nullptr}};
 

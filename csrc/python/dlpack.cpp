@@ -38,7 +38,7 @@ struct ManagedVersioned {
   uint64_t flags;
   Tensor tensor;
 };
-constexpr uint64_t kReadOnly = 1;
+constexpr uint64_t kReadOnly = 1, kCopied = 2;
 
 // (code, bits) of the specification's DLDataTypeCode.
 bool dtype_of(Type type, isthmus_dtype *out) {
@@ -64,7 +64,6 @@ bool is_contiguous(const Tensor &t) {
   if (!t.strides) return true;
   int64_t expected = 1;
   for (int i = t.ndim; i-- > 0;) {
-    if (t.shape[i] == 0) return true;
     if (t.shape[i] != 1 && t.strides[i] != expected) return false;
     expected *= t.shape[i];
   }
@@ -73,13 +72,13 @@ bool is_contiguous(const Tensor &t) {
 
 }  // namespace
 
-bool on_host(long type) noexcept {
-  return type == 1 || type == 3 || type == 11;
+bool on_host(const Place &place) noexcept {
+  return place.type == 1 || place.type == 3 || place.type == 11;
 }  // CPU, CUDA's and ROCm's pinned host memory
 
-std::string device_name(long type, long index) {
+std::string device_name(Place place) {
   const char *name = "device";
-  switch (type) {
+  switch (place.type) {
     case 1: name = "cpu"; break;
     case 2: name = "cuda"; break;
     case 4: name = "opencl"; break;
@@ -89,9 +88,9 @@ std::string device_name(long type, long index) {
     case 12: name = "extension device"; break;
     case 13: name = "cuda managed"; break;
     case 14: name = "oneapi"; break;
-    default: return "device of DLPack type " + std::to_string(type) + ":" + std::to_string(index);
+    default: return "device of DLPack type " + std::to_string(place.type) + ":" + std::to_string(place.number);
   }
-  return std::string(name) + ":" + std::to_string(index);
+  return std::string(name) + ":" + std::to_string(place.number);
 }
 
 bool read_capsule(PyObject *capsule, const char *call, const char *argument, Found *out) {
@@ -104,6 +103,7 @@ bool read_capsule(PyObject *capsule, const char *call, const char *argument, Fou
       return false;
     }
     out->read_only = (managed->flags & kReadOnly) != 0;
+    out->copied = (managed->flags & kCopied) != 0;
     t = &managed->tensor;
   } else if (PyCapsule_IsValid(capsule, "dltensor")) {
     t = &static_cast<const Managed *>(PyCapsule_GetPointer(capsule, "dltensor"))->tensor;
@@ -115,11 +115,7 @@ bool read_capsule(PyObject *capsule, const char *call, const char *argument, Fou
         argument, name ? name : "");
     return false;
   }
-  if (!on_host(t->device.type)) {
-    raise_unsupported("%s: %s lies on %s; copy it to the host first", call, argument,
-                      device_name(t->device.type, t->device.id).c_str());
-    return false;
-  }
+  out->place = {t->device.type, t->device.id};
   if (!dtype_of(t->dtype, &out->dtype)) {
     raise_unsupported("%s: %s has DLPack type code %d with %d bits and %d lanes, which Isthmus does not carry", call,
                       argument, t->dtype.code, t->dtype.bits, t->dtype.lanes);
@@ -127,8 +123,8 @@ bool read_capsule(PyObject *capsule, const char *call, const char *argument, Fou
   }
   out->count = 1;
   for (int i = 0; i < t->ndim; ++i) out->count *= static_cast<uint64_t>(t->shape[i]);
-  out->contiguous = is_contiguous(*t);
-  out->data = static_cast<char *>(t->data) + t->byte_offset;
+  out->contiguous = out->count == 0 || is_contiguous(*t);
+  out->data = t->data ? static_cast<char *>(t->data) + t->byte_offset : nullptr;
   return true;
 }
 

@@ -1,4 +1,4 @@
-// The part of DLPack's published ABI (versions 0 and 1) that a consumer of host arrays needs.
+// The part of DLPack's published ABI (versions 0 and 1) that a consumer of arrays needs.
 #pragma once
 
 #include <Python.h>
@@ -10,17 +10,23 @@
 
 namespace isthmus::python::dlpack {
 
+struct Place {
+  int type = 1;  // DLDeviceType; 1: the host
+  int number = 0;
+};
+
 struct Found {
+  Place place;
   void *data = nullptr;
   uint64_t count = 0;
   isthmus_dtype dtype = ISTHMUS_UINT8;
   bool contiguous = true;
   bool read_only = false;
+  bool copied = false;  // by the producer, for us: what is written there nobody reads
 };
 
-// The name of a device type, "cuda", ...
-std::string device_name(long type, long index);
-bool on_host(long type) noexcept;  // plain or pinned host memory
+std::string device_name(Place place);  // "cuda:1"
+bool on_host(const Place &) noexcept;  // plain or pinned host memory
 
 // Reads a capsule without consuming it: the memory lives as long as the capsule. Returns false with a Python error.
 bool read_capsule(PyObject *capsule, const char *call, const char *argument, Found *out);

@@ -30,9 +30,10 @@ class Explanation:
 class Comm(_core.Comm):
     """One rank's view of one communicator.
 
-    The collectives take NumPy arrays, torch tensors, and whatever has the buffer protocol or DLPack. They block, or return a
-    `Work` with `async_op=True`. Where `out` is left out, all_reduce, reduce and broadcast write into `x`, and the others
-    into a new array; the array that was filled is returned.
+    The collectives take NumPy arrays, torch tensors, and whatever has the buffer protocol or DLPack; on a rank with a device
+    also arrays in its memory, by `__cuda_array_interface__` or DLPack, with `stream=`, the handle of the stream that the
+    operation stands on. They block, or return a `Work` with `async_op=True`. Where `out` is left out, all_reduce, reduce and
+    broadcast write into `x`, and the others into a new array; the array that was filled is returned.
 
     As a context manager it is destroyed at the end, or aborted where an exception ends the block, so that the other ranks
     learn of it at once.

@@ -231,6 +231,9 @@ static void bad_arguments(isthmus_comm_t comm) {
   options.rank = 0, options.settings = "TIMEOUT=never";
   CHECK(isthmus_init(&options, &none) == ISTHMUS_ERR_CONFIG && strstr(isthmus_last_error(), "never"));
   CHECK(isthmus_comm_set_timeout(comm, -1) == ISTHMUS_ERR_ARGUMENT);
+  int64_t number = 7;
+  CHECK(isthmus_comm_dlpack(comm, 2, 0, NULL, NULL, &number) == ISTHMUS_ERR_UNSUPPORTED && number == 7);
+  CHECK(isthmus_comm_dlpack(NULL, 2, 0, NULL, NULL, NULL) == ISTHMUS_ERR_ARGUMENT);
   OK(isthmus_comm_error(comm)); /* unharmed by all that */
   OK(isthmus_barrier(comm, NULL, NULL));
 }

@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 
 import isthmus
+from dlpack import Producer
 from isthmus import _arrays, rehearse
 from ranks import RUNNER, RankError
 
@@ -26,6 +27,8 @@ class Vendor:
     """What the tests call of a vendor's library, in one form. Addresses are integers."""
 
     family: str  # of the library that serves its islands
+    dlpack: int  # DLPack's type of its devices
+    default_stream: int | None  # DLPack's number of it
     # Calls that an operation in steady traffic must not make, and calls that it does make.
     forbidden: tuple[str, ...]
     used: tuple[str, ...]
@@ -69,14 +72,18 @@ class Vendor:
         """The stream goes no further until the function that is returned is called."""
         raise NotImplementedError
 
+    def order(self, before: int, after: int) -> None:
+        """What the stream `after` is given from now on comes behind what `before` holds."""
+        raise NotImplementedError
+
     def begin_capture(self, stream: int) -> None:
         raise NotImplementedError
 
     def end_capture(self, stream: int) -> None:
         raise NotImplementedError
 
-    def here(self) -> None:
-        """Makes device 0 the one that this thread works on."""
+    def here(self, device: int = 0) -> None:
+        """Makes that device the one that this thread works on."""
         raise NotImplementedError
 
 
@@ -93,7 +100,7 @@ def _size(value: int) -> ctypes.c_size_t:
 
 
 class Cuda(Vendor):
-    family = "nccl"
+    family, dlpack, default_stream = "nccl", 2, 1
     forbidden = (
         "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuStreamQuery", "cuMemAlloc", "cuMemFree",
         "cuMemHostAlloc", "cuMemHostRegister", "cuMemHostUnregister", "cuStreamCreate", "cuStreamDestroy", "cuEventCreate",
@@ -106,13 +113,16 @@ class Cuda(Vendor):
 
     def __init__(self) -> None:
         super().__init__(ctypes.CDLL("libcuda.so.1"))
-        self.context = ctypes.c_void_p()
+        self.contexts: dict[int, ctypes.c_void_p] = {}
         self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
         self.here()
 
-    def here(self) -> None:
-        self.call("cuCtxSetCurrent", self.context)
+    def here(self, device: int = 0) -> None:
+        if device not in self.contexts:
+            context = ctypes.c_void_p()
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self.contexts[device] = context
+        self.call("cuCtxSetCurrent", self.contexts[device])
 
     def allocate(self, nbytes: int) -> int:
         address = ctypes.c_uint64()
@@ -164,6 +174,13 @@ class Cuda(Vendor):
 
         return go_on
 
+    def order(self, before: int, after: int) -> None:
+        event = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(event), 2)
+        self.call("cuEventRecord", event, _pointer(before))
+        self.call("cuStreamWaitEvent", _pointer(after), event, 0)
+        self.call("cuEventDestroy_v2", event)
+
     def begin_capture(self, stream: int) -> None:
         self.call("cuStreamBeginCapture_v2", _pointer(stream), 2)
 
@@ -173,7 +190,7 @@ class Cuda(Vendor):
 
 
 class Hip(Vendor):
-    family = "rccl"
+    family, dlpack, default_stream = "rccl", 10, 0
     forbidden = (
         "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipStreamQuery", "hipMalloc", "hipFree",
         "hipExtMallocWithFlags", "hipHostMalloc", "hipHostRegister", "hipHostUnregister", "hipStreamCreate",
@@ -190,8 +207,8 @@ class Hip(Vendor):
         self.call("hipInit", 0)
         self.here()
 
-    def here(self) -> None:
-        self.call("hipSetDevice", 0)
+    def here(self, device: int = 0) -> None:
+        self.call("hipSetDevice", device)
 
     def allocate(self, nbytes: int) -> int:
         address = ctypes.c_void_p()
@@ -242,6 +259,13 @@ class Hip(Vendor):
 
         return go_on
 
+    def order(self, before: int, after: int) -> None:
+        event = ctypes.c_void_p()
+        self.call("hipEventCreateWithFlags", ctypes.byref(event), 2)
+        self.call("hipEventRecord", event, _pointer(before))
+        self.call("hipStreamWaitEvent", _pointer(after), event, 0)
+        self.call("hipEventDestroy", event)
+
     def begin_capture(self, stream: int) -> None:
         self.call("hipStreamBeginCapture", _pointer(stream), 2)
 
@@ -251,7 +275,7 @@ class Hip(Vendor):
 
 
 class Acl(Vendor):
-    family = "hccl"
+    family, dlpack, default_stream = "hccl", 12, None
     forbidden = (
         "aclrtSynchronizeDevice", "aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeEvent",
         "aclrtStreamQuery", "aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost", "aclrtHostRegister",
@@ -266,8 +290,8 @@ class Acl(Vendor):
         assert self.library.aclInit(None) in (0, 100002)  # somebody else may have done it
         self.here()
 
-    def here(self) -> None:
-        self.call("aclrtSetDevice", 0)
+    def here(self, device: int = 0) -> None:
+        self.call("aclrtSetDevice", device)
 
     def allocate(self, nbytes: int) -> int:
         address = ctypes.c_void_p()
@@ -392,6 +416,25 @@ class DeviceArray:
         if host.nbytes:
             vendor().copy_out(host.ctypes.data, self.address, host.nbytes)
         return host
+
+
+class LentArray(Producer):
+    """An array on the device that speaks DLPack alone. What it has still to do with its memory stands on `behind`."""
+
+    behind: int | None = None
+
+    def __init__(self, host: np.ndarray[Any, Any], offset: int = 0) -> None:
+        array = DeviceArray.of(host, offset)
+        super().__init__(array.memory, array.address, array.shape, array.dtype)
+        self.device_type, self.byte_offset = vendor().dlpack, offset
+
+    @property
+    def array(self) -> DeviceArray:
+        return DeviceArray(self.memory, self.address - self.memory.address, self.shape, self.dtype)
+
+    def before(self, stream: Any) -> None:
+        if self.behind is not None and stream is not None:
+            vendor().order(self.behind, stream)
 
 
 class OnDevice:

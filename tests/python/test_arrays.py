@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dlpack
 import isthmus
 import reference as ref
 from ranks import run_threads
@@ -82,6 +83,39 @@ def test_a_dlpack_capsule_is_reduced_in_place_and_stays_unused() -> None:
     assert run_threads(2, body) == [[2.0, 6.0]] * 2
 
 
+@pytest.mark.parametrize("versioned", [True, False], ids=["DLPack 1", "DLPack 0"])
+def test_what_dlpack_lends_goes_back_once(comm: isthmus.Comm, versioned: bool) -> None:
+    def lent(host: Any, **what: Any) -> dlpack.Producer:
+        x = dlpack.Producer(host, host.ctypes.data, host.shape, host.dtype)
+        for name, value in {"versioned": versioned, **what}.items():
+            setattr(x, name, value)
+        return x
+
+    def back(*arrays: dlpack.Producer) -> bool:
+        return not dlpack.wrong and all(x.log.lent == x.log.deleted == len(x.log.asked) - (not versioned) for x in arrays)
+
+    numbers = np.array([1.5, 2.5])
+    x, out = lent(numbers, byte_offset=48), lent(np.zeros(2), device_type=dlpack.CUDA_PINNED)
+    assert comm.all_reduce(x, out=out) is out and back(x, out)
+    assert out.memory.tolist() == [1.5, 2.5]
+    assert not any("stream" in asked for asked in (*x.log.asked, *out.log.asked))
+    x = lent(numbers)
+    work = comm.all_reduce(x, async_op=True)
+    assert work.wait() is x and back(x)
+    nothing = lent(np.zeros((0, 4)), strides=(1, 9), address=0, byte_offset=0)
+    assert comm.all_reduce(nothing) is nothing and back(nothing)
+    for x, out in ((lent(numbers, lanes=2), None), (lent(numbers), lent(np.zeros(3))), (lent(numbers, strides=(2,)), None)):
+        with pytest.raises(isthmus.Error):
+            comm.all_reduce(x, out=out)
+        assert back(x, *([out] if out else []))
+    if versioned:
+        copy = lent(numbers, flags=dlpack.COPIED)
+        with pytest.raises(isthmus.ArgumentError, match=r"x \(Producer\) gave a copy of itself"):
+            comm.all_reduce(copy)
+        comm.all_reduce(copy, out=np.zeros(2))
+        assert back(copy)
+
+
 def test_dlpack_carries_the_dtypes_that_the_buffer_protocol_has_no_letter_for() -> None:
     for result in summed(lambda rank: DLPackOnly(torch.tensor([rank, 1.5], dtype=torch.bfloat16))):
         assert result.data.tolist() == [1.0, 3.0]
@@ -149,18 +183,24 @@ class OnDevice:
         return {"shape": (4,), "typestr": "<f4", "data": (0x7F0000000000, False), "version": 3}
 
 
-class OnDeviceByDLPack(DLPackOnly):
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 10, 1
-
-
 def test_device_memory_is_recognised_and_the_error_names_the_device(comm: isthmus.Comm) -> None:
     with pytest.raises(isthmus.UnsupportedError, match=r"\(OnDevice\) lies in the memory of a device"):
         comm.all_reduce(OnDevice())
-    with pytest.raises(TypeError, match=r"rocm:1; copy it to the host first"):
-        comm.all_reduce(OnDeviceByDLPack(np.ones(2)))
-    with pytest.raises(isthmus.UnsupportedError, match=r"tensor on meta; tensors are taken on the CPU: pass x.cpu\(\)"):
+    with pytest.raises(isthmus.UnsupportedError, match=r"tensor on meta, which DLPack has no name for; pass x.cpu\(\)"):
         comm.all_reduce(torch.ones(2, device="meta"))
+    here = "and this rank works on host memory: set ISTHMUS_DEVICE before init, or copy it to the host first"
+    for kind, name in ((2, "cuda"), (10, "rocm"), (12, "extension device"), (13, "cuda managed"), (14, "oneapi")):
+        x = dlpack.Producer(None, 4096, (2,), np.float32)
+        x.device_type, x.number = kind, 1
+        with pytest.raises(TypeError, match=rf"x \(Producer\) lies on {name}:1, {here}"):
+            comm.all_reduce(x)
+        assert not x.log.asked
+        for versioned in (True, False):
+            with pytest.raises(isthmus.UnsupportedError, match=rf"x \(PyCapsule\) lies on {name}:1, {here}"):
+                capsule = x.capsule(versioned)
+                comm.all_reduce(capsule)
+            del capsule
+        assert x.log.deleted == x.log.lent == 2 and not dlpack.wrong
 
 
 @pytest.mark.parametrize(

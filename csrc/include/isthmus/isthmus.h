@@ -128,6 +128,12 @@ ISTHMUS_API isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double 
 ISTHMUS_API int isthmus_comm_rank(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_size(isthmus_comm_t comm);
 ISTHMUS_API int isthmus_comm_device(isthmus_comm_t comm); /* the number of the device that this rank works on; -1: the host */
+/* For programs that take arrays by DLPack: whether memory that it says lies on a device of that type (DLDeviceType) and number is
+ * memory of this rank's device. If not, last_error() is what this rank works on. `memory`, where it is not NULL, must be known to the
+ * device's driver. *stream_number, where it is not NULL, is what the protocol calls `stream` (as in isthmus_call), for the producer of
+ * the array; -1: it has no numbers for streams of such devices. */
+ISTHMUS_API isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
+                                               int64_t *stream_number);
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it, the time that profiles predict and that of the last such call. dump: the flight recorder of the
