@@ -224,7 +224,7 @@ TEST(Mesh, WaitsForAPeerThatLearnsTheKeyLater) {
   waiter.mesh->add_key(kKey);
   waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5));
   dial.get();
-  EXPECT_LT(now_ns() - start, 500'000'000);
+  EXPECT_LT(now_ns() - start, 2'000'000'000);
 }
 
 TEST(Mesh, RefusesAPeerWithAnotherKey) {
@@ -232,7 +232,7 @@ TEST(Mesh, RefusesAPeerWithAnotherKey) {
   const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
   Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
   waiter.mesh->add_key(kKey);
-  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(3.5)); });
+  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(8)); });
   EXPECT_EQ(s.code, Code::Auth) << s.text;
   EXPECT_TRUE(contains(s.text, "job key")) << s.text;
   EXPECT_EQ(waiter.mesh->counts().peers, 0);
@@ -246,7 +246,7 @@ TEST(Mesh, HoldsSeveralKeysAndForgetsDroppedOnes) {
   waiter.mesh->add_key(kKey);
   waiter.mesh->drop_key(kOtherKey);
   // Refused only when the handshake's time is over: the key might still be added.
-  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(0.2)); });
+  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(1.5)); });
   EXPECT_EQ(s.code, Code::Timeout);
   EXPECT_TRUE(contains(s.text, "it may not hold our job key")) << s.text;
   auto wait = std::async(std::launch::async, [&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5)); });
@@ -266,7 +266,7 @@ TEST(Mesh, NamesAPeerThatDoesNotConnect) {
   EXPECT_TRUE(contains(s.text, dialer.mesh->self().hostname)) << s.text;
   EXPECT_TRUE(contains(s.text, dialer.mesh->self().tcp[0])) << s.text;
   EXPECT_TRUE(contains(s.text, "0.7 s")) << s.text;
-  EXPECT_LT(now_ns() - start, 1'500'000'000);
+  EXPECT_LT(now_ns() - start, 5'000'000'000);
 }
 
 TEST(Mesh, TellsSoonThatAPeerIsNoLongerThere) {

@@ -371,7 +371,8 @@ TEST(Engine, AThousandCommunicatorsCostLittleAndNoThread) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(processor_ms.load(), 60000);
 #else
-  EXPECT_LT(processor_ms.load(), 2000);  // one second a rank
+  EXPECT_LT(processor_ms.load(),
+            10000);  // two seconds on an idle machine; waiting for a rank that has no processor counts, too
 #endif
 }
 

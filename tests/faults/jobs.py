@@ -176,6 +176,12 @@ def job(
             one.close()
 
 
+def names_in_dev_shm(ranks: list[Rank]) -> list[str]:
+    """What lies there of these ranks; others on this machine may have theirs."""
+    marks = ["isthmus", *(str(rank.pid) for rank in ranks)]
+    return [name for name in os.listdir("/dev/shm") if any(mark in name for mark in marks)]
+
+
 def results(ranks: list[Rank], timeout: float = 60) -> list[Any]:
     return [rank.result(timeout) for rank in ranks]
 

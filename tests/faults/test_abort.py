@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from jobs import Me, Zygote, all_say, job, results
+from jobs import Me, Zygote, all_say, job, names_in_dev_shm, results
 
 
 @pytest.mark.parametrize("count", [4, 4 << 20], ids=["small", "large"])
@@ -110,8 +110,11 @@ def test_destroy_in_any_order_with_work_pending(zygote: Zygote, shape: str, orde
     """Each rank destroys its communicators in its own order while receives that nobody answers are pending."""
 
     def body(me: Me) -> Any:
-        comm = me.init(timeout=1)
+        comm = me.init()
         comms = [comm, comm.split(0), comm.split(0)]
+        for one in comms:
+            assert one is not None
+            one.set_timeout(1)
         works = [c.recv(np.empty(1 << 16), isthmus.ANY_SOURCE, 9, async_op=True) for c in comms if c is not None]
         begin = time.monotonic()
         for i in order if me.rank == 0 else reversed(order):
@@ -221,7 +224,7 @@ def use_and_destroy(me: Me) -> None:
 
 
 def use_and_abort(me: Me) -> None:
-    comm = me.init(timeout=2)
+    comm = me.init()
     if me.rank == 0:
         me.caught(lambda: comm.all_reduce(np.ones(1 << 18)))
     else:
@@ -241,11 +244,10 @@ def test_destroy_leaves_nothing(zygote: Zygote, shape: str, use: Any) -> None:
         use(me)
         return before.leftovers()
 
-    before = set(os.listdir("/dev/shm"))
     with job(zygote, 2, body, shape) as ranks:
         for left in results(ranks):
             assert left == NOTHING, left
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not names_in_dev_shm(ranks)
 
 
 def test_init_and_destroy_many_times_does_not_grow(zygote: Zygote, shape: str) -> None:

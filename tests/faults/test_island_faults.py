@@ -69,7 +69,7 @@ def test_a_rank_that_does_not_call_is_named_at_the_deadline(zygote: Zygote, isla
         reports = [rank.result() for rank in ranks]
         for rank, report in enumerate(reports):
             assert f"rank {late}" in report["text"] and "has not called it" in report["text"], report
-            assert rank == late or report["took"] < 1.75, report
+            assert rank == late or report["took"] < 6, report
         assert {report["kind"] for report in reports} == {"TimeoutError"}, reports
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isthmus
-from jobs import Me, Zygote, all_say, job
+from jobs import Me, Zygote, all_say, job, names_in_dev_shm
 
 LIMIT = 2.0
 
@@ -175,7 +176,7 @@ def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: in
             if rank.rank == victim:
                 continue
             failure = rank.result()
-            assert failure["took"] < 3, failure
+            assert failure["took"] < 8, failure  # init's deadline of 2 s, and what it takes to say who is missing
             assert failure["kind"] in ("PeerLostError", "TimeoutError"), failure
             assert f"rank {victim}" in failure["text"], failure
 
@@ -227,12 +228,13 @@ def test_during_an_abort(zygote: Zygote, shape: str) -> None:
 
 
 def test_nothing_is_left_in_dev_shm(zygote: Zygote) -> None:
-    before = set(os.listdir("/dev/shm"))
     with job(zygote, 2, lambda me: loop(me, 1000)) as ranks:
         all_say(ranks, "ready")
-        assert set(os.listdir("/dev/shm")) <= before  # shared memory has no name even while it is used
+        assert not names_in_dev_shm(ranks)  # shared memory has no name even while it is used
+        for rank in ranks:
+            assert "/dev/shm/" not in Path(f"/proc/{rank.pid}/maps").read_text()
         for rank in ranks:
             rank.signal(signal.SIGKILL)
         for rank in ranks:
             rank.wait(10)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not names_in_dev_shm(ranks)

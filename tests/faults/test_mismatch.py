@@ -61,7 +61,8 @@ def test_every_rank_is_told(zygote: Zygote, shape: str, case: str, size: str) ->
     n = N[size]
 
     def body(me: Me) -> Any:
-        comm = me.init(timeout=3)
+        comm = me.init()
+        comm.set_timeout(3)
 
         def both() -> None:
             (odd if me.rank == 1 else usual)(comm, n)
@@ -79,7 +80,8 @@ def test_every_rank_is_told(zygote: Zygote, shape: str, case: str, size: str) ->
 
 def test_counts_of_v_collectives(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
-        comm = me.init(timeout=3)
+        comm = me.init()
+        comm.set_timeout(3)
         counts = [100, 200] if me.rank == 0 else [100, 201]
 
         def both() -> None:
@@ -98,7 +100,8 @@ def test_sizes_that_only_two_ranks_know(zygote: Zygote, sent: int, expected: int
     """all_to_all_v in shared memory: what one sends and what the other expects are compared before anything moves."""
 
     def body(me: Me) -> Any:
-        comm = me.init(timeout=3)
+        comm = me.init()
+        comm.set_timeout(3)
         give, take = [4, 4, 4], [4, 4, 4]
         if me.rank == 0:
             give[2] = sent
@@ -116,7 +119,8 @@ def test_sizes_that_only_two_ranks_know(zygote: Zygote, sent: int, expected: int
 @pytest.mark.parametrize(("sent", "expected"), [(10, 11), (400_000, 400_001), (10, 400_000), (400_000, 0)])
 def test_messages_of_another_size(zygote: Zygote, shape: str, sent: int, expected: int) -> None:
     def body(me: Me) -> Any:
-        comm = me.init(timeout=3)
+        comm = me.init()
+        comm.set_timeout(3)
 
         def both() -> None:
             if me.rank == 0:
@@ -135,7 +139,8 @@ def test_messages_of_another_size(zygote: Zygote, shape: str, sent: int, expecte
 
 def test_messages_of_another_dtype(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
-        comm = me.init(timeout=3)
+        comm = me.init()
+        comm.set_timeout(3)
 
         def both() -> None:
             if me.rank == 0:

@@ -83,12 +83,12 @@ def test_a_late_rank_at_init_is_named(zygote: Zygote, shape: str) -> None:
         if me.rank == 2:
             me.hear()
             return None
-        return me.caught(lambda: me.init(timeout=1))
+        return me.caught(lambda: me.init(timeout=3))
 
     with job(zygote, 4, body, shape) as ranks:
         for rank in (ranks[0], ranks[1], ranks[3]):
             failure = rank.result()
-            assert failure["kind"] == "TimeoutError" and failure["took"] < 2, failure
+            assert failure["kind"] == "TimeoutError" and failure["took"] < 8, failure
             assert "rank 2 of 4 did not arrive" in failure["text"], failure
         ranks[2].tell("go")
         ranks[2].result()
@@ -137,34 +137,37 @@ def test_a_forked_child_may_not_call_while_the_parent_goes_on(zygote: Zygote, sh
     def body(me: Me) -> Any:
         comm = me.init()
         x = np.ones(1 << 16)
-        stop = threading.Event()
+        forked = threading.Event()
         failed: list[BaseException] = []
 
         def work() -> None:
+            """Goes on until both ranks have forked."""
+            going = np.ones(1)
             try:
-                for _ in range(100):
+                while going[0]:
                     comm.all_reduce(x, "max")
+                    going[0] = not forked.is_set()
+                    comm.all_reduce(going, "max")
             except BaseException as error:
                 failed.append(error)
-            stop.set()
 
         thread = threading.Thread(target=work)
         thread.start()
-        children = 0
-        while not stop.is_set() and children < 5:
-            pid = os.fork()
-            if pid == 0:
-                kinds = {me.caught(call)["kind"] for call in (comm.barrier, lambda: comm.all_reduce(np.ones(4)))}
-                os._exit(0 if kinds == {"ForkedError"} else 1)
-            assert os.waitpid(pid, 0)[1] == 0
-            children += 1
-        thread.join()
+        try:
+            for _ in range(5):
+                pid = os.fork()
+                if pid == 0:
+                    kinds = {me.caught(call)["kind"] for call in (comm.barrier, lambda: comm.all_reduce(np.ones(4)))}
+                    os._exit(0 if kinds == {"ForkedError"} else 1)
+                assert os.waitpid(pid, 0)[1] == 0
+        finally:
+            forked.set()
+            thread.join()
         assert not failed, failed
         comm.barrier()
-        return children
 
     with job(zygote, 2, body, shape) as ranks:
-        assert all(children > 0 for children in results(ranks))
+        results(ranks)
 
 
 def test_a_child_that_ends_normally_harms_nothing(zygote: Zygote, shape: str) -> None:

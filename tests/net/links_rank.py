@@ -21,11 +21,11 @@ def main() -> None:
         comm.barrier()
         begin = time.monotonic()
         comm.all_reduce(x)
-        times.append(time.monotonic() - begin)
+        times.append((begin, time.monotonic()))  # one clock for all ranks
     topology = comm.topology()
     found = {
         "x": float(x[-1]),
-        "seconds": min(times),
+        "times": times,
         "hosts": [host["ranks"] for host in topology["hosts"]],
         "namespace": os.stat("/proc/self/ns/net").st_ino,
         "weights": {group["island"]: group["weight"] for group in topology["groups"]},

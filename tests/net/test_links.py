@@ -67,7 +67,10 @@ def test_islands_are_hosts_and_no_faster_than_their_bridges(links: Path, monkeyp
     for rank in ranks:
         assert rank["x"] == 27.0 and rank["hosts"] == [[0, 1], [2]], rank
         assert rank["weights"] == {"cpu": 40.0, "b": 20.0}, rank
-        assert least <= rank["seconds"] < 20 * least, rank
+    # From the first rank that leaves the barrier to the last that has its result, in the faster of the rounds.
+    rounds = zip(*(rank["times"] for rank in ranks), strict=True)
+    seconds = min(max(end for _, end in times) - min(begin for begin, _ in times) for times in rounds)
+    assert least <= seconds < 20 * least, ranks
     assert ranks[0]["namespace"] == ranks[1]["namespace"]
     assert len({rank["namespace"] for rank in ranks} | {OURS}) == 3
     assert [rank["local"] for rank in ranks] == [["0", "2"], ["1", "2"], ["0", "1"]]

@@ -171,9 +171,7 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
         stream = there.stream()
         go_on = there.hold(stream)
         there.copy_in(x.address, pinned.ctypes.data, x.nbytes, stream)
-        begun = time.monotonic()
-        work = comm.all_reduce(x, "sum", x, async_op=True, stream=stream)
-        returned = time.monotonic() - begun
+        work = comm.all_reduce(x, "sum", x, async_op=True, stream=stream)  # waits for nothing, or it would do so for good
         there.copy_out(result.ctypes.data, x.address, x.nbytes, stream)
         time.sleep(0.2)
         early = work.done
@@ -184,13 +182,13 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
         there.end_stream(stream)
         for array in (pinned, result):
             there.unregister(array.ctypes.data)
-        return returned < 0.15, early, got
+        return early, got
 
     for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "amd:1,cpu:1", "amd:2,nvidia:1,cpu:1"):
         *devices, host = run_fleet(fleet, body)
         total = 5.0 * len(devices) + 1
         assert host == total
-        assert devices == [(True, False, (total, total))] * len(devices)
+        assert devices == [(False, (total, total))] * len(devices)
 
 
 def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> None:

@@ -85,9 +85,15 @@ def test_a_launched_rank_sees_nothing_of_another_launcher(monkeypatch: pytest.Mo
     assert (env["ISTHMUS_RANK"], env["RANK"], env["ISTHMUS_BRIDGE"], env["EXTRA"]) == ("1", "1", "tcp", "1")
 
 
-def test_a_job_ends_its_ranks_at_the_deadline_and_leaves_none() -> None:
-    with launch.start([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"], 2) as job:
+def test_a_job_ends_its_ranks_at_the_deadline_and_leaves_none(tmp_path: Path) -> None:
+    program = "import os, sys, time; print('up', flush=True); os.mkdir(sys.argv[1] + os.environ['RANK']); time.sleep(60)"
+    up = tmp_path / "up"
+    with launch.start([sys.executable, "-c", program, str(up)], 2) as job:
         begin = time.monotonic()
-        results = job.wait(1.5)
+        while not all(Path(f"{up}{rank}").exists() for rank in range(2)):
+            assert time.monotonic() - begin < 30
+            time.sleep(0.01)
+        begin = time.monotonic()
+        results = job.wait(0.5)
     assert time.monotonic() - begin < 10
     assert [(end.returncode, end.stdout) for end in results] == [(-9, "up\n")] * 2

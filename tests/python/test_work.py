@@ -44,8 +44,8 @@ def test_works_may_be_waited_for_in_any_order(ranks: Run) -> None:
 def test_a_work_that_is_not_done_says_so(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> None:
         x = np.ones(4)
-        if comm.rank == 1:
-            time.sleep(0.3)
+        if comm.rank == 1:  # comes when the other rank has looked
+            comm.recv(np.empty(1), 0)
         work = comm.all_reduce(x, async_op=True)
         if comm.rank == 0:
             assert not work.done and work.exception is None and work.duration is None
@@ -54,6 +54,7 @@ def test_a_work_that_is_not_done_says_so(ranks: Run) -> None:
             with pytest.raises(isthmus.TimeoutError):
                 work.wait(timeout=0.05)
             assert not work.done  # the wait ended, the operation did not
+            comm.send(np.ones(1), 1)
         work.wait()
         assert x.tolist() == [2.0] * 4
 
