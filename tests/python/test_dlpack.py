@@ -91,7 +91,7 @@ def test_the_operation_begins_behind_what_the_producer_has_still_to_do(fleet: st
         mine(comm).all_reduce(np.ones(n, np.float32))
         if on_host():
             comm.all_reduce(np.full(n, 5.0, np.float32))
-            return True, False, comm.size * 5.0
+            return False, comm.size * 5.0
         there = vendor()
         theirs, stream = there.stream(), there.stream()
         x = LentArray(np.zeros(n, np.float32))
@@ -100,9 +100,8 @@ def test_the_operation_begins_behind_what_the_producer_has_still_to_do(fleet: st
         there.register(pinned.ctypes.data, pinned.nbytes)
         go_on = there.hold(theirs)
         there.copy_in(x.address, pinned.ctypes.data, pinned.nbytes, theirs)
-        begun = time.monotonic()
+        # A call that waited for the data would never return: it is let go only below.
         work = comm.all_reduce(x, async_op=True, **({"stream": stream} if named else {}))
-        returned = time.monotonic() - begun
         time.sleep(0.2)
         early = work.done
         go_on()
@@ -111,10 +110,10 @@ def test_the_operation_begins_behind_what_the_producer_has_still_to_do(fleet: st
         got = float(x.array.get()[-1])
         for one in (theirs, stream):
             there.end_stream(one)
-        return returned < 0.15, early, got
+        return early, got
 
     results = run_fleet(fleet, body, named)
-    assert results == [(True, False, 5.0 * len(results))] * len(results)
+    assert results == [(False, 5.0 * len(results))] * len(results)
 
 
 @pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1"])
