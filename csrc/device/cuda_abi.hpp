@@ -14,6 +14,7 @@ using Pointer = unsigned long long;
 using Handle = void *;  // a context, a stream, an event
 
 inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600, kAlreadyRegistered = 712;
+inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 inline constexpr unsigned kWaitGreaterOrEqual = 0, kWriteDefault = 0;  // 64 bits: (int64_t)(*address - value) >= 0
@@ -46,6 +47,7 @@ inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second 
   F(cuStreamQuery, (Handle))                                        \
   F(cuStreamWaitEvent, (Handle, Handle, unsigned))                  \
   F(cuStreamIsCapturing, (Handle, int *))                           \
+  F(cuThreadExchangeStreamCaptureMode, (int *))                     \
   F(cuStreamWaitValue64_v2, (Handle, Pointer, uint64_t, unsigned))  \
   F(cuStreamWriteValue64_v2, (Handle, Pointer, uint64_t, unsigned)) \
   F(cuLaunchHostFunc, (Handle, void (*)(void *), void *))           \

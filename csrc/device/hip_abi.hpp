@@ -12,6 +12,7 @@ using Handle = void *;  // a stream, an event
 
 inline constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101,
                         kNotReady = 600, kAlreadyRegistered = 712, kNotSupported = 801;
+inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 inline constexpr unsigned kMallocSignalMemory = 2;  // of hipExtMallocWithFlags: 8 bytes that the host and streams reach
@@ -58,6 +59,7 @@ inline constexpr int kLeastVersion = version_code(5, 0);
   F(hipStreamQuery, (Handle))                                                                     \
   F(hipStreamWaitEvent, (Handle stream, Handle event, unsigned))                                  \
   F(hipStreamIsCapturing, (Handle, int *))                                                        \
+  F(hipThreadExchangeStreamCaptureMode, (int *))                                                  \
   F(hipStreamWaitValue64, (Handle stream, void *, uint64_t value, unsigned flags, uint64_t mask)) \
   F(hipStreamWriteValue64, (Handle stream, void *, uint64_t value, unsigned flags))               \
   F(hipEventCreateWithFlags, (Handle *, unsigned))                                                \

@@ -481,7 +481,9 @@ void Context::courier_loop() {
     for (const auto &job : jobs) {
       const auto member = job.lock();
       const auto same = [&](const auto &other) { return !other.owner_before(member) && !member.owner_before(other); };
-      if (member && std::none_of(again.begin(), again.end(), same) && member->carry_messages()) again.push_back(member);
+      if (!member) continue;
+      member->look_at_device();
+      if (std::none_of(again.begin(), again.end(), same) && member->carry_messages()) again.push_back(member);
     }
     jobs.clear();
   }

@@ -219,7 +219,7 @@ void Island::abort() noexcept {
 }
 
 bool Island::settled(int64_t now, bool alone) noexcept {
-  if (ended(last_.load()) || left_behind_.load()) return true;
+  if (ended(last_.load()) || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
   const int64_t passed = now - aborted_ns_.load();
   const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
   if (passed < (alone ? kGrace : running)) return false;

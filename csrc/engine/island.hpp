@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ccl/island_ccl.hpp"
@@ -63,7 +64,9 @@ class Island {
     return (counter == plan::kStaged ? shared_->staged : shared_->taken)->value();
   }
   // The stream has run to the end of what was submitted.
-  bool idle() const noexcept { return ended(last_.load()) && !unfinished_.load(); }
+  bool idle() const noexcept {
+    return (ended(last_.load()) && !unfinished_.load()) || dead_.load(std::memory_order_acquire);
+  }
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
   Status status() const;  // the first failure of the library or the stream
 
@@ -83,6 +86,12 @@ class Island {
   // The user's memory can only be reached by the device.
   bool private_memory() const noexcept { return private_; }
   int device() const noexcept { return shared_->stream->device(); }
+  // The device has failed: it does nothing any more of what it was given.
+  void died() noexcept { dead_.store(true, std::memory_order_release); }
+  // Where its work stands. The second may be null.
+  std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> streams() const {
+    return {shared_->stream, shared_->beside};
+  }
   device::Runtime &runtime() const noexcept { return *shared_->runtime; }
 
  private:
@@ -131,7 +140,7 @@ class Island {
   std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
-  std::atomic<bool> left_behind_{false}, unfinished_{false};
+  std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false};
 };
 
 }  // namespace isthmus::engine

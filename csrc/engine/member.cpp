@@ -59,6 +59,7 @@ Member::Member(MemberSetup s)
     if (island_->private_memory()) {
       runtime_ = &island_->runtime();
       device_ = island_->device();
+      device_streams_ = island_->streams();
       porter_ = std::make_unique<Porter>(*runtime_, device_, arena, wake, context_.get());
       porter_gates_ = porter_->gates();
     }
@@ -234,7 +235,10 @@ bool Member::island_settled() noexcept {
     return q != rank_ && ((p.process && p.process->lost.load()) || p.left.load() || !p.mail ||
                           p.mail->description(entered).sequence.load(std::memory_order_acquire) < entered);
   });
-  return island_->settled(now_ns(), alone);
+  const int64_t now = now_ns();
+  if (island_->settled(now, alone)) return true;
+  doubt_device(now);
+  return false;
 }
 
 void Member::run(Op *op) noexcept {
@@ -435,6 +439,29 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   return over;
 }
 
+// A device that has failed signals nothing more. The driver is asked by the courier and not here: its call could wait for the very work
+// that goes on when this thread has opened a gate.
+void Member::doubt_device(int64_t now) noexcept {
+  constexpr int64_t kDoubt = 100'000'000;
+  int64_t asked = device_asked_ns_.load(std::memory_order_relaxed);
+  if (!runtime_ || now - asked < kDoubt || !device_asked_ns_.compare_exchange_strong(asked, now, std::memory_order_relaxed))
+    return;
+  if (asked == 0) return;  // 100 ms after the first doubt
+  device_doubted_.store(true, std::memory_order_release);
+  context_->courier(*this);
+}
+
+void Member::look_at_device() noexcept {
+  if (!device_doubted_.exchange(false, std::memory_order_acq_rel)) return;
+  Status s;
+  for (const auto *mine : {&device_streams_.first, &device_streams_.second})
+    if (const auto stream = mine->lock(); stream && s.ok()) s = stream->status();
+  if (s.ok()) return;
+  // Whoever submits may stand at a gate with the mutex, until he hears of the failure. Then we are asked again.
+  if (const std::unique_lock order(island_mutex_, std::try_to_lock); order.owns_lock() && island_) island_->died();
+  fail(s.code, formatted("the device of {} has failed: {}", rank_text(rank_), s.text), true);
+}
+
 int64_t Member::check_deadlines(int64_t now) noexcept {
   if (failed()) {
     drive();
@@ -456,6 +483,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     }
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
+  if (late ? polls_device() && now - late->submitted_ns > 100'000'000 : porting_.load() != 0) doubt_device(now);
   if (!failed()) on_message_deadline(now);
   exec_.clear(std::memory_order_release);
   if (failed()) drive();

@@ -134,6 +134,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void order(Op *op, void *stream) noexcept;
   // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
+  // By the courier, where check_deadlines() has asked for it: whether the device has failed.
+  void look_at_device() noexcept;
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
   bool wait(Op *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
@@ -195,6 +197,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_plan(Op *op) noexcept;
   bool begin_plan(Op *op) noexcept;
   void begin_if_first(Op *op) noexcept;
+  void doubt_device(int64_t now) noexcept;
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;
@@ -381,6 +384,9 @@ class Member : public std::enable_shared_from_this<Member> {
   } starting_;             // a send that was taken out of taking_ and is not in its link yet
   uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory
   std::atomic<bool> courier_wanted_{false};
+  std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
+  std::atomic<int64_t> device_asked_ns_{0};
+  std::atomic<bool> device_doubted_{false};
   const uint64_t part_bytes_;
   std::unique_ptr<Porter> porter_;
   bool porter_gates_ = true;

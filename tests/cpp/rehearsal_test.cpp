@@ -316,7 +316,16 @@ TEST(Rehearsal, CaptureRecordsAndRunsNothing) {
     uint32_t value = 9;
     from_device(&value, a, 4);
     IS(value, 0u);
+    const Handle other = new_stream();
     IS(cu("StreamBeginCapture_v2", s, 0), 0);
+    IS(cu("StreamQuery", other), 900);  // a capture for all threads forbids it, but not to one that says it stands aside
+    int mode = 2;
+    IS(cu("ThreadExchangeStreamCaptureMode", &mode), 0);
+    IS(mode, 0);
+    IS(cu("StreamQuery", other), 0);
+    IS(cu("ThreadExchangeStreamCaptureMode", &mode), 0);
+    IS(mode, 2);
+    IS(cu("StreamQuery", other), 900);
     Address b = 0;
     IS(cu("MemAlloc_v2", &b, size_t{4}), 900);
     IS(cu("StreamQuery", s), 900);

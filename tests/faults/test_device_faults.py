@@ -113,6 +113,23 @@ def test_a_message_on_a_stream_whose_copy_cannot_be_submitted_ends_everywhere(fa
         assert fault in said and took < 10, said
 
 
+@pytest.mark.parametrize(
+    ("fleet", "fault", "words"),
+    [
+        ("nvidia:2,cpu:1", "cuMemcpyAsync:9:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("nvidia:1,cpu:1", "cuMemcpyAsync:23:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("amd:1,cpu:1", "hipMemcpyAsync:9:700", "hipErrorIllegalAddress (700"),
+        ("ascend:1,cpu:1", "aclrtMemcpyAsync:9:507015", "507015"),
+    ],
+)
+def test_a_device_that_fails_at_its_work_is_told_of_long_before_the_deadline(fleet: str, fault: str, words: str) -> None:
+    """All calls were well; what they asked for went wrong on the stream, and signals nothing any more."""
+    for said, took, left in run_fleet(fleet, until_it_fails, switches={"FAIL_LATE": fault}, env={"ISTHMUS_TIMEOUT": "60"}):
+        assert words in said and "rank " in said, said
+        assert took < 30
+        assert not any(left.values()), left
+
+
 @pytest.mark.parametrize("fault", ["ncclReduceScatter:2", "ncclAllReduce:1", "ncclBroadcast:4"])
 def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
     results = run_fleet(

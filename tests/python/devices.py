@@ -76,7 +76,8 @@ class Vendor:
         """What the stream `after` is given from now on comes behind what `before` holds."""
         raise NotImplementedError
 
-    def begin_capture(self, stream: int) -> None:
+    def begin_capture(self, stream: int, for_all: bool = False) -> None:
+        """`for_all`: while it lasts, no thread may do what captures forbid, but one that says it stands aside."""
         raise NotImplementedError
 
     def end_capture(self, stream: int) -> None:
@@ -181,8 +182,8 @@ class Cuda(Vendor):
         self.call("cuStreamWaitEvent", _pointer(after), event, 0)
         self.call("cuEventDestroy_v2", event)
 
-    def begin_capture(self, stream: int) -> None:
-        self.call("cuStreamBeginCapture_v2", _pointer(stream), 2)
+    def begin_capture(self, stream: int, for_all: bool = False) -> None:
+        self.call("cuStreamBeginCapture_v2", _pointer(stream), 0 if for_all else 2)
 
     def end_capture(self, stream: int) -> None:
         graph = ctypes.c_void_p()
@@ -266,8 +267,8 @@ class Hip(Vendor):
         self.call("hipStreamWaitEvent", _pointer(after), event, 0)
         self.call("hipEventDestroy", event)
 
-    def begin_capture(self, stream: int) -> None:
-        self.call("hipStreamBeginCapture", _pointer(stream), 2)
+    def begin_capture(self, stream: int, for_all: bool = False) -> None:
+        self.call("hipStreamBeginCapture", _pointer(stream), 0 if for_all else 2)
 
     def end_capture(self, stream: int) -> None:
         graph = ctypes.c_void_p()
@@ -346,8 +347,8 @@ class Acl(Vendor):
 
         return go_on
 
-    def begin_capture(self, stream: int) -> None:
-        self.call("aclmdlRICaptureBegin", _pointer(stream), 2)
+    def begin_capture(self, stream: int, for_all: bool = False) -> None:
+        self.call("aclmdlRICaptureBegin", _pointer(stream), 0 if for_all else 2)
 
     def end_capture(self, stream: int) -> None:
         graph = ctypes.c_void_p()

@@ -377,6 +377,26 @@ def test_a_captured_stream_is_refused_with_a_reason() -> None:
         assert "captured into a graph" in text and "outside of the capture" in text, text
 
 
+def test_waiting_long_does_not_disturb_what_the_program_captures() -> None:
+    """Whether the device has failed is asked meanwhile, which a capture for all threads forbids."""
+
+    def body(comm: isthmus.Comm) -> float:
+        ones = np.ones(100_000, np.float32)
+        if on_host():
+            time.sleep(0.6)
+            comm.all_reduce(ones)
+            return float(ones[-1])
+        x, stream = DeviceArray.of(ones), vendor().stream()
+        work = comm.all_reduce(x, async_op=True)
+        vendor().begin_capture(stream, for_all=True)
+        time.sleep(0.5)
+        vendor().end_capture(stream)
+        work.wait()
+        return float(x.get()[-1])
+
+    assert run_fleet("nvidia:1,amd:1,cpu:1", body) == [3.0] * 3
+
+
 @pytest.mark.parametrize("version", ["5", "6", "7"])
 def test_every_version_of_amds_runtime(version: str) -> None:
     """They differ in the name of the library and in what they say of a pointer."""

@@ -81,8 +81,9 @@ EXPORT Result hipStreamDestroy(StreamHandle stream) {
 }
 
 EXPORT Result hipStreamQuery(StreamHandle stream) {
-  return call<"hipStreamQuery">(
-      [&](const Entry &e, Device &device) { return on(e, device, stream, [](const StreamPtr &s) { return query(s); }); });
+  return call<"hipStreamQuery">([&](const Entry &e, Device &device) {
+    return on(e, device, stream, [](const StreamPtr &s) { return query_aside(s); });
+  });
 }
 
 EXPORT Result hipStreamSynchronize(StreamHandle stream) {
@@ -122,6 +123,14 @@ EXPORT Result hipStreamIsCapturing(StreamHandle stream, int *out) {
       *out = capture_status(s);
       return Code::Ok;
     });
+  });
+}
+
+EXPORT Result hipThreadExchangeStreamCaptureMode(int *mode) {
+  return call<"hipThreadExchangeStreamCaptureMode">([&](const Entry &, Device &) {
+    if (!mode || *mode < 0 || *mode > 2) return kInvalidValue;
+    std::swap(*mode, capture_mode_of_thread());
+    return kSuccess;
   });
 }
 
@@ -200,7 +209,7 @@ EXPORT Result hipEventRecord(EventHandle event, StreamHandle stream) {
 
 EXPORT Result hipEventQuery(EventHandle event) {
   return call<"hipEventQuery">(
-      [&](const Entry &e, Device &) { return on(e, event, [](const EventPtr &ev) { return query(ev); }); });
+      [&](const Entry &e, Device &) { return on(e, event, [](const EventPtr &ev) { return query_aside(ev); }); });
 }
 
 EXPORT Result hipEventSynchronize(EventHandle event) {

@@ -143,4 +143,9 @@ Code copy_now(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t f
   return code == Code::Ok ? synchronize(s) : code;
 }
 
+int &capture_mode_of_thread() {
+  static thread_local int mode = 0;
+  return mode;
+}
+
 }  // namespace rehearsal

@@ -39,8 +39,16 @@ REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPt
 REHEARSAL_API Code create_stream(const Entry &e, Device &d, void **out, unsigned flags, int priority);
 REHEARSAL_API Code destroy_stream(const Entry &e, Device &d, void *handle);
 
+// 0: global, 1: of the thread, 2: relaxed, in which a thread may call what captures of others forbid.
+REHEARSAL_API int &capture_mode_of_thread();
 // What may not be called while any thread captures into a graph in the mode that forbids it.
-inline bool forbidden_by_capture() { return Machine::get().global_captures.load() > 0; }
+inline bool forbidden_by_capture() { return Machine::get().global_captures.load() > 0 && capture_mode_of_thread() != 2; }
+// What a stream or an event answers, unless a capture forbids the question.
+template <class Asked>
+Code query_aside(const Asked &asked) {
+  const Code code = query(asked);  // of what captures itself: that ends it
+  return (code == Code::Ok || code == Code::NotReady) && forbidden_by_capture() ? Code::CaptureUnsupported : code;
+}
 REHEARSAL_API int capture_status(const StreamPtr &s);  // 0: none, 1: captures, 2: invalid
 REHEARSAL_API Code destroy_graph(const Entry &e, void *handle);
 

@@ -68,7 +68,7 @@ EXPORT Result cuStreamQuery(StreamHandle stream) {
   CUDA_CURRENT();
   StreamPtr s;
   if (const Result r = find(entry, *device, stream, &s)) return r;
-  return number(query(s), &s->device);
+  return number(query_aside(s), &s->device);
 }
 
 EXPORT Result cuStreamSynchronize(StreamHandle stream) {
@@ -109,6 +109,13 @@ EXPORT Result cuStreamIsCapturing(StreamHandle stream, int *out) {
   if (const Result r = find(entry, *device, stream, &s)) return r;
   if (!out) return kInvalidValue;
   *out = capture_status(s);
+  return kSuccess;
+}
+
+EXPORT Result cuThreadExchangeStreamCaptureMode(int *mode) {
+  CUDA_CALL("cuThreadExchangeStreamCaptureMode");
+  if (!mode || *mode < 0 || *mode > 2) return kInvalidValue;
+  std::swap(*mode, capture_mode_of_thread());
   return kSuccess;
 }
 
@@ -200,7 +207,7 @@ EXPORT Result cuEventQuery(EventHandle event) {
   CUDA_CURRENT();
   EventPtr ev;
   if (const Result r = find(entry, event, &ev)) return r;
-  return number(query(ev), Machine::get().device(ev->device));
+  return number(query_aside(ev), Machine::get().device(ev->device));
 }
 
 EXPORT Result cuEventSynchronize(EventHandle event) {
