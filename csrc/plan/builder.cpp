@@ -61,6 +61,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       count(members.size()),
       others(all.members.size() - 1),
       library(all.library[cluster]),
+      one_memory(others > 0 && topology::one_memory(t)),
       varying(is_varying(p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       devices(topology::has_devices(t)),
@@ -91,6 +92,10 @@ void Builder::choose_chunk(uint64_t regions) {
     return;
   }
   const uint64_t bytes = request.bytes;
+  // Who reads a slot finds it in the writer's cache or behind it. A core draws lines out of another's cache at less than half of the rate at
+  // which it reads those that have left it, so slots are larger where a few of them still overlap.
+  if (others == 0 && !devices)
+    target = std::min(lines(std::clamp(bytes / 4, wanted, (is_reduction(request.collective) ? 2 : 4) * wanted)), most);
   if (bytes / 64 > target) target = std::min(lines(bytes / 64 + kLine - 1), most);
   const uint64_t about = std::max<uint64_t>((bytes + target - 1) / target, 1);
   plan.chunk = lines((bytes + about - 1) / about + kLine - 1);
@@ -114,7 +119,9 @@ void Builder::choose_island_chunk(uint64_t regions) {
     if (clusters.library[g]) multiple = std::lcm(multiple, clusters.size(g));
   const uint64_t unit = kLine * multiple;
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
-  const uint64_t target = std::clamp(request.bytes / 64, lines(8 * request.chunk_bytes), lines(16 * request.chunk_bytes));
+  // Where all share memory, slots lie in rings of a fixed size (most_ring_bytes).
+  const uint64_t least = lines(kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes);
+  const uint64_t target = std::clamp(request.bytes / 64, least, one_memory ? least : 2 * least);
   const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
   const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
   plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;

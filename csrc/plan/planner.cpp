@@ -8,7 +8,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 4;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 5;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on. Sizes of v-collectives and in_place are each rank's own affair.
 uint64_t digest_of(const topology::Topology &t, const Request &r) {

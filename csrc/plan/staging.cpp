@@ -121,7 +121,9 @@ void stage_user_memory(Builder &b) {
   if (p.slots == 0) p.slots = std::clamp<uint32_t>(b.request.max_slots, 2, 64);
   const bool reuses = p.chunks == 0 || p.chunks > p.slots;
   Direct direct;
-  const bool reaches = b.others == 0 && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
+  const bool links = std::any_of(p.steps.begin(), p.steps.end(),
+                                 [](const Step &x) { return x.kind == StepKind::Send || x.kind == StepKind::Recv; });
+  const bool reaches = !links && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
   const bool answers = std::any_of(p.steps.begin(), p.steps.end(),
                                    [](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
   const bool through = reaches && (!reuses || p.slots >= last + (answers ? 3 : 2));

@@ -30,16 +30,6 @@ void check_shm_bridge(const std::vector<RankInfo> &ranks) {
                island_name(ranks[q]), q, host_name(ranks[q]), island_name(ranks[r]), r, host_name(ranks[r]));
 }
 
-// Between groups: whether links are memory, as far as a topology tells.
-bool linked_by_memory(const Topology &t) noexcept {
-  bool one_island = true;
-  for (const RankInfo &r : t.ranks) {
-    if (r.host != t.ranks[0].host) return false;
-    one_island = one_island && r.island == t.ranks[0].island;
-  }
-  return one_island || t.bridge != Bridge::Tcp;
-}
-
 double rate_over(const RankInfo &info, bool memory) noexcept {
   const double link = info.rates[memory ? Rate::Memory : Rate::Tcp];
   return info.device == "host" ? link : std::min({link, info.rates[Rate::DeviceToHost], info.rates[Rate::HostToDevice]});
@@ -47,7 +37,7 @@ double rate_over(const RankInfo &info, bool memory) noexcept {
 
 // The weights of `t` from its ranks' rates, which are all known.
 void weigh(Topology &t) {
-  const bool memory = linked_by_memory(t);
+  const bool memory = one_memory(t);
   for (size_t g = 0; g < t.groups.size(); ++g) {
     // All ranks of a group carry equal parts, so the slowest of them says how fast they are together.
     const std::vector<int> &ranks = t.groups[g].ranks;
@@ -63,12 +53,21 @@ void weigh(Topology &t) {
 
 }  // namespace
 
+bool one_memory(const Topology &t) noexcept {
+  bool one_island = true;
+  for (const RankInfo &r : t.ranks) {
+    if (r.host != t.ranks[0].host) return false;
+    one_island = one_island && r.island == t.ranks[0].island;
+  }
+  return one_island || t.bridge != Bridge::Tcp;
+}
+
 double bridge_rate(const Topology &t, int rank) noexcept {
-  return rate_over(t.ranks[static_cast<size_t>(rank)], linked_by_memory(t));
+  return rate_over(t.ranks[static_cast<size_t>(rank)], one_memory(t));
 }
 
 int unmeasured_rank(const Topology &t) noexcept {
-  const bool memory = linked_by_memory(t);
+  const bool memory = one_memory(t);
   for (int r = 0; r < t.size(); ++r)
     if (!(rate_over(t.ranks[static_cast<size_t>(r)], memory) > 0)) return r;
   return -1;
@@ -84,7 +83,7 @@ uint64_t digest_of(const Topology &t) noexcept {
     for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
   };
   add(t.ranks.size());
-  add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0));
+  add((t.flat ? 1 : 0) | (has_devices(t) ? 2 : 0) | (one_memory(t) ? 4 : 0));
   for (size_t g = 0; g < t.groups.size(); ++g) {
     add(t.groups[g].ranks.size());
     for (int r : t.groups[g].ranks) add(static_cast<uint64_t>(r));
@@ -192,7 +191,7 @@ std::string to_json(const Topology &t) {
     const auto it = std::find_if(sets.begin(), sets.end(), [&](const Set &s) { return s.key == key; });
     return it != sets.end() ? *it : sets.emplace_back(Set{key, name, {}, {}});
   };
-  const bool memory = linked_by_memory(t);
+  const bool memory = one_memory(t);
   json all = json::array();
   for (size_t r = 0; r < t.ranks.size(); ++r) {
     const RankInfo &info = t.ranks[r];

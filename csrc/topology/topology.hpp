@@ -72,6 +72,8 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge);
 Topology dissolve(const Topology &t, const std::vector<bool> &keep);
 // Whether a group of `t` is served by a library.
 bool has_libraries(const Topology &t) noexcept;
+// Whether every two ranks share memory and the bridge may use it, whatever libraries serve them.
+bool one_memory(const Topology &t) noexcept;
 // Whether the memory of a rank of `t` is that of a device.
 bool has_devices(const Topology &t) noexcept;
 // Bytes a second that `rank` can carry across a bridge, each way: the least of what its profile has of the way, which is the link (TCP

@@ -20,6 +20,8 @@ Operation long_operation(Collective c, int world, uint32_t slots = 2) {
   return op;
 }
 
+constexpr uint8_t kConsumed = 2;  // of the counters of slots
+
 Verdict prove_twice(const topology::Topology &t, const Operation &op, std::function<void(int, Plan &)> mutate) {
   const Operation twice[] = {op, op};
   Options options;
@@ -202,6 +204,40 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanThroughReachedSlotsIsRefused) {
         }
       }
     }
+}
+
+// Islands with libraries on one host, whose ranks read each other's slots, by their devices or not.
+TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanThroughSlotsIsRefused) {
+  for (const char *islands : {"NNo", "NNOO", "AAb"})
+    for (const auto collective : {Collective::Broadcast, Collective::AllGather})
+      for (const bool reaches : {true, false}) {
+        const auto t = world_of(islands, "", topology::Bridge::Auto);
+        Operation op = operation_of(collective, 64 * 8 * 14, 64, 6);
+        op.request.root = 0;
+        op.request.reach = reaches ? uint64_t{1} << 30 : 0;
+        for (int rank = 0; rank < t.size(); ++rank) {
+          plan::Request request = op.request;
+          request.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+          const auto p = plan::plan_collective(t, rank, request);
+          ASSERT_GT(p->chunks, 2 * p->slots);
+          for (size_t i = 0; i < p->steps.size(); ++i) {
+            const Step &x = p->steps[i];
+            // Where a rank waits for what all others gave of a chunk, they have taken its own of the one before: it need not be told.
+            if (collective == Collective::AllGather && x.counter == kConsumed) continue;
+            // What the host brought to scratch was taken before the other ranks of the island came to the next chunk but one.
+            if (!reaches && x.kind == StepKind::Wait && x.counter == plan::kTaken) continue;
+            if (x.when == plan::When::PartChunk) continue;  // there is none
+            EXPECT_FALSE(prove_twice(t, op,
+                                     [&](int r, Plan &q) {
+                                       if (r == rank) drop(q.steps[i]);
+                                     })
+                             .ok)
+                << islands << " " << plan::collective_name(collective) << (reaches ? "" : " by hosts") << ", rank " << rank
+                << ", step " << i << "\n"
+                << plan::explain(*p, t);
+          }
+        }
+      }
 }
 
 // The device fills again what it has read: shadows in scratch, and slots.

@@ -1,4 +1,6 @@
 // Every collective proved on worlds of all shapes. What "proved" means stands in prover/prove.hpp.
+#include <cstring>
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +71,7 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
               const Operation twice[] = {op, op};  // back to back: slots and scratch are used again
               const Verdict v = prove(t, twice);
               ASSERT_TRUE(v.ok) << name_of(GetParam(), op) << ": " << v.text;
-              if (!topology::has_devices(t) || !t.flat) continue;
+              if (!topology::has_devices(t) || !topology::one_memory(t)) continue;
               // Through slots that the devices reach: all of them, or some.
               const auto reaching = [&](Operation o) {
                 o.request.reach = kReach;
@@ -118,6 +120,31 @@ TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
               const Verdict v = prove(t, twice);
               ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
             }
+}
+
+// The same on one host, where all read each other's slots: all devices reach them, or some, or none.
+TEST(Proof, OnOneHostIslandsWithLibrariesHoldForLongMessages) {
+  for (const char *islands : {"AAb", "bAA", "NNo", "NNOO", "NaNo", "AAbnp", "NNNOOppb", "AAAAABBBccD"})
+    for (Collective c : {Collective::Broadcast, Collective::AllGather})
+      for (uint64_t bytes : {32 * 1024, 65'540})
+        for (uint32_t slots : {2, 6, 9})
+          for (bool in_place : {false, true})
+            for (int root = 0; root < (c == Collective::Broadcast ? static_cast<int>(std::strlen(islands)) : 1); ++root)
+              for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}, uint64_t{0}}) {
+                const auto t = world_of(islands, "", topology::Bridge::Auto);
+                Operation op = operation_of(c, bytes, 64, slots);
+                op.in_place = in_place;
+                op.request.root = root;
+                op.request.reach = kReach;
+                const auto p = plan::plan_collective(t, 0, op.request);
+                ASSERT_GT(p->chunks, 2 * slots) << "slots are used again";
+                EXPECT_FALSE(p->uses_links);
+                Options options;
+                options.reaching = who;
+                const Operation twice[] = {op, op};
+                const Verdict v = prove(t, twice, options);
+                ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
+              }
 }
 
 // On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and does nothing else. A sum is

@@ -131,8 +131,16 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
           {island ? sum : symbols.final(sum), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
 }
 
+namespace {
+// On one host such operations need no link.
+bool by_slots(const topology::Topology &t, const Operation &op) {
+  return t.flat || (topology::one_memory(t) &&
+                    (op.request.collective == Collective::Broadcast || op.request.collective == Collective::AllGather));
+}
+}  // namespace
+
 uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const std::vector<uint64_t> &finished) {
-  if (t.flat || t.groups.size() == 1) return 0;
+  if (by_slots(t, op) || t.groups.size() == 1) return 0;
   const uint64_t n = op.request.bytes, k = t.groups.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
   const auto factor = [&](size_t g) {
@@ -179,7 +187,7 @@ uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const st
 }
 
 uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t frames) {
-  if (t.flat) return 0;
+  if (by_slots(t, op)) return 0;
   if (op.request.collective == Collective::Barrier) {
     uint64_t rounds = 0;
     for (size_t step = 1; step < t.groups.size(); step *= 2) ++rounds;

@@ -1,0 +1,209 @@
+// Templates where libraries serve some ranks and all stand on one host: every rank reads the slots of every other, so what is moved crosses
+// without a link. A device that reaches the slots of others (Request::reach) copies out of them; where it does not, the host brings the
+// chunk to pinned scratch for it. Both look alike to the others.
+//
+// Counters. kCopied: the chunk lies in my slot. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
+// device stages a chunk in its slot (kStaged), the gate (kReady) opens when what it takes has come, and it says when that was read (kTaken).
+#include <algorithm>
+
+#include "plan/builder.hpp"
+
+namespace isthmus::plan {
+namespace {
+
+// The device has staged chunk c + kAhead when it passes the gate of chunk c, which the host opens in turn c + kTurn. A reader says in turn c
+// + kAhead that it has read chunk c, and its writer wants to know before it opens the gate of chunk c + slots - kAhead: an earlier turn of
+// the reader's than that one's own.
+constexpr uint32_t kTurn = 1, kAhead = 3;
+static_assert(kLeastIslandSlots > 2 * kAhead - kTurn && kLeastIslandSlots >= 2 * kAhead);
+
+// What a rank that a library serves takes out of the slots of others.
+class Takes {
+ public:
+  explicit Takes(Builder &b) : b_(b), reaches_(b.plan.slots * b.plan.slot_bytes <= b.request.reach) {}
+  void add(int from, const Extent &e, uint64_t at, Span to) {
+    if (e.length > 0) takes_.push_back({from, e, at, reaches_ ? 0 : b_.need_scratch(e.length), to});
+  }
+  bool any() const noexcept { return !takes_.empty(); }
+  // Of the host list: what is to be taken has come.
+  void arrive() const {
+    for (const Take &t : takes_) {
+      b_.wait(t.from, kCopied);
+      if (!reaches_) b_.move(t.extent, b_.ring(t.from, t.at), Builder::scratch(t.scratch));
+    }
+  }
+  // Of the device list.
+  void copy() const {
+    for (const Take &t : takes_) b_.move(t.extent, reaches_ ? b_.ring(t.from, t.at) : Builder::scratch(t.scratch), t.to);
+  }
+
+ private:
+  struct Take {
+    int from;
+    Extent extent;
+    uint64_t at, scratch;
+    Span to;
+  };
+  Builder &b_;
+  const bool reaches_;
+  std::vector<Take> takes_;
+};
+
+}  // namespace
+
+// The root's slot has the chunk. Every rank that no library serves reads it whole; those of another island a piece each, which their
+// library gathers, or of a small message the first of them all of it. The root's own island has it from the library.
+void plan_shared_broadcast(Builder &b) {
+  b.choose_island_chunk();
+  b.need_ring(b.plan.chunk);
+  const int root = b.request.root;
+  const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster;
+  const bool small = b.request.bytes <= b.request.small_bytes;
+  const Memory known = b.rank == root ? Memory::Input : Memory::Output;
+  const auto ext = [&](Range r) { return b.extent(known, 0, r); };
+  const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
+  const auto part_of = [&](int q) -> Range {  // of the root's slot
+    const size_t h = b.clusters.of[static_cast<size_t>(q)], j = b.clusters.at[static_cast<size_t>(q)];
+    if (q == root || (h == home && b.clusters.library[h])) return {};
+    if (!b.clusters.library[h]) return b.whole();
+    if (small) return j == 0 ? b.whole() : Range{};
+    return piece_at(b, h, j);
+  };
+  const auto each_reader = [&](auto f) {
+    for (int i = 1; i < b.world; ++i)
+      if (const int q = (root + i) % b.world; !part_of(q).empty()) f(q);
+  };
+
+  if (!b.library && b.rank == root) {
+    b.stage("copy in", 0);
+    each_reader([&](int q) { b.wait_reuse(q, kConsumed); });
+    b.move(ext(b.whole()), in, b.ring(b.rank, 0));
+    b.post(kCopied);
+    return b.move(ext(b.whole()), in, out, false, b.stream);
+  }
+  if (!b.library) {
+    b.stage("copy out", kTurn);
+    b.wait(root, kCopied);
+    b.move(ext(b.whole()), b.ring(root, 0), out, false, b.stream);
+    return b.post(kConsumed);
+  }
+  if (g == home) {
+    b.device_stage("spread", 0);
+    if (b.rank == root) {
+      b.wait_reuse(b.rank, kReady);
+      b.move(ext(b.whole()), in, b.ring(b.rank, 0));
+      b.post(kStaged);
+      b.move(ext(b.whole()), in, out);
+    }
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out,
+           static_cast<int>(b.clusters.at[static_cast<size_t>(root)]));
+    if (b.rank != root) return;
+    b.stage("give", 0);
+    b.wait(b.rank, kStaged);
+    b.post(kCopied);
+    if (!b.reuses()) return;
+    b.stage("consumed", kAhead);
+    each_reader([&](int q) { b.wait(q, kConsumed); });
+    return b.post(kReady);  // to be filled again
+  }
+
+  const Range mine = part_of(b.rank);
+  Takes takes(b);
+  takes.add(root, ext(mine), mine.begin, Builder::output(0, mine.begin));
+  b.device_stage("copy out", 0);
+  if (takes.any()) {
+    b.wait(b.rank, kReady);
+    takes.copy();
+    if (b.reuses()) b.post(kTaken);
+  }
+  if (small) {
+    b.call(IslandCall::Broadcast, When::Always, ext(b.whole()), out, out, 0);
+  } else {
+    b.call(IslandCall::AllGather, When::FullChunk, ext({0, mine.size()}), Builder::output(0, mine.begin), out);
+    for (size_t j = 0; j < b.count; ++j) {
+      const Range r = piece_at(b, g, j);
+      b.call(IslandCall::Broadcast, When::PartChunk, ext(r), Builder::output(0, r.begin), Builder::output(0, r.begin),
+             static_cast<int>(j));
+    }
+  }
+  if (!takes.any()) return;
+  b.stage("take", 0);
+  takes.arrive();
+  b.post(kReady);
+  if (!b.reuses()) return;
+  b.stage("taken", kTurn);
+  b.wait(b.rank, kTaken);
+  b.post(kConsumed);
+}
+
+// Every rank's slot has its block. Those that no library serves read all of them; an island's ranks take those of the others by turns and
+// spread them, and their own, by the library's broadcast. So the device fills a slot behind the broadcasts of what came from all others
+// kAhead chunks before. Each of them had then read what it reads of kAhead chunks before that one, and so many slots there are: an island's
+// ranks need not be told.
+void plan_shared_all_gather(Builder &b) {
+  b.choose_island_chunk();
+  b.need_ring(b.plan.chunk);
+  const size_t g = b.cluster, clusters = b.others + 1;
+  const Range all = b.whole();
+  const auto mine = b.extent(Memory::Input, 0, all);
+  const auto block = [&](int r) { return b.extent(Memory::Output, static_cast<uint32_t>(r), all); };
+  const auto out = [](int r) { return Builder::output(static_cast<uint32_t>(r), 0); };
+  const Span in = Builder::input(0, 0), own = b.ring(b.rank, 0);
+  const auto each_reader = [&](auto f) {
+    for (size_t i = 0; i < clusters; ++i) {
+      const size_t h = (g + i) % clusters;
+      if (b.clusters.library[h]) {
+        if (h != g) f(b.taker(h));
+        continue;
+      }
+      for (const int q : b.clusters.members[h])
+        if (q != b.rank) f(q);
+    }
+  };
+
+  if (!b.library) {
+    b.stage("copy in", 0);
+    each_reader([&](int q) { b.wait_reuse(q, kConsumed); });
+    b.move(mine, in, own);
+    b.post(kCopied);
+    b.move(mine, in, out(b.rank), false, b.stream);
+    b.stage("copy out", kTurn);
+    for (int i = 1; i < b.world; ++i) {
+      const int q = (b.rank + i) % b.world;
+      b.wait(q, kCopied);
+      b.move(block(q), b.ring(q, 0), out(q), false, b.stream);
+    }
+    return b.post(kConsumed);
+  }
+
+  const std::vector<int> outside = b.outside();
+  const auto spread = [&](int r, size_t from) {
+    b.call(IslandCall::Broadcast, When::Always, block(r), out(r), out(r), static_cast<int>(from));
+  };
+  Takes takes(b);
+  for (size_t i = b.position; i < outside.size(); i += b.count) takes.add(outside[i], block(outside[i]), 0, out(outside[i]));
+  const uint32_t ahead = std::min(kAhead, b.plan.chunks);
+  b.device_stage("copy out", ahead);
+  if (takes.any()) b.wait(b.rank, kReady);
+  takes.copy();
+  for (size_t i = 0; i < outside.size(); ++i) spread(outside[i], i % b.count);
+  b.device_stage("copy in", 0);
+  b.move(mine, in, own);
+  b.post(kStaged);
+  b.move(mine, in, out(b.rank));
+  for (size_t j = 0; j < b.count; ++j) spread(b.members[j], j);
+
+  b.stage("give", 0);
+  b.wait(b.rank, kStaged);
+  b.post(kCopied);
+  if (!takes.any()) return;
+  b.stage("collect", kTurn);
+  takes.arrive();
+  b.post(kReady);
+  if (!b.reuses()) return;
+  // In this turn the device has staged a chunk that it copies in behind those it took of this one.
+  b.stage("taken", ahead);
+  b.post(kConsumed);
+}
+
+}  // namespace isthmus::plan
