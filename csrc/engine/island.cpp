@@ -171,7 +171,9 @@ void Island::finish(uint64_t sequence) noexcept {
 void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
   const plan::Plan &p = *op.plan;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
-    const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(step.mul * c + step.add);
+    const int64_t v = step.mul * c + step.add;
+    if (step.kind == StepKind::Wait && v <= 0) return;  // the slot's first use
+    const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(v);
     if (step.kind == StepKind::Wait) pass(shared_->ready, value, stream);
     else (step.counter == plan::kStaged ? shared_->staged : shared_->taken)->arm(stream, value);
     return;

@@ -145,8 +145,8 @@ void Member::submit_to_island(Op *op) noexcept {
   }
   try {
     op->ring = ring_for(*plan);
+    if (plan->scratch_stride > 0) op->scratch = scratch_for(*plan);
     if (runtime_) {
-      if (plan->scratch_stride > 0) op->scratch = scratch_for(*plan);
       if (!op->call.device) bounce_in(op);
       island_polls_.store(true, std::memory_order_relaxed);
     }

@@ -48,6 +48,11 @@ Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks
   }
 }
 
+bool by_shared_slots(const topology::Topology &t, Collective c) noexcept {
+  return !t.flat && t.groups.size() > 1 && topology::one_memory(t) &&
+         (c == Collective::Broadcast || c == Collective::AllGather || c == Collective::AllReduce);
+}
+
 Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p)
     : topology(t),
       clusters(all),
@@ -61,7 +66,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       count(members.size()),
       others(all.members.size() - 1),
       library(all.library[cluster]),
-      one_memory(others > 0 && topology::one_memory(t)),
+      shared_slots(by_shared_slots(t, p.request.collective)),
       varying(is_varying(p.request.collective)),
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       devices(topology::has_devices(t)),
@@ -121,7 +126,7 @@ void Builder::choose_island_chunk(uint64_t regions) {
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
   // Where all share memory, slots lie in rings of a fixed size (most_ring_bytes).
   const uint64_t least = lines(kDeviceChunks * kDeviceSlotChunks * request.chunk_bytes);
-  const uint64_t target = std::clamp(request.bytes / 64, least, one_memory ? least : 2 * least);
+  const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots ? least : 2 * least);
   const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
   const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
   plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;

@@ -44,6 +44,10 @@ struct Clusters {
   size_t size(size_t cluster) const noexcept { return members[cluster].size(); }
 };
 
+// Whether the ranks of several groups, some served by libraries, exchange by slots that all of them read: on one host, where there is a
+// template for it (shared_islands.cpp).
+bool by_shared_slots(const topology::Topology &t, Collective c) noexcept;
+
 class Builder {
  public:
   Builder(const topology::Topology &t, const Clusters &all, int me, Plan &p);
@@ -58,7 +62,7 @@ class Builder {
   const size_t count;               // members.size()
   const size_t others;              // clusters other than mine
   const bool library;               // my cluster is served by a vendor's library
-  const bool one_memory;            // libraries serve some clusters, and all ranks read each other's slots
+  const bool shared_slots;          // by_shared_slots()
   const bool varying;               // v-collective: sizes are operands of the launch
   const bool scaled;                // PREMUL_SUM
   const bool devices;               // some rank's memory can only be reached by its device
@@ -129,8 +133,9 @@ void plan_all_reduce(Builder &b);
 void plan_island(Builder &b);  // one group with a library and nobody else: its call
 void plan_island_broadcast(Builder &b);
 void plan_island_all_gather(Builder &b);
-void plan_shared_broadcast(Builder &b);  // any rank, where one_memory holds; shared_islands.cpp
-void plan_shared_all_gather(Builder &b);
+void plan_shared_broadcast(Builder &b);   // any rank, where shared_slots holds; shared_islands.cpp
+void plan_shared_all_gather(Builder &b);  // likewise
+void plan_shared_all_reduce(Builder &b);
 void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
 void plan_island_all_reduce(Builder &b);  // a rank of a group with a library, among other groups

@@ -135,7 +135,8 @@ std::string library_of(const Plan &p, const topology::Topology &t) {
 
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
   const std::string library = library_of(p, t);
-  return formatted("bridged: {} groups, mine has {} ranks{}", t.groups.size(),
+  return formatted("{}: {} groups, mine has {} ranks{}",
+                   by_shared_slots(t, p.request.collective) ? "slots that all read" : "bridged", t.groups.size(),
                    t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
                    library.empty() ? "" : ", served by " + library);
 }
@@ -148,12 +149,13 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                                      : formatted(", {} of {}{}", size_text(r.bytes), dtype_name(r.dtype),
                                                  is_reduction(r.collective) ? formatted(", {}", redop_name(r.op)) : "");
   if (has_root(r.collective)) text += formatted(", root {}", r.root);
-  const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach;
-  text += formatted(
-      "\n  path    {}\n",
-      t.flat ? formatted("flat: {} ranks share memory{}", p.world, reaches ? ", and the device reaches all slots" : "")
-      : t.groups.size() == 1 ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
-                             : bridged_text(p, t));
+  const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach &&
+                       (t.flat || by_shared_slots(t, r.collective));
+  const char *reached = reaches ? ", and the device reaches all slots" : "";
+  text += formatted("\n  path    {}\n", t.flat ? formatted("flat: {} ranks share memory{}", p.world, reached)
+                                        : t.groups.size() == 1
+                                            ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
+                                            : bridged_text(p, t) + reached);
   text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                    : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
   if (p.slot_bytes) text += formatted(", {} slot{} of {}", p.slots, p.slots == 1 ? "" : "s", size_text(p.slot_bytes));
@@ -169,7 +171,8 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
   std::string text =
       formatted("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
                 size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
-  if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce)
+  if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce &&
+      !by_shared_slots(t, p.request.collective))
     text += formatted("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
                       size_text(2 * (t.groups.size() - 1) * p.request.bytes), t.groups.size(), bridge_time(t.weights),
                       size_text(p.request.bytes));
@@ -247,7 +250,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
            {"peers", peers},
            {"chunk_bytes", {{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
     }
-  if (!t.flat && t.groups.size() > 1)
+  if (!t.flat && t.groups.size() > 1 && !by_shared_slots(t, plan.request.collective))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
   out["text"] = explain(plan, whole);
   return out.dump(2);

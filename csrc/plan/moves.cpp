@@ -8,7 +8,7 @@ namespace isthmus::plan {
 // Between clusters: the root sends every other cluster its part of the chunk, and those exchange their parts, so that the
 // root sends each byte once, whatever the number of clusters. A small message goes whole to the first rank of each.
 void plan_broadcast(Builder &b) {
-  if (b.one_memory) return plan_shared_broadcast(b);
+  if (b.shared_slots) return plan_shared_broadcast(b);
   if (b.library) return plan_island_broadcast(b);
   b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const int root = b.request.root;
@@ -93,7 +93,7 @@ void plan_broadcast(Builder &b) {
 
 // Between clusters: a block crosses once into every other cluster, to a member that shares it; the members take turns.
 void plan_all_gather(Builder &b) {
-  if (b.one_memory && !b.varying) return plan_shared_all_gather(b);
+  if (b.shared_slots) return plan_shared_all_gather(b);
   if (b.library) return plan_island_all_gather(b);
   const size_t g = b.cluster, clusters = b.others + 1, world = static_cast<size_t>(b.world);
   uint64_t regions = 1;

@@ -96,7 +96,9 @@ void plan_alone(Builder &b) {
 
 void plan_bridged(Builder &b) {
   switch (b.request.collective) {
-    case Collective::AllReduce: return b.library ? plan_island_all_reduce(b) : plan_all_reduce(b);
+    case Collective::AllReduce:
+      if (b.shared_slots) return plan_shared_all_reduce(b);
+      return b.library ? plan_island_all_reduce(b) : plan_all_reduce(b);
     case Collective::Reduce: return plan_reduce(b);
     case Collective::Broadcast: return plan_broadcast(b);
     case Collective::AllGather:

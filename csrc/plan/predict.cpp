@@ -99,7 +99,8 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   out.folds = chunks * w.folded / reduce;
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
-  if (!t.flat && t.groups.size() > 1 && r.collective == Collective::AllReduce) out.bridge = bridge_seconds(p, t);
+  if (!t.flat && t.groups.size() > 1 && r.collective == Collective::AllReduce && !by_shared_slots(t, r.collective))
+    out.bridge = bridge_seconds(p, t);
   const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});
   const double pieces = std::max(chunks, 1.0);
   out.fill = (most == thread ? out.device : most == out.bridge ? out.copies + out.folds + out.device : thread) / pieces;

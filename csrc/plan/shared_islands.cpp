@@ -2,7 +2,7 @@
 // without a link. A device that reaches the slots of others (Request::reach) copies out of them; where it does not, the host brings the
 // chunk to pinned scratch for it. Both look alike to the others.
 //
-// Counters. kCopied: the chunk lies in my slot. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
+// Counters. kCopied: the chunk lies in my slot. kReduced: and the part of the sum that I fold. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
 // device stages a chunk in its slot (kStaged), the gate (kReady) opens when what it takes has come, and it says when that was read (kTaken).
 #include <algorithm>
 
@@ -26,9 +26,9 @@ class Takes {
   }
   bool any() const noexcept { return !takes_.empty(); }
   // Of the host list: what is to be taken has come.
-  void arrive() const {
+  void arrive(uint8_t counter = kCopied) const {
     for (const Take &t : takes_) {
-      b_.wait(t.from, kCopied);
+      b_.wait(t.from, counter);
       if (!reaches_) b_.move(t.extent, b_.ring(t.from, t.at), Builder::scratch(t.scratch));
     }
   }
@@ -48,6 +48,87 @@ class Takes {
   const bool reaches_;
   std::vector<Take> takes_;
 };
+
+size_t cluster_of(const Builder &b, int q) { return b.clusters.of[static_cast<size_t>(q)]; }
+bool served(const Builder &b, int q) { return b.clusters.library[cluster_of(b, q)]; }
+
+// Of an all_reduce: the part of a chunk whose contribution rank q has in its slot, from the beginning of it. A rank that no library serves
+// has its own of all, the others the library's sum of their piece.
+Range given_by(const Builder &b, int q) {
+  return served(b, q) ? piece_at(b, cluster_of(b, q), b.clusters.at[static_cast<size_t>(q)]) : b.whole();
+}
+
+// f(range, sources, ends): the contributions to `part`, cut where they lie in the slots of others, island by island and rank by rank.
+// own(range): where mine of it is.
+template <class Own, class F>
+void each_fold(const Builder &b, Range part, Own own, F f) {
+  std::vector<uint64_t> cuts{part.begin, part.end};
+  for (int q = 0; q < b.world; ++q)
+    for (const uint64_t at : {given_by(b, q).begin, given_by(b, q).end})
+      if (at > part.begin && at < part.end) cuts.push_back(at);
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const Range r{cuts[i], cuts[i + 1]};
+    std::vector<Span> sources;
+    std::vector<uint32_t> ends;
+    for (const auto &members : b.clusters.members) {
+      for (const int q : members)
+        if (const Range g = given_by(b, q); !intersect(g, r).empty())
+          sources.push_back(q == b.rank ? own(r) : b.ring(q, r.begin - g.begin));
+      ends.push_back(static_cast<uint32_t>(sources.size()));
+    }
+    f(r, sources, ends);
+  }
+}
+
+// Small messages: the library sums, and its first rank and all that none serves fold what lies in their slots, each for itself.
+void small_shared_all_reduce(Builder &b) {
+  b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
+  b.plan.chunks = b.plan.slots = 1;
+  const Range all = b.whole();
+  b.need_ring(2 * all.size());
+  const auto e = b.extent(Memory::Input, 0, all);
+  const Span in = Builder::input(0, 0), out = Builder::output(0, 0), mine = b.ring(b.rank, 0),
+             result = b.ring(b.rank, all.size());
+  const auto fold = [&](Span own, Span to) {
+    std::vector<Span> sources;
+    std::vector<uint32_t> ends;
+    for (size_t h = 0; h <= b.others; ++h) {
+      for (size_t j = 0; j < (b.clusters.library[h] ? 1 : b.clusters.size(h)); ++j) {
+        const int q = b.at(h, j);
+        if (q != b.rank) b.wait(q, kCopied);
+        sources.push_back(q == b.rank ? own : b.ring(q, 0));
+      }
+      ends.push_back(static_cast<uint32_t>(sources.size()));
+    }
+    b.reduce(e, sources, ends, to, false);
+  };
+  if (!b.library) {
+    b.stage("copy in", 0);
+    b.move(e, in, mine);
+    b.post(kCopied);
+    b.stage("finish", 0);
+    return fold(in, out);
+  }
+  const bool leader = b.position == 0;
+  b.device_stage("island", 0);
+  b.call(IslandCall::AllReduce, When::Always, e, in, out);
+  if (leader) {
+    b.move(e, out, mine);
+    b.post(kStaged);
+    b.wait(b.rank, kReady);
+    b.move(e, result, out);
+  }
+  b.call(IslandCall::Broadcast, When::Always, e, out, out, 0);
+  if (!leader) return;
+  b.stage("give", 0);
+  b.wait(b.rank, kStaged);
+  b.post(kCopied);
+  b.stage("finish", 0);
+  fold(mine, result);
+  b.post(kReady);
+}
 
 }  // namespace
 
@@ -202,6 +283,94 @@ void plan_shared_all_gather(Builder &b) {
   b.post(kReady);
   if (!b.reuses()) return;
   // In this turn the device has staged a chunk that it copies in behind those it took of this one.
+  b.stage("taken", ahead);
+  b.post(kConsumed);
+}
+
+// Every rank folds an equal part of the chunk, whatever pieces the islands make of it, in one pass over the slots of all. A rank that no
+// library serves then reads the whole result, one of an island its piece, which the library gathers.
+void plan_shared_all_reduce(Builder &b) {
+  if (b.request.bytes <= b.request.small_bytes) return small_shared_all_reduce(b);
+  b.choose_island_chunk();
+  const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
+  const auto out = [](Range r) { return Builder::output(0, r.begin); };
+  const auto folded_by = [&](int q) { return piece_of(b.whole(), static_cast<size_t>(b.world), static_cast<size_t>(q)); };
+  // Where the result lies in the slot of q: in the place of its own contribution where nobody else reads that, else behind it.
+  const auto result_at = [&](int q) { return served(b, q) ? given_by(b, q).size() : folded_by(q).begin; };
+  for (int q = 0; q < b.world; ++q) b.need_ring(std::max(given_by(b, q).size(), result_at(q) + folded_by(q).size()));
+  const Range done = folded_by(b.rank), mine = given_by(b, b.rank);
+  const auto each_other = [&](auto f) {
+    for (int i = 1; i < b.world; ++i) f((b.rank + i) % b.world);
+  };
+  const auto slot = [&](Range r) { return b.ring(b.rank, result_at(b.rank) + (r.begin - done.begin)); };
+
+  if (!b.library) {
+    b.stage("copy in", 0);
+    each_other([&](int q) { b.wait_reuse(q, kConsumed); });
+    for (const Range &r : complement(b.plan.chunk, {done}))
+      b.move(in(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin));
+    b.post(kCopied);
+    b.stage("finish", kTurn);
+    each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
+    each_fold(
+        b, done, [](Range r) { return Builder::input(0, r.begin); },
+        [&](Range r, const auto &sources, const auto &ends) {
+          const Span to = out(r);
+          b.reduce(in(r), sources, ends, slot(r), false, &to, b.stream);
+        });
+    b.post(kReduced);
+    b.stage("copy out", kTurn + 1);
+    each_other([&](int q) {
+      b.wait(q, kReduced);
+      b.move(in(folded_by(q)), b.ring(q, result_at(q)), out(folded_by(q)), false, b.stream);
+    });
+    return b.post(kConsumed);
+  }
+
+  const Range first{0, mine.size()};  // what each rank gives to, or gets of, a call with equal counts
+  const auto each_piece = [&](auto f) {
+    for (size_t j = 0; j < b.count; ++j) f(piece_at(b, b.cluster, j), static_cast<int>(j));
+  };
+  const uint32_t ahead = std::min(kAhead, b.plan.chunks);
+  Takes takes(b);
+  each_other([&](int q) {
+    const Range x = intersect(folded_by(q), mine);
+    takes.add(q, in(x), result_at(q) + (x.begin - folded_by(q).begin), out(x));
+  });
+  b.device_stage("copy out", ahead);
+  b.wait(b.rank, kReady);
+  const Range own = intersect(done, mine);
+  b.move(in(own), slot(own), out(own));
+  takes.copy();
+  b.call(IslandCall::AllGather, When::FullChunk, in(first), out(mine), Builder::output(0, 0));
+  each_piece([&](Range r, int j) { b.call(IslandCall::Broadcast, When::PartChunk, in(r), out(r), out(r), j); });
+  b.device_stage("island", 0);
+  b.call(IslandCall::ReduceScatter, When::FullChunk, in(first), Builder::input(0, 0), out(mine));
+  each_piece(
+      [&](Range r, int j) { b.call(IslandCall::Reduce, When::PartChunk, in(r), Builder::input(0, r.begin), out(r), j); });
+  b.device_stage("copy in", 0, true);
+  b.move(in(mine), out(mine), b.ring(b.rank, 0));
+  b.post(kStaged);
+
+  b.stage("give", 0);
+  b.wait(b.rank, kStaged);
+  b.post(kCopied);
+  b.stage("finish", kTurn);
+  each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
+  each_fold(
+      b, done, [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); },
+      [&](Range r, const auto &sources, const auto &ends) { b.reduce(in(r), sources, ends, slot(r), false); });
+  b.post(kReduced);
+  b.stage("collect", kTurn + 1);
+  takes.arrive(kReduced);
+  // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
+  if (b.reuses())
+    each_other([&](int q) {
+      b.wait(q, kConsumed);
+      b.plan.steps.back().add = 1 + static_cast<int64_t>(ahead) - static_cast<int64_t>(b.plan.slots);
+    });
+  b.post(kReady);
+  if (!b.reuses()) return;
   b.stage("taken", ahead);
   b.post(kConsumed);
 }

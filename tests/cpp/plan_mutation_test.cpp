@@ -209,7 +209,7 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanThroughReachedSlotsIsRefused) {
 // Islands with libraries on one host, whose ranks read each other's slots, by their devices or not.
 TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanThroughSlotsIsRefused) {
   for (const char *islands : {"NNo", "NNOO", "AAb"})
-    for (const auto collective : {Collective::Broadcast, Collective::AllGather})
+    for (const auto collective : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
       for (const bool reaches : {true, false}) {
         const auto t = world_of(islands, "", topology::Bridge::Auto);
         Operation op = operation_of(collective, 64 * 8 * 14, 64, 6);
@@ -223,7 +223,7 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanThroughSlotsIsRefused) {
           for (size_t i = 0; i < p->steps.size(); ++i) {
             const Step &x = p->steps[i];
             // Where a rank waits for what all others gave of a chunk, they have taken its own of the one before: it need not be told.
-            if (collective == Collective::AllGather && x.counter == kConsumed) continue;
+            if (collective != Collective::Broadcast && x.counter == kConsumed) continue;
             // What the host brought to scratch was taken before the other ranks of the island came to the next chunk but one.
             if (!reaches && x.kind == StepKind::Wait && x.counter == plan::kTaken) continue;
             if (x.when == plan::When::PartChunk) continue;  // there is none

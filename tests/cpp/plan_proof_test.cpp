@@ -125,7 +125,7 @@ TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
 // The same on one host, where all read each other's slots: all devices reach them, or some, or none.
 TEST(Proof, OnOneHostIslandsWithLibrariesHoldForLongMessages) {
   for (const char *islands : {"AAb", "bAA", "NNo", "NNOO", "NaNo", "AAbnp", "NNNOOppb", "AAAAABBBccD"})
-    for (Collective c : {Collective::Broadcast, Collective::AllGather})
+    for (Collective c : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
       for (uint64_t bytes : {32 * 1024, 65'540})
         for (uint32_t slots : {2, 6, 9})
           for (bool in_place : {false, true})

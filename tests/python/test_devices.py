@@ -21,7 +21,7 @@ import pytest
 import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
-from test_islands import all_reduces, other_collectives
+from test_islands import all_reduces, many_chunks, other_collectives
 
 
 def mine(comm: isthmus.Comm) -> Any:
@@ -107,6 +107,12 @@ def islands_of_libraries(comm: isthmus.Comm) -> int:
 def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, bridge: str | None) -> None:
     done = run_fleet(fleet, islands_of_libraries, bridge=bridge, timeout=240)
     assert len(set(done)) == 1 and done[0] > 0
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,nvidia:2"])
+@pytest.mark.parametrize("bridge", [None, "tcp"])
+def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str | None) -> None:
+    run_fleet(fleet, lambda comm: many_chunks(mine(comm)), bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
 
 
 def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
@@ -224,7 +230,15 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
 
 
 @pytest.mark.parametrize(
-    "fleet", ["nvidia:1,amd:1", "ascend:1,nvidia:1,amd:1", "amd:1,cpu:1,nvidia:1", "nvidia:1@a,nvidia:1@b"]
+    "fleet",
+    [
+        "nvidia:1,amd:1",
+        "ascend:1,nvidia:1,amd:1",
+        "amd:1,cpu:1,nvidia:1",
+        "nvidia:1@a,nvidia:1@b",
+        "nvidia:2,amd:1",
+        "amd:2,cpu:1,nvidia:2",
+    ],
 )
 @pytest.mark.parametrize("switches", [{}, {"SAME_ADDRESS": "1"}, {"QUEUES": "4"}], ids=lambda switches: "".join(switches))
 def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[str, str]) -> None:

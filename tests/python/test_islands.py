@@ -137,6 +137,29 @@ def test_the_other_collectives_are_those_of_numpy(islands: str) -> None:
     run_islands(islands, other_collectives, timeout=180)
 
 
+def many_chunks(comm: isthmus.Comm) -> None:
+    n, me, count = comm.size, comm.rank, 170_003
+    mine = contribution(me, count, "float32")
+    for turn in range(2):
+        assert (comm.all_reduce(mine, "sum", np.zeros_like(mine)) == expected(n, count, "float32", "sum")).all(), turn
+        joined = np.concatenate([contribution(r, count, "float32") for r in range(n)])
+        assert (comm.all_gather(mine).reshape(-1) == joined).all(), turn
+        for root in range(n):
+            x = contribution(root, count, "float32") if me == root else np.zeros_like(mine)
+            assert (comm.broadcast(x, root) == contribution(root, count, "float32")).all(), (turn, root)
+            reduced = comm.reduce(mine.copy(), root, "sum", np.zeros_like(mine))
+            assert me != root or (reduced == expected(n, count, "float32", "sum")).all(), (turn, root)
+        wide = np.concatenate([contribution(me + r, count, "float32") for r in range(n)])
+        total = np.stack([contribution(r + me, count, "float32") for r in range(n)]).sum(0)
+        assert (comm.reduce_scatter(wide) == total).all(), turn
+
+
+@pytest.mark.parametrize("bridge", ["auto", "tcp"])
+@pytest.mark.parametrize("islands", ["A:2,b:1", "b,A,A,C,C"])
+def test_messages_of_twenty_chunks_use_their_slots_again(islands: str, bridge: str) -> None:
+    run_islands(islands, many_chunks, bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=180)
+
+
 def test_all_ranks_hold_the_same_bits_of_real_numbers() -> None:
     """No integers here: whatever order the library adds in, everybody holds what it gave."""
 

@@ -135,7 +135,8 @@ namespace {
 // On one host such operations need no link.
 bool by_slots(const topology::Topology &t, const Operation &op) {
   return t.flat || (topology::one_memory(t) &&
-                    (op.request.collective == Collective::Broadcast || op.request.collective == Collective::AllGather));
+                    (op.request.collective == Collective::Broadcast || op.request.collective == Collective::AllGather ||
+                     op.request.collective == Collective::AllReduce));
 }
 }  // namespace
 
