@@ -31,9 +31,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::CclLibrary, "ISTHMUS_CCL_LIBRARY", K::Text, "", 0, 0, "", false,
      "path of that library's file; empty: where the loader finds it", true},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
-     "largest chunk of a pipelined message; a message has at most 64 chunks unless they would exceed 4 of these. Four of "
-     "them "
-     "where a rank has a device, and at most 8"},
+     "chunk of a pipelined message; larger, up to 4 of these, where a message would have more than 64, and among host ranks "
+     "of one host where it still has 4 (2 of these where numbers are reduced). 4 to 8 of these where a rank has a device"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
