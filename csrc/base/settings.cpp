@@ -58,6 +58,10 @@ constexpr SettingRow kSettings[] = {
     {Setting::Rank, "ISTHMUS_RANK", K::Integer, "-1", -1, 16777215, "", false, "rank, where no launcher says it"},
     {Setting::RecorderEntries, "ISTHMUS_RECORDER_ENTRIES", K::Integer, "2048", 16, 1048576, "", false,
      "operations that the flight recorder of a process keeps", true},
+    {Setting::ReduceThreads, "ISTHMUS_REDUCE_THREADS", K::Integer, "-1", -1, 64, "", false,
+     "threads that help to reduce large chunks, for the whole process; -1: up to 3 where a rank works on a device and the "
+     "host has more than 2 processors for each of its ranks, else none",
+     true},
     {Setting::SpinMicros, "ISTHMUS_SPIN_US", K::Integer, "100", 0, 1000000, "", false,
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
     {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,

@@ -29,6 +29,7 @@ enum class Setting : int {
   Profile,
   Rank,
   RecorderEntries,
+  ReduceThreads,
   SpinMicros,
   StagingBytes,
   TcpCreditBytes,

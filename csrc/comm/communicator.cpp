@@ -551,6 +551,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       p.link = context->link_to(p.process, p.process && p.arena);
     }
     engine::Context::note_local_ranks(local);
+    context->want_helpers(device.host() ? 0 : std::clamp(engine::Context::processors() / local - 2, 0, 3));
     comm->stream_bytes_ = stream_threshold(local);
     context->set_member(mine.index, comm->member_);
   });

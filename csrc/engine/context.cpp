@@ -34,12 +34,23 @@ thread_local uint32_t sleeps_unwatching =
 
 thread_local Context::LinkSlot *Context::current_slot = nullptr;
 
-bool Context::oversubscribed() noexcept {
-  static const int processors = [] {
+int Context::processors() noexcept {
+  static const int count = [] {
     cpu_set_t set;
     return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
   }();
-  return local_ranks.load(std::memory_order_relaxed) > processors;
+  return count;
+}
+
+bool Context::oversubscribed() noexcept { return local_ranks.load(std::memory_order_relaxed) > processors(); }
+
+void Context::want_helpers(int automatic) {
+  const auto asked = static_cast<int>(settings_.integer(Setting::ReduceThreads));
+  const int threads = asked < 0 ? automatic : asked;
+  const std::lock_guard lock(fold_pool_mutex_);
+  if (threads <= 0 || fold_pool_owner_) return;
+  fold_pool_owner_ = std::make_unique<FoldPool>(threads, spin_ns_);
+  fold_pool_.store(fold_pool_owner_.get(), std::memory_order_release);
 }
 
 void Context::note_local_ranks(int ranks) noexcept {
@@ -600,7 +611,8 @@ void Context::report_broken(int64_t now) noexcept {
 
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
-  return {c.threads + 1,
+  const FoldPool *const pool = fold_pool_.load(std::memory_order_acquire);
+  return {c.threads + 1 + (pool ? pool->threads() : 0),
           c.descriptors + 2,
           c.peers,
           static_cast<int>(link_count_.load()),

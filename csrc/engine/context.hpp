@@ -17,6 +17,7 @@
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
 #include "device/runtime.hpp"
+#include "engine/fold_pool.hpp"
 #include "engine/op.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
@@ -119,6 +120,14 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // This thread is inside a link's progress(): in a callback of an operation that ended there. It must not drive.
   static bool inside_link() noexcept { return current_slot != nullptr; }
 
+  // Threads that help to reduce: as many as the setting says, or `automatic`; the first communicator for which that is more than none
+  // makes them. Throws Error(Resource).
+  void want_helpers(int automatic);
+  void fold(const reduce::Fold &task, size_t count) noexcept {
+    if (FoldPool *const pool = fold_pool_.load(std::memory_order_acquire)) pool->fold(task, count);
+    else reduce::fold(task, count);
+  }
+
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
@@ -149,6 +158,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void received(const link::FrameHeader &h) override;
   void broken(const std::string &why) override;
 
+  static int processors() noexcept;       // that this process may use
   static bool oversubscribed() noexcept;  // more ranks on this host than processors
   static void note_local_ranks(int ranks) noexcept;
 
@@ -254,6 +264,10 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::weak_ptr<Member>> courier_jobs_;
   bool courier_ends_ = false;
   std::thread courier_;
+
+  std::mutex fold_pool_mutex_;
+  std::unique_ptr<FoldPool> fold_pool_owner_;
+  std::atomic<FoldPool *> fold_pool_{nullptr};
 
   std::atomic<bool> stop_{false};
   std::thread progress_;

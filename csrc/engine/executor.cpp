@@ -264,7 +264,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       f.partial = step.partial;
       f.divisor = op->call.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
       f.stream_copy = step.stream;
-      reduce::fold(f, bytes / element);
+      context_->fold(f, bytes / element);
       return Outcome::Moved;
     }
     case StepKind::Send: {

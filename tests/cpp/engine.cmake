@@ -10,3 +10,4 @@ set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/engine_types_test.cpp PR
 if(NOT ISTHMUS_SANITIZE)
   isthmus_test(test_steady SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/steady_test.cpp FLOORS api LABELS plain)
 endif()
+isthmus_test(test_fold_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fold_pool_test.cpp FLOORS engine LABELS threads)

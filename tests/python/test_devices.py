@@ -229,6 +229,24 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
             assert not wrong, fleet
 
 
+def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
+    """ISTHMUS_REDUCE_THREADS, which else depends on the processors that a host has to spare."""
+
+    def body(comm: isthmus.Comm) -> tuple[int, bytes]:
+        where, total = mine(comm), b""
+        for seed in range(3):
+            x = np.random.default_rng(10 * seed + comm.rank).standard_normal(1_500_003).astype(np.float32)
+            where.all_reduce(x, "avg")
+            total += x.tobytes()
+        return isthmus.context_stats()["threads"], total
+
+    for fleet in ("nvidia:1,amd:1", "nvidia:2,cpu:1"):
+        alone = run_fleet(fleet, body, env={"ISTHMUS_REDUCE_THREADS": "0"})
+        helped = run_fleet(fleet, body, env={"ISTHMUS_REDUCE_THREADS": "2"})
+        assert [threads for threads, _ in helped] == [threads + 2 for threads, _ in alone]
+        assert len({total for _, total in alone + helped}) == 1, fleet
+
+
 @pytest.mark.parametrize(
     "fleet",
     [

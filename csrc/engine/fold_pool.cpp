@@ -1,0 +1,110 @@
+#include "engine/fold_pool.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
+#include <system_error>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+constexpr size_t kMostSources = 256;  // of a part's own list of sources; beyond, the fold is not shared
+constexpr size_t kLine = 64;
+
+}  // namespace
+
+FoldPool::FoldPool(int threads, int64_t spin_ns) : spin_ns_(spin_ns), inside_(kClosed) {
+  // Signals are for the program's threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    const sigset_t &mask;
+    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  } const restore{before};
+  try {
+    for (int i = 0; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+  } catch (const std::system_error &e) {
+    stop_.store(true, std::memory_order_release);
+    bell_.wake();
+    for (std::thread &t : helpers_) t.join();
+    isthmus::fail(Code::Resource, "cannot start {} threads that help to reduce: {}; lower ISTHMUS_REDUCE_THREADS", threads,
+                  e.what());
+  }
+}
+
+FoldPool::~FoldPool() {
+  stop_.store(true, std::memory_order_release);
+  bell_.wake();
+  for (std::thread &t : helpers_) t.join();
+}
+
+void FoldPool::fold(const reduce::Fold &task, size_t count) noexcept {
+  const size_t element = dtype_size(task.dtype);
+  if (helpers_.empty() || count * element < kLeast || task.sources.size() > kMostSources ||
+      shared_.test_and_set(std::memory_order_acquire))
+    return reduce::fold(task, count);
+  task_ = task;
+  count_ = count;
+  // A few parts each, so that who comes late takes fewer; whole lines.
+  const size_t takers = helpers_.size() + 1, least = std::max(kPart / element, size_t{1});
+  part_ = std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least);
+  next_.store(0, std::memory_order_relaxed);
+  inside_.fetch_and(~kClosed, std::memory_order_release);  // who came too late for the last one may still be counted
+  opened_.fetch_add(1, std::memory_order_release);
+  bell_.ring();
+  take_parts();
+  // No part is left. Who is inside computes one; whoever comes later finds it closed.
+  inside_.fetch_or(kClosed, std::memory_order_acq_rel);
+  for (uint32_t i = 0; inside_.load(std::memory_order_acquire) != kClosed; ++i)
+    if (i % 64 == 63) std::this_thread::yield();
+  shared_.clear(std::memory_order_release);
+}
+
+void FoldPool::take_parts() noexcept {
+  const size_t element = dtype_size(task_.dtype), wide = dtype_size(accumulator(task_.dtype));
+  const auto at = [](const void *p, size_t bytes) -> const void * { return static_cast<const std::byte *>(p) + bytes; };
+  const auto out = [](void *p, size_t bytes) -> void * { return p ? static_cast<std::byte *>(p) + bytes : nullptr; };
+  std::array<reduce::Source, kMostSources> sources;
+  for (;;) {
+    const size_t begin = next_.fetch_add(part_, std::memory_order_relaxed);
+    if (begin >= count_) return;
+    reduce::Fold part = task_;
+    for (size_t i = 0; i < task_.sources.size(); ++i) {
+      const reduce::Source &s = task_.sources[i];
+      sources[i] = {at(s.data, begin * (s.partial ? wide : element)), s.partial};
+    }
+    part.sources = {sources.data(), task_.sources.size()};
+    part.dst = out(task_.dst, begin * (task_.partial ? wide : element));
+    part.copy = out(task_.copy, begin * (task_.partial ? wide : element));
+    reduce::fold(part, std::min(part_, count_ - begin));
+  }
+}
+
+void FoldPool::help() noexcept {
+  uint64_t seen = 0;
+  int64_t idle_since = now_ns();
+  while (!stop_.load(std::memory_order_acquire)) {
+    const uint64_t opened = opened_.load(std::memory_order_acquire);
+    if (opened != seen) {
+      seen = opened;
+      if ((inside_.fetch_add(1, std::memory_order_acq_rel) & kClosed) == 0) take_parts();
+      inside_.fetch_sub(1, std::memory_order_release);
+      idle_since = now_ns();
+      continue;
+    }
+    if (now_ns() - idle_since < spin_ns_) {
+      std::this_thread::yield();
+      continue;
+    }
+    constexpr int64_t kNap = 1'000'000'000;
+    Nap nap(bell_);
+    if (opened_.load(std::memory_order_acquire) == seen && !stop_.load(std::memory_order_acquire)) nap.sleep(kNap);
+  }
+}
+
+}  // namespace isthmus::engine

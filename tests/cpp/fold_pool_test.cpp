@@ -1,0 +1,137 @@
+// The pool that helps to reduce: the same bits as one thread gives, whoever folds at the same time, and nothing left of it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "engine/fold_pool.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+constexpr int64_t kSpin = 50'000;
+
+std::vector<float> numbers(size_t count, uint32_t seed) {
+  std::vector<float> out(count);
+  uint32_t x = seed * 2654435761u + 1;
+  for (float &f : out) {
+    x = x * 1664525u + 1013904223u;
+    f = static_cast<float>(static_cast<int32_t>(x)) * 1e-6f;
+  }
+  return out;
+}
+
+struct Work {
+  explicit Work(size_t n, int sources, uint32_t seed) : count(n), alone(n), shared(n), copy(n) {
+    for (int i = 0; i < sources; ++i) inputs.push_back(numbers(n, seed + static_cast<uint32_t>(i)));
+    for (const auto &in : inputs) list.push_back({in.data(), false});
+    task = {DType::Float32, RedOp::Sum, list, {}};
+    task.dst = alone.data();
+    reduce::fold(task, n);
+    task.dst = shared.data();
+    task.copy = copy.data();
+  }
+  bool right() const {
+    return std::memcmp(alone.data(), shared.data(), count * sizeof(float)) == 0 &&
+           std::memcmp(alone.data(), copy.data(), count * sizeof(float)) == 0;
+  }
+  size_t count;
+  std::vector<std::vector<float>> inputs;
+  std::vector<reduce::Source> list;
+  std::vector<float> alone, shared, copy;
+  reduce::Fold task;
+};
+
+TEST(FoldPool, GivesTheBitsOfOneThreadAtEverySize) {
+  for (const int threads : {0, 1, 3}) {
+    FoldPool pool(threads, kSpin);
+    EXPECT_EQ(pool.threads(), threads);
+    const size_t least = FoldPool::kLeast / sizeof(float);
+    for (const size_t count : {size_t{1}, least - 1, least, least + 1, least + 17, 3 * least + 5, 16 * least}) {
+      Work work(count, 3, static_cast<uint32_t>(count));
+      pool.fold(work.task, count);
+      EXPECT_TRUE(work.right()) << count << " elements, " << threads << " helpers";
+    }
+  }
+}
+
+// Narrow numbers from partial results in float32, and from narrow ones, groups and a divisor.
+TEST(FoldPool, CutsWideAndNarrowSourcesAlike) {
+  FoldPool pool(2, kSpin);
+  const size_t count = FoldPool::kLeast;
+  const auto wide = numbers(count, 1), other = numbers(count, 2);
+  std::vector<uint16_t> narrow(count), alone(count), shared(count);
+  for (size_t i = 0; i < count; ++i) narrow[i] = static_cast<uint16_t>(0x3f80 + i % 64);
+  const reduce::Source sources[] = {{wide.data(), true}, {narrow.data(), false}, {other.data(), true}};
+  const uint32_t groups[] = {1, 3};
+  reduce::Fold task{DType::BFloat16, RedOp::Avg, sources, groups};
+  task.divisor = 3;
+  task.dst = alone.data();
+  reduce::fold(task, count);
+  task.dst = shared.data();
+  pool.fold(task, count);
+  EXPECT_EQ(alone, shared);
+  std::vector<float> alone_wide(count), shared_wide(count);
+  task.partial = true;
+  task.dst = alone_wide.data();
+  reduce::fold(task, count);
+  task.dst = shared_wide.data();
+  pool.fold(task, count);
+  EXPECT_EQ(std::memcmp(alone_wide.data(), shared_wide.data(), count * sizeof(float)), 0);
+}
+
+// In place: the destination is a source.
+TEST(FoldPool, WritesOverASource) {
+  FoldPool pool(2, kSpin);
+  Work work(FoldPool::kLeast, 2, 9);
+  work.task.dst = work.inputs[0].data();
+  work.task.copy = nullptr;
+  pool.fold(work.task, work.count);
+  EXPECT_EQ(std::memcmp(work.alone.data(), work.inputs[0].data(), work.count * sizeof(float)), 0);
+}
+
+// One is shared at a time; the others are their own threads'. Helpers fall asleep in between and are woken.
+TEST(FoldPool, ManyThreadsFoldAtOnce) {
+  FoldPool pool(2, 20'000);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      Work work(FoldPool::kLeast / sizeof(float) + 100 * t, 2, t);
+      for (int turn = 0; turn < 40; ++turn) {
+        std::memset(work.shared.data(), 0, work.count * sizeof(float));
+        pool.fold(work.task, work.count);
+        if (!work.right()) ++wrong;
+        if (turn % 10 == 9) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    });
+  for (auto &t : threads) t.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+// Helpers do work: with one of them, parts are taken by two threads.
+TEST(FoldPool, HelpersTakeParts) {
+  FoldPool pool(1, 1'000'000'000);  // it polls
+  Work work(64 * FoldPool::kLeast / sizeof(float), 2, 5);
+  timespec before, after;
+  for (int turn = 0; turn < 2000; ++turn) {
+    const auto own = [](timespec &t) { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); };
+    const auto ns = [](const timespec &t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
+    own(before);
+    work.task.dst = work.shared.data();
+    reduce::fold(work.task, work.count);
+    own(after);
+    const auto alone = ns(after) - ns(before);
+    own(before);
+    pool.fold(work.task, work.count);
+    own(after);
+    ASSERT_TRUE(work.right());
+    if (ns(after) - ns(before) < alone * 9 / 10) return;  // the other thread has taken some
+  }
+  FAIL() << "no part was ever taken by the helper";
+}
+
+}  // namespace
+}  // namespace isthmus::engine
