@@ -1,0 +1,12 @@
+#include "real.hpp"
+
+namespace isthmus::interpose {
+
+const Vendor kVendor = {"NCCL",
+                        "libnccl.so.2",
+                        "libnccl.so",
+                        "ISTHMUS_REAL_NCCL",
+                        "Install NVIDIA's NCCL (pip install nvidia-nccl-cu13)",
+                        {"nvidia/nccl/lib", "/usr/local/nccl/lib", "/usr/local/cuda/lib64", nullptr}};
+
+}  // namespace isthmus::interpose
