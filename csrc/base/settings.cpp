@@ -36,7 +36,7 @@ constexpr SettingRow kSettings[] = {
      "where a rank has a device, and at most 8"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
-    {Setting::Disable, "ISTHMUS_DISABLE", K::Choice, "0", 0, 0, "0|1", false,
+    {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,
      "1: the interposer only forwards to the vendor's library; read by the process's first call into it", true},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},

@@ -42,7 +42,9 @@ const char *reason_for(const char *name, const Real &r) {
   auto *made = static_cast<Reason *>(calloc(1, sizeof(Reason)));
   if (!made) return "Isthmus has no memory to say why";
   made->name = name;
-  Words(made->text, sizeof made->text) << name << ": the real library has no such function; it is " << r.text;
+  Words words(made->text, sizeof made->text);
+  words << name << ": the real library has no such function; it is ";
+  describe(words, r);
   made->next = reasons.load(std::memory_order_relaxed);
   while (!reasons.compare_exchange_weak(made->next, made, std::memory_order_release, std::memory_order_relaxed)) {}
   if (!r.disabled) say(Level::Warn, made->text);
@@ -61,12 +63,11 @@ Result refuse(const char *name) noexcept {
 }
 
 const char *routed_ncclGetLastError(Comm comm) noexcept {
-  const char *ours = last.load(std::memory_order_acquire), *theirs = their_last_error(comm);
   const Real &r = real();
   if (!r.handle) return r.text;
-  if (r.disabled && theirs) return theirs;
-  const bool newer = !theirs || digest(theirs) == theirs_then.load(std::memory_order_relaxed);
-  if (ours && newer) return ours;
+  const char *theirs = their_last_error(comm);
+  const char *ours = r.disabled && theirs ? nullptr : last.load(std::memory_order_acquire);
+  if (ours && (!theirs || digest(theirs) == theirs_then.load(std::memory_order_relaxed))) return ours;
   return theirs ? theirs : "";
 }
 

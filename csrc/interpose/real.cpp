@@ -47,9 +47,6 @@ void open(Opened &o) {
   }
   link_map *map = nullptr;
   Words(o.path, sizeof o.path) << (dlinfo(o.real.handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "?");
-  text << kVendor.name << " ";
-  write_version(text, version_of(o.real.handle));
-  text << " in " << o.path;
 }
 
 std::atomic<const Opened *> the_opened;
@@ -74,8 +71,19 @@ const Real &real() noexcept {
     return first->real;
   }
   if (!made->real.handle) say(Level::Warn, made->text);
-  else if (!made->real.disabled) say(Level::Info, made->text);
+  else if (!made->real.disabled && said(Level::Info)) {
+    char text[kTextBytes];
+    Words words(text, sizeof text);
+    describe(words, made->real);
+    say(Level::Info, text);
+  }
   return made->real;
+}
+
+void describe(Words &out, const Real &r) noexcept {
+  out << kVendor.name << " ";
+  write_version(out, version_of(r.handle));
+  out << " in " << r.path;
 }
 
 void *look_up(const char *name) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi.hpp"
+#include "words.hpp"
 
 namespace isthmus::interpose {
 
@@ -18,14 +19,17 @@ struct Vendor {
 extern const Vendor kVendor;
 
 struct Real {
-  void *handle;      // null: there is none, and `text` says what was tried
+  void *handle;      // null: there is none
   Result code;       // what a call gets then
   bool disabled;     // ISTHMUS_DISABLE=1
   const char *path;  // of its file
-  const char *text;
+  const char *text;  // why there is none
 };
 // Opens it if that has not been done. Any thread, no lock: two that come at once both open it, which gives one handle.
 const Real &real() noexcept;
+
+// "NCCL 2.29.3 in /path". Asks the library for its version.
+void describe(Words &out, const Real &) noexcept;
 
 void *look_up(
     const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library

@@ -17,8 +17,10 @@ Level wanted() {
 
 }  // namespace
 
+bool said(Level level) noexcept { return level >= wanted(); }
+
 void say(Level level, const char *text) noexcept {
-  if (level < wanted()) return;
+  if (!said(level)) return;
   char line[5000];
   Words(line, sizeof line - 1) << "[isthmus " << static_cast<int>(getpid()) << (level >= Level::Warn ? " warning" : " info")
                                << "] interpose: " << text;

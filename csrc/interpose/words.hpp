@@ -32,7 +32,8 @@ class Words {
 };
 
 enum class Level { Trace, Debug, Info, Warn, Error, Off };
-// One line to stderr, where ISTHMUS_LOG asks for that level.
+bool said(Level level) noexcept;  // whether ISTHMUS_LOG asks for it
+// One line to stderr, if it does.
 void say(Level level, const char *text) noexcept;
 
 // "2.29.3" of 22903, "of an unknown version" of 0.
