@@ -41,8 +41,8 @@ void open(Opened &o) {
   o.real.handle = open_real(places);
   Words text(o.text, sizeof o.text);
   if (!o.real.handle) {
-    text << "Isthmus found no " << kVendor.name << " to forward to; looked at " << tried << ". " << kVendor.install
-         << ", or set " << kVendor.setting << " to the path of its " << kVendor.soname;
+    text << "Isthmus found no " << vendor().name << " to forward to; looked at " << tried << ". " << vendor().install
+         << ", or set " << vendor().setting << " to the path of its " << vendor().soname;
     return;
   }
   link_map *map = nullptr;
@@ -81,7 +81,7 @@ const Real &real() noexcept {
 }
 
 void describe(Words &out, const Real &r) noexcept {
-  out << kVendor.name << " ";
+  out << vendor().name << " ";
   write_version(out, version_of(r.handle));
   out << " in " << r.path;
 }

@@ -16,7 +16,7 @@ struct Vendor {
   const char
       *folders[4];  // where else it is installed: absolute, or from the folder that Python packages are in; ends with null
 };
-extern const Vendor kVendor;
+const Vendor &vendor() noexcept;
 
 struct Real {
   void *handle;      // null: there is none

@@ -89,7 +89,7 @@ void *try_file(const char *path, Words &tried) {
 
 void *try_folder(const char *folder, Words &tried) {
   char path[PATH_MAX];
-  Words(path, sizeof path) << folder << "/" << kVendor.soname;
+  Words(path, sizeof path) << folder << "/" << vendor().soname;
   return try_file(path, tried);
 }
 
@@ -113,7 +113,7 @@ bool needs_it(const dl_phdr_info &object) {
     // An address, but for the kernel's own object: there the loader may not write, it is as in the file, and nothing is needed.
     if (!texts || reinterpret_cast<uintptr_t>(texts) < object.dlpi_addr) return false;
     for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
-      if (d->d_tag == DT_NEEDED && strcmp(texts + d->d_un.d_val, kVendor.soname) == 0) return true;
+      if (d->d_tag == DT_NEEDED && strcmp(texts + d->d_un.d_val, vendor().soname) == 0) return true;
   }
   return false;
 }
@@ -121,7 +121,7 @@ bool needs_it(const dl_phdr_info &object) {
 int note_down(dl_phdr_info *object, size_t, void *data) {
   auto *all = static_cast<Objects *>(data);
   const char *slash = strrchr(object->dlpi_name, '/');
-  if (slash && begins(slash + 1, kVendor.stem) && all->file_count < Objects::kMost)
+  if (slash && begins(slash + 1, vendor().stem) && all->file_count < Objects::kMost)
     if (char *name = strdup(object->dlpi_name)) all->files[all->file_count++] = name;
   if (all->user_count < Objects::kMost && needs_it(*object))
     if (char *name = strdup(object->dlpi_name)) all->users[all->user_count++] = name;
@@ -175,7 +175,7 @@ void *try_cache(const char *begin, size_t bytes, Words &tried) {
     CacheEntry e;
     memcpy(&e, header + sizeof h + i * sizeof e, sizeof e);
     // Those of other processors are there, too; the loader refuses them.
-    if (strcmp(text(e.name), kVendor.soname) == 0) found = try_file(text(e.path), tried);
+    if (strcmp(text(e.name), vendor().soname) == 0) found = try_file(text(e.path), tried);
   }
   return found;
 }
@@ -204,7 +204,7 @@ void *try_installations(Words &tried) {
   if (dladdr(reinterpret_cast<const void *>(&open_real), &self) && realpath(self.dli_fname, packages))
     for (int up = 0; up < 3; ++up)
       if (char *slash = strrchr(packages, '/')) *slash = 0;
-  for (const char *const *folder = kVendor.folders; *folder; ++folder) {
+  for (const char *const *folder = vendor().folders; *folder; ++folder) {
     char path[PATH_MAX];
     Words words(path, sizeof path);
     if (**folder != '/') words << packages << "/";
@@ -218,8 +218,8 @@ void *try_installations(Words &tried) {
 }  // namespace
 
 void *open_real(Words &tried) noexcept {
-  if (const char *set = getenv(kVendor.setting); set && *set) {
-    tried << kVendor.setting << "=" << set;
+  if (const char *set = getenv(vendor().setting); set && *set) {
+    tried << vendor().setting << "=" << set;
     if (!strchr(set, '/')) {
       tried << " (is not a path)";
       return nullptr;

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import HERE, Door, compile_c, run, said
+from doors import BUILD, HERE, Door, compile_c, run, said
 
 QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}
 
@@ -66,7 +66,7 @@ def test_the_librarys_folder_first_for_a_program_that_is_linked(door: Door, clie
 
 
 def test_a_program_with_an_rpath(door: Door, clients: dict[str, Path], tmp_path: Path) -> None:
-    """As PyTorch's wheels have one: LD_LIBRARY_PATH comes too late, LD_PRELOAD does not, and the RPATH leads to the library."""
+    """As PyTorch's wheels have one: LD_LIBRARY_PATH comes too late, LD_PRELOAD does not, and the RPATH leads on."""
     linked = tmp_path / "linked"
     # DT_RPATH, not DT_RUNPATH, which is searched after LD_LIBRARY_PATH
     words = ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
@@ -163,3 +163,9 @@ def test_the_log_says_which_library_it_is(door: Door, level: str) -> None:
     ended = run(sys.executable, "-c", BY_NAME, door.path, ISTHMUS_LOG=level, **{door.setting: door.real})
     line = f"interpose: {door.library.upper()} 2."
     assert (line in ended.stderr and f" in {door.real}\n" in ended.stderr) == (level == "info")
+
+
+def test_the_benchmark_of_a_call_compares_four_functions() -> None:
+    lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
+    functions = [line.split()[0] for line in lines if not line.startswith("#")]
+    assert functions == ["ncclGetVersion", "ncclAllReduce", "ncclCommInitRank", "ncclGetErrorString"]
