@@ -65,15 +65,20 @@ def test_the_librarys_folder_first_for_a_program_that_is_linked(door: Door, clie
     assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
 
 
-def test_a_program_with_an_rpath(door: Door, clients: dict[str, Path], tmp_path: Path) -> None:
-    """As PyTorch's wheels have one: LD_LIBRARY_PATH comes too late, LD_PRELOAD does not, and the RPATH leads on."""
+@pytest.mark.parametrize("tag", ["RPATH", "RUNPATH"])
+def test_a_program_that_knows_the_folder(door: Door, tag: str, tmp_path: Path) -> None:
+    """RPATH, as PyTorch's wheels have it, goes before LD_LIBRARY_PATH, and RUNPATH behind it. LD_PRELOAD goes before both.
+
+    The door finds the real library by either.
+    """
     linked = tmp_path / "linked"
-    # DT_RPATH, not DT_RUNPATH, which is searched after LD_LIBRARY_PATH
-    words = ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
+    dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
+    words = [f"-Wl,{dtags}", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
     runtime = "libcuda.so.1" if door.library == "nccl" else "libamdhip64.so.6"
     amd = ["-DAMD"] if door.library == "rccl" else []
     compile_c(*amd, HERE / "client.c", "-o", linked, door.real, door.simulated / runtime, *words)
-    assert f"answered by {door.real}\n" in said(linked, "show", LD_LIBRARY_PATH=door.path.parent)
+    first = door.real if tag == "RPATH" else door.path
+    assert f"answered by {first}\n" in said(linked, "show", LD_LIBRARY_PATH=door.path.parent)
     text = said(linked, "show", LD_PRELOAD=door.path)
     assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
 
