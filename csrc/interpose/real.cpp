@@ -88,7 +88,12 @@ void describe(Words &out, const Real &r) noexcept {
 
 void *look_up(const char *name) noexcept {
   const Real &r = real();
-  return r.handle ? dlsym(r.handle, name) : nullptr;
+  void *found = r.handle ? dlsym(r.handle, name) : nullptr;
+  // dlsym looks at what the library needs, too, and one of those may have been linked against a library of our SONAME.
+  Dl_info theirs, ours;
+  const bool own = found && dladdr(found, &theirs) && dladdr(reinterpret_cast<const void *>(&real), &ours) &&
+                   theirs.dli_fbase == ours.dli_fbase;
+  return own ? nullptr : found;
 }
 
 }  // namespace isthmus::interpose

@@ -61,12 +61,16 @@ bool is_ours(void *handle) {
   return question.ours;
 }
 
-// DEEPBIND: the library's calls of its own public functions stay inside of it. The sanitizers refuse it, since their allocators have to come
-// first.
-int flags() {
-  const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") || dlsym(RTLD_DEFAULT, "__tsan_init");
-  return RTLD_NOW | RTLD_LOCAL | (sanitized ? 0 : RTLD_DEEPBIND);
+// Whether malloc is not the C library's: a sanitizer's, or another allocator's.
+bool malloc_is_replaced() {
+  Dl_info malloc_of, libc;
+  return !dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_of) || !dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &libc) ||
+         malloc_of.dli_fbase != libc.dli_fbase;
 }
+
+// DEEPBIND: the library's calls of its own public functions stay inside of it. But those of free, too, and what other libraries allocated for
+// it may come from a replaced malloc; the sanitizers end a program for that flag.
+int flags() { return RTLD_NOW | RTLD_LOCAL | (malloc_is_replaced() ? 0 : RTLD_DEEPBIND); }
 
 // Null if it is not there, or not what is looked for; only the latter is worth a word.
 void *try_file(const char *path, Words &tried) {
@@ -234,8 +238,12 @@ void *open_real(Words &tried) noexcept {
   tried << "what is loaded";
   for (int i = 0; i < all.file_count && !found; ++i) found = try_file(all.files[i], tried);
   if (!found) tried << ", the loader's folders";
-  for (int i = 0; i < all.user_count && !found; ++i) found = try_folders_of(all.users[i], tried);
-  if (!found) found = try_folders_of("", tried);
+  bool program = false;
+  for (int i = 0; i < all.user_count && !found; ++i) {
+    program |= !*all.users[i];
+    found = try_folders_of(all.users[i], tried);
+  }
+  if (!found && !program) found = try_folders_of("", tried);
   if (!found) tried << ", its cache";
   if (!found) found = try_cache(tried);
   if (!found) found = try_installations(tried);

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from doors import DOORS, Door, run, said
+import pytest
+
+from doors import DOORS, HERE, Door, compile_c, run, said
 
 # Calls by name, each given on the command line, and prints their results; of those that give a text, the text.
 CALLS = """
@@ -42,11 +44,24 @@ def calls(library: Path, *names: str, **environment: str | Path) -> tuple[list[s
     return ended.stdout.splitlines(), ended.stderr
 
 
+# Where a door looks that no test can take away, besides what the loader knows.
+PLACES = ("/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib", "/opt/rocm/rccl/lib")
+
+
+@pytest.fixture
+def none_installed() -> None:
+    """For tests of what happens where there is no real library."""
+    for door in DOORS.values():
+        known = run(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", door.soname).returncode == 0
+        if known or any((Path(place) / door.soname).exists() for place in PLACES):
+            pytest.skip(f"this machine has a {door.soname}")
+
+
 # ---- missing -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_was_looked_for(door: Door) -> None:
-    """None of this machine's folders has one: else these tests would not stand on simulated ones."""
     names = ["ncclGetVersion", "ncclCommAbort", "ncclGetErrorString=2", "ncclGetLastError", "ncclGetErrorString=0"]
     told, logged = calls(door.path, *names, ISTHMUS_LOG="warn")
     assert told[:2] == [f"{SYSTEM} -1", f"{SYSTEM}"]
@@ -59,12 +74,12 @@ def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_
 
 def test_what_has_no_way_to_tell_of_an_error_gives_what_nobody_takes_for_an_answer(door: Door) -> None:
     names = ["ncclTeamWorld", "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclGetLastError"]
-    told, _ = calls(door.path, *names)
+    told, _ = calls(door.path, *names, **{door.setting: "/nowhere"})
     assert told[:2] == ["0 -1 0", "-1"] and "Isthmus found no" in told[3]
 
 
 def test_the_log_can_be_silent(door: Door) -> None:
-    _, logged = calls(door.path, "ncclCommAbort", ISTHMUS_LOG="off")
+    _, logged = calls(door.path, "ncclCommAbort", ISTHMUS_LOG="off", **{door.setting: "/nowhere"})
     assert logged == ""
 
 
@@ -79,6 +94,7 @@ def test_a_path_that_is_set_is_the_only_place(door: Door, tmp_path: Path) -> Non
         assert f"{door.setting}={path}" in told[1] and why in told[1], told[1]
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_each_door_has_its_own_setting(door: Door) -> None:
     (other,) = (d for d in DOORS.values() if d != door)
     told, _ = calls(door.path, "ncclGetVersion", **{other.setting: door.real})
@@ -95,6 +111,7 @@ def test_what_is_found_first_is_taken(fake: Callable[..., Path]) -> None:
     assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path, ISTHMUS_REAL_NCCL=second)[0] == ["0 22200"]
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_a_library_of_another_kind_is_passed_by(fake: Callable[..., Path], tmp_path: Path) -> None:
     """By the loader's folders come: one that is broken, one that is no NCCL, and the right one."""
     broken = tmp_path / "broken" / "libnccl.so.2"
@@ -109,6 +126,7 @@ def test_a_library_of_another_kind_is_passed_by(fake: Callable[..., Path], tmp_p
     assert f"{broken} (" in told[1] and f"{stranger} (has no ncclGetVersion)" in told[1]
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_a_door_takes_neither_itself_nor_a_copy_of_itself_for_the_real_library(door: Door, tmp_path: Path) -> None:
     """By any name: another file, a link, and the path that was set."""
     copy, link = tmp_path / "copy" / door.soname, tmp_path / "link" / door.soname
@@ -202,6 +220,30 @@ def test_a_call_from_a_library_that_is_being_opened_neither_hangs_nor_opens_it_a
     told, logged = calls(door.path, "ncclGetVersion", LD_PRELOAD=door.path, ISTHMUS_REAL_NCCL=real)
     assert told == ["0 21903"]
     assert logged == f"while loaded: {INTERNAL}\n"
+
+
+def test_a_function_that_the_real_library_has_only_through_the_door_is_none_of_its_own(tmp_path: Path) -> None:
+    """What the real library needs may itself be linked against a library of that name, and so against the door."""
+    door, helper, real = DOORS["nccl"], tmp_path / "helper.so", tmp_path / "libnccl.so.2"
+    empty = tmp_path / "empty.c"
+    empty.write_text("extern int help; int help = 1;\n")
+    linked = ("-shared", "-fPIC", "-Wl,--no-as-needed")
+    compile_c(*linked, empty, "-o", helper, door.path)
+    compile_c(*linked, "-Wl,-soname,libnccl.so.2", HERE / "fake.c", "-o", real, helper, "-ldl")
+    environment = {"LD_PRELOAD": door.path, "ISTHMUS_REAL_NCCL": real}
+    told, _ = calls(door.path, "ncclGetVersion", "ncclCommAbort", "ncclGetLastError", **environment)
+    assert told[:2] == ["0 21903", str(USAGE)] and "no such function" in told[2]
+
+
+def test_behind_another_malloc_the_real_library_frees_with_it(fake: Callable[..., Path], tmp_path: Path) -> None:
+    """So it is bound to the whole process, and its own calls come to the door, which hands them back."""
+    source, allocator = tmp_path / "malloc.c", tmp_path / "malloc.so"
+    source.write_text("void *__libc_malloc(unsigned long);\nvoid *malloc(unsigned long n) { return __libc_malloc(n); }\n")
+    compile_c("-shared", "-fPIC", "-fno-builtin", source, "-o", allocator)
+    door, real = DOORS["nccl"], fake()
+    names = ["ncclCommGetUniqueId", "ncclGetVersion"]
+    told, _ = calls(door.path, *names, LD_PRELOAD=f"{door.path}:{allocator}", ISTHMUS_REAL_NCCL=real)
+    assert told == [f"0 {door.path}", "0 21903"]
 
 
 def test_a_door_can_be_used_from_where_a_program_has_gone(door: Door, tmp_path: Path) -> None:
