@@ -156,6 +156,19 @@ def test_the_package_beside_ours_is_looked_at(fake: Callable[..., Path], tmp_pat
     assert calls(ours, "ncclGetVersion")[0] == ["0 22304"]
 
 
+def test_the_loaders_cache_is_looked_at(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
+    """A cache of ldconfig's own making with a folder that nothing else leads to, in a mount namespace of this test."""
+    apart = ["unshare", "--mount", "--map-root-user"]
+    if shutil.which("ldconfig") is None or run(*apart, "mount", "--bind", "/etc/hostname", "/etc/ld.so.cache").returncode:
+        pytest.skip("no ldconfig, or no mount namespaces for this user")
+    real, cache, settings = fake(door.soname, "far", "VERSION=22001"), tmp_path / "cache", tmp_path / "ld.so.conf"
+    settings.write_text(f"{real.parent}\n")
+    made = run("ldconfig", "-X", "-C", cache, "-f", settings)
+    assert cache.exists(), made.stderr
+    script = 'mount --bind "$1" /etc/ld.so.cache && shift && LD_PRELOAD="$1" exec "$2" -c "$3" "$1" ncclGetVersion'
+    assert said(*apart, "sh", "-c", script, "sh", cache, door.path, sys.executable, CALLS) == "0 22001\n"
+
+
 # ---- too old -------------------------------------------------------------------------------------------------------------
 
 
