@@ -181,6 +181,7 @@ def main(goal: str) -> None:
                 lambda: run(PYTHON, vendor_headers.__file__, VENDOR_HEADERS),
             )
         inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
+        inputs += sources("scripts/interpose_entries.py")  # which the build runs
         inputs = [p for p in inputs if "results" not in p.parts]
         key = digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])
         step("package", key, installed, install_package)

@@ -28,6 +28,8 @@ BUILD = ROOT / "build" / "release"
         ("comm", "#include <cuda.h>\n"),
         ("observe", '#include "torch/backend.hpp"\n'),
         ("rehearsal", '#include "torch/backend.hpp"\n'),
+        ("interpose", '#include "ccl/nccl_abi.hpp"\n'),
+        ("interpose", "#include <nccl.h>\n"),
     ],
 )
 def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
@@ -41,6 +43,7 @@ def test_a_wrong_include_is_a_breach(floor: str, text: str) -> None:
         ("comm", '#include "net/wire.hpp"\n'),
         ("api", "#include <isthmus/isthmus.h>\n"),
         ("python", '#include "array.hpp"\n#include <isthmus/isthmus.h>\n'),
+        ("interpose", '#include "abi.hpp"\n#include <dlfcn.h>\n#include <isthmus/isthmus.h>\n'),
         ("rehearsal", '#include "core/skin.hpp"\n#include "nccl/nccl_abi.hpp"\n'),
         ("rehearsal", '#include "core/machine.hpp"\n#include <torch/library.h>\n'),
     ],

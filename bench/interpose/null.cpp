@@ -1,0 +1,19 @@
+// An NCCL that does nothing, so that only the way to it costs time.
+#include <cstddef>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+struct UniqueId {
+  unsigned char bytes[128];
+};
+}  // namespace
+
+EXPORT int ncclGetVersion(int *version) {
+  *version = 23203;
+  return 0;
+}
+EXPORT int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *) { return 0; }
+EXPORT int ncclCommInitRank(void **, int, UniqueId id, int) { return id.bytes[127]; }
+EXPORT const char *ncclGetErrorString(int) { return ""; }
+EXPORT const char *ncclGetLastError(void *) { return ""; }

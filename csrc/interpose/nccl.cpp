@@ -1,0 +1,15 @@
+#include "real.hpp"
+
+namespace isthmus::interpose {
+
+const Vendor &vendor() noexcept {
+  static constexpr Vendor kVendor = {"NCCL",
+                                     "libnccl.so.2",
+                                     "libnccl.so",
+                                     "ISTHMUS_REAL_NCCL",
+                                     "Install NVIDIA's NCCL (pip install nvidia-nccl-cu13)",
+                                     {"nvidia/nccl/lib", "/usr/local/nccl/lib", "/usr/local/cuda/lib64", nullptr}};
+  return kVendor;
+}
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,15 @@
+#include "real.hpp"
+
+namespace isthmus::interpose {
+
+const Vendor &vendor() noexcept {
+  static constexpr Vendor kVendor = {"RCCL",
+                                     "librccl.so.1",
+                                     "librccl.so",
+                                     "ISTHMUS_REAL_RCCL",
+                                     "Install AMD's RCCL",
+                                     {"torch/lib", "/opt/rocm/lib", "/opt/rocm/rccl/lib", nullptr}};
+  return kVendor;
+}
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,99 @@
+#include "real.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "search.hpp"
+#include "words.hpp"
+
+namespace isthmus::interpose {
+namespace {
+
+constexpr size_t kTextBytes = 4096;
+
+bool disabled() {
+  const char *set = getenv("ISTHMUS_DISABLE");
+  return set && strcmp(set, "1") == 0;
+}
+
+int version_of(void *handle) {
+  using GetVersion = Result(int *);
+  auto *get = reinterpret_cast<GetVersion *>(dlsym(handle, "ncclGetVersion"));
+  int code = 0;
+  return get && get(&code) == kSuccess ? code : 0;
+}
+
+struct Opened {
+  Real real;
+  char path[4096];
+  char text[kTextBytes];
+};
+
+void open(Opened &o) {
+  o.real = {nullptr, kSystemError, disabled(), o.path, o.text};
+  char tried[kTextBytes / 2];
+  Words places(tried, sizeof tried);
+  o.real.handle = open_real(places);
+  Words text(o.text, sizeof o.text);
+  if (!o.real.handle) {
+    text << "Isthmus found no " << vendor().name << " to forward to; looked at " << tried << ". " << vendor().install
+         << ", or set " << vendor().setting << " to the path of its " << vendor().soname;
+    return;
+  }
+  link_map *map = nullptr;
+  Words(o.path, sizeof o.path) << (dlinfo(o.real.handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "?");
+}
+
+std::atomic<const Opened *> the_opened;
+// A constructor of the library that is being opened may call a public function of it, which may be ours.
+__thread bool opening;
+constexpr Real kNotYet{nullptr, kInternalError, false, "", "called while Isthmus was opening the real library"};
+constexpr Real kNoMemory{nullptr, kSystemError, false, "", "Isthmus has no memory to open the real library"};
+
+}  // namespace
+
+const Real &real() noexcept {
+  if (const Opened *known = the_opened.load(std::memory_order_acquire)) return known->real;
+  if (opening) return kNotYet;
+  auto *made = static_cast<Opened *>(calloc(1, sizeof(Opened)));
+  if (!made) return kNoMemory;
+  opening = true;
+  open(*made);
+  opening = false;
+  const Opened *first = nullptr;
+  if (!the_opened.compare_exchange_strong(first, made, std::memory_order_acq_rel)) {
+    free(made);
+    return first->real;
+  }
+  if (!made->real.handle) say(Level::Warn, made->text);
+  else if (!made->real.disabled && said(Level::Info)) {
+    char text[kTextBytes];
+    Words words(text, sizeof text);
+    describe(words, made->real);
+    say(Level::Info, text);
+  }
+  return made->real;
+}
+
+void describe(Words &out, const Real &r) noexcept {
+  out << vendor().name << " ";
+  write_version(out, version_of(r.handle));
+  out << " in " << r.path;
+}
+
+void *look_up(const char *name) noexcept {
+  const Real &r = real();
+  void *found = r.handle ? dlsym(r.handle, name) : nullptr;
+  // dlsym looks at what the library needs, too, and one of those may have been linked against a library of our SONAME.
+  Dl_info theirs, ours;
+  const bool own = found && dladdr(found, &theirs) && dladdr(reinterpret_cast<const void *>(&real), &ours) &&
+                   theirs.dli_fbase == ours.dli_fbase;
+  return own ? nullptr : found;
+}
+
+}  // namespace isthmus::interpose

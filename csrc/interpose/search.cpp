@@ -1,0 +1,255 @@
+// By address of the file, never by name: the loader would give this library for its own SONAME. In the order of the loader: what the process
+// has already, the folders of whoever was linked against the library, the loader's cache; then where Python packages and vendors put it.
+#include "search.hpp"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "real.hpp"
+
+// Tells a copy of this library from the vendor's, whatever file it is and without a symbol: two copies would take each other for the real one.
+__asm__(
+    ".pushsection .note.isthmus, \"a\", %note\n"
+    ".balign 4\n"
+    ".long 8, 0, 1\n"
+    ".asciz \"Isthmus\"\n"
+    ".popsection\n");
+
+namespace isthmus::interpose {
+namespace {
+
+bool has_our_note(const dl_phdr_info &object) {
+  for (int i = 0; i < object.dlpi_phnum; ++i) {
+    const ElfW(Phdr) &p = object.dlpi_phdr[i];
+    if (p.p_type != PT_NOTE) continue;
+    const auto *at = reinterpret_cast<const char *>(object.dlpi_addr + p.p_vaddr), *end = at + p.p_memsz;
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      ElfW(Nhdr) note;
+      memcpy(&note, at, sizeof note);
+      const char *name = at + sizeof note;
+      if (note.n_namesz == 8 && name + 8 <= end && memcmp(name, "Isthmus", 8) == 0) return true;
+      const auto whole = [](size_t n) { return (n + 3) & ~size_t{3}; };
+      at = name + whole(note.n_namesz) + whole(note.n_descsz);
+    }
+  }
+  return false;
+}
+
+bool is_ours(void *handle) {
+  link_map *map = nullptr;
+  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0) return false;
+  struct Question {
+    ElfW(Addr) base;
+    bool ours;
+  } question{map->l_addr, false};
+  dl_iterate_phdr(
+      [](dl_phdr_info *object, size_t, void *data) {
+        auto *q = static_cast<Question *>(data);
+        if (object->dlpi_addr != q->base) return 0;
+        q->ours = has_our_note(*object);
+        return 1;
+      },
+      &question);
+  return question.ours;
+}
+
+// Whether malloc is not the C library's: a sanitizer's, or another allocator's.
+bool malloc_is_replaced() {
+  Dl_info malloc_of, libc;
+  return !dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_of) || !dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &libc) ||
+         malloc_of.dli_fbase != libc.dli_fbase;
+}
+
+// DEEPBIND: the library's calls of its own public functions stay inside of it. But those of free, too, and what other libraries allocated for
+// it may come from a replaced malloc; the sanitizers end a program for that flag.
+int flags() { return RTLD_NOW | RTLD_LOCAL | (malloc_is_replaced() ? 0 : RTLD_DEEPBIND); }
+
+// Null if it is not there, or not what is looked for; only the latter is worth a word.
+void *try_file(const char *path, Words &tried) {
+  char whole[PATH_MAX];
+  if (!realpath(path, whole)) return nullptr;
+  void *handle = dlopen(whole, flags());
+  if (!handle) {
+    const char *why = dlerror();
+    tried << ", " << path << " (" << (why ? why : "cannot be opened") << ")";
+    return nullptr;
+  }
+  const char *fault = is_ours(handle)                   ? "is Isthmus' own"
+                      : dlsym(handle, "ncclGetVersion") ? nullptr
+                                                        : "has no ncclGetVersion";
+  if (!fault) return handle;
+  tried << ", " << path << " (" << fault << ")";
+  dlclose(handle);
+  return nullptr;
+}
+
+void *try_folder(const char *folder, Words &tried) {
+  char path[PATH_MAX];
+  Words(path, sizeof path) << folder << "/" << vendor().soname;
+  return try_file(path, tried);
+}
+
+bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+// The objects of the process that matter here, noted down while the loader holds its lock and looked at after that.
+struct Objects {
+  static constexpr int kMost = 64;
+  char *files[kMost];  // are the vendor's library, by their names
+  char *users[kMost];  // were linked against it; "" is the program
+  int file_count, user_count;
+};
+
+bool needs_it(const dl_phdr_info &object) {
+  for (int i = 0; i < object.dlpi_phnum; ++i) {
+    if (object.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const auto *dynamic = reinterpret_cast<const ElfW(Dyn) *>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
+    const char *texts = nullptr;
+    for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
+      if (d->d_tag == DT_STRTAB) texts = reinterpret_cast<const char *>(d->d_un.d_ptr);
+    // An address, but for the kernel's own object: there the loader may not write, it is as in the file, and nothing is needed.
+    if (!texts || reinterpret_cast<uintptr_t>(texts) < object.dlpi_addr) return false;
+    for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
+      if (d->d_tag == DT_NEEDED && strcmp(texts + d->d_un.d_val, vendor().soname) == 0) return true;
+  }
+  return false;
+}
+
+int note_down(dl_phdr_info *object, size_t, void *data) {
+  auto *all = static_cast<Objects *>(data);
+  const char *slash = strrchr(object->dlpi_name, '/');
+  if (slash && begins(slash + 1, vendor().stem) && all->file_count < Objects::kMost)
+    if (char *name = strdup(object->dlpi_name)) all->files[all->file_count++] = name;
+  if (all->user_count < Objects::kMost && needs_it(*object))
+    if (char *name = strdup(object->dlpi_name)) all->users[all->user_count++] = name;
+  return 0;
+}
+
+// Where the loader looks for what this object needs: RPATH, LD_LIBRARY_PATH, RUNPATH, the system's folders.
+void *try_folders_of(const char *object, Words &tried) {
+  void *handle = dlopen(*object ? object : nullptr, RTLD_LAZY | RTLD_NOLOAD), *found = nullptr;
+  if (!handle) return nullptr;
+  Dl_serinfo size;
+  if (dlinfo(handle, RTLD_DI_SERINFOSIZE, &size) == 0) {
+    if (auto *info = static_cast<Dl_serinfo *>(calloc(1, size.dls_size))) {
+      info->dls_size = size.dls_size;
+      info->dls_cnt = size.dls_cnt;
+      if (dlinfo(handle, RTLD_DI_SERINFO, info) == 0)
+        for (unsigned i = 0; i < info->dls_cnt && !found; ++i) found = try_folder(info->dls_serpath[i].dls_name, tried);
+      free(info);
+    }
+  }
+  dlclose(handle);
+  return found;
+}
+
+// The file that ldconfig writes, in the form of glibc 2.2 and newer: a header, entries of fixed size, texts.
+struct CacheHeader {
+  char magic[20];
+  uint32_t entries, text_bytes, unused[5];
+};
+struct CacheEntry {
+  int32_t kind;
+  uint32_t name, path;  // offsets from the header
+  uint32_t unused[3];
+};
+static_assert(sizeof(CacheHeader) == 48 && sizeof(CacheEntry) == 24);
+
+void *try_cache(const char *begin, size_t bytes, Words &tried) {
+  constexpr char kMagic[] = "glibc-ld.so.cache1.1";
+  const auto *header = static_cast<const char *>(memmem(begin, bytes, kMagic, sizeof kMagic - 1));
+  if (!header) return nullptr;
+  const auto left = static_cast<size_t>(begin + bytes - header);
+  CacheHeader h;
+  if (left < sizeof h) return nullptr;
+  memcpy(&h, header, sizeof h);
+  if (h.entries > (left - sizeof h) / sizeof(CacheEntry)) return nullptr;
+  const auto text = [&](uint32_t at) -> const char * {
+    return at < left && memchr(header + at, 0, left - at) ? header + at : "";
+  };
+  void *found = nullptr;
+  for (uint32_t i = 0; i < h.entries && !found; ++i) {
+    CacheEntry e;
+    memcpy(&e, header + sizeof h + i * sizeof e, sizeof e);
+    // Those of other processors are there, too; the loader refuses them.
+    if (strcmp(text(e.name), vendor().soname) == 0) found = try_file(text(e.path), tried);
+  }
+  return found;
+}
+
+void *try_cache(Words &tried) {
+  const int file = open("/etc/ld.so.cache", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return nullptr;
+  void *found = nullptr;
+  struct stat s;
+  if (fstat(file, &s) == 0 && s.st_size > 0) {
+    const auto bytes = static_cast<size_t>(s.st_size);
+    void *p = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+    if (p != MAP_FAILED) {
+      found = try_cache(static_cast<const char *>(p), bytes, tried);
+      munmap(p, bytes);
+    }
+  }
+  close(file);
+  return found;
+}
+
+// This file is <packages>/isthmus/interpose/<SONAME>.
+void *try_installations(Words &tried) {
+  char packages[PATH_MAX] = "";
+  Dl_info self;
+  if (dladdr(reinterpret_cast<const void *>(&open_real), &self) && realpath(self.dli_fname, packages))
+    for (int up = 0; up < 3; ++up)
+      if (char *slash = strrchr(packages, '/')) *slash = 0;
+  for (const char *const *folder = vendor().folders; *folder; ++folder) {
+    char path[PATH_MAX];
+    Words words(path, sizeof path);
+    if (**folder != '/') words << packages << "/";
+    words << *folder;
+    tried << ", " << path;
+    if (void *found = try_folder(path, tried)) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void *open_real(Words &tried) noexcept {
+  if (const char *set = getenv(vendor().setting); set && *set) {
+    tried << vendor().setting << "=" << set;
+    if (!strchr(set, '/')) {
+      tried << " (is not a path)";
+      return nullptr;
+    }
+    void *found = try_file(set, tried);
+    if (!found && access(set, F_OK) != 0) tried << " (no such file)";
+    return found;
+  }
+  Objects all{};
+  dl_iterate_phdr(note_down, &all);
+  void *found = nullptr;
+  tried << "what is loaded";
+  for (int i = 0; i < all.file_count && !found; ++i) found = try_file(all.files[i], tried);
+  if (!found) tried << ", the loader's folders";
+  bool program = false;
+  for (int i = 0; i < all.user_count && !found; ++i) {
+    program |= !*all.users[i];
+    found = try_folders_of(all.users[i], tried);
+  }
+  if (!found && !program) found = try_folders_of("", tried);
+  if (!found) tried << ", its cache";
+  if (!found) found = try_cache(tried);
+  if (!found) found = try_installations(tried);
+  for (int i = 0; i < all.file_count; ++i) free(all.files[i]);
+  for (int i = 0; i < all.user_count; ++i) free(all.users[i]);
+  return found;
+}
+
+}  // namespace isthmus::interpose

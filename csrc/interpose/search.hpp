@@ -1,0 +1,12 @@
+// Where the real library is looked for.
+#pragma once
+
+#include "words.hpp"
+
+namespace isthmus::interpose {
+
+// Opens the first file that is the vendor's library and not this one, nor another copy of it. Null: there is none, and `tried` says where
+// it was looked for and what was wrong with what was found.
+void *open_real(Words &tried) noexcept;
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Makes the entry points of a front door of csrc/interpose from its table of symbols.
+
+    interpose_entries.py csrc/interpose/nccl.symbols nccl build/.../nccl_entries.cpp
+
+The second argument chooses the rows: those of that library and those of both. CMake runs it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LIBRARIES = ("nccl", "rccl")
+POLICIES = ("forward", "route")
+SIGNATURE = re.compile(r"^(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[\w *,]*)\)$")
+
+
+class TableError(Exception):
+    """A row that is not one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    library: str
+    since: str
+    twin: str  # the letter before its other name, or nothing
+    policy: str
+    result: str
+    name: str
+    parameters: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.twin + self.name) if self.twin else (self.name,)
+
+    def is_in(self, library: str) -> bool:
+        return self.library in (library, "both")
+
+
+def read_row(line: str) -> Row:
+    words = line.split(maxsplit=4)
+    if len(words) != 5:
+        raise TableError("has fewer than five columns")
+    library, since, twin, policy, signature = words
+    if library not in (*LIBRARIES, "both"):
+        raise TableError(f"{library} is neither of {', '.join(LIBRARIES)}, nor both")
+    if not re.fullmatch(r"-|\d+\.\d+\.\d+", since):
+        raise TableError(f"{since} is no version")
+    if twin not in ("p", "-"):
+        raise TableError(f"{twin} is neither p nor -")
+    if policy not in POLICIES:
+        raise TableError(f"{policy} is none of {', '.join(POLICIES)}")
+    match = SIGNATURE.match(signature)
+    if match is None:
+        raise TableError(f"{signature} is no signature")
+    parameters = tuple(part.strip() for part in match["parameters"].split(",")) if match["parameters"].strip() else ()
+    if not all(parameters):
+        raise TableError(f"{signature} has an empty parameter")
+    return Row(library, since, twin.strip("-"), policy, match["result"].strip(), match["name"], parameters)
+
+
+def read_table(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            row = read_row(line)
+            if any(set(row.names) & set(known.names) for known in rows):
+                raise TableError(f"{row.name} is there already")
+        except TableError as error:
+            raise SystemExit(f"{path}:{number}: {error}") from None
+        rows.append(row)
+    return rows
+
+
+def entry(row: Row) -> str:
+    """One function, and its twin as another name of it: as at NCCL, the plain name is the weak one."""
+    declared = ", ".join(f"{kind} a{i}".replace("* a", "*a") for i, kind in enumerate(row.parameters))
+    given = ", ".join(f"a{i}" for i in range(len(row.parameters)))
+    first = row.names[-1]
+    space = "" if row.result.endswith("*") else " "
+    kinds = ", ".join(row.parameters)
+    if row.policy == "route":
+        text = f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{ return routed_{row.name}({given}); }}\n"
+    else:
+        text = (
+            f"static {row.result}{space}first_{row.name}({kinds});\n"
+            f"static constinit Slot<{row.result}({kinds})> slot_{row.name}{{&first_{row.name}}};\n"
+            f"static {row.result}{space}first_{row.name}({declared}) {{\n"
+            f'  if (auto *f = bind(slot_{row.name}, "{row.name}")) return f({given});\n'
+            f'  return refused<{row.result}>("{row.name}");\n'
+            f"}}\n"
+            f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{ return bound(slot_{row.name})({given}); }}\n"
+        )
+    if row.twin:
+        weak = f'__attribute__((weak, alias("{first}")))'
+        text += f"ISTHMUS_ENTRY {row.result}{space}{row.name}({kinds}) {weak};\n"
+    return text
+
+
+def entries(rows: list[Row], source: str) -> str:
+    head = f'// Made from {source} by scripts/interpose_entries.py.\n#include "entry.hpp"\n#include "routed.hpp"\n'
+    return f"{head}\nusing namespace isthmus::interpose;\n\n" + "\n".join(entry(row) for row in rows)
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 3 or words[1] not in LIBRARIES:
+        raise SystemExit(f"usage: interpose_entries.py TABLE {'|'.join(LIBRARIES)} OUTPUT")
+    table, library, output = Path(words[0]), words[1], Path(words[2])
+    rows = [row for row in read_table(table) if row.is_in(library)]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(entries(rows, table.name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

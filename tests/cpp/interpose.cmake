@@ -1,0 +1,20 @@
+# The C clients of the front doors, linked against the doors themselves: so they run under the sanitizers too, where a door opens the real
+# library without RTLD_DEEPBIND. tests/interpose has the rest.
+if(ISTHMUS_CORE_ONLY OR NOT ISTHMUS_TESTS OR CMAKE_CROSSCOMPILING)
+  return()
+endif()
+function(interpose_client library vendor runtime)
+  set(name interpose_client_${library})
+  add_executable(${name} ${PROJECT_SOURCE_DIR}/tests/interpose/client.c)
+  target_link_libraries(${name} PRIVATE interpose_${library} ${runtime} isthmus_flags ${CMAKE_DL_LIBS})
+  target_link_options(${name} PRIVATE LINKER:--allow-shlib-undefined)
+  add_dependencies(${name} rehearsal_all)
+  add_dependencies(tests_threads ${name})
+  string(TOUPPER ${library} setting)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS threads PROCESSORS 2 ENVIRONMENT
+                       "ISTHMUS_REAL_${setting}=${CMAKE_BINARY_DIR}/rehearsal/${vendor};REHEARSAL_QUIET=1;REHEARSAL_DEVICES=2")
+endfunction()
+interpose_client(nccl nvidia/libnccl.so.2 rehearsal_nvidia_libcuda_so_1)
+interpose_client(rccl amd/librccl.so.1 rehearsal_amd_libamdhip64_so_6)
+target_compile_definitions(interpose_client_rccl PRIVATE AMD)

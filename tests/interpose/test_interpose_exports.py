@@ -1,0 +1,134 @@
+"""What the front doors export and need: the table, the vendors' lists, and nothing that happens by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+from doors import DOORS, HERE, ROOT, Door, said
+from interpose_entries import TableError, read_row, read_table
+
+TABLE = ROOT / "csrc" / "interpose" / "nccl.symbols"
+ROWS = read_table(TABLE)
+NAMES = HERE / "names"
+
+
+def symbols(path: Path) -> tuple[set[str], set[str]]:
+    """The names that a library defines for others, and those that it asks for."""
+    with open(path, "rb") as file:
+        found = [s for s in ELFFile(file).get_section_by_name(".dynsym").iter_symbols() if s.name]
+        wanted = {s.name for s in found if s["st_shndx"] == "SHN_UNDEF"}
+        return {s.name for s in found} - wanted, wanted
+
+
+def dynamic(path: Path) -> dict[str, list[str]]:
+    with open(path, "rb") as file:
+        section = ELFFile(file).get_section_by_name(".dynamic")
+        assert isinstance(section, DynamicSection)
+        found: dict[str, list[str]] = {}
+        for entry in section.iter_tags():
+            tag = entry.entry.d_tag
+            value = entry.needed if tag == "DT_NEEDED" else entry.soname if tag == "DT_SONAME" else ""
+            found.setdefault(tag, []).append(value)
+        return found
+
+
+def listed(name: str) -> set[str]:
+    names = set((NAMES / name).read_text().split())
+    assert len(names) > 50
+    return names
+
+
+def test_the_exports_are_the_tables(door: Door) -> None:
+    exported, _ = symbols(door.path)
+    assert exported == {name for row in ROWS if row.is_in(door.library) for name in row.names}
+
+
+def test_the_exports_of_nccl_are_those_of_the_newest() -> None:
+    exported, _ = symbols(DOORS["nccl"].path)
+    assert exported == listed("nccl-2.32.3.txt")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in NAMES.iterdir()))
+def test_nothing_is_missing(name: str) -> None:
+    """Of an old and a new NCCL, and of what PyTorch, CuPy, JAX and vLLM ask for by name."""
+    exported, _ = symbols(DOORS["nccl"].path)
+    assert listed(name) <= exported
+
+
+def test_what_came_after_the_oldest_says_so() -> None:
+    """`since` is 2.19.3 or older for exactly the functions that NCCL 2.19.3 has."""
+    oldest = {name for name in listed("nccl-2.19.3.txt") if name.startswith("n")}
+    by_since = {row.name for row in ROWS if row.since != "-" and tuple(map(int, row.since.split("."))) <= (2, 19, 3)}
+    assert by_since == oldest
+
+
+def test_the_simulated_libraries_have_no_name_that_the_doors_lack(door: Door) -> None:
+    real, _ = symbols(door.real)
+    names = {name for name in real if re.match(r"p?nccl[A-Z]", name)}
+    assert len(names) > 25 and names <= symbols(door.path)[0]
+
+
+def test_nothing_happens_when_a_door_is_loaded(door: Door) -> None:
+    """No constructor, no destructor, nothing needed but the C library: children of a program inherit LD_PRELOAD."""
+    found = dynamic(door.path)
+    assert found["DT_SONAME"] == [door.soname]
+    assert set(found["DT_NEEDED"]) <= {"libc.so.6", "libdl.so.2"} and "libc.so.6" in found["DT_NEEDED"]
+    by_itself = {"DT_INIT", "DT_FINI", "DT_INIT_ARRAY", "DT_FINI_ARRAY", "DT_PREINIT_ARRAY"}
+    assert not by_itself & set(found)
+    assert not {"DT_RPATH", "DT_RUNPATH", "DT_TEXTREL"} & set(found)
+
+
+def test_the_doors_ask_for_nothing_of_cpp_and_never_for_the_next_library(door: Door) -> None:
+    _, wanted = symbols(door.path)
+    assert "dlopen" in wanted
+    assert [name for name in wanted if name.startswith(("_Z", "__gxx", "_Unwind")) or name in ("dlmopen", "dlvsym")] == []
+    for source in (ROOT / "csrc" / "interpose").glob("*.cpp"):
+        assert "RTLD_NEXT" not in source.read_text()
+
+
+def test_a_program_that_never_calls_gets_nothing_opened(door: Door) -> None:
+    """Both doors in a program that has no use for them, where the real ones could be found."""
+    environment = {"LD_PRELOAD": door.path, "LD_LIBRARY_PATH": door.simulated, "ISTHMUS_LOG": "trace"}
+    maps = said("cat", "/proc/self/maps", **environment)
+    loaded = {Path(line.split(maxsplit=5)[5]).name for line in maps.splitlines() if ".so" in line}
+    assert door.soname in loaded
+    assert {name for name in loaded if not re.match(r"(libc|libdl|ld-linux[\w-]*)\.so", name)} == {door.soname}
+    assert str(door.real) not in maps
+
+
+def test_the_package_has_the_doors(door: Door) -> None:
+    spec = importlib.util.find_spec("isthmus")
+    assert spec is not None and spec.origin is not None
+    packaged = Path(spec.origin).parent / "interpose" / door.soname
+    assert symbols(packaged)[0] == symbols(door.path)[0]
+    assert set(dynamic(packaged)["DT_NEEDED"]) <= {"libc.so.6", "libdl.so.2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("both 2.3.5 p forward", "fewer than five"),
+        ("mpi 2.3.5 p forward Result f()", "neither"),
+        ("both new p forward Result f()", "no version"),
+        ("both 2.3.5 q forward Result f()", "neither p"),
+        ("both 2.3.5 p guess Result f()", "none of"),
+        ("both 2.3.5 p forward Result f", "no signature"),
+        ("both 2.3.5 p forward Result f(int,,int)", "empty"),
+    ],
+)
+def test_a_wrong_row_is_refused(line: str, complaint: str) -> None:
+    with pytest.raises(TableError, match=complaint):
+        read_row(line)
+
+
+def test_a_name_may_be_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_text("both 2.3.5 p forward Result f(int)\nnccl 2.3.5 - forward Result pf(int)\n")
+    with pytest.raises(SystemExit, match="2: pf is there already"):
+        read_table(path)

@@ -1,0 +1,176 @@
+"""Programs that know nothing of Isthmus, with a front door between them and the library that they were made for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from doors import BUILD, HERE, Door, compile_c, run, said
+
+QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}
+
+# How vLLM and others come to the library, with ctypes: which file answers, and its version.
+BY_NAME = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+version = ctypes.c_int()
+assert library.ncclGetVersion(ctypes.byref(version)) == 0
+print(version.value)
+print("".join(line for line in open("/proc/self/maps") if "r-xp" in line and "ccl.so" in line))
+"""
+
+
+def real_and_ours(door: Door, text: str) -> tuple[bool, bool]:
+    return str(door.real) in text, str(door.path) in text
+
+
+def test_a_program_gets_what_the_bare_library_gives(door: Door, clients: dict[str, Path]) -> None:
+    bare = said(clients[door.library], LD_LIBRARY_PATH=door.simulated, **QUIET)
+    assert bare.count("\n") > 25 and "rank 1 all_reduce: 1000 1198 4.39261e+06\n" in bare
+    behind = said(clients[door.library], LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated, **QUIET)
+    assert behind == bare
+    switched_off = said(
+        clients[door.library], LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated, ISTHMUS_DISABLE="1", **QUIET
+    )
+    assert switched_off == bare
+
+
+def test_the_real_library_sees_the_same_calls(door: Door, clients: dict[str, Path], tmp_path: Path) -> None:
+    def calls(name: str, **environment: str | Path) -> dict[str, int]:
+        trace = tmp_path / name
+        said(clients[door.library], LD_LIBRARY_PATH=door.simulated, REHEARSAL_TRACE=trace, **QUIET, **environment)
+        record = json.loads(trace.read_text())
+        assert record["misuses"] == 0
+        # How often a program asks whether a communicator is ready is a matter of time.
+        return {call: times for call, times in record["calls"].items() if call != "ncclCommGetAsyncError"}
+
+    bare = calls("bare")
+    assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
+    assert calls("behind", LD_PRELOAD=door.path) == bare
+
+
+def test_preloaded_for_a_program_that_is_linked(door: Door, clients: dict[str, Path]) -> None:
+    text = said(clients[door.library], "show", LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
+
+
+def test_the_librarys_folder_first_for_a_program_that_is_linked(door: Door, clients: dict[str, Path]) -> None:
+    """LD_LIBRARY_PATH serves programs without an RPATH. The door finds itself there too, and goes on."""
+    path = f"{door.path.parent}:{door.simulated}"
+    text = said(clients[door.library], "show", LD_LIBRARY_PATH=path)
+    assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
+
+
+@pytest.mark.parametrize("tag", ["RPATH", "RUNPATH"])
+def test_a_program_that_knows_the_folder(door: Door, tag: str, tmp_path: Path) -> None:
+    """RPATH, as PyTorch's wheels have it, goes before LD_LIBRARY_PATH, and RUNPATH behind it. LD_PRELOAD goes before both.
+
+    The door finds the real library by either.
+    """
+    linked = tmp_path / "linked"
+    dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
+    words = [f"-Wl,{dtags}", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
+    runtime = "libcuda.so.1" if door.library == "nccl" else "libamdhip64.so.6"
+    amd = ["-DAMD"] if door.library == "rccl" else []
+    compile_c(*amd, HERE / "client.c", "-o", linked, door.real, door.simulated / runtime, *words)
+    first = door.real if tag == "RPATH" else door.path
+    assert f"answered by {first}\n" in said(linked, "show", LD_LIBRARY_PATH=door.path.parent)
+    text = said(linked, "show", LD_PRELOAD=door.path)
+    assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
+
+
+def test_preloaded_for_a_program_that_opens_the_library_by_name(door: Door) -> None:
+    text = said(sys.executable, "-c", BY_NAME, door.soname, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert real_and_ours(door, text) == (True, True)
+
+
+def test_named_to_a_program_that_takes_a_path(door: Door) -> None:
+    """VLLM_NCCL_SO_PATH and the like: no variable of the loader's."""
+    text = said(sys.executable, "-c", BY_NAME, door.path, **{door.setting: door.real})
+    assert real_and_ours(door, text) == (True, True)
+
+
+def test_opened_before_the_library_that_needs_it(door: Door, tmp_path: Path) -> None:
+    """The loader takes what has the SONAME already, so no variable is needed from Python."""
+    plugin = tmp_path / "plugin.so"
+    compile_c("-shared", "-fPIC", HERE / "plugin.c", "-o", plugin, door.real, "-Wl,--allow-shlib-undefined")
+    program = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "plugin = ctypes.CDLL(sys.argv[2])\n"
+        "plugin.whose.restype = ctypes.c_char_p\n"
+        "print(plugin.version(), plugin.whose().decode())\n"
+    )
+    text = said(sys.executable, "-c", program, door.path, plugin, LD_LIBRARY_PATH=door.simulated)
+    version, answered_by = text.split()
+    assert int(version) > 20000 and answered_by == str(door.path)
+
+
+def test_a_library_that_the_program_has_loaded_already_is_the_real_one(door: Door, fake: Callable[..., Path]) -> None:
+    """PyTorch loads its NCCL by its path before the first call; another one in the loader's folders is not taken."""
+    loaded = fake(door.soname, "loaded", "VERSION=22807")
+    program = "import ctypes, sys\nctypes.CDLL(sys.argv[2])\n" + BY_NAME
+    text = said(sys.executable, "-c", program, door.soname, loaded, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert text.startswith("22807\n") and real_and_ours(door, text) == (False, True)
+
+
+def test_a_program_that_opens_the_real_library_by_its_path_passes_by(door: Door) -> None:
+    """What LD_PRELOAD does not reach, as docs/interpose.md says: no call goes to the door, so it opens nothing."""
+    ended = run(sys.executable, "-c", BY_NAME, door.real, LD_PRELOAD=door.path, ISTHMUS_LOG="info")
+    assert ended.returncode == 0 and ended.stderr == ""
+
+
+def test_a_child_of_a_program_inherits_the_door(door: Door, clients: dict[str, Path]) -> None:
+    """By exec, through a shell that is no user of the library."""
+    command = f"'{clients[door.library]}' show | grep answered"
+    text = said("sh", "-c", command, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert text == f"answered by {door.path}\n"
+
+
+def test_a_forked_child_goes_on(door: Door) -> None:
+    program = (
+        "import ctypes, os, sys\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "version = ctypes.c_int()\n"
+        "before = library.ncclGetVersion(ctypes.byref(version)) if sys.argv[2] == 'called' else 0\n"
+        "child = os.fork()\n"
+        "if child == 0: os._exit(0 if library.ncclGetErrorString(0) else 1)\n"
+        "print(before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    for when in ("called", "not called"):
+        assert said(sys.executable, "-c", program, door.path, when, **{door.setting: door.real}) == "0 0\n"
+
+
+def test_many_threads_may_make_the_first_call(door: Door) -> None:
+    program = (
+        "import ctypes, sys, threading\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "gate, got = threading.Barrier(16), []\n"
+        "def call():\n"
+        "    version = ctypes.c_int()\n"
+        "    gate.wait()\n"
+        "    got.append((library.ncclGetVersion(ctypes.byref(version)), version.value > 20000))\n"
+        "threads = [threading.Thread(target=call) for _ in range(16)]\n"
+        "[t.start() for t in threads], [t.join() for t in threads]\n"
+        "print(set(got), len(got))\n"
+    )
+    ended = run(sys.executable, "-c", program, door.path, ISTHMUS_LOG="info", **{door.setting: door.real})
+    assert ended.stdout == "{(0, True)} 16\n"
+    assert ended.stderr.count("\n") == 1, "opened once, and said once"
+
+
+@pytest.mark.parametrize("level", ["info", "warn"])
+def test_the_log_says_which_library_it_is(door: Door, level: str) -> None:
+    ended = run(sys.executable, "-c", BY_NAME, door.path, ISTHMUS_LOG=level, **{door.setting: door.real})
+    line = f"interpose: {door.library.upper()} 2."
+    assert (line in ended.stderr and f" in {door.real}\n" in ended.stderr) == (level == "info")
+
+
+def test_the_benchmark_of_a_call_compares_four_functions() -> None:
+    lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
+    functions = [line.split()[0] for line in lines if not line.startswith("#")]
+    assert functions == ["ncclGetVersion", "ncclAllReduce", "ncclCommInitRank", "ncclGetErrorString"]

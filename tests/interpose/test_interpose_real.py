@@ -1,0 +1,268 @@
+"""How the real library is found, and what a program is told where it is missing, too old, or this library again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from doors import DOORS, HERE, Door, compile_c, run, said
+
+# Calls by name, each given on the command line, and prints their results; of those that give a text, the text.
+CALLS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for name in sys.argv[2:]:
+    name, _, argument = name.partition("=")
+    function = getattr(library, name)
+    if name.startswith("ncclGet") and name.endswith(("Error", "String")):
+        function.restype = ctypes.c_char_p
+        print(function(int(argument or 0)).decode())
+    elif name == "ncclGetVersion":
+        version = ctypes.c_int(-1)
+        print(function(ctypes.byref(version)), version.value)
+    elif name == "ncclCommGetUniqueId":
+        file = ctypes.create_string_buffer(128)
+        print(function(None, file), file.value.decode())
+    elif name.startswith("ncclTeam"):
+        function.restype = type("Team", (ctypes.Structure,), {"_fields_": [(f, ctypes.c_int) for f in ("n", "r", "s")]})
+        team = function(None)
+        print(team.n, team.r, team.s)
+    else:
+        print(function(0, 0))
+"""
+SYSTEM, INTERNAL, USAGE = 2, 3, 5
+
+
+def calls(library: Path, *names: str, **environment: str | Path) -> tuple[list[str], str]:
+    """What the calls gave, and what was said to stderr."""
+    ended = run(sys.executable, "-c", CALLS, library, *names, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines(), ended.stderr
+
+
+# Where a door looks that no test can take away, besides what the loader knows.
+PLACES = ("/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib", "/opt/rocm/rccl/lib")
+
+
+@pytest.fixture
+def none_installed() -> None:
+    """For tests of what happens where there is no real library."""
+    for door in DOORS.values():
+        known = run(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", door.soname).returncode == 0
+        if known or any((Path(place) / door.soname).exists() for place in PLACES):
+            pytest.skip(f"this machine has a {door.soname}")
+
+
+# ---- missing -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_was_looked_for(door: Door) -> None:
+    names = ["ncclGetVersion", "ncclCommAbort", "ncclGetErrorString=2", "ncclGetLastError", "ncclGetErrorString=0"]
+    told, logged = calls(door.path, *names, ISTHMUS_LOG="warn")
+    assert told[:2] == [f"{SYSTEM} -1", f"{SYSTEM}"]
+    text = told[2]
+    assert text.startswith(f"Isthmus found no {door.library.upper()} to forward to; looked at what is loaded, ")
+    assert door.setting in text and door.soname in text and "its cache" in text
+    assert told[3:] == [text, "no error"]
+    assert logged.count("\n") == 1 and text in logged, "said once"
+
+
+def test_what_has_no_way_to_tell_of_an_error_gives_what_nobody_takes_for_an_answer(door: Door) -> None:
+    names = ["ncclTeamWorld", "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclGetLastError"]
+    told, _ = calls(door.path, *names, **{door.setting: "/nowhere"})
+    assert told[:2] == ["0 -1 0", "-1"] and "Isthmus found no" in told[3]
+
+
+def test_the_log_can_be_silent(door: Door) -> None:
+    _, logged = calls(door.path, "ncclCommAbort", ISTHMUS_LOG="off", **{door.setting: "/nowhere"})
+    assert logged == ""
+
+
+def test_a_path_that_is_set_is_the_only_place(door: Door, tmp_path: Path) -> None:
+    nothing, text_file = tmp_path / "nothing.so", tmp_path / "text.so"
+    text_file.write_text("no library\n")
+    for path, why in ((nothing, "no such file"), (text_file, "file too short"), (Path(door.soname), "is not a path")):
+        told, _ = calls(
+            door.path, "ncclCommAbort", "ncclGetLastError", LD_LIBRARY_PATH=door.simulated, **{door.setting: path}
+        )
+        assert told[0] == str(SYSTEM)
+        assert f"{door.setting}={path}" in told[1] and why in told[1], told[1]
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_each_door_has_its_own_setting(door: Door) -> None:
+    (other,) = (d for d in DOORS.values() if d != door)
+    told, _ = calls(door.path, "ncclGetVersion", **{other.setting: door.real})
+    assert told == [f"{SYSTEM} -1"]
+
+
+# ---- found ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_found_first_is_taken(fake: Callable[..., Path]) -> None:
+    first, second = fake("libnccl.so.2", "first", "VERSION=22100"), fake("libnccl.so.2", "second", "VERSION=22200")
+    path = f"{first.parent}:{second.parent}"
+    assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path)[0] == ["0 22100"]
+    assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path, ISTHMUS_REAL_NCCL=second)[0] == ["0 22200"]
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_a_library_of_another_kind_is_passed_by(fake: Callable[..., Path], tmp_path: Path) -> None:
+    """By the loader's folders come: one that is broken, one that is no NCCL, and the right one."""
+    broken = tmp_path / "broken" / "libnccl.so.2"
+    broken.parent.mkdir()
+    broken.write_text("no library\n")
+    stranger, right = fake("libnccl.so.2", "stranger", "NOT_NCCL"), fake("libnccl.so.2", "right")
+    path = f"{broken.parent}:{stranger.parent}:{right.parent}"
+    assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path)[0] == ["0 21903"]
+    path = f"{broken.parent}:{stranger.parent}"
+    told, _ = calls(DOORS["nccl"].path, "ncclGetVersion", "ncclGetLastError", LD_LIBRARY_PATH=path)
+    assert told[0] == f"{SYSTEM} -1"
+    assert f"{broken} (" in told[1] and f"{stranger} (has no ncclGetVersion)" in told[1]
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_a_door_takes_neither_itself_nor_a_copy_of_itself_for_the_real_library(door: Door, tmp_path: Path) -> None:
+    """By any name: another file, a link, and the path that was set."""
+    copy, link = tmp_path / "copy" / door.soname, tmp_path / "link" / door.soname
+    for place in (copy, link):
+        place.parent.mkdir()
+    shutil.copy(door.path, copy)
+    link.symlink_to(door.path)
+    path = f"{copy.parent}:{link.parent}:{door.path.parent}"
+    told, _ = calls(door.path, "ncclGetVersion", "ncclGetLastError", LD_LIBRARY_PATH=path)
+    assert told[0] == f"{SYSTEM} -1" and told[1].count("(is Isthmus' own)") >= 3, told[1]
+    for place in (copy, link):
+        told, _ = calls(door.path, "ncclGetVersion", "ncclGetLastError", **{door.setting: place})
+        assert told[0] == f"{SYSTEM} -1" and "is Isthmus' own" in told[1]
+    # With a real one behind them they are passed by.
+    told, _ = calls(door.path, "ncclGetVersion", LD_PRELOAD=copy, LD_LIBRARY_PATH=f"{path}:{door.simulated}")
+    assert told[0].startswith("0 22")
+
+
+def test_the_package_beside_ours_is_looked_at(fake: Callable[..., Path], tmp_path: Path) -> None:
+    """In the folder of Python packages, nvidia/nccl/lib stands beside isthmus."""
+    packages = tmp_path / "site-packages"
+    real = fake("libnccl.so.2", "site-packages/nvidia/nccl/lib", "VERSION=22304")
+    ours = packages / "isthmus" / "interpose" / "libnccl.so.2"
+    ours.parent.mkdir(parents=True)
+    shutil.copy(DOORS["nccl"].path, ours)
+    assert real.is_file()
+    assert calls(ours, "ncclGetVersion")[0] == ["0 22304"]
+
+
+def test_the_loaders_cache_is_looked_at(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
+    """A cache of ldconfig's own making with a folder that nothing else leads to, in a mount namespace of this test."""
+    apart = ["unshare", "--mount", "--map-root-user"]
+    if shutil.which("ldconfig") is None or run(*apart, "mount", "--bind", "/etc/hostname", "/etc/ld.so.cache").returncode:
+        pytest.skip("no ldconfig, or no mount namespaces for this user")
+    real, cache, settings = fake(door.soname, "far", "VERSION=22001"), tmp_path / "cache", tmp_path / "ld.so.conf"
+    settings.write_text(f"{real.parent}\n")
+    made = run("ldconfig", "-X", "-C", cache, "-f", settings)
+    assert cache.exists(), made.stderr
+    script = 'mount --bind "$1" /etc/ld.so.cache && shift && LD_PRELOAD="$1" exec "$2" -c "$3" "$1" ncclGetVersion'
+    assert said(*apart, "sh", "-c", script, "sh", cache, door.path, sys.executable, CALLS) == "0 22001\n"
+
+
+# ---- too old -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_that_the_real_library_lacks_is_invalid_usage_with_its_name_and_the_version_found(
+    fake: Callable[..., Path],
+) -> None:
+    real = fake()
+    names = [
+        "ncclCommShrink",
+        "ncclGetLastError",
+        "ncclGetErrorString=5",
+        "ncclTeamLsa",
+        "ncclGetLastError",
+        "ncclCommShrink",
+    ]
+    told, logged = calls(DOORS["nccl"].path, *names, "ncclGetLastError", ISTHMUS_REAL_NCCL=real)
+    text = f"ncclCommShrink: the real library has no such function; it is NCCL 2.19.3 in {real}"
+    assert told[:3] == [str(USAGE), text, "invalid usage, says the fake"]
+    assert told[3:5] == ["0 -1 0", text.replace("ncclCommShrink", "ncclTeamLsa")]
+    assert told[5:] == [str(USAGE), text]
+    assert logged.count(text) == 1 and logged.count("\n") == 2, "once for each function"
+
+
+def test_the_last_error_is_the_real_librarys_where_that_is_newer(fake: Callable[..., Path]) -> None:
+    names = [
+        "ncclGetLastError",
+        "ncclCommShrink",
+        "ncclGroupStart",
+        "ncclGetLastError",
+        "ncclCommShrink",
+        "ncclGetLastError",
+    ]
+    told, _ = calls(DOORS["nccl"].path, *names, ISTHMUS_REAL_NCCL=fake())
+    assert told[:4] == ["", str(USAGE), str(INTERNAL), "a group failed"]
+    assert told[4] == str(USAGE) and told[5].startswith("ncclCommShrink: the real library has no such function")
+
+
+def test_switched_off_it_adds_no_word(fake: Callable[..., Path]) -> None:
+    real = fake()
+    names = ["ncclCommShrink", "ncclGetLastError", "ncclGroupStart", "ncclGetLastError"]
+    environment = {"ISTHMUS_REAL_NCCL": real, "ISTHMUS_LOG": "trace"}
+    told, logged = calls(DOORS["nccl"].path, *names, ISTHMUS_DISABLE="1", **environment)
+    assert told == [str(USAGE), "", str(INTERNAL), "a group failed"] and logged == ""
+    told, logged = calls(DOORS["nccl"].path, *names, ISTHMUS_DISABLE="0", **environment)
+    assert "no such function" in told[1] and logged.count("\n") == 2
+
+
+# ---- re-entry ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_of_the_real_library_to_a_function_of_its_own_does_not_come_back(fake: Callable[..., Path]) -> None:
+    door, real = DOORS["nccl"], fake()
+    told, _ = calls(door.path, "ncclCommGetUniqueId", LD_PRELOAD=door.path, ISTHMUS_REAL_NCCL=real)
+    assert told == [f"0 {real}"]
+    # What would happen without: the same library, opened by the program itself behind a preloaded door.
+    told, _ = calls(real, "ncclCommGetUniqueId", LD_PRELOAD=door.path)
+    assert told == [f"0 {door.path}"]
+
+
+def test_a_call_from_a_library_that_is_being_opened_neither_hangs_nor_opens_it_again(fake: Callable[..., Path]) -> None:
+    door, real = DOORS["nccl"], fake("libnccl.so.2", "fake", "CALLS_WHILE_LOADED")
+    told, logged = calls(door.path, "ncclGetVersion", LD_PRELOAD=door.path, ISTHMUS_REAL_NCCL=real)
+    assert told == ["0 21903"]
+    assert logged == f"while loaded: {INTERNAL}\n"
+
+
+def test_a_function_that_the_real_library_has_only_through_the_door_is_none_of_its_own(tmp_path: Path) -> None:
+    """What the real library needs may itself be linked against a library of that name, and so against the door."""
+    door, helper, real = DOORS["nccl"], tmp_path / "helper.so", tmp_path / "libnccl.so.2"
+    empty = tmp_path / "empty.c"
+    empty.write_text("extern int help; int help = 1;\n")
+    linked = ("-shared", "-fPIC", "-Wl,--no-as-needed")
+    compile_c(*linked, empty, "-o", helper, door.path)
+    compile_c(*linked, "-Wl,-soname,libnccl.so.2", HERE / "fake.c", "-o", real, helper, "-ldl")
+    environment = {"LD_PRELOAD": door.path, "ISTHMUS_REAL_NCCL": real}
+    told, _ = calls(door.path, "ncclGetVersion", "ncclCommAbort", "ncclGetLastError", **environment)
+    assert told[:2] == ["0 21903", str(USAGE)] and "no such function" in told[2]
+
+
+def test_behind_another_malloc_the_real_library_frees_with_it(fake: Callable[..., Path], tmp_path: Path) -> None:
+    """So it is bound to the whole process, and its own calls come to the door, which hands them back."""
+    source, allocator = tmp_path / "malloc.c", tmp_path / "malloc.so"
+    source.write_text("void *__libc_malloc(unsigned long);\nvoid *malloc(unsigned long n) { return __libc_malloc(n); }\n")
+    compile_c("-shared", "-fPIC", "-fno-builtin", source, "-o", allocator)
+    door, real = DOORS["nccl"], fake()
+    names = ["ncclCommGetUniqueId", "ncclGetVersion"]
+    told, _ = calls(door.path, *names, LD_PRELOAD=f"{door.path}:{allocator}", ISTHMUS_REAL_NCCL=real)
+    assert told == [f"0 {door.path}", "0 21903"]
+
+
+def test_a_door_can_be_used_from_where_a_program_has_gone(door: Door, tmp_path: Path) -> None:
+    """LD_PRELOAD with a relative path, and a program that changes its folder before its first call."""
+    program = "import os, sys\nos.chdir('/')\n" + CALLS
+    words = ["sh", "-c", f"cd '{door.path.parent}' && LD_PRELOAD=./{door.soname} exec \"$@\"", "sh"]
+    path = f"{door.path.parent}:{door.simulated}"
+    text = said(*words, sys.executable, "-c", program, door.soname, "ncclGetVersion", LD_LIBRARY_PATH=path)
+    assert text.startswith("0 22")

@@ -1,0 +1,109 @@
+"""What the interposer's table says of NCCL's and RCCL's functions is what the vendors publish: the compiler compares them.
+
+As in test_vendor_abi.py, nothing of this is run. The functions that prepare kernels are in headers that are not fetched; the
+table alone speaks of them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_vendor_abi import HEADERS, OURS, ROOT, compile_only, headers  # noqa: F401
+from test_vendor_abi_amd import BINDINGS, Published
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from interpose_entries import Row, read_table  # noqa: E402
+
+INTERPOSE = ROOT / "csrc" / "interpose"
+ROWS = read_table(INTERPOSE / "nccl.symbols")
+FUNCTION = re.compile(r"\b(p?(?:nccl|msccl)[A-Z]\w*)\(")
+
+
+def comparison(rows: list[Row], vendor: str) -> str:
+    checks = []
+    for row in rows:
+        kinds = ", ".join(row.parameters)
+        checks.append(
+            f"static_assert(vendor::same_shape<ours::{row.name}, decltype(&::{row.name})>(),"
+            f' "{row.name} is declared otherwise");'
+        )
+        checks.insert(0, f"namespace isthmus::interpose::ours {{ using {row.name} = {row.result} (*)({kinds}); }}")
+    sizes = "\n".join(
+        f"static_assert(sizeof(isthmus::interpose::{ours}) == sizeof({theirs}));"
+        for ours, theirs in (("UniqueId", "ncclUniqueId"), ("Result", "ncclResult_t"), ("Type", "ncclDataType_t"))
+    )
+    values = "\n".join(
+        f"static_assert(+isthmus::interpose::{ours} == +{theirs});"
+        for ours, theirs in (
+            ("kSuccess", "ncclSuccess"),
+            ("kSystemError", "ncclSystemError"),
+            ("kInternalError", "ncclInternalError"),
+            ("kInvalidUsage", "ncclInvalidUsage"),
+        )
+    )
+    head = f'#include "interpose/abi.hpp"\n{vendor}\n#include "same_shape.hpp"\n'
+    return f"{head}{sizes}\n{values}\n" + "\n".join(checks).replace("<ours::", "<isthmus::interpose::ours::")
+
+
+def complaints(rows: list[Row], vendor: str, folder: Path) -> str:
+    source = folder / "comparison.cpp"
+    source.write_text(comparison(rows, vendor))
+    return compile_only(source, folder, ROOT / "csrc", OURS, defines=("-DNCCL_OS_LINUX",))
+
+
+def published_by_nvidia() -> set[str]:
+    return set(FUNCTION.findall(re.sub(r"/\*.*?\*/|//[^\n]*", "", (HEADERS / "nccl.h").read_text(), flags=re.DOTALL)))
+
+
+def published_by_amd() -> set[str]:
+    return set(re.findall(r"^cdef .*?\b((?:nccl|msccl)[A-Z]\w*)\(", (BINDINGS / "cyrccl.pxd").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("library", ["nccl", "rccl"])
+def test_every_function_that_is_published_is_in_the_table(library: str) -> None:
+    published = published_by_nvidia() if library == "nccl" else published_by_amd()
+    assert len(published) > 60
+    assert published <= {name for row in ROWS if row.is_in(library) for name in row.names}
+
+
+def nvidias() -> list[Row]:
+    return [row for row in ROWS if row.name in published_by_nvidia()]
+
+
+def amds() -> list[Row]:
+    return [row for row in ROWS if row.name in published_by_amd()]
+
+
+def test_the_table_is_nvidias(tmp_path: Path) -> None:
+    assert len(nvidias()) > 70
+    errors = complaints(nvidias(), "#include <nccl.h>", tmp_path)
+    assert not errors, errors
+
+
+def test_the_table_is_amds(tmp_path: Path) -> None:
+    assert len(amds()) > 60
+    (tmp_path / "published.inc").write_text(Published([row.name for row in amds()]).header)
+    errors = complaints(amds(), '#include "published.inc"', tmp_path)
+    assert not errors, errors
+
+
+def test_another_table_would_be_found(tmp_path: Path) -> None:
+    changed = []
+    for row in nvidias():
+        parameters = row.parameters
+        if row.name == "ncclSend":
+            parameters = parameters[:-1]
+        elif row.name == "ncclCommInitRank":
+            parameters = tuple("UniqueId *" if kind == "UniqueId" else kind for kind in parameters)
+        elif row.name == "ncclMemAlloc":
+            parameters = tuple("int" if kind == "size_t" else kind for kind in parameters)
+        changed.append(Row(row.library, row.since, row.twin, row.policy, row.result, row.name, parameters))
+    errors = complaints(changed, "#include <nccl.h>", tmp_path)
+    for name in ("ncclSend", "ncclCommInitRank", "ncclMemAlloc"):
+        assert f"{name} is declared otherwise" in errors
+    assert errors.count("is declared otherwise") < 10, errors
