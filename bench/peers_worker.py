@@ -6,7 +6,7 @@ while another is timed: Open MPI progresses inside its calls, Gloo's and Isthmus
 
 From 64 KiB up every rank writes what it is about to send before each call, as a program does that has something to say. Else
 who reads the sender's memory itself (Open MPI, by process_vm_readv) finds it in the reader's cache from the call before, and
-nothing goes from core to core. The time of the writing alone, measured in every round, is taken off again.
+nothing goes from core to core. After the writing the ranks meet in a barrier; only the call is timed.
 """
 
 from __future__ import annotations
@@ -254,19 +254,24 @@ class Rank:
             time.sleep(50e-6)
 
     def block(self, call: Call, iterations: int, sent: list[np.ndarray] | None = None) -> float:
-        """Seconds of one call on the slowest rank, and of writing `sent` before it."""
+        """Seconds of one call on the slowest rank. Before each `sent` is written and the ranks meet; neither counts."""
         self.meet()
-        self.mpi.Barrier()
-        start = time.perf_counter()
+        barrier, clock = self.mpi.Barrier, time.perf_counter
+        barrier()
         if sent is None:
+            start = clock()
             for _ in repeat(None, iterations):
                 call()
+            spent = clock() - start
         else:
+            spent = 0.0
             for _ in repeat(None, iterations):
                 for array in sent:
                     array.fill(1)
+                barrier()
+                start = clock()
                 call()
-        spent = time.perf_counter() - start
+                spent += clock() - start
         self.meet()
         return float(self.mpi.allreduce(spent, MPI.MAX)) / iterations
 
@@ -307,12 +312,10 @@ class Rank:
         names = list(work)
         if self.limit_program and collective == "all_reduce" and nbytes == LIMIT_BYTES:
             names.append("memory_limit")
-        large = row["bytes"] >= WRITTEN_FROM
-        sent = b.sent_by(collective, self.rank) if large else None
+        sent = b.sent_by(collective, self.rank) if int(row["bytes"]) >= WRITTEN_FROM else None
         times: dict[str, list[float]] = {name: [] for name in names}
         beside: dict[str, list[float]] = {}
         for number in range(self.rounds):
-            writing = self.block(lambda: None, max(3, min(iterations.values())), sent) if large else 0.0
             for i in range(len(names)):
                 name = names[(i + number) % len(names)]
                 if name == "memory_limit":
@@ -321,10 +324,7 @@ class Rank:
                     beside.setdefault("handover_seconds", []).append(handover)
                     beside.setdefault("latency_ns", []).append(latency)
                 else:
-                    spent = self.block(work[name], iterations[name], sent) - writing
-                    times[name].append(max(spent, 1e-9) / halves)
-            if large:
-                beside.setdefault("writing_seconds", []).append(writing)
+                    times[name].append(self.block(work[name], iterations[name], sent) / halves)
         return {**row, "iterations": iterations, "seconds": times, **beside}
 
     def close(self) -> None:

@@ -164,6 +164,7 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
   const std::string in = call ? formatted("{} is in {}", island_family_, call)
                               : formatted("what was given to {} has not ended", island_family_);
   const Deadline patience(kPatienceSeconds);
+  int outside = -1;  // whom a rank of the group waits for
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
     Context::Answer a;
@@ -171,7 +172,11 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
         !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, kAnswerMs, patience, a) ||
         a.entered < op.sequence || (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, code));
+    const int on = a.waiting_on;
+    if (on >= 0 && on < world_ && std::find(island_ranks_.begin(), island_ranks_.end(), on) == island_ranks_.end())
+      outside = on;
   }
+  if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck";
 }
 

@@ -51,12 +51,23 @@ void Member::let_in(bool host) noexcept {
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
+// What it had stays until the member has left, since peers may still read there: so each is twice the last, where there is room, and all
+// of them are less than twice what is needed in the end.
+std::pair<uint64_t, uint64_t> Member::grow_staging(uint64_t need, uint64_t before) {
+  link::Arena &arena = context_->arena();
+  if (const uint64_t twice = 2 * before; twice > need && arena.staging_used() + twice <= arena.staging_limit() / 2) {
+    try {
+      return {arena.allocate_staging(twice), twice};
+    } catch (const Error &) {}  // in pieces
+  }
+  return {arena.allocate_staging(need), need};
+}
+
 uint64_t Member::ring_for(const plan::Plan &p) {
   if (p.slots * p.slot_bytes <= fixed_ring_bytes_) return fixed_ring_;
   const std::lock_guard lock(ring_mutex_);
   if (const uint64_t need = p.slots * p.slot_bytes; need > ring_bytes_) {
-    const uint64_t bytes = std::max<uint64_t>(need, 256 * 1024);
-    const uint64_t offset = context_->arena().allocate_staging(bytes);
+    const auto [offset, bytes] = grow_staging(std::max<uint64_t>(need, 256 * 1024), ring_bytes_);
     if (ring_offset_) old_rings_.push_back(ring_offset_);
     ring_offset_ = offset;
     ring_bytes_ = bytes;
@@ -67,10 +78,10 @@ uint64_t Member::ring_for(const plan::Plan &p) {
 uint64_t Member::scratch_for(const plan::Plan &p) {
   const std::lock_guard lock(ring_mutex_);
   if (const uint64_t need = std::max<uint64_t>(p.slots, 1) * p.scratch_stride; need > scratch_bytes_) {
-    const uint64_t offset = context_->arena().allocate_staging(need);
+    const auto [offset, bytes] = grow_staging(need, scratch_bytes_);
     if (scratch_offset_) old_rings_.push_back(scratch_offset_);
     scratch_offset_ = offset;
-    scratch_bytes_ = need;
+    scratch_bytes_ = bytes;
   }
   return scratch_offset_;
 }

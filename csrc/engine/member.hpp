@@ -204,8 +204,9 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
-  void let_in(bool host) noexcept;            // to the slots, where they are guarded
-  uint64_t ring_for(const plan::Plan &p);     // the offset of a ring that is large enough; throws Error(Resource)
+  void let_in(bool host) noexcept;         // to the slots, where they are guarded
+  uint64_t ring_for(const plan::Plan &p);  // the offset of a ring that is large enough; throws Error(Resource)
+  std::pair<uint64_t, uint64_t> grow_staging(uint64_t need, uint64_t before);  // offset, bytes
   uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
   void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
   void bounce_out(Op *op, bool well) noexcept;

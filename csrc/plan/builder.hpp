@@ -38,7 +38,7 @@ struct Clusters {
   explicit Clusters(const topology::Topology &t);
   std::vector<std::vector<int>> members;
   std::vector<size_t> of, at;       // rank -> cluster, position in it
-  std::vector<bool> library;        // a vendor's library serves the cluster: nobody reads another's slots
+  std::vector<bool> library;        // a vendor's library serves the cluster: nobody in it reads another's slots
   std::vector<uint32_t> fold_ends;  // flat: ends of the groups among the members; empty: one group a cluster
   size_t largest = 1;
   size_t size(size_t cluster) const noexcept { return members[cluster].size(); }

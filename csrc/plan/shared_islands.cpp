@@ -222,7 +222,14 @@ void plan_shared_broadcast(Builder &b) {
 // kAhead chunks before. Each of them had then read what it reads of kAhead chunks before that one, and so many slots there are: an island's
 // ranks need not be told.
 void plan_shared_all_gather(Builder &b) {
-  b.choose_island_chunk();
+  // Where a device does not reach the slots of others, each block that it takes needs scratch of a chunk: of four, or smaller chunks.
+  uint64_t taken = 1;
+  for (size_t h = 0; h <= b.others; ++h)
+    if (b.clusters.library[h]) {
+      const size_t size = b.clusters.size(h), others = static_cast<size_t>(b.world) - size;
+      taken = std::max<uint64_t>(taken, (others + size - 1) / size);
+    }
+  b.choose_island_chunk((taken + 3) / 4);
   b.need_ring(b.plan.chunk);
   const size_t g = b.cluster, clusters = b.others + 1;
   const Range all = b.whole();

@@ -56,10 +56,13 @@ def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
 
 
 @pytest.mark.parametrize(("islands", "late"), [("AA", 1), ("AAb", 1), ("AAb", 2), ("bAA", 1)])
-def test_a_rank_that_does_not_call_is_named_at_the_deadline(zygote: Zygote, islands: str, late: int) -> None:
+@pytest.mark.parametrize("count", [7, 200_000], ids=["small", "large"])
+def test_a_rank_that_does_not_call_is_named_at_the_deadline(zygote: Zygote, islands: str, late: int, count: int) -> None:
+    """Also by those who wait in the library for a rank of theirs that waits for another island's."""
+
     def body(me: Me) -> Any:
         comm = me.init()
-        x = np.ones(200_000, np.float32)
+        x = np.ones(count, np.float32)
         comm.all_reduce(x)
         if me.rank == late:
             return me.caught(lambda: (time.sleep(2.5), comm.all_reduce(x)))
