@@ -1,4 +1,4 @@
-// What the generated entry points are made of. A forwarded call is one load and one jump.
+// What the generated entry points are made of. A forwarded call is a load and a jump, and moving what stands on the stack.
 #pragma once
 
 #include <atomic>

@@ -28,14 +28,28 @@ int version_of(void *handle) {
   return get && get(&code) == kSuccess ? code : 0;
 }
 
+// Objects that the process has loaded so far.
+unsigned long long loaded() {
+  unsigned long long adds = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info *object, size_t, void *data) {
+        *static_cast<unsigned long long *>(data) = object->dlpi_adds;
+        return 1;
+      },
+      &adds);
+  return adds;
+}
+
 struct Opened {
   Real real;
+  unsigned long long loaded;  // when it was looked for
   char path[4096];
   char text[kTextBytes];
 };
 
 void open(Opened &o) {
   o.real = {nullptr, kSystemError, disabled(), o.path, o.text};
+  o.loaded = loaded();
   char tried[kTextBytes / 2];
   Words places(tried, sizeof tried);
   o.real.handle = open_real(places);
@@ -58,18 +72,22 @@ constexpr Real kNoMemory{nullptr, kSystemError, false, "", "Isthmus has no memor
 }  // namespace
 
 const Real &real() noexcept {
-  if (const Opened *known = the_opened.load(std::memory_order_acquire)) return known->real;
+  const Opened *known = the_opened.load(std::memory_order_acquire);
+  // Where there was none, a library that was loaded since may be it, or know where it is.
+  if (known && (known->real.handle || known->loaded == loaded())) return known->real;
   if (opening) return kNotYet;
   auto *made = static_cast<Opened *>(calloc(1, sizeof(Opened)));
   if (!made) return kNoMemory;
   opening = true;
   open(*made);
   opening = false;
-  const Opened *first = nullptr;
+  const Opened *first = known;
   if (!the_opened.compare_exchange_strong(first, made, std::memory_order_acq_rel)) {
     free(made);
     return first->real;
   }
+  // The one before stays: its words may be in somebody's hands.
+  if (!made->real.handle && known) return made->real;  // said already
   if (!made->real.handle) say(Level::Warn, made->text);
   else if (!made->real.disabled && said(Level::Info)) {
     char text[kTextBytes];

@@ -1,5 +1,6 @@
 // By address of the file, never by name: the loader would give this library for its own SONAME. In the order of the loader: what the process
-// has already, the folders of whoever was linked against the library, the loader's cache; then where Python packages and vendors put it.
+// has already, the folders of whoever was linked against the library, the loader's cache, the system's folders; then where Python packages
+// and vendors put it.
 #include "search.hpp"
 
 #include <dlfcn.h>
@@ -132,8 +133,15 @@ int note_down(dl_phdr_info *object, size_t, void *data) {
   return 0;
 }
 
-// Where the loader looks for what this object needs: RPATH, LD_LIBRARY_PATH, RUNPATH, the system's folders.
-void *try_folders_of(const char *object, Words &tried) {
+// The loader looks at its cache before it looks here.
+bool is_systems(const char *folder) {
+  return begins(folder, "/lib/") || begins(folder, "/usr/lib/") || begins(folder, "/lib64") ||
+         begins(folder, "/usr/lib64") || strcmp(folder, "/lib") == 0 || strcmp(folder, "/usr/lib") == 0;
+}
+
+// Where the loader looks for what this object needs: RPATH, LD_LIBRARY_PATH, RUNPATH, and behind them the system's folders, which are
+// asked for by themselves.
+void *try_folders_of(const char *object, bool systems, Words &tried) {
   void *handle = dlopen(*object ? object : nullptr, RTLD_LAZY | RTLD_NOLOAD), *found = nullptr;
   if (!handle) return nullptr;
   Dl_serinfo size;
@@ -141,8 +149,12 @@ void *try_folders_of(const char *object, Words &tried) {
     if (auto *info = static_cast<Dl_serinfo *>(calloc(1, size.dls_size))) {
       info->dls_size = size.dls_size;
       info->dls_cnt = size.dls_cnt;
-      if (dlinfo(handle, RTLD_DI_SERINFO, info) == 0)
-        for (unsigned i = 0; i < info->dls_cnt && !found; ++i) found = try_folder(info->dls_serpath[i].dls_name, tried);
+      if (dlinfo(handle, RTLD_DI_SERINFO, info) == 0) {
+        unsigned own = info->dls_cnt;
+        while (own > 0 && is_systems(info->dls_serpath[own - 1].dls_name)) --own;
+        for (unsigned i = systems ? own : 0, end = systems ? info->dls_cnt : own; i < end && !found; ++i)
+          found = try_folder(info->dls_serpath[i].dls_name, tried);
+      }
       free(info);
     }
   }
@@ -222,7 +234,8 @@ void *try_installations(Words &tried) {
 }  // namespace
 
 void *open_real(Words &tried) noexcept {
-  if (const char *set = getenv(vendor().setting); set && *set) {
+  // Whoever runs a privileged program does not choose what it loads.
+  if (const char *set = secure_getenv(vendor().setting); set && *set) {
     tried << vendor().setting << "=" << set;
     if (!strchr(set, '/')) {
       tried << " (is not a path)";
@@ -237,15 +250,19 @@ void *open_real(Words &tried) noexcept {
   void *found = nullptr;
   tried << "what is loaded";
   for (int i = 0; i < all.file_count && !found; ++i) found = try_file(all.files[i], tried);
+  const auto folders = [&](bool systems) {
+    bool program = false;
+    for (int i = 0; i < all.user_count && !found; ++i) {
+      program |= !*all.users[i];
+      found = try_folders_of(all.users[i], systems, tried);
+    }
+    if (!found && !program) found = try_folders_of("", systems, tried);
+  };
   if (!found) tried << ", the loader's folders";
-  bool program = false;
-  for (int i = 0; i < all.user_count && !found; ++i) {
-    program |= !*all.users[i];
-    found = try_folders_of(all.users[i], tried);
-  }
-  if (!found && !program) found = try_folders_of("", tried);
+  folders(false);
   if (!found) tried << ", its cache";
   if (!found) found = try_cache(tried);
+  if (!found) folders(true);
   if (!found) found = try_installations(tried);
   for (int i = 0; i < all.file_count; ++i) free(all.files[i]);
   for (int i = 0; i < all.user_count; ++i) free(all.users[i]);

@@ -93,7 +93,7 @@ def test_the_doors_ask_for_nothing_of_cpp_and_never_for_the_next_library(door: D
 
 
 def test_a_program_that_never_calls_gets_nothing_opened(door: Door) -> None:
-    """Both doors in a program that has no use for them, where the real ones could be found."""
+    """A door in a program that has no use for it, where the real library could be found."""
     environment = {"LD_PRELOAD": door.path, "LD_LIBRARY_PATH": door.simulated, "ISTHMUS_LOG": "trace"}
     maps = said("cat", "/proc/self/maps", **environment)
     loaded = {Path(line.split(maxsplit=5)[5]).name for line in maps.splitlines() if ".so" in line}

@@ -145,6 +145,7 @@ def test_a_door_takes_neither_itself_nor_a_copy_of_itself_for_the_real_library(d
     assert told[0].startswith("0 22")
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_the_package_beside_ours_is_looked_at(fake: Callable[..., Path], tmp_path: Path) -> None:
     """In the folder of Python packages, nvidia/nccl/lib stands beside isthmus."""
     packages = tmp_path / "site-packages"
@@ -156,6 +157,7 @@ def test_the_package_beside_ours_is_looked_at(fake: Callable[..., Path], tmp_pat
     assert calls(ours, "ncclGetVersion")[0] == ["0 22304"]
 
 
+@pytest.mark.usefixtures("none_installed")
 def test_the_loaders_cache_is_looked_at(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
     """A cache of ldconfig's own making with a folder that nothing else leads to, in a mount namespace of this test."""
     apart = ["unshare", "--mount", "--map-root-user"]
@@ -167,6 +169,23 @@ def test_the_loaders_cache_is_looked_at(door: Door, fake: Callable[..., Path], t
     assert cache.exists(), made.stderr
     script = 'mount --bind "$1" /etc/ld.so.cache && shift && LD_PRELOAD="$1" exec "$2" -c "$3" "$1" ncclGetVersion'
     assert said(*apart, "sh", "-c", script, "sh", cache, door.path, sys.executable, CALLS) == "0 22001\n"
+
+
+LATER = """
+import ctypes, sys
+door, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int(-1)
+print(door.ncclGetVersion(ctypes.byref(version)), version.value)
+print(door.ncclGetVersion(ctypes.byref(version)), version.value)
+ctypes.CDLL(sys.argv[2])
+print(door.ncclGetVersion(ctypes.byref(version)), version.value)
+"""
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_a_library_that_is_loaded_later_is_found_then(fake: Callable[..., Path]) -> None:
+    ended = run(sys.executable, "-c", LATER, DOORS["nccl"].path, fake(), ISTHMUS_LOG="warn")
+    assert ended.stdout.splitlines() == [f"{SYSTEM} -1", f"{SYSTEM} -1", "0 21903"], ended.stderr
+    assert ended.stderr.count("Isthmus found no NCCL") == 1, "said once"
 
 
 # ---- too old -------------------------------------------------------------------------------------------------------------

@@ -229,6 +229,21 @@ def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> Non
             assert not wrong, fleet
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:2@a,amd:1@b,cpu:1@c", "nvidia:1@a,cpu:2@b,nvidia:1@a,amd:2@d"])
+def test_slots_that_all_read_and_links_give_the_same_bits(fleet: str) -> None:
+    def body(comm: isthmus.Comm) -> tuple[str, bytes]:
+        where, total = mine(comm), b""
+        for count in (5, 600_001):
+            x = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float32)
+            where.all_reduce(x, "avg")
+            total += x.tobytes()
+        return str(comm.explain("all_reduce", nbytes=1 << 20)), total
+
+    slots, links = run_fleet(fleet, body), run_fleet(fleet, body, bridge="tcp")
+    assert "slots that all read" in slots[0][0] and "bridged" in links[0][0]
+    assert len({total for _, total in slots + links}) == 1
+
+
 def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
     """ISTHMUS_REDUCE_THREADS, which else depends on the processors that a host has to spare."""
 
