@@ -1,5 +1,6 @@
 #include "launch.hpp"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -56,6 +57,15 @@ std::string random_key() {
 int status_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 }  // namespace
+
+bool bind_to_processor(int rank, int ranks) noexcept {
+  cpu_set_t allowed, own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < ranks) return false;
+  for (int cpu = 0, skip = rank; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed) && skip-- == 0) CPU_SET(cpu, &own);
+  return sched_setaffinity(0, sizeof own, &own) == 0;
+}
 
 std::string free_loopback_address() {
   uint16_t port = 0;

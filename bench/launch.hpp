@@ -16,6 +16,10 @@ struct Place {
 // torchrun, Open MPI, MPICH or Slurm, from the environment. Throws std::runtime_error where it does not tell enough.
 Place find_launcher();
 
+// The calling thread keeps to one of the processors that it may use, a different one for each rank of this machine. False, and nothing
+// done, where there are fewer than ranks.
+bool bind_to_processor(int rank, int ranks) noexcept;
+
 // "127.0.0.1:port" with a port that was free a moment ago.
 std::string free_loopback_address();
 

@@ -88,12 +88,15 @@ int run_rank(const Options &o, const Place &place, int thread) {
   options.timeout = o.timeout;
   check(isthmus_init(&options, &s.comm), "init");
 
+  // As mpirun binds: two ranks that poll on one processor would time the scheduler. The library's own threads, made by now, stay free.
+  const bool bound = o.bind && place.how.empty() && bind_to_processor(s.rank, s.world);
   int status = 0;
   describe_ranks(s, label);
   s.tcp_bridge = s.islands > 1 && (o.bridge.empty() ? bridge && std::strcmp(bridge, "tcp") == 0 : o.bridge == "tcp");
   const std::vector<RankLine> lines = rank_lines(s, label);
   std::unique_ptr<Report> report;
-  const std::string how = place.how.empty() ? "started here" : "started by " + place.how;
+  const std::string how =
+      place.how.empty() ? bound ? "started here, each on its own processor" : "started here" : "started by " + place.how;
   if (s.rank == 0) report = std::make_unique<Report>(o, s.world, o.threads > 1 ? how + ", as threads" : how, lines);
 
   size_t largest = 0;

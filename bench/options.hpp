@@ -22,7 +22,7 @@ struct Options {
   int root = 0;     // -1: all
   int ranks = 0;    // to start here; 0: join a launcher
   int threads = 1;  // ranks a process
-  bool as_threads = false;
+  bool as_threads = false, bind = true;
   std::vector<std::string> islands;  // label of every rank; empty: as the environment says
   std::string bridge, json, nccl_json;
   double timeout = 0;

@@ -1,6 +1,7 @@
 #include "base/handles.hpp"
 
 #include <cerrno>
+#include <cstdint>
 
 #include "base/error.hpp"
 
@@ -14,6 +15,14 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
     fail_system("mmap", errno);
   }
   ::madvise(base_, bytes, MADV_DONTFORK);
+}
+
+void prefault(const std::byte *data, size_t bytes) noexcept {
+  constexpr uintptr_t kPage = 4096;
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  const auto begin = reinterpret_cast<uintptr_t>(data) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes + kPage - 1) / kPage * kPage;
+  ::madvise(reinterpret_cast<void *>(begin), end - begin, kPopulateWrite);
 }
 
 }  // namespace isthmus

@@ -256,6 +256,16 @@ bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const boo
   return peer;
 }
 
+// All rings together leave most of the staging memory to slots.
+Context::RingPlace Context::make_ring() {
+  uint64_t capacity = link::ByteRing::kMostCapacity;
+  while (capacity > link::ByteRing::kLeastCapacity && arena_.staging_used() + capacity > arena_.staging_limit() / 4)
+    capacity /= 2;
+  const uint64_t offset = arena_.allocate_staging(link::ByteRing::bytes(capacity));
+  new (arena_.base() + offset) link::ByteRing;
+  return {offset, capacity};
+}
+
 link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
   std::lock_guard lock(links_mutex_);
   for (auto &l : links_)
@@ -266,15 +276,14 @@ link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
   if (!peer) {
     slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
   } else if (memory) {
-    slot->ring_offset = arena_.allocate_staging(sizeof(link::ByteRing));
-    auto *ring = new (arena_.base() + slot->ring_offset) link::ByteRing;
-    auto shm = std::make_unique<link::ShmLink>(ring, &link::Arena::doorbell_of(peer->arena.data()));
+    const RingPlace mine = make_ring();
+    auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
+                                               &link::Arena::doorbell_of(peer->arena.data()));
     slot->shm = shm.get();
     slot->link = std::move(shm);
-    for (const auto &[from, offset] : early_rings_)
-      if (from == peer) slot->shm->set_in(std::launder(reinterpret_cast<link::ByteRing *>(peer->arena.data() + offset)));
-    const uint64_t offset = slot->ring_offset;
-    mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), std::as_bytes(std::span(&offset, 1)));
+    for (const auto &[from, theirs] : early_rings_)
+      if (from == peer) slot->shm->set_in(link::ByteRing::at(peer->arena.data() + theirs.offset), theirs.capacity);
+    mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), std::as_bytes(std::span(&mine, 1)));
   } else {
     slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
     slot->sockets = true;

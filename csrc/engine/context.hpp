@@ -168,10 +168,13 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::unique_ptr<link::Link> link;
     link::ShmLink *shm = nullptr;
     bool sockets = false;
-    uint64_t ring_offset = 0;
     std::string why;  // published by broken_ns
     std::atomic<int64_t> broken_ns{0};
   };
+  struct RingPlace {  // of a byte ring in its writer's arena; also the body of StreamRing
+    uint64_t offset, capacity;
+  };
+  RingPlace make_ring();
   static thread_local LinkSlot *current_slot;  // whose link this thread drives just now
   // Of those who sleep for sockets one watches them all; the others sleep on the doorbell, and are woken when something came for somebody
   // and when the watch is free.
@@ -230,8 +233,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::atomic<uint32_t> link_count_{0};
   std::atomic<bool> has_sockets_{false}, has_broken_{false};
   std::atomic<bool> watched_{false};
-  std::atomic<uint32_t> unwatching_{0};                              // sleep for sockets without the watch
-  std::vector<std::pair<bootstrap::Peer *, uint64_t>> early_rings_;  // StreamRing messages that came before our link
+  std::atomic<uint32_t> unwatching_{0};                               // sleep for sockets without the watch
+  std::vector<std::pair<bootstrap::Peer *, RingPlace>> early_rings_;  // StreamRing messages that came before our link
 
   mutable std::mutex members_mutex_;  // guards the table's growth and every change of it
   std::vector<std::shared_ptr<Member>> members_;

@@ -101,15 +101,15 @@ void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const s
       break;
     }
     case Control::StreamRing: {
-      uint64_t offset;
-      if (!take(body, offset) || offset < link::Arena::kHeader || offset % 64 != 0 || offset > peer.arena.size() ||
-          peer.arena.size() - offset < sizeof(link::ByteRing))
+      RingPlace ring;
+      if (!take(body, ring) || ring.offset < link::Arena::kHeader || ring.offset % 64 != 0 ||
+          ring.offset > peer.arena.size() || !link::ByteRing::is_capacity(ring.capacity) ||
+          peer.arena.size() - ring.offset < link::ByteRing::bytes(ring.capacity))
         break;
       std::lock_guard lock(links_mutex_);
       for (auto &l : links_)
-        if (l->peer == &peer && l->shm)
-          l->shm->set_in(std::launder(reinterpret_cast<link::ByteRing *>(peer.arena.data() + offset)));
-      early_rings_.emplace_back(&peer, offset);
+        if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring.offset), ring.capacity);
+      early_rings_.emplace_back(&peer, ring);
       break;
     }
   }

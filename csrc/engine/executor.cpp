@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/copy.hpp"
+#include "base/handles.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -63,16 +64,27 @@ std::pair<uint64_t, uint64_t> Member::grow_staging(uint64_t need, uint64_t befor
   return {arena.allocate_staging(need), need};
 }
 
+// Operations take turns through a ring of kTurnBytes, where there is memory for it: whoever reads a slot finds it sooner once it has left
+// the writer's second-level cache, and whoever writes one, once it has left the readers'. The ring's pages are made at once.
 uint64_t Member::ring_for(const plan::Plan &p) {
-  if (p.slots * p.slot_bytes <= fixed_ring_bytes_) return fixed_ring_;
+  constexpr uint64_t kTurnBytes = 2 << 20, kLeastBytes = 256 << 10, kLine = 64;
+  const uint64_t need = p.slots * p.slot_bytes;
+  if (need <= fixed_ring_bytes_) return fixed_ring_;
   const std::lock_guard lock(ring_mutex_);
-  if (const uint64_t need = p.slots * p.slot_bytes; need > ring_bytes_) {
-    const auto [offset, bytes] = grow_staging(std::max<uint64_t>(need, 256 * 1024), ring_bytes_);
+  if (need > ring_bytes_) {
+    link::Arena &arena = context_->arena();
+    const bool room = arena.staging_used() + kTurnBytes <= arena.staging_limit() / 4;
+    const auto [offset, bytes] = grow_staging(std::max(need, room ? kTurnBytes : kLeastBytes), ring_bytes_);
     if (ring_offset_) old_rings_.push_back(ring_offset_);
     ring_offset_ = offset;
     ring_bytes_ = bytes;
+    ring_turn_ = 0;
+    prefault(arena.base() + offset, std::min(bytes, kTurnBytes));
   }
-  return ring_offset_;
+  if (ring_turn_ + need > ring_bytes_) ring_turn_ = 0;
+  const uint64_t ring = ring_offset_ + ring_turn_;
+  ring_turn_ += (need + kLine - 1) / kLine * kLine;
+  return ring;
 }
 
 uint64_t Member::scratch_for(const plan::Plan &p) {

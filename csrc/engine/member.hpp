@@ -205,7 +205,7 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
   void let_in(bool host) noexcept;         // to the slots, where they are guarded
-  uint64_t ring_for(const plan::Plan &p);  // the offset of a ring that is large enough; throws Error(Resource)
+  uint64_t ring_for(const plan::Plan &p);  // the offset of one operation's slots; throws Error(Resource)
   std::pair<uint64_t, uint64_t> grow_staging(uint64_t need, uint64_t before);  // offset, bytes
   uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
   void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
@@ -319,7 +319,8 @@ class Member : public std::enable_shared_from_this<Member> {
   const uint64_t fixed_ring_allocated_;
   uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
   std::vector<std::span<std::byte>> guarded_;
-  uint64_t ring_offset_ = 0, ring_bytes_ = 0, scratch_offset_ = 0, scratch_bytes_ = 0;
+  uint64_t ring_offset_ = 0, ring_bytes_ = 0, ring_turn_ = 0;  // turn: where in the ring the next operation's slots are
+  uint64_t scratch_offset_ = 0, scratch_bytes_ = 0;
   std::vector<uint64_t> old_rings_;
 
   // The device side, or null. The island mutex orders submissions: sequence numbers rise as the stream's work does.

@@ -5,23 +5,25 @@
 
 #include "base/copy.hpp"
 #include "base/clock.hpp"
+#include "base/handles.hpp"
 
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kPiece = 64 * 1024;  // sender and receiver work on different pieces; eight fit the ring
+constexpr uint64_t kPiece = 64 * 1024;  // sender and receiver work on different pieces
 constexpr uint64_t pad(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
+static_assert(ByteRing::kLeastCapacity >= sizeof(FrameHeader) + kPiece);
 
-void ring_write(ByteRing &r, uint64_t at, const void *from, uint64_t n) {
-  const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
-  copy_bytes(r.data + i, from, first);
-  copy_bytes(r.data, static_cast<const std::byte *>(from) + first, n - first);
+void ring_write(ByteRing &r, uint64_t capacity, uint64_t at, const void *from, uint64_t n) {
+  const uint64_t i = at & (capacity - 1), first = std::min(n, capacity - i);
+  copy_bytes(r.data() + i, from, first);
+  copy_bytes(r.data(), static_cast<const std::byte *>(from) + first, n - first);
 }
 
-void ring_read(const ByteRing &r, uint64_t at, void *to, uint64_t n) {
-  const uint64_t i = at % ByteRing::kCapacity, first = std::min(n, ByteRing::kCapacity - i);
-  copy_bytes(to, r.data + i, first);
-  copy_bytes(static_cast<std::byte *>(to) + first, r.data, n - first);
+void ring_read(ByteRing &r, uint64_t capacity, uint64_t at, void *to, uint64_t n) {
+  const uint64_t i = at & (capacity - 1), first = std::min(n, capacity - i);
+  copy_bytes(to, r.data() + i, first);
+  copy_bytes(static_cast<std::byte *>(to) + first, r.data(), n - first);
 }
 
 }  // namespace
@@ -31,6 +33,13 @@ void ShmLink::post(Outgoing &out) noexcept {
   queue_.push(out);
 }
 
+// Many links carry nothing large ever: their rings' pages come one by one.
+void ShmLink::warm(ByteRing *ring, uint64_t capacity, uint64_t piece, bool &done) noexcept {
+  if (done || piece < kPiece / 4) return;
+  prefault(ring->data(), capacity);
+  done = true;
+}
+
 bool ShmLink::push() {
   bool moved = false;
   while (Outgoing *out = queue_.front()) {
@@ -38,12 +47,13 @@ bool ShmLink::push() {
     const uint64_t rest = bare ? 0 : out->header.total - out->cut;
     const uint64_t n = std::min(rest, kPiece);
     const uint64_t at = out_->written.load(std::memory_order_relaxed);
-    if (ByteRing::kCapacity - (at - out_->read.load(std::memory_order_acquire)) < sizeof(FrameHeader) + pad(n)) break;
+    if (out_capacity_ - (at - out_->read.load(std::memory_order_acquire)) < sizeof(FrameHeader) + pad(n)) break;
     FrameHeader h = out->header;
     h.offset = out->cut;
     h.bytes = static_cast<uint32_t>(n);
-    ring_write(*out_, at, &h, sizeof h);
-    if (n) ring_write(*out_, at + sizeof h, out->data + out->cut, n);
+    warm(out_, out_capacity_, n, out_warm_);
+    ring_write(*out_, out_capacity_, at, &h, sizeof h);
+    if (n) ring_write(*out_, out_capacity_, at + sizeof h, out->data + out->cut, n);
     out->cut += n;
     out_->written.store(at + sizeof h + pad(n), std::memory_order_release);
     peer_bell_->ring();
@@ -67,10 +77,10 @@ bool ShmLink::pull(FrameSink &sink) {
     if (filled == 0) break;
     FrameHeader h;
     const char *fault = nullptr;
-    if (filled < sizeof h || filled > ByteRing::kCapacity || at % 64 != 0) {
+    if (filled < sizeof h || filled > in_capacity_ || at % 64 != 0) {
       fault = "ring counters out of range";
     } else {
-      ring_read(*in, at, &h, sizeof h);
+      ring_read(*in, in_capacity_, at, &h, sizeof h);
       fault = frame_fault(h);
       if (!fault && filled < sizeof h + pad(h.bytes)) fault = "frame longer than the ring holds";
     }
@@ -79,6 +89,7 @@ bool ShmLink::pull(FrameSink &sink) {
       sink.broken(std::string("protocol error: ") + fault);
       return true;
     }
+    warm(in, in_capacity_, h.bytes, in_warm_);
     std::byte *to = nullptr;
     const Accept a = sink.accept(h, since_, to);
     if (a == Accept::Defer) {
@@ -86,7 +97,7 @@ bool ShmLink::pull(FrameSink &sink) {
       break;
     }
     since_ = 0;
-    if (a == Accept::Take && h.bytes) ring_read(*in, at + sizeof h, to, h.bytes);
+    if (a == Accept::Take && h.bytes) ring_read(*in, in_capacity_, at + sizeof h, to, h.bytes);
     in->read.store(at + sizeof h + pad(h.bytes), std::memory_order_release);
     peer_bell_->ring();  // a sender may wait for room
     bytes_received.fetch_add(h.bytes + sizeof h, std::memory_order_relaxed);

@@ -3,27 +3,43 @@
 // memory to the receiver's.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <memory>
+#include <new>
 
 #include "base/doorbell.hpp"
 #include "link/frame.hpp"
 
 namespace isthmus::link {
 
-// In shared memory. `written` belongs to the sender, `read` to the receiver; both only grow.
+// In shared memory, its data behind it. `written` belongs to the sender, `read` to the receiver; both only grow.
 struct ByteRing {
-  static constexpr uint64_t kCapacity = 512 * 1024;
+  // A power of two of bytes of data. A core reads what has left another's cache at more than twice the rate of what is still in it, and so
+  // the ring is larger than the second-level caches, where there is memory for it.
+  static constexpr uint64_t kMostCapacity = 2 << 20, kLeastCapacity = 128 << 10;
   alignas(64) std::atomic<uint64_t> written{0};
   alignas(64) std::atomic<uint64_t> read{0};
-  alignas(64) std::byte data[kCapacity];
+  std::byte *data() noexcept { return reinterpret_cast<std::byte *>(this + 1); }
+
+  static constexpr uint64_t bytes(uint64_t capacity) { return sizeof(ByteRing) + capacity; }
+  static constexpr bool is_capacity(uint64_t n) {
+    return std::has_single_bit(n) && n >= kLeastCapacity && n <= kMostCapacity;
+  }
+  static ByteRing *at(std::byte *place) noexcept { return std::launder(reinterpret_cast<ByteRing *>(place)); }
 };
 
 class ShmLink final : public Link {
  public:
-  // `out`: our ring, in our arena. `in`: the peer's ring towards us; may come later by set_in(). `peer_bell`: where the peer sleeps.
-  ShmLink(ByteRing *out, Doorbell *peer_bell) : out_(out), peer_bell_(peer_bell) {}
-  void set_in(ByteRing *in) noexcept { in_.store(in, std::memory_order_release); }
+  // `out`: our ring, in our arena. `in`: the peer's ring towards us; comes by set_in(), maybe later; the first counts. Capacities as in ByteRing.
+  // `peer_bell`: where the peer sleeps.
+  ShmLink(ByteRing *out, uint64_t capacity, Doorbell *peer_bell)
+      : out_(out), out_capacity_(capacity), peer_bell_(peer_bell) {}
+  void set_in(ByteRing *in, uint64_t capacity) noexcept {
+    if (in_.load(std::memory_order_relaxed)) return;
+    in_capacity_ = capacity;
+    in_.store(in, std::memory_order_release);
+  }
   void post(Outgoing &out) noexcept override;
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
@@ -34,12 +50,15 @@ class ShmLink final : public Link {
  private:
   bool push();
   bool pull(FrameSink &sink);
+  void warm(ByteRing *ring, uint64_t capacity, uint64_t piece, bool &done) noexcept;
 
   ByteRing *out_;
+  const uint64_t out_capacity_;
   std::atomic<ByteRing *> in_{nullptr};
+  uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;
   OutQueue queue_;
-  bool dead_ = false;
+  bool dead_ = false, out_warm_ = false, in_warm_ = false;
   int64_t since_ = 0;  // first refusal of the frame at the head of `in_`
 };
 

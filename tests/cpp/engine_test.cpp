@@ -447,6 +447,36 @@ TEST(Engine, StagingStaysWithinItsBudgetAndTheErrorNamesTheSetting) {
   });
 }
 
+// Slots of operations that follow each other lie beside each other in one ring, whose size does not depend on how many there were.
+TEST(Engine, OperationsTakeTurnsThroughARingThatStaysAsItIs) {
+  ASSERT_TRUE(no_context());
+  on_ranks({"turns", 3, {}}, [](isthmus_comm_t comm, int rank) {
+    constexpr uint64_t kMost = 90000;
+    auto x = contribution(rank, kMost);
+    std::vector<int64_t> sum(kMost), all(3 * kMost);
+    int64_t used = 0;
+    uint64_t count = kMost;  // first the largest: it decides how large the ring is
+    for (int round = 0; round < 400; ++round, count = 1 + (count * 7919 + 31) % kMost) {
+      std::fill(sum.begin(), sum.end(), -1);
+      std::fill(all.begin(), all.end(), -1);
+      isthmus_work_t work[2] = {};
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, x.data(), sum.data(), count, kType, ISTHMUS_SUM, nullptr, &work[0]));
+      ISTHMUS_OK_OR_SAY(isthmus_all_gather(comm, x.data(), all.data(), count, kType, nullptr, &work[1]));
+      for (isthmus_work_t w : work) {
+        ISTHMUS_OK_OR_SAY(isthmus_work_wait(w, 0));
+        isthmus_work_release(w);
+      }
+      ASSERT_EQ(wrong(sum.data(), count, [](uint64_t i) { return sum_of(3, i); }), 0u) << "round " << round;
+      for (int r = 0; r < 3; ++r)
+        ASSERT_EQ(wrong(all.data() + static_cast<uint64_t>(r) * count, count, [r](uint64_t i) { return value(r, i); }), 0u)
+            << "round " << round << ", rank " << r;
+      ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+      if (round == 0) used = context_stat("staging_used");
+      EXPECT_EQ(context_stat("staging_used"), used);
+    }
+  });
+}
+
 // Settings of the process are the first communicator's to choose: when the last one has been destroyed, the next one is the first.
 TEST(Engine, AfterTheLastCommunicatorTheNextOneChoosesTheSettingsOfTheProcess) {
   ASSERT_TRUE(no_context());

@@ -27,9 +27,29 @@ std::byte content(uint64_t id, uint64_t i) { return static_cast<std::byte>(1 + (
 
 // ---- two ends of a link --------------------------------------------------------------------------------------------------
 
+// A ring with its data, as it lies in an arena.
+class OwnRing {
+ public:
+  explicit OwnRing(uint64_t capacity = ByteRing::kLeastCapacity)
+      : capacity_(capacity),
+        place_(static_cast<std::byte *>(::operator new (ByteRing::bytes(capacity), std::align_val_t{64}))) {
+    std::memset(static_cast<void *>(place_), 0, ByteRing::bytes(capacity));
+    new (place_) ByteRing;
+  }
+  ~OwnRing() { ::operator delete (place_, std::align_val_t{64}); }
+  OwnRing(const OwnRing &) = delete;
+  OwnRing &operator=(const OwnRing &) = delete;
+  ByteRing *get() const { return ByteRing::at(place_); }
+  uint64_t capacity() const { return capacity_; }
+
+ private:
+  uint64_t capacity_;
+  std::byte *place_;
+};
+
 struct Ends {
   Doorbell bells[2];
-  std::unique_ptr<ByteRing> rings[2];
+  std::unique_ptr<OwnRing> rings[2];
   std::unique_ptr<Link> links[2];  // the second one empty: a link within a process, both ends in one
   Link &here() { return *links[0]; }
   Link &there() { return links[1] ? *links[1] : *links[0]; }
@@ -43,12 +63,14 @@ Made local_ends() {
   return e;
 }
 
-Made shm_ends() {
+Made shm_ends(uint64_t capacity, uint64_t back) {
   auto e = std::make_unique<Ends>();
-  for (auto &ring : e->rings) ring = std::make_unique<ByteRing>();
+  e->rings[0] = std::make_unique<OwnRing>(capacity);
+  e->rings[1] = std::make_unique<OwnRing>(back);
   for (int i = 0; i < 2; ++i) {
-    auto l = std::make_unique<ShmLink>(e->rings[i].get(), &e->bells[1 - i]);
-    l->set_in(e->rings[1 - i].get());
+    const OwnRing &out = *e->rings[i], &in = *e->rings[1 - i];
+    auto l = std::make_unique<ShmLink>(out.get(), out.capacity(), &e->bells[1 - i]);
+    l->set_in(in.get(), in.capacity());
     e->links[i] = std::move(l);
   }
   return e;
@@ -244,12 +266,14 @@ class EveryLink : public testing::TestWithParam<Kind> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, EveryLink,
-                         testing::Values(Kind{"local", local_ends, 0}, Kind{"shm", shm_ends, 0},
-                                         Kind{"tcp_one_stream", socketpair_ends<1>, 1},
-                                         Kind{"tcp_three_streams", socketpair_ends<3>, 3},
-                                         Kind{"tcp_loopback", loopback_ends, 2}),
-                         [](const auto &tested) { return std::string(tested.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    , EveryLink,
+    testing::Values(Kind{"local", local_ends, 0},
+                    Kind{"shm", [] { return shm_ends(ByteRing::kMostCapacity, ByteRing::kMostCapacity); }, 0},
+                    Kind{"shm_least", [] { return shm_ends(ByteRing::kLeastCapacity, ByteRing::kMostCapacity); }, 0},
+                    Kind{"tcp_one_stream", socketpair_ends<1>, 1}, Kind{"tcp_three_streams", socketpair_ends<3>, 3},
+                    Kind{"tcp_loopback", loopback_ends, 2}),
+    [](const auto &tested) { return std::string(tested.param.name); });
 
 TEST_P(EveryLink, SmallFramesArriveInTheirOrderWithTheirHeaders) {
   Letters letters;
@@ -386,7 +410,7 @@ TEST_P(EveryLink, CancelHalfWayFreesTheDataAndLeavesTheStreamInOrder) {
     ends = GetParam().make();
     inbox = {};
     Letters gone, later;
-    gone.emplace_back(kind, 1, 2 << 20);
+    gone.emplace_back(kind, 1, ByteRing::kMostCapacity + (1 << 20));  // more than any link holds
     const std::vector<std::byte> sent = gone[0].bytes;
     bool closed = true;  // the receiver takes the first piece only
     inbox.decide = [&](const FrameHeader &h, int64_t) { return closed && h.offset > 0 ? Accept::Defer : Accept::Take; };
@@ -791,14 +815,14 @@ TEST(ShmLink, ARingThatHoldsNoFrameEndsItOnceWithTheReason) {
   };
   std::vector<Case> cases{
       {"ring counters out of range", [](ByteRing &r) { r.written = 63; }},
-      {"ring counters out of range", [](ByteRing &r) { r.written = ByteRing::kCapacity + 64; }},
+      {"ring counters out of range", [](ByteRing &r) { r.written = ByteRing::kLeastCapacity + 64; }},
       {"ring counters out of range", [](ByteRing &r) { r.written = ~uint64_t{0}; }},
       {"ring counters out of range", [](ByteRing &r) { r.read = 128, r.written = 64; }},
       {"ring counters out of range", [](ByteRing &r) { r.read = 1, r.written = 65; }},
       {"frame longer than the ring holds",
        [](ByteRing &r) {
          const FrameHeader h = sound_header();
-         std::memcpy(r.data, &h, sizeof h);
+         std::memcpy(r.data(), &h, sizeof h);
          r.written = 64;
        }},
   };
@@ -806,12 +830,12 @@ TEST(ShmLink, ARingThatHoldsNoFrameEndsItOnceWithTheReason) {
     cases.push_back({d.what, [change = d.change](ByteRing &r) {
                        FrameHeader h = sound_header();
                        change(h);
-                       std::memcpy(r.data, &h, sizeof h);
+                       std::memcpy(r.data(), &h, sizeof h);
                        r.written = 128;
                      }});
   for (const Case &c : cases) {
-    const Made ends = shm_ends();
-    c.fill(*ends->rings[0]);
+    const Made ends = shm_ends(ByteRing::kLeastCapacity, ByteRing::kLeastCapacity);
+    c.fill(*ends->rings[0]->get());
     Inbox inbox;
     Letters letters;
     letters.emplace_back(FrameKind::PlanData, 1, 600'000);
@@ -828,16 +852,16 @@ TEST(ShmLink, ARingThatHoldsNoFrameEndsItOnceWithTheReason) {
 }
 
 TEST(ShmLink, TheRingFromThePeerMayComeLater) {
-  ByteRing rings[2];
+  OwnRing rings[2];
   Doorbell bells[2];
-  ShmLink here(&rings[0], &bells[1]), there(&rings[1], &bells[0]);
+  ShmLink here(rings[0].get(), rings[0].capacity(), &bells[1]), there(rings[1].get(), rings[1].capacity(), &bells[0]);
   Inbox inbox;
   Letters letters;
   letters.emplace_back(FrameKind::Message, 1, 1000);
   here.post(letters[0]);
   EXPECT_TRUE(drive(here, inbox));
   EXPECT_FALSE(drive(there, inbox));
-  there.set_in(&rings[0]);
+  there.set_in(rings[0].get(), rings[0].capacity());
   EXPECT_TRUE(drive(there, inbox));
   expect_whole(inbox, letters[0]);
 }
