@@ -35,6 +35,7 @@ enum class Setting : int {
   ReduceThreads,
   SpinMicros,
   StagingBytes,
+  Stores,
   TcpCreditBytes,
   TcpStreams,
   Timeout,

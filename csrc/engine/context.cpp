@@ -104,6 +104,7 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),
       recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
       spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
+      stores_(stores_of(settings.text(Setting::Stores))),
       socket_spin_ns_(spin_ns_) {
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, *this, arena_.fd(), arena_.bytes(), route_hint);
   try {
@@ -278,7 +279,7 @@ link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
   } else if (memory) {
     const RingPlace mine = make_ring();
     auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
-                                               &link::Arena::doorbell_of(peer->arena.data()));
+                                               &link::Arena::doorbell_of(peer->arena.data()), stores_);
     slot->shm = shm.get();
     slot->link = std::move(shm);
     for (const auto &[from, theirs] : early_rings_)

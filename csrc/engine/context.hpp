@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/handover.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
@@ -61,6 +62,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bootstrap::Mesh &mesh() noexcept { return *mesh_; }
   Recorder &recorder() noexcept { return recorder_; }
   int64_t spin_ns() const noexcept { return spin_ns_; }
+  Stores stores() const noexcept { return stores_; }  // into memory that other ranks read
   // How long to spin where sockets may end the wait: shorter while waits are longer than any spinning, long again once one was not. (As KVM
   // does where it polls for an interrupt before it halts.)
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
@@ -203,6 +205,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   link::Arena arena_;
   Recorder recorder_;
   int64_t spin_ns_;
+  Stores stores_;
   std::atomic<int64_t> socket_spin_ns_;
   std::unique_ptr<bootstrap::Mesh> mesh_;
 

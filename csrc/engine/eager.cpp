@@ -72,7 +72,7 @@ void Member::post_cell(Op *op) noexcept {
     default:  // blocks for every rank, packed
       for (uint32_t b = 0; b < op->in_blocks; ++b) {
         const auto o = op->operands();
-        copy_bytes(to, c.in + o.in_displ[b], o.in_bytes[b]);
+        hand_over_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
         to += o.in_bytes[b];
       }
       if (c.op == RedOp::PremulSum && c.collective != Collective::AllToAll && c.collective != Collective::Scatter &&
@@ -83,7 +83,7 @@ void Member::post_cell(Op *op) noexcept {
   if (bytes) {
     if (c.op == RedOp::PremulSum && (c.collective == Collective::AllReduce || c.collective == Collective::Reduce))
       reduce::scale(to, c.in, bytes / dtype_size(c.dtype), c.dtype, c.scale);
-    else copy_bytes(to, c.in, bytes);
+    else hand_over_.copy(to, c.in, bytes);
   }
   cell.digest.store(op->digest, std::memory_order_relaxed);
   cell.sequence.store(op->sequence, std::memory_order_release);

@@ -271,6 +271,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       const std::byte *from = address(op, p.sources[step.source], c);
       if (!to || !from) return Outcome::Blocked;
       if (step.scaled) reduce::scale(to, from, bytes / element, op->call.dtype, op->call.scale);
+      else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
       else if (to != from) reduce::copy(to, from, wide, step.stream);
       return Outcome::Moved;
     }
@@ -287,6 +288,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       f.partial = step.partial;
       f.divisor = op->call.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
       f.stream_copy = step.stream;
+      f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
       context_->fold(f, bytes / element);
       return Outcome::Moved;
     }

@@ -37,6 +37,7 @@ Member::Member(MemberSetup s)
       mail_(std::launder(reinterpret_cast<Mailbox *>(context_->arena().base() + s.mailbox_offset))),
       peers_(static_cast<size_t>(world_)),
       sources_(static_cast<size_t>(std::max(world_, 2))),
+      hand_over_(context_->stores()),
       fixed_ring_(s.fixed_ring),
       fixed_ring_allocated_(s.fixed_ring_bytes),
       part_bytes_(s.part_bytes) {

@@ -303,6 +303,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // exec
   std::atomic_flag exec_;
   std::vector<reduce::Source> sources_;
+  HandOver hand_over_;
   std::vector<std::byte> scratch_;
   uint64_t last_ring_ = 0;      // sequence of the last operation that wrote a ring anywhere in the communicator
   bool watches_slots_ = false;  // some rank's device fills its slots

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/doorbell.hpp"
+#include "base/handover.hpp"
 #include "link/frame.hpp"
 
 namespace isthmus::link {
@@ -33,8 +34,8 @@ class ShmLink final : public Link {
  public:
   // `out`: our ring, in our arena. `in`: the peer's ring towards us; comes by set_in(), maybe later; the first counts. Capacities as in ByteRing.
   // `peer_bell`: where the peer sleeps.
-  ShmLink(ByteRing *out, uint64_t capacity, Doorbell *peer_bell)
-      : out_(out), out_capacity_(capacity), peer_bell_(peer_bell) {}
+  ShmLink(ByteRing *out, uint64_t capacity, Doorbell *peer_bell, Stores stores = Stores::Auto)
+      : out_(out), out_capacity_(capacity), hand_over_(stores), peer_bell_(peer_bell) {}
   void set_in(ByteRing *in, uint64_t capacity) noexcept {
     if (in_.load(std::memory_order_relaxed)) return;
     in_capacity_ = capacity;
@@ -54,6 +55,7 @@ class ShmLink final : public Link {
 
   ByteRing *out_;
   const uint64_t out_capacity_;
+  HandOver hand_over_;
   std::atomic<ByteRing *> in_{nullptr};
   uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;

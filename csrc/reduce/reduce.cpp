@@ -103,18 +103,25 @@ class Folding {
 
   void run(size_t count) noexcept {
     const size_t lanes = count * shape_.lanes;
-    const bool stream = task_.copy && task_.stream_copy && table_.stream && lanes * out_bytes_ >= kLeastStream;
-    if (direct_ && !stream) return block(0, lanes, task_.copy);
-    // Blocks end where a streamed copy begins a new cache line.
+    const bool large = table_.stream && lanes * out_bytes_ >= kLeastStream;
+    const bool stream_dst = large && task_.stream_dst, stream_copy = large && task_.copy && task_.stream_copy;
+    const bool stream = stream_dst || stream_copy;
+    if (direct_ && !stream) return block(0, lanes, task_.dst, task_.copy);
+    // Blocks end where what is streamed begins a new cache line.
     const size_t most = kBlockBytes / shape_.acc_bytes;
     size_t first = most;
     if (stream) {
-      const size_t odd = reinterpret_cast<uintptr_t>(task_.copy) % kLine;
+      const size_t odd = reinterpret_cast<uintptr_t>(stream_dst ? task_.dst : task_.copy) % kLine;
       if (odd % out_bytes_ == 0) first -= odd / out_bytes_ / shape_.lanes * shape_.lanes;
     }
     for (size_t begin = 0, n = std::min(first, lanes); begin < lanes; begin += n, n = std::min(most, lanes - begin)) {
-      block(begin, n, stream ? nullptr : task_.copy);
-      if (stream) table_.stream(at(task_.copy, begin * out_bytes_), at(task_.dst, begin * out_bytes_), n * out_bytes_);
+      const size_t offset = begin * out_bytes_, bytes = n * out_bytes_;
+      void *const dst = at(task_.dst, offset), *const copy = task_.copy ? at(task_.copy, offset) : nullptr;
+      // What is not streamed is written by the kernel itself, and what is streamed is read from there, or from a block in cache.
+      void *const made = !stream_dst ? dst : copy && !stream_copy ? copy : streamed_;
+      block(begin, n, made, stream ? nullptr : copy);
+      if (stream_dst) table_.stream(dst, made, bytes);
+      if (stream_copy) table_.stream(copy, made, bytes);
     }
     if (stream) fence();
   }
@@ -134,8 +141,8 @@ class Folding {
     return true;
   }
 
-  void block(size_t begin, size_t n, void *copy) noexcept {
-    const Sink sink{at(task_.dst, begin * out_bytes_), copy ? at(copy, begin * out_bytes_) : nullptr, divisor_};
+  void block(size_t begin, size_t n, void *dst, void *copy) noexcept {
+    const Sink sink{dst, copy, divisor_};
     if (direct_) {
       chain(0, sources(), begin, n, nullptr, nullptr, sink);
     } else if (shape_.narrow) {
@@ -248,6 +255,7 @@ class Folding {
   const bool direct_;
   alignas(kLine) uint8_t total_[kBlockBytes];  // left uninitialised: small calls never touch them
   alignas(kLine) uint8_t group_[kBlockBytes];
+  alignas(kLine) uint8_t streamed_[kBlockBytes];
 };
 
 }  // namespace

@@ -19,13 +19,15 @@ struct Case {
   std::vector<uint32_t> groups;
   bool partial_in, partial_out, copy, stream, in_place;
   uint64_t divisor;
+  bool stream_dst = false;
 
   std::string text() const {
     std::string s = std::string(isthmus::dtype_name(dtype)) + " " + isthmus::redop_name(op) +
                     " sources=" + std::to_string(sources) + " count=" + std::to_string(count) + " groups=";
     for (uint32_t g : groups) s += std::to_string(g) + ",";
     return s + (partial_in ? " partial_in" : "") + (partial_out ? " partial_out" : "") + (copy ? " copy" : "") +
-           (stream ? " stream" : "") + (in_place ? " in_place" : "") + " divisor=" + std::to_string(divisor);
+           (stream ? " stream" : "") + (stream_dst ? " stream_dst" : "") + (in_place ? " in_place" : "") +
+           " divisor=" + std::to_string(divisor);
   }
 };
 
@@ -78,6 +80,7 @@ class EveryDType : public testing::TestWithParam<DType> {
       task.dst = inside ? data[place].data() : dst.data();
       task.copy = c.copy ? copy.data() : nullptr;
       task.stream_copy = c.stream;
+      task.stream_dst = c.stream_dst;
       isthmus::reduce::fold(task, c.count);
       ++folds_;
       ASSERT_EQ(first_difference(task.dst, expected.data(), out), out) << "dst on " << target << ": " << c.text();
@@ -133,11 +136,10 @@ TEST_P(EveryDType, FoldsLikeTheReferenceAcrossBlocks) {
     if (!isthmus::combines(GetParam(), op)) continue;
     for (const size_t sources : {1, 2, 4, 5, 17})
       for (const size_t count : {255, 1025, 8192, 20011}) {
-        // 64 to 128 KiB of copies, streamed or not, whatever the other choices are.
-        for (const bool stream : {false, true}) {
+        // Up to 160 KiB of results, streamed or not, with a copy or without, whatever the other choices are.
+        for (const unsigned bits : {0, 1, 2, 3, 4, 6}) {
           Case c = random_case(op, sources, sources == 17 ? count / 4 : count, static_cast<int>(random_() % 3));
-          c.copy = true;
-          c.stream = stream;
+          c.stream = bits & 1, c.stream_dst = bits & 2, c.copy = !(bits & 4);
           check(c);
           if (HasFatalFailure()) return;
         }
