@@ -318,7 +318,7 @@ bool Context::drive_links(bool watched) noexcept {
   const uint32_t n = link_count_.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
-    if (!watched || !slot.sockets) moved |= drive_slot(slot);
+    if ((!watched || !slot.sockets) && !slot.link->quiet()) moved |= drive_slot(slot);
   }
   if (moved && unwatching_.load(std::memory_order_seq_cst) > (sleeps_unwatching ? 1u : 0u)) wake();
   return moved;

@@ -122,7 +122,8 @@ void Member::submit(Op *op) noexcept {
 void Member::enqueue(Op *op) noexcept {
   queue_lock_.lock();
   op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  (tail_ ? tail_->queue_next : head_) = op;
+  if (tail_) tail_->queue_next = op;
+  else head_.store(op, std::memory_order_release);
   tail_ = op;
   queue_lock_.unlock();
 }
@@ -173,7 +174,7 @@ void Member::submit_to_island(Op *op) noexcept {
 void Member::begin_if_first(Op *op) noexcept {
   if (exec_.test_and_set(std::memory_order_acquire)) return;
   queue_lock_.lock();
-  const bool first = head_ == op;
+  const bool first = head() == op;
   queue_lock_.unlock();
   if (first && !failed()) begin_plan(op);
   exec_.clear(std::memory_order_release);
@@ -272,6 +273,8 @@ bool Member::drive_operations() noexcept {
     if (has_work()) context_->activate(*this);
     return false;
   }
+  // Most looks find nothing to do, and this one takes no lock.
+  if (!head_.load(std::memory_order_acquire) && porting_.load(std::memory_order_acquire) == 0 && !failed()) return false;
   if (!exec_.test_and_set(std::memory_order_acquire)) {
     const Member *const outer = std::exchange(driven_here, this);  // a callback may drive another member
     for (;;) {
@@ -292,7 +295,7 @@ bool Member::drive_operations() noexcept {
       }
       if (porting_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
       queue_lock_.lock();
-      Op *op = head_;
+      Op *op = head();
       queue_lock_.unlock();
       if (!op) break;
       const Outcome o = advance(op);
@@ -316,8 +319,8 @@ bool Member::drive_operations() noexcept {
 
 void Member::end_head(Op *op) noexcept {
   queue_lock_.lock();
-  head_ = op->queue_next;
-  if (!head_) tail_ = nullptr;
+  head_.store(op->queue_next, std::memory_order_relaxed);
+  if (!op->queue_next) tail_ = nullptr;
   queue_lock_.unlock();
   op->queue_next = nullptr;
   note_unchecked(*op);
@@ -336,7 +339,7 @@ void Member::end_head(Op *op) noexcept {
 bool Member::end_what_memory_completes() noexcept {
   for (bool moved = false;; moved = true) {
     queue_lock_.lock();
-    Op *op = head_;
+    Op *op = head();
     queue_lock_.unlock();
     if (!op || (op->plan && op->plan->uses_links) || advance(op) != Outcome::Ended) return moved;
     end_head(op);
@@ -362,10 +365,10 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
 void Member::end_all(Code code, const std::string &text) noexcept {
   for (;;) {
     queue_lock_.lock();
-    Op *op = head_;
+    Op *op = head();
     if (op) {
-      head_ = op->queue_next;
-      if (!head_) tail_ = nullptr;
+      head_.store(op->queue_next, std::memory_order_relaxed);
+      if (!op->queue_next) tail_ = nullptr;
     }
     queue_lock_.unlock();
     if (!op) break;
@@ -471,7 +474,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
   // The oldest operation is the one that everybody waits for; messages are looked at one by one.
   if (exec_.test_and_set(std::memory_order_acquire)) return now;
   queue_lock_.lock();
-  Op *late = head_;
+  Op *late = head();
   queue_lock_.unlock();
   if (late) {
     const int q = late->blocked_on;
@@ -773,7 +776,7 @@ std::vector<Record> Member::in_flight() const {
                    static_cast<uint8_t>(o->call.op), static_cast<uint8_t>(Code::InProgress)});
   };
   queue_lock_.lock();
-  for (const Op *o = head_; o && out.size() < 4096; o = o->queue_next) add(o);
+  for (const Op *o = head(); o && out.size() < 4096; o = o->queue_next) add(o);
   queue_lock_.unlock();
   std::lock_guard lock(match_lock_);
   for (const OpList *list : lists_)

@@ -336,7 +336,9 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // queue lock
   mutable link::SpinLock queue_lock_;
-  Op *head_ = nullptr, *tail_ = nullptr;
+  std::atomic<Op *> head_{nullptr};  // written under the lock
+  Op *tail_ = nullptr;
+  Op *head() const noexcept { return head_.load(std::memory_order_relaxed); }
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint32_t> pending_{0};  // operations not over, of all kinds
   std::atomic<uint32_t> waiters_{0};

@@ -78,6 +78,8 @@ class Link {
   // rank, since other ranks of this process may send to the same index.
   virtual void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) = 0;
   virtual bool idle() const noexcept = 0;  // nothing queued, nothing half written
+  // Progress would find nothing to do just now. Also without the turn, which costs more than this look.
+  virtual bool quiet() const noexcept { return false; }
   // What to sleep on (none for memory links), and for how long at most.
   virtual int64_t descriptors(std::vector<pollfd> &fds) const = 0;
   virtual void before_sleep() {}                  // somebody is about to sleep on them. Only with the turn.

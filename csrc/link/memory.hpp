@@ -45,6 +45,7 @@ class ShmLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override { return queue_.empty(); }
+  bool quiet() const noexcept override;
   int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "shm"; }
 
@@ -55,12 +56,14 @@ class ShmLink final : public Link {
 
   ByteRing *out_;
   const uint64_t out_capacity_;
+  uint64_t out_read_ = 0;  // `read` of our ring, when it was last looked at
   HandOver hand_over_;
   std::atomic<ByteRing *> in_{nullptr};
   uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;
   OutQueue queue_;
-  bool dead_ = false, out_warm_ = false, in_warm_ = false;
+  std::atomic<bool> dead_{false};
+  bool out_warm_ = false, in_warm_ = false;
   int64_t since_ = 0;  // first refusal of the frame at the head of `in_`
 };
 
@@ -71,6 +74,7 @@ class LocalLink final : public Link {
   bool progress(FrameSink &sink) override;
   void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) override;
   bool idle() const noexcept override { return queue_.empty() && waiting_.empty(); }
+  bool quiet() const noexcept override { return idle(); }
   int64_t descriptors(std::vector<pollfd> &) const override { return kAnyTime; }
   const char *name() const noexcept override { return "local"; }
 
