@@ -172,6 +172,8 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.small_bytes = eager_bytes_;
   p.in_place = in_place;
   p.device = device;
+  // The size is not known, so chunks are small; of more of them, slots are as large together as those of a long message.
+  if (is_varying(c) && member_->topology().flat && !devices_) p.max_slots = 16;
   if (fixed_rings_ || (devices_ && !member_->topology().flat)) p.max_slots = plan::kDeviceSlots;
   if (device) p.reach = reach_;
   p.stream_bytes = stream_bytes_;

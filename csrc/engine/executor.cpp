@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 
 #include "base/log.hpp"
 #include "base/copy.hpp"
@@ -31,6 +32,9 @@ bool Member::start_plan(Op *op) noexcept {
   if (scratch > scratch_.size()) scratch_.resize(scratch);
   op->chunks = plan::chunks_of(p, op->operands());
   op->t = op->stage = op->step = 0;
+  const auto received = op->operands().out_bytes;
+  op->streams = !plan::is_varying(op->call.collective) ||
+                std::accumulate(received.begin(), received.end(), uint64_t{0}) >= p.request.stream_bytes;
   last_ring_ = op->sequence;
   if (!guarded_.empty() && p.slot_bytes > 0) let_in(p.host_in_slots);
   // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
@@ -272,7 +276,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       if (!to || !from) return Outcome::Blocked;
       if (step.scaled) reduce::scale(to, from, bytes / element, op->call.dtype, op->call.scale);
       else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
-      else if (to != from) reduce::copy(to, from, wide, step.stream);
+      else if (to != from) reduce::copy(to, from, wide, step.stream && op->streams);
       return Outcome::Moved;
     }
     case StepKind::Reduce: {
@@ -287,7 +291,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       f.copy = step.has_copy ? address(op, step.copy, c) : nullptr;
       f.partial = step.partial;
       f.divisor = op->call.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
-      f.stream_copy = step.stream;
+      f.stream_copy = step.stream && op->streams;
       f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
       context_->fold(f, bytes / element);
       return Outcome::Moved;

@@ -74,7 +74,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
   const Collective c = request.collective;
   const bool blocks = c == Collective::AllGather || c == Collective::AllToAll || c == Collective::Gather;
   const uint64_t output = request.bytes * (blocks ? static_cast<uint64_t>(world) : 1);
-  stream = !varying && output >= request.stream_bytes && !request.in_place;
+  stream = (varying || output >= request.stream_bytes) && !request.in_place;
 }
 
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept {
@@ -93,7 +93,10 @@ void Builder::choose_chunk(uint64_t regions) {
   if (varying) {
     plan.chunk = target;
     plan.chunks = 0;
-    plan.slots = slots;
+    plan.slots = devices ? slots
+                         : std::max<uint32_t>(slots / static_cast<uint32_t>(std::clamp<uint64_t>(regions, 1, 64)),
+                                              std::min(slots, 4u));
+    depth = plan.slots - 1;
     return;
   }
   const uint64_t bytes = request.bytes;
