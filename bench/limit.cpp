@@ -45,7 +45,7 @@ __attribute__((noinline)) void add_streaming(float *c, const float *a, const flo
 constexpr auto add_streaming = add;  // no portable streaming store: the plain kernel stands for it
 #endif
 
-constexpr size_t kSlot = 256 << 10;
+constexpr size_t kSlot = 256 << 10, kSlots = 8;  // together more than a second-level cache
 constexpr int kMostRanks = 256;
 
 struct Shared {  // of the processes of --limit
@@ -57,7 +57,7 @@ struct Shared {  // of the processes of --limit
     std::atomic<uint64_t> count{0};
   } turns[kMostRanks];
   struct Slots {
-    alignas(128) std::byte data[2][kSlot];
+    alignas(128) std::byte data[kSlots][kSlot];
   };
 };
 
@@ -98,10 +98,10 @@ double hand_over(Shared &s, Shared::Slots *slots, int rank, int ranks, const std
   for (uint64_t i = 0; i < kPieces; ++i) {
     // The reader of piece i - 2, the rank before, published piece i - 1 after it.
     wait_for(s.turns[(rank + ranks - 1) % ranks].count, base + i);
-    std::memcpy(slots[rank].data[i % 2], source.data(), kSlot);
+    std::memcpy(slots[rank].data[i % kSlots], source.data(), kSlot);
     s.turns[rank].count.store(base + i + 1, std::memory_order_release);
     wait_for(s.turns[next].count, base + i + 1);
-    uint64_t sum = sum_of(slots[next].data[i % 2], kSlot);
+    uint64_t sum = sum_of(slots[next].data[i % kSlots], kSlot);
     asm volatile("" : "+r"(sum));
   }
   return (now_seconds() - start) / kPieces;
