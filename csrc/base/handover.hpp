@@ -34,8 +34,8 @@ class HandOver {
   // What the next copy of that size does: for those that write such memory by other means.
   bool streams(size_t bytes) const noexcept { return streams_ && bytes >= kLeast; }
   // Takes note of what a byte took in one measurement, in nanoseconds, and decides by the median of three. Stores past the caches make
-  // the reader fetch from memory, so they have to be faster by far: 1 to 6 times as fast is what they are where a cache is shared, and 8
-  // to 20 times where none is.
+  // the reader fetch from memory, so they have to be faster by far: mostly 1 to 6 times as fast is what they are where a cache is shared,
+  // and 8 to 20 times where none is.
   void note(double cached, double streamed) noexcept;
 
  private:

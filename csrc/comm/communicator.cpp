@@ -406,12 +406,16 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     mine.info.ccl_version = library->version();
     mine.info.ccl_table = ccl::table_of(*library);
   });
+  mine.staging = context->arena().staging_limit();
   mine.trouble = trouble;  // said before anybody waits for a connection with this rank
 
   std::vector<RankBlob> ranks;
   const auto blobs = exchange.all_gather(pack(mine), deadline);
   for (size_t r = 0; r < blobs.size(); ++r) ranks.push_back(unpack(blobs[r], static_cast<int>(r)));
   compare(ranks);
+  // Rings and windows are some dozens of chunks.
+  for (const RankBlob &r : ranks)
+    comm->chunk_bytes_ = std::min(comm->chunk_bytes_, std::max<uint64_t>(r.staging / 64 / 4096 * 4096, 4096));
   comm->key_ = ranks[0].key;
   mesh.add_key(comm->key_);
   undo.key_added = true;

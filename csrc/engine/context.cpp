@@ -259,12 +259,17 @@ bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const boo
 
 // All rings together leave most of the staging memory to slots.
 Context::RingPlace Context::make_ring() {
-  uint64_t capacity = link::ByteRing::kMostCapacity;
-  while (capacity > link::ByteRing::kLeastCapacity && arena_.staging_used() + capacity > arena_.staging_limit() / 4)
-    capacity /= 2;
-  const uint64_t offset = arena_.allocate_staging(link::ByteRing::bytes(capacity));
-  new (arena_.base() + offset) link::ByteRing;
-  return {offset, capacity};
+  for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
+    const bool least = capacity == link::ByteRing::kLeastCapacity;
+    if (!least && arena_.staging_used() + capacity > arena_.staging_limit() / 8) continue;
+    try {
+      const uint64_t offset = arena_.allocate_staging(link::ByteRing::bytes(capacity));
+      new (arena_.base() + offset) link::ByteRing;
+      return {offset, capacity};
+    } catch (const Error &) {
+      if (least) throw;
+    }
+  }
 }
 
 link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {

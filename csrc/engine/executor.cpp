@@ -68,22 +68,28 @@ std::pair<uint64_t, uint64_t> Member::grow_staging(uint64_t need, uint64_t befor
   return {arena.allocate_staging(need), need};
 }
 
-// Operations take turns through a ring of kTurnBytes, where there is memory for it: whoever reads a slot finds it sooner once it has left
+// Operations take turns through a ring of kRingTurn, where there is memory for it: whoever reads a slot finds it sooner once it has left
 // the writer's second-level cache, and whoever writes one, once it has left the readers'. The ring's pages are made at once.
 uint64_t Member::ring_for(const plan::Plan &p) {
-  constexpr uint64_t kTurnBytes = 2 << 20, kLeastBytes = 256 << 10, kLine = 64;
+  constexpr uint64_t kLeastBytes = 256 << 10, kLine = 64;
   const uint64_t need = p.slots * p.slot_bytes;
   if (need <= fixed_ring_bytes_) return fixed_ring_;
   const std::lock_guard lock(ring_mutex_);
   if (need > ring_bytes_) {
     link::Arena &arena = context_->arena();
-    const bool room = arena.staging_used() + kTurnBytes <= arena.staging_limit() / 4;
-    const auto [offset, bytes] = grow_staging(std::max(need, room ? kTurnBytes : kLeastBytes), ring_bytes_);
+    std::pair<uint64_t, uint64_t> made{0, 0};
+    if (need < plan::kRingTurn && arena.staging_used() + plan::kRingTurn <= arena.staging_limit() / 4) {
+      try {
+        made = grow_staging(plan::kRingTurn, ring_bytes_);
+      } catch (const Error &) {}  // not in one piece
+    }
+    if (made.second == 0) made = grow_staging(std::max(need, kLeastBytes), ring_bytes_);
+    const auto [offset, bytes] = made;
     if (ring_offset_) old_rings_.push_back(ring_offset_);
     ring_offset_ = offset;
     ring_bytes_ = bytes;
     ring_turn_ = 0;
-    prefault(arena.base() + offset, std::min(bytes, kTurnBytes));
+    prefault(arena.base() + offset, std::min(bytes, plan::kRingTurn));
   }
   if (ring_turn_ + need > ring_bytes_) ring_turn_ = 0;
   const uint64_t ring = ring_offset_ + ring_turn_;

@@ -102,7 +102,7 @@ bool ShmLink::pull(FrameSink &sink) {
       if (!fault && filled < sizeof h + pad(h.bytes)) fault = "frame longer than the ring holds";
     }
     if (fault) {
-      dead_.store(true, std::memory_order_relaxed);
+      dead_ = true;
       sink.broken(std::string("protocol error: ") + fault);
       return true;
     }
@@ -117,9 +117,10 @@ bool ShmLink::pull(FrameSink &sink) {
     if (a == Accept::Take && h.bytes) ring_read(*in, in_capacity_, at + sizeof h, to, h.bytes);
     in->read.store(at + sizeof h + pad(h.bytes), std::memory_order_release);
     // A sender may wait for room. It has then filled the ring but for less than a piece, seen from a value of `read` that is older than
-    // ours by no more than the stores that a processor can hold back: a few small frames. So after small ones in a ring that is nearly
-    // empty the fence of ring(), which would hold up the receiver, can be spared.
-    if (filled > in_capacity_ / 4 || h.bytes > kHeldBack) peer_bell_->ring();
+    // ours by no more than the stores that a processor can hold back: a few small frames, each of which was stored somewhere. So after
+    // small ones in a ring that is nearly empty the fence of ring(), which would hold up the receiver, can be spared. Were that wrong, the
+    // sender would look again after its nap.
+    if (filled > in_capacity_ / 4 || h.bytes > kHeldBack || a != Accept::Take) peer_bell_->ring();
     bytes_received.fetch_add(h.bytes + sizeof h, std::memory_order_relaxed);
     if (a == Accept::Take) sink.received(h);
     moved = true;
@@ -133,7 +134,7 @@ bool ShmLink::quiet() const noexcept {
 }
 
 bool ShmLink::progress(FrameSink &sink) {
-  if (dead_.load(std::memory_order_relaxed)) return false;
+  if (dead_) return false;
   const bool pushed = push();
   return pull(sink) || pushed;
 }

@@ -17,7 +17,7 @@ namespace isthmus::link {
 // In shared memory, its data behind it. `written` belongs to the sender, `read` to the receiver; both only grow.
 struct ByteRing {
   // A power of two of bytes of data. A core reads what has left another's cache at more than twice the rate of what is still in it, and so
-  // the ring is larger than the second-level caches, where there is memory for it.
+  // the ring is no smaller than most second-level caches, where there is memory for it.
   static constexpr uint64_t kMostCapacity = 2 << 20, kLeastCapacity = 128 << 10;
   alignas(64) std::atomic<uint64_t> written{0};
   alignas(64) std::atomic<uint64_t> read{0};
@@ -62,8 +62,7 @@ class ShmLink final : public Link {
   uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;
   OutQueue queue_;
-  std::atomic<bool> dead_{false};
-  bool out_warm_ = false, in_warm_ = false;
+  bool dead_ = false, out_warm_ = false, in_warm_ = false;
   int64_t since_ = 0;  // first refusal of the frame at the head of `in_`
 };
 

@@ -93,9 +93,11 @@ void Builder::choose_chunk(uint64_t regions) {
   if (varying) {
     plan.chunk = target;
     plan.chunks = 0;
-    plan.slots = devices ? slots
-                         : std::max<uint32_t>(slots / static_cast<uint32_t>(std::clamp<uint64_t>(regions, 1, 64)),
-                                              std::min(slots, 4u));
+    plan.slots = slots;
+    if (!devices) {
+      const uint64_t fit = std::min(kRingTurn, 16 * wanted) / (std::max<uint64_t>(regions, 1) * target);
+      plan.slots = static_cast<uint32_t>(std::clamp<uint64_t>(fit, std::min(slots, 4u), slots));
+    }
     depth = plan.slots - 1;
     return;
   }

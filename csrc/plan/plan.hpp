@@ -161,7 +161,9 @@ struct Request {  // all of it agreed on all ranks but `rank`
   int root = 0;        // send, recv: the peer
   uint64_t bytes = 0;  // of one block (all_reduce, reduce, broadcast: the message). v-collectives: 0, see `chunks`
   uint64_t chunk_bytes = 128 * 1024;
-  uint32_t max_slots = 4;            // taken as 2 where it is less, 64 where it is more
+  // Taken as 2 where it is less, 64 where it is more. v-collectives of host ranks have fewer where these would exceed kRingTurn or 16
+  // chunks, but not fewer than 4.
+  uint32_t max_slots = 4;
   uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
@@ -173,6 +175,7 @@ struct Request {  // all of it agreed on all ranks but `rank`
 // Where ranks work on devices' memory, and stand on several hosts or have rings at fixed places: the slots of a plan, and the most bytes
 // that its rings take on one host.
 inline constexpr uint32_t kDeviceSlots = 6;
+inline constexpr uint64_t kRingTurn = 2 << 20;  // bytes of the ring through which operations of host ranks take turns
 uint64_t most_ring_bytes(uint64_t chunk_bytes, uint32_t slots) noexcept;
 
 struct Plan {

@@ -36,7 +36,7 @@ struct Fold {
   bool partial = false;              // write accumulator(dtype), not finalised (no AVG division, no rounding)
   uint64_t divisor = 1;              // AVG: the world size; used only when !partial
   bool stream_copy = false;          // hint: `copy` will not be read soon (non-temporal stores)
-  bool stream_dst = false;           // likewise `dst`
+  bool stream_dst = false;           // likewise `dst`, or another processor reads it
 };
 
 // Folds `count` elements. The combination must be one that combines(dtype, op) allows. Thread-safe, no allocation, no throw.
