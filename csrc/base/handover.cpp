@@ -5,7 +5,6 @@
 #endif
 
 #include <algorithm>
-#include <atomic>
 
 #include "base/clock.hpp"
 #include "base/copy.hpp"
@@ -28,6 +27,8 @@ __attribute__((target("avx"))) void stream_lines(char *to, const char *from, siz
   std::memcpy(to, from, bytes);
 }
 
+void until_stored() noexcept { _mm_mfence(); }
+
 const bool kAvx = __builtin_cpu_supports("avx") != 0;
 
 }  // namespace
@@ -42,6 +43,9 @@ void copy_streamed(void *to, const void *from, size_t bytes) noexcept {
   _mm_sfence();
 }
 #else
+namespace {
+void until_stored() noexcept {}  // nothing is measured here
+}  // namespace
 bool has_streamed_copy() noexcept { return false; }
 void copy_streamed(void *to, const void *from, size_t bytes) noexcept { copy_bytes(to, from, bytes); }
 #endif
@@ -66,7 +70,7 @@ size_t HandOver::measure(std::byte *to, const std::byte *from, size_t bytes) noe
   for (size_t i = 0; i < cached + streamed; i += 64) (void)*const_cast<const volatile std::byte *>(from + i);
   const int64_t start = now_ns();
   copy_bytes(to, from, cached);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // until the stores are done
+  until_stored();
   const int64_t middle = now_ns();
   copy_streamed(to + cached, from + cached, streamed);
   const int64_t end = now_ns();
