@@ -1,11 +1,13 @@
 # The prover: a library for the C++ tests, and a shared one for the Python tests.
 set(prover ${CMAKE_CURRENT_SOURCE_DIR}/prover)
-add_library(isthmus_prover_core STATIC ${prover}/run.cpp ${prover}/memory.cpp ${prover}/expect.cpp ${prover}/service.cpp)
+add_library(isthmus_prover_objects OBJECT ${prover}/run.cpp ${prover}/memory.cpp ${prover}/expect.cpp ${prover}/service.cpp)
+target_include_directories(isthmus_prover_objects PUBLIC ${prover})
+target_link_libraries(isthmus_prover_objects PUBLIC isthmus_plan)
+add_library(isthmus_prover_core STATIC $<TARGET_OBJECTS:isthmus_prover_objects>)
 target_include_directories(isthmus_prover_core PUBLIC ${prover})
 target_link_libraries(isthmus_prover_core PUBLIC isthmus_plan)
-if(NOT CMAKE_CROSSCOMPILING)
-  add_library(isthmus_prover SHARED ${prover}/run.cpp ${prover}/memory.cpp ${prover}/expect.cpp ${prover}/service.cpp)
-  target_include_directories(isthmus_prover PRIVATE ${prover})
+if(NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS_SANITIZE)  # a sanitizer's would not load into Python
+  add_library(isthmus_prover SHARED $<TARGET_OBJECTS:isthmus_prover_objects>)
   target_link_libraries(isthmus_prover PRIVATE isthmus_plan)
 endif()
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
