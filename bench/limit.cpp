@@ -55,7 +55,7 @@ struct Shared {  // of the processes of --limit
   std::atomic<bool> again{false};  // rank 0's word
   double rates[kMostRanks][kKernels];
   double handover[kMostRanks], latency[kMostRanks];  // seconds: of a slot written and one read; of one way of a ping-pong
-  double slowest[kMostRanks];                        // way of several
+  double slowest[kMostRanks];                        // the slowest of several such ways
   struct alignas(128) Turn {
     std::atomic<uint64_t> count{0};
   } turns[kMostRanks];
@@ -99,7 +99,7 @@ double hand_over(Shared &s, Shared::Slots *slots, int rank, int ranks, const std
   line_up(s, ranks);
   const double start = now_seconds();
   for (uint64_t i = 0; i < kPieces; ++i) {
-    // The reader of piece i - 2, the rank before, published piece i - 1 after it.
+    // The rank before has published piece i - 1, after it had read our piece i - 2: more than the slots need.
     wait_for(s.turns[(rank + ranks - 1) % ranks].count, base + i);
     std::memcpy(slots[rank].data[i % kSlots], source.data(), kSlot);
     s.turns[rank].count.store(base + i + 1, std::memory_order_release);

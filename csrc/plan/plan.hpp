@@ -133,8 +133,8 @@ struct Step {
   Span copy;  // Reduce: second destination where `has_copy`
   bool has_copy = false;
   bool scaled = false;  // Move: PREMUL_SUM's factor of this rank applies
-  bool stream =
-      false;  // Move: dst (Reduce: copy) will not be read soon. v-collectives: if all that is received is stream_bytes or more
+  // Move: dst (Reduce: copy) will not be read soon. v-collectives: where all that is received is Request::stream_bytes or more.
+  bool stream = false;
   bool partial = false;              // Reduce: write partial results. Send/Recv: the span holds partial results
   bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
   uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources

@@ -39,6 +39,7 @@ std::vector<Shape> shapes() {
   return {{"flat2", 2, {}, nullptr, nullptr},
           {"flat4", 4, {}, nullptr, nullptr},
           {"flat2_little_staging", 2, {}, nullptr, "STAGING_BYTES=2M"},
+          {"flat3_streamed", 3, {}, nullptr, "STORES=streamed"},
           {"flat3_no_one_hop", 3, {}, nullptr, "EAGER_BYTES=0;CHUNK_BYTES=64K"},
           {"tcp_1_1", 2, {"a", "b"}, "tcp", nullptr},
           {"tcp_2_1", 3, {"a", "a", "b"}, "tcp", nullptr},
