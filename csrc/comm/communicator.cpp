@@ -128,6 +128,8 @@ void note_missing_profiles(const topology::Topology &t, const std::string &name)
       missing, info.device, info.hostname);
 }
 
+constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a window; smaller ones travel with their frames
+
 uint32_t random32() {
   static thread_local std::mt19937 generator{std::random_device{}()};
   return static_cast<uint32_t>(generator());
@@ -512,6 +514,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   comm->devices_ = topology::has_devices(comm->topology_);
   for (int r = world - 1; r >= 0; --r)
     if (infos[static_cast<size_t>(r)].fnuz) comm->fnuz_rank_ = r;
+  RingPlace place;
+  uint64_t part = 0;
   attempt([&] {
     engine::MemberSetup setup;
     setup.context = context;
@@ -523,10 +527,26 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     setup.mailbox_offset = mine.mailbox;
     setup.cell_bytes = comm->eager_bytes_;
     if (comm->devices_) {  // where all share memory, all keep a ring at a fixed place, which devices reach
-      setup.part_bytes = 8 * comm->chunk_bytes_;
+      part = 8 * comm->chunk_bytes_;
       const uint64_t most = (plan::most_ring_bytes(comm->chunk_bytes_, plan::kDeviceSlots) + 4095) / 4096 * 4096;
-      undo.ring_bytes = topology.flat && world > 1 && most <= context->arena().staging_limit() / 16 ? most : 0;
-      undo.ring = context->take_fixed_ring(undo.ring_bytes);
+      uint64_t staging = UINT64_MAX;  // the least of all ranks, which must cut messages alike
+      for (const RankBlob &r : ranks) staging = std::min(staging, r.staging);
+      if (topology.flat && world > 1 && most <= staging / 16) {
+        // Behind the ring a window for each other rank: all together 1/32 of the staging memory.
+        const uint64_t others = static_cast<uint64_t>(world) - 1, window = staging / 32 / others;
+        if (const uint64_t quarter = window / 4 / 4096 * 4096; quarter >= kLeastPart) {
+          part = std::min(part / 4096 * 4096, quarter);
+          place.slots = std::min<uint64_t>(window / part, engine::Member::kMostWindowSlots);
+        }
+        undo.ring_bytes = most + others * place.slots * part;
+        undo.ring = context->take_fixed_ring(undo.ring_bytes);
+        if (undo.ring == 0) {
+          undo.ring = context->take_fixed_ring(undo.ring_bytes = most);
+          place.slots = 0;
+        }
+        if (undo.ring != 0) place = {undo.ring, most, place.slots};
+      }
+      setup.part_bytes = part;
       setup.fixed_ring = undo.ring;
       setup.fixed_ring_bytes = undo.ring_bytes;
     }
@@ -560,24 +580,25 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     context->set_member(mine.index, comm->member_);
   });
   // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
-  Blob place(sizeof(RingPlace));
-  const RingPlace ring{undo.ring, undo.ring ? undo.ring_bytes : 0};
-  std::memcpy(place.data(), &ring, sizeof ring);
-  const std::vector<Ballot> places = vote(exchange, name, trouble, false, std::move(place), deadline);
+  Blob said(sizeof place);
+  std::memcpy(said.data(), &place, sizeof place);
+  const std::vector<Ballot> places = vote(exchange, name, trouble, false, std::move(said), deadline);
   if (comm->devices_ && topology.flat) {
     std::vector<RingPlace> rings;
     for (int q = 0; q < world; ++q) {
-      const Blob &said = places[static_cast<size_t>(q)].extra;
+      const Blob &theirs = places[static_cast<size_t>(q)].extra;
       RingPlace p;
-      if (said.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", name, q);
-      std::memcpy(&p, said.data(), sizeof p);
+      if (theirs.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", name, q);
+      std::memcpy(&p, theirs.data(), sizeof p);
       const size_t size =
           processes[static_cast<size_t>(q)] ? processes[static_cast<size_t>(q)]->arena.size() : context->arena().bytes();
-      if (p.offset % 4096 != 0 || p.bytes > size || p.offset > size - p.bytes)
+      const uint64_t windows =
+          p.slots <= engine::Member::kMostWindowSlots ? static_cast<uint64_t>(world - 1) * p.slots * part : size;
+      if (p.offset % 4096 != 0 || p.bytes > size || windows > size - p.bytes || p.offset > size - p.bytes - windows)
         fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
       rings.push_back(p);
     }
-    comm->fix_rings(rings, device.runtime, device.number);
+    comm->fix_rings(rings, part, device.runtime, device.number);
   }
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
@@ -592,24 +613,37 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
 
 // Rings have their fixed places where all that share memory have one. The device of this rank uses them where it reaches them all; that
 // is its own affair, since it changes neither what the others find in a slot nor when.
-void Communicator::fix_rings(const std::vector<RingPlace> &places, device::Runtime *runtime, int device) {
+void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device) {
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0) return member_->fix_rings(0, {});  // some rank has no room
   fixed_rings_ = true;
   std::vector<std::byte *> rings(places.size(), nullptr);
+  const auto windows = [&](size_t q) { return (places.size() - 1) * places[q].slots * part; };
   bool all = runtime != nullptr;
   for (size_t q = 0; all && q < places.size(); ++q) {
     const engine::PeerRank &p = member_->peers()[q];
-    all = (rings[q] = context_->reach(*runtime, device, p.process, places[q].offset, places[q].bytes)) != nullptr;
+    all =
+        (rings[q] = context_->reach(*runtime, device, p.process, places[q].offset, places[q].bytes + windows(q))) != nullptr;
   }
+  std::vector<engine::Member::TheirWindow> theirs;
+  for (size_t q = 0; q < places.size(); ++q) {
+    const uint64_t at = places[q].bytes + engine::Member::window_of(static_cast<int>(q), rank()) * places[q].slots * part;
+    theirs.push_back({static_cast<uint32_t>(places[q].slots), all ? rings[q] + at : nullptr});
+  }
+  const RingPlace &mine = places[static_cast<size_t>(rank())];
+  member_->fix_windows(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), theirs);
   member_->fix_rings(bytes, all ? std::move(rings) : std::vector<std::byte *>{});
   reach_ = all ? bytes : 0;
   if (all && settings_.text(Setting::GuardSlots) == "on") {
-    std::vector<std::span<std::byte>> slots;
-    for (size_t q = 0; q < places.size(); ++q)
-      slots.emplace_back(member_->peers()[q].arena + places[q].offset, places[q].bytes);
+    std::vector<std::span<std::byte>> slots, closed;
+    for (size_t q = 0; q < places.size(); ++q) {
+      std::byte *const at = member_->peers()[q].arena + places[q].offset;
+      slots.emplace_back(at, places[q].bytes);
+      if (windows(q) != 0) closed.emplace_back(at + places[q].bytes, windows(q));
+    }
     member_->guard(std::move(slots));
+    member_->guard_windows(std::move(closed));
   }
 }
 

@@ -82,8 +82,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                             Deadline deadline);
   struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena
     uint64_t offset = 0, bytes = 0;  // 0: nowhere
+    uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
   };
-  void fix_rings(const std::vector<RingPlace> &places, device::Runtime *runtime, int device);
+  void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device);
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
   bool on_device(const char *name, const void *send, const void *recv) const;

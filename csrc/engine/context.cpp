@@ -131,10 +131,12 @@ Context::~Context() {
   progress_.join();
   {
     const std::lock_guard lock(courier_mutex_);
-    courier_ends_ = true;
+    couriers_end_ = true;
   }
-  courier_called_.notify_all();
-  if (courier_.joinable()) courier_.join();
+  for (const auto &courier : couriers_) {  // nobody makes one any more
+    courier->called.notify_all();
+    if (courier->thread.joinable()) courier->thread.join();
+  }
   for (const Reached &r : reached_) r.runtime->unregister_host(r.device, r.peer->arena.data() + r.offset);
   for (const OnDevice &d : devices_)
     if (d.there) d.runtime->unregister_host(d.device, arena_.staging_begin());
@@ -477,30 +479,36 @@ void Context::activate(Member &member) {
 
 void Context::courier(Member &member) {
   auto shared = member.weak_from_this();
-  {
-    const std::lock_guard lock(courier_mutex_);
-    try {
-      courier_jobs_.push_back(std::move(shared));
-      if (!courier_.joinable()) courier_ = own([this] { courier_loop(); });
-    } catch (const std::exception &e) {
-      member.fail(Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what()), true);
-      return;
+  const std::lock_guard lock(courier_mutex_);
+  try {
+    auto mine = std::find_if(couriers_.begin(), couriers_.end(),
+                             [&](const auto &c) { return c->runtime == member.runtime() && c->device == member.device(); });
+    if (mine == couriers_.end()) {
+      couriers_.push_back(std::make_unique<Courier>());
+      mine = couriers_.end() - 1;
+      (*mine)->runtime = member.runtime();
+      (*mine)->device = member.device();
     }
+    Courier &courier = **mine;
+    courier.jobs.push_back(std::move(shared));
+    if (!courier.thread.joinable()) courier.thread = own([this, &courier] { courier_loop(courier); });
+    courier.called.notify_one();
+  } catch (const std::exception &e) {
+    member.fail(Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what()), true);
   }
-  courier_called_.notify_one();
 }
 
-void Context::courier_loop() {
+void Context::courier_loop(Courier &courier) {
   enter_own_thread();
   std::vector<std::weak_ptr<Member>> jobs, again;
   for (;;) {
     {
       std::unique_lock lock(courier_mutex_);
-      const auto called = [this] { return courier_ends_ || !courier_jobs_.empty(); };
-      if (again.empty()) courier_called_.wait(lock, called);
-      else courier_called_.wait_for(lock, std::chrono::milliseconds(1), called);
-      if (courier_ends_) return;
-      jobs.swap(courier_jobs_);
+      const auto called = [&] { return couriers_end_ || !courier.jobs.empty(); };
+      if (again.empty()) courier.called.wait(lock, called);
+      else courier.called.wait_for(lock, std::chrono::milliseconds(1), called);
+      if (couriers_end_) return;
+      jobs.swap(courier.jobs);
     }
     for (auto &job : again) jobs.push_back(std::move(job));
     again.clear();

@@ -105,7 +105,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void cancel_on_links(Member &member);
   void wake() noexcept { arena_.doorbell().ring(); }
   void activate(Member &member);  // it has operations that nobody may be waiting for
-  // The courier, a thread that may call devices' runtimes, carries messages of that member (Member::carry_messages). Begun at first use.
+  // The courier, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
+  // call of the runtime may wait for what the device has to do. Begun at first use.
   void courier(Member &member);
   std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
   // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`. ready(watched) is asked once more before;
@@ -196,7 +197,14 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bool drive_slot(LinkSlot &slot);
   static void enter_own_thread() noexcept;
   void progress_loop();
-  void courier_loop();
+  struct Courier {
+    device::Runtime *runtime;
+    int device;
+    std::condition_variable called;
+    std::vector<std::weak_ptr<Member>> jobs;
+    std::thread thread;
+  };
+  void courier_loop(Courier &courier);
   static std::thread own(std::function<void()> loop);
   void poll_sockets(int64_t ns);
 
@@ -266,10 +274,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   std::atomic<uint64_t> message_staging_[4] = {};
   std::mutex courier_mutex_;
-  std::condition_variable courier_called_;
-  std::vector<std::weak_ptr<Member>> courier_jobs_;
-  bool courier_ends_ = false;
-  std::thread courier_;
+  std::vector<std::unique_ptr<Courier>> couriers_;
+  bool couriers_end_ = false;
 
   std::mutex fold_pool_mutex_;
   std::unique_ptr<FoldPool> fold_pool_owner_;

@@ -65,11 +65,12 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
       if (!take(body, b)) break;
       if (auto m = member_at(b.member); m && m->epoch() == b.epoch) {
         if (b.stage == 1) return m->peer_left_library(b.rank), true;
-        m->peer_left(b.rank, b.done, b.stage == 2);
+        m->peer_left(b.rank, b.done, b.stage);
       }  // and to those below: the member may be about to retire, and has looked already
       std::lock_guard lock(retired_mutex_);
       for (auto &r : retired_)
-        if (r.index == b.member && r.epoch == b.epoch && b.rank < r.gone->size()) (*r.gone)[b.rank].store(true);
+        if (r.index == b.member && r.epoch == b.epoch && b.rank < r.gone->size() && b.stage != 3)
+          (*r.gone)[b.rank].store(true);
       break;
     }
     default: break;

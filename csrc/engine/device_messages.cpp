@@ -143,16 +143,8 @@ void Member::submit_message(Op *op) noexcept {
     if (op->call.on_stream) context_->activate(*this);
     return send ? send_from_device(op) : recv_to_device(op);
   }
-  if (!send) return start_recv(op);
-  {
-    const std::lock_guard lock(match_lock_);
-    if (behind_another(op)) {  // one before it is not out yet, and messages keep their order
-      taking_.append(op);
-      porting_.fetch_add(1, std::memory_order_release);
-      return;
-    }
-  }
-  start_send(op);
+  if (send) start_send(op, true);
+  else start_recv(op);
 }
 
 // The thread that is inside a link, or in a callback of an operation that it has ended, is what the message would need to go on.
@@ -177,6 +169,7 @@ void Member::send_from_device(Op *op) noexcept {
   bool waits = false;
   {
     const std::lock_guard lock(match_lock_);
+    number_send(op);
     taking_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
     waits = unstaged_ != 0;
@@ -184,13 +177,16 @@ void Member::send_from_device(Op *op) noexcept {
   if (failed() || !porter_) return;  // drive() ends it
   try {
     const bool small = op->call.bytes <= kEagerMessage;
-    if ((small || !waits) && stage(op, small ? Place::Small : Place::Send)) return porter_->take(*op);
+    if (small ? stage(op, Place::Small)
+              : !waits && (into_window(op) || (!waits_for_slot(op, now_ns()) && stage(op, Place::Send))))
+      return porter_->take(*op);
   } catch (const Error &e) { return fail(e.code(), describe(*op) + ": " + e.text(), true); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
     const std::lock_guard lock(match_lock_);
     ++unstaged_;
   }
+  if (op->number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
   courier_wanted_.store(true, std::memory_order_release);
   context_->wake();
@@ -198,7 +194,7 @@ void Member::send_from_device(Op *op) noexcept {
 
 void Member::recv_to_device(Op *op) noexcept {
   const std::lock_guard porter(porter_mutex_);
-  if (failed() || !porter_) return start_recv(op);  // drive() ends it
+  if (failed() || !porter_) return (void)start_recv(op);  // drive() ends it
   const bool small = op->call.bytes <= kEagerMessage;
   struct Keep {  // once it has begun, it may be over before its submission has ended
     Op *op = nullptr;
@@ -212,22 +208,16 @@ void Member::recv_to_device(Op *op) noexcept {
       if (!op->begun) porter_->mark(*op);
       op->call.on_stream = false;
     }
-    if (op->call.on_stream && porter_->gates() && all_staged() && stage(op, small ? Place::Small : Place::Ahead)) {
-      op->port = Port::Expected;
+    if (op->call.on_stream && porter_->gates() && all_staged()) {
       porter_->make_gate();
-      {
-        const std::lock_guard lock(match_lock_);
-        porter_->reserve(*op);
-        put_behind_gates(op);
-      }
-      // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       if (!op->inline_op) {
         OpPool::retain(op);
         keep.op = op;
       }
-      begun = true;
-      start_recv(op);
-      return porter_->expect(*op);
+      // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
+      op->port = Port::Expected;
+      begun = (by_window(op) && start_recv(op)) || (stage(op, small ? Place::Small : Place::Ahead) && start_recv(op));
+      if (begun) return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
     if (small && !op->staged && !stage(op, Place::Small))
@@ -286,7 +276,12 @@ void Member::order_part(Op *op, void *stream) noexcept {
 bool Member::stage_posted(Op *op) noexcept {
   {
     const std::lock_guard lock(match_lock_);
-    if (op->staged || !posted_.has(op)) return op->staged;
+    if (op->staged || op->windowed || !posted_.has(op)) return op->staged || op->windowed;
+    if (op->claim != 0 && may_gate(op->call.root, op->claim)) {
+      peers_[op->call.root].from.gated = std::max(peers_[op->call.root].from.gated, op->claim);
+      op->place = slot_place(op->call.root, op->claim);
+      return op->windowed = true;
+    }
   }
   const std::optional<Stage> free = take_stage(op->call.bytes, Place::Ahead);
   if (!free) return false;
@@ -358,6 +353,8 @@ void Member::come(Op *op) noexcept {
 
 bool Member::drive_messages() noexcept {
   bool moved = false;
+  if (slot_waiters_.load(std::memory_order_relaxed) != 0 && room_for_a_waiter())
+    courier_wanted_.store(true, std::memory_order_release);
   while (!failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
   open_gates();
   if (courier_wanted_.exchange(false, std::memory_order_acq_rel)) context_->courier(*this);
@@ -389,7 +386,7 @@ bool Member::start_next_send() noexcept {
     starting_ = {true, op->call.root, op->call.tag};
     porting_.fetch_sub(1, std::memory_order_release);
   }
-  start_send(op);
+  start_send(op, false);
   const std::lock_guard lock(match_lock_);
   starting_ = {};
   return true;
@@ -407,14 +404,18 @@ bool Member::grant_next() noexcept {
   {
     const std::lock_guard lock(match_lock_);
     op = granting_.head;
+    while (op && op->lies < 0 && !may_come(op)) op = op->match_next;
   }
   if (!op) return false;
-  const auto free = take_stage(op->call.bytes, Place::Announced);
-  if (!free) return false;
+  if (op->lies >= 0) return bring(op), true;
+  const bool place = on_stage(op) && !op->staged && !op->windowed;
+  const std::optional<Stage> free = place ? take_stage(op->call.bytes, Place::Announced) : std::nullopt;
+  if (place && !free) return false;
   const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
+  if (op->windowed) touch_windows();
   granting_.take(op);
   porting_.fetch_sub(1, std::memory_order_release);
-  give_place(op, *free);
+  if (place) give_place(op, *free);
   receiving_.append(op);
   clear_to_send(op, op->source, op->message_id);
   return true;
@@ -448,21 +449,27 @@ bool Member::carry_messages() noexcept {
     const std::lock_guard porter(porter_mutex_);
     if (failed() || !porter_) return false;
     Op *op = nullptr;
+    bool later = false;
+    const int64_t now = now_ns();
     {
       const std::lock_guard lock(match_lock_);
       for (Op *o = landing_.head; o && !op; o = o->match_next)
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
-      for (Op *o = taking_.head; o && !op; o = o->match_next)
-        if (o->port == Port::Taken && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
+      for (Op *o = taking_.head; o && !op; o = o->match_next) {
+        if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
+        if (!o->staged && !slot_free(o) && waits_for_slot(o, now)) later = true;
+        else op = o;
+      }
     }
-    if (!op) return false;
+    if (!op) return later;
     try {
       if (op->port == Port::Courier) {
         porter_->put(*op);
         continue;
       }
-      if (!op->staged && !stage(op, Place::Send)) return true;
+      if (!op->staged && !into_window(op) && !stage(op, Place::Send)) return true;
       porter_->take(*op);
+      if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
       const std::lock_guard lock(match_lock_);
       --unstaged_;
     } catch (const Error &e) {

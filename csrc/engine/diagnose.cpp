@@ -219,7 +219,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
     if (!late) return;
     for (const OpList *list : {&taking_, &landing_})
       for (const Op *o = list->head; o && !held; o = o->match_next)
-        if (o == late && on_stage(o)) held = o;
+        if (o == late && on_stage(o) && (o->number == 0 || o->ticket.load(std::memory_order_relaxed) != 0)) held = o;
     copy.call = late->call;
     copy.source = late->source;
     copy.label = late->label;

@@ -4,8 +4,9 @@
 //   lines 1..4   the plan's counters, a line each
 //   lines 5..12  descriptions of the last 8 collectives: what was called, and where its ring lies
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
-//   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it), and the
-//                bytes of the block that this rank has for it in a collective whose sizes only the two of them know
+//   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it), the
+//                bytes of the block that this rank has for it in a collective whose sizes only the two of them know, and how many of
+//                its messages for this rank's window have been asked for and how many have left it (windows.cpp)
 //
 // An operation's description is written before anything of it can be seen through a counter or a cell, so a reader that has seen
 // those may read it plainly; its words are atomics because a reader may also look early, to find a mismatch.
@@ -57,8 +58,14 @@ struct Mailbox {
   std::atomic<uint64_t> &block(int rank, int world, uint64_t cell_bytes) noexcept {
     return consumed(world + rank, cell_bytes);
   }
+  std::atomic<uint64_t> &asked(int rank, int world, uint64_t cell_bytes) noexcept {
+    return consumed(2 * world + rank, cell_bytes);
+  }
+  std::atomic<uint64_t> &landed(int rank, int world, uint64_t cell_bytes) noexcept {
+    return consumed(3 * world + rank, cell_bytes);
+  }
   static uint64_t bytes(uint64_t cell_bytes, int world) noexcept {
-    return sizeof(Mailbox) + 2 * stride(cell_bytes) + 2 * static_cast<uint64_t>(world) * sizeof(uint64_t);
+    return sizeof(Mailbox) + 2 * stride(cell_bytes) + 4 * static_cast<uint64_t>(world) * sizeof(uint64_t);
   }
 };
 

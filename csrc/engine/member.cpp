@@ -349,6 +349,7 @@ bool Member::end_what_memory_completes() noexcept {
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op, code == Code::Ok);
   if (op->staged) unstage(op);
+  if (code == Code::Ok && op->number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
@@ -559,7 +560,7 @@ void Member::link_broken(const link::Link *link, const std::string &why) noexcep
   }
 }
 
-// stage 0: it leaves; 2: the same, after a failure; 1: its part of the library's communicator has ended.
+// stage 0: it leaves; 2: the same, after a failure; 3: and its device may still write to windows; 1: its part of the library's communicator has ended.
 void Member::say_leave(int rank, uint32_t stage) noexcept {
   struct {
     uint32_t member, epoch, rank, stage;
@@ -621,9 +622,10 @@ void Member::leave_library(bool broken) noexcept {
   if (together && rank_ != maker) say_leave(maker, 1);
 }
 
-void Member::peer_left(uint32_t rank, uint64_t done, bool broken) noexcept {
+void Member::peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept {
   if (rank >= static_cast<uint32_t>(world_)) return;
-  peers_[rank].left_broken.store(broken, std::memory_order_relaxed);
+  peers_[rank].left_broken.store(stage >= 2, std::memory_order_relaxed);
+  peers_[rank].left_writing.store(stage == 3, std::memory_order_relaxed);
   peers_[rank].left_done.store(done, std::memory_order_relaxed);
   peers_[rank].left_ns.store(now_ns(), std::memory_order_relaxed);
   peers_[rank].left.store(true, std::memory_order_release);
@@ -650,19 +652,26 @@ void Member::leave(int64_t until_ns) noexcept {
   // A peer may be inside an operation that failed here: it reads our slots until it has ended it too, or has left.
   const uint64_t entered = entered_.load(std::memory_order_acquire);
   for (int q = 0; q < world_; ++q)
-    if (q != rank_) say_leave(q, broken ? 2 : 0);
+    if (q != rank_) say_leave(q, !broken ? 0 : porter_ && porter_->busy() ? 3 : 2);
   if (island_) leave_library(broken);
   // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
   struct Reader {
     int rank;
     bootstrap::Peer *process;
     Mailbox *mail;
+    bool writes;  // its device, to our window
   };
   std::vector<Reader> readers;
   for (int q = 0; q < world_; ++q)
-    if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail});
+    if (q != rank_ && peers_[q].mail)
+      readers.push_back({q, peers_[q].process, peers_[q].mail,
+                         peers_[q].from.offset != 0 && !topology_.ranks[static_cast<size_t>(q)].device.empty()});
   Context *context = context_.get();
   let_in(true);
+  {
+    const std::lock_guard lock(match_lock_);
+    touch_windows();
+  }
   free_stages();
   const std::lock_guard ring_lock(ring_mutex_);
   std::vector<uint64_t> rings = std::move(old_rings_);
@@ -680,7 +689,7 @@ void Member::leave(int64_t until_ns) noexcept {
       [readers, entered, gone] {
         for (const auto &r : readers)
           if (!(*gone)[r.rank].load() && !(r.process && r.process->lost.load()) &&
-              r.mail->done.value.load(std::memory_order_acquire) < entered)
+              (r.writes || r.mail->done.value.load(std::memory_order_acquire) < entered))
             return false;
         return true;
       },
@@ -690,7 +699,7 @@ void Member::leave(int64_t until_ns) noexcept {
         context->arena().free_mailbox(mailbox);
       });
   for (int q = 0; q < world_; ++q)  // after retire(), which hears of those that leave from now on
-    if (peers_[q].left.load(std::memory_order_acquire)) (*gone)[q].store(true);
+    if (peers_[q].left.load(std::memory_order_acquire) && !peers_[q].left_writing.load()) (*gone)[q].store(true);
   context_->remove_member(index_);
 }
 

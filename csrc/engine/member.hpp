@@ -35,6 +35,7 @@ struct PeerRank {                      // what this member knows of one rank
   uint32_t their_index = 0;               // of the communicator in that process
   std::atomic<bool> left{false};          // it destroyed its side
   std::atomic<bool> left_broken{false};   // and its side had failed
+  std::atomic<bool> left_writing{false};  // and its device may still write to this rank's window
   std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
@@ -49,6 +50,23 @@ struct PeerRank {                      // what this member knows of one rank
     std::unique_ptr<std::byte[]> data;
   };
   std::deque<Unexpected> unexpected;
+  // Windows (match lock): the one that this rank has for it, and the one that it has for this rank.
+  struct {
+    uint64_t offset = 0;   // in our arena; 0: none
+    uint64_t claimed = 0;  // receives that will have one of its messages, or have had it
+    uint64_t matched = 0;
+    uint64_t landed = 0;          // up to this number all slots are free
+    std::vector<uint64_t> ahead;  // and these
+    uint64_t gated = 0;           // up to this number all have left their slots, or stand behind gates in their order
+    uint32_t apart = 0;           // receives behind gates with a place of their own, whose messages have not come
+  } from;
+  struct {
+    uint32_t slots = 0;          // 0: none
+    std::byte *there = nullptr;  // where our device finds it; null: it does not reach it
+    uint64_t numbered = 0;
+    uint64_t seen = 0;  // of what has landed, and since when: the courier's
+    int64_t seen_ns = 0;
+  } to;
   // its ring for the operation `ring_sequence` (exec)
   uint64_t ring_sequence = 0;
   std::byte *ring = nullptr;
@@ -109,6 +127,20 @@ class Member : public std::enable_shared_from_this<Member> {
   void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
   // Takes the access to these away from this process, the setting GuardSlots, in operations that leave them to devices. Likewise.
   void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
+  // Windows for messages (windows.cpp), of `slots` parts each: `mine` is where in the arena this rank's begin; `theirs`, by rank, how many
+  // slots the one for this rank has there and where this rank's device finds it. Before the first operation.
+  struct TheirWindow {
+    uint32_t slots = 0;
+    std::byte *there = nullptr;
+  };
+  static constexpr uint32_t kMostWindowSlots = 32;
+  void fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirWindow> &theirs);
+  // Which of rank `owner`'s windows is the one for `sender`.
+  static uint64_t window_of(int owner, int sender) noexcept {
+    return static_cast<uint64_t>(sender < owner ? sender : sender - 1);
+  }
+  // Takes the access to these, which are windows, away from this process until a processor has to copy a message there.
+  void guard_windows(std::vector<std::span<std::byte>> windows);
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
@@ -158,7 +190,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void credit(uint32_t rank, uint64_t granted) noexcept;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  void peer_left(uint32_t rank, uint64_t done, bool broken) noexcept;
+  // stage: see say_leave()
+  void peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept;
   void peer_left_library(uint32_t rank) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
@@ -257,13 +290,33 @@ class Member : public std::enable_shared_from_this<Member> {
   void come(Op *op) noexcept;  // match lock: the message of a receive is there, in its stage
   bool messages_settled() noexcept;
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
-  void start_send(Op *op) noexcept;  // messages.cpp
-  void start_recv(Op *op) noexcept;
+  bool by_window(const Op *op) const noexcept;                // windows.cpp
+  void number_send(Op *op) noexcept;                          // match lock
+  void claim(Op *op) noexcept;                                // match lock
+  bool claimable(const Op *op) const noexcept;                // match lock
+  void number_receive(Op *op, int source) noexcept;           // match lock
+  bool may_come(const Op *op) const noexcept;                 // match lock
+  bool may_gate(int source, uint64_t number) const noexcept;  // match lock
+  void say_asked(int source) noexcept;                        // match lock
+  void slot_left(Op *op) noexcept;                            // match lock
+  uint64_t slot_place(int source, uint64_t number) const noexcept;
+  bool slot_free(const Op *op) noexcept;
+  bool into_window(Op *op) noexcept;
+  bool waits_for_slot(const Op *op, int64_t now) noexcept;
+  bool lies_there(Op *op, uint32_t slot) noexcept;  // match lock
+  void bring(Op *op) noexcept;                      // exec
+  void has_landed(Op *op) noexcept;
+  bool room_for_a_waiter() noexcept;
+  void touch_windows() noexcept;  // match lock
+  // messages.cpp. Start a send: false where it is a new one that has to wait for those before it. A receive: false where its place on the
+  // device is not known, and it has no other.
+  bool start_send(Op *op, bool fresh) noexcept;
+  bool start_recv(Op *op) noexcept;
   void prepare_messages();  // match lock; before the first message: what steady traffic needs, allocated once
   void clear_to_send(Op *op, int source, uint64_t id) noexcept;
   bool fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
   static bool wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept;
-  static void met(Op *op, int source) noexcept;
+  void met(Op *op, int source) noexcept;
   void end_wrong(Op *op, std::string text) noexcept;
   void grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come
   static constexpr uint64_t kEagerMessage = 16 * 1024;   // and less: sent without having been asked for
@@ -368,6 +421,7 @@ class Member : public std::enable_shared_from_this<Member> {
     uint64_t id = 0, total = 0, whole = 0;
     uint32_t part = 0;
     bool rendezvous = false;  // only the announcement has come
+    int32_t lies = -1;        // in this slot of our window
     bool complete = false;
     Op *claimed = nullptr;  // a receive that takes it once it is complete
     std::vector<std::byte> data;
@@ -378,7 +432,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
   OpList posted_, sending_, receiving_, flowing_;
   // Messages in device memory, and what has to keep its place among them: sends in order, until their bytes are out; announced messages
-  // that wait for pinned memory; receives whose bytes are there.
+  // that wait for pinned memory, for their slot, or for a processor that brings them; receives whose bytes are there.
   OpList taking_, granting_, landing_;
   OpList *const lists_[7] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_};
   Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
@@ -389,6 +443,10 @@ class Member : public std::enable_shared_from_this<Member> {
   } starting_;             // a send that was taken out of taking_ and is not in its link yet
   uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory
   std::atomic<bool> courier_wanted_{false};
+  uint32_t window_slots_ = 0;              // of ours, each
+  uint32_t any_source_ = 0;                // match lock: receives from any rank that may take a message of a window
+  std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
+  std::vector<std::span<std::byte>> guarded_windows_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
   std::atomic<int64_t> device_asked_ns_{0};
   std::atomic<bool> device_doubted_{false};

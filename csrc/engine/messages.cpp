@@ -45,19 +45,28 @@ void Member::sent(link::Outgoing &out) {
   }
 }
 
-void Member::start_send(Op *op) noexcept {
+bool Member::start_send(Op *op, bool fresh) noexcept {
   PeerRank &p = peers_[op->call.root];
   const uint64_t total = op->call.bytes;
   op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
   op->out.data = op->data(context_->arena().base());
   op->out.pending = op->out.also = nullptr;
-  bool eager = total <= kEagerMessage;
+  bool eager = total <= kEagerMessage && !op->window;
   match_lock_.lock();
+  if (fresh && behind_another(op)) {  // one before it is not out yet, and messages keep their order
+    number_send(op);
+    taking_.append(op);
+    porting_.fetch_add(1, std::memory_order_release);
+    match_lock_.unlock();
+    return false;
+  }
   if (failed()) {
     match_lock_.unlock();
     const Status why = failure();
-    return end_op(op, why.code, about(*op, why.text));
+    end_op(op, why.code, about(*op, why.text));
+    return true;
   }
+  number_send(op);
   // Half of the window is for collectives: messages that nobody receives yet must not hold them up.
   if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p) - credit_window_ / 2) {
     p.bytes_out.fetch_sub(total, std::memory_order_relaxed);
@@ -67,6 +76,12 @@ void Member::start_send(Op *op) noexcept {
     op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = &Member::sent;
     flowing_.append(op);
+  } else if (op->window) {
+    op->out.header = header(*op, link::FrameKind::Placed, p.their_index, epoch_, rank_, op->message_id);
+    op->out.header.slot = static_cast<uint16_t>((op->number - 1) % p.to.slots);
+    op->out.data = nullptr;
+    op->out.finished = &Member::sent;
+    flowing_.append(op);
   } else {
     op->out.header = header(*op, link::FrameKind::RequestToSend, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = nullptr;
@@ -74,6 +89,7 @@ void Member::start_send(Op *op) noexcept {
   }
   p.link->post(op->out);
   match_lock_.unlock();
+  return true;
 }
 
 // Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
@@ -111,6 +127,7 @@ bool Member::wants(const Op *op, int source, int32_t tag, uint32_t part) noexcep
 
 void Member::met(Op *op, int source) noexcept {
   op->source = source;
+  number_receive(op, source);
   if (op->whole != 0 && op->part == 0) op->parent->parts_source = source;
 }
 
@@ -127,12 +144,14 @@ void Member::end_wrong(Op *op, std::string text) noexcept {
 
 void Member::grant(Op *op, int source, uint64_t id) noexcept {
   op->message_id = id;
-  if (on_stage(op) && !op->staged) {
+  if (!op->windowed) slot_left(op);
+  if ((on_stage(op) && !op->staged && !op->windowed) || !may_come(op)) {
     granting_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
     context_->wake();
     return;
   }
+  if (op->windowed) touch_windows();
   receiving_.append(op);
   clear_to_send(op, source, id);
 }
@@ -148,11 +167,20 @@ void Member::prepare_messages() {
   }
 }
 
-void Member::start_recv(Op *op) noexcept {
+bool Member::start_recv(Op *op) noexcept {
   std::string wrong;
   {
     std::lock_guard lock(match_lock_);
-    if (failed()) return posted_.append(op);  // drive() ends it
+    if (op->port == Port::Expected && !op->staged && !claimable(op)) return false;
+    claim(op);
+    if (op->port == Port::Expected) {
+      porter_->reserve(*op);
+      put_behind_gates(op);
+    }
+    if (failed()) {  // drive() ends it
+      posted_.append(op);
+      return true;
+    }
     prepare_messages();
     for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
       Arrived &a = **it;
@@ -160,41 +188,47 @@ void Member::start_recv(Op *op) noexcept {
       met(op, a.source);
       if (!fits(op, a.source, a.total, a.whole, a.dtype)) {
         wrong = op->text;
-        if (!a.rendezvous && !a.complete)
+        if (!a.rendezvous && !a.complete && a.lies < 0)
           break;  // its data still flows; it stays claimed by nobody and is dropped with the member
         if (a.rendezvous) clear_to_send(op, a.source, a.id);
-        else consumed(a.source, a.total);
+        else if (a.lies < 0) consumed(a.source, a.total);
         spare_.push_back(std::move(*it));
         arrived_.erase(it);
         break;
       }
-      if (a.rendezvous) {
-        grant(op, a.source, a.id);
+      if (a.rendezvous || a.lies >= 0) {
+        if (a.rendezvous) grant(op, a.source, a.id);
+        else if (!lies_there(op, static_cast<uint32_t>(a.lies))) wrong = op->text;
         spare_.push_back(std::move(*it));
         arrived_.erase(it);
-        return;
+        if (wrong.empty()) return true;
+        break;
       }
       if (!a.complete) {
         a.claimed = op;
         flowing_.append(op);
-        return;
+        return true;
       }
       copy_bytes(op->data(context_->arena().base()), a.data.data(), a.total);
       consumed(a.source, a.total);
       spare_.push_back(std::move(*it));
       arrived_.erase(it);
-      if (on_stage(op)) return come(op);
+      if (on_stage(op)) {
+        come(op);
+        return true;
+      }
       goto matched;
     }
     if (wrong.empty()) {
       posted_.append(op);
-      return;
+      return true;
     }
   }
   end_wrong(op, wrong);
-  return;
+  return true;
 matched:
   end_op(op, Code::Ok, {});
+  return true;
 }
 
 void Member::consumed(int source, uint64_t bytes) noexcept {
@@ -224,19 +258,22 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
     const auto waits_for_it = [&](const Op *o) { return wants(o, source, h.tag, h.part); };
     switch (h.kind) {
       case link::FrameKind::Message:
-      case link::FrameKind::RequestToSend: {
-        const bool rendezvous = h.kind == link::FrameKind::RequestToSend;
-        if (!rendezvous && h.bytes != h.total) return link::Accept::Drop;  // small messages come whole
+      case link::FrameKind::RequestToSend:
+      case link::FrameKind::Placed: {
+        const bool rendezvous = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
+        if (!rendezvous && !placed && h.bytes != h.total) return link::Accept::Drop;  // small messages come whole
         if (Op *op = posted_.take_first(waits_for_it)) {
           met(op, source);
           op->message_id = h.id;
           if (!fits(op, source, h.total, h.digest, h.dtype)) {
             wrong = op;
             if (rendezvous) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
-            else consumed(source, h.total);
+            else if (!placed) consumed(source, h.total);
             break;
           }
-          if (rendezvous) {
+          if (placed) {
+            if (!lies_there(op, h.slot)) wrong = op;
+          } else if (rendezvous) {
             grant(op, source, h.id);
           } else {
             receiving_.append(op);
@@ -263,7 +300,8 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         a->rendezvous = rendezvous;
         a->complete = false;
         a->claimed = nullptr;
-        if (!rendezvous) {
+        a->lies = placed ? h.slot : -1;
+        if (!rendezvous && !placed) {
           if (h.total > kEagerMessage) return link::Accept::Drop;
           a->data.resize(std::max<uint64_t>(h.total, 1));
           to = a->data.data();
@@ -312,7 +350,7 @@ void Member::received_message(const link::FrameHeader &h) {
     if (!over && h.kind == link::FrameKind::Message)
       for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
         Arrived &a = **it;
-        if (a.source != source || a.id != h.id || a.rendezvous || a.complete) continue;
+        if (a.source != source || a.id != h.id || a.rendezvous || a.complete || a.lies >= 0) continue;
         a.complete = true;
         if (a.claimed) {
           over = a.claimed;

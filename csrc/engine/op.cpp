@@ -91,6 +91,10 @@ void Op::reset() noexcept {
   staged = false;
   arrived.store(false, std::memory_order_relaxed);
   place = place_bytes = 0;
+  number = claim = 0;
+  window = nullptr;
+  windowed = counted = apart = false;
+  lies = -1;
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;
   begun = nullptr;

@@ -93,10 +93,18 @@ struct Op {
   bool staged = false;                  // `place` is its own
   std::atomic<bool> arrived{false};     // the whole message is there
   uint64_t place = 0, place_bytes = 0;  // where in the arena links find a message in device memory
-  std::atomic<uint64_t> ticket{0};      // of its copy (porter.hpp); 0: not submitted
-  Op *port_next = nullptr;              // in the order of the gates
-  device::Event *begun = nullptr;       // the porter's; what the copy comes behind, where it is submitted after the call
-  std::vector<Op *> parts;              // of a message that is ordered later, a reference each
+  // Of messages that go through windows (windows.cpp); 0, null: this one does not, or it is not known yet.
+  uint64_t number = 0;              // in the order of matching
+  uint64_t claim = 0;               // a receive's number, where it is known before its message has come
+  std::byte *window = nullptr;      // a send's: where this rank's device finds the slot
+  bool windowed = false;            // a receive's `place` is in the window
+  bool counted = false;             // among the receives from any rank that may take such a message
+  bool apart = false;               // among those behind gates with a place of their own
+  int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
+  std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
+  Op *port_next = nullptr;          // in the order of the gates
+  device::Event *begun = nullptr;   // the porter's; what the copy comes behind, where it is submitted after the call
+  std::vector<Op *> parts;          // of a message that is ordered later, a reference each
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (port != Port::None) return arena + place;

@@ -15,13 +15,20 @@
 
 namespace isthmus::link {
 
-enum class FrameKind : uint8_t { PlanData = 1, Message = 2, RequestToSend = 3, ClearToSend = 4, MessageData = 5 };
+enum class FrameKind : uint8_t {
+  PlanData = 1,
+  Message = 2,
+  RequestToSend = 3,
+  ClearToSend = 4,
+  MessageData = 5,
+  Placed = 6
+};
 
 struct FrameHeader {  // as on the wire, little endian (every supported host is)
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::PlanData;
   uint8_t dtype = 0;
-  uint16_t reserved = 0;
+  uint16_t slot = 0;    // Placed: of the receiver's window, where the message lies
   uint32_t member = 0;  // index of the communicator in the receiving process
   uint32_t epoch = 0;   // of the communicator; frames of another are dropped
   uint32_t source = 0;  // rank of the sender
@@ -36,6 +43,11 @@ struct FrameHeader {  // as on the wire, little endian (every supported host is)
 };
 static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHeader>);
 inline constexpr uint32_t kMaxPayload = 1u << 20;
+
+// A frame of this kind has no payload, whatever its total says.
+constexpr bool is_bare(FrameKind kind) noexcept {
+  return kind == FrameKind::RequestToSend || kind == FrameKind::ClearToSend || kind == FrameKind::Placed;
+}
 
 // Empty text: well-formed. Bounds only; what the fields mean is the engine's to check.
 const char *frame_fault(const FrameHeader &h) noexcept;

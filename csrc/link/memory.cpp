@@ -55,8 +55,7 @@ void ShmLink::warm(ByteRing *ring, uint64_t capacity, uint64_t piece, bool &done
 bool ShmLink::push() {
   bool moved = false;
   while (Outgoing *out = queue_.front()) {
-    const bool bare = out->header.kind == FrameKind::RequestToSend || out->header.kind == FrameKind::ClearToSend;
-    const uint64_t rest = bare ? 0 : out->header.total - out->cut;
+    const uint64_t rest = is_bare(out->header.kind) ? 0 : out->header.total - out->cut;
     const uint64_t n = std::min(rest, kPiece);
     const uint64_t at = out_->written.load(std::memory_order_relaxed);
     // The receiver's counter lies in its cache: it is asked for where the last answer is not good enough.
@@ -164,8 +163,7 @@ bool LocalLink::progress(FrameSink &sink) {
       [&](Outgoing &out) {
         for (;;) {
           FrameHeader h = out.header;
-          const bool bare = h.kind == FrameKind::RequestToSend || h.kind == FrameKind::ClearToSend;
-          const uint64_t rest = bare ? 0 : h.total - out.cut;
+          const uint64_t rest = is_bare(h.kind) ? 0 : h.total - out.cut;
           h.offset = out.cut;
           h.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, kMaxPayload));
           std::byte *to = nullptr;

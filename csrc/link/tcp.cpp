@@ -83,7 +83,7 @@ bool TcpLink::next_piece(Stream &s, bool first) {
   if (!out) return false;
   s.out = out;
   s.header = out->header;
-  const bool bare = s.header.kind == FrameKind::RequestToSend || s.header.kind == FrameKind::ClearToSend;
+  const bool bare = is_bare(s.header.kind);
   const uint64_t rest = bare ? 0 : s.header.total - out->cut;
   s.header.offset = bare ? 0 : out->cut;
   s.header.bytes = static_cast<uint32_t>(std::min<uint64_t>(rest, queue == &ordered_ ? kMaxPayload : kPiece));

@@ -2,6 +2,9 @@
 // in parts, from any rank, where pinned memory is short, and at their ends.
 #include "device_fleet.hpp"
 
+#include <array>
+#include <random>
+
 namespace isthmus_test {
 namespace {
 
@@ -19,15 +22,15 @@ INSTANTIATE_TEST_SUITE_P(Fleets, DeviceMessages, testing::Values("0a -a", "0a 1b
 // Messages of several parts. ThreadSanitizer looks at every byte.
 #if defined(__SANITIZE_THREAD__)
 constexpr size_t kParts = 1'200'003, kManyParts = 4'000'000;
-constexpr const char *kLittleStaging = "STAGING_BYTES=8388608;CHUNK_BYTES=65536";
 #else
 constexpr size_t kParts = 5'000'003, kManyParts = 12'000'000;
-constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";
 #endif
+constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";  // without windows
+constexpr const char *kLittleWindows = "STAGING_BYTES=16777216;CHUNK_BYTES=8192";
 constexpr size_t kSizes[] = {0, 1, 100, 16 * 1024, 16 * 1024 + 1, 100'001, kParts};
 
 // Sends to the rank after this one and receives from the one before, `count` messages of a size, without streams.
-void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
+void ring(const Rank &r, size_t bytes, int count, bool here_on_host, int tag) {
   const int next = (r.rank + 1) % r.size, before = (r.rank + r.size - 1) % r.size;
   std::vector<std::unique_ptr<Memory>> out, in;
   std::vector<Work> works;
@@ -38,13 +41,17 @@ void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
   }
   // Receives first: on a device with one queue nothing of theirs may stand before the sends.
   for (int i = 0; i < count; ++i)
-    OK(isthmus_recv(r.comm, in[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, before, 3, nullptr, nullptr,
+    OK(isthmus_recv(r.comm, in[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, before, tag, nullptr, nullptr,
                     &works.emplace_back().work));
   for (int i = 0; i < count; ++i)
-    OK(isthmus_send(r.comm, out[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, next, 3, nullptr,
+    OK(isthmus_send(r.comm, out[static_cast<size_t>(i)]->at(), bytes, ISTHMUS_UINT8, next, tag, nullptr,
                     &works.emplace_back().work));
   for (const Work &work : works) OK(work.wait());
   for (int i = 0; i < count; ++i) MUST(in[static_cast<size_t>(i)]->get(bytes) == letter(before, i, bytes));
+}
+// By windows, which is for tag 0, and without.
+void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
+  for (const int tag : {0, 3}) ring(r, bytes, count, here_on_host, tag);
 }
 
 TEST_P(DeviceMessages, ArriveInOrder) {
@@ -83,12 +90,12 @@ TEST_P(DeviceMessages, BlockingCallsWork) {
 
 // The parts of a message from any rank come from one rank, also where several send such messages at once; without a stream, on one, and
 // ordered on one later.
-void from_any(const Rank &r, int on_stream) {
+void from_any(const Rank &r, int on_stream, int tag) {
   constexpr size_t kBytes = 200'001;
   if (r.rank != 0) {
     Memory x(r, kBytes);
     x.put(letter(r.rank, 0, kBytes));
-    OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 5, nullptr, nullptr));
+    OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, tag, nullptr, nullptr));
     return;
   }
   const std::unique_ptr<UserStream> user = r.host() || on_stream == 0 ? nullptr : std::make_unique<UserStream>();
@@ -98,7 +105,7 @@ void from_any(const Rank &r, int on_stream) {
   std::vector<Work> works;
   for (int q = 1; q < r.size; ++q) {
     in.push_back(std::make_unique<Memory>(r, kBytes));
-    OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, 5, nullptr, user ? &how : nullptr,
+    OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, tag, nullptr, user ? &how : nullptr,
                     &works.emplace_back().work));
   }
   if (on_stream == 2)
@@ -121,10 +128,11 @@ TEST_P(DeviceMessages, FromAnyRankAreNotMixed) {
   fly(
       GetParam(),
       [](Rank &r) {
-        for (const int on_stream : {0, 1, 2}) {
-          from_any(r, on_stream);
-          OK(isthmus_barrier(r.comm, nullptr, nullptr));
-        }
+        for (const int on_stream : {0, 1, 2})
+          for (const int tag : {0, 5}) {
+            from_any(r, on_stream, tag);
+            OK(isthmus_barrier(r.comm, nullptr, nullptr));
+          }
       },
       options);
 }
@@ -237,27 +245,32 @@ TEST(DeviceMessage, MayBeOrderedLater) {
 // More than pinned memory holds, both ways at once, in a group on a stream and without one.
 TEST(DeviceMessage, MoreThanPinnedMemoryHolds) {
   Options options;
-  options.settings = kLittleStaging;
-  for (const char *fleet : {"0a 1b", "0a -b", "0a 1a"})
-    fly(
-        fleet,
-        [](Rank &r) {
-          constexpr size_t kBytes = kManyParts;
-          ring(r, kBytes, 2, false);
-          if (r.host()) return ring(r, kBytes, 1, false);
-          const UserStream user;
-          const isthmus_call how = on(user.stream);
-          Memory out(r, kBytes), in(r, kBytes);
-          out.put(letter(r.rank, 0, kBytes));
-          const int peer = 1 - r.rank;
-          OK(isthmus_group_begin());
-          OK(isthmus_recv(r.comm, in.at(), kBytes, ISTHMUS_UINT8, peer, 3, nullptr, &how, nullptr));
-          OK(isthmus_send(r.comm, out.at(), kBytes, ISTHMUS_UINT8, peer, 3, &how, nullptr));
-          OK(isthmus_group_end(nullptr));
-          must_cu("StreamSynchronize", user.stream);
-          MUST(in.get(kBytes) == letter(peer, 0, kBytes));
-        },
-        options);
+  for (const char *settings : {kLittleStaging, kLittleWindows})
+    for (const char *fleet : {"0a 1b", "0a -b", "0a 1a"}) {
+      options.settings = settings;
+      fly(
+          fleet,
+          [](Rank &r) {
+            constexpr size_t kBytes = kManyParts;
+            ring(r, kBytes, 2, false);
+            if (r.host()) return ring(r, kBytes, 1, false);
+            const UserStream user;
+            const isthmus_call how = on(user.stream);
+            Memory out(r, kBytes), in(r, kBytes);
+            out.put(letter(r.rank, 0, kBytes));
+            const int peer = 1 - r.rank;
+            for (const int tag : {0, 3}) {
+              OK(isthmus_group_begin());
+              OK(isthmus_recv(r.comm, in.at(), kBytes, ISTHMUS_UINT8, peer, tag, nullptr, &how, nullptr));
+              OK(isthmus_send(r.comm, out.at(), kBytes, ISTHMUS_UINT8, peer, tag, &how, nullptr));
+              OK(isthmus_group_end(nullptr));
+              must_cu("StreamSynchronize", user.stream);
+              MUST(in.get(kBytes) == letter(peer, 0, kBytes));
+              in.put(Bytes(kBytes));
+            }
+          },
+          options);
+    }
 }
 
 // Once the first of a size have passed, a message costs no synchronization, allocation, registration, stream or event.
@@ -434,14 +447,108 @@ TEST(DeviceMessage, WithoutAnotherSideEnd) {
         Memory x(r, 100'000);
         Work work;
         const isthmus_result begun =
-            send ? isthmus_send(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, call, &work.work)
-                 : isthmus_recv(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 0, nullptr, call, &work.work);
+            send ? isthmus_send(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 3, call, &work.work)
+                 : isthmus_recv(r.comm, x.at(), 100'000, ISTHMUS_UINT8, 1, 3, nullptr, call, &work.work);
         OK(begun);
         MUST(work.wait() == ISTHMUS_ERR_TIMEOUT);
         const std::string text = isthmus_last_error();
         EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
         MUST(within(5, [&] { return cu("StreamQuery", user.stream) == 0; }));
       });
+}
+
+// A window takes messages before anybody asks for them, and their sender is done with them; what does not fit waits.
+TEST(DeviceMessage, WaitInTheWindowForTheirReceives) {
+  static constexpr int kMessages = 24;
+  static constexpr size_t kBytes = 100'000;
+  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b", "-a 0b"})
+    for (const bool streamed : {false, true})
+      fly(fleet, [streamed, ended = std::make_shared<std::atomic<int>>(0)](Rank &r) {
+        const std::unique_ptr<UserStream> user = r.host() || !streamed ? nullptr : std::make_unique<UserStream>();
+        const isthmus_call how = user ? on(user->stream) : isthmus_call{};
+        const isthmus_call *const call = user ? &how : nullptr;
+        std::vector<std::unique_ptr<Memory>> memory;
+        std::vector<Work> works;
+        for (int i = 0; i < kMessages; ++i) memory.push_back(std::make_unique<Memory>(r, kBytes));
+        if (r.rank == 0) {
+          for (int i = 0; i < kMessages; ++i) {
+            memory[static_cast<size_t>(i)]->put(letter(0, i, kBytes));
+            OK(isthmus_send(r.comm, memory[static_cast<size_t>(i)]->at(), kBytes, ISTHMUS_UINT8, 1, 0, call,
+                            &works.emplace_back().work));
+          }
+          if (!r.host()) {  // the processor of a host rank does not write there
+            OK(works[0].wait());
+            OK(works[3].wait());
+          }
+          EXPECT_EQ(isthmus_work_test(works.back().work), ISTHMUS_IN_PROGRESS) << "so many do not fit";
+          ++*ended;
+        } else {
+          MUST(within(20, [&] { return ended->load() == 1; }));
+          for (int i = 0; i < kMessages; ++i)
+            OK(isthmus_recv(r.comm, memory[static_cast<size_t>(i)]->at(), kBytes, ISTHMUS_UINT8,
+                            i % 5 == 4 ? ISTHMUS_ANY_SOURCE : 0, 0, nullptr, call, &works.emplace_back().work));
+        }
+        for (const Work &work : works) OK(work.wait());
+        if (r.rank == 1)
+          for (int i = 0; i < kMessages; ++i) MUST(memory[static_cast<size_t>(i)]->get(kBytes) == letter(0, i, kBytes));
+      });
+}
+
+// Two ranks go through one list of messages, each in its own way: sizes, tags and directions are the list's; streams, none, order to be
+// given later, host memory and any source are each rank's, as is how soon it calls.
+void talk(const Rank &r, unsigned seed) {
+  std::mt19937 list(seed), own(seed * 31 + static_cast<unsigned>(r.rank));
+  const auto pick = [](std::mt19937 &from, int below) { return static_cast<int>(from() % static_cast<unsigned>(below)); };
+  const std::unique_ptr<UserStream> user = r.host() ? nullptr : std::make_unique<UserStream>();
+  std::vector<std::unique_ptr<Memory>> memory;
+  std::vector<Work> works;
+  std::vector<int> incoming;
+  std::vector<size_t> sizes;
+  for (int i = 0; i < 40; ++i) {
+    const size_t bytes = std::array<size_t, 5>{200, 16'385, 60'000, 120'000, 700'001}[static_cast<size_t>(pick(list, 5))];
+    const int from = pick(list, 2), tag = pick(list, 4) == 0 ? 7 : 0;
+    const int mode = r.host() ? 3 : pick(own, 4);  // no stream, on one, ordered later (a send: on one), host memory
+    memory.push_back(std::make_unique<Memory>(r, bytes, mode == 3));
+    Memory &m = *memory.back();
+    sizes.push_back(bytes);
+    isthmus_call how = user ? on(user->stream) : isthmus_call{};
+    how.on_stream = mode == 2 && from != r.rank ? 2 : 1;
+    const isthmus_call *const call = mode == 1 || mode == 2 ? &how : nullptr;
+    Work &work = works.emplace_back();
+    incoming.push_back(from == r.rank ? 0 : how.on_stream == 2 && call ? 2 : 1);
+    if (from == r.rank) {
+      m.put(letter(from, i, bytes));
+      OK(isthmus_send(r.comm, m.at(), bytes, ISTHMUS_UINT8, 1 - from, tag, call, &work.work));
+    } else {
+      const int source = pick(own, 4) == 0 ? ISTHMUS_ANY_SOURCE : from;
+      OK(isthmus_recv(r.comm, m.at(), bytes, ISTHMUS_UINT8, source, tag, nullptr, call, &work.work));
+    }
+    if (pick(own, 6) == 0) std::this_thread::sleep_for(std::chrono::microseconds(pick(own, 3000)));
+    if (incoming.back() == 2 && pick(own, 2) == 0) OK(isthmus_work_order(work.work, user->stream));
+    // Now and then all before is waited for: on a device with one queue no rank may be more than that ahead of itself.
+    if (pick(own, 5) == 0)
+      for (const Work &w : works) OK(w.wait());
+  }
+  for (const Work &work : works) OK(work.wait());
+  if (user) must_cu("StreamSynchronize", user->stream);
+  for (size_t i = 0; i < works.size(); ++i)
+    if (incoming[i] != 0) MUST(memory[i]->get(sizes[i]) == letter(1 - r.rank, static_cast<int>(i), sizes[i]));
+  OK(isthmus_barrier(r.comm, nullptr, nullptr));
+}
+
+TEST(DeviceMessage, AreWhatWasSentHoweverEachSideCalls) {
+  Options options;
+  options.timeout = 20;
+  for (const char *settings : {kLittleWindows, kLittleStaging, "STAGING_BYTES=67108864"}) {
+    options.settings = settings;
+    for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
+      fly(
+          fleet,
+          [](Rank &r) {
+            for (unsigned seed = 1; seed <= 6; ++seed) talk(r, seed);
+          },
+          options);
+  }
 }
 
 TEST(DeviceMessage, AbortLeavesNothing) {

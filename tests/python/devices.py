@@ -447,12 +447,12 @@ class OnDevice:
     def __init__(self, comm: isthmus.Comm) -> None:
         self.comm = comm
 
-    def ring(self, x: np.ndarray, out: np.ndarray, following: int, before: int) -> None:
+    def ring(self, x: np.ndarray, out: np.ndarray, following: int, before: int, tag: int) -> None:
         """Sends x to one rank and receives out from another, in one group."""
         there, back = DeviceArray.of(x), DeviceArray.of(out)
         with isthmus.group():
-            self.comm.recv(back, before, tag=7)
-            self.comm.send(there, following, tag=7)
+            self.comm.recv(back, before, tag=tag)
+            self.comm.send(there, following, tag=tag)
         out[...] = back.get()
 
     def __getattr__(self, name: str) -> Any:

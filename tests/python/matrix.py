@@ -267,10 +267,10 @@ def _all_to_all_v(comm: isthmus.Comm, cell: Cell, _groups: object) -> _Outcome:
     return out, np.concatenate(parts), [(x, content)]
 
 
-def _ring(comm: isthmus.Comm, x: object, out: object, following: int, before: int) -> None:
+def _ring(comm: isthmus.Comm, x: object, out: object, following: int, before: int, tag: int) -> None:
     with isthmus.group():
-        comm.send(x, following, tag=7)
-        comm.recv(out, before, tag=7)
+        comm.send(x, following, tag=tag)
+        comm.recv(out, before, tag=tag)
 
 
 def _send(comm: isthmus.Comm, cell: Cell, _groups: object) -> _Outcome:
@@ -279,7 +279,8 @@ def _send(comm: isthmus.Comm, cell: Cell, _groups: object) -> _Outcome:
     content = _sample(cell.dtype, cell.count, comm.rank)
     x = Guarded(cell.dtype, cell.count, content)
     out = Guarded(cell.dtype, cell.count)
-    getattr(comm, "ring", functools.partial(_ring, comm))(x.array, out.array, following, before)
+    tag = 7 * (cell.count % 2)  # those with tag 0 take another way between devices
+    getattr(comm, "ring", functools.partial(_ring, comm))(x.array, out.array, following, before, tag)
     return out, _sample(cell.dtype, cell.count, before), [(x, content)]
 
 

@@ -283,18 +283,24 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
     def body(comm: isthmus.Comm) -> list[str]:
         def closed() -> int:
             with open("/proc/self/maps") as maps:
-                return sum("memfd:isthmus" in line and " ---s " in line for line in maps)
+                ranges = [line.split()[0] for line in maps if "memfd:isthmus" in line and " ---s " in line]
+            return sum(int(end, 16) - int(begin, 16) for begin, end in (r.split("-") for r in ranges))
 
         where, world, me = mine(comm), comm.size, comm.rank
-        wrong, guarded = [], not on_host()
+        wrong: list[str] = []
+        windows = closed()  # for messages, closed all the time
+        where.all_gather(np.zeros((1,), np.float32))
+        both = closed()
+        if (windows == 0) != on_host() or (both <= windows) != on_host():
+            wrong.append(f"{windows} bytes closed, and {both} in an operation")
         for count in (7, 1_000_003):  # one chunk; many, and slots are used again
             x = np.arange(count, dtype=np.float32) + me
             everybody = np.stack([np.arange(count, dtype=np.float32) + r for r in range(world)])
             for root in range(world):
                 y = x.copy()
                 where.broadcast(y, root)
-                if closed() != guarded * world:
-                    wrong.append(f"broadcast: {closed()} rings closed")
+                if closed() != both:
+                    wrong.append(f"broadcast: {closed()} bytes closed of {both}")
                 if not (y == everybody[root]).all():
                     wrong.append(f"broadcast from {root} of {count}")
                 y = np.zeros((world, count), np.float32)
@@ -317,8 +323,36 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
             where.all_reduce(y)
             if not (y == everybody.sum(axis=0, dtype=np.float32)).all():
                 wrong.append(f"all_reduce of {count}")
-            if count > 7 and closed():  # a part of it is each processor's
-                wrong.append(f"all_reduce: {closed()} rings closed")
+            if count > 7 and closed() != windows:  # a part of it is each processor's
+                wrong.append(f"all_reduce: {closed()} bytes closed, and windows have {windows}")
+        if "cpu" in fleet:
+            return wrong
+
+        def sent() -> int:
+            return sum(link.get("bytes_sent", 0) for link in comm.topology()["links"])
+
+        before = sent()
+        for count in (5000, 100_000, 1_000_003):  # in one slot, and in more parts than there are slots
+            for stream in (None, vendor().stream()):
+                x, y = DeviceArray.of(np.arange(count, dtype=np.float32) + me), DeviceArray.of(np.zeros(count, np.float32))
+                if stream is None:  # all are asked for before they are sent
+                    coming = comm.recv(y, (me - 1) % world, async_op=True)
+                    comm.barrier()
+                    comm.send(x, (me + 1) % world)
+                    coming.wait()
+                elif count < 1_000_000:
+                    with isthmus.group():
+                        comm.recv(y, (me - 1) % world, stream=stream)
+                        comm.send(x, (me + 1) % world, stream=stream)
+                    vendor().synchronize(stream)
+                else:
+                    continue
+                if not (y.get() == np.arange(count, dtype=np.float32) + (me - 1) % world).all():
+                    wrong.append(f"message of {count}")
+                if closed() < windows:
+                    wrong.append(f"message of {count}, stream {stream}: {closed()} bytes closed, and windows have {windows}")
+        if sent() - before > 10_000:  # frames that say where a message lies
+            wrong.append(f"{sent() - before} bytes went by links")
         return wrong
 
     switches = {"OWN_MAPPING": "1", **switches}

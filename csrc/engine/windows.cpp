@@ -1,0 +1,233 @@
+// Messages that no processor touches. Between two ranks that share memory, one of which works on a device, each has a *window* for the
+// other: a few slots at a place that both devices reach, fixed when the communicator is made. The sender numbers its messages with tag 0
+// (a large one is several, its parts) in the order in which they are matched, and number n has slot n mod K of the receiver's window. So
+// the sender's device can write there as soon as the message K before has left the slot, whether the receive has been called or not; and a
+// receive knows where its message will lie before it has come, so its copy can be submitted behind a gate.
+//
+// The receiver counts too, in the order in which receives are called. One from any rank may take a message of each of them: while it waits,
+// the receives called after it do not know their numbers before their messages come. One of these on a stream has a place of its own, to which
+// a processor brings what lies in a slot; so has one that may not have a gate (may_gate). The copies of those without a stream are submitted
+// when their messages have come, from their slots.
+//
+// Where no slot is free the message goes by the link, into its slot: from the user's host memory, or from pinned memory of the sender's, so
+// that a send need not wait for its receive. Where the receive has been called, the slot will be free soon, and the sender waits for it.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/copy.hpp"
+#include "base/log.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+
+void Member::fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirWindow> &theirs) {
+  const auto device = [this](int q) { return !topology_.ranks[static_cast<size_t>(q)].device.empty(); };
+  window_slots_ = slots;
+  for (int q = 0; q < world_; ++q) {
+    if (q == rank_ || (!device(q) && !device(rank_))) continue;
+    PeerRank &p = peers_[static_cast<size_t>(q)];
+    if (slots != 0) p.from.offset = mine + window_of(rank_, q) * slots * part_bytes_;
+    p.to.slots = theirs[static_cast<size_t>(q)].slots;
+    p.to.there = p.to.slots != 0 ? theirs[static_cast<size_t>(q)].there : nullptr;
+  }
+}
+
+// Both sides come to the same answer: a message and its receive that differ in size fail the communicator.
+bool Member::by_window(const Op *op) const noexcept {
+  return op->call.tag == 0 && op->call.bytes > kEagerMessage && op->call.bytes <= part_bytes_;
+}
+
+// ---- the sender ----------------------------------------------------------------------------------------------------------------------
+
+void Member::number_send(Op *op) noexcept {
+  PeerRank &p = peers_[op->call.root];
+  if (op->number == 0 && p.to.slots != 0 && by_window(op)) op->number = ++p.to.numbered;
+}
+
+bool Member::slot_free(const Op *op) noexcept {
+  PeerRank &p = peers_[op->call.root];
+  return op->number != 0 && p.to.there &&
+         op->number <= p.mail->landed(rank_, world_, cell_bytes_).load(std::memory_order_acquire) + p.to.slots;
+}
+
+bool Member::into_window(Op *op) noexcept {
+  if (!slot_free(op)) return false;
+  const PeerRank &p = peers_[op->call.root];
+  op->window = p.to.there + (op->number - 1) % p.to.slots * part_bytes_;
+  return true;
+}
+
+// Under the porter mutex. What has been asked for leaves its slot without anything that this rank has yet to do; but where the receiver's
+// device has one queue, a gate of another message may stand before. So the patience, which begins anew with every slot that becomes free.
+bool Member::waits_for_slot(const Op *op, int64_t now) noexcept {
+  constexpr int64_t kPatience = 100'000'000;
+  PeerRank &p = peers_[op->call.root];
+  if (op->number == 0 || !p.to.there) return false;
+  if (p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire) < op->number) return false;
+  if (const uint64_t landed = p.mail->landed(rank_, world_, cell_bytes_).load(std::memory_order_acquire);
+      landed != p.to.seen) {
+    p.to.seen = landed;
+    p.to.seen_ns = now;
+  }
+  return now - std::max(p.to.seen_ns, op->submitted_ns) < kPatience;
+}
+
+bool Member::room_for_a_waiter() noexcept {
+  const std::lock_guard lock(match_lock_);
+  for (const Op *o = taking_.head; o; o = o->match_next)
+    if (o->port == Port::Taken && o->ticket.load(std::memory_order_relaxed) == 0 && slot_free(o)) return true;
+  return false;
+}
+
+// ---- the receiver --------------------------------------------------------------------------------------------------------------------
+
+uint64_t Member::slot_place(int source, uint64_t number) const noexcept {
+  return peers_[static_cast<size_t>(source)].from.offset + (number - 1) % window_slots_ * part_bytes_;
+}
+
+// Where a device has one queue, what is submitted later waits for a gate. So number n may have one, and its slot, only if all before it have
+// left theirs or stand before its gate: the message might not come else, for want of the slot.
+bool Member::may_gate(int source, uint64_t number) const noexcept {
+  const auto &from = peers_[static_cast<size_t>(source)].from;
+  return number <= std::max(from.landed, from.gated) + 1;
+}
+
+// Whether a receive that is called now knows where its message will lie, and may have a gate there.
+bool Member::claimable(const Op *op) const noexcept {
+  if (!by_window(op) || op->call.root < 0 || any_source_ != 0) return false;
+  const auto &from = peers_[static_cast<size_t>(op->call.root)].from;
+  return from.offset != 0 && may_gate(op->call.root, from.claimed + 1);
+}
+
+void Member::claim(Op *op) noexcept {
+  if (!by_window(op) || window_slots_ == 0) return;
+  if (op->call.root < 0) {
+    op->counted = true;
+    ++any_source_;
+    return;
+  }
+  auto &from = peers_[op->call.root].from;
+  if (from.offset == 0) return;
+  const bool gated = op->port == Port::Expected;
+  if (gated && !op->staged) {
+    from.gated = from.claimed + 1;
+    op->place = slot_place(op->call.root, from.gated);
+    op->windowed = true;
+  } else if (gated) {
+    op->apart = true;
+    ++from.apart;
+  }
+  ++from.claimed;
+  if (any_source_ == 0) op->claim = from.claimed;
+  say_asked(op->call.root);
+}
+
+// The sender waits for a slot if the receive has been called. Not where the receive needs none, and the device may come to nothing before
+// its message has come.
+void Member::say_asked(int source) noexcept {
+  const auto &from = peers_[source].from;
+  if (from.apart == 0) mail_->asked(source, world_, cell_bytes_).store(from.claimed, std::memory_order_release);
+}
+
+// Its message has come, or word of it.
+void Member::number_receive(Op *op, int source) noexcept {
+  auto &from = peers_[source].from;
+  if (op->counted) --any_source_;
+  if (op->apart) --from.apart;
+  if (from.offset != 0 && op->counted) ++from.claimed;
+  if (from.offset != 0 && (op->counted || op->apart)) say_asked(source);
+  op->counted = op->apart = false;
+  if (from.offset != 0 && by_window(op)) op->number = ++from.matched;
+}
+
+// By the link into its slot: once that is free.
+bool Member::may_come(const Op *op) const noexcept {
+  return !op->windowed || op->number <= peers_[static_cast<size_t>(op->source)].from.landed + window_slots_;
+}
+
+// Its slot is free, or it needs none.
+void Member::slot_left(Op *op) noexcept {
+  if (op->number == 0) return;
+  auto &from = peers_[op->source].from;
+  from.ahead.push_back(std::exchange(op->number, 0));
+  for (auto next = from.ahead.begin(); next != from.ahead.end();) {
+    next = std::find(from.ahead.begin(), from.ahead.end(), from.landed + 1);
+    if (next == from.ahead.end()) break;
+    *next = from.ahead.back();
+    from.ahead.pop_back();
+    ++from.landed;
+    next = from.ahead.begin();
+  }
+  mail_->landed(op->source, world_, cell_bytes_).store(from.landed, std::memory_order_release);
+}
+
+// False: it does not, which op->text explains.
+bool Member::lies_there(Op *op, uint32_t slot) noexcept {
+  if (op->number == 0 || slot != (op->number - 1) % window_slots_ || (op->claim != 0 && op->claim != op->number)) {
+    op->text = formatted(
+        "{}: {} has put message {} of its window into slot {}, where it does not belong; all ranks must run the "
+        "same version of Isthmus",
+        describe(*op), rank_text(op->source), op->number, slot);
+    return false;
+  }
+  if (!on_stage(op) || op->staged) {
+    op->lies = static_cast<int32_t>(slot);
+    granting_.append(op);
+    porting_.fetch_add(1, std::memory_order_release);
+    context_->wake();
+    return true;
+  }
+  op->place = slot_place(op->source, op->number);
+  op->windowed = true;
+  come(op);
+  return true;
+}
+
+// By this processor, from its slot.
+void Member::bring(Op *op) noexcept {
+  {
+    const std::lock_guard lock(match_lock_);
+    touch_windows();
+  }
+  std::byte *const base = context_->arena().base();
+  copy_bytes(op->data(base), base + slot_place(op->source, op->number), op->call.bytes);
+  has_landed(op);
+  {
+    const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
+    granting_.take(op);
+    porting_.fetch_sub(1, std::memory_order_release);
+    op->lies = -1;
+    if (on_stage(op)) return come(op);
+  }
+  end_op(op, Code::Ok, {});
+}
+
+void Member::has_landed(Op *op) noexcept {
+  {
+    const std::lock_guard lock(match_lock_);
+    slot_left(op);
+  }
+  if (Doorbell *const bell = peers_[op->source].bell) bell->ring();
+}
+
+// ---- the guard -----------------------------------------------------------------------------------------------------------------------
+
+void Member::guard_windows(std::vector<std::span<std::byte>> windows) {
+  for (const std::span<std::byte> window : windows)
+    if (::mprotect(window.data(), window.size(), PROT_NONE) != 0)
+      ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to windows cannot be changed ({})", std::strerror(errno));
+  guarded_windows_ = std::move(windows);
+}
+
+void Member::touch_windows() noexcept {
+  for (const std::span<std::byte> window : guarded_windows_)
+    if (::mprotect(window.data(), window.size(), PROT_READ | PROT_WRITE) != 0)
+      ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to windows cannot be changed ({})", std::strerror(errno));
+  guarded_windows_.clear();
+}
+
+}  // namespace isthmus::engine
