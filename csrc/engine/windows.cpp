@@ -181,8 +181,10 @@ bool Member::lies_there(Op *op, uint32_t slot) noexcept {
     context_->wake();
     return true;
   }
-  op->place = slot_place(op->source, op->number);
-  op->windowed = true;
+  if (!op->windowed) {  // else its copy may be being submitted just now
+    op->place = slot_place(op->source, op->number);
+    op->windowed = true;
+  }
   come(op);
   return true;
 }

@@ -630,7 +630,7 @@ struct Damage {
 std::vector<Damage> damages() {
   return {{"not a frame", [](FrameHeader &h) { h.magic ^= 1; }},
           {"unknown frame kind", [](FrameHeader &h) { h.kind = static_cast<FrameKind>(0); }},
-          {"unknown frame kind", [](FrameHeader &h) { h.kind = static_cast<FrameKind>(6); }},
+          {"unknown frame kind", [](FrameHeader &h) { h.kind = static_cast<FrameKind>(7); }},
           {"payload too large", [](FrameHeader &h) { h.bytes = kMaxPayload + 1, h.total = h.bytes; }},
           {"total too large", [](FrameHeader &h) { h.total = (uint64_t{1} << 56) + 1; }},
           {"payload outside its message", [](FrameHeader &h) { h.offset = h.total + 1; }},
