@@ -63,7 +63,9 @@ def read_row(line: str) -> Row:
     if policy == "jump":
         if not re.fullmatch(r"\w+", signature):
             raise TableError(f"{signature} is no name, and a jump has nothing else")
-        return Row(library, since, twin.strip("-"), policy, "", signature, ())
+        if twin != "-":
+            raise TableError(f"{signature} is a jump, and has no twin")
+        return Row(library, since, "", policy, "", signature, ())
     match = SIGNATURE.match(signature)
     if match is None:
         raise TableError(f"{signature} is no signature")

@@ -136,6 +136,7 @@ def test_the_package_has_the_doors(door: Door) -> None:
         ("both 2.3.5 q forward Result f()", "neither p"),
         ("both 2.3.5 p guess Result f()", "guess is none of"),
         ("hccl - - jump Result f()", "no name"),
+        ("hccl - p jump f", "no twin"),
         ("both 2.3.5 p forward Result f", "no signature"),
         ("both 2.3.5 p forward Result f(int,,int)", "empty"),
     ],

@@ -53,6 +53,15 @@ def test_a_function_that_the_real_library_lacks_is_not_supported_and_the_log_say
     assert logged.count("\n") == 2, "once for each function"
 
 
+def test_a_library_without_texts_for_errors_has_none(tmp_path: Path) -> None:
+    """As the oldest."""
+    source, real = tmp_path / "hccl.c", tmp_path / "libhccl.so"
+    source.write_text("int HcclAllReduce(void);\nint HcclAllReduce(void) { return 0; }\n")
+    compile_c("-shared", "-fPIC", source, "-o", real)
+    told, logged = calls(DOOR.path, "HcclGetErrorString=0", "HcclGetErrorString=5", **{DOOR.setting: real})
+    assert told == ["no error", "the HCCL in use has no texts for errors"] and logged == ""
+
+
 def test_switched_off_it_adds_no_word(fake: Callable[..., Path]) -> None:
     environment = {DOOR.setting: fake("libhccl.so"), "ISTHMUS_LOG": "trace", "ISTHMUS_DISABLE": "1"}
     told, logged = calls(DOOR.path, "HcclCommSuspend", "HcomDestroyGroup", "HcclGetErrorString=5", **environment)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import BUILD, HERE, Door, client, compile_c, linked, run, said
+from doors import BUILD, DOORS, HERE, Door, client, compile_c, linked, run, said
 
 QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}
 
@@ -52,6 +52,16 @@ def test_the_real_library_sees_the_same_calls(door: Door, clients: dict[str, Pat
     else:
         assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
     assert calls("behind", LD_PRELOAD=door.path) == bare
+
+
+@pytest.mark.parametrize("other", ["nccl", "rccl"])
+def test_the_door_of_hccl_stands_beside_another(clients: dict[str, Path], other: str) -> None:
+    """Each takes the calls of its own vendor's library."""
+    hccl, beside = DOORS["hccl"], DOORS[other]
+    for door in (hccl, beside):
+        bare = said(clients[door.library], LD_LIBRARY_PATH=door.simulated, **QUIET)
+        preload = f"{beside.path}:{hccl.path}"
+        assert said(clients[door.library], LD_PRELOAD=preload, LD_LIBRARY_PATH=door.simulated, **QUIET) == bare
 
 
 def test_preloaded_for_a_program_that_is_linked(door: Door, clients: dict[str, Path]) -> None:

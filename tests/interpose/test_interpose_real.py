@@ -54,7 +54,9 @@ def calls(library: Path, *names: str, **environment: str | Path) -> tuple[list[s
 
 # Where a door looks that no test can take away, besides what the loader knows.
 PLACES = ("/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib", "/opt/rocm/rccl/lib") + tuple(
-    f"/usr/local/Ascend/{place}lib64" for place in ("cann/", "ascend-toolkit/latest/", "nnae/latest/", "latest/")
+    f"{root}/Ascend/{place}lib64"
+    for root in ("/usr/local", Path.home())
+    for place in ("cann/", "ascend-toolkit/latest/", "nnae/latest/", "latest/")
 )
 
 
