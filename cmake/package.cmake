@@ -1,5 +1,5 @@
 # The faces, and what the Python package `isthmus` is made of:
-#   isthmus/libisthmus.so, _core*.so, _torch*.so, bin/isthmus-bench, interpose/lib*.so.N, include/isthmus/isthmus.h
+#   isthmus/libisthmus.so, _core*.so, _torch*.so, bin/isthmus-bench, interpose/lib*.so*, include/isthmus/isthmus.h
 # Everything finds libisthmus.so next to itself, so the package may be moved.
 
 # Where the Python environment keeps torch; empty without torch. Asked of the interpreter without PYTHONPATH: an isolated build
@@ -66,5 +66,5 @@ install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal C
         PATTERN "_torch_device*.so")
 # The front doors for programs of other libraries, which nothing of the product opens either.
 add_dependencies(package_files interpose_all)
-install(TARGETS interpose_nccl interpose_rccl LIBRARY DESTINATION isthmus/interpose COMPONENT python)
+install(TARGETS interpose_nccl interpose_rccl interpose_hccl LIBRARY DESTINATION isthmus/interpose COMPONENT python)
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)

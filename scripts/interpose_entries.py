@@ -3,7 +3,7 @@
 
     interpose_entries.py csrc/interpose/nccl.symbols nccl build/.../nccl_entries.cpp
 
-The second argument chooses the rows: those of that library and those of both. CMake runs it. Standard library only.
+The second argument is the door; it chooses the rows. CMake runs it. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-LIBRARIES = ("nccl", "rccl")
-POLICIES = ("forward", "route")
+# A door, and the words for the library of a row that it has. The newest HCCL has its functions in two files.
+DOORS = {"nccl": ("nccl", "both"), "rccl": ("rccl", "both"), "hccl": ("hccl", "hcomm")}
+LIBRARIES = tuple(dict.fromkeys(word for words in DOORS.values() for word in words))
+HEADERS = {
+    "nccl": ("entry.hpp", "routed.hpp"),
+    "rccl": ("entry.hpp", "routed.hpp"),
+    "hccl": ("entry_hccl.hpp", "routed_hccl.hpp"),
+}
+POLICIES = ("forward", "route", "jump")
 SIGNATURE = re.compile(r"^(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[\w *,]*)\)$")
 
 
@@ -36,8 +43,8 @@ class Row:
     def names(self) -> tuple[str, ...]:
         return (self.name, self.twin + self.name) if self.twin else (self.name,)
 
-    def is_in(self, library: str) -> bool:
-        return self.library in (library, "both")
+    def is_in(self, door: str) -> bool:
+        return self.library in DOORS[door]
 
 
 def read_row(line: str) -> Row:
@@ -45,14 +52,20 @@ def read_row(line: str) -> Row:
     if len(words) != 5:
         raise TableError("has fewer than five columns")
     library, since, twin, policy, signature = words
-    if library not in (*LIBRARIES, "both"):
-        raise TableError(f"{library} is neither of {', '.join(LIBRARIES)}, nor both")
+    if library not in LIBRARIES:
+        raise TableError(f"{library} is none of {', '.join(LIBRARIES)}")
     if not re.fullmatch(r"-|\d+\.\d+\.\d+", since):
         raise TableError(f"{since} is no version")
     if twin not in ("p", "-"):
         raise TableError(f"{twin} is neither p nor -")
     if policy not in POLICIES:
         raise TableError(f"{policy} is none of {', '.join(POLICIES)}")
+    if policy == "jump":
+        if not re.fullmatch(r"\w+", signature):
+            raise TableError(f"{signature} is no name, and a jump has nothing else")
+        if twin != "-":
+            raise TableError(f"{signature} is a jump, and has no twin")
+        return Row(library, since, "", policy, "", signature, ())
     match = SIGNATURE.match(signature)
     if match is None:
         raise TableError(f"{signature} is no signature")
@@ -79,6 +92,8 @@ def read_table(path: Path) -> list[Row]:
 
 def entry(row: Row) -> str:
     """One function, and its twin as another name of it: as at NCCL, the plain name is the weak one."""
+    if row.policy == "jump":
+        return f"ISTHMUS_JUMP({row.name})\n"
     declared = ", ".join(f"{kind} a{i}".replace("* a", "*a") for i, kind in enumerate(row.parameters))
     given = ", ".join(f"a{i}" for i in range(len(row.parameters)))
     first = row.names[-1]
@@ -102,18 +117,19 @@ def entry(row: Row) -> str:
     return text
 
 
-def entries(rows: list[Row], source: str) -> str:
-    head = f'// Made from {source} by scripts/interpose_entries.py.\n#include "entry.hpp"\n#include "routed.hpp"\n'
+def entries(rows: list[Row], door: str, source: str) -> str:
+    head = f"// Made from {source} by scripts/interpose_entries.py.\n"
+    head += "".join(f'#include "{header}"\n' for header in HEADERS[door])
     return f"{head}\nusing namespace isthmus::interpose;\n\n" + "\n".join(entry(row) for row in rows)
 
 
 def main(words: list[str]) -> int:
-    if len(words) != 3 or words[1] not in LIBRARIES:
-        raise SystemExit(f"usage: interpose_entries.py TABLE {'|'.join(LIBRARIES)} OUTPUT")
-    table, library, output = Path(words[0]), words[1], Path(words[2])
-    rows = [row for row in read_table(table) if row.is_in(library)]
+    if len(words) != 3 or words[1] not in DOORS:
+        raise SystemExit(f"usage: interpose_entries.py TABLE {'|'.join(DOORS)} OUTPUT")
+    table, door, output = Path(words[0]), words[1], Path(words[2])
+    rows = [row for row in read_table(table) if row.is_in(door)]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(entries(rows, table.name))
+    output.write_text(entries(rows, door, table.name))
     return 0
 
 

@@ -1,5 +1,5 @@
 // What a front door adds to a call: calls of a library that does nothing, made by address (bare) and through the door, in turns.
-//   build/release/bench/interpose/interpose_bench            the NCCL door, in front of a library that does nothing
+//   build/release/bench/interpose/interpose_bench            the NCCL and HCCL doors, in front of a library that does nothing
 //   build/release/bench/interpose/interpose_bench LIBRARY    in front of this one, ncclGetVersion alone
 // Prints the median of the batches, in nanoseconds a call.
 #include <dlfcn.h>
@@ -23,6 +23,9 @@ using GetVersion = int(int *);
 using AllReduce = int(const void *, void *, size_t, int, int, void *, void *);
 using InitRank = int(void **, int, UniqueId, int);
 using GetErrorString = const char *(int);
+using HcclAllReduce = int(void *, void *, uint64_t, int, int, void *, void *);
+using InGraph = int(void *, void *, uint64_t, int, int, const char *, void *, const char *, void **, size_t, void *,
+                    uint64_t);
 
 constexpr int kBatches = 501, kCalls = 2000;
 
@@ -61,7 +64,7 @@ bool compare(const char *name, void *real, void *door, const Call &call) {
     other.push_back(batch(through, call));
     added.push_back(other.back() - one.back());
   }
-  std::printf("%-20s %10.2f %10.2f %10.2f\n", name, median(one), median(other), median(added));
+  std::printf("%-22s %10.2f %10.2f %10.2f\n", name, median(one), median(other), median(added));
   return true;
 }
 
@@ -76,7 +79,7 @@ int main(int argc, char **argv) {
   ::uname(&machine);
   std::printf("# %s, %ld processors, %d batches of %d calls, ns a call\n", machine.machine, ::sysconf(_SC_NPROCESSORS_ONLN),
               kBatches, kCalls);
-  std::printf("# %-18s %10s %10s %10s\n", "function", "bare", "door", "added");
+  std::printf("# %-20s %10s %10s %10s\n", "function", "bare", "door", "added");
   int version = 0;
   bool ok = compare<GetVersion>("ncclGetVersion", real, door, [&](GetVersion *f) { f(&version); });
   if (argc > 1) return ok ? 0 : 1;
@@ -86,5 +89,13 @@ int main(int argc, char **argv) {
   void *comm = nullptr;
   ok &= compare<InitRank>("ncclCommInitRank", real, door, [&](InitRank *f) { f(&comm, 2, id, 1); });
   ok &= compare<GetErrorString>("ncclGetErrorString", real, door, [](GetErrorString *f) { f(0); });
+
+  ::setenv("ISTHMUS_REAL_HCCL", path, 1);
+  void *hccl = open(HCCL_DOOR);
+  if (!hccl) return 1;
+  ok &= compare<HcclAllReduce>("HcclAllReduce", real, hccl, [&](HcclAllReduce *f) { f(data, data, 1, 4, 0, data, data); });
+  // Handed on without knowledge of its parameters, half of which are on the stack.
+  ok &= compare<InGraph>("HcclAllReduceGraphMode", real, hccl,
+                         [&](InGraph *f) { f(data, data, 1, 4, 0, data, data, data, nullptr, 0, data, 0); });
   return ok ? 0 : 1;
 }

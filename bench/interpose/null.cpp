@@ -1,5 +1,6 @@
-// An NCCL that does nothing, so that only the way to it costs time.
+// An NCCL and an HCCL that do nothing, so that only the way to it costs time.
 #include <cstddef>
+#include <cstdint>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -17,3 +18,9 @@ EXPORT int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *)
 EXPORT int ncclCommInitRank(void **, int, UniqueId id, int) { return id.bytes[127]; }
 EXPORT const char *ncclGetErrorString(int) { return ""; }
 EXPORT const char *ncclGetLastError(void *) { return ""; }
+
+EXPORT int HcclAllReduce(void *, void *, uint64_t, int, int, void *, void *) { return 0; }
+EXPORT int HcclAllReduceGraphMode(void *, void *, uint64_t, int, int, const char *, void *, const char *, void **, size_t,
+                                  void *, uint64_t) {
+  return 0;
+}

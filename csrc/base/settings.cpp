@@ -59,6 +59,8 @@ constexpr SettingRow kSettings[] = {
      "path of this host's profile, which `isthmus tune` wrote: where all ranks have one, faster bridges carry more. Empty: "
      "none"},
     {Setting::Rank, "ISTHMUS_RANK", K::Integer, "-1", -1, 16777215, "", false, "rank, where no launcher says it"},
+    {Setting::RealHccl, "ISTHMUS_REAL_HCCL", K::Text, "", 0, 0, "", false,
+     "path of the HCCL that the interposer forwards to; empty: where a program without it would find it", true},
     {Setting::RealNccl, "ISTHMUS_REAL_NCCL", K::Text, "", 0, 0, "", false,
      "path of the NCCL that the interposer forwards to; empty: where a program without it would find it", true},
     {Setting::RealRccl, "ISTHMUS_REAL_RCCL", K::Text, "", 0, 0, "", false,

@@ -29,6 +29,7 @@ enum class Setting : int {
   Name,
   Profile,
   Rank,
+  RealHccl,
   RealNccl,
   RealRccl,
   RecorderEntries,

@@ -1,32 +1,10 @@
-// What the generated entry points are made of. A forwarded call is a load and a jump, and moving what stands on the stack.
+// What the generated entry points of NCCL and RCCL are made of.
 #pragma once
 
-#include <atomic>
-
 #include "abi.hpp"
-#include "real.hpp"
-
-#define ISTHMUS_ENTRY extern "C" __attribute__((visibility("default")))
+#include "slot.hpp"
 
 namespace isthmus::interpose {
-
-template <class Function>
-using Slot = std::atomic<Function *>;
-
-// Where a call goes: to the real function, once the first call has found it. Acquire: who sees the address sees what opening the library
-// wrote.
-template <class Function>
-inline Function *bound(const Slot<Function> &slot) noexcept {
-  return slot.load(std::memory_order_acquire);
-}
-
-// Of the first call, and of every one while there is no such function: null then, and refused() says why.
-template <class Function>
-inline Function *bind(Slot<Function> &slot, const char *name) noexcept {
-  auto *f = reinterpret_cast<Function *>(look_up(name));
-  if (f) slot.store(f, std::memory_order_release);
-  return f;
-}
 
 // What a call returns that has no real function: an error, or, where the function has no way to tell of one, what nobody takes for an
 // answer. The text for ncclGetLastError is set.

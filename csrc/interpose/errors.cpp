@@ -1,9 +1,10 @@
-// Texts for calls that fail here: the real library's own, as long as this one has not failed after it.
+// NCCL's and RCCL's texts for calls that fail here: the real library's own, as long as this one has not failed after it.
 #include <stdlib.h>
 #include <string.h>
 
 #include <atomic>
 
+#include "abi.hpp"
 #include "real.hpp"
 #include "routed.hpp"
 #include "words.hpp"
@@ -11,13 +12,6 @@
 namespace isthmus::interpose {
 namespace {
 
-// Why a function has no real one: made once a name, kept for good, because whoever was given the text may read it at any time.
-struct Reason {
-  const Reason *next;
-  const char *name;
-  char text[4096];
-};
-std::atomic<const Reason *> reasons;
 // The last one, and what the real library's last error was then: if that has changed since, the real one's is the newer.
 std::atomic<const char *> last;
 std::atomic<uint64_t> theirs_then;
@@ -35,22 +29,6 @@ const char *their_last_error(Comm comm) {
   return get ? get(comm) : nullptr;
 }
 
-const char *reason_for(const char *name, const Real &r) {
-  if (!r.handle) return r.text;
-  for (const Reason *known = reasons.load(std::memory_order_acquire); known; known = known->next)
-    if (strcmp(known->name, name) == 0) return known->text;
-  auto *made = static_cast<Reason *>(calloc(1, sizeof(Reason)));
-  if (!made) return "Isthmus has no memory to say why";
-  made->name = name;
-  Words words(made->text, sizeof made->text);
-  words << name << ": the real library has no such function; it is ";
-  describe(words, r);
-  made->next = reasons.load(std::memory_order_relaxed);
-  while (!reasons.compare_exchange_weak(made->next, made, std::memory_order_release, std::memory_order_relaxed)) {}
-  if (!r.disabled) say(Level::Warn, made->text);
-  return made->text;
-}
-
 }  // namespace
 
 Result refuse(const char *name) noexcept {
@@ -59,7 +37,7 @@ Result refuse(const char *name) noexcept {
   const char *theirs = their_last_error(nullptr);
   theirs_then.store(digest(theirs), std::memory_order_relaxed);
   last.store(reason, std::memory_order_release);
-  return r.handle ? kInvalidUsage : r.code;
+  return code_of(r);
 }
 
 const char *routed_ncclGetLastError(Comm comm) noexcept {

@@ -1,5 +1,7 @@
 #include "real.hpp"
 
+#include "abi.hpp"
+
 namespace isthmus::interpose {
 
 const Vendor &vendor() noexcept {
@@ -8,6 +10,11 @@ const Vendor &vendor() noexcept {
                                      "libnccl.so",
                                      "ISTHMUS_REAL_NCCL",
                                      "Install NVIDIA's NCCL (pip install nvidia-nccl-cu13)",
+                                     "ncclGetVersion",
+                                     nullptr,
+                                     kInvalidUsage,
+                                     kSystemError,
+                                     kInternalError,
                                      {"nvidia/nccl/lib", "/usr/local/nccl/lib", "/usr/local/cuda/lib64", nullptr}};
   return kVendor;
 }

@@ -1,5 +1,7 @@
 #include "real.hpp"
 
+#include "abi.hpp"
+
 namespace isthmus::interpose {
 
 const Vendor &vendor() noexcept {
@@ -8,6 +10,11 @@ const Vendor &vendor() noexcept {
                                      "librccl.so",
                                      "ISTHMUS_REAL_RCCL",
                                      "Install AMD's RCCL",
+                                     "ncclGetVersion",
+                                     nullptr,
+                                     kInvalidUsage,
+                                     kSystemError,
+                                     kInternalError,
                                      {"torch/lib", "/opt/rocm/lib", "/opt/rocm/rccl/lib", nullptr}};
   return kVendor;
 }

@@ -21,13 +21,6 @@ bool disabled() {
   return set && strcmp(set, "1") == 0;
 }
 
-int version_of(void *handle) {
-  using GetVersion = Result(int *);
-  auto *get = reinterpret_cast<GetVersion *>(dlsym(handle, "ncclGetVersion"));
-  int code = 0;
-  return get && get(&code) == kSuccess ? code : 0;
-}
-
 // Objects that the process has loaded so far.
 unsigned long long loaded() {
   unsigned long long adds = 0;
@@ -48,7 +41,7 @@ struct Opened {
 };
 
 void open(Opened &o) {
-  o.real = {nullptr, kSystemError, disabled(), o.path, o.text};
+  o.real = {nullptr, false, disabled(), o.path, o.text};
   o.loaded = loaded();
   char tried[kTextBytes / 2];
   Words places(tried, sizeof tried);
@@ -66,8 +59,8 @@ void open(Opened &o) {
 std::atomic<const Opened *> the_opened;
 // A constructor of the library that is being opened may call a public function of it, which may be ours.
 __thread bool opening;
-constexpr Real kNotYet{nullptr, kInternalError, false, "", "called while Isthmus was opening the real library"};
-constexpr Real kNoMemory{nullptr, kSystemError, false, "", "Isthmus has no memory to open the real library"};
+constexpr Real kNotYet{nullptr, true, false, "", "called while Isthmus was opening the real library"};
+constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to open the real library"};
 
 }  // namespace
 
@@ -99,14 +92,19 @@ const Real &real() noexcept {
 }
 
 void describe(Words &out, const Real &r) noexcept {
-  out << vendor().name << " ";
-  write_version(out, version_of(r.handle));
+  out << vendor().name;
+  write_version_of(out, r.handle);
   out << " in " << r.path;
 }
+
+Result code_of(const Real &r) noexcept { return r.handle ? vendor().missing : r.early ? vendor().early : vendor().absent; }
 
 void *look_up(const char *name) noexcept {
   const Real &r = real();
   void *found = r.handle ? dlsym(r.handle, name) : nullptr;
+  // Not opened for this, and never let go: who gets the function keeps it.
+  if (r.handle && !found && vendor().part)
+    if (void *part = dlopen(vendor().part, RTLD_LAZY | RTLD_NOLOAD)) found = dlsym(part, name);
   // dlsym looks at what the library needs, too, and one of those may have been linked against a library of our SONAME.
   Dl_info theirs, ours;
   const bool own = found && dladdr(found, &theirs) && dladdr(reinterpret_cast<const void *>(&real), &ours) &&

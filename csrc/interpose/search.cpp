@@ -83,11 +83,11 @@ void *try_file(const char *path, Words &tried) {
     tried << ", " << path << " (" << (why ? why : "cannot be opened") << ")";
     return nullptr;
   }
-  const char *fault = is_ours(handle)                   ? "is Isthmus' own"
-                      : dlsym(handle, "ncclGetVersion") ? nullptr
-                                                        : "has no ncclGetVersion";
-  if (!fault) return handle;
-  tried << ", " << path << " (" << fault << ")";
+  const bool ours = is_ours(handle);
+  if (!ours && dlsym(handle, vendor().mark)) return handle;
+  tried << ", " << path << " (";
+  if (ours) tried << "is Isthmus' own)";
+  else tried << "has no " << vendor().mark << ")";
   dlclose(handle);
   return nullptr;
 }
@@ -213,6 +213,18 @@ void *try_cache(Words &tried) {
   return found;
 }
 
+// "$HOME/x": what the variable says, and what is behind it. False: it says no path.
+bool write_set_folder(Words &out, const char *folder) {
+  char name[64] = "";
+  const char *rest = strchr(folder, '/');
+  const auto bytes = static_cast<size_t>(rest - folder) - 1;
+  if (bytes < sizeof name) memcpy(name, folder + 1, bytes);
+  const char *set = secure_getenv(name);
+  if (!set || *set != '/') return false;
+  out << set << rest;
+  return true;
+}
+
 // This file is <packages>/isthmus/interpose/<SONAME>.
 void *try_installations(Words &tried) {
   char packages[PATH_MAX] = "";
@@ -223,8 +235,9 @@ void *try_installations(Words &tried) {
   for (const char *const *folder = vendor().folders; *folder; ++folder) {
     char path[PATH_MAX];
     Words words(path, sizeof path);
-    if (**folder != '/') words << packages << "/";
-    words << *folder;
+    if (**folder == '/') words << *folder;
+    else if (**folder != '$') words << packages << "/" << *folder;
+    else if (!write_set_folder(words, *folder)) continue;
     tried << ", " << path;
     if (void *found = try_folder(path, tried)) return found;
   }

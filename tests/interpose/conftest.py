@@ -1,4 +1,4 @@
-"""Either front door, and small libraries and programs made for one test."""
+"""Each front door, and small libraries and programs made for one test."""
 
 from __future__ import annotations
 
@@ -7,40 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from doors import DOORS, HERE, Door, compile_c
+from doors import DOORS, HERE, Door, client, compile_c, linked
 
 
 @pytest.fixture(params=sorted(DOORS))
 def door(request: pytest.FixtureRequest) -> Door:
-    """A test that takes this is run for both."""
+    """A test that takes this is run for all of them."""
     return DOORS[request.param]
 
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """client.c for either vendor: linked against the library by its SONAME, without a folder to find it in."""
+    """The vendors' clients: linked against the library by its SONAME, without a folder to find it in."""
     folder = tmp_path_factory.mktemp("clients")
     built = {}
     for name, door in DOORS.items():
-        runtime = "libcuda.so.1" if name == "nccl" else "libamdhip64.so.6"
         path = built[name] = folder / f"client-{name}"
-        libraries = [door.real, door.simulated / runtime]
-        amd = ["-DAMD"] if name == "rccl" else []
         # What the libraries need themselves is found when the program runs.
-        linked = ["-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
-        compile_c(*amd, HERE / "client.c", "-o", path, *libraries, *linked)
+        compile_c(*client(door), "-o", path, *linked(door))
     return built
 
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Callable[..., Path]:
-    """fake.c with these macros, as a library of this name in a folder of its own."""
+    """fake.c with these macros, as a library of this name in a folder of its own; an HCCL, if the name says so."""
 
     def build(soname: str = "libnccl.so.2", folder: str = "fake", *macros: str) -> Path:
         path = tmp_path / folder / soname
         path.parent.mkdir(parents=True, exist_ok=True)
         defined = [f"-D{macro}" for macro in macros]
-        compile_c(*defined, "-shared", "-fPIC", f"-Wl,-soname,{soname}", HERE / "fake.c", "-o", path, "-ldl")
+        source = HERE / ("fake_hccl.c" if "hccl" in soname else "fake.c")
+        compile_c(*defined, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, "-o", path, "-ldl")
         return path
 
     return build

@@ -11,17 +11,37 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "release"
+SOURCES = ROOT / "csrc" / "interpose"
 sys.path.insert(0, str(ROOT / "scripts"))
+
+# A number that a library gives of itself, as Python that has it as `library`. That of NCCL and RCCL is their version.
+NCCL_NUMBER = "n = ctypes.c_int(-1)\nassert library.ncclGetVersion(ctypes.byref(n)) == 0\nnumber = n.value\n"
+HCCL_NUMBER = "number = library.HcclGetCommConfigCapability()\n"
 
 
 @dataclass(frozen=True)
 class Door:
-    """One of the two libraries, and what stands for the vendor behind it."""
+    """One of the libraries, and what stands for the vendor behind it."""
 
-    library: str  # as the table calls it
+    library: str  # as the generator calls it
     soname: str
     setting: str
     simulated: Path  # a folder with the vendor's libraries
+    runtime: str  # of the vendor's device
+    table: str
+    parts: tuple[str, ...]  # its sources beside those that all have
+    number: str
+    gives: int  # what the simulated library gives for it
+    text_of_success: str  # the function, of which 0 asks for it
+    call: str  # a function that gives a code
+    why: str  # how a program asks what was wrong where there is no library: the function, and with what
+    own: str  # by which a library made for a test says who answers its own call
+    absent: int  # what a call gives then
+    early: int  # and while the library is being opened
+
+    @property
+    def name(self) -> str:
+        return self.library.upper()
 
     @property
     def path(self) -> Path:
@@ -31,16 +51,49 @@ class Door:
     def real(self) -> Path:
         return self.simulated / self.soname
 
+    @property
+    def rows(self) -> Path:
+        return SOURCES / self.table
+
+    @property
+    def sources(self) -> list[Path]:
+        return [SOURCES / f"{name}.cpp" for name in ("real", "search", "reasons", "words", self.library, *self.parts)]
+
+
+def nccl_like(library: str, soname: str, vendor: str, runtime: str, version: int) -> Door:
+    parts = ("errors", "version")
+    setting, simulated, text = f"ISTHMUS_REAL_{library.upper()}", BUILD / "rehearsal" / vendor, "ncclGetErrorString"
+    called = ("ncclCommAbort", "ncclGetLastError", "ncclCommGetUniqueId", 2, 3)
+    return Door(library, soname, setting, simulated, runtime, "nccl.symbols", parts, NCCL_NUMBER, version, text, *called)
+
 
 DOORS = {
-    "nccl": Door("nccl", "libnccl.so.2", "ISTHMUS_REAL_NCCL", BUILD / "rehearsal" / "nvidia"),
-    "rccl": Door("rccl", "librccl.so.1", "ISTHMUS_REAL_RCCL", BUILD / "rehearsal" / "amd"),
+    "nccl": nccl_like("nccl", "libnccl.so.2", "nvidia", "libcuda.so.1", 22903),
+    "rccl": nccl_like("rccl", "librccl.so.1", "amd", "libamdhip64.so.6", 22203),
+    "hccl": Door(
+        library="hccl",
+        soname="libhccl.so",
+        setting="ISTHMUS_REAL_HCCL",
+        simulated=BUILD / "rehearsal" / "ascend",
+        runtime="libascendcl.so",
+        table="hccl.symbols",
+        parts=("jump",),
+        number=HCCL_NUMBER,
+        gives=12,
+        text_of_success="HcclGetErrorString",
+        call="HcclCommDestroy",
+        why="HcclGetErrorString=6",
+        own="HcclGetCommName",
+        absent=6,
+        early=4,
+    ),
 }
 
 
 def run(*command: str | Path, seconds: float = 60, **environment: str | Path) -> subprocess.CompletedProcess[str]:
-    """A program with these variables, and none of Isthmus, the loader or a rehearsal besides."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_"))}
+    """A program with these variables, and none of Isthmus, the loader, a vendor or a rehearsal besides."""
+    alien = ("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_", "HCCL_", "ASCEND_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(alien)}
     given = {name: str(value) for name, value in environment.items()}
     words = [str(word) for word in command]
     return subprocess.run(words, env=kept | given, text=True, capture_output=True, timeout=seconds, check=False)
@@ -57,3 +110,14 @@ def compile_c(*words: str | Path, compiler: str = "cc") -> None:
     command = [compiler, "-Wall", "-Wextra", "-Werror", *map(str, words)]
     ended = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
     assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
+
+
+def client(door: Door) -> list[str | Path]:
+    """The source of a program for the vendor's library, and its macros."""
+    amd = ["-DAMD"] if door.library == "rccl" else []
+    return [*amd, HERE / ("client_hccl.c" if door.library == "hccl" else "client.c")]
+
+
+def linked(door: Door) -> list[str | Path]:
+    """What that is linked with."""
+    return [door.real, door.simulated / door.runtime, "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]

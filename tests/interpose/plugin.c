@@ -1,16 +1,26 @@
-/* A library that is linked against NCCL, as PyTorch's is. */
+/* A library that is linked against NCCL, as PyTorch's is, or with -DASCEND against HCCL. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
+#ifdef ASCEND
+unsigned HcclGetCommConfigCapability(void);
+#define FUNCTION HcclGetCommConfigCapability
+#else
 int ncclGetVersion(int *version);
+#define FUNCTION ncclGetVersion
+#endif
 
-int version(void);
-int version(void) {
+int number(void);
+int number(void) {
+#ifdef ASCEND
+  return (int)HcclGetCommConfigCapability();
+#else
   int v = 0;
   return ncclGetVersion(&v) ? -1 : v;
+#endif
 }
 const char *whose(void);
 const char *whose(void) {
   Dl_info info;
-  return dladdr((void *)&ncclGetVersion, &info) ? info.dli_fname : "?";
+  return dladdr((void *)&FUNCTION, &info) ? info.dli_fname : "?";
 }

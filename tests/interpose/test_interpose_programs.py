@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from doors import BUILD, HERE, Door, compile_c, run, said
+from doors import BUILD, DOORS, HERE, Door, client, compile_c, linked, run, said
 
 QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}
 
-# How vLLM and others come to the library, with ctypes: which file answers, and its version.
-BY_NAME = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-version = ctypes.c_int()
-assert library.ncclGetVersion(ctypes.byref(version)) == 0
-print(version.value)
-print("".join(line for line in open("/proc/self/maps") if "r-xp" in line and "ccl.so" in line))
-"""
+
+def by_name(door: Door) -> str:
+    """How vLLM and others come to the library, with ctypes: which file answers, and its number."""
+    return (
+        f"import ctypes, sys\nlibrary = ctypes.CDLL(sys.argv[1])\n{door.number}print(number)\n"
+        'print("".join(line for line in open("/proc/self/maps") if "r-xp" in line and "ccl.so" in line))\n'
+    )
 
 
 def real_and_ours(door: Door, text: str) -> tuple[bool, bool]:
@@ -49,8 +47,21 @@ def test_the_real_library_sees_the_same_calls(door: Door, clients: dict[str, Pat
         return {call: times for call, times in record["calls"].items() if call != "ncclCommGetAsyncError"}
 
     bare = calls("bare")
-    assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
+    if door.library == "hccl":
+        assert bare["HcclCommInitRootInfoConfig"] == 2 and bare["HcclAllReduce"] == 9 and bare["HcclBatchSendRecv"] == 2
+    else:
+        assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
     assert calls("behind", LD_PRELOAD=door.path) == bare
+
+
+@pytest.mark.parametrize("other", ["nccl", "rccl"])
+def test_the_door_of_hccl_stands_beside_another(clients: dict[str, Path], other: str) -> None:
+    """Each takes the calls of its own vendor's library."""
+    hccl, beside = DOORS["hccl"], DOORS[other]
+    for door in (hccl, beside):
+        bare = said(clients[door.library], LD_LIBRARY_PATH=door.simulated, **QUIET)
+        preload = f"{beside.path}:{hccl.path}"
+        assert said(clients[door.library], LD_PRELOAD=preload, LD_LIBRARY_PATH=door.simulated, **QUIET) == bare
 
 
 def test_preloaded_for_a_program_that_is_linked(door: Door, clients: dict[str, Path]) -> None:
@@ -71,56 +82,54 @@ def test_a_program_that_knows_the_folder(door: Door, tag: str, tmp_path: Path) -
 
     The door finds the real library by either.
     """
-    linked = tmp_path / "linked"
+    program = tmp_path / "linked"
     dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
-    words = [f"-Wl,{dtags}", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
-    runtime = "libcuda.so.1" if door.library == "nccl" else "libamdhip64.so.6"
-    amd = ["-DAMD"] if door.library == "rccl" else []
-    compile_c(*amd, HERE / "client.c", "-o", linked, door.real, door.simulated / runtime, *words)
+    compile_c(*client(door), "-o", program, *linked(door), f"-Wl,{dtags}", f"-Wl,-rpath,{door.simulated}")
     first = door.real if tag == "RPATH" else door.path
-    assert f"answered by {first}\n" in said(linked, "show", LD_LIBRARY_PATH=door.path.parent)
-    text = said(linked, "show", LD_PRELOAD=door.path)
+    assert f"answered by {first}\n" in said(program, "show", LD_LIBRARY_PATH=door.path.parent)
+    text = said(program, "show", LD_PRELOAD=door.path)
     assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
 
 
 def test_preloaded_for_a_program_that_opens_the_library_by_name(door: Door) -> None:
-    text = said(sys.executable, "-c", BY_NAME, door.soname, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    text = said(sys.executable, "-c", by_name(door), door.soname, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
     assert real_and_ours(door, text) == (True, True)
 
 
 def test_named_to_a_program_that_takes_a_path(door: Door) -> None:
     """VLLM_NCCL_SO_PATH and the like: no variable of the loader's."""
-    text = said(sys.executable, "-c", BY_NAME, door.path, **{door.setting: door.real})
+    text = said(sys.executable, "-c", by_name(door), door.path, **{door.setting: door.real})
     assert real_and_ours(door, text) == (True, True)
 
 
 def test_opened_before_the_library_that_needs_it(door: Door, tmp_path: Path) -> None:
     """The loader takes what has the SONAME already, so no variable is needed from Python."""
     plugin = tmp_path / "plugin.so"
-    compile_c("-shared", "-fPIC", HERE / "plugin.c", "-o", plugin, door.real, "-Wl,--allow-shlib-undefined")
+    ascend = ["-DASCEND"] if door.library == "hccl" else []
+    compile_c(*ascend, "-shared", "-fPIC", HERE / "plugin.c", "-o", plugin, door.real, "-Wl,--allow-shlib-undefined")
     program = (
         "import ctypes, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"
         "plugin = ctypes.CDLL(sys.argv[2])\n"
         "plugin.whose.restype = ctypes.c_char_p\n"
-        "print(plugin.version(), plugin.whose().decode())\n"
+        "print(plugin.number(), plugin.whose().decode())\n"
     )
     text = said(sys.executable, "-c", program, door.path, plugin, LD_LIBRARY_PATH=door.simulated)
-    version, answered_by = text.split()
-    assert int(version) > 20000 and answered_by == str(door.path)
+    number, answered_by = text.split()
+    assert int(number) == door.gives and answered_by == str(door.path)
 
 
 def test_a_library_that_the_program_has_loaded_already_is_the_real_one(door: Door, fake: Callable[..., Path]) -> None:
     """PyTorch loads its NCCL by its path before the first call; another one in the loader's folders is not taken."""
     loaded = fake(door.soname, "loaded", "VERSION=22807")
-    program = "import ctypes, sys\nctypes.CDLL(sys.argv[2])\n" + BY_NAME
+    program = "import ctypes, sys\nctypes.CDLL(sys.argv[2])\n" + by_name(door)
     text = said(sys.executable, "-c", program, door.soname, loaded, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
     assert text.startswith("22807\n") and real_and_ours(door, text) == (False, True)
 
 
 def test_a_program_that_opens_the_real_library_by_its_path_passes_by(door: Door) -> None:
     """What LD_PRELOAD does not reach, as docs/interpose.md says: no call goes to the door, so it opens nothing."""
-    ended = run(sys.executable, "-c", BY_NAME, door.real, LD_PRELOAD=door.path, ISTHMUS_LOG="info")
+    ended = run(sys.executable, "-c", by_name(door), door.real, LD_PRELOAD=door.path, ISTHMUS_LOG="info")
     assert ended.returncode == 0 and ended.stderr == ""
 
 
@@ -135,14 +144,14 @@ def test_a_forked_child_goes_on(door: Door) -> None:
     program = (
         "import ctypes, os, sys\n"
         "library = ctypes.CDLL(sys.argv[1])\n"
-        "version = ctypes.c_int()\n"
-        "before = library.ncclGetVersion(ctypes.byref(version)) if sys.argv[2] == 'called' else 0\n"
+        f"library.{door.text_of_success}.restype = ctypes.c_char_p\n"
+        f"before = library.{door.text_of_success}(0) if sys.argv[2] == 'called' else b'no error'\n"
         "child = os.fork()\n"
-        "if child == 0: os._exit(0 if library.ncclGetErrorString(0) else 1)\n"
-        "print(before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        f"if child == 0: os._exit(0 if library.{door.text_of_success}(0) == b'no error' else 1)\n"
+        "print(before.decode(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     for when in ("called", "not called"):
-        assert said(sys.executable, "-c", program, door.path, when, **{door.setting: door.real}) == "0 0\n"
+        assert said(sys.executable, "-c", program, door.path, when, **{door.setting: door.real}) == "no error 0\n"
 
 
 def test_many_threads_may_make_the_first_call(door: Door) -> None:
@@ -151,26 +160,25 @@ def test_many_threads_may_make_the_first_call(door: Door) -> None:
         "library = ctypes.CDLL(sys.argv[1])\n"
         "gate, got = threading.Barrier(16), []\n"
         "def call():\n"
-        "    version = ctypes.c_int()\n"
-        "    gate.wait()\n"
-        "    got.append((library.ncclGetVersion(ctypes.byref(version)), version.value > 20000))\n"
+        "    gate.wait()\n" + "".join(f"    {line}\n" for line in door.number.splitlines()) + "    got.append(number)\n"
         "threads = [threading.Thread(target=call) for _ in range(16)]\n"
         "[t.start() for t in threads], [t.join() for t in threads]\n"
         "print(set(got), len(got))\n"
     )
     ended = run(sys.executable, "-c", program, door.path, ISTHMUS_LOG="info", **{door.setting: door.real})
-    assert ended.stdout == "{(0, True)} 16\n"
+    assert ended.stdout == f"{{{door.gives}}} 16\n", ended.stderr
     assert ended.stderr.count("\n") == 1, "opened once, and said once"
 
 
 @pytest.mark.parametrize("level", ["info", "warn"])
 def test_the_log_says_which_library_it_is(door: Door, level: str) -> None:
-    ended = run(sys.executable, "-c", BY_NAME, door.path, ISTHMUS_LOG=level, **{door.setting: door.real})
-    line = f"interpose: {door.library.upper()} 2."
+    ended = run(sys.executable, "-c", by_name(door), door.path, ISTHMUS_LOG=level, **{door.setting: door.real})
+    line = f"interpose: {door.name} {'in' if door.library == 'hccl' else '2.'}"
     assert (line in ended.stderr and f" in {door.real}\n" in ended.stderr) == (level == "info")
 
 
-def test_the_benchmark_of_a_call_compares_four_functions() -> None:
+def test_the_benchmark_of_a_call_compares_six_functions() -> None:
     lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
     functions = [line.split()[0] for line in lines if not line.startswith("#")]
-    assert functions == ["ncclGetVersion", "ncclAllReduce", "ncclCommInitRank", "ncclGetErrorString"]
+    nccl = ["ncclGetVersion", "ncclAllReduce", "ncclCommInitRank", "ncclGetErrorString"]
+    assert functions == [*nccl, "HcclAllReduce", "HcclAllReduceGraphMode"]

@@ -15,16 +15,24 @@ from doors import DOORS, HERE, Door, compile_c, run, said
 CALLS = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
+def number():
+    if not hasattr(library, "ncclGetVersion"):
+        return library.HcclGetCommConfigCapability()
+    version = ctypes.c_int(-1)
+    library.ncclGetVersion(ctypes.byref(version))
+    return version.value
 for name in sys.argv[2:]:
     name, _, argument = name.partition("=")
-    function = getattr(library, name)
-    if name.startswith("ncclGet") and name.endswith(("Error", "String")):
+    function = number if name == "number" else getattr(library, name)
+    if name == "number":
+        print(function())
+    elif name.endswith(("LastError", "ErrorString")):
         function.restype = ctypes.c_char_p
         print(function(int(argument or 0)).decode())
     elif name == "ncclGetVersion":
         version = ctypes.c_int(-1)
         print(function(ctypes.byref(version)), version.value)
-    elif name == "ncclCommGetUniqueId":
+    elif name in ("ncclCommGetUniqueId", "HcclGetCommName"):
         file = ctypes.create_string_buffer(128)
         print(function(None, file), file.value.decode())
     elif name.startswith("ncclTeam"):
@@ -45,7 +53,11 @@ def calls(library: Path, *names: str, **environment: str | Path) -> tuple[list[s
 
 
 # Where a door looks that no test can take away, besides what the loader knows.
-PLACES = ("/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib", "/opt/rocm/rccl/lib")
+PLACES = ("/usr/local/nccl/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib", "/opt/rocm/rccl/lib") + tuple(
+    f"{root}/Ascend/{place}lib64"
+    for root in ("/usr/local", Path.home())
+    for place in ("cann/", "ascend-toolkit/latest/", "nnae/latest/", "latest/")
+)
 
 
 @pytest.fixture
@@ -61,7 +73,9 @@ def none_installed() -> None:
 
 
 @pytest.mark.usefixtures("none_installed")
-def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_was_looked_for(door: Door) -> None:
+@pytest.mark.parametrize("library", ["nccl", "rccl"])
+def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_was_looked_for(library: str) -> None:
+    door = DOORS[library]
     names = ["ncclGetVersion", "ncclCommAbort", "ncclGetErrorString=2", "ncclGetLastError", "ncclGetErrorString=0"]
     told, logged = calls(door.path, *names, ISTHMUS_LOG="warn")
     assert told[:2] == [f"{SYSTEM} -1", f"{SYSTEM}"]
@@ -72,14 +86,16 @@ def test_without_a_real_library_every_call_is_a_system_error_that_says_where_it_
     assert logged.count("\n") == 1 and text in logged, "said once"
 
 
-def test_what_has_no_way_to_tell_of_an_error_gives_what_nobody_takes_for_an_answer(door: Door) -> None:
+@pytest.mark.parametrize("library", ["nccl", "rccl"])
+def test_what_has_no_way_to_tell_of_an_error_gives_what_nobody_takes_for_an_answer(library: str) -> None:
+    door = DOORS[library]
     names = ["ncclTeamWorld", "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclGetLastError"]
     told, _ = calls(door.path, *names, **{door.setting: "/nowhere"})
     assert told[:2] == ["0 -1 0", "-1"] and "Isthmus found no" in told[3]
 
 
 def test_the_log_can_be_silent(door: Door) -> None:
-    _, logged = calls(door.path, "ncclCommAbort", ISTHMUS_LOG="off", **{door.setting: "/nowhere"})
+    _, logged = calls(door.path, door.call, ISTHMUS_LOG="off", **{door.setting: "/nowhere"})
     assert logged == ""
 
 
@@ -87,28 +103,26 @@ def test_a_path_that_is_set_is_the_only_place(door: Door, tmp_path: Path) -> Non
     nothing, text_file = tmp_path / "nothing.so", tmp_path / "text.so"
     text_file.write_text("no library\n")
     for path, why in ((nothing, "no such file"), (text_file, "file too short"), (Path(door.soname), "is not a path")):
-        told, _ = calls(
-            door.path, "ncclCommAbort", "ncclGetLastError", LD_LIBRARY_PATH=door.simulated, **{door.setting: path}
-        )
-        assert told[0] == str(SYSTEM)
+        told, _ = calls(door.path, door.call, door.why, LD_LIBRARY_PATH=door.simulated, **{door.setting: path})
+        assert told[0] == str(door.absent)
         assert f"{door.setting}={path}" in told[1] and why in told[1], told[1]
 
 
 @pytest.mark.usefixtures("none_installed")
 def test_each_door_has_its_own_setting(door: Door) -> None:
-    (other,) = (d for d in DOORS.values() if d != door)
-    told, _ = calls(door.path, "ncclGetVersion", **{other.setting: door.real})
-    assert told == [f"{SYSTEM} -1"]
+    others = {other.setting: door.real for other in DOORS.values() if other != door}
+    assert len(others) == 2
+    assert calls(door.path, door.call, **others)[0] == [str(door.absent)]
 
 
 # ---- found ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_found_first_is_taken(fake: Callable[..., Path]) -> None:
-    first, second = fake("libnccl.so.2", "first", "VERSION=22100"), fake("libnccl.so.2", "second", "VERSION=22200")
+def test_what_is_found_first_is_taken(door: Door, fake: Callable[..., Path]) -> None:
+    first, second = fake(door.soname, "first", "VERSION=22100"), fake(door.soname, "second", "VERSION=22200")
     path = f"{first.parent}:{second.parent}"
-    assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path)[0] == ["0 22100"]
-    assert calls(DOORS["nccl"].path, "ncclGetVersion", LD_LIBRARY_PATH=path, ISTHMUS_REAL_NCCL=second)[0] == ["0 22200"]
+    assert calls(door.path, "number", LD_LIBRARY_PATH=path)[0] == ["22100"]
+    assert calls(door.path, "number", LD_LIBRARY_PATH=path, **{door.setting: second})[0] == ["22200"]
 
 
 @pytest.mark.usefixtures("none_installed")
@@ -135,14 +149,22 @@ def test_a_door_takes_neither_itself_nor_a_copy_of_itself_for_the_real_library(d
     shutil.copy(door.path, copy)
     link.symlink_to(door.path)
     path = f"{copy.parent}:{link.parent}:{door.path.parent}"
-    told, _ = calls(door.path, "ncclGetVersion", "ncclGetLastError", LD_LIBRARY_PATH=path)
-    assert told[0] == f"{SYSTEM} -1" and told[1].count("(is Isthmus' own)") >= 3, told[1]
+    told, _ = calls(door.path, door.call, door.why, LD_LIBRARY_PATH=path)
+    assert told[0] == str(door.absent) and told[1].count("(is Isthmus' own)") >= 3, told[1]
     for place in (copy, link):
-        told, _ = calls(door.path, "ncclGetVersion", "ncclGetLastError", **{door.setting: place})
-        assert told[0] == f"{SYSTEM} -1" and "is Isthmus' own" in told[1]
+        told, _ = calls(door.path, door.call, door.why, **{door.setting: place})
+        assert told[0] == str(door.absent) and "is Isthmus' own" in told[1]
     # With a real one behind them they are passed by.
-    told, _ = calls(door.path, "ncclGetVersion", LD_PRELOAD=copy, LD_LIBRARY_PATH=f"{path}:{door.simulated}")
-    assert told[0].startswith("0 22")
+    told, _ = calls(door.path, "number", LD_PRELOAD=copy, LD_LIBRARY_PATH=f"{path}:{door.simulated}")
+    assert told == [str(door.gives)]
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_a_door_does_not_take_another_vendors_for_the_real_library(door: Door) -> None:
+    """Under this vendor's name, even."""
+    for other in DOORS.values():
+        told, _ = calls(door.path, door.call, door.why, **{door.setting: other.path})
+        assert told[0] == str(door.absent) and "is Isthmus' own" in told[1]
 
 
 @pytest.mark.usefixtures("none_installed")
@@ -167,25 +189,24 @@ def test_the_loaders_cache_is_looked_at(door: Door, fake: Callable[..., Path], t
     settings.write_text(f"{real.parent}\n")
     made = run("ldconfig", "-X", "-C", cache, "-f", settings)
     assert cache.exists(), made.stderr
-    script = 'mount --bind "$1" /etc/ld.so.cache && shift && LD_PRELOAD="$1" exec "$2" -c "$3" "$1" ncclGetVersion'
-    assert said(*apart, "sh", "-c", script, "sh", cache, door.path, sys.executable, CALLS) == "0 22001\n"
+    script = 'mount --bind "$1" /etc/ld.so.cache && shift && LD_PRELOAD="$1" exec "$2" -c "$3" "$1" number'
+    assert said(*apart, "sh", "-c", script, "sh", cache, door.path, sys.executable, CALLS) == "22001\n"
 
 
 LATER = """
 import ctypes, sys
-door, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int(-1)
-print(door.ncclGetVersion(ctypes.byref(version)), version.value)
-print(door.ncclGetVersion(ctypes.byref(version)), version.value)
+library, call = ctypes.CDLL(sys.argv[1]), sys.argv[3]
+print(getattr(library, call)(0, 0), getattr(library, call)(0, 0))
 ctypes.CDLL(sys.argv[2])
-print(door.ncclGetVersion(ctypes.byref(version)), version.value)
 """
 
 
 @pytest.mark.usefixtures("none_installed")
-def test_a_library_that_is_loaded_later_is_found_then(fake: Callable[..., Path]) -> None:
-    ended = run(sys.executable, "-c", LATER, DOORS["nccl"].path, fake(), ISTHMUS_LOG="warn")
-    assert ended.stdout.splitlines() == [f"{SYSTEM} -1", f"{SYSTEM} -1", "0 21903"], ended.stderr
-    assert ended.stderr.count("Isthmus found no NCCL") == 1, "said once"
+def test_a_library_that_is_loaded_later_is_found_then(door: Door, fake: Callable[..., Path]) -> None:
+    program, real = f"{LATER}{door.number}print(number)\n", fake(door.soname, "fake", "VERSION=21903")
+    ended = run(sys.executable, "-c", program, door.path, real, door.call, ISTHMUS_LOG="warn")
+    assert ended.stdout.splitlines() == [f"{door.absent} {door.absent}", "21903"], ended.stderr
+    assert ended.stderr.count(f"Isthmus found no {door.name}") == 1, "said once"
 
 
 # ---- too old -------------------------------------------------------------------------------------------------------------
@@ -238,20 +259,24 @@ def test_switched_off_it_adds_no_word(fake: Callable[..., Path]) -> None:
 # ---- re-entry ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_of_the_real_library_to_a_function_of_its_own_does_not_come_back(fake: Callable[..., Path]) -> None:
-    door, real = DOORS["nccl"], fake()
-    told, _ = calls(door.path, "ncclCommGetUniqueId", LD_PRELOAD=door.path, ISTHMUS_REAL_NCCL=real)
+def test_a_call_of_the_real_library_to_a_function_of_its_own_does_not_come_back(
+    door: Door, fake: Callable[..., Path]
+) -> None:
+    real = fake(door.soname)
+    told, _ = calls(door.path, door.own, LD_PRELOAD=door.path, **{door.setting: real})
     assert told == [f"0 {real}"]
     # What would happen without: the same library, opened by the program itself behind a preloaded door.
-    told, _ = calls(real, "ncclCommGetUniqueId", LD_PRELOAD=door.path)
+    told, _ = calls(real, door.own, LD_PRELOAD=door.path)
     assert told == [f"0 {door.path}"]
 
 
-def test_a_call_from_a_library_that_is_being_opened_neither_hangs_nor_opens_it_again(fake: Callable[..., Path]) -> None:
-    door, real = DOORS["nccl"], fake("libnccl.so.2", "fake", "CALLS_WHILE_LOADED")
-    told, logged = calls(door.path, "ncclGetVersion", LD_PRELOAD=door.path, ISTHMUS_REAL_NCCL=real)
-    assert told == ["0 21903"]
-    assert logged == f"while loaded: {INTERNAL}\n"
+def test_a_call_from_a_library_that_is_being_opened_neither_hangs_nor_opens_it_again(
+    door: Door, fake: Callable[..., Path]
+) -> None:
+    real = fake(door.soname, "fake", "CALLS_WHILE_LOADED", "VERSION=21903")
+    told, logged = calls(door.path, "number", LD_PRELOAD=door.path, **{door.setting: real})
+    assert told == ["21903"]
+    assert logged == f"while loaded: {door.early}\n"
 
 
 def test_a_function_that_the_real_library_has_only_through_the_door_is_none_of_its_own(tmp_path: Path) -> None:
@@ -267,15 +292,14 @@ def test_a_function_that_the_real_library_has_only_through_the_door_is_none_of_i
     assert told[:2] == ["0 21903", str(USAGE)] and "no such function" in told[2]
 
 
-def test_behind_another_malloc_the_real_library_frees_with_it(fake: Callable[..., Path], tmp_path: Path) -> None:
+def test_behind_another_malloc_the_real_library_frees_with_it(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
     """So it is bound to the whole process, and its own calls come to the door, which hands them back."""
     source, allocator = tmp_path / "malloc.c", tmp_path / "malloc.so"
     source.write_text("void *__libc_malloc(unsigned long);\nvoid *malloc(unsigned long n) { return __libc_malloc(n); }\n")
     compile_c("-shared", "-fPIC", "-fno-builtin", source, "-o", allocator)
-    door, real = DOORS["nccl"], fake()
-    names = ["ncclCommGetUniqueId", "ncclGetVersion"]
-    told, _ = calls(door.path, *names, LD_PRELOAD=f"{door.path}:{allocator}", ISTHMUS_REAL_NCCL=real)
-    assert told == [f"0 {door.path}", "0 21903"]
+    real = fake(door.soname, "fake", "VERSION=21903")
+    told, _ = calls(door.path, door.own, "number", LD_PRELOAD=f"{door.path}:{allocator}", **{door.setting: real})
+    assert told == [f"0 {door.path}", "21903"]
 
 
 def test_a_door_can_be_used_from_where_a_program_has_gone(door: Door, tmp_path: Path) -> None:
@@ -283,5 +307,4 @@ def test_a_door_can_be_used_from_where_a_program_has_gone(door: Door, tmp_path: 
     program = "import os, sys\nos.chdir('/')\n" + CALLS
     words = ["sh", "-c", f"cd '{door.path.parent}' && LD_PRELOAD=./{door.soname} exec \"$@\"", "sh"]
     path = f"{door.path.parent}:{door.simulated}"
-    text = said(*words, sys.executable, "-c", program, door.soname, "ncclGetVersion", LD_LIBRARY_PATH=path)
-    assert text.startswith("0 22")
+    assert said(*words, sys.executable, "-c", program, door.soname, "number", LD_LIBRARY_PATH=path) == f"{door.gives}\n"

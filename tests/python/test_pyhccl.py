@@ -1,4 +1,7 @@
-"""pyhccl, a client of HCCL that knows nothing of Isthmus, drives the simulated library: two ranks, each a process."""
+"""pyhccl, a client of HCCL that knows nothing of Isthmus, drives the simulated library, bare and through the front door.
+
+Two ranks, each a process.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import isthmus
 from devices import DeviceArray, run_fleet, vendor
 from isthmus import rehearse
 
@@ -88,18 +92,27 @@ def messages(folder: str) -> list[int]:
     return [int(number) for number in target.get()]
 
 
-def run(body: Any, tmp_path: Path) -> list[Any]:
-    library = rehearse.folder().resolve() / "ascend" / "libhccl.so"
-    return run_fleet("ascend:2", body, str(tmp_path), init=False, env={"PYHCCL_LIBRARY": str(library)})
+@pytest.fixture(params=["bare", "door"])
+def libraries(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What leads pyhccl to the simulated library: its path, or the front door's."""
+    real = rehearse.folder().resolve() / "ascend" / "libhccl.so"
+    door = Path(isthmus.__file__).parent / "interpose" / "libhccl.so"
+    if request.param == "bare":
+        return {"PYHCCL_LIBRARY": str(real)}
+    return {"PYHCCL_LIBRARY": str(door), "ISTHMUS_REAL_HCCL": str(real)}
 
 
-def test_collectives(tmp_path: Path) -> None:
-    first, second = run(collectives, tmp_path)
+def run(body: Any, tmp_path: Path, libraries: dict[str, str]) -> list[Any]:
+    return run_fleet("ascend:2", body, str(tmp_path), init=False, env=libraries)
+
+
+def test_collectives(tmp_path: Path, libraries: dict[str, str]) -> None:
+    first, second = run(collectives, tmp_path, libraries)
     low, high = [0.0, 1, 2, 3, 4, 5], [10.0, 11, 12, 13, 14, 15]
     sums = [low[i] + high[i] for i in range(6)]
     assert first == [sums, [], low + high, sums[:3], low[:3] + high[:3], [0, 10, 11], low[:3], low[3:]]
     assert second == [sums, high, low + high, sums[3:], low[3:] + high[3:], [0, 10, 11], low[3:], low[3:]]
 
 
-def test_messages(tmp_path: Path) -> None:
-    assert run(messages, tmp_path) == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]
+def test_messages(tmp_path: Path, libraries: dict[str, str]) -> None:
+    assert run(messages, tmp_path, libraries) == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4]]

@@ -1,19 +1,21 @@
-"""What the interposer's table says of NCCL's and RCCL's functions is what the vendors publish: the compiler compares them.
+"""What the interposer's tables say of the vendors' functions is what the vendors publish: the compiler compares them.
 
-As in test_vendor_abi.py, nothing of this is run. The functions that prepare kernels are in headers that are not fetched; the
-table alone speaks of them.
+As in test_vendor_abi.py, nothing of this is run. The functions that prepare kernels, and most of HCCL's that no framework
+calls, are in headers that are not fetched; the table alone speaks of them.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from test_vendor_abi import HEADERS, OURS, ROOT, compile_only, headers  # noqa: F401
 from test_vendor_abi_amd import BINDINGS, Published
+from test_vendor_abi_ascend import PUBLISHED, QUIET
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -21,10 +23,33 @@ from interpose_entries import Row, read_table  # noqa: E402
 
 INTERPOSE = ROOT / "csrc" / "interpose"
 ROWS = read_table(INTERPOSE / "nccl.symbols")
+HCCL = read_table(INTERPOSE / "hccl.symbols")
 FUNCTION = re.compile(r"\b(p?(?:nccl|msccl)[A-Z]\w*)\(")
 
 
-def comparison(rows: list[Row], vendor: str) -> str:
+NCCL_SIZES = {"UniqueId": "ncclUniqueId", "Result": "ncclResult_t", "Type": "ncclDataType_t"}
+NCCL_VALUES = {
+    "kSuccess": "ncclSuccess",
+    "kSystemError": "ncclSystemError",
+    "kInternalError": "ncclInternalError",
+    "kInvalidUsage": "ncclInvalidUsage",
+}
+HCCL_SIZES = {
+    "Result": "HcclResult",
+    "Type": "HcclDataType",
+    "Op": "HcclReduceOp",
+    "Setting": "HcclConfigValue",
+    "Comm": "HcclComm",
+}
+HCCL_VALUES = {
+    "kSuccess": "HCCL_SUCCESS",
+    "kInternalError": "HCCL_E_INTERNAL",
+    "kNotSupported": "HCCL_E_NOT_SUPPORT",
+    "kNotFound": "HCCL_E_NOT_FOUND",
+}
+
+
+def comparison(rows: list[Row], abi: str, vendor: str, sizes: dict[str, str], values: dict[str, str]) -> str:
     checks = []
     for row in rows:
         kinds = ", ".join(row.parameters)
@@ -33,26 +58,17 @@ def comparison(rows: list[Row], vendor: str) -> str:
             f' "{row.name} is declared otherwise");'
         )
         checks.insert(0, f"namespace isthmus::interpose::ours {{ using {row.name} = {row.result} (*)({kinds}); }}")
-    sizes = "\n".join(
-        f"static_assert(sizeof(isthmus::interpose::{ours}) == sizeof({theirs}));"
-        for ours, theirs in (("UniqueId", "ncclUniqueId"), ("Result", "ncclResult_t"), ("Type", "ncclDataType_t"))
-    )
-    values = "\n".join(
-        f"static_assert(+isthmus::interpose::{ours} == +{theirs});"
-        for ours, theirs in (
-            ("kSuccess", "ncclSuccess"),
-            ("kSystemError", "ncclSystemError"),
-            ("kInternalError", "ncclInternalError"),
-            ("kInvalidUsage", "ncclInvalidUsage"),
-        )
-    )
-    head = f'#include "interpose/abi.hpp"\n{vendor}\n#include "same_shape.hpp"\n'
-    return f"{head}{sizes}\n{values}\n" + "\n".join(checks).replace("<ours::", "<isthmus::interpose::ours::")
+    head = f'#include "interpose/{abi}"\n{vendor}\n#include "same_shape.hpp"\n'
+    for ours, theirs in sizes.items():
+        head += f'static_assert(sizeof(isthmus::interpose::{ours}) == sizeof({theirs}), "{ours} is of another size");\n'
+    for ours, theirs in values.items():
+        head += f'static_assert(+isthmus::interpose::{ours} == +{theirs}, "{ours} is another number");\n'
+    return head + "\n".join(checks).replace("<ours::", "<isthmus::interpose::ours::")
 
 
 def complaints(rows: list[Row], vendor: str, folder: Path) -> str:
     source = folder / "comparison.cpp"
-    source.write_text(comparison(rows, vendor))
+    source.write_text(comparison(rows, "abi.hpp", vendor, NCCL_SIZES, NCCL_VALUES))
     return compile_only(source, folder, ROOT / "csrc", OURS, defines=("-DNCCL_OS_LINUX",))
 
 
@@ -105,5 +121,52 @@ def test_another_table_would_be_found(tmp_path: Path) -> None:
         changed.append(Row(row.library, row.since, row.twin, row.policy, row.result, row.name, parameters))
     errors = complaints(changed, "#include <nccl.h>", tmp_path)
     for name in ("ncclSend", "ncclCommInitRank", "ncclMemAlloc"):
+        assert f"{name} is declared otherwise" in errors
+    assert errors.count("is declared otherwise") < 10, errors
+
+
+# ---- HCCL ----------------------------------------------------------------------------------------------------------------
+
+
+def published_by_huawei() -> set[str]:
+    """What the header declares that PyTorch for Ascend is built with."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", (PUBLISHED / "hccl" / "hccl.h").read_text(), flags=re.DOTALL)
+    return set(re.findall(r"^extern\b[^;{}()]*?\b(Hccl[A-Z]\w*)\s*\(", text, re.MULTILINE))
+
+
+def huaweis() -> list[Row]:
+    return [row for row in HCCL if row.name in published_by_huawei()]
+
+
+def complaints_of_hccl(rows: list[Row], folder: Path) -> str:
+    source = folder / "comparison.cpp"
+    source.write_text(comparison(rows, "abi_hccl.hpp", "#include <hccl/hccl.h>", HCCL_SIZES, HCCL_VALUES))
+    return compile_only(source, folder, ROOT / "csrc", PUBLISHED, OURS, defines=QUIET)
+
+
+def test_every_function_of_hccl_that_is_published_is_in_the_table() -> None:
+    assert len(published_by_huawei()) > 40
+    assert published_by_huawei() == {row.name for row in huaweis()}
+
+
+def test_the_table_is_huaweis(tmp_path: Path) -> None:
+    assert all(row.policy != "jump" for row in huaweis())
+    errors = complaints_of_hccl(huaweis(), tmp_path)
+    assert not errors, errors
+
+
+def test_another_table_of_hccl_would_be_found(tmp_path: Path) -> None:
+    changed = []
+    for row in huaweis():
+        parameters = row.parameters
+        if row.name == "HcclSend":
+            parameters = parameters[:-1]
+        elif row.name == "HcclSetConfig":
+            parameters = tuple("int32_t" if kind == "Setting" else kind for kind in parameters)
+        elif row.name == "HcclAllReduce":
+            parameters = tuple("uint32_t" if kind == "uint64_t" else kind for kind in parameters)
+        changed.append(replace(row, parameters=parameters))
+    errors = complaints_of_hccl(changed, tmp_path)
+    for name in ("HcclSend", "HcclSetConfig", "HcclAllReduce"):
         assert f"{name} is declared otherwise" in errors
     assert errors.count("is declared otherwise") < 10, errors

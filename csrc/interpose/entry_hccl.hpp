@@ -1,0 +1,33 @@
+// What the generated entry points of HCCL are made of.
+#pragma once
+
+#include "abi_hccl.hpp"
+#include "jump.hpp"
+#include "slot.hpp"
+
+namespace isthmus::interpose {
+
+// What a call returns that has no real function: an error, or, where the function has no way to tell of one, that it can do nothing.
+template <class R>
+R refused(const char *name) noexcept;
+template <>
+inline Result refused<Result>(const char *name) noexcept {
+  return refuse(name);
+}
+template <>
+inline uint32_t refused<uint32_t>(const char *name) noexcept {
+  refuse(name);
+  return 0;
+}
+template <>
+inline bool refused<bool>(const char *name) noexcept {
+  refuse(name);
+  return false;
+}
+template <>
+inline Kind refused<Kind>(const char *name) noexcept {
+  refuse(name);
+  return -1;
+}
+
+}  // namespace isthmus::interpose

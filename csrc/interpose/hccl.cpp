@@ -1,0 +1,48 @@
+#include <atomic>
+
+#include "routed_hccl.hpp"
+#include "real.hpp"
+
+namespace isthmus::interpose {
+
+const Vendor &vendor() noexcept {
+  static constexpr Vendor kVendor = {
+      "HCCL",
+      "libhccl.so",
+      "libhccl.so",
+      "ISTHMUS_REAL_HCCL",
+      "Install Huawei's CANN and source its set_env.sh",
+      "HcclAllReduce",  // Intel has an HCCL, too, whose functions are called hcclAllReduce and the like
+      "libhcomm.so",
+      kNotSupported,
+      kNotFound,
+      kInternalError,
+      {"$ASCEND_HOME_PATH/lib64", "$ASCEND_TOOLKIT_HOME/lib64", "/usr/local/Ascend/cann/lib64",
+       "/usr/local/Ascend/ascend-toolkit/latest/lib64", "/usr/local/Ascend/nnae/latest/lib64",
+       "/usr/local/Ascend/latest/lib64", "$HOME/Ascend/cann/lib64", "$HOME/Ascend/ascend-toolkit/latest/lib64", nullptr}};
+  return kVendor;
+}
+
+// HCCL says its version nowhere; CANN's stands in the path of the file.
+void write_version_of(Words &, void *) noexcept {}
+
+// There is no last error to ask for: the reason goes to the log, and where there is no library, to HcclGetErrorString.
+Result refuse(const char *name) noexcept {
+  const Real &r = real();
+  reason_for(name, r);
+  return code_of(r);
+}
+
+const char *routed_HcclGetErrorString(Result code) noexcept {
+  using GetErrorString = const char *(Result);
+  static std::atomic<GetErrorString *> slot;
+  if (auto *f = slot.load(std::memory_order_acquire)) return f(code);
+  if (auto *f = reinterpret_cast<GetErrorString *>(look_up("HcclGetErrorString"))) {
+    slot.store(f, std::memory_order_release);
+    return f(code);
+  }
+  const Real &r = real();
+  return code == kSuccess ? "no error" : r.handle ? "the HCCL in use has no texts for errors" : r.text;
+}
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,31 @@
+// Where an entry point goes to: the real function, found by the first call. A forwarded call is a load and a jump, and moving what stands on
+// the stack.
+#pragma once
+
+#include <atomic>
+
+#include "real.hpp"
+
+#define ISTHMUS_ENTRY extern "C" __attribute__((visibility("default")))
+
+namespace isthmus::interpose {
+
+template <class Function>
+using Slot = std::atomic<Function *>;
+
+// Where a call goes: to the real function, once the first call has found it. Acquire: who sees the address sees what opening the library
+// wrote.
+template <class Function>
+inline Function *bound(const Slot<Function> &slot) noexcept {
+  return slot.load(std::memory_order_acquire);
+}
+
+// Of the first call, and of every one while there is no such function: null then, and refused() says why.
+template <class Function>
+inline Function *bind(Slot<Function> &slot, const char *name) noexcept {
+  auto *f = reinterpret_cast<Function *>(look_up(name));
+  if (f) slot.store(f, std::memory_order_release);
+  return f;
+}
+
+}  // namespace isthmus::interpose
