@@ -106,6 +106,7 @@ void Member::submit_parts(Op *op) noexcept {
   const uint64_t size = std::max(part_bytes_ / element, uint64_t{1}) * element;
   const auto parts = static_cast<uint32_t>((whole + size - 1) / size);
   op->children.store(parts + 1, std::memory_order_relaxed);
+  std::unique_lock whole_message(order_[op->call.collective == plan::Collective::Send ? 0 : 1]);
   for (uint32_t i = 0; i < parts; ++i) {
     Op *part = OpPool::instance().take();  // its one reference is the engine's
     part->call = op->call;
@@ -132,11 +133,15 @@ void Member::submit_parts(Op *op) noexcept {
       submit_message(part);
     }
   }
+  whole_message.unlock();
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
 }
 
 void Member::submit_message(Op *op) noexcept {
   const bool send = op->call.collective == plan::Collective::Send;
+  // The parts of one message come one after the other, also where several threads call; and so do messages among them that are numbered alike.
+  std::unique_lock<std::recursive_mutex> in_order;
+  if (by_window(op)) in_order = std::unique_lock(order_[send ? 0 : 1]);
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
     // This thread may be held up in the runtime, and the deadline is to be seen all the same.
@@ -148,8 +153,10 @@ void Member::submit_message(Op *op) noexcept {
 }
 
 // The thread that is inside a link, or in a callback of an operation that it has ended, is what the message would need to go on.
+bool Member::can_wait_here() noexcept { return !Context::inside_link() && driven_by_this_thread() == nullptr; }
+
 bool Member::may_wait_here(Op *op) noexcept {
-  if (!Context::inside_link() && driven_by_this_thread() == nullptr) return true;
+  if (can_wait_here()) return true;
   fail(Code::Unsupported,
        describe(*op) +
            ": a message of device memory on a stream cannot be begun in a callback where it has to wait; give no stream",
@@ -166,25 +173,27 @@ void Member::hold(Op *op, void *stream) noexcept {
 void Member::send_from_device(Op *op) noexcept {
   op->port = Port::Taken;
   const std::lock_guard porter(porter_mutex_);
-  bool waits = false;
+  bool behind = false;
   {
     const std::lock_guard lock(match_lock_);
     number_send(op);
     taking_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
-    waits = unstaged_ != 0;
+    behind = short_ != 0;
   }
   if (failed() || !porter_) return;  // drive() ends it
   try {
     const bool small = op->call.bytes <= kEagerMessage;
+    const bool patient = !op->call.on_stream || can_wait_here();
     if (small ? stage(op, Place::Small)
-              : !waits && (into_window(op) || (!waits_for_slot(op, now_ns()) && stage(op, Place::Send))))
+              : !behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage(op, Place::Send))))
       return porter_->take(*op);
   } catch (const Error &e) { return fail(e.code(), describe(*op) + ": " + e.text(), true); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
     const std::lock_guard lock(match_lock_);
     ++unstaged_;
+    if (!waits_for_slot(op)) run_short(op);
   }
   if (op->number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
@@ -208,7 +217,7 @@ void Member::recv_to_device(Op *op) noexcept {
       if (!op->begun) porter_->mark(*op);
       op->call.on_stream = false;
     }
-    if (op->call.on_stream && porter_->gates() && all_staged()) {
+    if (op->call.on_stream && porter_->gates() && stage_all()) {
       porter_->make_gate();
       if (!op->inline_op) {
         OpPool::retain(op);
@@ -248,7 +257,7 @@ void Member::order_part(Op *op, void *stream) noexcept {
   if (op->over() || failed() || !porter_) return;
   try {
     if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream);
-    const bool gate = porter_->gates() && all_staged() && stage_posted(op);
+    const bool gate = porter_->gates() && stage_all() && stage_posted(op);
     if (gate) porter_->make_gate();
     bool arrived, expected;
     {
@@ -287,15 +296,49 @@ bool Member::stage_posted(Op *op) noexcept {
   if (!free) return false;
   {
     const std::lock_guard lock(match_lock_);
-    if (!op->staged && posted_.has(op)) return give_place(op, *free);
+    if (!op->staged && posted_.has(op)) {
+      stand_apart(op);
+      return give_place(op, *free);
+    }
   }
   give_stage(*free);
   return false;
 }
 
-bool Member::all_staged() noexcept {
-  const std::lock_guard lock(match_lock_);
-  return unstaged_ == 0;
+// No gate may stand before the copy of a send. Those that wait for a slot go another way then.
+bool Member::stage_all() {
+  for (;;) {
+    Op *op = nullptr;
+    {
+      const std::lock_guard lock(match_lock_);
+      if (unstaged_ == 0) return true;
+      op = taking_.head;
+      while (op && (op->port != Port::Taken || op->ticket.load(std::memory_order_relaxed) != 0)) op = op->match_next;
+    }
+    if (!op || !take_waiting(op)) return false;
+  }
+}
+
+// A send that was left for later. False: no pinned memory is free for it.
+bool Member::take_waiting(Op *op) {
+  if (!op->staged && !into_window(op) && !stage(op, Place::Send)) {
+    const std::lock_guard lock(match_lock_);
+    run_short(op);
+    return false;
+  }
+  {
+    const std::lock_guard lock(match_lock_);
+    --unstaged_;
+    if (std::exchange(op->short_of_memory, false)) --short_;
+  }
+  if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
+  porter_->take(*op);  // and it may be over
+  return true;
+}
+
+// Those behind it wait as well, so that it gets what becomes free.
+void Member::run_short(Op *op) noexcept {
+  if (!std::exchange(op->short_of_memory, true)) ++short_;
 }
 
 // In any order: a send may wait for the pinned memory that a receive of the same group gives back.
@@ -353,11 +396,15 @@ void Member::come(Op *op) noexcept {
 
 bool Member::drive_messages() noexcept {
   bool moved = false;
-  if (slot_waiters_.load(std::memory_order_relaxed) != 0 && room_for_a_waiter())
+  if (slot_waiters_.load(std::memory_order_relaxed) != 0 && !courier_called_.load(std::memory_order_relaxed) &&
+      room_for_a_waiter())
     courier_wanted_.store(true, std::memory_order_release);
   while (!failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
   open_gates();
-  if (courier_wanted_.exchange(false, std::memory_order_acq_rel)) context_->courier(*this);
+  if (courier_wanted_.exchange(false, std::memory_order_acq_rel)) {
+    courier_called_.store(true, std::memory_order_relaxed);
+    context_->courier(*this);
+  }
   return moved;
 }
 
@@ -400,15 +447,20 @@ bool Member::behind_another(const Op *op) const noexcept {
 }
 
 bool Member::grant_next() noexcept {
-  Op *op;
+  Op *op = nullptr;
+  const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->staged && !o->windowed; };
   {
     const std::lock_guard lock(match_lock_);
-    op = granting_.head;
-    while (op && op->lies < 0 && !may_come(op)) op = op->match_next;
+    Op *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
+    for (Op *o = granting_.head; o && !op; o = o->match_next) {
+      if (needs_place(o)) first = first ? first : o;
+      else if (o->lies >= 0 || may_come(o)) op = o;
+    }
+    if (!op) op = first;
   }
   if (!op) return false;
   if (op->lies >= 0) return bring(op), true;
-  const bool place = on_stage(op) && !op->staged && !op->windowed;
+  const bool place = needs_place(op);
   const std::optional<Stage> free = place ? take_stage(op->call.bytes, Place::Announced) : std::nullopt;
   if (place && !free) return false;
   const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
@@ -445,19 +497,19 @@ bool Member::end_next_landed() noexcept {
 }
 
 bool Member::carry_messages() noexcept {
+  courier_called_.store(false, std::memory_order_relaxed);
   for (;;) {
     const std::lock_guard porter(porter_mutex_);
     if (failed() || !porter_) return false;
     Op *op = nullptr;
     bool later = false;
-    const int64_t now = now_ns();
     {
       const std::lock_guard lock(match_lock_);
       for (Op *o = landing_.head; o && !op; o = o->match_next)
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
-        if (!o->staged && !slot_free(o) && waits_for_slot(o, now)) later = true;
+        if (!o->staged && !slot_free(o) && waits_for_slot(o)) later = true;
         else op = o;
       }
     }
@@ -467,11 +519,7 @@ bool Member::carry_messages() noexcept {
         porter_->put(*op);
         continue;
       }
-      if (!op->staged && !into_window(op) && !stage(op, Place::Send)) return true;
-      porter_->take(*op);
-      if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
-      const std::lock_guard lock(match_lock_);
-      --unstaged_;
+      if (!take_waiting(op)) return true;
     } catch (const Error &e) {
       fail(e.code(), describe(*op) + ": " + e.text(), true);
       return false;

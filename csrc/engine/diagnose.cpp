@@ -215,11 +215,13 @@ void Member::on_message_deadline(int64_t now) noexcept {
     const std::lock_guard lock(match_lock_);
     for (const OpList *list : lists)
       for (const Op *o = list->head; o && !late; o = o->match_next)
-        if (now >= o->deadline_ns || (list != &landing_ && gone(*o))) late = o;
+        if (now >= o->deadline_ns || (list != &landing_ && o->lies < 0 && gone(*o))) late = o;
     if (!late) return;
     for (const OpList *list : {&taking_, &landing_})
       for (const Op *o = list->head; o && !held; o = o->match_next)
-        if (o == late && on_stage(o) && (o->number == 0 || o->ticket.load(std::memory_order_relaxed) != 0)) held = o;
+        if (o == late && on_stage(o) &&
+            (list == &landing_ || o->number == 0 || o->ticket.load(std::memory_order_relaxed) != 0))
+          held = o;  // not a send that waits for its slot
     copy.call = late->call;
     copy.source = late->source;
     copy.label = late->label;

@@ -64,7 +64,7 @@ struct PeerRank {                      // what this member knows of one rank
     uint32_t slots = 0;          // 0: none
     std::byte *there = nullptr;  // where our device finds it; null: it does not reach it
     uint64_t numbered = 0;
-    uint64_t seen = 0;  // of what has landed, and since when: the courier's
+    uint64_t seen = 0;  // of what has landed, and when that or something else last went on (porter mutex)
     int64_t seen_ns = 0;
   } to;
   // its ring for the operation `ring_sequence` (exec)
@@ -266,7 +266,10 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_next_send() noexcept;
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
-  bool all_staged() noexcept;
+  bool stage_all();  // under the porter mutex, as are the next two; throw what the runtime throws
+  bool take_waiting(Op *op);
+  void run_short(Op *op) noexcept;  // and the match lock
+  static bool can_wait_here() noexcept;
   void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
   void order_part(Op *op, void *stream) noexcept;
   bool stage_posted(Op *op) noexcept;
@@ -302,7 +305,9 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t slot_place(int source, uint64_t number) const noexcept;
   bool slot_free(const Op *op) noexcept;
   bool into_window(Op *op) noexcept;
-  bool waits_for_slot(const Op *op, int64_t now) noexcept;
+  bool waits_for_slot(const Op *op) noexcept;
+  void stand_apart(Op *op) noexcept;                // match lock
+  bool is_its_turn(Op *op) noexcept;                // match lock
   bool lies_there(Op *op, uint32_t slot) noexcept;  // match lock
   void bring(Op *op) noexcept;                      // exec
   void has_landed(Op *op) noexcept;
@@ -318,7 +323,7 @@ class Member : public std::enable_shared_from_this<Member> {
   static bool wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept;
   void met(Op *op, int source) noexcept;
   void end_wrong(Op *op, std::string text) noexcept;
-  void grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come
+  bool grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come. False: see op->text
   static constexpr uint64_t kEagerMessage = 16 * 1024;   // and less: sent without having been asked for
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
@@ -441,10 +446,13 @@ class Member : public std::enable_shared_from_this<Member> {
     bool any = false;
     int rank = 0, tag = 0;
   } starting_;             // a send that was taken out of taking_ and is not in its link yet
-  uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory
-  std::atomic<bool> courier_wanted_{false};
+  uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory or a slot
+  uint32_t short_ = 0;     // of these: found none
+  std::atomic<bool> courier_wanted_{false}, courier_called_{false};
   uint32_t window_slots_ = 0;              // of ours, each
   uint32_t any_source_ = 0;                // match lock: receives from any rank that may take a message of a window
+  uint32_t any_apart_ = 0;                 // match lock: and stand behind gates
+  std::recursive_mutex order_[2];          // sends, receives: the order of their numbers is that of their calls
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
   std::vector<std::span<std::byte>> guarded_windows_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed

@@ -142,18 +142,20 @@ void Member::end_wrong(Op *op, std::string text) noexcept {
   if (!device) end_op(op, Code::Mismatch, std::move(text));
 }
 
-void Member::grant(Op *op, int source, uint64_t id) noexcept {
+bool Member::grant(Op *op, int source, uint64_t id) noexcept {
   op->message_id = id;
+  if (!is_its_turn(op)) return false;
   if (!op->windowed) slot_left(op);
   if ((on_stage(op) && !op->staged && !op->windowed) || !may_come(op)) {
     granting_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
     context_->wake();
-    return;
+    return true;
   }
   if (op->windowed) touch_windows();
   receiving_.append(op);
   clear_to_send(op, source, id);
+  return true;
 }
 
 void Member::prepare_messages() {
@@ -197,8 +199,7 @@ bool Member::start_recv(Op *op) noexcept {
         break;
       }
       if (a.rendezvous || a.lies >= 0) {
-        if (a.rendezvous) grant(op, a.source, a.id);
-        else if (!lies_there(op, static_cast<uint32_t>(a.lies))) wrong = op->text;
+        if (!(a.rendezvous ? grant(op, a.source, a.id) : lies_there(op, static_cast<uint32_t>(a.lies)))) wrong = op->text;
         spare_.push_back(std::move(*it));
         arrived_.erase(it);
         if (wrong.empty()) return true;
@@ -274,7 +275,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
           if (placed) {
             if (!lies_there(op, h.slot)) wrong = op;
           } else if (rendezvous) {
-            grant(op, source, h.id);
+            if (!grant(op, source, h.id)) wrong = op;
           } else {
             receiving_.append(op);
             to = op->data(context_->arena().base());

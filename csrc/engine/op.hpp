@@ -99,6 +99,7 @@ struct Op {
   std::byte *window = nullptr;      // a send's: where this rank's device finds the slot
   bool windowed = false;            // a receive's `place` is in the window
   bool counted = false;             // among the receives from any rank that may take such a message
+  bool short_of_memory = false;     // a send that found no pinned memory
   bool apart = false;               // among those behind gates with a place of their own
   int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted

@@ -9,8 +9,9 @@
 // a processor brings what lies in a slot; so has one that may not have a gate (may_gate). The copies of those without a stream are submitted
 // when their messages have come, from their slots.
 //
-// Where no slot is free the message goes by the link, into its slot: from the user's host memory, or from pinned memory of the sender's, so
-// that a send need not wait for its receive. Where the receive has been called, the slot will be free soon, and the sender waits for it.
+// Where no slot is free the message goes by the link: from the user's host memory, or from pinned memory of the sender's, so that a send need
+// not wait for its receive. A receive behind a gate gets it into its slot, any other where it needs it. Where the receive has been called, the
+// slot will be free soon, and the sender waits for it.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/copy.hpp"
 #include "base/log.hpp"
 #include "engine/member.hpp"
@@ -56,24 +58,26 @@ bool Member::slot_free(const Op *op) noexcept {
 
 bool Member::into_window(Op *op) noexcept {
   if (!slot_free(op)) return false;
-  const PeerRank &p = peers_[op->call.root];
+  PeerRank &p = peers_[op->call.root];
+  p.to.seen_ns = now_ns();
   op->window = p.to.there + (op->number - 1) % p.to.slots * part_bytes_;
   return true;
 }
 
 // Under the porter mutex. What has been asked for leaves its slot without anything that this rank has yet to do; but where the receiver's
-// device has one queue, a gate of another message may stand before. So the patience, which begins anew with every slot that becomes free.
-bool Member::waits_for_slot(const Op *op, int64_t now) noexcept {
+// device has one queue, a gate of another message may stand before. So the patience: from when the window last took or lost a message.
+bool Member::waits_for_slot(const Op *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
   PeerRank &p = peers_[op->call.root];
   if (op->number == 0 || !p.to.there) return false;
   if (p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire) < op->number) return false;
+  const int64_t now = now_ns();
   if (const uint64_t landed = p.mail->landed(rank_, world_, cell_bytes_).load(std::memory_order_acquire);
       landed != p.to.seen) {
     p.to.seen = landed;
     p.to.seen_ns = now;
   }
-  return now - std::max(p.to.seen_ns, op->submitted_ns) < kPatience;
+  return now - p.to.seen_ns < kPatience;
 }
 
 bool Member::room_for_a_waiter() noexcept {
@@ -108,6 +112,7 @@ void Member::claim(Op *op) noexcept {
   if (op->call.root < 0) {
     op->counted = true;
     ++any_source_;
+    if (op->port == Port::Expected) stand_apart(op);
     return;
   }
   auto &from = peers_[op->call.root].from;
@@ -117,30 +122,50 @@ void Member::claim(Op *op) noexcept {
     from.gated = from.claimed + 1;
     op->place = slot_place(op->call.root, from.gated);
     op->windowed = true;
-  } else if (gated) {
-    op->apart = true;
-    ++from.apart;
   }
   ++from.claimed;
   if (any_source_ == 0) op->claim = from.claimed;
-  say_asked(op->call.root);
+  if (gated && op->staged) stand_apart(op);
+  else say_asked(op->call.root);
 }
 
-// The sender waits for a slot if the receive has been called. Not where the receive needs none, and the device may come to nothing before
-// its message has come.
+// A sender waits for its slot if the receive has been called. Not where that one stands behind a gate with a place of its own: it needs no
+// slot, and the device may come to nothing that would free one before its message has come.
 void Member::say_asked(int source) noexcept {
   const auto &from = peers_[source].from;
-  if (from.apart == 0) mail_->asked(source, world_, cell_bytes_).store(from.claimed, std::memory_order_release);
+  if (from.apart == 0 && any_apart_ == 0)
+    mail_->asked(source, world_, cell_bytes_).store(from.claimed, std::memory_order_release);
+}
+
+void Member::stand_apart(Op *op) noexcept {
+  if (op->apart || !by_window(op)) return;
+  if (op->call.root < 0) {
+    op->apart = op->counted;
+    any_apart_ += op->counted;
+  } else if (auto &from = peers_[op->call.root].from; from.offset != 0) {
+    op->apart = true;
+    ++from.apart;
+    auto &asked = mail_->asked(op->call.root, world_, cell_bytes_);
+    if (op->claim != 0 && asked.load(std::memory_order_relaxed) >= op->claim)
+      asked.store(op->claim - 1, std::memory_order_release);
+  }
 }
 
 // Its message has come, or word of it.
 void Member::number_receive(Op *op, int source) noexcept {
   auto &from = peers_[source].from;
-  if (op->counted) --any_source_;
-  if (op->apart) --from.apart;
-  if (from.offset != 0 && op->counted) ++from.claimed;
-  if (from.offset != 0 && (op->counted || op->apart)) say_asked(source);
-  op->counted = op->apart = false;
+  const bool counted = std::exchange(op->counted, false), apart = std::exchange(op->apart, false);
+  if (counted) {
+    --any_source_;
+    if (from.offset != 0) ++from.claimed;
+  }
+  if (apart) --(counted ? any_apart_ : from.apart);
+  if (apart && counted && any_apart_ == 0) {
+    for (int q = 0; q < world_; ++q)
+      if (peers_[static_cast<size_t>(q)].from.offset != 0) say_asked(q);
+  } else if (from.offset != 0 && (counted || apart)) {
+    say_asked(source);
+  }
   if (from.offset != 0 && by_window(op)) op->number = ++from.matched;
 }
 
@@ -165,9 +190,18 @@ void Member::slot_left(Op *op) noexcept {
   mail_->landed(op->source, world_, cell_bytes_).store(from.landed, std::memory_order_release);
 }
 
-// False: it does not, which op->text explains.
+// False: the two sides have not counted alike, which op->text says.
+bool Member::is_its_turn(Op *op) noexcept {
+  if (op->claim == 0 || op->claim == op->number) return true;
+  op->text = formatted(
+      "{}: {} has sent message {} of its window where {} was to come; all ranks must run the same version of Isthmus",
+      describe(*op), rank_text(op->source), op->number, op->claim);
+  return false;
+}
+
 bool Member::lies_there(Op *op, uint32_t slot) noexcept {
-  if (op->number == 0 || slot != (op->number - 1) % window_slots_ || (op->claim != 0 && op->claim != op->number)) {
+  if (!is_its_turn(op)) return false;
+  if (op->number == 0 || slot != (op->number - 1) % window_slots_) {
     op->text = formatted(
         "{}: {} has put message {} of its window into slot {}, where it does not belong; all ranks must run the "
         "same version of Isthmus",
@@ -191,12 +225,14 @@ bool Member::lies_there(Op *op, uint32_t slot) noexcept {
 
 // By this processor, from its slot.
 void Member::bring(Op *op) noexcept {
+  std::byte *const base = context_->arena().base();
+  std::byte *to;
   {
     const std::lock_guard lock(match_lock_);
     touch_windows();
+    to = op->data(base);
   }
-  std::byte *const base = context_->arena().base();
-  copy_bytes(op->data(base), base + slot_place(op->source, op->number), op->call.bytes);
+  copy_bytes(to, base + slot_place(op->source, op->number), op->call.bytes);
   has_landed(op);
   {
     const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out

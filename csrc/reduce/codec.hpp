@@ -143,16 +143,45 @@ struct BFloat16 {
   }
   template <class D>
   static HWY_INLINE void store(D, hn::Vec<D> v, uint8_t *p) {
-    // The only NaN that comes here is the canonical one, 0x7fc00000, which rounds to 0x7fc0.
     const hn::RebindToSigned<D> di;
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> dr;
-    const auto bits = hn::BitCast(du, v);
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-    const auto code = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd));
+    const auto code = hn::ShiftRight<16>(rounded(du, hn::BitCast(du, v)));
     hn::StoreU(hn::DemoteTo(dr, hn::BitCast(di, code)), dr, reinterpret_cast<uint16_t *>(p));
   }
+
+#if HWY_TARGET != HWY_SCALAR
+  // Two vectors' worth of elements, those at even places in one and those at odd places in the other: that costs a shift and a mask, where
+  // elements in order cost a permutation each way.
+  static constexpr bool kPaired = true;
+  template <class D>
+  static HWY_INLINE void load_pair(D d, const uint8_t *p, hn::Vec<D> &even, hn::Vec<D> &odd) {
+    const hn::RebindToUnsigned<D> du;
+    const auto both = hn::LoadU(du, reinterpret_cast<const uint32_t *>(p));
+    even = hn::BitCast(d, hn::ShiftLeft<16>(both));
+    odd = hn::BitCast(d, hn::And(both, hn::Set(du, 0xffff0000u)));
+  }
+  template <class D>
+  static HWY_INLINE void store_pair(D, hn::Vec<D> even, hn::Vec<D> odd, uint8_t *p) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::Repartition<uint16_t, D> dr;
+    const auto low = hn::ShiftRight<16>(rounded(du, hn::BitCast(du, even))), high = rounded(du, hn::BitCast(du, odd));
+    hn::StoreU(hn::BitCast(du, hn::OddEven(hn::BitCast(dr, high), hn::BitCast(dr, low))), du,
+               reinterpret_cast<uint32_t *>(p));
+  }
+#endif
+
+ private:
+  // The upper half is the result. The only NaN that comes here is the canonical one, 0x7fc00000, which rounds to 0x7fc0.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> rounded(D du, hn::Vec<D> bits) {
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    return hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);
+  }
 };
+
+template <class Codec>
+concept Paired = Codec::kPaired;
 
 }  // namespace
 }  // namespace isthmus::reduce

@@ -29,6 +29,7 @@ struct Pass {
   // U vectors from lane i on. All are read before any is written: dst may be a source.
   template <unsigned U, class D>
   HWY_INLINE void step(D d, size_t i) const {
+    if constexpr (U == 2 && Paired<First> && Paired<Rest> && Paired<Out>) return pair(d, i);
     constexpr size_t n = hn::MaxLanes(D());
     hn::Vec<D> v[U];
     ISTHMUS_UNROLL for (unsigned u = 0; u < U; ++u) {
@@ -39,6 +40,21 @@ struct Pass {
     }
     ISTHMUS_UNROLL for (unsigned u = 0; u < U; ++u) Out::store(d, v[u], dst + (i + u * n) * Out::kBytes);
     if (copy) ISTHMUS_UNROLL for (unsigned u = 0; u < U; ++u) Out::store(d, v[u], copy + (i + u * n) * Out::kBytes);
+  }
+
+  template <class D>
+  HWY_INLINE void pair(D d, size_t i) const {
+    hn::Vec<D> even, odd, e, o;
+    First::load_pair(d, source[0] + i * First::kBytes, even, odd);
+    ISTHMUS_UNROLL for (unsigned k = 1; k < K; ++k) {
+      Rest::load_pair(d, source[k] + i * Rest::kBytes, e, o);
+      even = Op::apply(d, even, e);
+      odd = Op::apply(d, odd, o);
+    }
+    even = post.apply(d, even);
+    odd = post.apply(d, odd);
+    Out::store_pair(d, even, odd, dst + i * Out::kBytes);
+    if (copy) Out::store_pair(d, even, odd, copy + i * Out::kBytes);
   }
 
   template <unsigned U, class D>

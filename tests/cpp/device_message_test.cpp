@@ -551,6 +551,98 @@ TEST(DeviceMessage, AreWhatWasSentHoweverEachSideCalls) {
   }
 }
 
+// Two threads of each rank call for messages of several parts that are alike but for what is in them.
+TEST(DeviceMessage, OfSeveralThreadsStayWhole) {
+  static constexpr int kEach = 25;
+  static constexpr size_t kBytes = 200'001;
+  Options options;
+  options.settings = kLittleWindows;
+  for (const char *fleet : {"0a 1b", "0a -b", "-a 0b"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          std::vector<std::unique_ptr<Memory>> memory;
+          for (int i = 0; i < 2 * kEach; ++i) {
+            memory.push_back(std::make_unique<Memory>(r, kBytes));
+            if (r.rank == 0) memory.back()->put(letter(0, i, kBytes));
+          }
+          const auto half = [&](int first) {
+            for (int i = first; i < 2 * kEach; i += 2) {
+              void *const at = memory[static_cast<size_t>(i)]->at();
+              if (r.rank == 0) OK(isthmus_send(r.comm, at, kBytes, ISTHMUS_UINT8, 1, 0, nullptr, nullptr));
+              else OK(isthmus_recv(r.comm, at, kBytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+            }
+          };
+          std::thread other([&] { half(1); });
+          half(0);
+          other.join();
+          if (r.rank == 0) return;
+          std::vector<bool> seen(2 * kEach);
+          for (const auto &m : memory) {
+            const Bytes came = m->get(kBytes);
+            int which = 0;
+            while (which < 2 * kEach && came != letter(0, which, kBytes)) ++which;
+            MUST(which < 2 * kEach);
+            seen[static_cast<size_t>(which)] = true;
+          }
+          MUST(std::count(seen.begin(), seen.end(), true) == 2 * kEach);
+        },
+        options);
+}
+
+// A callback may send on a stream, though the window is full and its receives have been called: it cannot wait there.
+TEST(DeviceMessage, ACallbackSendsIntoAFullWindow) {
+  static constexpr int kMessages = 20;
+  static constexpr size_t kBytes = 100'000;
+  struct Chain {
+    Rank *r;
+    std::unique_ptr<Memory> memory;
+    isthmus_call how;
+    std::vector<Work> works{kMessages};
+    std::atomic<int> sent{0};
+    std::atomic<int> failed{ISTHMUS_OK};
+    void send() {
+      const int i = sent.load();
+      if (const int code =
+              isthmus_send(r->comm, memory->at(), kBytes, ISTHMUS_UINT8, 1, 0, &how, &works[static_cast<size_t>(i)].work))
+        failed = code;
+      else if (isthmus_work_on_done(works[static_cast<size_t>(i)].work, &Chain::done, this) != ISTHMUS_OK) failed = -1;
+    }
+    static void done(void *context, isthmus_result result, const char *) {
+      auto *chain = static_cast<Chain *>(context);
+      if (result != ISTHMUS_OK) chain->failed = result;
+      else if (++chain->sent < kMessages) chain->send();
+    }
+  };
+  fly("0a 1b", [called = std::make_shared<std::atomic<int>>(0), ended = std::make_shared<std::atomic<int>>(0)](Rank &r) {
+    ring(r, 100'000, 1, false);
+    UserStream user;
+    if (r.rank == 0) {
+      MUST(within(20, [&] { return called->load() == 1; }));
+      Chain chain{&r, std::make_unique<Memory>(r, kBytes), on(user.stream)};
+      chain.memory->put(letter(0, 0, kBytes));
+      chain.send();
+      MUST(within(20, [&] { return chain.sent == kMessages || chain.failed != ISTHMUS_OK; }));
+      ++*ended;
+      MUST(chain.failed == ISTHMUS_OK);
+    } else {
+      std::vector<std::unique_ptr<Memory>> memory;
+      std::vector<Work> works;
+      for (int i = 0; i < kMessages; ++i) {
+        memory.push_back(std::make_unique<Memory>(r, kBytes));
+        OK(isthmus_recv(r.comm, memory.back()->at(), kBytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr,
+                        &works.emplace_back().work));
+      }
+      user.stand();  // and with it the device's one queue
+      ++*called;
+      MUST(within(20, [&] { return ended->load() == 1; }));
+      user.open();
+      for (const Work &work : works) OK(work.wait());
+      for (const auto &m : memory) MUST(m->get(kBytes) == letter(0, 0, kBytes));
+    }
+  });
+}
+
 TEST(DeviceMessage, AbortLeavesNothing) {
   fly("0a 1b", [](Rank &r) { ring(r, 300'000, 1, false); });
   const auto before = settled();
