@@ -72,7 +72,9 @@ class Root final : public Exchange {
     for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
     distributing_ = true;
-    for (size_t r = first_; r < by_rank_.size(); ++r) queue(*by_rank_[r], result);
+    for (const bool own : {false, true})
+      for (size_t r = first_; r < by_rank_.size(); ++r)
+        if (is_own(*by_rank_[r]) == own) queue(*by_rank_[r], result);
     while (failure_.ok() && !flushed())
       if (!pump(deadline)) set_failure(Code::Timeout, unread_text(deadline.seconds()));
     if (!failure_.ok()) return {};
@@ -319,8 +321,9 @@ class Root final : public Exchange {
                                world_ - static_cast<int>(first_);
     };
     const auto tell_all = [&] {
-      for (const auto &c : clients_)
-        if (c->fd && c->join) tell(*c);
+      for (const bool own : {false, true})
+        for (const auto &c : clients_)
+          if (c->fd && c->join && is_own(*c) == own) tell(*c);
     };
     tell_all();
     while (!told() && !latecomers.passed()) {
@@ -339,6 +342,8 @@ class Root final : public Exchange {
     while (!closed() && pump(hear)) {}
   }
 
+  // In this process. It is told last, because it may end this process when it hears.
+  bool is_own(const Client &c) const { return c.hello.process == rendezvous_process(); }
   std::string me() const { return first_ > 0 ? "rank 0" : "the process that made the id"; }
 
   static constexpr uint32_t kMostRanks = 16'777'216;

@@ -1,11 +1,14 @@
-// The functions of this folder's own: those that the table routes here instead of forwarding them.
+// The functions of the door's own: those that the table does not forward.
 #pragma once
 
 #include "abi.hpp"
 
 namespace isthmus::interpose {
 
-const char *routed_ncclGetLastError(Comm comm) noexcept;
-const char *routed_ncclGetErrorString(Result code) noexcept;
+const char *own_ncclGetLastError(Comm comm) noexcept;
+const char *own_ncclGetErrorString(Result code) noexcept;
+Result own_ncclGroupStart() noexcept;
+Result own_ncclGroupEnd() noexcept;
+Result own_ncclGroupSimulateEnd(void *info) noexcept;
 
 }  // namespace isthmus::interpose

@@ -98,6 +98,8 @@ const Real &real() noexcept {
   return made->real;
 }
 
+int version_of(const Real &r) noexcept { return version_of(r.handle); }
+
 void describe(Words &out, const Real &r) noexcept {
   out << vendor().name << " ";
   write_version(out, version_of(r.handle));

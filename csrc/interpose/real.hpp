@@ -9,6 +9,8 @@ namespace isthmus::interpose {
 // Which of the two this file is built into.
 struct Vendor {
   const char *name;     // "NCCL"
+  const char *family;   // "nccl": how Isthmus calls such libraries
+  const char *device;   // "cuda": and their devices
   const char *soname;   // "libnccl.so.2"
   const char *stem;     // "libnccl.so": how the names of its files begin
   const char *setting;  // "ISTHMUS_REAL_NCCL"
@@ -34,7 +36,11 @@ void describe(Words &out, const Real &) noexcept;
 void *look_up(
     const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library
 
-// For a call without a real function: keeps the reason for ncclGetLastError, says it once in the log, and returns the code.
-Result refuse(const char *name) noexcept;
+int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: it does not
+
+void keep(const char *reason) noexcept;  // for ncclGetLastError; the text stays for good
+// For a call without a real function, or one that a communicator which spans vendors cannot make: keeps the reason for ncclGetLastError,
+// says it once in the log, and returns the code.
+Result refuse(const char *name, bool spans = false) noexcept;
 
 }  // namespace isthmus::interpose

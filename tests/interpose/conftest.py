@@ -16,20 +16,30 @@ def door(request: pytest.FixtureRequest) -> Door:
     return DOORS[request.param]
 
 
-@pytest.fixture(scope="session")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """client.c for either vendor: linked against the library by its SONAME, without a folder to find it in."""
-    folder = tmp_path_factory.mktemp("clients")
+def build_clients(source: str, folder: Path) -> dict[str, Path]:
+    """For either vendor: linked against the library by its SONAME, without a folder to find it in."""
     built = {}
     for name, door in DOORS.items():
         runtime = "libcuda.so.1" if name == "nccl" else "libamdhip64.so.6"
-        path = built[name] = folder / f"client-{name}"
+        path = built[name] = folder / f"{source}-{name}"
         libraries = [door.real, door.simulated / runtime]
         amd = ["-DAMD"] if name == "rccl" else []
         # What the libraries need themselves is found when the program runs.
         linked = ["-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
-        compile_c(*amd, HERE / "client.c", "-o", path, *libraries, *linked)
+        compile_c(*amd, HERE / f"{source}.c", "-o", path, *libraries, *linked)
     return built
+
+
+@pytest.fixture(scope="session")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """client.c for either vendor."""
+    return build_clients("client", tmp_path_factory.mktemp("clients"))
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """script.c for either vendor."""
+    return build_clients("script", tmp_path_factory.mktemp("scripted"))
 
 
 @pytest.fixture

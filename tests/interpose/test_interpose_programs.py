@@ -50,7 +50,9 @@ def test_the_real_library_sees_the_same_calls(door: Door, clients: dict[str, Pat
 
     bare = calls("bare")
     assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
-    assert calls("behind", LD_PRELOAD=door.path) == bare
+    # What the door asks once for itself, when it opens the library.
+    assert calls("behind", LD_PRELOAD=door.path) == bare | {"ncclGetVersion": bare["ncclGetVersion"] + 1}
+    assert calls("switched off", LD_PRELOAD=door.path, ISTHMUS_DISABLE="1") == bare
 
 
 def test_preloaded_for_a_program_that_is_linked(door: Door, clients: dict[str, Path]) -> None:
