@@ -21,8 +21,10 @@ IMPORT = """
 import importlib.util, pathlib, isthmus
 assert importlib.util.find_spec("torch") is None, "this environment has torch; the check is of one that has none"
 folder = pathlib.Path(isthmus.__file__).parent
-for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed"):
+for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", "interpose/libnccl.so.2"):
     assert (folder / name).is_file(), f"the package lacks {name}"
+import ctypes
+ctypes.CDLL(str(folder / "interpose" / "libisthmus_bridge.so"))  # finds libisthmus.so in the folder above
 assert not list(folder.glob("_torch*.so")), "a torch extension was built without torch"
 print(isthmus.__version__, folder)
 """

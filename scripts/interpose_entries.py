@@ -3,13 +3,17 @@
 
     interpose_entries.py csrc/interpose/nccl.symbols nccl build/.../nccl_entries.cpp
 
-The second argument is the door; it chooses the rows. CMake runs it. Standard library only.
+    interpose_entries.py csrc/interpose/nccl.symbols bridge build/.../routed_calls.hpp
+
+The second argument is the door; it chooses the rows. `bridge` makes the list of the functions that the bridge behind the doors has:
+those of all rows that are routed to it. CMake runs it. Standard library only.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +21,13 @@ from pathlib import Path
 DOORS = {"nccl": ("nccl", "both"), "rccl": ("rccl", "both"), "hccl": ("hccl", "hcomm")}
 LIBRARIES = tuple(dict.fromkeys(word for words in DOORS.values() for word in words))
 HEADERS = {
-    "nccl": ("entry.hpp", "routed.hpp"),
-    "rccl": ("entry.hpp", "routed.hpp"),
-    "hccl": ("entry_hccl.hpp", "routed_hccl.hpp"),
+    "nccl": ("entry.hpp", "own.hpp"),
+    "rccl": ("entry.hpp", "own.hpp"),
+    "hccl": ("entry_hccl.hpp", "own_hccl.hpp"),
 }
-POLICIES = ("forward", "route", "jump")
+BRIDGE = "bridge"
+POLICIES = ("forward", "route", "refuse", "own", "jump")
+COMMUNICATOR = "Comm"
 SIGNATURE = re.compile(r"^(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[\w *,]*)\)$")
 
 
@@ -42,6 +48,11 @@ class Row:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, self.twin + self.name) if self.twin else (self.name,)
+
+    @property
+    def communicator(self) -> int | None:
+        """Which parameter is the communicator that the call is for."""
+        return self.parameters.index(COMMUNICATOR) if COMMUNICATOR in self.parameters else None
 
     def is_in(self, door: str) -> bool:
         return self.library in DOORS[door]
@@ -72,6 +83,8 @@ def read_row(line: str) -> Row:
     parameters = tuple(part.strip() for part in match["parameters"].split(",")) if match["parameters"].strip() else ()
     if not all(parameters):
         raise TableError(f"{signature} has an empty parameter")
+    if policy == "refuse" and COMMUNICATOR not in parameters:
+        raise TableError(f"{signature} has no communicator that it could refuse")
     return Row(library, since, twin.strip("-"), policy, match["result"].strip(), match["name"], parameters)
 
 
@@ -99,9 +112,16 @@ def entry(row: Row) -> str:
     first = row.names[-1]
     space = "" if row.result.endswith("*") else " "
     kinds = ", ".join(row.parameters)
-    if row.policy == "route":
-        text = f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{ return routed_{row.name}({given}); }}\n"
+    if row.policy == "own":
+        text = f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{ return own_{row.name}({given}); }}\n"
     else:
+        before = ""
+        if row.policy == "refuse":
+            before = f'  if (ours(a{row.communicator})) return spanning<{row.result}>("{row.name}");\n'
+        elif row.policy == "route" and row.communicator is not None:
+            before = f"  if (ours(a{row.communicator})) return the_bridge()->{row.name}({given});\n"
+        elif row.policy == "route":
+            before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
         text = (
             f"static {row.result}{space}first_{row.name}({kinds});\n"
             f"static constinit Slot<{row.result}({kinds})> slot_{row.name}{{&first_{row.name}}};\n"
@@ -109,12 +129,27 @@ def entry(row: Row) -> str:
             f'  if (auto *f = bind(slot_{row.name}, "{row.name}")) return f({given});\n'
             f'  return refused<{row.result}>("{row.name}");\n'
             f"}}\n"
-            f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{ return bound(slot_{row.name})({given}); }}\n"
+            f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{\n"
+            f"{before}  return bound(slot_{row.name})({given});\n"
+            f"}}\n"
         )
     if row.twin:
         weak = f'__attribute__((weak, alias("{first}")))'
         text += f"ISTHMUS_ENTRY {row.result}{space}{row.name}({kinds}) {weak};\n"
     return text
+
+
+def calls(rows: list[Row], source: str) -> str:
+    """The functions that the bridge has, as a struct of their addresses, and a number that tells such lists apart."""
+    routed = [row for row in rows if row.policy == "route"]
+    members = [f"{row.result} (*{row.name})({', '.join(row.parameters)});".replace("* (", "*(") for row in routed]
+    digest = zlib.crc32("\n".join(members).encode())
+    head = f'// Made from {source} by scripts/interpose_entries.py.\n#pragma once\n\n#include "abi.hpp"\n'
+    body = "".join(f"  {member}\n" for member in members)
+    return (
+        f"{head}\nnamespace isthmus::interpose {{\n\nconstexpr uint32_t kCallsDigest = {digest}u;\n\n"
+        f"struct RoutedCalls {{\n{body}}};\n\n}}  // namespace isthmus::interpose\n"
+    )
 
 
 def entries(rows: list[Row], door: str, source: str) -> str:
@@ -124,12 +159,12 @@ def entries(rows: list[Row], door: str, source: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    if len(words) != 3 or words[1] not in DOORS:
-        raise SystemExit(f"usage: interpose_entries.py TABLE {'|'.join(DOORS)} OUTPUT")
+    if len(words) != 3 or words[1] not in (*DOORS, BRIDGE):
+        raise SystemExit(f"usage: interpose_entries.py TABLE {'|'.join((*DOORS, BRIDGE))} OUTPUT")
     table, door, output = Path(words[0]), words[1], Path(words[2])
-    rows = [row for row in read_table(table) if row.is_in(door)]
+    rows = [row for row in read_table(table) if door == BRIDGE or row.is_in(door)]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(entries(rows, door, table.name))
+    output.write_text(calls(rows, table.name) if door == BRIDGE else entries(rows, door, table.name))
     return 0
 
 

@@ -8,6 +8,8 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/log.hpp"
+#include "bootstrap/rendezvous.hpp"
 #include "comm/communicator.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
@@ -33,6 +35,12 @@ struct isthmus_comm {
   std::atomic<bool> destroyed{false};
   std::atomic<uint32_t> inside{0};  // calls that use it just now
   isthmus_comm *next = nullptr;     // in the list of destroyed handles
+};
+
+struct isthmus_meeting {
+  std::unique_ptr<i::bootstrap::Exchange> exchange;
+  i::Deadline deadline;
+  int world;
 };
 
 namespace {
@@ -399,6 +407,58 @@ isthmus_result isthmus_context_stats(char **json) {
     return ISTHMUS_OK;
   });
 }
+
+// ---- meetings ------------------------------------------------------------------------------------------------------------------------
+
+isthmus_result isthmus_meeting_create(isthmus_ticket *ticket) {
+  return guarded([&] {
+    if (!ticket) i::fail(Code::Argument, "meeting_create: ticket must not be NULL");
+    i::bootstrap::create_ticket(i::Settings::from_environment(), std::as_writable_bytes(std::span(ticket->bytes)));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,
+                                    isthmus_meeting_t *meeting) {
+  return guarded([&] {
+    if (!ticket || !meeting) i::fail(Code::Argument, "meeting_join: ticket and meeting must not be NULL");
+    *meeting = nullptr;
+    i::Settings settings = i::Settings::from_environment();
+    if (timeout != 0) settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", timeout));
+    i::set_log_level(settings.text(i::Setting::Log).c_str());
+    auto exchange = i::bootstrap::ticket_exchange(std::as_bytes(std::span(ticket->bytes)), rank, world_size);
+    *meeting = new isthmus_meeting{std::move(exchange), i::Deadline(settings.real(i::Setting::Timeout)), world_size};
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *send, void *recv, size_t bytes) {
+  return guarded([&] {
+    if (!meeting) i::fail(Code::Argument, "meeting_exchange: the meeting is NULL");
+    if (bytes && (!send || !recv)) i::fail(Code::Argument, "meeting_exchange: send and recv must not be NULL");
+    const auto *from = static_cast<const std::byte *>(send);
+    const auto deliver = [&](const std::vector<i::bootstrap::Blob> &blobs) {
+      for (size_t r = 0; r < blobs.size(); ++r)
+        if (blobs[r].size() == bytes) std::memcpy(static_cast<std::byte *>(recv) + r * bytes, blobs[r].data(), bytes);
+    };
+    try {
+      const auto blobs = meeting->exchange->all_gather({from, from + bytes}, meeting->deadline);
+      for (size_t r = 0; r < blobs.size(); ++r)
+        if (blobs[r].size() != bytes)
+          i::fail(Code::Mismatch, "meeting_exchange: rank {} gave {} bytes, and this rank {}", r, blobs[r].size(), bytes);
+      deliver(blobs);
+    } catch (const i::Error &e) {
+      if (e.code() == Code::Timeout && bytes) {
+        std::memset(recv, 0, bytes * static_cast<size_t>(meeting->world));
+        deliver(meeting->exchange->came());
+      }
+      throw;
+    }
+    return ISTHMUS_OK;
+  });
+}
+
+void isthmus_meeting_leave(isthmus_meeting_t meeting) { delete meeting; }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------------------
 

@@ -35,22 +35,6 @@ void check_not_forked() {
   if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
 }
 
-// Listens at every address of the host; returns 0 or the errno that matters.
-int listen_all(const std::vector<net::Address> &addresses, std::vector<UniqueFd> &out) {
-  int error = 0;
-  for (const net::Address &a : addresses) {
-    UniqueFd fd;
-    const int e = net::try_listen_tcp(a, fd);
-    if (e == 0) out.push_back(std::move(fd));
-    if (e == EADDRINUSE) {
-      out.clear();
-      return e;
-    }
-    if (e != 0) error = e;
-  }
-  return out.empty() ? error : 0;
-}
-
 // Somebody listens at our address. If that is another rank 0 of this job, it tells us (and learns of us) in the rendezvous.
 void meet_other_root(const std::string &address, int world, const Bytes16 &key, Deadline deadline) {
   try {
@@ -69,6 +53,27 @@ class Lone final : public Exchange {
 };
 
 }  // namespace
+
+int listen_all(const std::vector<net::Address> &addresses, std::vector<UniqueFd> &out) {
+  int error = 0;
+  for (const net::Address &a : addresses) {
+    UniqueFd fd;
+    const int e = net::try_listen_tcp(a, fd);
+    if (e == 0) out.push_back(std::move(fd));
+    if (e == EADDRINUSE) {
+      out.clear();
+      return e;
+    }
+    if (e != 0) error = e;
+  }
+  return out.empty() ? error : 0;
+}
+
+std::vector<net::Address> reachable_addresses(const std::string &interface) {
+  auto addresses = net::local_addresses(interface, "");
+  std::erase_if(addresses, [](const net::Address &a) { return a.link_local() && a.family() == AF_INET6; });
+  return addresses;
+}
 
 const Bytes16 &rendezvous_process() noexcept {
   static const Bytes16 id = net::random16();
@@ -124,11 +129,8 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
 
 void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
   check_not_forked();
-  auto addresses = net::local_addresses(settings.text(Setting::Interface), "");
-  // an id has no scopes
-  std::erase_if(addresses, [](const net::Address &a) { return a.link_local() && a.family() == AF_INET6; });
   std::vector<UniqueFd> listeners;
-  const int error = listen_all(addresses, listeners);
+  const int error = listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners);
   if (error != 0 || listeners.empty())
     fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text("unique id: cannot listen", error));
   UniqueId u;

@@ -23,6 +23,8 @@ class Exchange {
   // Error(Timeout) that names the missing ranks, Error(PeerLost), Error(Auth), Error(Mismatch) (two processes with one rank,
   // world sizes that differ, protocol versions that differ: the text names ranks and values).
   virtual std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) = 0;
+  // After Error(Timeout): what came of that round, by rank; empty blobs did not. Known of tickets alone.
+  virtual std::vector<Blob> came() { return {}; }
 };
 
 // Rank 0 listens at `address` ("host:port") and serves inside its own all_gather calls; others connect, with retries. `key`
@@ -38,6 +40,12 @@ std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int ra
 void create_unique_id(const Settings &settings, std::span<std::byte, 128> id);
 std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int rank, int world, const Settings &settings,
                                       Deadline deadline);
+
+// Tickets: unique ids that are short, for an exchange that a thread of the process that made one serves until all ranks have left. So
+// rank 0 may be in another process, and how many ranks there are is not known before. For one exchange each.
+inline constexpr size_t kTicketBytes = 72;
+void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> ticket);
+std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketBytes> ticket, int rank, int world);
 
 // A job key derived from what the launcher gave every process: ISTHMUS_JOB_KEY if set, else a hash of `parts` (job id,
 // address, attempt).

@@ -17,8 +17,8 @@ constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to te
 
 class Client final : public Exchange {
  public:
-  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key)
-      : addresses_(std::move(addresses)), rank_(rank), world_(world), key_(key) {
+  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, std::string root)
+      : addresses_(std::move(addresses)), rank_(rank), world_(world), key_(key), root_(std::move(root)) {
     for (const std::string &a : addresses_) where_ += (where_.empty() ? "" : ", ") + a;
   }
 
@@ -26,16 +26,17 @@ class Client final : public Exchange {
     check_blob(mine);
     for (;;) {
       if (!fd_) join(deadline);
-      std::vector<Blob> blobs(static_cast<size_t>(world_));
-      if (exchange(mine, blobs, deadline)) {
+      came_.assign(static_cast<size_t>(world_), {});
+      if (exchange(mine, came_, deadline)) {
         ++round_;
-        return blobs;
+        return std::move(came_);
       }
       fd_.reset();  // "again": rank 0 still ends its last rendezvous with us
       reader_ = net::FrameReader(kMaxRendezvousBody);
       pause(deadline, 20'000'000);
     }
   }
+  std::vector<Blob> came() override { return came_; }
 
  private:
   static void pause(Deadline deadline, int64_t ns) {
@@ -61,10 +62,11 @@ class Client final : public Exchange {
         }
       }
       if (deadline.passed())
-        fail(foreign_since ? Code::Auth : Code::Timeout,
-             "rank {}: rank 0 of {} did not appear within {:g} s at {} ({}); check that rank 0 runs, with the same "
-             "address and world size, and that no firewall stands between",
-             rank_, world_, deadline.seconds(), where_, last);
+        fail(
+            foreign_since ? Code::Auth : Code::Timeout,
+            "rank {}: {} did not appear within {:g} s at {} ({}); check that it runs, with the same address and world size, "
+            "and that no firewall stands between",
+            rank_, root_, deadline.seconds(), where_, last);
       pause(deadline, wait);
     }
   }
@@ -85,7 +87,7 @@ class Client final : public Exchange {
         hello.index = static_cast<uint32_t>(rank_);
         hello.count = static_cast<uint32_t>(world_);
         hello.process = rendezvous_process();
-        net::dial(fd.get(), hello, key_, formatted("rank 0 at {}", address.text()), deadline);
+        net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), deadline);
         net::ByteVector message;
         append_join(message, {::getpid(), host_name()});
         if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {
@@ -113,14 +115,14 @@ class Client final : public Exchange {
       uint16_t type = 0;
       std::span<const std::byte> body;
       const auto next = reader_.next(type, body);
-      if (next == net::FrameReader::Result::Bad) fail(Code::Mismatch, "rank 0 at {} sent {}", where_, reader_.why());
+      if (next == net::FrameReader::Result::Bad) fail(Code::Mismatch, "{} at {} sent {}", root_, where_, reader_.why());
       if (next == net::FrameReader::Result::Frame) {
         if (static_cast<Meet>(type) == Meet::Again && round_ == 0) return false;
         if (static_cast<Meet>(type) == Meet::Failure)
           if (const auto status = parse_failure(body)) throw Error(status->code, status->text);
         const auto m = static_cast<Meet>(type) == Meet::Result ? parse_result(body) : std::nullopt;
         if (!m || m->round != round_ || m->rank >= blobs.size() || got[m->rank])
-          fail(Code::Mismatch, "rank 0 at {} sent a malformed message (type {}) during the rendezvous", where_, type);
+          fail(Code::Mismatch, "{} at {} sent a malformed message (type {}) during the rendezvous", root_, where_, type);
         got[m->rank] = true;
         blobs[m->rank].assign(m->blob.begin(), m->blob.end());
         --missing;
@@ -136,14 +138,13 @@ class Client final : public Exchange {
         continue;
       }
       if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK))
-        fail(Code::PeerLost, "rank 0 at {} left the rendezvous; it has probably ended", where_);
+        fail(Code::PeerLost, "{} at {} left the rendezvous; it has probably ended", root_, where_);
       const short events = static_cast<short>(POLLIN | (sent < out.size() ? POLLOUT : 0));
       if (net::wait_events(fd_.get(), events, until) != 0) continue;
       if (gave_up)
         fail(Code::Timeout,
-             "rank {}: no answer from rank 0 of {} at {} within {:g} s; other ranks may be missing, or rank 0 is busy "
-             "or stopped",
-             rank_, world_, where_, deadline.seconds());
+             "rank {}: no answer from {} at {} within {:g} s; other ranks may be missing, or it is busy or stopped", rank_,
+             root_, where_, deadline.seconds());
       gave_up = true;  // rank 0 knows who is missing, and answers at once unless it is stopped or busy elsewhere
       until = Deadline(kVerdictSeconds);
       if (sent == out.size()) {
@@ -158,6 +159,8 @@ class Client final : public Exchange {
   const std::vector<std::string> addresses_;
   const int rank_, world_;
   const Bytes16 key_;
+  const std::string root_;  // the other end, in messages
+  std::vector<Blob> came_;  // in the round that goes on, or that failed
   std::string where_;
   UniqueFd fd_;
   net::FrameReader reader_{kMaxRendezvousBody};
@@ -166,8 +169,10 @@ class Client final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key) {
-  return std::make_unique<Client>(std::move(addresses), rank, world, key);
+std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
+                                          bool served) {
+  return std::make_unique<Client>(std::move(addresses), rank, world, key,
+                                  served ? "the process that made the id" : formatted("rank 0 of {}", world));
 }
 
 }  // namespace isthmus::bootstrap

@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <map>
+#include <span>
 
 #include "base/log.hpp"
 #include "bootstrap/host.hpp"
@@ -21,10 +23,12 @@ namespace {
 constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive a little later are told why
 constexpr double kHearSeconds = 0.25;           // for the others to read the failure and close
 
+// Serves as rank 0, or, where it stands for no rank, for all of them.
 class Root final : public Exchange {
  public:
   Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key)
       : where_(std::move(where)),
+        first_(world > 0 ? 1 : 0),
         world_(world),
         gate_(rendezvous_process(), net::Gate::UnknownKey::Refuse),
         by_rank_(static_cast<size_t>(world)) {
@@ -35,32 +39,47 @@ class Root final : public Exchange {
   std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
     check_blob(mine);
     start_ns_ = now_ns();
-    distributing_ = false;
-    while (failure_.ok() && !gathered()) {
-      if (!pump(deadline)) set_failure(Code::Timeout, missing_text(deadline.seconds()));
-    }
-    if (failure_.ok()) {
-      std::vector<Blob> blobs(static_cast<size_t>(world_));
-      blobs[0] = mine;
-      for (size_t r = 1; r < blobs.size(); ++r) {
-        const auto at = by_rank_[r]->blobs.find(round_);
-        blobs[r] = std::move(at->second);
-        by_rank_[r]->blobs.erase(at);
-      }
-      auto result = std::make_shared<net::ByteVector>();
-      for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
-      ++round_;  // a fast rank's next contribution may come while a slow one still reads
-      distributing_ = true;
-      for (size_t r = 1; r < by_rank_.size(); ++r) queue(*by_rank_[r], result);
-      while (failure_.ok() && !flushed())
-        if (!pump(deadline)) set_failure(Code::Timeout, unread_text(deadline.seconds()));
-      if (failure_.ok()) return blobs;
-    }
+    auto blobs = round(&mine, deadline);
+    if (failure_.ok()) return blobs;
     tell_failure(deadline);
     throw Error(failure_.code, failure_.text);
   }
 
+  // Round after round, until all have left or one has failed. The ranks have deadlines; this end waits as long as they do.
+  void serve() {
+    const Deadline never = Deadline::at_ns(std::numeric_limits<int64_t>::max());
+    while (failure_.ok() && !left()) round(nullptr, never);
+    if (!failure_.ok()) tell_failure(never);
+  }
+
  private:
+  // Empty where it failed, or where all have left before it began.
+  std::vector<Blob> round(const Blob *mine, Deadline deadline) {
+    distributing_ = false;
+    while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
+      if (!mine && left()) return {};
+      if (!pump(deadline)) set_failure(Code::Timeout, missing_text(deadline.seconds()));
+    }
+    if (!failure_.ok()) return {};
+    std::vector<Blob> blobs(by_rank_.size());
+    if (mine) blobs[0] = *mine;
+    for (size_t r = first_; r < blobs.size(); ++r) {
+      const auto at = by_rank_[r]->blobs.find(round_);
+      blobs[r] = std::move(at->second);
+      by_rank_[r]->blobs.erase(at);
+    }
+    auto result = std::make_shared<net::ByteVector>();
+    for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
+    ++round_;  // a fast rank's next contribution may come while a slow one still reads
+    distributing_ = true;
+    for (const bool own : {false, true})
+      for (size_t r = first_; r < by_rank_.size(); ++r)
+        if (is_own(*by_rank_[r]) == own) queue(*by_rank_[r], result);
+    while (failure_.ok() && !flushed())
+      if (!pump(deadline)) set_failure(Code::Timeout, unread_text(deadline.seconds()));
+    if (!failure_.ok()) return {};
+    return blobs;
+  }
   struct Client {
     UniqueFd fd;  // empty: it left
     net::Hello hello;
@@ -80,16 +99,27 @@ class Root final : public Exchange {
 
   bool member(const Client &c) const { return c.join && c.hello.index < by_rank_.size() && by_rank_[c.hello.index] == &c; }
   bool complete() const {
-    return std::all_of(by_rank_.begin() + 1, by_rank_.end(), [](const Client *c) { return c != nullptr; });
+    return world_ > 0 && std::all_of(by_rank_.begin() + static_cast<ptrdiff_t>(first_), by_rank_.end(),
+                                     [](const Client *c) { return c != nullptr; });
   }
+  // All came, and all are gone again.
+  bool left() const {
+    return complete() && std::all_of(by_rank_.begin() + static_cast<ptrdiff_t>(first_), by_rank_.end(),
+                                     [](const Client *c) { return !c->fd; });
+  }
+  bool contributed(const Client *c) const { return c && c->blobs.contains(round_); }
   bool gathered() {
-    for (size_t r = 1; r < by_rank_.size(); ++r) {
-      if (!by_rank_[r]) return false;
-      if (by_rank_[r]->blobs.contains(round_)) continue;
-      if (!by_rank_[r]->fd) set_failure(Code::PeerLost, by_rank_[r]->text() + " left the rendezvous; it has probably ended");
+    const auto ranks = std::span(by_rank_).subspan(std::min(first_, by_rank_.size()));
+    for (const Client *c : ranks) {
+      if (!c) return false;
+      if (contributed(c)) continue;
+      // Where nobody asks for another round, whoever leaves is not missed.
+      const bool asked =
+          first_ > 0 || std::any_of(ranks.begin(), ranks.end(), [&](const Client *o) { return contributed(o); });
+      if (!c->fd && asked) set_failure(Code::PeerLost, c->text() + " left the rendezvous; it has probably ended");
       return false;
     }
-    return true;
+    return world_ > 0;
   }
   bool flushed() const {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
@@ -103,7 +133,7 @@ class Root final : public Exchange {
 
   std::string missing_text(double seconds) const {
     std::vector<int> absent, silent;
-    for (size_t r = 1; r < by_rank_.size(); ++r) {
+    for (size_t r = first_; r < by_rank_.size(); ++r) {
       if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
       else if (!by_rank_[r]->blobs.contains(round_)) silent.push_back(static_cast<int>(r));
     }
@@ -143,6 +173,9 @@ class Root final : public Exchange {
   void tell(Client &c) {
     if (std::exchange(c.failed_told, true)) return;
     auto bytes = std::make_shared<net::ByteVector>();
+    if (first_ == 0 && failure_.code == Code::Timeout && !distributing_)  // what came
+      for (size_t r = 0; r < by_rank_.size(); ++r)
+        if (contributed(by_rank_[r])) append_result(*bytes, round_, static_cast<uint32_t>(r), by_rank_[r]->blobs.at(round_));
     append_failure(*bytes, failure_);
     queue(c, std::move(bytes));
   }
@@ -153,7 +186,8 @@ class Root final : public Exchange {
     c.fd.reset();
     c.out.clear();
     // A rank that has its result may go; whether it was still needed shows in the next round.
-    if (member(c) && !(distributing_ && served)) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
+    const bool may_go = first_ > 0 ? distributing_ && served : served && round_ > 0 && !contributed(&c);
+    if (member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
   }
 
   void admit(net::Guest &&g) {
@@ -163,9 +197,9 @@ class Root final : public Exchange {
     c->from = std::move(g.from);
     if (c->hello.version != net::kProtocolVersion) {
       set_failure(Code::Mismatch,
-                  formatted("rank {} at {} speaks protocol version {}, rank 0 at {} speaks version {}; install the "
+                  formatted("rank {} at {} speaks protocol version {}, {} at {} speaks version {}; install the "
                             "same Isthmus everywhere",
-                            c->rank(), c->from, c->hello.version, where_, net::kProtocolVersion));
+                            c->rank(), c->from, c->hello.version, me(), where_, net::kProtocolVersion));
       return;  // it was told in the handshake
     }
     if (c->hello.role != net::Role::Rendezvous) {
@@ -177,18 +211,23 @@ class Root final : public Exchange {
 
   void joined(Client &c) {
     const size_t rank = c.hello.index;
+    if (world_ == 0 && c.hello.count >= 1 && c.hello.count <= kMostRanks) {  // the first to come says how many there are
+      world_ = static_cast<int>(c.hello.count);
+      by_rank_.resize(c.hello.count);
+      start_ns_ = now_ns();
+    }
     const Client *first = rank < by_rank_.size() ? by_rank_[rank] : nullptr;
     if (!failure_.ok()) return tell(c);
     if (c.hello.count != static_cast<uint32_t>(world_)) {
-      set_failure(Code::Mismatch, formatted("{} was started with world size {}, rank 0 with {}; give all ranks the same",
-                                            c.text(), c.hello.count, world_));
+      set_failure(Code::Mismatch, formatted("{} was started with world size {}, {} with {}; give all ranks the same",
+                                            c.text(), c.hello.count, first_ > 0 ? "rank 0" : "another rank", world_));
     } else if (rank >= by_rank_.size()) {
       set_failure(Code::Mismatch, formatted("{}: its rank is outside 0 to {}", c.text(), world_ - 1));
-    } else if (complete() && first && first->hello.process == c.hello.process) {
+    } else if (first_ > 0 && complete() && first && first->hello.process == c.hello.process) {
       auto again = std::make_shared<net::ByteVector>();  // its next init; this one has all its ranks, and ends soon
       net::append_frame(*again, static_cast<uint16_t>(Meet::Again), {});
       queue(c, std::move(again));
-    } else if (first || rank == 0) {
+    } else if (first || rank < first_) {
       const std::string other = first ? first->text() : formatted("rank 0 (process {} on host {})", ::getpid(), host_name());
       const Status duplicate{
           Code::Mismatch,
@@ -256,7 +295,10 @@ class Root final : public Exchange {
     std::vector<pollfd> fds{{gate_.fd(), POLLIN, 0}};
     for (const auto &c : clients_)
       fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});  // poll() skips -1
-    net::wait_events(fds, Deadline::at_ns(std::min(deadline.ns(), gate_.next_deadline_ns())));
+    const Deadline until = Deadline::at_ns(std::min(deadline.ns(), gate_.next_deadline_ns()));
+    if (first_ > 0) net::wait_events(fds, until);
+    else if (::poll(fds.data(), fds.size(), until.left_ms()) < 0)
+      return !deadline.passed();  // nobody interrupts this thread
     for (size_t i = 1; i < fds.size(); ++i) {
       Client &c = *clients_[i - 1];
       if (fds[i].revents & POLLOUT) flush(c);
@@ -275,12 +317,13 @@ class Root final : public Exchange {
     ISTHMUS_WARN("the rendezvous at {} failed: {}", where_, failure_.text);
     const Deadline latecomers = Deadline::at_ns(std::min(deadline.ns(), Deadline(kTellLatecomersSeconds).ns()));
     const auto told = [&] {
-      return complete() ||
-             std::count_if(clients_.begin(), clients_.end(), [](const auto &c) { return c->failed_told; }) >= world_ - 1;
+      return complete() || std::count_if(clients_.begin(), clients_.end(), [](const auto &c) { return c->failed_told; }) >=
+                               world_ - static_cast<int>(first_);
     };
     const auto tell_all = [&] {
-      for (const auto &c : clients_)
-        if (c->fd && c->join) tell(*c);
+      for (const bool own : {false, true})
+        for (const auto &c : clients_)
+          if (c->fd && c->join && is_own(*c) == own) tell(*c);
     };
     tell_all();
     while (!told() && !latecomers.passed()) {
@@ -299,8 +342,14 @@ class Root final : public Exchange {
     while (!closed() && pump(hear)) {}
   }
 
+  // In this process. It is told last, because it may end this process when it hears.
+  bool is_own(const Client &c) const { return c.hello.process == rendezvous_process(); }
+  std::string me() const { return first_ > 0 ? "rank 0" : "the process that made the id"; }
+
+  static constexpr uint32_t kMostRanks = 16'777'216;
   const std::string where_;
-  const int world_;
+  const size_t first_;  // the lowest rank that is elsewhere: 1, or 0 where this end stands for none
+  int world_;           // 0: not known yet
   net::Gate gate_;
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
@@ -314,6 +363,10 @@ class Root final : public Exchange {
 
 std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key) {
   return std::make_unique<Root>(std::move(listeners), std::move(where), world, key);
+}
+
+void serve_exchange(std::vector<UniqueFd> listeners, std::string where, const Bytes16 &key) {
+  Root(std::move(listeners), std::move(where), 0, key).serve();
 }
 
 }  // namespace isthmus::bootstrap

@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "ccl/front_door.hpp"
 #include "ccl/nccl_abi.hpp"
 
 namespace isthmus::ccl {
@@ -296,6 +297,19 @@ class Nccl final : public Library {
            "{}: {} cannot be opened ({}); {} {} or newer, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
            "(ISTHMUS_CCL=none)",
            row.family, name, why ? why : "no reason given", row.install, version_text(row.least));
+    }
+    const auto version_of =
+        reinterpret_cast<Result (*)(int *)>(::dlsym(library, (std::string(row.prefix) + "GetVersion").c_str()));
+    if (version_of && is_front_door(reinterpret_cast<const void *>(version_of))) {
+      const bool opened = version_of(&o_.version) == kSuccess;
+      const std::string behind =
+          opened ? loaded_behind_door(row.file, (std::string(row.prefix) + "GetVersion").c_str()) : std::string();
+      library = behind.empty() ? nullptr : ::dlopen(behind.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (!library)
+        fail(Code::Unsupported,
+             "{}: {} is Isthmus' own front door, and the library behind it is not found; {}, say where it is "
+             "(ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
+             row.family, name, row.install);
     }
     const auto find = [&](const char *function) { return ::dlsym(library, (std::string(row.prefix) + function).c_str()); };
     const auto get_version = reinterpret_cast<Result (*)(int *)>(find("GetVersion"));

@@ -7,7 +7,17 @@
 
 namespace isthmus::interpose {
 
-enum Result : int { kSuccess = 0, kSystemError = 2, kInternalError = 3, kInvalidUsage = 5 };
+enum Result : int {
+  kSuccess = 0,
+  kUnhandledDeviceError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,
+  kTimeout = 8  // since 2.30.3
+};
 
 using Type = int;  // of data
 using Op = int;
@@ -17,6 +27,26 @@ using Window = void *;
 using Param = void *;
 struct Config;
 struct CollConfig;
+
+// What of the two is looked at here; their `size` says how much of it is there.
+struct ConfigHead {
+  size_t size;
+  unsigned int magic, version;
+  int blocking;
+  int unused[3];
+  const char *netName;
+  int unused_too[2];
+  const char *commName;
+};
+struct CollConfigHead {
+  size_t size;
+  unsigned int magic, version;
+  void *ext;
+  int unused[6];
+  int forceAlgSelection;
+  int unused_too[3];
+  void *launchCompletionEvent;
+};
 
 // In memory: a copy on the caller's stack on x86-64, the address of one on AArch64.
 struct UniqueId {

@@ -2,31 +2,37 @@
 #pragma once
 
 #include "abi.hpp"
+#include "bridge.hpp"
 #include "slot.hpp"
 
 namespace isthmus::interpose {
 
-// What a call returns that has no real function: an error, or, where the function has no way to tell of one, what nobody takes for an
-// answer. The text for ncclGetLastError is set.
+// What a call returns that failed: an error, or, where the function has no way to tell of one, what nobody takes for an answer.
 template <class R>
-R refused(const char *name) noexcept;
+R given_up(Result code) noexcept;
 template <>
-inline Result refused<Result>(const char *name) noexcept {
-  return refuse(name);
+inline Result given_up<Result>(Result code) noexcept {
+  return code;
 }
 template <>
-inline int refused<int>(const char *name) noexcept {
-  refuse(name);
+inline int given_up<int>(Result) noexcept {
   return -1;
 }
 template <>
-inline void refused<void>(const char *name) noexcept {
-  refuse(name);
-}
+inline void given_up<void>(Result) noexcept {}
 template <>
-inline Team refused<Team>(const char *name) noexcept {
-  refuse(name);
+inline Team given_up<Team>(Result) noexcept {
   return {0, -1, 0};
+}
+
+// Where there is no real function, and where the communicator spans vendors. The text for ncclGetLastError is set.
+template <class R>
+R refused(const char *name) noexcept {
+  return given_up<R>(refuse(name));
+}
+template <class R>
+R spanning(const char *name) noexcept {
+  return given_up<R>(refuse(name, true));
 }
 
 }  // namespace isthmus::interpose

@@ -5,8 +5,9 @@
 #include <atomic>
 
 #include "abi.hpp"
+#include "bridge.hpp"
+#include "own.hpp"
 #include "real.hpp"
-#include "routed.hpp"
 #include "words.hpp"
 
 namespace isthmus::interpose {
@@ -31,25 +32,32 @@ const char *their_last_error(Comm comm) {
 
 }  // namespace
 
-Result refuse(const char *name) noexcept {
-  const Real &r = real();
-  const char *reason = reason_for(name, r);
+void keep(const char *reason) noexcept {
   const char *theirs = their_last_error(nullptr);
   theirs_then.store(digest(theirs), std::memory_order_relaxed);
   last.store(reason, std::memory_order_release);
+}
+
+Result refuse(const char *name, bool spans) noexcept {
+  const Real &r = real();
+  keep(reason_for(name, r, spans));
   return code_of(r);
 }
 
-const char *routed_ncclGetLastError(Comm comm) noexcept {
+const char *own_ncclGetLastError(Comm comm) noexcept {
   const Real &r = real();
   if (!r.handle) return r.text;
+  if (ours(comm)) {
+    if (const char *why = the_bridge()->last_error(comm)) return why;
+    comm = nullptr;  // the real library does not know it
+  }
   const char *theirs = their_last_error(comm);
   const char *ours = r.disabled && theirs ? nullptr : last.load(std::memory_order_acquire);
   if (ours && (!theirs || digest(theirs) == theirs_then.load(std::memory_order_relaxed))) return ours;
   return theirs ? theirs : "";
 }
 
-const char *routed_ncclGetErrorString(Result code) noexcept {
+const char *own_ncclGetErrorString(Result code) noexcept {
   static std::atomic<GetErrorString *> slot;
   if (auto *f = slot.load(std::memory_order_acquire)) return f(code);
   if (auto *f = reinterpret_cast<GetErrorString *>(look_up("ncclGetErrorString"))) {

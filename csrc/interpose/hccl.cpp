@@ -1,6 +1,6 @@
 #include <atomic>
 
-#include "routed_hccl.hpp"
+#include "own_hccl.hpp"
 #include "real.hpp"
 
 namespace isthmus::interpose {
@@ -8,6 +8,8 @@ namespace isthmus::interpose {
 const Vendor &vendor() noexcept {
   static constexpr Vendor kVendor = {
       "HCCL",
+      "hccl",
+      "acl",
       "libhccl.so",
       "libhccl.so",
       "ISTHMUS_REAL_HCCL",
@@ -27,13 +29,13 @@ const Vendor &vendor() noexcept {
 void write_version_of(Words &, void *) noexcept {}
 
 // There is no last error to ask for: the reason goes to the log, and where there is no library, to HcclGetErrorString.
-Result refuse(const char *name) noexcept {
+Result refuse(const char *name, bool) noexcept {
   const Real &r = real();
   reason_for(name, r);
   return code_of(r);
 }
 
-const char *routed_HcclGetErrorString(Result code) noexcept {
+const char *own_HcclGetErrorString(Result code) noexcept {
   using GetErrorString = const char *(Result);
   static std::atomic<GetErrorString *> slot;
   if (auto *f = slot.load(std::memory_order_acquire)) return f(code);

@@ -6,6 +6,8 @@ namespace isthmus::interpose {
 
 const Vendor &vendor() noexcept {
   static constexpr Vendor kVendor = {"NCCL",
+                                     "nccl",
+                                     "cuda",
                                      "libnccl.so.2",
                                      "libnccl.so",
                                      "ISTHMUS_REAL_NCCL",

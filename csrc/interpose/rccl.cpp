@@ -6,6 +6,8 @@ namespace isthmus::interpose {
 
 const Vendor &vendor() noexcept {
   static constexpr Vendor kVendor = {"RCCL",
+                                     "rccl",
+                                     "hip",
                                      "librccl.so.1",
                                      "librccl.so",
                                      "ISTHMUS_REAL_RCCL",

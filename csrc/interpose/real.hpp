@@ -10,6 +10,8 @@ enum Result : int;  // the vendor's own; abi.hpp, abi_hccl.hpp
 // Which of the doors this file is built into.
 struct Vendor {
   const char *name;     // "NCCL"
+  const char *family;   // "nccl": how Isthmus calls such libraries
+  const char *device;   // "cuda": and their devices
   const char *soname;   // "libnccl.so.2"
   const char *stem;     // "libnccl.so": how the names of its files begin
   const char *setting;  // "ISTHMUS_REAL_NCCL"
@@ -44,9 +46,13 @@ void write_version_of(Words &out, void *library) noexcept;
 void *look_up(
     const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library
 
-// For a call without a real function: keeps the reason for the vendor's way to ask for it, if it has one, and returns the code.
-Result refuse(const char *name) noexcept;
+int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: it does not
+
+void keep(const char *reason) noexcept;  // for ncclGetLastError; the text stays for good
+// For a call without a real function, or one that a communicator which spans vendors cannot make: keeps the reason for the vendor's way to
+// ask for it, if it has one, and returns the code.
+Result refuse(const char *name, bool spans = false) noexcept;
 // That reason; the first time for a name it is said in the log.
-const char *reason_for(const char *name, const Real &) noexcept;
+const char *reason_for(const char *name, const Real &, bool spans = false) noexcept;
 
 }  // namespace isthmus::interpose

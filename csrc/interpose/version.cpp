@@ -7,12 +7,22 @@
 
 namespace isthmus::interpose {
 
-void write_version_of(Words &out, void *library) noexcept {
+namespace {
+
+int version_in(void *library) {
   using GetVersion = Result(int *);
   auto *get = reinterpret_cast<GetVersion *>(dlsym(library, "ncclGetVersion"));
   int code = 0;
+  return get && get(&code) == kSuccess ? code : 0;
+}
+
+}  // namespace
+
+int version_of(const Real &r) noexcept { return version_in(r.handle); }
+
+void write_version_of(Words &out, void *library) noexcept {
   out << " ";
-  write_version(out, get && get(&code) == kSuccess ? code : 0);
+  write_version(out, version_in(library));
 }
 
 }  // namespace isthmus::interpose

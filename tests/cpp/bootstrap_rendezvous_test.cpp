@@ -1,6 +1,7 @@
 // Rendezvous among ranks that are threads of this process.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <future>
 
 #include "bootstrap/rendezvous.hpp"
@@ -552,6 +553,95 @@ TEST(JobKey, IsTheGivenOneOrDerived) {
     EXPECT_EQ(e.code, Code::Config);
     EXPECT_FALSE(contains(e.text, bad)) << "the key itself is not for error texts";
   }
+}
+
+// ---- tickets -------------------------------------------------------------------------------------------------------------------------
+
+using Ticket = std::array<std::byte, kTicketBytes>;
+Ticket new_ticket() {
+  Settings settings;
+  settings.set("ISTHMUS_INTERFACE", "lo");
+  Ticket ticket{};
+  create_ticket(settings, ticket);
+  return ticket;
+}
+
+struct Met {
+  std::vector<Blob> blobs, came;
+  Status status;
+};
+Met meet(const Ticket &ticket, int rank, int world, double seconds, int rounds) {
+  Met met;
+  std::unique_ptr<Exchange> exchange;
+  met.status = error_of([&] {
+    const Deadline deadline(seconds);
+    exchange = ticket_exchange(ticket, rank, world);
+    for (int round = 0; round < rounds; ++round)
+      met.blobs = exchange->all_gather(blob_of(std::to_string(rank) + "/" + std::to_string(round)), deadline);
+  });
+  if (exchange) met.came = exchange->came();
+  return met;
+}
+std::vector<Met> meet_all(const Ticket &ticket, const std::vector<int> &ranks, int world, double seconds, int rounds = 1) {
+  std::vector<std::future<Met>> all;
+  for (const int r : ranks)
+    all.push_back(std::async(std::launch::async, [&, r] { return meet(ticket, r, world, seconds, rounds); }));
+  std::vector<Met> out;
+  for (auto &f : all) out.push_back(f.get());
+  return out;
+}
+
+TEST(Ticket, IsServedForRanksOfWhichNoneServes) {
+  for (const int world : {1, 2, 7}) {
+    std::vector<int> ranks;
+    for (int r = world - 1; r >= 0; --r) ranks.push_back(r);
+    for (const Met &met : meet_all(new_ticket(), ranks, world, 20, 3)) {
+      EXPECT_TRUE(met.status.ok()) << met.status.text;
+      ASSERT_EQ(met.blobs.size(), static_cast<size_t>(world));
+      for (int r = 0; r < world; ++r) EXPECT_EQ(text_of(met.blobs[static_cast<size_t>(r)]), std::to_string(r) + "/2");
+    }
+  }
+}
+
+TEST(Ticket, TellsThoseThatCameWhoDidNotAndWhatTheOthersBrought) {
+  for (const Met &met : meet_all(new_ticket(), {2, 0}, 4, 0.4)) {
+    EXPECT_EQ(met.status.code, Code::Timeout);
+    EXPECT_TRUE(contains(met.status.text, "rank 1 and rank 3 of 4 did not arrive")) << met.status.text;
+    ASSERT_EQ(met.came.size(), 4u);
+    EXPECT_EQ(text_of(met.came[0]), "0/0");
+    EXPECT_EQ(text_of(met.came[2]), "2/0");
+    EXPECT_TRUE(met.came[1].empty() && met.came[3].empty());
+  }
+}
+
+TEST(Ticket, RefusesTwoOfOneRankAndRanksOfAnotherWorld) {
+  for (const Met &met : meet_all(new_ticket(), {1, 1}, 3, 10)) {
+    EXPECT_EQ(met.status.code, Code::Mismatch) << met.status.text;
+    EXPECT_TRUE(contains(met.status.text, "two processes have rank 1")) << met.status.text;
+  }
+  const Ticket ticket = new_ticket();
+  auto two = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, 10, 1); });
+  const Met three = meet(ticket, 1, 3, 10, 1);
+  EXPECT_EQ(two.get().status.code, Code::Mismatch);
+  EXPECT_EQ(three.status.code, Code::Mismatch);
+  EXPECT_TRUE(contains(three.status.text, "give all ranks the same")) << three.status.text;
+}
+
+TEST(Ticket, SaysWhoLeftWhileTheOthersWait) {
+  const Ticket ticket = new_ticket();
+  auto first = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, 20, 2); });
+  const Met second = meet(ticket, 1, 2, 20, 1);  // one round, and it leaves
+  EXPECT_TRUE(second.status.ok()) << second.status.text;
+  const Met left = first.get();
+  EXPECT_EQ(left.status.code, Code::PeerLost) << left.status.text;
+  EXPECT_TRUE(contains(left.status.text, "rank 1 ")) << left.status.text;
+}
+
+TEST(Ticket, IsNothingElse) {
+  Ticket ticket = new_ticket();
+  ticket[40] ^= std::byte{1};
+  EXPECT_EQ(meet(ticket, 0, 2, 1, 1).status.code, Code::Argument);
+  EXPECT_EQ(meet(Ticket{}, 0, 2, 1, 1).status.code, Code::Argument);
 }
 
 }  // namespace

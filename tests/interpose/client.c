@@ -1,6 +1,7 @@
 /* A program for NCCL, or with -DAMD for RCCL, that knows nothing of Isthmus: two ranks, threads of this process, each with its device, make
  * the calls of a training job and of its failures, and print all that they got. The same lines must come with the bare library. */
 #define _GNU_SOURCE
+#include "device_like.h"
 #include "nccl_like.h"
 
 #include <dlfcn.h>
@@ -15,68 +16,6 @@
 #define RANKS 2
 #define COUNT 1000
 enum { FLOAT = 7, SUM = 0, HOST_SCALAR = 1 };
-
-static void die(const char *what, long code) {
-  fprintf(stderr, "%s gave %ld\n", what, code);
-  exit(3);
-}
-#define OK(call)                       \
-  do {                                 \
-    const long ok_ = (long)(call);     \
-    if (ok_ != 0) die(#call, ok_);     \
-  } while (0)
-
-#ifdef AMD
-int hipInit(unsigned flags);
-int hipSetDevice(int device);
-int hipMalloc(void **p, size_t bytes);
-int hipMemcpy(void *to, const void *from, size_t bytes, int kind);
-int hipStreamCreate(void **stream);
-int hipStreamSynchronize(void *stream);
-static void here(int device) { OK(hipSetDevice(device)); }
-static void *allocate(size_t bytes) {
-  void *p = NULL;
-  OK(hipMalloc(&p, bytes));
-  return p;
-}
-static void copy_in(void *to, const void *from, size_t bytes) { OK(hipMemcpy(to, from, bytes, 1)); }
-static void copy_out(void *to, const void *from, size_t bytes) { OK(hipMemcpy(to, from, bytes, 2)); }
-static void *stream(void) {
-  void *s = NULL;
-  OK(hipStreamCreate(&s));
-  return s;
-}
-static void wait_for(void *s) { OK(hipStreamSynchronize(s)); }
-static void start(void) { OK(hipInit(0)); }
-#else
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxSetCurrent(void *context);
-int cuMemAlloc_v2(uint64_t *p, size_t bytes);
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes);
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes);
-int cuStreamCreate(void **stream, unsigned flags);
-int cuStreamSynchronize(void *stream);
-static void here(int device) {
-  void *context = NULL;
-  OK(cuDevicePrimaryCtxRetain(&context, device));
-  OK(cuCtxSetCurrent(context));
-}
-static void *allocate(size_t bytes) {
-  uint64_t p = 0;
-  OK(cuMemAlloc_v2(&p, bytes));
-  return (void *)(uintptr_t)p;
-}
-static void copy_in(void *to, const void *from, size_t bytes) { OK(cuMemcpyHtoD_v2((uintptr_t)to, from, bytes)); }
-static void copy_out(void *to, const void *from, size_t bytes) { OK(cuMemcpyDtoH_v2(to, (uintptr_t)from, bytes)); }
-static void *stream(void) {
-  void *s = NULL;
-  OK(cuStreamCreate(&s, 1));
-  return s;
-}
-static void wait_for(void *s) { OK(cuStreamSynchronize(s)); }
-static void start(void) { OK(cuInit(0)); }
-#endif
 
 struct config { /* its beginning: `size` says that there is no more */
   size_t size;

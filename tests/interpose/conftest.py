@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,26 @@ def door(request: pytest.FixtureRequest) -> Door:
     return DOORS[request.param]
 
 
+def build_clients(source: str, folder: Path, doors: Iterable[str]) -> dict[str, Path]:
+    """For each of these: linked against the library by its SONAME, without a folder to find it in."""
+    built = {}
+    for name in doors:
+        path = built[name] = folder / f"{source}-{name}"
+        # What the libraries need themselves is found when the program runs.
+        compile_c(*client(DOORS[name], source), "-o", path, *linked(DOORS[name]))
+    return built
+
+
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The vendors' clients: linked against the library by its SONAME, without a folder to find it in."""
-    folder = tmp_path_factory.mktemp("clients")
-    built = {}
-    for name, door in DOORS.items():
-        path = built[name] = folder / f"client-{name}"
-        # What the libraries need themselves is found when the program runs.
-        compile_c(*client(door), "-o", path, *linked(door))
-    return built
+    """client.c for NCCL and RCCL, client_hccl.c for HCCL."""
+    return build_clients("client", tmp_path_factory.mktemp("clients"), DOORS)
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """script.c for NCCL and RCCL."""
+    return build_clients("script", tmp_path_factory.mktemp("scripted"), ("nccl", "rccl"))
 
 
 @pytest.fixture

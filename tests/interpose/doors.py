@@ -61,7 +61,7 @@ class Door:
 
 
 def nccl_like(library: str, soname: str, vendor: str, runtime: str, version: int) -> Door:
-    parts = ("errors", "version")
+    parts = ("errors", "version", "bridge", "group")
     setting, simulated, text = f"ISTHMUS_REAL_{library.upper()}", BUILD / "rehearsal" / vendor, "ncclGetErrorString"
     called = ("ncclCommAbort", "ncclGetLastError", "ncclCommGetUniqueId", 2, 3)
     return Door(library, soname, setting, simulated, runtime, "nccl.symbols", parts, NCCL_NUMBER, version, text, *called)
@@ -112,10 +112,10 @@ def compile_c(*words: str | Path, compiler: str = "cc") -> None:
     assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
 
 
-def client(door: Door) -> list[str | Path]:
+def client(door: Door, source: str = "client") -> list[str | Path]:
     """The source of a program for the vendor's library, and its macros."""
     amd = ["-DAMD"] if door.library == "rccl" else []
-    return [*amd, HERE / ("client_hccl.c" if door.library == "hccl" else "client.c")]
+    return [*amd, HERE / f"{source}{'_hccl' if door.library == 'hccl' else ''}.c"]
 
 
 def linked(door: Door) -> list[str | Path]:

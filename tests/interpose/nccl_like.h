@@ -30,3 +30,5 @@ int ncclSend(const void *from, size_t count, int type, int peer, comm_handle com
 int ncclRecv(void *to, size_t count, int type, int peer, comm_handle comm, void *stream);
 int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, comm_handle comm);
 int ncclRedOpDestroy(int op, comm_handle comm);
+int ncclReduce(const void *from, void *to, size_t count, int type, int op, int root, comm_handle comm, void *stream);
+int ncclBcast(void *buffer, size_t count, int type, int root, comm_handle comm, void *stream);

@@ -139,11 +139,17 @@ def test_the_package_has_the_doors(door: Door) -> None:
         ("hccl - p jump f", "no twin"),
         ("both 2.3.5 p forward Result f", "no signature"),
         ("both 2.3.5 p forward Result f(int,,int)", "empty"),
+        ("both 2.3.5 p refuse Result f(int)", "no communicator"),
     ],
 )
 def test_a_wrong_row_is_refused(line: str, complaint: str) -> None:
     with pytest.raises(TableError, match=complaint):
         read_row(line)
+
+
+def test_no_call_takes_a_communicator_of_ours_to_the_real_library() -> None:
+    """Of what takes a communicator nothing is simply forwarded."""
+    assert [row.name for row in ROWS if row.communicator is not None and row.policy == "forward"] == []
 
 
 def test_a_name_may_be_there_once(tmp_path: Path) -> None:

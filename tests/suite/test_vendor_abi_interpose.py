@@ -32,7 +32,11 @@ NCCL_VALUES = {
     "kSuccess": "ncclSuccess",
     "kSystemError": "ncclSystemError",
     "kInternalError": "ncclInternalError",
+    "kUnhandledDeviceError": "ncclUnhandledCudaError",
+    "kInvalidArgument": "ncclInvalidArgument",
     "kInvalidUsage": "ncclInvalidUsage",
+    "kRemoteError": "ncclRemoteError",
+    "kInProgress": "ncclInProgress",
 }
 HCCL_SIZES = {
     "Result": "HcclResult",
@@ -98,6 +102,22 @@ def amds() -> list[Row]:
 def test_the_table_is_nvidias(tmp_path: Path) -> None:
     assert len(nvidias()) > 70
     errors = complaints(nvidias(), "#include <nccl.h>", tmp_path)
+    assert not errors, errors
+
+
+def test_what_is_read_of_configurations_is_where_nvidia_has_it(tmp_path: Path) -> None:
+    places = "size magic version blocking netName commName".split()
+    of_calls = "size magic version forceAlgSelection launchCompletionEvent".split()
+    checks = [
+        f"static_assert(offsetof(isthmus::interpose::{ours}, {name}) == offsetof({theirs}, {name}));"
+        for ours, theirs, names in (("ConfigHead", "ncclConfig_t", places), ("CollConfigHead", "ncclCollConfig_t", of_calls))
+        for name in names
+    ]
+    checks.append("static_assert(+isthmus::interpose::kTimeout == +ncclTimeout);")
+    checks.append("static_assert(ncclNumTypes == 12 && ncclNumOps == 5 && NCCL_UNIQUE_ID_BYTES == 128);")
+    source = tmp_path / "places.cpp"
+    source.write_text('#include <cstddef>\n#include "interpose/abi.hpp"\n#include <nccl.h>\n' + "\n".join(checks))
+    errors = compile_only(source, tmp_path, ROOT / "csrc", OURS, defines=("-DNCCL_OS_LINUX",))
     assert not errors, errors
 
 

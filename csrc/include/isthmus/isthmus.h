@@ -162,6 +162,20 @@ ISTHMUS_API const char *isthmus_redop_name(isthmus_redop op);
  * ISTHMUS_ERR_INTERRUPTED. For the whole process. */
 ISTHMUS_API void isthmus_set_interrupt_check(int (*check)(void));
 
+/* ---- meetings: processes that have to agree on something before they know whether they form a communicator ------------- */
+#define ISTHMUS_TICKET_BYTES 72
+typedef struct isthmus_ticket { char bytes[ISTHMUS_TICKET_BYTES]; } isthmus_ticket; /* address and key; pass it by any means */
+typedef struct isthmus_meeting *isthmus_meeting_t; /* one rank's place in one meeting */
+/* For one meeting. A thread of this process serves it until all ranks have left; each of them, rank 0 too, may be in any process. */
+ISTHMUS_API isthmus_result isthmus_meeting_create(isthmus_ticket *ticket);
+/* Does not wait. timeout: seconds for all that is exchanged; 0: ISTHMUS_TIMEOUT. A forked child may take part. */
+ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,
+                                                isthmus_meeting_t *meeting);
+/* Collective, any number of times: recv has world_size * bytes (at most 1 MiB each), by rank. As isthmus_options.exchange it makes
+ * those who met a communicator. After ISTHMUS_ERR_TIMEOUT the blocks of ranks that came are in recv, and the others' are 0. */
+ISTHMUS_API isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *send, void *recv, size_t bytes);
+ISTHMUS_API void isthmus_meeting_leave(isthmus_meeting_t meeting); /* NULL is allowed */
+
 /* ---- collectives (count: elements that the comment names; `call` and `work` may be NULL) ------------------------------ */
 /* recv[count] = op over all ranks of send[count]. In place: send == recv. */
 ISTHMUS_API isthmus_result isthmus_all_reduce(isthmus_comm_t comm, const void *send, void *recv, uint64_t count, isthmus_dtype dtype,

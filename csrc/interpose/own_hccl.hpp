@@ -5,6 +5,6 @@
 
 namespace isthmus::interpose {
 
-const char *routed_HcclGetErrorString(Result code) noexcept;
+const char *own_HcclGetErrorString(Result code) noexcept;
 
 }  // namespace isthmus::interpose

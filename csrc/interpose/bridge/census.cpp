@@ -1,0 +1,92 @@
+#include "census.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace isthmus::bridge {
+namespace {
+
+uint64_t digest(const char *text) {  // FNV-1a
+  uint64_t h = 0xcbf29ce484222325;
+  for (; *text; ++text) h = (h ^ static_cast<unsigned char>(*text)) * 0x100000001b3;
+  return h;
+}
+
+std::string version_text(int64_t code) {
+  if (code < 10000)
+    return std::to_string(code / 1000) + "." + std::to_string(code / 100 % 10) + "." + std::to_string(code % 100);
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
+}
+
+std::string list(const std::vector<size_t> &ranks) {
+  constexpr size_t kNamed = 8;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size() && i < kNamed; ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > kNamed) text += " and " + std::to_string(ranks.size() - kNamed) + " more";
+  return text;
+}
+
+}  // namespace
+
+bool Record::together(const Record &other) const noexcept {
+  return std::strncmp(family, other.family, sizeof family) == 0 && island_digest == other.island_digest;
+}
+
+Record record_of(const char *family, int version) {
+  Record r{};
+  std::strncpy(r.family, family, sizeof r.family - 1);
+  r.version = version;
+  const char *label = std::getenv("ISTHMUS_ISLAND");
+  std::strncpy(r.island, label ? label : "", sizeof r.island - 1);
+  r.island_digest = digest(label ? label : "");
+  return r;
+}
+
+std::string describe(const std::vector<Record> &ranks) {
+  std::string text;
+  std::vector<bool> told(ranks.size());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (told[r]) continue;
+    std::vector<size_t> alike;
+    for (size_t q = r; q < ranks.size(); ++q) {
+      if (told[q] || !ranks[r].together(ranks[q]) || ranks[r].version != ranks[q].version) continue;
+      told[q] = true;
+      alike.push_back(q);
+    }
+    text += (text.empty() ? "" : "; ") + list(alike) + ": ";
+    if (!ranks[r].came()) {
+      text += "did not come";
+      continue;
+    }
+    text += std::string(ranks[r].family) + " " + version_text(ranks[r].version);
+    if (ranks[r].island[0]) text += std::string(", island ") + ranks[r].island;
+  }
+  return text;
+}
+
+bool one_island(const std::vector<Record> &ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const Record &r) { return r.together(ranks.front()); });
+}
+
+void meet(Arrival &a) {
+  isthmus_result r = isthmus_meeting_join(&a.tail.ticket, a.rank, a.world, 0, &a.meeting);
+  a.ranks.assign(static_cast<size_t>(a.world), Record{});
+  if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(a.meeting, &a.mine, a.ranks.data(), sizeof a.mine);
+  a.outcome = outcome(r);
+  for (Record &one : a.ranks) one.family[sizeof one.family - 1] = one.island[sizeof one.island - 1] = 0;
+  if (r == ISTHMUS_OK) {
+    a.verdict = one_island(a.ranks) && a.mine.family[0] == a.tail.maker ? Verdict::Vendor : Verdict::Spans;
+  } else if (r == ISTHMUS_ERR_TIMEOUT) {
+    std::vector<Record> came;
+    std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const Record &one) { return one.came(); });
+    const bool alike = !came.empty() && came.size() < a.ranks.size() && one_island(came) && came.front().together(a.mine);
+    if (alike && a.mine.family[0] == a.tail.maker) a.verdict = Verdict::Vendor;
+  }
+  if (a.verdict == Verdict::Spans) return;
+  isthmus_meeting_leave(a.meeting);
+  a.meeting = nullptr;
+}
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,54 @@
+// The census: before a communicator is made, all its ranks say which vendor's library they have and which island they are in.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "id.hpp"
+#include "outcome.hpp"
+
+namespace isthmus::bridge {
+
+// What a rank says of itself. All zeros: it did not come.
+struct Record {
+  char family[8];          // "nccl"
+  int64_t version;         // of its library, as that tells it
+  char island[64];         // its label, cut
+  uint64_t island_digest;  // of the whole label
+  bool came() const noexcept { return family[0] != 0; }
+  bool together(const Record &other) const noexcept;  // one library can serve both
+};
+Record record_of(const char *family, int version);
+
+// "ranks 0 and 2: nccl 2.29.3; rank 1: rccl 2.22.3, island b"
+std::string describe(const std::vector<Record> &ranks);
+// Whether one vendor's library serves all of them.
+bool one_island(const std::vector<Record> &ranks);
+
+enum class Verdict {
+  Vendor,  // the real library gets the communicator
+  Spans,   // Isthmus does
+  Failed
+};
+
+// One rank on its way into a communicator.
+struct Arrival {
+  Tail tail{};
+  Record mine{};
+  int rank = 0, world = 0;
+
+  Verdict verdict = Verdict::Failed;
+  Outcome outcome;  // why, where it failed
+  std::vector<Record> ranks;
+  isthmus_meeting_t meeting = nullptr;  // goes on where it spans
+
+  Arrival() = default;
+  ~Arrival() { isthmus_meeting_leave(meeting); }
+  Arrival(const Arrival &) = delete;
+  Arrival &operator=(const Arrival &) = delete;
+};
+// Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT. Ranks that do not come by then are taken for ranks without Isthmus where all that
+// came belong together and with the maker of the id: the real library may then know them.
+void meet(Arrival &arrival);
+
+}  // namespace isthmus::bridge

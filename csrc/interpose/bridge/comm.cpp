@@ -1,0 +1,239 @@
+#include "comm.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace isthmus::bridge {
+namespace {
+
+// What isthmus_init hears of a meeting that fails is a number.
+struct Exchange {
+  isthmus_meeting_t meeting;
+  Outcome failure;
+};
+int exchange(void *context, const void *send, void *recv, size_t bytes) {
+  auto *e = static_cast<Exchange *>(context);
+  const isthmus_result r = isthmus_meeting_exchange(e->meeting, send, recv, bytes);
+  if (r != ISTHMUS_OK) e->failure = outcome(r);
+  return r;
+}
+
+const uint64_t *data(const std::vector<uint64_t> &v) { return v.empty() ? nullptr : v.data(); }
+
+}  // namespace
+
+Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
+  isthmus_call call{};
+  call.size = sizeof call;
+  call.scale = o.scale;
+  call.on_stream = 1;
+  call.stream = o.stream;
+  switch (o.call) {
+    case Call::AllReduce: return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
+    case Call::Reduce: return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
+    case Call::Broadcast: return outcome(isthmus_broadcast(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case Call::AllGather: return outcome(isthmus_all_gather(c, o.send, o.recv, o.count, o.dtype, &call, work));
+    case Call::ReduceScatter: return outcome(isthmus_reduce_scatter(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
+    case Call::AllToAll: return outcome(isthmus_all_to_all(c, o.send, o.recv, o.count, o.dtype, &call, work));
+    case Call::AllToAllV:
+      return outcome(isthmus_all_to_all_v(c, o.send, data(o.send_counts), data(o.send_displs), o.recv, data(o.recv_counts),
+                                          data(o.recv_displs), o.dtype, &call, work));
+    case Call::Gather: return outcome(isthmus_gather(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case Call::Scatter: return outcome(isthmus_scatter(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case Call::Send: return outcome(isthmus_send(c, o.send, o.count, o.dtype, o.root, 0, &call, work));
+    case Call::Recv: return outcome(isthmus_recv(c, o.recv, o.count, o.dtype, o.root, 0, nullptr, &call, work));
+  }
+  return {ISTHMUS_ERR_INTERNAL, "no such call"};
+}
+
+Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) {
+  if (operations.empty()) return {};
+  for (const auto &[comm, operation] : operations)
+    if (Outcome o = comm->status(); !o.ok()) return o;
+  isthmus_group_begin();
+  Outcome failure;
+  for (const auto &[comm, operation] : operations)
+    if (failure.ok()) failure = submit(comm->get(), operation, nullptr);
+  isthmus_work_t handle = nullptr;
+  const Outcome ended = outcome(isthmus_group_end(&handle));
+  const auto work = std::make_shared<Work>(handle);
+  if (!failure.ok()) return failure;
+  if (!ended.ok()) return ended;
+  std::vector<Comm *> noted;
+  for (const auto &[comm, operation] : operations) {
+    if (std::find(noted.begin(), noted.end(), comm.get()) != noted.end()) continue;
+    noted.push_back(comm.get());
+    comm->note(work);
+  }
+  return {};
+}
+
+std::shared_ptr<Family> Family::of(const std::string &key) {
+  static std::mutex mutex;
+  static auto *const families = new std::map<std::string, std::weak_ptr<Family>>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(*families, [](const auto &entry) { return entry.second.expired(); });
+  std::weak_ptr<Family> &known = (*families)[key];
+  std::shared_ptr<Family> family = known.lock();
+  if (!family) known = family = std::make_shared<Family>(key);
+  return family;
+}
+Family::~Family() {
+  for (std::thread &thread : leaving_) thread.join();
+}
+void Family::joined() {
+  const std::lock_guard lock(mutex_);
+  ++living_;
+}
+void Family::leave(std::function<void()> act) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (--living_ > 0) {
+      leaving_.emplace_back(std::move(act));
+      return;
+    }
+  }
+  act();
+  std::vector<std::thread> leaving;
+  {
+    const std::lock_guard lock(mutex_);
+    leaving.swap(leaving_);
+  }
+  for (std::thread &thread : leaving) thread.join();
+}
+
+Comm::~Comm() {
+  if (comm_) isthmus_comm_destroy(comm_);
+}
+
+void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
+  std::unique_lock lock(mutex_);
+  starting_ = false;
+  failure_ = std::move(outcome);
+  comm_ = comm;
+  settled_.notify_all();
+  if (!aborted_ || !comm) return;
+  comm_ = nullptr;
+  lock.unlock();
+  isthmus_comm_abort(comm, "aborted while it was made");
+  isthmus_comm_destroy(comm);
+}
+
+Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
+  Exchange over{meeting, {}};
+  isthmus_options options{};
+  options.size = sizeof options;
+  options.rank = traits_.rank;
+  options.world_size = traits_.size;
+  options.exchange = exchange;
+  options.exchange_context = &over;
+  options.name = traits_.name.c_str();
+  options.settings = settings.c_str();
+  isthmus_comm_t comm = nullptr;
+  Outcome done = outcome(isthmus_init(&options, &comm));
+  if (!done.ok() && !over.failure.ok()) done = {over.failure.code, done.text + ": " + over.failure.text};
+  settle(comm, done);
+  return done;
+}
+
+void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
+
+Outcome Comm::status() {
+  isthmus_comm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return {ISTHMUS_ERR_ABORTED, "communicator '" + traits_.name + "' was aborted"};
+    if (starting_) return {ISTHMUS_IN_PROGRESS, "communicator '" + traits_.name + "' is not ready yet"};
+    if (!failure_.ok()) return failure_;
+    if (!(comm = comm_)) return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was destroyed"};
+  }
+  return outcome(isthmus_comm_error(comm));
+}
+
+isthmus_comm_t Comm::get() noexcept {
+  const std::lock_guard lock(mutex_);
+  return comm_;
+}
+
+Outcome Comm::run(const Operation &operation) {
+  isthmus_comm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (finalized_)
+      return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
+    comm = comm_;
+  }
+  if (!comm)
+    if (Outcome o = status(); !o.ok()) return o;
+  isthmus_work_t work = nullptr;
+  Outcome o = submit(comm, operation, &work);
+  if (o.ok()) note(std::make_shared<Work>(work));
+  return o;
+}
+
+void Comm::note(std::shared_ptr<Work> work) {
+  const std::lock_guard lock(mutex_);
+  while (!works_.empty() && works_.front()->over()) works_.pop_front();
+  works_.push_back(std::move(work));
+}
+
+Outcome Comm::finalize() {
+  std::deque<std::shared_ptr<Work>> works;
+  {
+    const std::lock_guard lock(mutex_);
+    finalized_ = true;
+    works.swap(works_);
+  }
+  Outcome first;
+  for (const auto &work : works)
+    if (Outcome o = work->wait(); !o.ok() && first.ok()) first = o;
+  return first;
+}
+
+Outcome Comm::destroy() {
+  {
+    std::unique_lock lock(mutex_);
+    settled_.wait(lock, [&] { return !starting_; });  // init has a deadline
+  }
+  const Outcome ended = finalize();
+  isthmus_comm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  traits_.family->leave([comm] { isthmus_comm_destroy(comm); });
+  return ended;
+}
+
+void Comm::abort() {
+  std::deque<std::shared_ptr<Work>> works;
+  isthmus_comm_t comm = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    works.swap(works_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm) isthmus_comm_abort(comm, "the program called abort");
+  works.clear();
+  traits_.family->leave([comm] { isthmus_comm_destroy(comm); });
+}
+
+int Comm::add(const Scale &scale) {
+  const std::lock_guard lock(mutex_);
+  scales_[next_scale_] = scale;
+  return next_scale_++;
+}
+bool Comm::find(int number, Scale &scale) {
+  const std::lock_guard lock(mutex_);
+  const auto at = scales_.find(number);
+  if (at == scales_.end()) return false;
+  scale = at->second;
+  return true;
+}
+bool Comm::remove(int number) {
+  const std::lock_guard lock(mutex_);
+  return scales_.erase(number) > 0;
+}
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,130 @@
+// A communicator that spans vendors, as the bridge has it: Isthmus' own, and what the vendors' interfaces want of one besides. Speaks no
+// vendor's language.
+#pragma once
+
+#include <isthmus/isthmus.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "devices.hpp"
+#include "outcome.hpp"
+
+namespace isthmus::bridge {
+
+enum class Call { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, AllToAllV, Gather, Scatter, Send, Recv };
+
+// One operation as the program asked for it. The arrays of counts are its own.
+struct Operation {
+  Call call = Call::AllReduce;
+  const void *send = nullptr;
+  void *recv = nullptr;
+  uint64_t count = 0;
+  isthmus_dtype dtype = ISTHMUS_UINT8;
+  isthmus_redop op = ISTHMUS_SUM;
+  int root = 0;  // or peer
+  double scale = 1;
+  const void *scale_at = nullptr;  // where it is on the device, when the stream has come so far
+  void *stream = nullptr;
+  std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
+};
+
+// One or several operations in flight.
+class Work {
+ public:
+  explicit Work(isthmus_work_t work) : work_(work) {}
+  ~Work() { isthmus_work_release(work_); }
+  Work(const Work &) = delete;
+  Work &operator=(const Work &) = delete;
+  bool over() const { return !work_ || isthmus_work_test(work_) != ISTHMUS_IN_PROGRESS; }
+  Outcome wait() const { return work_ ? outcome(isthmus_work_wait(work_, 0)) : Outcome{}; }
+
+ private:
+  isthmus_work_t work_;
+};
+
+// A factor of sums, as a program made it for later.
+struct Scale {
+  isthmus_dtype dtype = ISTHMUS_FLOAT32;
+  double factor = 1;
+  const void *at = nullptr;
+};
+
+// The ranks of one communicator that are in this process. Programs destroy them one after the other, and each waits a while for the others.
+class Family {
+ public:
+  static std::shared_ptr<Family> of(const std::string &key);  // the same on all ranks
+  void joined();
+  // The last one waits for all; the others go on a thread of their own.
+  void leave(std::function<void()> act);
+  explicit Family(std::string k) : key(std::move(k)) {}
+  ~Family();
+  const std::string key;
+
+ private:
+  std::mutex mutex_;
+  int living_ = 0;                    // under mutex_
+  std::vector<std::thread> leaving_;  // under mutex_
+};
+
+struct Traits {
+  int rank = 0, size = 0;
+  Place place;
+  bool blocking = true;
+  std::string name;
+  std::shared_ptr<Family> family;
+};
+
+class Comm : public std::enable_shared_from_this<Comm> {
+ public:
+  explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.family->joined(); }
+  ~Comm();
+  const Traits &traits() const noexcept { return traits_; }
+
+  // How it came to be: one of both, once. `settings` as in isthmus_options.
+  Outcome init(isthmus_meeting_t meeting, const std::string &settings);
+  void adopt(isthmus_comm_t comm);
+
+  Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
+  isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
+  Outcome run(const Operation &operation);
+  Outcome finalize();  // waits for all that was begun
+  Outcome destroy();   // waits likewise
+  void abort();
+  void note(std::shared_ptr<Work> work);
+
+  int add(const Scale &scale);  // its number
+  bool find(int number, Scale &scale);
+  bool remove(int number);
+  int next_part() { return parts_++; }  // calls that make parts: as many on all ranks
+
+ private:
+  void settle(isthmus_comm_t comm, Outcome outcome);
+
+  const Traits traits_;
+  std::mutex mutex_;
+  std::condition_variable settled_;
+  bool starting_ = true, finalized_ = false, aborted_ = false;  // under mutex_
+  isthmus_comm_t comm_ = nullptr;                               // under mutex_, until it is destroyed
+  Outcome failure_;                                             // under mutex_: of init
+  std::deque<std::shared_ptr<Work>> works_;                     // under mutex_; in the order of their calls
+  std::map<int, Scale> scales_;                                 // under mutex_
+  int next_scale_ = 0;                                          // under mutex_
+  std::atomic<int> parts_{0};
+};
+using CommPtr = std::shared_ptr<Comm>;
+
+// Calls the one of Isthmus' functions that it is. In a group `work` is null.
+Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
+// Several, together: nothing of it begins where one of them is refused.
+Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations);
+
+}  // namespace isthmus::bridge

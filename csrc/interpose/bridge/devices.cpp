@@ -1,0 +1,129 @@
+#include "devices.hpp"
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+namespace isthmus::bridge {
+namespace {
+
+// The libraries are the program's: it has loaded them, or the collective library has.
+void *find(const char *name, void *(*look_up)(const char *), std::initializer_list<const char *> files) {
+  if (void *found = look_up(name)) return found;
+  if (void *found = ::dlsym(RTLD_DEFAULT, name)) return found;
+  for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
+    for (const char *file : files)
+      if (void *library = ::dlopen(file, flags))
+        if (void *found = ::dlsym(library, name)) return found;
+  return nullptr;
+}
+
+Outcome failed(const char *call, int code) {
+  return {ISTHMUS_ERR_SYSTEM,
+          std::string(call) + " gave " + std::to_string(code) + "; does this thread have a device, and does that one work?"};
+}
+Outcome missing(const char *library) {
+  return {ISTHMUS_ERR_SYSTEM, std::string("the functions of ") + library + " are not found; is the driver installed?"};
+}
+Outcome captured() {
+  return {ISTHMUS_ERR_UNSUPPORTED,
+          "the stream is being captured into a graph, and this operation needs the host at every replay: call it outside of "
+          "the capture"};
+}
+
+class Cuda final : public Devices {
+ public:
+  explicit Cuda(void *(*look_up)(const char *)) {
+    const auto get = [&](auto &f, const char *name) {
+      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, {"libcuda.so.1"}));
+      complete_ = complete_ && f;
+    };
+    get(get_current_, "cuCtxGetCurrent");
+    get(set_current_, "cuCtxSetCurrent");
+    get(get_device_, "cuCtxGetDevice");
+    get(is_capturing_, "cuStreamIsCapturing");
+    get(synchronize_, "cuStreamSynchronize");
+    get(copy_, "cuMemcpyDtoH_v2");
+  }
+  Outcome current(Place &place) override {
+    if (!complete_) return missing("libcuda.so.1");
+    if (const int r = get_current_(&place.context)) return failed("cuCtxGetCurrent", r);
+    place.device = 0;  // a thread that has no context yet works on the first
+    if (!place.context) return {};
+    const int r = get_device_(&place.device);
+    return r ? failed("cuCtxGetDevice", r) : Outcome{};
+  }
+  void enter(const Place &place) noexcept override {
+    if (complete_) set_current_(place.context);
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (!complete_) return missing("libcuda.so.1");
+    int capturing = 0;
+    if (const int r = is_capturing_(stream, &capturing)) return failed("cuStreamIsCapturing", r);
+    if (capturing) return captured();
+    if (const int r = synchronize_(stream)) return failed("cuStreamSynchronize", r);
+    const int r = copy_(to, reinterpret_cast<uintptr_t>(from), bytes);
+    return r ? failed("cuMemcpyDtoH", r) : Outcome{};
+  }
+
+ private:
+  bool complete_ = true;
+  int (*get_current_)(void **) = nullptr;
+  int (*set_current_)(void *) = nullptr;
+  int (*get_device_)(int *) = nullptr;
+  int (*is_capturing_)(void *, int *) = nullptr;
+  int (*synchronize_)(void *) = nullptr;
+  int (*copy_)(void *, unsigned long long, size_t) = nullptr;
+};
+
+class Hip final : public Devices {
+ public:
+  explicit Hip(void *(*look_up)(const char *)) {
+    const auto get = [&](auto &f, const char *name) {
+      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(
+          find(name, look_up, {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}));
+      complete_ = complete_ && f;
+    };
+    get(get_device_, "hipGetDevice");
+    get(set_device_, "hipSetDevice");
+    get(is_capturing_, "hipStreamIsCapturing");
+    get(synchronize_, "hipStreamSynchronize");
+    get(copy_, "hipMemcpy");
+  }
+  Outcome current(Place &place) override {
+    if (!complete_) return missing("libamdhip64.so");
+    const int r = get_device_(&place.device);
+    return r ? failed("hipGetDevice", r) : Outcome{};
+  }
+  void enter(const Place &place) noexcept override {
+    if (complete_) set_device_(place.device);
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (!complete_) return missing("libamdhip64.so");
+    int capturing = 0;
+    if (const int r = is_capturing_(stream, &capturing)) return failed("hipStreamIsCapturing", r);
+    if (capturing) return captured();
+    if (const int r = synchronize_(stream)) return failed("hipStreamSynchronize", r);
+    constexpr int kDeviceToHost = 2;
+    const int r = copy_(to, from, bytes, kDeviceToHost);
+    return r ? failed("hipMemcpy", r) : Outcome{};
+  }
+
+ private:
+  bool complete_ = true;
+  int (*get_device_)(int *) = nullptr;
+  int (*set_device_)(int) = nullptr;
+  int (*is_capturing_)(void *, int *) = nullptr;
+  int (*synchronize_)(void *) = nullptr;
+  int (*copy_)(void *, const void *, size_t, int) = nullptr;
+};
+
+}  // namespace
+
+Devices &devices(const char *kind, void *(*look_up)(const char *)) {
+  static Devices *const the_devices =  // a process has devices of one vendor, as it has one door
+      std::strcmp(kind, "hip") == 0 ? static_cast<Devices *>(new Hip(look_up)) : new Cuda(look_up);
+  return *the_devices;
+}
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,29 @@
+// What the bridge asks of a vendor's devices itself: on which one a thread works. The rest is libisthmus'.
+#pragma once
+
+#include <cstddef>
+
+#include "outcome.hpp"
+
+namespace isthmus::bridge {
+
+// Where a thread works.
+struct Place {
+  int device = 0;
+  void *context = nullptr;  // the vendor's, where it has such
+};
+
+class Devices {
+ public:
+  virtual ~Devices() = default;
+  virtual Outcome current(Place &place) = 0;  // of the calling thread
+  virtual void enter(const Place &place) noexcept = 0;
+  // A few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
+  virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
+};
+
+// "cuda" or "hip"; `look_up` finds what the collective library and the libraries that it needs export. Never null; where a function is
+// missing, the calls say so.
+Devices &devices(const char *kind, void *(*look_up)(const char *));
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,504 @@
+// What a communicator that spans vendors does when it is called by NCCL's names.
+#include "face_nccl.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "handles.hpp"
+
+namespace isthmus::bridge::nccl {
+namespace {
+
+using interpose::CollConfig;
+using interpose::kInProgress;
+using interpose::kInternalError;
+using interpose::kInvalidArgument;
+using interpose::kInvalidUsage;
+using interpose::kRemoteError;
+using interpose::kSuccess;
+using interpose::kSystemError;
+using interpose::kTimeout;
+using interpose::Op;
+using interpose::Stream;
+using interpose::Type;
+
+constexpr isthmus_dtype kTypes[] = {ISTHMUS_INT8,    ISTHMUS_UINT8,    ISTHMUS_INT32,         ISTHMUS_UINT32,
+                                    ISTHMUS_INT64,   ISTHMUS_UINT64,   ISTHMUS_FLOAT16,       ISTHMUS_FLOAT32,
+                                    ISTHMUS_FLOAT64, ISTHMUS_BFLOAT16, ISTHMUS_FLOAT8_E4M3FN, ISTHMUS_FLOAT8_E5M2};
+constexpr isthmus_redop kOps[] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN, ISTHMUS_AVG};
+constexpr int kTypeCount = 12, kOpCount = 5;
+constexpr int kTimeoutSince = 23003;
+
+const Door *the_door;
+
+Result number_of(isthmus_result code) {
+  switch (code) {
+    case ISTHMUS_OK: return kSuccess;
+    case ISTHMUS_ERR_ARGUMENT: return kInvalidArgument;
+    case ISTHMUS_ERR_CONFIG:
+    case ISTHMUS_ERR_MISMATCH:
+    case ISTHMUS_ERR_FORKED:
+    case ISTHMUS_ERR_UNSUPPORTED: return kInvalidUsage;
+    case ISTHMUS_ERR_TIMEOUT: return door().version >= kTimeoutSince ? kTimeout : kRemoteError;
+    case ISTHMUS_ERR_PEER_LOST:
+    case ISTHMUS_ERR_ABORTED: return kRemoteError;
+    case ISTHMUS_ERR_RESOURCE:
+    case ISTHMUS_ERR_SYSTEM:
+    case ISTHMUS_ERR_AUTH: return kSystemError;
+    case ISTHMUS_IN_PROGRESS: return kInProgress;
+    default: return kInternalError;
+  }
+}
+
+Result no_comm(const char *call) {
+  return refused(kInvalidArgument, call, "this communicator, which spanned vendors, was destroyed or aborted");
+}
+
+// ---- factors -----------------------------------------------------------------------------------------------------------------------
+
+double small_float(unsigned bits, int exponent_bits, int mantissa_bits) {
+  const unsigned mantissa = bits & ((1u << mantissa_bits) - 1),
+                 exponent = bits >> mantissa_bits & ((1u << exponent_bits) - 1);
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const bool e4m3 = exponent_bits == 4;  // has no infinity, and one NaN
+  const bool top = exponent == (1u << exponent_bits) - 1;
+  const double sign = bits >> (exponent_bits + mantissa_bits) & 1 ? -1 : 1;
+  if (top && (!e4m3 || mantissa == 7)) return mantissa ? __builtin_nan("") : sign * __builtin_inf();
+  const double value =
+      exponent ? __builtin_ldexp(1 + mantissa / static_cast<double>(1u << mantissa_bits), static_cast<int>(exponent) - bias)
+               : __builtin_ldexp(mantissa / static_cast<double>(1u << mantissa_bits), 1 - bias);
+  return sign * value;
+}
+
+template <class T>
+T load(const void *p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+double number(isthmus_dtype type, const void *p) {
+  switch (type) {
+    case ISTHMUS_INT8: return load<int8_t>(p);
+    case ISTHMUS_UINT8: return load<uint8_t>(p);
+    case ISTHMUS_INT32: return load<int32_t>(p);
+    case ISTHMUS_UINT32: return load<uint32_t>(p);
+    case ISTHMUS_INT64: return static_cast<double>(load<int64_t>(p));
+    case ISTHMUS_UINT64: return static_cast<double>(load<uint64_t>(p));
+    case ISTHMUS_FLOAT16: return small_float(load<uint16_t>(p), 5, 10);
+    case ISTHMUS_BFLOAT16: return small_float(load<uint16_t>(p), 8, 7);
+    case ISTHMUS_FLOAT8_E4M3FN: return small_float(load<uint8_t>(p), 4, 3);
+    case ISTHMUS_FLOAT8_E5M2: return small_float(load<uint8_t>(p), 5, 2);
+    case ISTHMUS_FLOAT64: return load<double>(p);
+    default: return static_cast<double>(load<float>(p));
+  }
+}
+
+// A factor that lies on the device is what the stream has left there when it comes to the operation, so this waits for that.
+Outcome read_factor(Devices &from, const Traits &traits, Operation &o) {
+  unsigned char bytes[8] = {};
+  Place before;
+  if (Outcome now = from.current(before); !now.ok()) return now;
+  from.enter(traits.place);
+  Outcome read = from.read(bytes, o.scale_at, isthmus_dtype_size(o.dtype), o.stream);
+  from.enter(before);
+  if (read.ok()) o.scale = number(o.dtype, bytes);
+  return read;
+}
+
+// ---- operations --------------------------------------------------------------------------------------------------------------------
+
+// An operation while it is checked.
+class Asking {
+ public:
+  Asking(const char *call, Handle comm, Call what, Stream stream) : call_(call), comm_(bridge::find(comm)) {
+    o.call = what;
+    o.stream = stream;
+    if (!comm_) code_ = no_comm(call);
+  }
+  Asking &type(Type t) {
+    if (code_ == kSuccess && (t < 0 || t >= kTypeCount))
+      fail(kInvalidArgument, "datatype " + std::to_string(t) + " is none");
+    if (code_ == kSuccess) o.dtype = kTypes[t];
+    return *this;
+  }
+  Asking &op(Op op) {
+    if (code_ != kSuccess) return *this;
+    Scale scale;
+    if (op >= 0 && op < kOpCount) {
+      o.op = kOps[op];
+    } else if (!comm_->find(op - kOpCount, scale)) {
+      fail(kInvalidArgument, "reduction " + std::to_string(op) + " is none, or was destroyed");
+    } else if (scale.dtype != o.dtype) {
+      fail(kInvalidArgument, std::string("the factor of the reduction is ") + isthmus_dtype_name(scale.dtype) +
+                                 ", the data " + isthmus_dtype_name(o.dtype));
+    } else {
+      o.op = ISTHMUS_PREMUL_SUM;
+      o.scale = scale.factor;
+      o.scale_at = scale.at;
+    }
+    return *this;
+  }
+  Asking &peer(int rank) {
+    if (code_ == kSuccess && (rank < 0 || rank >= comm_->traits().size))
+      fail(kInvalidArgument, "rank " + std::to_string(rank) + " is not in 0 to " + std::to_string(comm_->traits().size - 1));
+    o.root = rank;
+    return *this;
+  }
+  Asking &buffers(const void *send, void *recv, size_t count) {
+    o.send = send;
+    o.recv = recv;
+    o.count = count;
+    return *this;
+  }
+  // A message is bytes: the two ends need not call them by one type.
+  Asking &as_bytes() {
+    if (code_ != kSuccess) return *this;
+    o.count *= isthmus_dtype_size(o.dtype);
+    o.dtype = ISTHMUS_UINT8;
+    return *this;
+  }
+  Asking &counts(std::vector<uint64_t> &to, const size_t *from) {
+    if (code_ == kSuccess && !from) fail(kInvalidArgument, "an array of counts or displacements is NULL");
+    if (code_ == kSuccess) to.assign(from, from + comm_->traits().size);
+    return *this;
+  }
+  // What may be in it and cannot be left out.
+  Asking &config(const CollConfig *config);
+  Result go() {
+    if (code_ != kSuccess) return note(code_);
+    if (const Outcome s = comm_->status(); s.code == ISTHMUS_IN_PROGRESS) fail(kInvalidArgument, s.text);
+    else if (!s.ok()) return note(failed(call_, s));
+    if (code_ != kSuccess) return note(code_);
+    const bool message = o.call == Call::Send || o.call == Call::Recv || o.call == Call::AllToAllV;
+    if (o.count == 0 && !message) return kSuccess;
+    if (in_group()) {
+      pending().operations.emplace_back(comm_, std::move(o));
+      return kSuccess;
+    }
+    if (const Outcome read = resolve(*comm_, o); !read.ok()) return failed(call_, read);
+    return failed(call_, comm_->run(o));
+  }
+
+  Operation o;
+
+ private:
+  void fail(Result code, const std::string &text) { code_ = refused(code, call_, text); }
+  const char *const call_;
+  CommPtr comm_;
+  Result code_ = kSuccess;
+};
+
+Asking &Asking::config(const CollConfig *config) {
+  if (!config || code_ != kSuccess) return *this;
+  size_t size = 0;
+  std::memcpy(&size, config, sizeof size);
+  interpose::CollConfigHead head{};
+  std::memcpy(&head, config, std::min(size, sizeof head));
+  const int force = head.forceAlgSelection;
+  if (force != 0 && force != INT_MIN)
+    fail(kInvalidUsage, "an algorithm is forced (forceAlgSelection), and it is the vendor's");
+  else if (head.launchCompletionEvent)
+    fail(kInvalidUsage, "a launch completion event is asked for, and there is none between vendors");
+  return *this;
+}
+
+Result all_reduce(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
+  return Asking("ncclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
+}
+Result reduce(const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream) {
+  return Asking("ncclReduce", comm, Call::Reduce, stream).type(type).op(op).peer(root).buffers(from, to, count).go();
+}
+Result broadcast(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking("ncclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(from, to, count).go();
+}
+Result bcast(void *buffer, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking("ncclBcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
+}
+Result all_gather(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
+  return Asking("ncclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
+}
+Result reduce_scatter(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
+  return Asking("ncclReduceScatter", comm, Call::ReduceScatter, stream).type(type).op(op).buffers(from, to, count).go();
+}
+Result all_to_all(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
+  return Asking("ncclAlltoAll", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).go();
+}
+Result gather(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking("ncclGather", comm, Call::Gather, stream).type(type).peer(root).buffers(from, to, count).go();
+}
+Result scatter(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking("ncclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
+}
+Result send(const void *from, size_t count, Type type, int peer, Handle comm, Stream stream) {
+  return Asking("ncclSend", comm, Call::Send, stream).type(type).peer(peer).buffers(from, nullptr, count).as_bytes().go();
+}
+Result recv(void *to, size_t count, Type type, int peer, Handle comm, Stream stream) {
+  return Asking("ncclRecv", comm, Call::Recv, stream).type(type).peer(peer).buffers(nullptr, to, count).as_bytes().go();
+}
+Result all_to_all_v(const void *from, const size_t *from_counts, const size_t *from_displs, void *to,
+                    const size_t *to_counts, const size_t *to_displs, Type type, Handle comm, Stream stream) {
+  Asking a("ncclAlltoAllv", comm, Call::AllToAllV, stream);
+  return a.type(type)
+      .buffers(from, to, 0)
+      .counts(a.o.send_counts, from_counts)
+      .counts(a.o.send_displs, from_displs)
+      .counts(a.o.recv_counts, to_counts)
+      .counts(a.o.recv_displs, to_displs)
+      .go();
+}
+
+Result all_reduce_config(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream,
+                         const CollConfig *c) {
+  return Asking("ncclAllReduceConfig", comm, Call::AllReduce, stream)
+      .type(type)
+      .op(op)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+Result reduce_config(const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream,
+                     const CollConfig *c) {
+  return Asking("ncclReduceConfig", comm, Call::Reduce, stream)
+      .type(type)
+      .op(op)
+      .peer(root)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+Result broadcast_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
+                        const CollConfig *c) {
+  return Asking("ncclBroadcastConfig", comm, Call::Broadcast, stream)
+      .type(type)
+      .peer(root)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+Result all_gather_config(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream,
+                         const CollConfig *c) {
+  return Asking("ncclAllGatherConfig", comm, Call::AllGather, stream).type(type).buffers(from, to, count).config(c).go();
+}
+Result reduce_scatter_config(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream,
+                             const CollConfig *c) {
+  return Asking("ncclReduceScatterConfig", comm, Call::ReduceScatter, stream)
+      .type(type)
+      .op(op)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+Result all_to_all_config(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream,
+                         const CollConfig *c) {
+  return Asking("ncclAlltoAllConfig", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).config(c).go();
+}
+Result gather_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
+                     const CollConfig *c) {
+  return Asking("ncclGatherConfig", comm, Call::Gather, stream)
+      .type(type)
+      .peer(root)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+Result scatter_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
+                      const CollConfig *c) {
+  return Asking("ncclScatterConfig", comm, Call::Scatter, stream)
+      .type(type)
+      .peer(root)
+      .buffers(from, to, count)
+      .config(c)
+      .go();
+}
+
+// ---- making and ending them ----------------------------------------------------------------------------------------------------------
+
+Result create_premul_sum(Op *op, void *scalar, Type type, int residence, Handle handle) {
+  constexpr const char *kCall = "ncclRedOpCreatePreMulSum";
+  constexpr int kDevice = 0, kHost = 1;
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm(kCall);
+  if (!op || !scalar || type < 0 || type >= kTypeCount || (residence != kDevice && residence != kHost))
+    return refused(kInvalidArgument, kCall, "an argument is NULL or out of range");
+  Scale s;
+  s.dtype = kTypes[type];
+  if (residence == kHost) s.factor = number(s.dtype, scalar);
+  else s.at = scalar;
+  *op = comm->add(s) + kOpCount;
+  return kSuccess;
+}
+Result destroy_op(Op op, Handle handle) {
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm("ncclRedOpDestroy");
+  if (op >= kOpCount && comm->remove(op - kOpCount)) return kSuccess;
+  return refused(kInvalidArgument, "ncclRedOpDestroy", "reduction " + std::to_string(op) + " is none that was created");
+}
+
+// ---- life --------------------------------------------------------------------------------------------------------------------------
+
+Result answer(const char *call, Handle handle, int *out, int (*of)(const Traits &)) {
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm(call);
+  if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, call, o.text);
+  *out = of(comm->traits());
+  return kSuccess;
+}
+Result count(Handle comm, int *out) {
+  return answer("ncclCommCount", comm, out, [](const Traits &t) { return t.size; });
+}
+Result user_rank(Handle comm, int *out) {
+  return answer("ncclCommUserRank", comm, out, [](const Traits &t) { return t.rank; });
+}
+Result device(Handle comm, int *out) {
+  return answer("ncclCommCuDevice", comm, out, [](const Traits &t) { return t.place.device; });
+}
+
+Result async_error(Handle handle, Result *out) {
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm("ncclCommGetAsyncError");
+  if (!out) return refused(kInvalidArgument, "ncclCommGetAsyncError", "an argument is NULL");
+  const Outcome o = comm->status();
+  *out = number_of(o.code);
+  return kSuccess;
+}
+
+const char *last_error(Handle handle) {
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return nullptr;
+  const Outcome o = comm->status();
+  return o.ok() || o.code == ISTHMUS_IN_PROGRESS ? nullptr : keep(o.text);
+}
+
+Result finalize(Handle handle) {
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm("ncclCommFinalize");
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS)
+    return refused(kInvalidArgument, "ncclCommFinalize", o.text);
+  return failed("ncclCommFinalize", comm->finalize());
+}
+Result destroy(Handle handle) {
+  const CommPtr comm = bridge::take_back(handle);
+  return comm ? failed("ncclCommDestroy", comm->destroy()) : no_comm("ncclCommDestroy");
+}
+Result abort(Handle handle) {
+  const CommPtr comm = bridge::take_back(handle);
+  if (!comm) return no_comm("ncclCommAbort");
+  comm->abort();
+  return kSuccess;
+}
+
+constexpr interpose::Calls make_calls() {
+  interpose::Calls c{};
+  c.ncclGetUniqueId = get_unique_id;
+  c.ncclCommInitAll = init_all;
+  c.ncclCommInitRank = init_rank;
+  c.ncclCommInitRankConfig = init_rank_config;
+  c.ncclCommInitRankScalable = init_rank_scalable;
+  c.ncclCommInitRankMulti = init_rank_multi;
+  c.ncclCommSplit = split;
+  c.ncclCommShrink = shrink;
+  c.ncclCommCount = count;
+  c.ncclCommUserRank = user_rank;
+  c.ncclCommCuDevice = device;
+  c.ncclCommGetAsyncError = async_error;
+  c.ncclCommFinalize = finalize;
+  c.ncclCommDestroy = destroy;
+  c.ncclCommAbort = abort;
+  c.ncclRedOpCreatePreMulSum = create_premul_sum;
+  c.ncclRedOpDestroy = destroy_op;
+  c.ncclAllReduce = all_reduce;
+  c.ncclReduce = reduce;
+  c.ncclBroadcast = broadcast;
+  c.ncclBcast = bcast;
+  c.ncclAllGather = all_gather;
+  c.ncclReduceScatter = reduce_scatter;
+  c.ncclAlltoAll = all_to_all;
+  c.ncclAllToAll = all_to_all;
+  c.ncclAlltoAllv = all_to_all_v;
+  c.ncclAllToAllv = all_to_all_v;
+  c.ncclGather = gather;
+  c.ncclScatter = scatter;
+  c.ncclSend = send;
+  c.ncclRecv = recv;
+  c.ncclAllReduceConfig = all_reduce_config;
+  c.ncclReduceConfig = reduce_config;
+  c.ncclBroadcastConfig = broadcast_config;
+  c.ncclAllGatherConfig = all_gather_config;
+  c.ncclReduceScatterConfig = reduce_scatter_config;
+  c.ncclAlltoAllConfig = all_to_all_config;
+  c.ncclGatherConfig = gather_config;
+  c.ncclScatterConfig = scatter_config;
+  c.group_end = group_end;
+  c.group_forget = group_forget;
+  c.last_error = last_error;
+  return c;
+}
+
+}  // namespace
+
+Outcome resolve(const Comm &comm, Operation &operation) {
+  return operation.scale_at ? read_factor(devices(), comm.traits(), operation) : Outcome{};
+}
+
+const Door &door() noexcept { return *the_door; }
+Devices &devices() { return bridge::devices(door().device, door().look_up); }
+
+void say(Level level, const std::string &text) { door().say(static_cast<int>(level), text.c_str()); }
+
+const char *keep(const std::string &text) {
+  static std::mutex mutex;
+  static auto *const texts = new std::set<std::string>;  // whoever was given one may read it at any time
+  const std::lock_guard lock(mutex);
+  return texts->insert(text).first->c_str();
+}
+Result refused(Result code, const char *call, const std::string &text) {
+  door().keep(keep(std::string(call) + ": " + text));
+  return code;
+}
+Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
+Result lacks(const char *name) {
+  return refused(kInvalidUsage, name, std::string("the library at ") + door().path + " has no such function");
+}
+
+bool in_group() noexcept { return door().thread()->depth > 0; }
+Pending &pending() {
+  interpose::Thread &t = *door().thread();
+  if (!t.pending) t.pending = new Pending;
+  return *static_cast<Pending *>(t.pending);
+}
+Result note(Result r) {
+  if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
+  return r;
+}
+Result act_or_defer(std::function<Result()> act) {
+  if (!in_group()) return act();
+  Place place;
+  if (const Outcome o = devices().current(place); !o.ok()) return note(failed("ncclGroupEnd", o));
+  pending().laters.push_back({place, std::move(act)});
+  return kSuccess;
+}
+
+}  // namespace isthmus::bridge::nccl
+
+extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Calls *isthmus_bridge_nccl(
+    const isthmus::interpose::Door *door) {
+  namespace bridge = isthmus::bridge;
+  static const bool first = [&] {
+    bridge::nccl::the_door = door->digest == isthmus::interpose::kCallsDigest ? door : nullptr;
+    return true;
+  }();
+  static_cast<void>(first);
+  // One door a process: RCCL's functions have NCCL's names.
+  if (!bridge::nccl::the_door || std::strcmp(door->family, bridge::nccl::the_door->family) != 0) return nullptr;
+  static const isthmus::interpose::Calls calls = [] {
+    isthmus::interpose::Calls c = bridge::nccl::make_calls();
+    c.handles = bridge::reserve_handles();
+    return c;
+  }();
+  return calls.handles ? &calls : nullptr;
+}

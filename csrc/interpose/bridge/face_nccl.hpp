@@ -1,0 +1,104 @@
+// The face of NCCL and RCCL: their numbers, their groups, their ways of making communicators. What its files share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "abi.hpp"
+#include "census.hpp"
+#include "comm.hpp"
+#include "door.hpp"
+
+namespace isthmus::bridge::nccl {
+
+using interpose::Config;
+using interpose::Door;
+using interpose::Result;
+using interpose::UniqueId;
+using Handle = interpose::Comm;
+
+const Door &door() noexcept;
+Devices &devices();
+
+// A function of the real library; null: it has none of that name.
+template <class Function>
+Function *real(const char *name) {
+  return reinterpret_cast<Function *>(door().look_up(name));
+}
+Result lacks(const char *name);  // it has none
+
+enum class Level { Info = 2, Warn = 3 };
+void say(Level level, const std::string &text);
+const char *keep(const std::string &text);         // for good
+Result failed(const char *call, const Outcome &);  // its number; the text is ncclGetLastError's now. Ok: success
+Result refused(Result code, const char *call, const std::string &text);
+
+// What a program asked for when it made a communicator.
+struct Asked {
+  bool blocking = true;
+  std::string name;
+};
+// A copy of a configuration that lives as long as it is needed: the caller's bytes, and the texts that it points to.
+class KeptConfig {
+ public:
+  explicit KeptConfig(const Config *config);
+  Config *get() noexcept { return bytes_.empty() ? nullptr : reinterpret_cast<Config *>(bytes_.data()); }
+
+ private:
+  std::vector<unsigned long long> bytes_;
+  std::string texts_[2];
+};
+bool read(const Config *config, Asked &asked);  // false: it is none
+
+// One rank that is on its way into a communicator, inside of a group or not.
+struct Init {
+  const char *call = "";
+  Handle *out = nullptr;
+  Asked asked;
+  Place place;
+  std::function<Result()> real;  // makes the call of the real library as the program made it
+  Arrival arrival;
+  CommPtr comm;  // where it spans
+  Result result = interpose::kSuccess;
+};
+Result begin(std::unique_ptr<Init> init);
+
+// What was called between the outermost GroupStart and its GroupEnd and waits for that.
+struct Pending {
+  std::vector<std::unique_ptr<Init>> inits;
+  std::vector<std::pair<CommPtr, Operation>> operations;
+  struct Later {
+    Place place;
+    std::function<Result()> act;  // collective over a communicator that spans; on a thread of its own
+  };
+  std::vector<Later> laters;
+  Result failure = interpose::kSuccess;
+};
+bool in_group() noexcept;
+Pending &pending();     // of this thread's group
+Result note(Result r);  // the first failure inside a group is the group's
+// What is still to be found out before an operation can begin.
+Outcome resolve(const Comm &comm, Operation &operation);
+// Now, or when the group ends.
+Result act_or_defer(std::function<Result()> act);
+
+// ---- the functions -----------------------------------------------------------------------------------------------------------------
+Result get_unique_id(UniqueId *id);
+Result init_all(Handle *out, int count, const int *devices);
+Result init_rank(Handle *out, int size, UniqueId id, int rank);
+Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *config);
+// The library's call: a null configuration is none.
+Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
+// With that name in errors and records.
+Result init_as(const char *call, Handle *out, int size, const UniqueId &id, int rank, Config *config);
+Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id, Config *config);
+Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
+Result split(Handle comm, int color, int key, Handle *out, Config *config);
+Result shrink(Handle comm, int *excluded, int count, Handle *out, Config *config, int flags);
+Result group_end();
+void group_forget();
+
+}  // namespace isthmus::bridge::nccl

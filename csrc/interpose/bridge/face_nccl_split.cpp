@@ -1,0 +1,155 @@
+// Parts of communicators that span vendors: made over the parent, without a rendezvous of their own. A part that one vendor's library can
+// serve is that library's.
+#include <algorithm>
+#include <cstring>
+
+#include "handles.hpp"
+#include "face_nccl.hpp"
+
+namespace isthmus::bridge::nccl {
+namespace {
+
+using interpose::kInvalidArgument;
+using interpose::kInvalidUsage;
+using interpose::kSuccess;
+using interpose::kSystemError;
+
+struct Choice {
+  Record who;
+  int32_t color, key;
+};
+
+// Over the parent: every rank's `mine`.
+template <class T>
+Outcome all_gather(const CommPtr &parent, const T &mine, std::vector<T> &all) {
+  all.resize(static_cast<size_t>(parent->traits().size));
+  return outcome(isthmus_all_gather(parent->get(), &mine, all.data(), sizeof mine, ISTHMUS_UINT8, nullptr, nullptr));
+}
+
+std::vector<int> part_of(const std::vector<Choice> &all, int color) {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].color == color) ranks.push_back(static_cast<int>(r));
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return all[static_cast<size_t>(a)].key < all[static_cast<size_t>(b)].key; });
+  return ranks;
+}
+
+bool one_vendor(const std::vector<Choice> &all, const std::vector<int> &part) {
+  std::vector<Record> who;
+  for (const int r : part) who.push_back(all[static_cast<size_t>(r)].who);
+  return one_island(who);
+}
+
+Result split_now(const CommPtr &parent, int number, int color, int key, Handle *out, Config *config, const Asked &asked) {
+  constexpr const char *kCall = "ncclCommSplit";
+  const Traits &t = parent->traits();
+  std::vector<Choice> all;
+  if (const Outcome o = all_gather(parent, Choice{record_of(door().family, door().version), color, key}, all); !o.ok())
+    return failed(kCall, o);
+  // What every rank knows of every part.
+  bool any_vendors = false, any_spans = false;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].color < 0) continue;
+    (one_vendor(all, part_of(all, all[r].color)) ? any_vendors : any_spans) = true;
+  }
+  const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
+  const bool vendors = !mine.empty() && one_vendor(all, mine);
+  const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), t.rank) - mine.begin());
+  Result result = kSuccess;
+  UniqueId id{};
+  if (any_vendors) {
+    if (vendors && rank == 0) {
+      auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
+      result = f ? f(&id) : lacks("ncclGetUniqueId");
+      if (result != kSuccess) id = {};
+    }
+    std::vector<UniqueId> ids;
+    if (const Outcome o = all_gather(parent, id, ids); !o.ok()) return failed(kCall, o);
+    if (vendors) id = ids[static_cast<size_t>(mine[0])];
+  }
+  isthmus_comm_t part = nullptr;
+  const std::string name = asked.name.empty() ? t.name + "/split" : asked.name;
+  if (any_spans) {
+    const Outcome o = outcome(isthmus_comm_split(parent->get(), vendors ? -1 : color, key, name.c_str(), &part));
+    if (!o.ok()) return failed(kCall, o);
+  }
+  if (mine.empty()) return kSuccess;
+  say(Level::Info, std::string(kCall) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine.size()) + ": " +
+                       (vendors ? door().name : "Isthmus") + (vendors ? " gets the part" : " carries the part"));
+  if (vendors) {
+    if (result != kSuccess) return result;
+    constexpr UniqueId kNone{};
+    if (std::memcmp(&id, &kNone, sizeof id) == 0)
+      return refused(kSystemError, kCall, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
+    return init_real(out, static_cast<int>(mine.size()), id, rank, config);
+  }
+  const std::string family = t.family->key + "/" + std::to_string(number) + "/" + std::to_string(color);
+  const auto comm =
+      std::make_shared<Comm>(Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family)});
+  comm->adopt(part);
+  *out = give_handle(comm);
+  return *out ? kSuccess : refused(kSystemError, kCall, "too many communicators that span vendors are in use");
+}
+
+}  // namespace
+
+Result split(Handle handle, int color, int key, Handle *out, Config *config) {
+  constexpr const char *kCall = "ncclCommSplit";
+  const CommPtr parent = bridge::find(handle);
+  if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
+  Asked asked;
+  if (!out || color < -1)
+    return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
+  if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
+  *out = nullptr;
+  const auto kept = std::make_shared<KeptConfig>(config);
+  const int number = parent->next_part();
+  return act_or_defer([=] { return split_now(parent, number, color, key, out, kept->get(), asked); });
+}
+
+Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *config, int flags) {
+  constexpr const char *kCall = "ncclCommShrink";
+  constexpr int kDefault = 0, kTag = 1;  // programs' messages have the tag 0
+  const CommPtr parent = bridge::find(handle);
+  if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
+  if (!out || count < 0 || (count > 0 && !excluded))
+    return note(refused(kInvalidArgument, kCall, "an argument is NULL or negative"));
+  if (flags != kDefault)
+    return note(refused(
+        kInvalidUsage, kCall,
+        "a communicator that spans vendors is not shrunk while operations fail (NCCL_SHRINK_ABORT): abort it, and make "
+        "a new one of the ranks that remain"));
+  if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
+  std::vector<int> left;
+  for (int r = 0; r < parent->traits().size; ++r)
+    if (std::find(excluded, excluded + count, r) == excluded + count) left.push_back(r);
+  const int mine = static_cast<int>(std::find(left.begin(), left.end(), parent->traits().rank) - left.begin());
+  if (mine == static_cast<int>(left.size()))
+    return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
+  *out = nullptr;
+  const auto kept = std::make_shared<KeptConfig>(config);
+  return act_or_defer([=] {
+    // Those who are excluded do not call, so nothing is collective over the parent: the first who remains gives the others an id.
+    UniqueId id{};
+    const auto bytes = static_cast<uint64_t>(sizeof id);
+    if (mine == 0) {
+      if (const Result r = get_unique_id(&id)) return r;
+      for (size_t q = 1; q < left.size(); ++q)
+        if (const Outcome o =
+                outcome(isthmus_send(parent->get(), &id, bytes, ISTHMUS_UINT8, left[q], kTag, nullptr, nullptr));
+            !o.ok())
+          return failed(kCall, o);
+    } else if (const Outcome o =
+                   outcome(isthmus_recv(parent->get(), &id, bytes, ISTHMUS_UINT8, left[0], kTag, nullptr, nullptr, nullptr));
+               !o.ok()) {
+      return failed(kCall, o);
+    }
+    if (Tail tail; !read_tail(id.bytes, tail))
+      return refused(kSystemError, kCall, "rank " + std::to_string(left[0]) + " could not make an id; its log says why");
+    return init_as(kCall, out, static_cast<int>(left.size()), id, mine, kept->get());
+  });
+}
+
+}  // namespace isthmus::bridge::nccl

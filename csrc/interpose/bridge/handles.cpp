@@ -1,0 +1,77 @@
+#include "handles.hpp"
+
+#include <sys/mman.h>
+
+#include <deque>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "comm.hpp"
+#include "door.hpp"
+
+namespace isthmus::bridge {
+namespace {
+
+constexpr uintptr_t kStep = 64;
+// The rest of the range is for those who read on behind a handle: to them a communicator is a large struct.
+constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
+
+struct Table {
+  std::shared_mutex mutex;
+  std::vector<std::shared_ptr<Comm>> comms;  // by place
+  std::deque<size_t> free;  // places, the one that has been free longest first: a stale handle is long known for what it is
+};
+Table &table() {
+  static auto *const the_table = new Table;  // a thread may still look when the process ends
+  return *the_table;
+}
+
+size_t place_of(const void *handle) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(handle) - reserve_handles();
+  return at % kStep == 0 ? at / kStep : kMost;
+}
+
+}  // namespace
+
+uintptr_t reserve_handles() noexcept {
+  static const uintptr_t begin = [] {
+    void *p = ::mmap(nullptr, interpose::kHandleBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? uintptr_t{0} : reinterpret_cast<uintptr_t>(p);
+  }();
+  return begin;
+}
+
+void *give_handle(std::shared_ptr<Comm> comm) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  size_t place = t.comms.size();
+  if (place < kMost) {
+    t.comms.push_back(std::move(comm));
+  } else {
+    if (t.free.empty()) return nullptr;
+    place = t.free.front();
+    t.free.pop_front();
+    t.comms[place] = std::move(comm);
+  }
+  return reinterpret_cast<void *>(reserve_handles() + place * kStep);
+}
+
+std::shared_ptr<Comm> find(const void *handle) {
+  Table &t = table();
+  const std::shared_lock lock(t.mutex);
+  const size_t place = place_of(handle);
+  return place < t.comms.size() ? t.comms[place] : nullptr;
+}
+
+std::shared_ptr<Comm> take_back(const void *handle) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  const size_t place = place_of(handle);
+  if (place >= t.comms.size() || !t.comms[place]) return nullptr;
+  t.free.push_back(place);
+  return std::exchange(t.comms[place], nullptr);
+}
+
+}  // namespace isthmus::bridge

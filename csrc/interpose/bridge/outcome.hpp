@@ -1,0 +1,20 @@
+// What became of something, in Isthmus' words; a face gives it the vendor's number.
+#pragma once
+
+#include <isthmus/isthmus.h>
+
+#include <string>
+
+namespace isthmus::bridge {
+
+struct Outcome {
+  isthmus_result code = ISTHMUS_OK;
+  std::string text;
+  bool ok() const noexcept { return code == ISTHMUS_OK; }
+};
+
+inline Outcome outcome(isthmus_result r) {
+  return {r, r == ISTHMUS_OK || r == ISTHMUS_IN_PROGRESS ? std::string() : std::string(isthmus_last_error())};
+}
+
+}  // namespace isthmus::bridge

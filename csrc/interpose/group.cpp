@@ -1,0 +1,56 @@
+// Groups: the real library's own, and behind it what the bridge has put off.
+#include "bridge.hpp"
+#include "own.hpp"
+#include "real.hpp"
+
+namespace isthmus::interpose {
+namespace {
+
+using Function = Result();
+using Simulate = Result(void *);
+template <class F>
+F *find(std::atomic<F *> &slot, const char *name) {
+  if (F *f = slot.load(std::memory_order_acquire)) return f;
+  auto *f = reinterpret_cast<F *>(look_up(name));
+  if (f) slot.store(f, std::memory_order_release);
+  return f;
+}
+
+}  // namespace
+
+Result own_ncclGroupStart() noexcept {
+  static constinit std::atomic<Function *> slot{nullptr};
+  Function *f = find(slot, "ncclGroupStart");
+  if (!f) return refuse("ncclGroupStart");
+  const Result r = f();
+  if (Thread &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
+  return r;
+}
+
+Result own_ncclGroupEnd() noexcept {
+  static constinit std::atomic<Function *> slot{nullptr};
+  Function *f = find(slot, "ncclGroupEnd");
+  if (!f) return refuse("ncclGroupEnd");
+  Thread &t = thread();
+  if (t.inside > 0) return f();
+  if (t.depth > 0) --t.depth;
+  if (t.depth > 0 || !t.pending) return f();
+  const Inside inside;
+  return the_bridge()->group_end();
+}
+
+// Ends a group too, but nothing of it is done; the real library says how long its part would take.
+Result own_ncclGroupSimulateEnd(void *info) noexcept {
+  static constinit std::atomic<Simulate *> slot{nullptr};
+  Simulate *f = find(slot, "ncclGroupSimulateEnd");
+  if (!f) return refuse("ncclGroupSimulateEnd");
+  Thread &t = thread();
+  if (t.inside == 0 && t.depth > 0) --t.depth;
+  const bool spans = t.inside == 0 && t.depth == 0 && t.pending;
+  const Result r = f(info);
+  if (!spans) return r;
+  the_bridge()->group_forget();
+  return refuse("ncclGroupSimulateEnd", true);
+}
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,363 @@
+/* A program for NCCL, or with -DAMD for RCCL, that knows nothing of Isthmus: one rank, which makes the calls that a script says.
+ *   script RANK RANKS FOLDER
+ * It gets the unique id in FOLDER/id, which the rank with a script that says `id` leaves there, reads the calls from FOLDER/script.RANK and
+ * their inputs, one after the other, from FOLDER/in.RANK, and writes the outputs to FOLDER/out.RANK. Prints what the program is told.
+ *
+ *   device N                                               works on that device from now on (at first on $DEVICE), with streams of its own
+ *   id                                                     gets a unique id and gives it to all
+ *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
+ *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
+ *   comm N                                                 what follows is of that one
+ *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
+ *   shrink N FLAGS                                         makes one more, of all ranks but that one
+ *   ask                                                    prints count, rank and device
+ *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
+ *   bare CALL STREAM                                       all_reduce of one float, and nothing else: no memory, no copies, no output
+ *   scale TYPE RESIDENCE                                   makes a factor of the next input
+ *   unscale                                                destroys it
+ *   group, end                                             begins and ends a group
+ *   hold STREAM, release                                   what is given to the stream now waits, inputs of operations too; until
+ *   capture STREAM, stop STREAM                            records a graph
+ *   peek                                                   prints the first byte of the last operation's output, as it is now
+ *   wait                                                   for all streams; then writes the outputs of all operations since the last one
+ *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
+ *   finalize, destroy, abort
+ *   register                                               calls a function that is the vendor's alone
+ *   stray                                                  gives the handle to the real library's own functions
+ *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
+ */
+#define _GNU_SOURCE
+#include "device_like.h"
+#include "nccl_like.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STREAMS = 3, DEVICES = 4, COMMS = 16, OUTPUTS = 4096 };
+
+static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+static const char *folder;
+static int rank, ranks, line_number, last_op;
+static comm_handle comms[COMMS];
+static int made, now, comm_rank[COMMS], comm_ranks[COMMS];
+static void *all_streams[DEVICES][STREAMS], **streams;
+static void *spare;
+static volatile uint64_t *words[STREAMS];
+static int held;
+static FILE *in, *out;
+static struct output {
+  void *device;
+  size_t bytes;
+  int on;
+} outputs[OUTPUTS];
+static int outputs_used;
+
+static int device_now;
+
+/* Memory is there before any stream is held up, because allocating may wait for all of them. */
+enum { ARENA = 8 << 20 };
+static struct arena {
+  char *at;
+  size_t left;
+} arenas[DEVICES], pinned_arena;
+
+static void *pinned(size_t bytes) {
+  const size_t whole = (bytes / 4096 + 1) * 4096;
+  char *p = pinned_arena.at;
+  if (whole > pinned_arena.left) {
+    p = aligned_alloc(4096, whole);
+    memset(p, 0, whole);
+    pin(p, whole);
+    return p;
+  }
+  pinned_arena.at += whole;
+  pinned_arena.left -= whole;
+  return p;
+}
+
+/* Of zeros. */
+static void *on_device(size_t bytes) {
+  struct arena *a = &arenas[device_now];
+  const size_t whole = (bytes / 256 + 1) * 256;
+  void *p = a->at;
+  if (whole > a->left) {
+    void *zeros = calloc(1, whole);
+    p = allocate(whole);
+    copy_in(p, zeros, whole);
+    free(zeros);
+    return p;
+  }
+  a->at += whole;
+  a->left -= whole;
+  return p;
+}
+
+static void work_on(int device) {
+  int i;
+  here(device);
+  device_now = device;
+  streams = all_streams[device];
+  for (i = 0; i < STREAMS && !streams[i]; ++i) streams[i] = stream();
+  if (!arenas[device].at) {
+    arenas[device].at = on_device(ARENA);
+    arenas[device].left = ARENA;
+  }
+}
+
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static const char *file(const char *name) {
+  static char path[4096];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  return path;
+}
+
+static void told(const char *call, int code) {
+  if (code == 0) return;
+  printf("%d %s: %d, %s, %s\n", line_number, call, code, ncclGetErrorString(code), ncclGetLastError(comms[now]));
+  fflush(stdout);
+}
+
+static void expect(const char *name) {
+  const double until = seconds() + 60;
+  while (access(file(name), R_OK) != 0) {
+    if (seconds() > until) die(name, -1);
+    usleep(2000);
+  }
+}
+static void touch(const char *name) {
+  FILE *f = fopen(file(name), "w");
+  if (!f || fclose(f)) die(name, -1);
+}
+
+static void *read_input(size_t bytes) {
+  void *p = pinned(bytes);
+  if (bytes && fread(p, 1, bytes, in) != bytes) die("reading the input of line", line_number);
+  return p;
+}
+
+static void make_id(void) {
+  unique_id id;
+  FILE *f = fopen(file("id.part"), "w");
+  char from[4096];
+  OK(ncclGetUniqueId(&id));
+  if (!f || fwrite(&id, sizeof id, 1, f) != 1 || fclose(f)) die("writing the id", line_number);
+  strcpy(from, file("id.part"));
+  if (rename(from, file("id"))) die("renaming the id", line_number);
+}
+
+struct config { /* its beginning: `size` says that there is no more */
+  size_t size;
+  unsigned magic, version;
+  int blocking, unused;
+};
+
+static void init(int as, int of, int blocking) {
+  struct config config = {sizeof(struct config), 0xcafebeef, 21400, 0, INT_MIN};
+  unique_id id;
+  FILE *f;
+  expect("id");
+  f = fopen(file("id"), "r");
+  if (!f || fread(&id, sizeof id, 1, f) != 1) die("reading the id", line_number);
+  fclose(f);
+  config.blocking = blocking;
+  now = made++;
+  told("init", blocking < 0 ? ncclCommInitRank(&comms[now], of, id, as) : ncclCommInitRankConfig(&comms[now], of, id, as, &config));
+}
+
+/* What only newer libraries have. */
+#define FOUND(name, ...) ((int (*)(__VA_ARGS__))found(name))
+static void *found(const char *name) {
+  void *f = dlsym(RTLD_DEFAULT, name);
+  if (!f) die(name, line_number);
+  return f;
+}
+
+static void operate(const char *call, int type, int op, size_t count, int root, int in_place, int number) {
+  const int known = comm_ranks[now] || (ncclCommCount(comms[now], &comm_ranks[now]) == 0 && ncclCommUserRank(comms[now], &comm_rank[now]) == 0);
+  const size_t bytes = count * sizes[type], all = bytes * (size_t)comm_ranks[now], place = bytes * (size_t)comm_rank[now];
+  const int gathers = !strcmp(call, "all_gather"), scatters = !strcmp(call, "reduce_scatter"), rooted = !strcmp(call, "scatter"), collects = !strcmp(call, "gather"),
+            exchanges = !strcmp(call, "all_to_all"), receives = !strcmp(call, "recv");
+  const size_t from_bytes = scatters || rooted || exchanges ? all : receives ? 0 : bytes, to_bytes = gathers || collects || exchanges ? all : !strcmp(call, "send") ? 0 : bytes;
+  const size_t largest = from_bytes > to_bytes ? from_bytes : to_bytes;
+  void *host = read_input(from_bytes), *s = streams[number];
+  char *from, *to;
+  int code;
+  if (!known) die("asking for the rank", line_number);
+  if (in_place) {
+    from = to = on_device(largest);
+    if (gathers) from += place;
+    if (scatters) to += place;
+  } else {
+    from = on_device(from_bytes);
+    to = on_device(to_bytes);
+  }
+  if (from_bytes && number >= 0) copy_later(from, host, from_bytes, s);
+  if (op < 0) op = last_op;
+  if (!strcmp(call, "all_reduce")) code = ncclAllReduce(from, to, count, type, op, comms[now], s);
+  else if (!strcmp(call, "reduce")) code = ncclReduce(from, to, count, type, op, root, comms[now], s);
+  else if (!strcmp(call, "broadcast")) code = ncclBroadcast(from, to, count, type, root, comms[now], s);
+  else if (!strcmp(call, "bcast")) code = ncclBcast(to = from, count, type, root, comms[now], s);
+  else if (gathers) code = ncclAllGather(from, to, count, type, comms[now], s);
+  else if (scatters) code = ncclReduceScatter(from, to, count, type, op, comms[now], s);
+  else if (!strcmp(call, "send")) code = ncclSend(from, count, type, root, comms[now], s);
+  else if (receives) code = ncclRecv(to, count, type, root, comms[now], s);
+  else if (exchanges) code = FOUND("ncclAlltoAll", const void *, void *, size_t, int, comm_handle, void *)(from, to, count, type, comms[now], s);
+  else if (collects || rooted)
+    code = FOUND(collects ? "ncclGather" : "ncclScatter", const void *, void *, size_t, int, int, comm_handle, void *)(
+        from, to, count, type, root, comms[now], s);
+  else die(call, line_number);
+  told(call, code);
+  if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
+  outputs[outputs_used].device = to;
+  outputs[outputs_used].on = device_now;
+  outputs[outputs_used++].bytes = to_bytes;
+}
+
+static void wait_for_all(void) {
+  const int before = device_now;
+  int i, d;
+  for (d = 0; d < DEVICES; ++d) {
+    if (!all_streams[d][0]) continue;
+    work_on(d);
+    for (i = 0; i < STREAMS; ++i) wait_for(streams[i]);
+  }
+  for (i = 0; i < outputs_used; ++i) {
+    void *host = malloc(outputs[i].bytes + 1);
+    work_on(outputs[i].on);
+    if (outputs[i].bytes) copy_out(host, outputs[i].device, outputs[i].bytes);
+    if (fwrite(host, 1, outputs[i].bytes, out) != outputs[i].bytes) die("writing the output of line", line_number);
+    free(host);
+  }
+  outputs_used = 0;
+  work_on(before);
+}
+
+static void peek(void) {
+  unsigned char first = 0;
+  const int i = outputs_used - 1;
+  if (i >= 0 && outputs[i].bytes) copy_out(&first, outputs[i].device, 1);
+  printf("%d peek: %d\n", line_number, first);
+}
+
+static void poll_while(int code) {
+  const double until = seconds() + 30;
+  int state = code;
+  while (state == code && seconds() < until) {
+    OK(ncclCommGetAsyncError(comms[now], &state));
+    usleep(1000);
+  }
+  printf("%d state: %d, %s\n", line_number, state, state ? ncclGetLastError(comms[now]) : "");
+  fflush(stdout);
+}
+
+/* The handle where it does not belong: the library that stands behind the door, called past it. */
+static void stray(void) {
+  const char *path = getenv("REAL");
+  void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int got = -1;
+  if (!count) die("the real library is not loaded", 0);
+  printf("%d stray: %d %d\n", line_number, count(comms[now], &got), got);
+}
+
+static void obey(char *line) {
+  char call[64] = "", word[64] = "";
+  int a = 0, b = 0, c = 0, d = 0, e = 0, count = 0, given;
+  long n = 0;
+  given = sscanf(line, "%63s %d %d %d", call, &a, &b, &c);
+  if (given < 1 || call[0] == '#') return;
+  if (!strcmp(call, "id")) make_id();
+  else if (!strcmp(call, "init")) init(rank, ranks, given > 1 ? a : -1);
+  else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
+  else if (!strcmp(call, "comm")) now = a;
+  else if (!strcmp(call, "split")) {
+    const int parent = now;
+    now = made++;
+    told("split", ncclCommSplit(comms[parent], a, b, &comms[now], NULL));
+  } else if (!strcmp(call, "shrink")) {
+    const int parent = now;
+    comm_handle *part = &comms[made];
+    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, 1, part, NULL, b));
+    if (*part) now = made++;
+  } else if (!strcmp(call, "ask")) {
+    if (!comms[now]) {
+      printf("none\n");
+    } else {
+      told("count", ncclCommCount(comms[now], &count));
+      told("rank", ncclCommUserRank(comms[now], &a));
+      told("device", ncclCommCuDevice(comms[now], &b));
+      printf("rank %d of %d on %d\n", a, count, b);
+    }
+  } else if (!strcmp(call, "scale")) {
+    void *scalar = read_input(sizes[a]);
+    if (b == 0) {
+      void *device = on_device(8);
+      copy_in(device, scalar, sizes[a]);
+      scalar = device;
+    }
+    told("scale", ncclRedOpCreatePreMulSum(&last_op, scalar, a, b, comms[now]));
+  } else if (!strcmp(call, "unscale")) told("unscale", ncclRedOpDestroy(last_op, comms[now]));
+  else if (!strcmp(call, "group")) told("group", ncclGroupStart());
+  else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
+  else if (!strcmp(call, "hold")) hold(streams[a], words[held++]);
+  else if (!strcmp(call, "release")) {
+    while (held) *words[--held] = 1;
+  } else if (!strcmp(call, "capture")) begin_capture(streams[a]);
+  else if (!strcmp(call, "stop")) end_capture(streams[a]);
+  else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) {
+    told(word, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], streams[a]));
+  } else if (!strcmp(call, "device")) work_on(a);
+  else if (!strcmp(call, "peek")) peek();
+  else if (!strcmp(call, "wait")) wait_for_all();
+  else if (!strcmp(call, "poll")) poll_while(a);
+  else if (!strcmp(call, "finalize")) told("finalize", ncclCommFinalize(comms[now]));
+  else if (!strcmp(call, "destroy")) told("destroy", ncclCommDestroy(comms[now]));
+  else if (!strcmp(call, "abort")) told("abort", ncclCommAbort(comms[now]));
+  else if (!strcmp(call, "register")) {
+    void *handle = NULL;
+    told("register", FOUND("ncclCommRegister", comm_handle, void *, size_t, void **)(comms[now], streams, 8, &handle));
+  } else if (!strcmp(call, "stray")) stray();
+  else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
+  else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);
+  else if (!strcmp(call, "kill")) raise(SIGKILL);
+  else if (sscanf(line, "%63s %d %d %ld %d %d %d", call, &a, &b, &n, &c, &d, &e) == 7) operate(call, a, b, (size_t)n, c, d, e);
+  else die(line, line_number);
+}
+
+int main(int argc, char **argv) {
+  char line[256], name[64];
+  FILE *script;
+  int i;
+  if (argc != 4) return 2;
+  rank = atoi(argv[1]);
+  ranks = atoi(argv[2]);
+  folder = argv[3];
+  start();
+  work_on(getenv("DEVICE") ? atoi(getenv("DEVICE")) : 0);
+  pinned_arena.at = pinned(ARENA);
+  pinned_arena.left = ARENA;
+  spare = on_device(4);
+  for (i = 0; i < STREAMS; ++i) words[i] = word_to_wait_for();
+  snprintf(name, sizeof name, "script.%d", rank);
+  script = fopen(file(name), "r");
+  snprintf(name, sizeof name, "in.%d", rank);
+  in = fopen(file(name), "r");
+  snprintf(name, sizeof name, "out.%d", rank);
+  out = fopen(file(name), "w");
+  if (!script || !in || !out) die("opening the files of rank", rank);
+  while (fgets(line, sizeof line, script)) {
+    ++line_number;
+    obey(line);
+  }
+  if (fclose(out)) die("closing the output", rank);
+  return 0;
+}

@@ -1,0 +1,100 @@
+"""Jobs whose ranks are C programs for one simulated vendor each, behind the front doors. script.c says what they can do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from doors import DOORS
+
+VENDORS = {"n": "nccl", "a": "rccl"}
+
+
+@dataclass
+class Rank:
+    """What one rank is told to do, and what it did."""
+
+    vendor: str
+    lines: list[str] = field(default_factory=list)
+    inputs: list[bytes] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    code: int | None = None
+    printed: str = ""
+    logged: str = ""
+    output: bytes = b""
+
+    def say(self, *lines: str) -> None:
+        self.lines += lines
+
+
+def fleet(vendors: str) -> list[Rank]:
+    """ "na": rank 0 on NVIDIA, rank 1 on AMD."""
+    return [Rank(VENDORS[letter]) for letter in vendors]
+
+
+def start(
+    ranks: Sequence[Rank], programs: Mapping[str, Path], folder: Path, behind: bool = True
+) -> list[subprocess.Popen[bytes]]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_"))}
+    job = []
+    used: dict[str, int] = {}
+    for number, rank in enumerate(ranks):
+        door = DOORS[rank.vendor]
+        (folder / f"script.{number}").write_text("\n".join(rank.lines) + "\n")
+        (folder / f"in.{number}").write_bytes(b"".join(rank.inputs))
+        device = used.setdefault(rank.vendor, 0)
+        used[rank.vendor] += 1
+        given = {
+            "LD_LIBRARY_PATH": str(door.simulated),
+            "REHEARSAL_QUIET": "1",
+            "REHEARSAL_DEVICES": "4",
+            "ISTHMUS_TIMEOUT": "20",
+            "ISTHMUS_INTERFACE": "lo",
+            "DEVICE": str(device),
+            "REAL": str(door.real),
+        }
+        if behind:
+            given["LD_PRELOAD"] = str(door.path)
+        words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
+        logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
+        job.append(subprocess.Popen(words, env=kept | given | rank.environment, stdout=logs[0], stderr=logs[1]))
+        for log in logs:
+            log.close()
+    return job
+
+
+def run(
+    ranks: Sequence[Rank], programs: Mapping[str, Path], folder: Path | None = None, seconds: float = 45, behind: bool = True
+) -> None:
+    """Runs them all to their ends and notes what they did. One that has none has no code."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="spanning-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    job = start(ranks, programs, folder, behind)
+    until = time.monotonic() + seconds
+    try:
+        for process in job:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.01))
+    finally:
+        for number, (rank, process) in enumerate(zip(ranks, job, strict=True)):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            else:
+                rank.code = process.returncode
+            rank.printed = (folder / f"stdout.{number}").read_text()
+            rank.logged = (folder / f"stderr.{number}").read_text()
+            output = folder / f"out.{number}"
+            rank.output = output.read_bytes() if output.exists() else b""
+
+
+def check(ranks: Sequence[Rank]) -> None:
+    """All ended well, and none was told of an error."""
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, f"rank {number}: exit status {rank.code}: {rank.printed}{rank.logged}"

@@ -1,0 +1,266 @@
+"""Communicators that span simulated NVIDIA and AMD ranks, used by C programs that know their vendor's library alone.
+
+Every collective, type and reduction against NumPy; the contributions are such that every order of adding gives the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from spanning import check, fleet, run
+
+Array = NDArray[np.generic]
+
+# In the order of the vendors' numbers.
+NAMES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64".split()
+TYPES = [np.dtype(n) for n in NAMES] + [
+    np.dtype(getattr(ml_dtypes, n)) for n in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+]
+OPS = ["sum", "prod", "max", "min", "avg"]
+# Of AMD's devices some take the bytes of 8-bit floats for other numbers, and these do not.
+SAME_FLOAT8 = {"REHEARSAL_GFX": "950"}
+FLOAT, HOST, DEVICE = 7, 1, 0
+COUNT = 1001
+
+
+def contribution(rank: int, count: int, dtype: np.dtype[np.generic]) -> Array:
+    return (2 ** ((np.arange(count) // 3 + rank) % 2)).astype(np.float32).astype(dtype)
+
+
+def folded(inputs: list[Array], op: str) -> Array:
+    exact = np.stack([x.astype(np.float64) for x in inputs])
+    dtype = inputs[0].dtype
+    if op == "avg":
+        total = exact.sum(0)
+        if dtype.kind in "iu":
+            return (total // len(inputs)).astype(dtype)
+        wide = np.float64 if dtype == np.float64 else np.float32
+        return (total.astype(wide) / wide(len(inputs))).astype(dtype)
+    fold = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[op]
+    return fold(exact, 0).astype(dtype)
+
+
+class Job:
+    """Operations of a communicator of all ranks, and what they must give."""
+
+    def __init__(self, vendors: str) -> None:
+        self.ranks = fleet(vendors)
+        self.expected: list[list[Array]] = [[] for _ in self.ranks]
+        self.since = 0
+        self.ranks[0].say("id")
+        self.all("init")
+
+    def all(self, *lines: str) -> None:
+        for rank in self.ranks:
+            rank.say(*lines)
+
+    def operation(
+        self, call: str, kind: int, op: int, inputs: list[Array], outputs: list[Array], root: int = 0, place: int = 0
+    ) -> None:
+        count = inputs[0].size // (len(inputs) if call in ("reduce_scatter", "all_to_all", "scatter") else 1)
+        for number, rank in enumerate(self.ranks):
+            rank.say(f"{call} {kind} {op} {count} {root} {place} {number % 2}")
+            rank.inputs.append(inputs[number].tobytes())
+            self.expected[number].append(outputs[number])
+        self.since += 1
+        if self.since == 40:  # so many wait for the device at once
+            self.all("wait")
+            self.since = 0
+
+    def end(self, programs: dict[str, Path]) -> None:
+        self.all("wait", "finalize", "destroy")
+        run(self.ranks, programs)
+        check(self.ranks)
+        for number, rank in enumerate(self.ranks):
+            at = 0
+            for index, want in enumerate(self.expected[number]):
+                got = rank.output[at : at + want.nbytes]
+                at += want.nbytes
+                line = [line for line in rank.lines if len(line.split()) == 7][index]
+                same = got == want.tobytes()
+                assert same, f"rank {number}, {line}: {np.frombuffer(got, want.dtype)[:4]}, not {want[:4]}"
+            assert at == len(rank.output)
+
+
+@pytest.mark.parametrize(("vendors", "islands"), [("na", ""), ("anaan", ""), ("nnn", "xyx")])
+def test_every_reduction_of_every_type(vendors: str, islands: str, scripted: dict[str, Path]) -> None:
+    job, world = Job(vendors), len(vendors)
+    for number, rank in enumerate(job.ranks):
+        rank.environment |= SAME_FLOAT8 | ({"ISTHMUS_ISLAND": islands[number]} if islands else {})
+    for kind, dtype in enumerate(TYPES):
+        mine = [contribution(r, COUNT, dtype) for r in range(world)]
+        for op, name in enumerate(OPS):
+            want = folded(mine, name)
+            for place in (0, 1):
+                job.operation("all_reduce", kind, op, mine, [want] * world, place=place)
+            wide = [contribution(r, world * 257, dtype) for r in range(world)]
+            pieces = np.split(folded(wide, name), world)
+            job.operation("reduce_scatter", kind, op, wide, list(pieces), place=op % 2)
+    job.end(scripted)
+
+
+def test_types_that_the_vendors_read_differently_are_not_added(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id")
+    ranks[1].environment["REHEARSAL_GFX"] = "942"
+    for rank in ranks:
+        rank.say("init", "all_reduce 10 0 16 0 0 0", "all_reduce 7 0 4 0 0 0", "wait", "destroy")
+        rank.inputs += [bytes(16), contribution(0, 4, np.dtype(np.float32)).tobytes()]
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0 and "all_reduce: 5, " in rank.printed and "(fnuz)" in rank.printed, f"rank {number}: {rank}"
+        same = rank.output[16:] == folded([contribution(0, 4, np.dtype(np.float32))] * 2, "sum").tobytes()
+        assert same, "it goes on"
+
+
+@pytest.mark.parametrize("vendors", ["na", "anaan"])
+def test_reduce_broadcast_and_all_gather_of_every_type(vendors: str, scripted: dict[str, Path]) -> None:
+    job, world = Job(vendors), len(vendors)
+    for kind, dtype in enumerate(TYPES):
+        mine = [contribution(r, COUNT, dtype) for r in range(world)]
+        for root in range(world):
+            every = [mine[root]] * world
+            job.operation("broadcast", kind, 0, mine, list(every), root=root)
+            job.operation("bcast", kind, 0, mine, list(every), root=root, place=1)
+        for place in (0, 1):
+            job.operation("all_gather", kind, 0, mine, [np.concatenate(mine)] * world, place=place)
+    job.end(scripted)
+
+
+@pytest.mark.parametrize("vendors", ["na", "anaan"])
+def test_the_calls_that_newer_libraries_have(vendors: str, scripted: dict[str, Path]) -> None:
+    """The simulated libraries are too old to have them, which does not matter between vendors."""
+    job, world = Job(vendors), len(vendors)
+    for kind in (1, FLOAT):
+        wide = [(np.arange(world * 99) % 100 + r).astype(TYPES[kind]) for r in range(world)]
+        cut = [np.split(x, world) for x in wide]
+        job.operation("all_to_all", kind, 0, wide, [np.concatenate([cut[s][r] for s in range(world)]) for r in range(world)])
+        for root in (0, world - 1):
+            job.operation("scatter", kind, 0, wide, list(cut[root]), root=root)
+            none = np.zeros(world * wide[0].size, TYPES[kind])
+            job.operation(
+                "gather", kind, 0, wide, [np.concatenate(wide) if r == root else none for r in range(world)], root=root
+            )
+    job.end(scripted)
+
+
+def test_reduce_gives_the_root_alone(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nan")
+    ranks[0].say("id")
+    mine = [contribution(r, COUNT, np.dtype(np.float32)) for r in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        for root in range(3):
+            rank.say(f"reduce {FLOAT} 0 {COUNT} {root} 0 0")
+            rank.inputs.append(mine[number].tobytes())
+        rank.say("wait", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        outputs = np.frombuffer(rank.output, np.float32).reshape(3, COUNT)
+        assert (outputs[number] == folded(mine, "sum")).all()
+
+
+def test_long_messages(scripted: dict[str, Path]) -> None:
+    job = Job("nana")
+    mine = [contribution(r, 700_001, np.dtype(np.float32)) for r in range(4)]
+    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * 4)
+    job.operation("all_gather", FLOAT, 0, mine, [np.concatenate(mine)] * 4)
+    job.operation("broadcast", FLOAT, 0, mine, [mine[3]] * 4, root=3)
+    job.end(scripted)
+
+
+@pytest.mark.parametrize("residence", [HOST, DEVICE])
+def test_sums_with_a_factor_of_each_rank(residence: int, scripted: dict[str, Path]) -> None:
+    ranks = fleet("nan")
+    factors = [0.5, 2.0, 4.0]
+    ranks[0].say("id")
+    kinds = [6, 7, 8, 9, 10, 11]
+    for number, rank in enumerate(ranks):
+        rank.environment |= SAME_FLOAT8
+        rank.say("init")
+        for kind in kinds:
+            rank.inputs.append(np.array([factors[number]]).astype(TYPES[kind]).tobytes())
+            rank.inputs.append(contribution(number, COUNT, TYPES[kind]).tobytes())
+            rank.say(f"scale {kind} {residence}", f"all_reduce {kind} -1 {COUNT} 0 0 0", "unscale")
+        rank.say("wait", "unscale", "destroy")
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0, rank.printed + rank.logged
+        assert rank.printed.count("\n") == 1 and "ncclRedOpDestroy: reduction 10 is none" in rank.printed
+        at = 0
+        for kind in kinds:
+            exact = [contribution(r, COUNT, TYPES[kind]).astype(np.float64) * factors[r] for r in range(3)]
+            want = np.sum(exact, 0).astype(np.float32).astype(TYPES[kind]).tobytes()
+            same = rank.output[at : at + len(want)] == want
+            assert same, f"{TYPES[kind]}: {np.frombuffer(rank.output[at:], TYPES[kind])[:4]}"
+            at += len(want)
+
+
+def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
+    """A count of zero, in a group and out of it, and the operations around it."""
+    calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter")
+    ranks = fleet("na")
+    ranks[0].say("id")
+    mine = [contribution(r, 5, np.dtype(np.float32)) for r in range(2)]
+    for number, rank in enumerate(ranks):
+        peer = 1 - number
+        rank.say("init", *(f"{call} 7 0 0 0 0 0" for call in calls))
+        rank.say(
+            "group", *(f"{call} 7 0 0 0 0 0" for call in calls), f"send 7 0 0 {peer} 0 0", f"recv 7 0 0 {peer} 0 0", "end"
+        )
+        rank.say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(mine[number].tobytes())
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        same = rank.output == folded(mine, "sum").tobytes()
+        assert rank.printed == "" and same
+
+
+def test_messages_between_vendors(scripted: dict[str, Path]) -> None:
+    """Both ways at once in a group, in any order, and one after the other outside of it."""
+    ranks = fleet("nan")
+    ranks[0].say("id")
+    data = {(s, d): contribution(s * 3 + d, 100 * (s + 1) + d, np.dtype(np.float32)) for s in range(3) for d in range(3)}
+    for number, rank in enumerate(ranks):
+        rank.say("init", "group")
+        peers = [p for p in range(3) if p != number]
+        for peer in reversed(peers):
+            rank.say(f"recv 7 0 {data[peer, number].size} {peer} 0 0")
+        for peer in peers:
+            rank.say(f"send 7 0 {data[number, peer].size} {peer} 0 1")
+            rank.inputs.append(data[number, peer].tobytes())
+        rank.say("end", "wait")
+    # One way, outside of a group; the receiver calls the bytes by another type.
+    ranks[0].say("send 7 0 500 1 0 0")
+    ranks[0].inputs.append(contribution(9, 500, np.dtype(np.float32)).tobytes())
+    ranks[1].say("recv 0 0 2000 0 0 0")
+    for rank in ranks:
+        rank.say("wait", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        peers = [p for p in range(3) if p != number]
+        want = b"".join(data[peer, number].tobytes() for peer in reversed(peers))
+        if number == 1:
+            want += contribution(9, 500, np.dtype(np.float32)).tobytes()
+        same = rank.output == want
+        assert same
+
+
+def test_labels_make_islands_of_one_vendor(scripted: dict[str, Path]) -> None:
+    job = Job("nnn")
+    for number, rank in enumerate(job.ranks):
+        rank.environment["ISTHMUS_ISLAND"] = "xyx"[number]
+        rank.environment["ISTHMUS_LOG"] = "info"
+    mine = [contribution(r, COUNT, np.dtype(np.float32)) for r in range(3)]
+    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * 3)
+    job.end(scripted)
+    logged = job.ranks[0].logged
+    assert "Isthmus carries the communicator (ranks 0 and 2: nccl 2.29.3, island x; rank 1: nccl 2.29.3, island y)" in logged

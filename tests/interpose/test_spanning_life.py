@@ -1,0 +1,425 @@
+"""How communicators come to be behind the front doors and how they end: ids, the census, groups, streams, parts, failures.
+
+The vendors are simulated; the programs know their vendor's library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from doors import DOORS
+from doors import run as run_program
+from spanning import Rank, check, fleet, run
+
+FLOATS = np.arange(5, dtype=np.float32)
+SPANS, VENDORS = "Isthmus carries the communicator", "gets the communicator"
+
+
+def given(number: int, times: int = 1) -> bytes:
+    return (FLOATS * (number + 1)).tobytes() * times
+
+
+def summed(ranks: int) -> bytes:
+    return (FLOATS * (ranks * (ranks + 1) // 2)).tobytes()
+
+
+def sums(ranks: list[Rank], *before: str, after: tuple[str, ...] = ("destroy",), maker: int = 0) -> None:
+    """One all_reduce of each, with lines before and after it."""
+    ranks[maker].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(*before, "all_reduce 7 0 5 0 0 0", "wait", *after)
+        rank.inputs.append(given(number))
+        rank.environment.setdefault("ISTHMUS_LOG", "info")
+
+
+# ---- ids and the census ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vendors", ["na", "an", "naa", "nananna"])
+@pytest.mark.parametrize("maker", [0, -1])
+def test_any_rank_makes_the_id(vendors: str, maker: int, scripted: dict[str, Path]) -> None:
+    ranks = fleet(vendors)
+    sums(ranks, "init", "ask", maker=maker)
+    run(ranks, scripted)
+    check(ranks)
+    used = {"nccl": 0, "rccl": 0}
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(len(ranks))
+        assert rank.printed == f"rank {number} of {len(ranks)} on {used[rank.vendor]}\n"
+        used[rank.vendor] += 1
+        assert SPANS in rank.logged
+
+
+def test_a_process_that_is_no_rank_makes_the_id(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("nan")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say(f"join {number} 2", "all_reduce 7 0 5 0 0 0", "wait", f"touch done.{number}", "destroy")
+        rank.inputs.append(given(number))
+    ranks[2].say("id", "expect done.0", "expect done.1")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert ranks[0].output == ranks[1].output == summed(2)
+
+
+def test_the_ranks_of_one_vendor_get_its_library(scripted: dict[str, Path]) -> None:
+    for vendors, library in (("nnn", "NCCL"), ("aa", "RCCL")):
+        ranks = fleet(vendors)
+        sums(ranks, "init")
+        run(ranks, scripted)
+        check(ranks)
+        for rank in ranks:
+            assert rank.output == summed(len(ranks)) and f"{library} {VENDORS}" in rank.logged
+
+
+def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Recorded by the simulated library: every call of it, and of the driver, with how often it was made."""
+
+    def calls(name: str, behind: bool, *lines: str) -> list[dict[str, int]]:
+        ranks = fleet("nn")
+        ranks[0].say("id")
+        for number, rank in enumerate(ranks):
+            rank.say(*lines, "all_reduce 7 0 5 0 0 0", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "end")
+            rank.say("split 0 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 0", "finalize", "destroy")
+            rank.inputs.append(given(number, 4))
+            rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"{name}.{number}")
+        run(ranks, scripted, tmp_path / name, behind=behind)
+        check(ranks)
+        assert all(rank.output == summed(2) * 4 for rank in ranks)
+        records = [json.loads((tmp_path / f"{name}.{number}").read_text()) for number in range(2)]
+        assert all(record["misuses"] == 0 for record in records)
+        return [record["calls"] for record in records]
+
+    bare = calls("bare", False, "init")
+    assert bare[0]["ncclAllReduce"] == 4 and bare[0]["ncclCommInitRank"] == 1
+    # The version of the library, once.
+    assert calls("behind", True, "init") == [seen | {"ncclGetVersion": 1} for seen in bare]
+    # An init in a group is made at its end, so the device that the program worked on at the call is asked for, and set then.
+    bare = calls("bare group", False, "group", "init", "end")
+    extra = {"ncclGetVersion": 1, "cuCtxGetCurrent": 2, "cuCtxGetDevice": 2}
+    moved = [seen | extra | {"cuCtxSetCurrent": seen["cuCtxSetCurrent"] + 2} for seen in bare]
+    assert calls("group", True, "group", "init", "end") == moved
+
+
+@pytest.mark.parametrize("off", ["1", "0"])
+def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted: dict[str, Path]) -> None:
+    """It comes to the vendor's library at once, the others when they have waited for it."""
+    ranks = fleet("nnn")
+    sums(ranks, "init", maker=int(off))
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+    ranks[1 - int(off)].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(3)
+        if number == 1 - int(off):
+            assert rank.logged == ""
+        else:
+            assert f"rank {1 - int(off)}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
+
+
+def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nn")
+    sums(ranks, "init")
+    ranks[0].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    assert all(rank.output == summed(2) for rank in ranks) and VENDORS not in ranks[1].logged
+
+
+def test_an_id_that_ranks_make_for_themselves_is_left_alone(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """NCCL_COMM_ID: every rank makes the id, and they must be alike."""
+    ranks = fleet("n")
+    ranks[0].say("id")
+    for setting, tail in (({}, True), ({"NCCL_COMM_ID": "127.0.0.1:4000"}, False)):
+        ranks[0].environment |= setting
+        run(ranks, scripted, tmp_path)
+        check(ranks)
+        assert ((tmp_path / "id").read_bytes()[48:55] == b"Isthmus") == tail
+
+
+def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nan")
+    ranks[0].say("id", "init 1")
+    ranks[1].say("init")
+    ranks[2].say("ask")  # has no communicator
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+    run(ranks, scripted)
+    for rank in ranks[:2]:
+        assert rank.code == 0
+        assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed
+
+
+# ---- init: groups, several ranks a process, non-blocking -------------------------------------------------------------
+
+
+def test_one_process_may_be_several_ranks(scripted: dict[str, Path]) -> None:
+    """Two NVIDIA devices in one process, joined in a group, and an AMD process between them."""
+    ranks = fleet("na")
+    ranks[0].say("id", "group", "device 0", "join 0 3", "device 1", "join 2 3", "end")
+    ranks[0].say(
+        "group", "device 0", "comm 0", "all_reduce 7 0 5 0 0 0", "device 1", "comm 1", "all_reduce 7 0 5 0 0 0", "end"
+    )
+    ranks[0].say("wait", "comm 0", "ask", "comm 1", "ask", "destroy", "comm 0", "destroy")
+    ranks[1].say("join 1 3", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[0].inputs += [given(0), given(2)]
+    ranks[1].inputs.append(given(1))
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].output == summed(3) * 2 and ranks[1].output == summed(3)
+    assert ranks[0].printed == "rank 0 of 3 on 0\nrank 2 of 3 on 1\n"
+
+
+def test_several_ranks_of_one_process_and_vendor_get_the_librarys_own(scripted: dict[str, Path]) -> None:
+    ranks = fleet("n")
+    ranks[0].say("id", "group", "device 0", "join 0 2", "device 1", "join 1 2", "end")
+    ranks[0].say(
+        "group", "device 0", "comm 0", "all_reduce 7 0 5 0 0 0", "device 1", "comm 1", "all_reduce 7 0 5 0 0 0", "end"
+    )
+    ranks[0].say("wait", "comm 0", "ask", "comm 1", "ask", "destroy", "comm 0", "destroy")
+    ranks[0].inputs += [given(0), given(1)]
+    ranks[0].environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].output == summed(2) * 2 and ranks[0].printed == "rank 0 of 2 on 0\nrank 1 of 2 on 1\n"
+    assert ranks[0].logged.count(VENDORS) == 2
+
+
+def test_an_init_that_does_not_block_says_when_it_is_done(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init 0", "poll 7")
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        told = rank.printed.splitlines()
+        assert told[0].endswith("init: 7, NCCL operation in progress, ") or " init: 7, NCCL operation in progress" in told[0]
+        assert told[1].endswith("state: 0, ") and rank.output == summed(2)
+
+
+# ---- groups and streams ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_group_begins_before_it_ends(scripted: dict[str, Path]) -> None:
+    """Groups in groups, two communicators, one of them the vendor's own."""
+    ranks = fleet("nan")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"split {number % 2} 0", "group", "group")  # the NVIDIA ranks are a part of their own
+        rank.say("comm 0", "all_reduce 7 0 5 0 1 0", "comm 1", "all_reduce 7 0 5 0 1 0", "comm 0", "all_reduce 7 0 5 0 0 1")
+        rank.say("end", "peek", "end", "wait", "comm 1", "destroy", "comm 0", "destroy")
+        rank.inputs += [given(number), given(number), np.full(5, number + 1, np.uint8).astype(np.float32).tobytes()]
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        part = [0, 2] if number != 1 else [1]
+        inside = (FLOATS * sum(r + 1 for r in part)).tobytes()
+        assert rank.output == summed(3) + inside + np.full(5, 6, np.float32).tobytes()
+        assert rank.printed.endswith("peek: 0\n")
+
+
+def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path]) -> None:
+    """The inputs are copied on streams that are held up until all calls have been made; so no call waited for them.
+
+    A first receive is made before: for it the device allocates, and that waits for all streams.
+    """
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        peer = 1 - number
+        rank.say("init", "group", f"send 7 0 5 {peer} 0 1", f"recv 7 0 5 {peer} 0 0", "end", "wait")
+        rank.say("hold 0", "hold 1", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1")
+        rank.say("group", f"send 7 0 5 {peer} 0 1", f"recv 7 0 5 {peer} 0 0", "all_reduce 7 0 5 0 0 2", "end")
+        rank.say("touch called", "release", "wait", "destroy")
+        rank.inputs.append(given(number, 5))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == given(1 - number) + summed(2) * 2 + given(1 - number) + summed(2)
+
+
+def test_a_capture_is_refused_and_the_communicator_goes_on(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(
+            "init", "capture 1", "all_reduce 7 0 0 0 0 1", "group", "bare all_reduce 1", "end", "bare all_reduce 1", "stop 1"
+        )
+        rank.say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert len(told) == 2 and all(": 5, " in line and "being captured into a graph" in line for line in told), told
+        assert told[0].split()[1] == "end:" and rank.output == summed(2)
+
+
+# ---- parts --------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_span_vendors_or_are_the_vendors_own(scripted: dict[str, Path]) -> None:
+    """Ranks 0 and 2 are NVIDIA's, 1 and 3 AMD's."""
+    ranks = fleet("nana")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"split {number % 2} {-number}", "ask")  # of one vendor each, the other way round
+        rank.say("comm 0", f"split {number // 2} 0", "ask")  # of two
+        rank.say("comm 0", f"split {-1 if number == 3 else 7} 0", "ask")  # one stays away
+        rank.say("comm 0", f"split {0 if number < 3 else 1} 0", "ask")  # one of each kind
+        for part in (1, 2, 4):
+            rank.say(f"comm {part}", "all_reduce 7 0 5 0 0 0")
+            rank.inputs.append(given(number))
+        rank.say("wait")
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        told = rank.printed.splitlines()
+        assert told[0].startswith(f"rank {1 - number // 2} of 2") and told[1].startswith(f"rank {number % 2} of 2")
+        assert told[2] == "none" if number == 3 else told[2].startswith(f"rank {number} of 3")
+        assert told[3].startswith("rank 0 of 1" if number == 3 else f"rank {number} of 3")
+        parts = [[number, (number + 2) % 4], [number, number ^ 1], [3] if number == 3 else [0, 1, 2]]
+        assert rank.output == b"".join((FLOATS * sum(r + 1 for r in part)).tobytes() for part in parts)
+        library = DOORS[rank.vendor].library.upper()
+        assert rank.logged.count(f"{library} gets the part") == (2 if number == 3 else 1)
+
+
+def test_a_part_may_be_made_in_a_group(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "group", f"split 0 {-number}", "end", "ask", "all_reduce 7 0 5 0 0 0", "wait")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"rank {1 - number} of 2 on 0\n" and rank.output == summed(2)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Ranks 0 and 2 are NVIDIA's; without rank 1 its library gets the rest. The simulated libraries have no such call."""
+    ranks = fleet("nan")
+    ranks[0].say("id")
+    left = [r for r in range(3) if r != gone]
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        if number == gone:
+            rank.say("expect done", "destroy")
+            continue
+        rank.say(f"shrink {gone} 1", f"shrink {gone} 0", "ask", "all_reduce 7 0 5 0 0 0", "wait", "touch done", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    assert ranks[gone].code == 0
+    for number in left:
+        rank, place = ranks[number], left.index(number)
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert "shrink: 5, " in told[0] and "NCCL_SHRINK_ABORT" in told[0]
+        assert told[1].startswith(f"rank {place} of 2")
+        assert rank.output == (FLOATS * sum(r + 1 for r in left)).tobytes()
+        line = next(line for line in rank.logged.splitlines() if f"ncclCommShrink, rank {place} of 2: " in line)
+        assert (VENDORS if gone == 1 else SPANS) in line
+
+
+# ---- ends ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("nan")
+    sums(ranks, "init", after=())
+    for rank in ranks[:2]:
+        rank.say("touch ready", "poll 0", "all_reduce 7 0 0 0 0 0", "abort")
+    ranks[2].say("expect ready", "kill")
+    run(ranks, scripted, tmp_path)
+    assert ranks[2].code == -9
+    for rank in ranks[:2]:
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert " state: 6, " in told[0] and "rank 2" in told[0], told
+        assert " all_reduce: 6, remote process exited" in told[1] and "rank 2" in told[1], told
+        assert len(told) == 2
+
+
+def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", after=())
+    ranks[0].say("touch ready", "poll 0", "destroy")
+    ranks[1].say("expect ready", "abort", "ask", "abort")
+    run(ranks, scripted, tmp_path)
+    assert ranks[0].code == ranks[1].code == 0
+    assert " state: 6, " in ranks[0].printed and "the program called abort" in ranks[0].printed, ranks[0].printed
+    told = ranks[1].printed.splitlines()
+    assert all("was destroyed or aborted" in line for line in (told[0], told[1], told[2], told[-1])), told
+
+
+def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", after=("finalize", "all_reduce 7 0 1 0 0 0", "ask", "destroy"))
+    for rank in ranks:
+        rank.inputs.append(bytes(4))
+    run(ranks, scripted)
+    for rank in ranks:
+        told = rank.printed.splitlines()
+        assert "was finalized" in told[0] and told[0].split()[2] == "4," and len(told) == 2 and rank.code == 0, told
+
+
+def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", "register")
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0 and rank.output == summed(2)
+        assert "register: 5, invalid usage" in rank.printed
+        assert "ncclCommRegister: this communicator spans several vendors or islands" in rank.printed
+        assert "warning] interpose: ncclCommRegister: this" in rank.logged
+
+
+def test_the_real_library_refuses_our_handle(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", "stray")
+    for rank in ranks:
+        rank.environment["REHEARSAL_ABORT_ON_MISUSE"] = "0"
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0 and " stray: 4 -1\n" in rank.printed and rank.output == summed(2), rank.printed
+
+
+def test_without_the_bridge_a_door_is_what_it_was(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """A folder with the door alone: one vendor's communicators work, and it is said once that there are no others."""
+    door = DOORS["nccl"]
+    alone = tmp_path / "alone" / door.soname
+    alone.parent.mkdir()
+    alone.write_bytes(door.path.read_bytes())
+    ranks = fleet("nn")
+    sums(ranks, "init")
+    for rank in ranks:
+        rank.environment["LD_PRELOAD"] = str(alone)
+        rank.environment["ISTHMUS_LOG"] = "warn"
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2)
+        assert rank.logged.count("\n") == 1 and "libisthmus_bridge.so cannot be used" in rank.logged
+
+
+def test_isthmus_itself_finds_the_real_library_behind_a_door(tmp_path: Path) -> None:
+    """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
+    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    program = (
+        "import ctypes, json, sys\n"
+        "found = ctypes.c_char_p()\n"
+        "assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0\n"
+        "print([e['path'] or e['text'] for e in json.loads(found.value) if e['family'] == 'nccl'][0])\n"
+    )
+    door = DOORS["nccl"]
+    words = (sys.executable, "-c", program, library)
+    ended = run_program(*words, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert ended.stdout == f"{door.real}\n", ended
