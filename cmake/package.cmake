@@ -66,5 +66,5 @@ install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal C
         PATTERN "_torch_device*.so")
 # The front doors for programs of other libraries, which nothing of the product opens either.
 add_dependencies(package_files interpose_all)
-install(TARGETS interpose_nccl interpose_rccl LIBRARY DESTINATION isthmus/interpose COMPONENT python)
+install(TARGETS interpose_nccl interpose_rccl interpose_dlopen interpose_audit LIBRARY DESTINATION isthmus/interpose COMPONENT python)
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)
