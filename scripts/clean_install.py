@@ -21,7 +21,8 @@ IMPORT = """
 import importlib.util, pathlib, isthmus
 assert importlib.util.find_spec("torch") is None, "this environment has torch; the check is of one that has none"
 folder = pathlib.Path(isthmus.__file__).parent
-for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed"):
+doors = [f"interpose/{name}" for name in ("libnccl.so.2", "librccl.so.1", "libisthmus_dlopen.so", "libisthmus_audit.so")]
+for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", *doors):
     assert (folder / name).is_file(), f"the package lacks {name}"
 assert not list(folder.glob("_torch*.so")), "a torch extension was built without torch"
 print(isthmus.__version__, folder)

@@ -22,6 +22,12 @@ WAYS = {"hook": ("LD_PRELOAD", HOOK), "auditor": ("LD_AUDIT", AUDITOR)}
 SOURCES = ROOT / "csrc" / "interpose"
 
 
+@pytest.fixture(params=["nccl", "rccl"])
+def door(request: pytest.FixtureRequest) -> Door:
+    """Those whose functions the programs here call."""
+    return DOORS[request.param]
+
+
 @pytest.fixture(params=sorted(WAYS))
 def way(request: pytest.FixtureRequest) -> dict[str, Path]:
     """The variable of either way. Only one of them: the door itself is not preloaded."""
@@ -106,9 +112,9 @@ def test_where_there_is_no_door_the_file_is_opened(
     folder = tmp_path / "folder"
     folder.mkdir()
     mine = Path(shutil.copy(library, folder))
-    real = fake("libhccl.so")
+    real = fake("libhccl.so.9")
     assert answers(opener, real, **{variable: mine}) == [f"{real} gives 0, 21903"]
-    fake("libhccl.so", "folder", "VERSION=1")
+    shutil.copy(fake("libother.so", "other", "VERSION=1"), folder / "libhccl.so")
     assert answers(opener, real, **{variable: mine}) == [f"{folder / 'libhccl.so'} gives 0, 1"]
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from .. import __version__, _core, context_stats, settings
 from .._errors import Error
+from . import program
 from .bench import find_benchmark
 from .common import ask_ranks, mark
 from .layout import Layout
@@ -46,6 +47,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the data")
     parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
+    parser.add_argument(
+        "--program",
+        nargs=argparse.REMAINDER,
+        metavar="CMD",
+        help="nothing but this program: which library its collective calls go to, and what leads them to a front door; "
+        "all that follows is the program's",
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(settings_markdown(settings()), end="")
         return 0
+    if options.program is not None:
+        return program.run(options.program[1:] if options.program[:1] == ["--"] else options.program, options.json)
     findings = examine()
     test: dict[str, Any] | None = None
     if not options.no_test:
