@@ -12,9 +12,9 @@ from . import _elf
 from ._comm import settings
 from ._doors import AUDITOR, DOORS, HOOK, Door, door_of_file, in_preload, read
 from ._errors import ArgumentError
-from ._programs import VLLM_PATH, Program
+from ._programs import VLLM_PATH, Program, answer
 
-__all__ = ["Choice", "choose", "door_here", "wanted_door"]
+__all__ = ["Choice", "beside_the_program", "choose", "door_here", "wanted_door"]
 
 _SANITIZER = re.compile(r"lib(a|t|l|m|ub|hwa)san\.so")
 
@@ -117,10 +117,15 @@ def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
         user = users[used[0].library]
         return used[0], f"{user.name} uses {used[0].soname}"
     ask = "say which with --vendor"
+    packages = program.python.folders if program.python else ()
     if used:
+        # A program that can do with either has the names of both in it.
+        there = {door.library: file for door in used if (file := door.installed(program.environment, packages))}
+        if len(there) == 1:
+            library, file = next(iter(there.items()))
+            return DOORS[library], f"{users[library].name} uses {DOORS[library].soname}, and {file} is installed"
         text = ", ".join(f"{user.name} uses {user.door.soname}" for user in users.values())
         raise ArgumentError(f"more than one vendor's library is in use ({text}); {ask}")
-    packages = program.python.folders if program.python else ()
     return door_here(program.environment, packages, ask)
 
 
@@ -152,15 +157,25 @@ def _say_where(program: Program, choice: Choice, real: str | None) -> None:
     if real:
         _check_real(real, door)
         choice.variables[door.setting] = str(Path(real).absolute())
-    elif door.setting not in program.environment and program.python and not any(u.how == "linked" for u in program.users):
-        # In another environment than this package's, and nothing that is linked leads there.
-        ours = str(Path(__file__).resolve().parent.parent)
-        others = [folder for folder in program.python.folders if os.path.realpath(folder) != ours]
-        found = next(
-            (f for folder in others for name in door.packages if (f := Path(folder) / name / door.soname).is_file()), None
-        )
-        if found:
-            choice.variables[door.setting] = str(found)
+    elif door.setting not in program.environment and (found := beside_the_program(program, door)):
+        choice.variables[door.setting] = str(found)
+
+
+def beside_the_program(program: Program, door: Door) -> Path | None:
+    """The vendor's library among the program's Python packages, where neither the loader nor the door would find it.
+
+    That is: they are not the packages that Isthmus is in, and nothing that is linked against the library leads there
+    (CuPy's and JAX' parts do not; PyTorch's do).
+    """
+    if program.python is None:
+        return None
+    linked = [user for user in program.users if user.how == "linked" and user.door == door]
+    if any(answer(program, user, "now", door).library for user in linked):
+        return None
+    ours = str(Path(__file__).resolve().parent.parent)
+    others = [folder for folder in program.python.folders if os.path.realpath(folder) != ours]
+    places = (Path(folder) / name / door.soname for folder in others for name in door.packages)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _check_real(real: str, door: Door) -> None:

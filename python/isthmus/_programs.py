@@ -249,9 +249,21 @@ def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:
 def _linked_users(program: Program) -> list[User]:
     users = []
     for loaded in Process(program.elf, program.environment, read).objects:
+        if _serves_a_vendors(loaded):
+            continue
         name = "the program" if loaded.parent is None else loaded.elf.path.name
         users += _of_file(name, loaded.elf.path, loaded.elf)
     return users
+
+
+def _serves_a_vendors(loaded: Loaded) -> bool:
+    """Whether a vendor's library needs it: HCCL's functions are in several files."""
+    above = loaded.parent
+    while above:
+        if door_of_file(above.elf.path, above.elf.soname):
+            return True
+        above = above.parent
+    return False
 
 
 def _of_path(name: str, file: Path) -> list[User]:
@@ -280,7 +292,7 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
         return users
     for door in DOORS.values():
         text = _elf.mentions(file, door.stem)
-        if text and not (door.library == "rccl" and any(u.door.library == "nccl" for u in users)):
+        if text:
             users.append(User(name, file, door, "path" if "/" in text else "name", text))
     return users
 

@@ -136,6 +136,19 @@ def test_a_program_of_two_vendors_is_asked_about(fake: Callable[..., Path], tmp_
 
 
 @pytest.mark.usefixtures("none_installed")
+def test_a_program_for_either_vendor_gets_the_door_of_what_is_installed(door: Door, tmp_path: Path) -> None:
+    program, source = tmp_path / "either", tmp_path / "either.c"
+    source.write_text(
+        '#include <dlfcn.h>\nint main(void) { return dlopen("libnccl.so.2", 1) || dlopen("librccl.so.1", 1) ? 0 : 1; }\n'
+    )
+    compile_c(source, "-o", program, "-ldl")
+    given = variables("--", program, LD_LIBRARY_PATH=door.simulated)
+    assert given == {"LD_PRELOAD": str(path_of(door))}
+    both = f"{DOORS['nccl'].simulated}:{DOORS['rccl'].simulated}"
+    assert "the program uses libnccl.so.2, the program uses librccl.so.1" in refusal("--", program, LD_LIBRARY_PATH=both)
+
+
+@pytest.mark.usefixtures("none_installed")
 def test_a_program_that_tells_nothing_gets_the_door_of_what_is_installed(door: Door) -> None:
     assert variables("--", "sh", LD_LIBRARY_PATH=door.simulated)["LD_PRELOAD"] == str(path_of(door))
     text = refusal("--", "sh")

@@ -147,10 +147,13 @@ def _how(user: dict[str, Any]) -> str:
 def _bindings(user: dict[str, Any]) -> list[tuple[str, str]]:
     """(library, how many functions), or what is opened."""
     if not user["symbols"]:
-        return [(escape(user["binds"] or "no file: there is none where the loader looks"), "opened")]
+        return [(escape(user["binds"] or "no file where the loader looks"), "opened")]
     counts = Counter(user["symbols"].values())
     return [
-        (escape(library or "none: the program does not start"), f"{count} function{'s' if count > 1 else ''}")
+        (
+            escape(library or "no file where the loader looks, if nothing has loaded it before"),
+            f"{count} function{'s' if count > 1 else ''}",
+        )
         for library, count in sorted(counts.items(), key=lambda item: -item[1])
     ]
 

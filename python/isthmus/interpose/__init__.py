@@ -20,8 +20,8 @@ from pathlib import Path
 from .. import _elf
 from .._doors import Door, door_of_file, read
 from .._errors import Error
-from .._interpose import door_here, wanted_door
-from .._programs import Python, User, python_users
+from .._interpose import beside_the_program, door_here, wanted_door
+from .._programs import Program, Python, User, python_users
 
 __all__ = ["door"]
 
@@ -60,7 +60,8 @@ def _enter() -> Path | None:
         return None
     mapped = _mapped()
     doors = [path for path, elf in mapped if elf.is_door]
-    users = python_users(Python(Path(sys.executable), tuple(sys.path)), os.environ)
+    python = Python(Path(sys.executable), tuple(folder for folder in sys.path if folder))
+    users = python_users(python, os.environ)
     chosen = _choose(users)
     if doors and not any(path.name == chosen.soname for path in doors):
         raise Error(f"isthmus.interpose: {doors[0]} is loaded, and {chosen.name}'s front door is asked for: one a process")
@@ -78,6 +79,11 @@ def _enter() -> Path | None:
     lacks = {name for user in users if user.door == chosen for name in user.functions} - read(chosen.path).defined
     if lacks:
         raise Error(f"isthmus.interpose: the front door lacks {', '.join(sorted(lacks))}, which an installed package needs")
+    if chosen.setting not in os.environ:
+        program = Program([], dict(os.environ), python.executable, read(python.executable), python=python, users=users)
+        real = beside_the_program(program, chosen)
+        if real:  # the door reads it at its first call
+            os.environ[chosen.setting] = str(real)
     # For all: a library that needs the vendor's by another name than the door's SONAME still finds the functions here first.
     ctypes.CDLL(str(chosen.path), mode=ctypes.RTLD_GLOBAL)
     return chosen.path
