@@ -170,7 +170,7 @@ def beside_the_program(program: Program, door: Door) -> Path | None:
     if program.python is None:
         return None
     linked = [user for user in program.users if user.how == "linked" and user.door == door]
-    if any(answer(program, user, "now", door).library for user in linked):
+    if any(answer(program, user, "now", door, alone=True).library for user in linked):
         return None
     ours = str(Path(__file__).resolve().parent.parent)
     others = [folder for folder in program.python.folders if os.path.realpath(folder) != ours]

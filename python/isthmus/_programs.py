@@ -54,6 +54,7 @@ _FILES = {
     "tensorflow": ("tensorflow/libtensorflow_*.so*",),
     "nccl4py": ("nccl/core/**/*.so", "nccl/bindings/**/*.so"),
 }
+_LOAD_BY_PATH = ("torch", "cupy", "jax")
 _PYNCCL = "vllm/distributed/device_communicators/pynccl_wrapper.py"
 VLLM_PATH = "VLLM_NCCL_SO_PATH"
 
@@ -282,8 +283,7 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
     for door in linked.values():
         functions = frozenset(f for f in elf.wanted if door.functions.match(f))
         users.append(User(name, file, door, "linked", functions=functions))
-    amd = any(need.startswith("libamdhip64") for need in elf.needed)
-    for door in (DOORS["rccl" if amd else "nccl"], DOORS["hccl"]):
+    for door in (_of_nccl_like(elf), DOORS["hccl"]):
         own = frozenset(f for f in elf.defined if door.functions.match(f))
         if len(own) >= 8 and door.library not in linked:
             users.append(User(name, file, door, "inside", functions=own))
@@ -294,14 +294,27 @@ def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
         text = _elf.mentions(file, door.stem)
         if text:
             users.append(User(name, file, door, "path" if "/" in text else "name", text))
+    if not users:  # XLA puts the library's name together from parts; the functions' names stand there whole
+        for function, door in (("ncclGetUniqueId", _of_nccl_like(elf)), ("HcclGetRootInfo", DOORS["hccl"])):
+            if _elf.mentions(file, function):
+                users.append(User(name, file, door, "name", door.soname))
     return users
+
+
+def _of_nccl_like(elf: _elf.Elf) -> Door:
+    """NCCL or RCCL, whose functions have the same names: by what else the file needs."""
+    return DOORS["rccl" if any(need.startswith("libamdhip64") for need in elf.needed) else "nccl"]
 
 
 # ---- where their calls go ------------------------------------------------------------------------------------------------
 
 
-def answer(program: Program, user: User, way: str, door: Door) -> Answer:
-    """Where the user's calls go, as it is now or with one of the ways to this door."""
+def answer(program: Program, user: User, way: str, door: Door, alone: bool = False) -> Answer:
+    """Where the user's calls go, as it is now or with one of the ways to this door.
+
+    Python packages load the library of its own package by its path first, and what is linked has that one then. `alone`: as
+    if they did not, since they leave it where a door is there already.
+    """
     environment, preload, replace = dict(program.environment), _preloaded(program), _nothing
     if way in ("preload", "hook"):
         preload = [door.path, *([HOOK] if way == "hook" else []), *preload]
@@ -315,6 +328,10 @@ def answer(program: Program, user: User, way: str, door: Door) -> Answer:
     if way == "import":
         process.open(str(door.path), everybodys=True)
     here = process.objects[0]
+    if program.python and user.name in _LOAD_BY_PATH and not alone:
+        first = next((path for name in door.packages if (path := program.python.has(f"{name}/{door.soname}"))), None)
+        if first:
+            process.open(str(first))
     if user.file is not None and user.file != program.executable:
         here = process.open(str(user.file)) or here
     hooked = any(read(path).soname == HOOK.name for path in preload)

@@ -72,11 +72,13 @@ def cupy(folder: Path) -> Path:
     return path
 
 
-def jax(folder: Path, asks_for: str = "libnccl.so.2") -> Path:
-    """A plug-in that opens the library by this name or path, and takes its functions from there."""
+def jax(folder: Path, asks_for: str = "") -> Path:
+    """A plug-in that opens the library, by its name if no other text is given, and takes its functions from there."""
     path = folder / "jax_plugins" / "xla_cuda13" / "xla_cuda_plugin.so"
     path.parent.mkdir(parents=True)
-    compile_c("-shared", "-fPIC", f'-DASKS_FOR="{asks_for}"', HERE / "by_name.c", "-o", path, "-ldl")
+    macros = [f'-DASKS_FOR="{asks_for}"'] if asks_for else []
+    rpath = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"]
+    compile_c("-shared", "-fPIC", *macros, HERE / "by_name.c", "-o", path, *rpath, "-ldl")
     (folder / "jax_plugins" / "xla_cuda13" / "__init__.py").write_text(BY_PATH.replace("DEPTH", "2"))
     return path
 

@@ -156,14 +156,23 @@ def test_of_torch_for_amd(tmp_path: Path) -> None:
 
 
 def test_of_cupy_jax_and_vllm_in_one_environment(tmp_path: Path) -> None:
-    packages.nvidia(tmp_path)
+    real = packages.nvidia(tmp_path)
     packages.cupy(tmp_path)
     packages.jax(tmp_path, "/usr/local/cuda/lib64/libnccl.so.2")
     packages.vllm(tmp_path)
     users = {user["user"]: user for user in doctor(sys.executable, "serve.py", folder=tmp_path)["users"]}
     assert {name: user["how"] for name, user in users.items()} == {"cupy": "linked", "jax": "path", "vllm": "name"}
     assert users["vllm"]["ways"]["variable"] and users["vllm"]["ways"]["preload"]
-    assert users["cupy"]["binds"] is None and users["cupy"]["ways"]["preload"]
+    assert users["cupy"]["binds"] == str(real), "CuPy loads it by its path, since its own file leads nowhere"
+    assert users["cupy"]["ways"]["preload"] and not users["cupy"]["ways"]["library_path"]
+
+
+def test_of_jax_which_puts_the_librarys_name_together(tmp_path: Path) -> None:
+    real, plugin = packages.nvidia(tmp_path), packages.jax(tmp_path)
+    (user,) = doctor(sys.executable, "train.py", folder=tmp_path)["users"]
+    assert (user["user"], user["file"], user["how"], user["text"]) == ("jax", str(plugin), "name", "libnccl.so.2")
+    assert user["binds"] == str(real), "by its RPATH"
+    assert user["ways"]["preload"] and user["ways"]["import"] and not user["ways"]["library_path"]
 
 
 def test_of_a_library_that_is_inside_of_torch(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def test_cupy_and_jax_are_behind_the_door(package: str, tmp_path: Path) -> None:
     assert program(text, tmp_path) == (f"22703 {PACKAGED['nccl'].path}", "")
 
 
+def test_the_librarys_folder_first_does_not_serve_packages_that_load_it_by_its_path(tmp_path: Path) -> None:
+    real = packages.nvidia(tmp_path)
+    path = packages.cupy(tmp_path)
+    text = (
+        f"import cupy, ctypes; l = ctypes.CDLL({str(path)!r}); l.whose.restype = ctypes.c_char_p; print(l.whose().decode())"
+    )
+    assert program(text, tmp_path, LD_LIBRARY_PATH=PACKAGED["nccl"].path.parent) == (str(real), "")
+
+
 def test_after_torch_it_says_that_it_is_too_late(tmp_path: Path) -> None:
     real = packages.nvidia(tmp_path)
     packages.torch(tmp_path)
