@@ -44,7 +44,7 @@ _ELSEWHERE = (
 )
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
-_ASK_PYTHON = "import json, sys; print(json.dumps([p for p in sys.path if p]))"
+_ASK_PYTHON = "import json, sys; print(json.dumps([sys.executable, [p for p in sys.path if p]]))"
 # Files of Python packages that may use a vendor's library, below a folder of packages.
 _FILES = {
     "torch": ("torch/lib/libtorch_*.so", "torch/lib/libc10_*.so"),
@@ -120,6 +120,13 @@ def examine(command: Sequence[str], environment: Mapping[str, str]) -> Program:
         raise ArgumentError("no program; write it after --")
     words, variables, launcher = _innermost(list(command), dict(environment))
     executable, script = _resolve(words[0], variables)
+    python = None
+    if _PYTHON.fullmatch(executable.name) or (script and _PYTHON.fullmatch(script.name)):
+        # A script of that name finds the interpreter, as pyenv's do.
+        python = _ask_python(
+            executable if _PYTHON.fullmatch(executable.name) else script or executable, script, words, variables
+        )
+        executable = python.executable
     try:
         elf = read(executable)
     except _elf.NotElf as error:
@@ -133,9 +140,9 @@ def examine(command: Sequence[str], environment: Mapping[str, str]) -> Program:
         )
     elif elf.static_program:
         program.unreachable = f"{executable} is linked statically: no loader is asked for its functions"
-    if _PYTHON.fullmatch(executable.name):
-        program.python = _ask_python(executable, script, words, variables)
-        program.users = python_users(program.python, variables)
+    if python:
+        program.python = python
+        program.users = python_users(python, variables)
     elif not elf.static_program:
         program.users = _linked_users(program)
     else:
@@ -221,12 +228,14 @@ def _ask_python(executable: Path, script: Path | None, words: list[str], variabl
             [str(executable), "-c", _ASK_PYTHON],
             env=plain, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        folders = json.loads(ended.stdout.strip().splitlines()[-1])
+        interpreter, folders = json.loads(ended.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         raise ArgumentError(f"{executable}: does not say where its packages are (sys.path)") from None
-    given = script or next((Path(word) for word in words[1:] if word.endswith(".py")), None)
+    given = (
+        script if script and script != executable else next((Path(word) for word in words[1:] if word.endswith(".py")), None)
+    )
     first = [str(given.absolute().parent)] if given else [os.getcwd()]
-    return Python(executable, tuple(dict.fromkeys([*first, *folders])))
+    return Python(Path(interpreter), tuple(dict.fromkeys([*first, *folders])))
 
 
 def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:

@@ -175,6 +175,23 @@ def test_python_packages_say_whose_door(tmp_path: Path) -> None:
     assert "libtorch_hip.so uses RCCL" in text
 
 
+def test_a_script_that_finds_the_interpreter_is_python(tmp_path: Path) -> None:
+    packages.nvidia(tmp_path)
+    packages.torch(tmp_path)
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    shim.chmod(0o755)
+    ended = isthmus("--", shim, "-c", "import torch; print(torch.answered())", folder=tmp_path)
+    assert ended.stdout == f"22703 {PACKAGED['nccl'].path}\n", ended.stderr
+
+
+def test_a_python_that_does_not_run_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert refusal("--", broken, "train.py") == f"{broken}: does not say where its packages are (sys.path)"
+
+
 def test_a_library_that_is_inside_of_another_has_no_door(tmp_path: Path) -> None:
     path = packages.torch_with_nccl_inside(tmp_path)
     text = refusal("--", sys.executable, "-c", "0", folder=tmp_path)

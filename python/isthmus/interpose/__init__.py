@@ -32,6 +32,9 @@ def _mapped() -> list[tuple[Path, _elf.Elf]]:
     with open("/proc/self/maps") as maps:
         paths = dict.fromkeys(line.split(maxsplit=5)[5].rstrip("\n") for line in maps if line.count("/") > 0)
     for path in paths:
+        # Nothing else is opened: what is mapped may be a device.
+        if ".so" not in os.path.basename(path) or not os.path.isfile(path):
+            continue
         try:
             elf = _elf.read(path)
         except (OSError, _elf.NotElf):
