@@ -112,7 +112,8 @@ def test_where_there_is_no_door_the_file_is_opened(
     folder = tmp_path / "folder"
     folder.mkdir()
     mine = Path(shutil.copy(library, folder))
-    real = fake("libhccl.so.9")
+    real = tmp_path / "libhccl.so.9"
+    shutil.copy(fake("libany.so"), real)
     assert answers(opener, real, **{variable: mine}) == [f"{real} gives 0, 21903"]
     shutil.copy(fake("libother.so", "other", "VERSION=1"), folder / "libhccl.so")
     assert answers(opener, real, **{variable: mine}) == [f"{folder / 'libhccl.so'} gives 0, 1"]

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__, _core, context_stats, settings
+from .._doors import DOORS, FOLDER
 from .._errors import Error
 from . import program
 from .bench import find_benchmark
@@ -115,6 +116,7 @@ def examine() -> list[Finding]:
     findings.append(environment())
     findings += devices()
     findings += libraries()
+    findings.append(front_doors())
     return findings
 
 
@@ -150,6 +152,14 @@ def libraries() -> list[Finding]:
             remedy = "only for islands that it is to serve: install it, or say where it is with ISTHMUS_CCL_LIBRARY"
             findings.append(Finding(found["family"], "note", found["text"], remedy))
     return findings
+
+
+def front_doors() -> Finding:
+    """What programs of other libraries can be led to."""
+    here = [door.name for door in DOORS.values() if door.path.is_file()]
+    if not here:
+        return Finding("front doors", "note", f"none in {FOLDER}", "only for `isthmus run --interpose`: install anew")
+    return Finding("front doors", "ok", f"{', '.join(here)}; `isthmus doctor --program CMD` says what leads a program there")
 
 
 def package(name: str, purpose: str, remedy: str) -> Finding:
