@@ -66,7 +66,8 @@ install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal C
         PATTERN "_torch_device*.so")
 # The front doors for programs of other libraries, which nothing of the product opens either.
 add_dependencies(package_files interpose_all)
-install(TARGETS interpose_nccl interpose_rccl interpose_hccl LIBRARY DESTINATION isthmus/interpose COMPONENT python)
+install(TARGETS interpose_nccl interpose_rccl interpose_hccl interpose_dlopen interpose_audit
+        LIBRARY DESTINATION isthmus/interpose COMPONENT python)
 set_target_properties(interpose_bridge PROPERTIES INSTALL_RPATH "$ORIGIN/..")
 install(TARGETS interpose_bridge LIBRARY DESTINATION isthmus/interpose COMPONENT python)
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)

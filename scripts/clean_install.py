@@ -21,7 +21,9 @@ IMPORT = """
 import importlib.util, pathlib, isthmus
 assert importlib.util.find_spec("torch") is None, "this environment has torch; the check is of one that has none"
 folder = pathlib.Path(isthmus.__file__).parent
-for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", "interpose/libnccl.so.2"):
+doors = ("libnccl.so.2", "librccl.so.1", "libhccl.so", "libisthmus_dlopen.so", "libisthmus_audit.so")
+doors = [f"interpose/{name}" for name in doors]
+for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", *doors):
     assert (folder / name).is_file(), f"the package lacks {name}"
 import ctypes
 ctypes.CDLL(str(folder / "interpose" / "libisthmus_bridge.so"))  # finds libisthmus.so in the folder above

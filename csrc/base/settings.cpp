@@ -49,6 +49,10 @@ constexpr SettingRow kSettings[] = {
      true},
     {Setting::Interface, "ISTHMUS_INTERFACE", K::Text, "", 0, 0, "", false,
      "network interface or address to listen on; empty: the one that routes to the rendezvous address", true},
+    {Setting::Interpose, "ISTHMUS_INTERPOSE", K::Choice, "auto", 0, 0, "auto|nccl|rccl|hccl", false,
+     "whose front door `isthmus run --interpose` and `import isthmus.interpose` take; auto: that of the library which the "
+     "program or the installed packages use, else of what this machine has",
+     true},
     {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
      "label of this rank's island; equal labels form one island"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,

@@ -23,6 +23,7 @@ enum class Setting : int {
   GuardSlots,
   HeartbeatMs,
   Interface,
+  Interpose,
   Island,
   JobKey,
   Log,

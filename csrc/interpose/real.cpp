@@ -8,6 +8,7 @@
 
 #include <atomic>
 
+#include "neighbours.hpp"
 #include "search.hpp"
 #include "words.hpp"
 
@@ -21,7 +22,7 @@ bool disabled() {
   return set && strcmp(set, "1") == 0;
 }
 
-// Objects that the process has loaded so far.
+// Objects that the process has loaded so far, and what it asked for by a path.
 unsigned long long loaded() {
   unsigned long long adds = 0;
   dl_iterate_phdr(
@@ -30,7 +31,7 @@ unsigned long long loaded() {
         return 1;
       },
       &adds);
-  return adds;
+  return adds + (asked_for() ? 1 : 0);
 }
 
 struct Opened {
@@ -50,6 +51,7 @@ void open(Opened &o) {
   if (!o.real.handle) {
     text << "Isthmus found no " << vendor().name << " to forward to; looked at " << tried << ". " << vendor().install
          << ", or set " << vendor().setting << " to the path of its " << vendor().soname;
+    describe_neighbours(text, ". ");
     return;
   }
   link_map *map = nullptr;
@@ -81,6 +83,7 @@ const Real &real() noexcept {
   }
   // The one before stays: its words may be in somebody's hands.
   if (!made->real.handle && known) return made->real;  // said already
+  if (made->real.handle && !made->real.disabled) warn_of_neighbours();
   if (!made->real.handle) say(Level::Warn, made->text);
   else if (!made->real.disabled && said(Level::Info)) {
     char text[kTextBytes];

@@ -31,7 +31,8 @@ const char *reason_for(const char *name, const Real &r, bool spans) noexcept {
   made->spans = spans;
   Words words(made->text, sizeof made->text);
   if (spans) {
-    words << name << ": this communicator spans several vendors or islands, and what this function is for is there inside of "
+    words << name
+          << ": this communicator spans several vendors or islands, and what this function is for is there inside of "
           << vendor().name << " alone. docs/interpose.md lists what such a communicator can do";
   } else {
     words << name << ": the real library has no such function; it is ";

@@ -14,7 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "objects.hpp"
 #include "real.hpp"
+#include "ways/as_it_is.hpp"
 
 // Tells a copy of this library from the vendor's, whatever file it is and without a symbol: two copies would take each other for the real one.
 __asm__(
@@ -26,23 +28,6 @@ __asm__(
 
 namespace isthmus::interpose {
 namespace {
-
-bool has_our_note(const dl_phdr_info &object) {
-  for (int i = 0; i < object.dlpi_phnum; ++i) {
-    const ElfW(Phdr) &p = object.dlpi_phdr[i];
-    if (p.p_type != PT_NOTE) continue;
-    const auto *at = reinterpret_cast<const char *>(object.dlpi_addr + p.p_vaddr), *end = at + p.p_memsz;
-    while (at + sizeof(ElfW(Nhdr)) <= end) {
-      ElfW(Nhdr) note;
-      memcpy(&note, at, sizeof note);
-      const char *name = at + sizeof note;
-      if (note.n_namesz == 8 && name + 8 <= end && memcmp(name, "Isthmus", 8) == 0) return true;
-      const auto whole = [](size_t n) { return (n + 3) & ~size_t{3}; };
-      at = name + whole(note.n_namesz) + whole(note.n_descsz);
-    }
-  }
-  return false;
-}
 
 bool is_ours(void *handle) {
   link_map *map = nullptr;
@@ -73,10 +58,16 @@ bool malloc_is_replaced() {
 // it may come from a replaced malloc; the sanitizers end a program for that flag.
 int flags() { return RTLD_NOW | RTLD_LOCAL | (malloc_is_replaced() ? 0 : RTLD_DEEPBIND); }
 
+using AskedFor = const char *(const char *);
+AskedFor *hook() { return reinterpret_cast<AskedFor *>(dlsym(RTLD_DEFAULT, "isthmus_asked_for")); }
+
+bool somebody_replaces() { return hook() || getenv("LD_AUDIT"); }
+
 // Null if it is not there, or not what is looked for; only the latter is worth a word.
 void *try_file(const char *path, Words &tried) {
-  char whole[PATH_MAX];
+  char whole[PATH_MAX + sizeof kAsItIs];
   if (!realpath(path, whole)) return nullptr;
+  if (somebody_replaces()) spell_as_it_is(whole);
   void *handle = dlopen(whole, flags());
   if (!handle) {
     const char *why = dlerror();
@@ -109,18 +100,7 @@ struct Objects {
 };
 
 bool needs_it(const dl_phdr_info &object) {
-  for (int i = 0; i < object.dlpi_phnum; ++i) {
-    if (object.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    const auto *dynamic = reinterpret_cast<const ElfW(Dyn) *>(object.dlpi_addr + object.dlpi_phdr[i].p_vaddr);
-    const char *texts = nullptr;
-    for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
-      if (d->d_tag == DT_STRTAB) texts = reinterpret_cast<const char *>(d->d_un.d_ptr);
-    // An address, but for the kernel's own object: there the loader may not write, it is as in the file, and nothing is needed.
-    if (!texts || reinterpret_cast<uintptr_t>(texts) < object.dlpi_addr) return false;
-    for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
-      if (d->d_tag == DT_NEEDED && strcmp(texts + d->d_un.d_val, vendor().soname) == 0) return true;
-  }
-  return false;
+  return any_needed(object, [](const char *name) { return strcmp(name, vendor().soname) == 0; });
 }
 
 int note_down(dl_phdr_info *object, size_t, void *data) {
@@ -246,6 +226,11 @@ void *try_installations(Words &tried) {
 
 }  // namespace
 
+const char *asked_for() noexcept {
+  AskedFor *ask = hook();
+  return ask ? ask(vendor().soname) : nullptr;
+}
+
 void *open_real(Words &tried) noexcept {
   // Whoever runs a privileged program does not choose what it loads.
   if (const char *set = secure_getenv(vendor().setting); set && *set) {
@@ -257,6 +242,10 @@ void *open_real(Words &tried) noexcept {
     void *found = try_file(set, tried);
     if (!found && access(set, F_OK) != 0) tried << " (no such file)";
     return found;
+  }
+  if (const char *path = asked_for()) {
+    tried << path << ", ";
+    if (void *found = try_file(path, tried)) return found;
   }
   Objects all{};
   dl_iterate_phdr(note_down, &all);

@@ -9,4 +9,7 @@ namespace isthmus::interpose {
 // it was looked for and what was wrong with what was found.
 void *open_real(Words &tried) noexcept;
 
+// What the program opened by its path, where the hook before dlopen gave it this library (ways/dlopen.cpp). Null: nothing.
+const char *asked_for() noexcept;
+
 }  // namespace isthmus::interpose

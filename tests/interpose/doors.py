@@ -57,7 +57,10 @@ class Door:
 
     @property
     def sources(self) -> list[Path]:
-        return [SOURCES / f"{name}.cpp" for name in ("real", "search", "reasons", "words", self.library, *self.parts)]
+        return [
+            SOURCES / f"{name}.cpp"
+            for name in ("real", "search", "neighbours", "reasons", "words", self.library, *self.parts)
+        ]
 
 
 def nccl_like(library: str, soname: str, vendor: str, runtime: str, version: int) -> Door:

@@ -52,7 +52,9 @@ def test_the_real_library_sees_the_same_calls(door: Door, clients: dict[str, Pat
         assert bare["HcclCommInitRootInfoConfig"] == 2 and bare["HcclAllReduce"] == 9 and bare["HcclBatchSendRecv"] == 2
     else:
         assert bare["ncclCommInitRankConfig"] == 2 and bare["ncclAllReduce"] == 7
-        asked = {"ncclGetVersion": bare["ncclGetVersion"] + 1}  # what the door asks once for itself, when it opens the library
+        asked = {
+            "ncclGetVersion": bare["ncclGetVersion"] + 1
+        }  # what the door asks once for itself, when it opens the library
     assert calls("behind", LD_PRELOAD=door.path) == bare | asked
     assert calls("switched off", LD_PRELOAD=door.path, ISTHMUS_DISABLE="1") == bare
 

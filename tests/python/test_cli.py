@@ -33,7 +33,9 @@ def test_doctor_gives_data_and_settings() -> None:
     ended = command("doctor", "--json", "--no-test")
     report = json.loads(ended.stdout)
     assert report["ok"] is True
-    assert {"isthmus", "library", "python", "torch", "processor"} <= {finding["subject"] for finding in report["findings"]}
+    assert {"isthmus", "library", "python", "torch", "processor", "front doors"} <= {
+        finding["subject"] for finding in report["findings"]
+    }
     assert any(row["name"] == "ISTHMUS_TIMEOUT" for row in report["settings"])
     listed = command("doctor", "--settings", "--no-test")
     assert "ISTHMUS_EAGER_BYTES" in listed.stdout and "one-hop" in listed.stdout

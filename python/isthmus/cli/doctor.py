@@ -19,7 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__, _core, context_stats, settings
+from .._doors import DOORS, FOLDER
 from .._errors import Error
+from . import program
 from .bench import find_benchmark
 from .common import ask_ranks, mark
 from .layout import Layout
@@ -46,6 +48,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the data")
     parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
+    parser.add_argument(
+        "--program",
+        nargs=argparse.REMAINDER,
+        metavar="CMD",
+        help="nothing but this program: which library its collective calls go to, and what leads them to a front door; "
+        "all that follows is the program's",
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(settings_markdown(settings()), end="")
         return 0
+    if options.program is not None:
+        return program.run(options.program[1:] if options.program[:1] == ["--"] else options.program, options.json)
     findings = examine()
     test: dict[str, Any] | None = None
     if not options.no_test:
@@ -105,6 +116,7 @@ def examine() -> list[Finding]:
     findings.append(environment())
     findings += devices()
     findings += libraries()
+    findings.append(front_doors())
     return findings
 
 
@@ -140,6 +152,14 @@ def libraries() -> list[Finding]:
             remedy = "only for islands that it is to serve: install it, or say where it is with ISTHMUS_CCL_LIBRARY"
             findings.append(Finding(found["family"], "note", found["text"], remedy))
     return findings
+
+
+def front_doors() -> Finding:
+    """What programs of other libraries can be led to."""
+    here = [door.name for door in DOORS.values() if door.path.is_file()]
+    if not here:
+        return Finding("front doors", "note", f"none in {FOLDER}", "only for `isthmus run --interpose`: install anew")
+    return Finding("front doors", "ok", f"{', '.join(here)}; `isthmus doctor --program CMD` says what leads a program there")
 
 
 def package(name: str, purpose: str, remedy: str) -> Finding:

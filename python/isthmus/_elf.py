@@ -1,0 +1,189 @@
+"""What is in an executable or a shared library, as far as the loader looks at it. Nothing is run."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Elf", "NotElf", "mentions", "read"]
+
+_DYN = 3  # e_type of shared libraries, and of executables that can be anywhere
+_LOAD, _DYNAMIC, _INTERP, _NOTE = 1, 2, 3, 4
+_NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 4, 5, 6, 10, 14, 15, 29
+_GNU_HASH = 0x6FFFFEF5
+
+
+class NotElf(ValueError):
+    """The file is no 64-bit ELF object, or is cut off."""
+
+
+@dataclass(frozen=True)
+class Elf:
+    """One object."""
+
+    path: Path
+    machine: int  # e_machine
+    position_independent: bool
+    interpreter: str  # the loader that a program asks for; empty for a library, and for a program that is linked statically
+    dynamic: bool  # whether it has anything for the loader
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]  # as written, with $ORIGIN; empty where there is a RUNPATH, which the loader takes instead
+    runpath: tuple[str, ...]
+    is_door: bool  # one of Isthmus' front doors, or a copy of one
+    defined: frozenset[str]  # of the names that were asked for
+    wanted: frozenset[str]
+
+    @property
+    def static_program(self) -> bool:
+        return not self.interpreter and not (self.dynamic and self.soname) and not self.needed
+
+
+def read(path: str | Path, names: tuple[bytes, ...] = ()) -> Elf:
+    """Reads the file. Of its symbols those are kept that begin with one of `names`."""
+    with open(path, "rb") as file:
+        try:
+            image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise NotElf(f"{path} is empty") from None
+        with image:
+            try:
+                return _Reader(Path(path), image).read(names)
+            except NotElf:
+                raise
+            except (struct.error, ValueError, OverflowError, MemoryError):
+                raise NotElf(f"{path} is cut off, or no ELF object in truth") from None
+
+
+def mentions(path: str | Path, text: str) -> str:
+    """The first word in the file that ends with this name, a version behind it or not. Empty: there is none."""
+    with open(path, "rb") as file:
+        try:
+            image = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            return ""
+        with image:
+            at = -1
+            while (at := image.find(text.encode(), at + 1)) >= 0:
+                begin, end = max(0, at - 4096), image.find(b"\0", at)
+                before = re.search(rb"[ -~]*\Z", image[begin:at])
+                whole = (before[0] if before else b"") + image[at : end if end >= 0 else at]
+                if re.fullmatch(rb"[!-~]*" + re.escape(text.encode()) + rb"(\.[0-9]+)*", whole):
+                    return whole.decode()
+    return ""
+
+
+def _occurrences(text: bytes, part: bytes) -> Iterator[int]:
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
+
+
+class _Reader:
+    def __init__(self, path: Path, image: mmap.mmap) -> None:
+        self.path, self.image = path, image
+        if image[:4] != b"\x7fELF":
+            raise NotElf(f"{path} is no ELF object")
+        if image[4:6] != b"\x02\x01":
+            raise NotElf(f"{path} is not of a 64-bit, little-endian machine")
+        self.type, self.machine = struct.unpack_from("<HH", image, 16)
+        (start,) = struct.unpack_from("<Q", image, 32)
+        size, count = struct.unpack_from("<HH", image, 54)
+        if count and size != 56:
+            raise NotElf(f"{path} has program headers of {size} bytes, not 56")
+        # type, flags, offset, virtual address, physical address, bytes in the file, bytes in memory, alignment
+        self.headers = [struct.unpack_from("<IIQQQQQQ", image, start + i * size) for i in range(count)]
+
+    def read(self, names: tuple[bytes, ...]) -> Elf:
+        tags = list(self.tags())
+        by_tag = dict(tags)
+        texts = self.offset(by_tag[_STRTAB]) if _STRTAB in by_tag else 0
+
+        def folders(tag: int) -> tuple[str, ...]:
+            return tuple(part for part in self.text(texts + by_tag[tag]).split(":") if part) if tag in by_tag else ()
+
+        defined, wanted = self.symbols(by_tag, texts, names) if names else (frozenset[str](), frozenset[str]())
+        interpreter = next((self.text(h[2]) for h in self.headers if h[0] == _INTERP), "")
+        runpath = folders(_RUNPATH)
+        return Elf(
+            self.path,
+            self.machine,
+            self.type == _DYN,
+            interpreter,
+            bool(tags),
+            self.text(texts + by_tag[_SONAME]) if _SONAME in by_tag else "",
+            tuple(self.text(texts + value) for tag, value in tags if tag == _NEEDED),
+            () if _RUNPATH in by_tag else folders(_RPATH),
+            runpath,
+            self.has_our_note(),
+            defined,
+            wanted,
+        )
+
+    def tags(self) -> Iterator[tuple[int, int]]:
+        for header in self.headers:
+            if header[0] == _DYNAMIC:
+                for at in range(header[2], header[2] + header[5], 16):
+                    tag, value = struct.unpack_from("<qQ", self.image, at)
+                    if tag == 0:
+                        return
+                    yield tag, value
+
+    def offset(self, address: int) -> int:
+        for kind, _, offset, start, _, in_file, _, _ in self.headers:
+            if kind == _LOAD and start <= address < start + in_file:
+                return int(offset + address - start)
+        raise NotElf(f"{self.path} has a table outside of what is loaded")
+
+    def text(self, offset: int) -> str:
+        end = self.image.find(b"\0", offset)
+        if end < 0 or offset > len(self.image):
+            raise NotElf(f"{self.path} is cut off")
+        return self.image[offset:end].decode(errors="replace")
+
+    def symbols(self, tags: dict[int, int], texts: int, names: tuple[bytes, ...]) -> tuple[frozenset[str], frozenset[str]]:
+        if _SYMTAB not in tags or _STRSZ not in tags:
+            return frozenset(), frozenset()
+        table, count = self.offset(tags[_SYMTAB]), self.symbol_count(tags)
+        all_texts = self.image[texts : texts + tags[_STRSZ]]
+        # A name may be the end of another text, so they are looked for everywhere; few of half a million symbols are these.
+        starts = {at for name in names for at in _occurrences(all_texts, name)}
+        defined: set[str] = set()
+        wanted: set[str] = set()
+        symbols = self.image[table : table + 24 * count] if starts else b""
+        for at, info, other, section, _, _ in struct.iter_unpack("<IBBHQQ", symbols):
+            if at in starts and info >> 4 in (1, 2, 10) and other & 3 in (0, 3):  # global, weak or unique, and not hidden
+                (defined if section else wanted).add(all_texts[at : all_texts.index(b"\0", at)].decode(errors="replace"))
+        return frozenset(defined), frozenset(wanted)
+
+    def symbol_count(self, tags: dict[int, int]) -> int:
+        if _HASH in tags:
+            return int(struct.unpack_from("<I", self.image, self.offset(tags[_HASH]) + 4)[0])
+        if _GNU_HASH not in tags:
+            return 0
+        at = self.offset(tags[_GNU_HASH])
+        buckets, first, blooms, _ = struct.unpack_from("<IIII", self.image, at)
+        start = at + 16 + 8 * blooms
+        last = max(struct.unpack_from(f"<{buckets}I", self.image, start), default=0)
+        if last < first:  # it exports nothing; those that it asks for stand before
+            return int(first)
+        chains = start + 4 * buckets
+        while struct.unpack_from("<I", self.image, chains + 4 * (last - first))[0] & 1 == 0:
+            last += 1
+        return int(last + 1)
+
+    def has_our_note(self) -> bool:
+        for header in self.headers:
+            if header[0] == _NOTE:
+                at, end = header[2], header[2] + header[5]
+                while at + 12 <= end:
+                    name, description, _ = struct.unpack_from("<III", self.image, at)
+                    if self.image[at + 12 : at + 12 + name] == b"Isthmus\0":
+                        return True
+                    at += 12 + (name + 3 & ~3) + (description + 3 & ~3)
+        return False
