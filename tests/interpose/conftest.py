@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import DOORS, HERE, Door, compile_c
+from doors import DOORS, HERE, SANITIZER, Door, compile_c
 
 
 @pytest.fixture(params=sorted(DOORS))
@@ -22,10 +22,12 @@ def build_clients(source: str, folder: Path) -> dict[str, Path]:
     for name, door in DOORS.items():
         runtime = "libcuda.so.1" if name == "nccl" else "libamdhip64.so.6"
         path = built[name] = folder / f"{source}-{name}"
-        libraries = [door.real, door.simulated / runtime]
+        libraries = [door.path if SANITIZER else door.real, door.simulated / runtime]
         amd = ["-DAMD"] if name == "rccl" else []
         # What the libraries need themselves is found when the program runs.
         linked = ["-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
+        if SANITIZER:
+            linked.append(f"-fsanitize={SANITIZER}")
         compile_c(*amd, HERE / f"{source}.c", "-o", path, *libraries, *linked)
     return built
 

@@ -8,10 +8,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-BUILD = ROOT / "build" / "release"
+# A build of a sanitizer, where one is named: then programs are linked against the doors, since its runtime must come first.
+SANITIZER = os.environ.get("INTERPOSE_SANITIZER", "")
+BUILD = Path(os.environ.get("INTERPOSE_BUILD", ROOT / "build" / "release"))
 sys.path.insert(0, str(ROOT / "scripts"))
+
+preloaded = pytest.mark.skipif(bool(SANITIZER), reason="a door that is preloaded, and a sanitizer's runtime must come first")
 
 
 @dataclass(frozen=True)

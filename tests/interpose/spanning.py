@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from doors import DOORS
+from doors import DOORS, SANITIZER
 
 VENDORS = {"n": "nccl", "a": "rccl"}
 
@@ -50,7 +50,11 @@ def environment(letter: str, behind: bool = True) -> dict[str, str]:
         "ISTHMUS_INTERFACE": "lo",
         "VENDOR": VENDORS[letter],
     }
-    return kept | given | ({"LD_PRELOAD": str(door.path)} if behind else {})
+    if SANITIZER:
+        given["LD_LIBRARY_PATH"] = f"{door.path.parent}:{door.simulated}"
+    elif behind:
+        given["LD_PRELOAD"] = str(door.path)
+    return kept | given
 
 
 def start(
