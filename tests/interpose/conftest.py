@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import DOORS, HERE, Door, client, compile_c, linked
+from doors import DOORS, HERE, SANITIZER, Door, client, compile_c, linked
 
 
 @pytest.fixture(params=sorted(DOORS))
@@ -22,7 +22,8 @@ def build_clients(source: str, folder: Path, doors: Iterable[str]) -> dict[str, 
     for name in doors:
         path = built[name] = folder / f"{source}-{name}"
         # What the libraries need themselves is found when the program runs.
-        compile_c(*client(DOORS[name], source), "-o", path, *linked(DOORS[name]))
+        watched = [f"-fsanitize={SANITIZER}"] if SANITIZER else []
+        compile_c(*client(DOORS[name], source), "-o", path, *linked(DOORS[name]), *watched)
     return built
 
 

@@ -8,11 +8,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-BUILD = ROOT / "build" / "release"
+# A build of a sanitizer, where one is named: then programs are linked against the doors, since its runtime must come first.
+SANITIZER = os.environ.get("INTERPOSE_SANITIZER", "")
+BUILD = Path(os.environ.get("INTERPOSE_BUILD", ROOT / "build" / "release"))
 SOURCES = ROOT / "csrc" / "interpose"
 sys.path.insert(0, str(ROOT / "scripts"))
+
+preloaded = pytest.mark.skipif(bool(SANITIZER), reason="a door that is preloaded, and a sanitizer's runtime must come first")
 
 # A number that a library gives of itself, as Python that has it as `library`. That of NCCL and RCCL is their version.
 NCCL_NUMBER = "n = ctypes.c_int(-1)\nassert library.ncclGetVersion(ctypes.byref(n)) == 0\nnumber = n.value\n"
@@ -123,4 +129,10 @@ def client(door: Door, source: str = "client") -> list[str | Path]:
 
 def linked(door: Door) -> list[str | Path]:
     """What that is linked with."""
-    return [door.real, door.simulated / door.runtime, "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
+    return [
+        door.path if SANITIZER else door.real,
+        door.simulated / door.runtime,
+        "-Wl,--allow-shlib-undefined",
+        "-pthread",
+        "-ldl",
+    ]

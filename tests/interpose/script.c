@@ -310,7 +310,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
   else if (!strcmp(call, "hold")) hold(streams[a], words[held++]);
   else if (!strcmp(call, "release")) {
-    while (held) *words[--held] = 1;
+    while (held) __atomic_store_n(words[--held], 1, __ATOMIC_RELEASE);
   } else if (!strcmp(call, "capture")) begin_capture(streams[a]);
   else if (!strcmp(call, "stop")) end_capture(streams[a]);
   else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from doors import DOORS
+from doors import DOORS, SANITIZER
 
 VENDORS = {"n": "nccl", "a": "rccl"}
 
@@ -38,10 +38,28 @@ def fleet(vendors: str) -> list[Rank]:
     return [Rank(VENDORS[letter]) for letter in vendors]
 
 
+def environment(letter: str, behind: bool = True) -> dict[str, str]:
+    """Of a program for that vendor, behind its door or not."""
+    door = DOORS[VENDORS[letter]]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_"))}
+    given = {
+        "LD_LIBRARY_PATH": str(door.simulated),
+        "REHEARSAL_QUIET": "1",
+        "REHEARSAL_DEVICES": "4",
+        "ISTHMUS_TIMEOUT": "20",
+        "ISTHMUS_INTERFACE": "lo",
+        "VENDOR": VENDORS[letter],
+    }
+    if SANITIZER:
+        given["LD_LIBRARY_PATH"] = f"{door.path.parent}:{door.simulated}"
+    elif behind:
+        given["LD_PRELOAD"] = str(door.path)
+    return kept | given
+
+
 def start(
     ranks: Sequence[Rank], programs: Mapping[str, Path], folder: Path, behind: bool = True
 ) -> list[subprocess.Popen[bytes]]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_"))}
     job = []
     used: dict[str, int] = {}
     for number, rank in enumerate(ranks):
@@ -50,20 +68,10 @@ def start(
         (folder / f"in.{number}").write_bytes(b"".join(rank.inputs))
         device = used.setdefault(rank.vendor, 0)
         used[rank.vendor] += 1
-        given = {
-            "LD_LIBRARY_PATH": str(door.simulated),
-            "REHEARSAL_QUIET": "1",
-            "REHEARSAL_DEVICES": "4",
-            "ISTHMUS_TIMEOUT": "20",
-            "ISTHMUS_INTERFACE": "lo",
-            "DEVICE": str(device),
-            "REAL": str(door.real),
-        }
-        if behind:
-            given["LD_PRELOAD"] = str(door.path)
+        given = environment("n" if rank.vendor == "nccl" else "a", behind) | {"DEVICE": str(device), "REAL": str(door.real)}
         words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
         logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
-        job.append(subprocess.Popen(words, env=kept | given | rank.environment, stdout=logs[0], stderr=logs[1]))
+        job.append(subprocess.Popen(words, env=given | rank.environment, stdout=logs[0], stderr=logs[1]))
         for log in logs:
             log.close()
     return job
@@ -73,7 +81,9 @@ def run(
     ranks: Sequence[Rank], programs: Mapping[str, Path], folder: Path | None = None, seconds: float = 45, behind: bool = True
 ) -> None:
     """Runs them all to their ends and notes what they did. One that has none has no code."""
-    folder = folder or Path(tempfile.mkdtemp(prefix="spanning-"))
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="spanning-") as made:
+            return run(ranks, programs, Path(made), seconds, behind)
     folder.mkdir(parents=True, exist_ok=True)
     job = start(ranks, programs, folder, behind)
     until = time.monotonic() + seconds

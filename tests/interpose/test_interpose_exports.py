@@ -101,6 +101,13 @@ def test_nothing_happens_when_a_door_is_loaded(door: Door) -> None:
     assert not {"DT_RPATH", "DT_RUNPATH", "DT_TEXTREL"} & set(found)
 
 
+def test_the_bridge_is_a_program_of_isthmus_and_exports_how_to_open_it() -> None:
+    bridge = DOORS["nccl"].path.parent / "libisthmus_bridge.so"
+    assert symbols(bridge)[0] == {"isthmus_bridge_nccl"}
+    assert {name for name in symbols(bridge)[1] if name.startswith(("nccl", "cu", "hip"))} == set()
+    assert "libisthmus.so" in dynamic(bridge)["DT_NEEDED"]
+
+
 def test_the_doors_ask_for_nothing_of_cpp_and_never_for_the_next_library(door: Door) -> None:
     _, wanted = symbols(door.path)
     assert "dlopen" in wanted

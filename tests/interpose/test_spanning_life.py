@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doors import DOORS
+from doors import DOORS, preloaded
 from doors import run as run_program
 from spanning import Rank, check, fleet, run
 
@@ -66,6 +66,20 @@ def test_a_process_that_is_no_rank_makes_the_id(scripted: dict[str, Path], tmp_p
     assert ranks[0].output == ranks[1].output == summed(2)
 
 
+def test_an_id_of_another_vendors_process_is_no_id_of_the_library(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Both ranks are NVIDIA's, and the id is RCCL's: NCCL could make nothing of it, so Isthmus carries the communicator."""
+    ranks = fleet("nna")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say(f"join {number} 2", "all_reduce 7 0 5 0 0 0", "wait", f"touch done.{number}", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    ranks[2].say("id", "expect done.0", "expect done.1")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks[:2]:
+        assert rank.output == summed(2) and SPANS in rank.logged and "served by nccl" in rank.logged
+
+
 def test_the_ranks_of_one_vendor_get_its_library(scripted: dict[str, Path]) -> None:
     for vendors, library in (("nnn", "NCCL"), ("aa", "RCCL")):
         ranks = fleet(vendors)
@@ -76,6 +90,7 @@ def test_the_ranks_of_one_vendor_get_its_library(scripted: dict[str, Path]) -> N
             assert rank.output == summed(len(ranks)) and f"{library} {VENDORS}" in rank.logged
 
 
+@preloaded
 def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: dict[str, Path], tmp_path: Path) -> None:
     """Recorded by the simulated library: every call of it, and of the driver, with how often it was made."""
 
@@ -392,6 +407,7 @@ def test_the_real_library_refuses_our_handle(scripted: dict[str, Path]) -> None:
         assert rank.code == 0 and " stray: 4 -1\n" in rank.printed and rank.output == summed(2), rank.printed
 
 
+@preloaded
 def test_without_the_bridge_a_door_is_what_it_was(scripted: dict[str, Path], tmp_path: Path) -> None:
     """A folder with the door alone: one vendor's communicators work, and it is said once that there are no others."""
     door = DOORS["nccl"]
@@ -410,6 +426,7 @@ def test_without_the_bridge_a_door_is_what_it_was(scripted: dict[str, Path], tmp
         assert rank.logged.count("\n") == 1 and "libisthmus_bridge.so cannot be used" in rank.logged
 
 
+@preloaded
 def test_isthmus_itself_finds_the_real_library_behind_a_door(tmp_path: Path) -> None:
     """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
     library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"

@@ -116,6 +116,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
   if (!out || count < 0 || (count > 0 && !excluded))
     return note(refused(kInvalidArgument, kCall, "an argument is NULL or negative"));
+  if (Asked asked; !read(config, asked))
+    return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (flags != kDefault)
     return note(refused(
         kInvalidUsage, kCall,
