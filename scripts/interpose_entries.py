@@ -5,8 +5,8 @@
 
     interpose_entries.py csrc/interpose/nccl.symbols bridge build/.../routed_calls.hpp
 
-The second argument is the door; it chooses the rows. `bridge` makes the list of the functions that the bridge behind the doors
-has: those of all rows that are routed to it. CMake runs it. Standard library only.
+The second argument is the door; it chooses the rows. `bridge` makes the list of the functions that the bridge behind the
+doors has: those of all rows that are routed to it. CMake runs it. Standard library only.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 const char *whose(void);
-int version(void);
+int number(void);
 
 #ifdef ASKS_FOR
 static const char *name(void) { return ASKS_FOR; }
@@ -22,7 +22,7 @@ static int (*get(void))(int *) {
   void *volatile handle = dlopen(name(), RTLD_NOW);
   return handle ? (int (*)(int *))dlsym(handle, "ncclGetVersion") : NULL;
 }
-int version(void) {
+int number(void) {
   int (*call)(int *) = get(), value = -1;
   return call && call(&value) == 0 ? value : -1;
 }
@@ -33,7 +33,7 @@ const char *whose(void) {
 
 #ifdef PROGRAM
 int main(void) {
-  printf("%d %s\n", version(), whose());
+  printf("%d %s\n", number(), whose());
   return 0;
 }
 #endif

@@ -14,7 +14,7 @@ real = here.parent / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
 if real.exists(): ctypes.CDLL(str(real))
 cuda = ctypes.CDLL(str(next((here / "lib").glob("libtorch_*.so"))))
 cuda.whose.restype = ctypes.c_char_p
-def answered(): return f"{cuda.version()} {cuda.whose().decode()}"
+def answered(): return f"{cuda.number()} {cuda.whose().decode()}"
 """
 # As CuPy's and JAX': the library is loaded by its path. CuPy's extension is linked, without a folder; JAX' plug-in
 # opens it by its name.

@@ -19,7 +19,7 @@ from isthmus._doors import DOORS as PACKAGED
 from test_interpose_real import none_installed  # noqa: F401
 
 PYTHON_PATH = str(FOLDER.parents[1])
-SAYS = '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", version(), whose()); return 0; }\n'
+SAYS = '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", number(), whose()); return 0; }\n'
 
 
 @pytest.fixture(params=["nccl", "rccl"])
@@ -86,7 +86,7 @@ def test_of_a_linked_program(door: Door, tag: str, fake: Callable[..., Path], tm
 def test_of_a_program_whose_library_is_linked(door: Door, tag: str, fake: Callable[..., Path], tmp_path: Path) -> None:
     """The program's RPATH serves what its libraries need, and its RUNPATH does not."""
     source, program, library, real = tmp_path / "main.c", tmp_path / "program", tmp_path / "libmine.so", fake(door.soname)
-    source.write_text(SAYS.replace('#include "plugin.c"', "int version(void);\nconst char *whose(void);"))
+    source.write_text(SAYS.replace('#include "plugin.c"', "int number(void);\nconst char *whose(void);"))
     compile_c("-shared", "-fPIC", HERE / "plugin.c", "-o", library, real)
     dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
     folders = [f"-Wl,{dtags}", "-Wl,-rpath,$ORIGIN:$ORIGIN/fake", "-Wl,--allow-shlib-undefined"]

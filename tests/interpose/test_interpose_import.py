@@ -56,7 +56,7 @@ def test_cupy_and_jax_are_behind_the_door(package: str, tmp_path: Path) -> None:
         f"import isthmus.interpose, ctypes, {package}\n"
         f"library = ctypes.CDLL({str(path)!r})\n"
         "library.whose.restype = ctypes.c_char_p\n"
-        "print(library.version(), library.whose().decode())\n"
+        "print(library.number(), library.whose().decode())\n"
     )
     assert program(text, tmp_path) == (f"22703 {PACKAGED['nccl'].path}", "")
 

@@ -217,7 +217,7 @@ def test_a_program_with_an_rpath_is_preloaded_for(door: Door, fake: Callable[...
     words = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/fake"]
     source = tmp_path / "main.c"
     source.write_text(
-        '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", version(), whose()); return 0; }\n'
+        '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", number(), whose()); return 0; }\n'
     )
     compile_c(f"-I{HERE}", source, "-o", program, real, *words, "-ldl")
     assert isthmus("--", program).stdout == f"21903 {path_of(door)}\n"
@@ -273,7 +273,7 @@ def test_jax_which_is_not_linked_is_told_where_its_library_is(tmp_path: Path) ->
     """Its plug-in's packages are another environment's than those that the door looks at."""
     real = packages.nvidia(tmp_path)
     path = packages.jax(tmp_path)
-    program = f"import ctypes; l = ctypes.CDLL({str(path)!r}); print(l.version())"
+    program = f"import ctypes; l = ctypes.CDLL({str(path)!r}); print(l.number())"
     ended = isthmus("--", sys.executable, "-c", program, folder=tmp_path)
     assert ended.stdout == "22703\n" and f"ISTHMUS_REAL_NCCL={real}" in ended.stderr, ended.stderr
 
