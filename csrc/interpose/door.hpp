@@ -7,8 +7,8 @@
 
 namespace isthmus::interpose {
 
-// Handles of communicators that span vendors lie in a range of addresses of their own, where zeros can be read and nothing can be written:
-// who takes one for a communicator of the vendor's does not find the number that those begin with.
+// Handles of communicators that span vendors lie in a range of addresses of their own, which can be read once there is one, and never
+// written: who takes one for a communicator of the vendor's does not find the number that those begin with.
 constexpr uintptr_t kHandleBytes = uintptr_t{32} << 20;
 
 // Of one thread.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <set>
 
@@ -367,11 +368,18 @@ Result async_error(Handle handle, Result *out) {
   return kSuccess;
 }
 
-const char *last_error(Handle handle) {
+const char *last_error(Handle handle) noexcept try {
   const CommPtr comm = bridge::find(handle);
   if (!comm) return nullptr;
   const Outcome o = comm->status();
   return o.ok() || o.code == ISTHMUS_IN_PROGRESS ? nullptr : keep(o.text);
+} catch (const std::exception &) { return "Isthmus has no memory to say why"; }
+
+// The texts of what the standard library throws, which are few.
+const char *no_memory(const char *what) noexcept {
+  try {
+    return keep(std::string("Isthmus: ") + what);
+  } catch (const std::exception &) { return "Isthmus has no memory"; }
 }
 
 Result finalize(Handle handle) {
@@ -392,48 +400,63 @@ Result abort(Handle handle) {
   return kSuccess;
 }
 
+// Nothing is thrown into a door, or the program behind it: no memory and no thread are errors like others.
+template <auto F>
+struct Guarded;
+template <class... A, Result (*F)(A...)>
+struct Guarded<F> {
+  static Result call(A... arguments) noexcept {
+    try {
+      return F(arguments...);
+    } catch (const std::exception &e) {
+      door().keep(no_memory(e.what()));
+      return kSystemError;
+    }
+  }
+};
+
 constexpr interpose::Calls make_calls() {
   interpose::Calls c{};
-  c.ncclGetUniqueId = get_unique_id;
-  c.ncclCommInitAll = init_all;
-  c.ncclCommInitRank = init_rank;
-  c.ncclCommInitRankConfig = init_rank_config;
-  c.ncclCommInitRankScalable = init_rank_scalable;
-  c.ncclCommInitRankMulti = init_rank_multi;
-  c.ncclCommSplit = split;
-  c.ncclCommShrink = shrink;
-  c.ncclCommCount = count;
-  c.ncclCommUserRank = user_rank;
-  c.ncclCommCuDevice = device;
-  c.ncclCommGetAsyncError = async_error;
-  c.ncclCommFinalize = finalize;
-  c.ncclCommDestroy = destroy;
-  c.ncclCommAbort = abort;
-  c.ncclRedOpCreatePreMulSum = create_premul_sum;
-  c.ncclRedOpDestroy = destroy_op;
-  c.ncclAllReduce = all_reduce;
-  c.ncclReduce = reduce;
-  c.ncclBroadcast = broadcast;
-  c.ncclBcast = bcast;
-  c.ncclAllGather = all_gather;
-  c.ncclReduceScatter = reduce_scatter;
-  c.ncclAlltoAll = all_to_all;
-  c.ncclAllToAll = all_to_all;
-  c.ncclAlltoAllv = all_to_all_v;
-  c.ncclAllToAllv = all_to_all_v;
-  c.ncclGather = gather;
-  c.ncclScatter = scatter;
-  c.ncclSend = send;
-  c.ncclRecv = recv;
-  c.ncclAllReduceConfig = all_reduce_config;
-  c.ncclReduceConfig = reduce_config;
-  c.ncclBroadcastConfig = broadcast_config;
-  c.ncclAllGatherConfig = all_gather_config;
-  c.ncclReduceScatterConfig = reduce_scatter_config;
-  c.ncclAlltoAllConfig = all_to_all_config;
-  c.ncclGatherConfig = gather_config;
-  c.ncclScatterConfig = scatter_config;
-  c.group_end = group_end;
+  c.ncclGetUniqueId = Guarded<get_unique_id>::call;
+  c.ncclCommInitAll = Guarded<init_all>::call;
+  c.ncclCommInitRank = Guarded<init_rank>::call;
+  c.ncclCommInitRankConfig = Guarded<init_rank_config>::call;
+  c.ncclCommInitRankScalable = Guarded<init_rank_scalable>::call;
+  c.ncclCommInitRankMulti = Guarded<init_rank_multi>::call;
+  c.ncclCommSplit = Guarded<split>::call;
+  c.ncclCommShrink = Guarded<shrink>::call;
+  c.ncclCommCount = Guarded<count>::call;
+  c.ncclCommUserRank = Guarded<user_rank>::call;
+  c.ncclCommCuDevice = Guarded<device>::call;
+  c.ncclCommGetAsyncError = Guarded<async_error>::call;
+  c.ncclCommFinalize = Guarded<finalize>::call;
+  c.ncclCommDestroy = Guarded<destroy>::call;
+  c.ncclCommAbort = Guarded<abort>::call;
+  c.ncclRedOpCreatePreMulSum = Guarded<create_premul_sum>::call;
+  c.ncclRedOpDestroy = Guarded<destroy_op>::call;
+  c.ncclAllReduce = Guarded<all_reduce>::call;
+  c.ncclReduce = Guarded<reduce>::call;
+  c.ncclBroadcast = Guarded<broadcast>::call;
+  c.ncclBcast = Guarded<bcast>::call;
+  c.ncclAllGather = Guarded<all_gather>::call;
+  c.ncclReduceScatter = Guarded<reduce_scatter>::call;
+  c.ncclAlltoAll = Guarded<all_to_all>::call;
+  c.ncclAllToAll = Guarded<all_to_all>::call;
+  c.ncclAlltoAllv = Guarded<all_to_all_v>::call;
+  c.ncclAllToAllv = Guarded<all_to_all_v>::call;
+  c.ncclGather = Guarded<gather>::call;
+  c.ncclScatter = Guarded<scatter>::call;
+  c.ncclSend = Guarded<send>::call;
+  c.ncclRecv = Guarded<recv>::call;
+  c.ncclAllReduceConfig = Guarded<all_reduce_config>::call;
+  c.ncclReduceConfig = Guarded<reduce_config>::call;
+  c.ncclBroadcastConfig = Guarded<broadcast_config>::call;
+  c.ncclAllGatherConfig = Guarded<all_gather_config>::call;
+  c.ncclReduceScatterConfig = Guarded<reduce_scatter_config>::call;
+  c.ncclAlltoAllConfig = Guarded<all_to_all_config>::call;
+  c.ncclGatherConfig = Guarded<gather_config>::call;
+  c.ncclScatterConfig = Guarded<scatter_config>::call;
+  c.group_end = Guarded<group_end>::call;
   c.group_forget = group_forget;
   c.last_error = last_error;
   return c;

@@ -52,7 +52,9 @@ Result open(Init &i) {
   i.comm =
       std::make_shared<Comm>(Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket))});
   *i.out = give_handle(i.comm);
-  return *i.out ? kSuccess : refused(kSystemError, i.call, "too many communicators that span vendors are in use");
+  return *i.out ? kSuccess
+                : refused(kSystemError, i.call,
+                          "too many communicators that span vendors are in use, or there is no memory for their handles");
 }
 
 // What is the vendor's business is done; the rest on this thread.

@@ -89,7 +89,9 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Handle *
       std::make_shared<Comm>(Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family)});
   comm->adopt(part);
   *out = give_handle(comm);
-  return *out ? kSuccess : refused(kSystemError, kCall, "too many communicators that span vendors are in use");
+  return *out ? kSuccess
+              : refused(kSystemError, kCall,
+                        "too many communicators that span vendors are in use, or there is no memory for their handles");
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "handles.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <shared_mutex>
@@ -28,6 +30,27 @@ Table &table() {
   return *the_table;
 }
 
+// Makes the range readable: one piece of memory, again and again. All its bits are set. NCCL then finds neither the number that its
+// communicators begin with nor, where it looks for one that was destroyed before it looks for that, a rank other than -1.
+bool fill() {
+  constexpr size_t kPiece = size_t{2} << 20;
+  static_assert(interpose::kHandleBytes % kPiece == 0);
+  const int file = ::memfd_create("isthmus handles", MFD_CLOEXEC);
+  if (file < 0) return false;
+  bool filled = ::ftruncate(file, kPiece) == 0;
+  void *piece = filled ? ::mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+  filled = piece != MAP_FAILED;
+  if (filled) {
+    std::memset(piece, 0xff, kPiece);
+    ::munmap(piece, kPiece);
+  }
+  for (uintptr_t at = 0; filled && at < interpose::kHandleBytes; at += kPiece)
+    filled = ::mmap(reinterpret_cast<void *>(reserve_handles() + at), kPiece, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) !=
+             MAP_FAILED;
+  ::close(file);
+  return filled;
+}
+
 size_t place_of(const void *handle) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(handle) - reserve_handles();
   return at % kStep == 0 ? at / kStep : kMost;
@@ -37,13 +60,15 @@ size_t place_of(const void *handle) {
 
 uintptr_t reserve_handles() noexcept {
   static const uintptr_t begin = [] {
-    void *p = ::mmap(nullptr, interpose::kHandleBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = ::mmap(nullptr, interpose::kHandleBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? uintptr_t{0} : reinterpret_cast<uintptr_t>(p);
   }();
   return begin;
 }
 
 void *give_handle(std::shared_ptr<Comm> comm) {
+  static const bool filled = fill();
+  if (!filled) return nullptr;
   Table &t = table();
   const std::lock_guard lock(t.mutex);
   size_t place = t.comms.size();
