@@ -17,8 +17,13 @@ constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to te
 
 class Client final : public Exchange {
  public:
-  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, std::string root)
-      : addresses_(std::move(addresses)), rank_(rank), world_(world), key_(key), root_(std::move(root)) {
+  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served)
+      : addresses_(std::move(addresses)),
+        rank_(rank),
+        world_(world),
+        key_(key),
+        root_(served ? "the process that made the id" : "rank 0") {
+    whole_root_ = served ? root_ : formatted("rank 0 of {}", world);
     for (const std::string &a : addresses_) where_ += (where_.empty() ? "" : ", ") + a;
   }
 
@@ -66,7 +71,7 @@ class Client final : public Exchange {
             foreign_since ? Code::Auth : Code::Timeout,
             "rank {}: {} did not appear within {:g} s at {} ({}); check that it runs, with the same address and world size, "
             "and that no firewall stands between",
-            rank_, root_, deadline.seconds(), where_, last);
+            rank_, whole_root_, deadline.seconds(), where_, last);
       pause(deadline, wait);
     }
   }
@@ -144,7 +149,7 @@ class Client final : public Exchange {
       if (gave_up)
         fail(Code::Timeout,
              "rank {}: no answer from {} at {} within {:g} s; other ranks may be missing, or it is busy or stopped", rank_,
-             root_, where_, deadline.seconds());
+             whole_root_, where_, deadline.seconds());
       gave_up = true;  // rank 0 knows who is missing, and answers at once unless it is stopped or busy elsewhere
       until = Deadline(kVerdictSeconds);
       if (sent == out.size()) {
@@ -160,6 +165,7 @@ class Client final : public Exchange {
   const int rank_, world_;
   const Bytes16 key_;
   const std::string root_;  // the other end, in messages
+  std::string whole_root_;  // likewise, with the number of ranks
   std::vector<Blob> came_;  // in the round that goes on, or that failed
   std::string where_;
   UniqueFd fd_;
@@ -171,8 +177,7 @@ class Client final : public Exchange {
 
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
                                           bool served) {
-  return std::make_unique<Client>(std::move(addresses), rank, world, key,
-                                  served ? "the process that made the id" : formatted("rank 0 of {}", world));
+  return std::make_unique<Client>(std::move(addresses), rank, world, key, served);
 }
 
 }  // namespace isthmus::bootstrap

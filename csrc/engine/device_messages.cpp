@@ -106,7 +106,7 @@ void Member::submit_parts(Op *op) noexcept {
   const uint64_t size = std::max(part_bytes_ / element, uint64_t{1}) * element;
   const auto parts = static_cast<uint32_t>((whole + size - 1) / size);
   op->children.store(parts + 1, std::memory_order_relaxed);
-  std::unique_lock whole_message(order_[op->call.collective == plan::Collective::Send ? 0 : 1]);
+  auto whole_message = in_order(*op);
   for (uint32_t i = 0; i < parts; ++i) {
     Op *part = OpPool::instance().take();  // its one reference is the engine's
     part->call = op->call;
@@ -133,15 +133,22 @@ void Member::submit_parts(Op *op) noexcept {
       submit_message(part);
     }
   }
-  whole_message.unlock();
+  if (whole_message) whole_message.unlock();
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
+}
+
+// The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them. Who
+// cannot wait does not wait here either: another thread may stand in the runtime until this one has gone on. Then the two messages are in
+// no order, and if they are for the same rank, and one is of several parts, their receives say so.
+std::unique_lock<std::recursive_mutex> Member::in_order(const Op &op) noexcept {
+  std::recursive_mutex &mutex = order_[op.call.collective == plan::Collective::Send ? 0 : 1];
+  return can_wait_here() ? std::unique_lock(mutex) : std::unique_lock(mutex, std::try_to_lock);
 }
 
 void Member::submit_message(Op *op) noexcept {
   const bool send = op->call.collective == plan::Collective::Send;
-  // The parts of one message come one after the other, also where several threads call; and so do messages among them that are numbered alike.
-  std::unique_lock<std::recursive_mutex> in_order;
-  if (by_window(op)) in_order = std::unique_lock(order_[send ? 0 : 1]);
+  std::unique_lock<std::recursive_mutex> numbered;
+  if (by_window(op)) numbered = in_order(*op);
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
     // This thread may be held up in the runtime, and the deadline is to be seen all the same.

@@ -270,6 +270,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool take_waiting(Op *op);
   void run_short(Op *op) noexcept;  // and the match lock
   static bool can_wait_here() noexcept;
+  std::unique_lock<std::recursive_mutex> in_order(const Op &op) noexcept;
   void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
   void order_part(Op *op, void *stream) noexcept;
   bool stage_posted(Op *op) noexcept;

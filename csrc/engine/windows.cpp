@@ -179,13 +179,11 @@ void Member::slot_left(Op *op) noexcept {
   if (op->number == 0) return;
   auto &from = peers_[op->source].from;
   from.ahead.push_back(std::exchange(op->number, 0));
-  for (auto next = from.ahead.begin(); next != from.ahead.end();) {
-    next = std::find(from.ahead.begin(), from.ahead.end(), from.landed + 1);
-    if (next == from.ahead.end()) break;
-    *next = from.ahead.back();
+  const auto next = [&] { return std::find(from.ahead.begin(), from.ahead.end(), from.landed + 1); };
+  for (auto at = next(); at != from.ahead.end(); at = next()) {
+    *at = from.ahead.back();
     from.ahead.pop_back();
     ++from.landed;
-    next = from.ahead.begin();
   }
   mail_->landed(op->source, world_, cell_bytes_).store(from.landed, std::memory_order_release);
 }
