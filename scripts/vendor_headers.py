@@ -11,6 +11,9 @@ from PyPI (rocm/), which say every signature in text, and every number to whoeve
 
 Huawei's are in the wheel of its extension of PyTorch, on PyPI: the runtime's (ascend/acl) and the collective library's
 (ascend/hccl), 1 MB of 43. Wheels of that name are for one version of Python each; the headers are the same in all.
+
+And one client, which is a program and no header: CuPy's module for NCCL with what it imports (cupy/), 7 MB of the wheel's
+70. It is for this machine and this Python.
 """
 
 from __future__ import annotations
@@ -38,12 +41,27 @@ ASCEND = "torch-npu==2.13.0"
 ASCEND_INSIDE = {name: f"torch_npu/include/third_party/{name}/inc/" for name in ("acl", "hccl")}
 ASCEND_PYTHON = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311")
 SOURCES = (".pyx", ".pyi")  # of the bindings: nobody reads them
+# CuPy's module, and what it imports to look for the library.
+CUPY = {
+    "cupy-cuda13x==14.2.0": (
+        "__init__",
+        "cuda/__init__",
+        "cuda/_softlink.",
+        "cuda/api/",
+        "cuda/libs/__init__",
+        "cuda/libs/nccl.",
+    ),
+    "cuda-pathfinder==1.9.0": ("pathfinder/",),
+}
+CUPY_INSIDE = {"cupy-cuda13x": "cupy_backends/", "cuda-pathfinder": "cuda/"}
 # Of each wheel the ones that tests/vendor reads, itself or through another.
 NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
     "rocm/bindings/cyhip.pxd",
     "rocm/bindings/cyrccl.pxd",
     "ascend/acl/acl.h",
     "ascend/hccl/hccl.h",
+    "cupy/cupy_backends/cuda/libs/__init__.py",
+    "cupy/cuda/pathfinder/__init__.py",
 )
 # The headers are the same for every machine: these wheels are taken on all of them.
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -98,6 +116,32 @@ def take_wheels(folder: Path) -> None:
                         target.write_bytes(wheel.read(name))
 
 
+def take_cupy(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as downloads:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-cache-dir",
+            "--only-binary",
+            ":all:",
+        ]
+        subprocess.run([*command, "--dest", downloads, *CUPY], check=True, stdin=subprocess.DEVNULL)
+        wheels = {path.name.split("-")[0].replace("_", "-"): path for path in Path(downloads).glob("*.whl")}
+        for requirement, begins in CUPY.items():
+            package = requirement.split("==")[0]
+            wanted = tuple(CUPY_INSIDE[package] + begin for begin in begins)
+            with zipfile.ZipFile(wheels[package]) as wheel:
+                for name in wheel.namelist():
+                    if name.startswith(wanted) and not name.endswith("/"):
+                        target = folder / "cupy" / name
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        target.write_bytes(wheel.read(name))
+
+
 def take_package(folder: Path) -> None:
     """Unpacked only: nothing is installed."""
     with tempfile.TemporaryDirectory() as downloads:
@@ -119,6 +163,7 @@ def take_package(folder: Path) -> None:
 def assemble(folder: Path) -> None:
     take_wheels(folder)
     take_ascend(folder)
+    take_cupy(folder)
     if has_packages():
         take_package(folder)
     if not complete(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,13 @@ from spanning import environment
 ROWS = read_table(ROOT / "csrc" / "interpose" / "nccl.symbols")
 
 
-def job(vendors: str, case: str, folder: Path, islands: str = "", **more: str) -> list[Any]:
-    """What the ranks of a case found."""
+def job(vendors: str, case: str, folder: Path, islands: str = "", program: str = "pynccl.py", **more: str) -> list[Any]:
+    """What the ranks of a case found. A program other than pynccl.py is for NVIDIA's."""
     processes = []
     for number, letter in enumerate(vendors):
         given = environment(letter) | more | ({"ISTHMUS_ISLAND": islands[number]} if islands else {})
-        words = [sys.executable, str(HERE / "pynccl.py"), str(number), str(len(vendors)), str(folder), case]
+        script = HERE / (program if letter == "n" else "pynccl.py")
+        words = [sys.executable, str(script), str(number), str(len(vendors)), str(folder), case]
         processes.append(subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
         ended = [process.communicate(timeout=60) for process in processes]
@@ -36,6 +38,29 @@ def job(vendors: str, case: str, folder: Path, islands: str = "", **more: str) -
 
 def test_a_program_that_opens_the_library_by_its_name(tmp_path: Path) -> None:
     assert job("nan", "plain", tmp_path) == [[6.0] * 3] * 3
+
+
+@pytest.fixture
+def cupy() -> str:
+    """Where the module of CuPy's wheel is."""
+    folder = ROOT / "build" / "vendor-headers" / "cupy"
+    if not list(folder.glob("cupy_backends/cuda/libs/nccl.*.so")):
+        reason = "no CuPy in build/vendor-headers: scripts/vendor_headers.py fetches it"
+        assert not os.environ.get("CI"), reason
+        pytest.skip(reason)
+    return str(folder)
+
+
+def test_cupys_own_communicator_spans_vendors(cupy: str, tmp_path: Path) -> None:
+    assert job("nan", "plain", tmp_path, program="cupy_rank.py", PYTHONPATH=cupy) == [[6.0] * 3] * 3
+
+
+def test_cupys_own_communicator_does_all_that_it_can_between_islands(cupy: str, tmp_path: Path) -> None:
+    found = job("nnn", "every_method", tmp_path, islands="xyx", program="cupy_rank.py", PYTHONPATH=cupy)
+    for rank, told in enumerate(found):
+        assert told.pop("asked") == [3, rank, 0, None]  # the last raises what is wrong
+        assert told.pop("a root that is none") == "NCCL_ERROR_INVALID_ARGUMENT"
+        assert set(told.values()) == {True}, f"rank {rank}: {told}"
 
 
 def test_several_ids_and_a_configuration(tmp_path: Path) -> None:
