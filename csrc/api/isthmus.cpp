@@ -39,7 +39,7 @@ struct isthmus_comm {
 
 struct isthmus_meeting {
   std::unique_ptr<i::bootstrap::Exchange> exchange;
-  i::Deadline deadline;
+  double timeout;  // of each exchange, in seconds
   int world;
 };
 
@@ -427,7 +427,7 @@ isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int 
     if (timeout != 0) settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", timeout));
     i::set_log_level(settings.text(i::Setting::Log).c_str());
     auto exchange = i::bootstrap::ticket_exchange(std::as_bytes(std::span(ticket->bytes)), rank, world_size);
-    *meeting = new isthmus_meeting{std::move(exchange), i::Deadline(settings.real(i::Setting::Timeout)), world_size};
+    *meeting = new isthmus_meeting{std::move(exchange), settings.real(i::Setting::Timeout), world_size};
     return ISTHMUS_OK;
   });
 }
@@ -442,7 +442,7 @@ isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *s
         if (blobs[r].size() == bytes) std::memcpy(static_cast<std::byte *>(recv) + r * bytes, blobs[r].data(), bytes);
     };
     try {
-      const auto blobs = meeting->exchange->all_gather({from, from + bytes}, meeting->deadline);
+      const auto blobs = meeting->exchange->all_gather({from, from + bytes}, i::Deadline(meeting->timeout));
       for (size_t r = 0; r < blobs.size(); ++r)
         if (blobs[r].size() != bytes)
           i::fail(Code::Mismatch, "meeting_exchange: rank {} gave {} bytes, and this rank {}", r, blobs[r].size(), bytes);

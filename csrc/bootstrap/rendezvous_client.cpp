@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <optional>
 
 #include "bootstrap/host.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
@@ -13,6 +14,8 @@ namespace {
 constexpr double kConnectSeconds = 3;  // one address
 // something else answers: perhaps the job before us, which is just ending
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
+// A ticket is given away once its process listens, so nobody who listens will come.
+constexpr int64_t kRefusedGraceNs = 2'000'000'000;
 constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to tell who is missing
 
 class Client final : public Exchange {
@@ -22,6 +25,7 @@ class Client final : public Exchange {
         rank_(rank),
         world_(world),
         key_(key),
+        served_(served),
         root_(served ? "the process that made the id" : "rank 0") {
     whole_root_ = served ? root_ : formatted("rank 0 of {}", world);
     for (const std::string &a : addresses_) where_ += (where_.empty() ? "" : ", ") + a;
@@ -51,10 +55,11 @@ class Client final : public Exchange {
   // Connects, proves the key and says who we are; until the deadline, for rank 0 may come later than we.
   void join(Deadline deadline) {
     std::string last = "no attempt was made";
-    int64_t foreign_since = 0;
+    int64_t foreign_since = 0, refused_since = 0;
     for (int64_t wait = 5'000'000;; wait = std::min<int64_t>(wait * 2, 200'000'000)) {
+      bool refused = served_;
       try {
-        if (attempt(deadline, last)) return;
+        if (attempt(deadline, last, refused)) return;
       } catch (const Error &e) {
         if (foreign_since == 0 || e.code() != Code::Timeout) last = e.text();
         if (e.code() == Code::Auth) {
@@ -66,6 +71,11 @@ class Client final : public Exchange {
           throw;
         }
       }
+      refused_since = !refused ? 0 : refused_since != 0 ? refused_since : now_ns();
+      if (refused_since != 0 && now_ns() - refused_since > kRefusedGraceNs)
+        fail(Code::System,
+             "rank {}: {} no longer listens at {} ({}): the other ranks have ended their meeting, or it has ended itself",
+             rank_, root_, where_, last);
       if (deadline.passed())
         fail(
             foreign_since ? Code::Auth : Code::Timeout,
@@ -76,35 +86,50 @@ class Client final : public Exchange {
     }
   }
 
-  bool attempt(Deadline deadline, std::string &last) {
+  // At each of the addresses; one that is somebody else's does not hide the next. `refused`: falls where something else than a refusal came.
+  bool attempt(Deadline deadline, std::string &last, bool &refused) {
+    std::optional<Error> trouble;
     for (const std::string &text : addresses_) {
       const net::HostPort hp = net::split_host_port(text);
       for (const net::Address &address : net::resolve(hp.host, hp.port)) {
-        const Deadline soon(kConnectSeconds);
-        UniqueFd fd;
-        const int error = net::connect_tcp(address, soon.ns() < deadline.ns() ? soon : deadline, fd);
-        if (error != 0) {
-          last = system_text(address.text().c_str(), error);
-          continue;
+        try {
+          if (!attempt(text, address, deadline, last, refused)) continue;
+          return true;
+        } catch (const Error &e) {
+          refused = false;
+          if (e.code() == Code::Mismatch) throw;
+          if (!trouble || e.code() == Code::Auth) trouble = e;
         }
-        net::Hello hello;
-        hello.role = net::Role::Rendezvous;
-        hello.index = static_cast<uint32_t>(rank_);
-        hello.count = static_cast<uint32_t>(world_);
-        hello.process = rendezvous_process();
-        net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), deadline);
-        net::ByteVector message;
-        append_join(message, {::getpid(), host_name()});
-        if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {
-          last = address.text() + " closed the connection";
-          continue;
-        }
-        fd_ = std::move(fd);
-        where_ = text;
-        return true;
       }
     }
+    if (trouble) throw Error(*trouble);
     return false;
+  }
+
+  bool attempt(const std::string &text, const net::Address &address, Deadline deadline, std::string &last, bool &refused) {
+    const Deadline short_one(kConnectSeconds), soon = short_one.ns() < deadline.ns() ? short_one : deadline;
+    UniqueFd fd;
+    if (const int error = net::connect_tcp(address, soon, fd); error != 0) {
+      refused &= error == ECONNREFUSED;
+      last = system_text(address.text().c_str(), error);
+      return false;
+    }
+    refused = false;
+    net::Hello hello;
+    hello.role = net::Role::Rendezvous;
+    hello.index = static_cast<uint32_t>(rank_);
+    hello.count = static_cast<uint32_t>(world_);
+    hello.process = rendezvous_process();
+    net::dial(fd.get(), hello, key_, formatted("{} at {}", root_, address.text()), addresses_.size() > 1 ? soon : deadline);
+    net::ByteVector message;
+    append_join(message, {::getpid(), host_name()});
+    if (net::send_all(fd.get(), message, deadline) != net::Io::Ok) {
+      last = address.text() + " closed the connection";
+      return false;
+    }
+    fd_ = std::move(fd);
+    where_ = text;
+    return true;
   }
 
   // One round; false where rank 0 asks us to come again.
@@ -164,6 +189,7 @@ class Client final : public Exchange {
   const std::vector<std::string> addresses_;
   const int rank_, world_;
   const Bytes16 key_;
+  const bool served_;       // by a process that listens already
   const std::string root_;  // the other end, in messages
   std::string whole_root_;  // likewise, with the number of ranks
   std::vector<Blob> came_;  // in the round that goes on, or that failed

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -35,23 +36,23 @@ bool is_front_door(const void *function) noexcept {
 }
 
 std::string loaded_behind_door(const char *file, const char *function) {
-  struct Question {
-    const char *file;
-    std::vector<std::string> found;
-  } question{file, {}};
+  std::vector<std::string> loaded;
   ::dl_iterate_phdr(
       [](dl_phdr_info *object, size_t, void *data) {
-        auto *q = static_cast<Question *>(data);
-        const char *slash = std::strrchr(object->dlpi_name, '/');
-        const std::string stem(q->file, std::strstr(q->file, ".so") + 3);
-        if (slash && std::strncmp(slash + 1, stem.c_str(), stem.size()) == 0) q->found.emplace_back(object->dlpi_name);
+        if (std::strchr(object->dlpi_name, '/'))
+          static_cast<std::vector<std::string> *>(data)->emplace_back(object->dlpi_name);
         return 0;
       },
-      &question);
-  for (const std::string &path : question.found) {
+      &loaded);
+  // Those of the library's own name first; a setting may have named a file that is called something else.
+  const std::string stem(file, std::strstr(file, ".so") + 3);
+  std::stable_partition(loaded.begin(), loaded.end(),
+                        [&](const std::string &path) { return path.compare(path.rfind('/') + 1, stem.size(), stem) == 0; });
+  for (const std::string &path : loaded) {
     void *library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     const void *found = library ? ::dlsym(library, function) : nullptr;
-    if (found && !is_front_door(found)) return path;
+    Dl_info where{};
+    if (found && !is_front_door(found) && ::dladdr(found, &where) != 0 && where.dli_fname) return where.dli_fname;
   }
   return {};
 }

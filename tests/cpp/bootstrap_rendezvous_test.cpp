@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <future>
+#include <thread>
 
 #include "bootstrap/rendezvous.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
@@ -635,6 +637,40 @@ TEST(Ticket, SaysWhoLeftWhileTheOthersWait) {
   const Met left = first.get();
   EXPECT_EQ(left.status.code, Code::PeerLost) << left.status.text;
   EXPECT_TRUE(contains(left.status.text, "rank 1 ")) << left.status.text;
+}
+
+TEST(Ticket, WhoComesAfterItsMeetingHearsSoSoon) {
+  const Ticket ticket = new_ticket();
+  for (const Met &met : meet_all(ticket, {0, 1}, 2, 20)) EXPECT_TRUE(met.status.ok()) << met.status.text;
+  const auto begun = std::chrono::steady_clock::now();
+  const Met late = meet(ticket, 1, 2, 60, 1);
+  EXPECT_EQ(late.status.code, Code::System) << late.status.text;
+  EXPECT_TRUE(contains(late.status.text, "no longer listens")) << late.status.text;
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+}
+
+// Somebody else listens at the first address, and answers nothing.
+TEST(Ticket, AnAddressOfSomebodyElseDoesNotHideTheNext) {
+  Settings settings;
+  settings.set("ISTHMUS_INTERFACE", "lo");
+  const auto listen = [&] {
+    std::vector<UniqueFd> listeners;
+    EXPECT_EQ(listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners), 0);
+    return listeners;
+  };
+  const std::vector<UniqueFd> others = listen();
+  std::vector<UniqueFd> ours = listen();
+  const std::vector<std::string> addresses = {net::local_address(others[0].get()).text(),
+                                              net::local_address(ours[0].get()).text()};
+  const Bytes16 key = net::random16();
+  std::thread root([&] { serve_exchange(std::move(ours), addresses[1], key); });
+  std::vector<Blob> blobs;
+  const Status status =
+      error_of([&] { blobs = client_exchange(addresses, 0, 1, key, true)->all_gather(blob_of("here"), Deadline(30)); });
+  root.join();
+  EXPECT_TRUE(status.ok()) << status.text;
+  ASSERT_EQ(blobs.size(), 1u);
+  EXPECT_EQ(text_of(blobs[0]), "here");
 }
 
 TEST(Ticket, IsNothingElse) {

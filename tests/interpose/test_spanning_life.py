@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,22 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
             assert rank.logged == ""
         else:
             assert f"rank {1 - int(off)}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
+
+
+def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """They are with the vendor's library by then, and nobody listens for it any more."""
+    ranks = fleet("nnn")
+    sums(ranks, "init")
+    for rank in ranks[:2]:
+        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+    ranks[2].lines.insert(0, "expect late")
+    late = threading.Timer(3, (tmp_path / "late").touch)
+    late.start()
+    run(ranks, scripted, tmp_path)
+    late.join()
+    check(ranks)
+    assert all(rank.output == summed(3) for rank in ranks)
+    assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:

@@ -168,7 +168,7 @@ typedef struct isthmus_ticket { char bytes[ISTHMUS_TICKET_BYTES]; } isthmus_tick
 typedef struct isthmus_meeting *isthmus_meeting_t; /* one rank's place in one meeting */
 /* For one meeting. A thread of this process serves it until all ranks have left; each of them, rank 0 too, may be in any process. */
 ISTHMUS_API isthmus_result isthmus_meeting_create(isthmus_ticket *ticket);
-/* Does not wait. timeout: seconds for all that is exchanged; 0: ISTHMUS_TIMEOUT. A forked child may take part. */
+/* Does not wait. timeout: seconds, of each exchange; 0: ISTHMUS_TIMEOUT. A forked child may take part. */
 ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int world_size, double timeout,
                                                 isthmus_meeting_t *meeting);
 /* Collective, any number of times: recv has world_size * bytes (at most 1 MiB each), by rank. As isthmus_options.exchange it makes

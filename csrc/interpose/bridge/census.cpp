@@ -78,10 +78,11 @@ void meet(Arrival &a) {
   for (Record &one : a.ranks) one.family[sizeof one.family - 1] = one.island[sizeof one.island - 1] = 0;
   if (r == ISTHMUS_OK) {
     a.verdict = one_island(a.ranks) && a.mine.family[0] == a.tail.maker ? Verdict::Vendor : Verdict::Spans;
-  } else if (r == ISTHMUS_ERR_TIMEOUT) {
+  } else if (r == ISTHMUS_ERR_TIMEOUT || r == ISTHMUS_ERR_AUTH || r == ISTHMUS_ERR_SYSTEM) {
     std::vector<Record> came;
     std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const Record &one) { return one.came(); });
-    const bool alike = !came.empty() && came.size() < a.ranks.size() && one_island(came) && came.front().together(a.mine);
+    // Nobody: the meeting was not reached, or has ended. The others may be with the real library, which this rank's finds without us.
+    const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));
     if (alike && a.mine.family[0] == a.tail.maker) a.verdict = Verdict::Vendor;
   }
   if (a.verdict == Verdict::Spans) return;

@@ -48,7 +48,8 @@ struct Arrival {
   Arrival &operator=(const Arrival &) = delete;
 };
 // Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT. Ranks that do not come by then are taken for ranks without Isthmus where all that
-// came belong together and with the maker of the id: the real library may then know them.
+// came belong together and with the maker of the id: the real library may then know them. So are all others for a rank of the maker's vendor
+// that does not reach the meeting.
 void meet(Arrival &arrival);
 
 }  // namespace isthmus::bridge
