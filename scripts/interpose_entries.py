@@ -5,8 +5,8 @@
 
     interpose_entries.py csrc/interpose/nccl.symbols bridge build/.../routed_calls.hpp
 
-The second argument is the door; it chooses the rows. `bridge` makes the list of the functions that the bridge behind the
-doors has: those of all rows that are routed to it. CMake runs it. Standard library only.
+The second argument is the door; it chooses the rows. `bridge` makes the list of the functions that the bridge has for the
+doors of that table: those of all rows that are routed to it. CMake runs it. Standard library only.
 """
 
 from __future__ import annotations
@@ -144,11 +144,13 @@ def calls(rows: list[Row], source: str) -> str:
     routed = [row for row in rows if row.policy == "route"]
     members = [f"{row.result} (*{row.name})({', '.join(row.parameters)});".replace("* (", "*(") for row in routed]
     digest = zlib.crc32("\n".join(members).encode())
-    head = f'// Made from {source} by scripts/interpose_entries.py.\n#pragma once\n\n#include "abi.hpp"\n'
+    of_hccl = bool(rows) and rows[0].is_in("hccl")
+    header, space = ("abi_hccl.hpp", "isthmus::interpose::hccl") if of_hccl else ("abi.hpp", "isthmus::interpose")
+    head = f'// Made from {source} by scripts/interpose_entries.py.\n#pragma once\n\n#include "{header}"\n'
     body = "".join(f"  {member}\n" for member in members)
     return (
-        f"{head}\nnamespace isthmus::interpose {{\n\nconstexpr uint32_t kCallsDigest = {digest}u;\n\n"
-        f"struct RoutedCalls {{\n{body}}};\n\n}}  // namespace isthmus::interpose\n"
+        f"{head}\nnamespace {space} {{\n\nconstexpr uint32_t kCallsDigest = {digest}u;\n\n"
+        f"struct RoutedCalls {{\n{body}}};\n\n}}  // namespace {space}\n"
     )
 
 

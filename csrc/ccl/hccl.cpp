@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "ccl/front_door.hpp"
 #include "ccl/hccl_rank.hpp"
 #include "device/acl_abi.hpp"
 #include "device/runtimes.hpp"
@@ -25,6 +26,7 @@ namespace {
 using namespace hccl;
 
 constexpr const char *kFile = "libhccl.so", *kCommunication = "libhcomm.so", *kDeviceFile = "libascendcl.so";
+constexpr const char *kMark = "HcclAllReduce";
 constexpr const char *kInstall = "install Huawei's CANN 8.0 or newer and source its set_env.sh";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
@@ -240,6 +242,17 @@ class Hccl final : public Library {
            "hccl: {} cannot be opened ({}); {}, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
            "(ISTHMUS_CCL=none)",
            name, why ? why : "no reason given", kInstall);
+    }
+    if (const void *door = ::dlsym(library, kMark); door && is_front_door(door)) {
+      // Its first call opens the library behind it.
+      if (auto *first = reinterpret_cast<const char *(*)(Result)>(::dlsym(library, "HcclGetErrorString"))) first(kSuccess);
+      const std::string behind = loaded_behind_door(kFile, kMark);
+      library = behind.empty() ? nullptr : ::dlopen(behind.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (!library)
+        fail(Code::Unsupported,
+             "hccl: {} is Isthmus' own front door, and the library behind it is not found; {}, say where it is "
+             "(ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
+             name, kInstall);
     }
     // Newer versions keep what makes communicators in a library beside it.
     void *const second = ::dlopen(kCommunication, RTLD_NOW | RTLD_LOCAL);

@@ -1,4 +1,4 @@
-// What HCCL's functions take and give, in our own words and only as far as a forwarded call needs it: as abi.hpp says of NCCL's.
+// What HCCL's functions take and give, in our own words and only as far as a call needs it: as abi.hpp says of NCCL's.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,13 @@
 
 namespace isthmus::interpose {
 
-enum Result : int { kSuccess = 0, kInternalError = 4, kNotSupported = 5, kNotFound = 6 };
+enum Result : int;  // its numbers are each vendor's own
+
+namespace hccl {
+
+using interpose::Result;
+constexpr Result kSuccess{0}, kParameter{1}, kPointer{2}, kInternalError{4}, kNotSupported{5}, kNotFound{6}, kUnavailable{7},
+    kSystem{8}, kTimeout{9}, kAgain{20}, kRemote{21};
 
 using Type = int;  // of data
 using Op = int;
@@ -17,9 +23,31 @@ using Window = void *;
 using Team = void *;
 using Handle = uint64_t;  // of a channel, a thread, an instance
 using Function = void (*)();
-struct RootInfo;
 struct Config;
-struct Message;
+
+// What of it is looked at here; `size` says how much of it is there.
+struct ConfigHead {
+  size_t size;
+  uint32_t magic, version;
+  uint64_t unused;
+  uint32_t unused_too[2];
+  char name[128];
+};
+static_assert(offsetof(ConfigHead, name) == 32);
+
+struct RootInfo {
+  unsigned char bytes[4108];
+};
+
+// One of those that are sent and received together.
+struct Message {
+  int what;  // 0: sends, 1: receives
+  void *buffer;
+  uint64_t count;
+  Type type;
+  uint32_t peer;
+};
+static_assert(sizeof(Message) == 32);
 
 // A union at HCCL, in one register.
 struct Setting {
@@ -27,4 +55,5 @@ struct Setting {
 };
 static_assert(sizeof(Setting) == 4);
 
+}  // namespace hccl
 }  // namespace isthmus::interpose

@@ -22,7 +22,7 @@ void *look_up_for_bridge(const char *name) { return look_up(name); }
 Thread *thread_for_bridge() { return &the_thread; }
 void keep_for_bridge(const char *reason) { keep(reason); }
 
-const Calls *give_up(const char *why) {
+const Bridged *give_up(const char *why) {
   if (none.exchange(true)) return nullptr;
   char text[PATH_MAX];
   Words(text, sizeof text) << kFile << " cannot be used (" << why
@@ -31,7 +31,7 @@ const Calls *give_up(const char *why) {
   return nullptr;
 }
 
-const Calls *open_first(const Real &r) {
+const Bridged *open_first(const Real &r) {
   Dl_info self;
   char path[PATH_MAX];
   if (!dladdr(reinterpret_cast<const void *>(&open_bridge), &self) || !realpath(self.dli_fname, path))
@@ -40,20 +40,20 @@ const Calls *open_first(const Real &r) {
   if (!slash || static_cast<size_t>(slash - path) + sizeof "/libisthmus_bridge.so" > sizeof path)
     return give_up("its path is too long");
   strcpy(slash + 1, kFile);
+  static const Vendor &v = vendor();
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char *why = dlerror();
     return give_up(why ? why : "no reason given");
   }
-  auto *open = reinterpret_cast<OpenBridge *>(dlsym(library, kOpenBridge));
+  auto *open = reinterpret_cast<OpenBridge *>(dlsym(library, v.bridge));
   if (!open) return give_up("it is another library");
-  static const Vendor &v = vendor();
   // For good: two threads that come at once make two alike, and the bridge keeps the first.
   auto *door = static_cast<Door *>(calloc(1, sizeof(Door)));
   if (!door) return give_up("no memory");
-  *door = {kCallsDigest,  v.family,           v.device,          v.name,          r.path,
+  *door = {v.calls,       v.family,           v.device,          v.name,          r.path,
            version_of(r), look_up_for_bridge, thread_for_bridge, keep_for_bridge, say_as_told};
-  const Calls *calls = open(door);
+  const Bridged *calls = open(door);
   if (!calls)
     return give_up(
         "it was built with another version of this file, serves another front door of this process, or has no memory");
@@ -65,12 +65,12 @@ const Calls *open_first(const Real &r) {
 }  // namespace
 
 constinit std::atomic<uintptr_t> the_handles{kNowhere};
-constinit std::atomic<const Calls *> the_calls{nullptr};
+constinit std::atomic<const Bridged *> the_calls{nullptr};
 
 Thread &thread() noexcept { return the_thread; }
 
-const Calls *open_bridge() noexcept {
-  if (const Calls *known = the_calls.load(std::memory_order_acquire)) return known;
+const Bridged *open_bridge() noexcept {
+  if (const Bridged *known = the_calls.load(std::memory_order_acquire)) return known;
   if (none.load(std::memory_order_relaxed)) return nullptr;
   const Real &r = real();
   return r.handle && !r.disabled ? open_first(r) : nullptr;

@@ -9,14 +9,12 @@
 namespace isthmus::interpose {
 
 extern std::atomic<uintptr_t> the_handles;  // where those of the bridge begin; nowhere as long as there is none
-extern std::atomic<const Calls *> the_calls;
+extern std::atomic<const Bridged *> the_calls;
 
 // Whether the handle is one of ours. Relaxed: whoever has one has it from a call that made the range known before.
-inline bool ours(Comm comm) noexcept {
+inline bool ours(const void *comm) noexcept {
   return reinterpret_cast<uintptr_t>(comm) - the_handles.load(std::memory_order_relaxed) < kHandleBytes;
 }
-// Of a caller that has one.
-inline const Calls *the_bridge() noexcept { return the_calls.load(std::memory_order_acquire); }
 
 Thread &thread() noexcept;  // the caller's
 class Inside {
@@ -31,7 +29,6 @@ class Inside {
   const bool first_;
 };
 // Null where there is no bridge, no real library, ISTHMUS_DISABLE=1, or the real library itself calls.
-const Calls *open_bridge() noexcept;
-inline const Calls *bridge(const Inside &inside) noexcept { return inside.first() ? open_bridge() : nullptr; }
+const Bridged *open_bridge() noexcept;
 
 }  // namespace isthmus::interpose

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "routed_calls.hpp"
-
 namespace isthmus::interpose {
 
 // Handles of communicators that span vendors lie in a range of addresses of their own, which can be read once there is one, and never
@@ -19,7 +17,7 @@ struct Thread {
 };
 
 struct Door {
-  uint32_t digest;     // kCallsDigest
+  uint32_t digest;     // of the list of calls that the bridge is to have (routed_calls.hpp)
   const char *family;  // "nccl": how Isthmus calls such libraries
   const char *device;  // "cuda": how it calls their devices
   const char *name;    // "NCCL"
@@ -31,15 +29,11 @@ struct Door {
   void (*say)(int level, const char *text);  // a line of the log; 2: info, 3: warning
 };
 
-// What the bridge gives a door in turn.
-struct Calls : RoutedCalls {
-  uintptr_t handles;                // where the range begins
-  Result (*group_end)();            // of the outermost group, where `pending` is not null
-  void (*group_forget)();           // likewise, where nothing of it is to be done
-  const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it did not
+// What the bridge gives a door in turn: calls_nccl.hpp, calls_hccl.hpp. It begins with this.
+struct Bridged {
+  uintptr_t handles;  // where the range begins
 };
-// The one function that the bridge exports. Null: it was built with another door.
-using OpenBridge = const Calls *(const Door *);
-constexpr const char *kOpenBridge = "isthmus_bridge_nccl";
+// The function of the bridge for a family of doors. Null: it was built with another door.
+using OpenBridge = const Bridged *(const Door *);
 
 }  // namespace isthmus::interpose

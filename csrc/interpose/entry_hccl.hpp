@@ -2,10 +2,13 @@
 #pragma once
 
 #include "abi_hccl.hpp"
+#include "bridge.hpp"
 #include "jump.hpp"
 #include "slot.hpp"
 
 namespace isthmus::interpose {
+
+using namespace hccl;
 
 // What a call returns that has no real function: an error, or, where the function has no way to tell of one, that it can do nothing.
 template <class R>
@@ -28,6 +31,14 @@ template <>
 inline Kind refused<Kind>(const char *name) noexcept {
   refuse(name);
   return -1;
+}
+
+// Where the communicator spans vendors. All such functions give a code.
+template <class R>
+R spanning(const char *name) noexcept;
+template <>
+inline Result spanning<Result>(const char *name) noexcept {
+  return refuse(name, true);
 }
 
 }  // namespace isthmus::interpose

@@ -2,8 +2,11 @@
 
 #include "own_hccl.hpp"
 #include "real.hpp"
+#include "slot.hpp"
 
 namespace isthmus::interpose {
+
+using namespace hccl;
 
 const Vendor &vendor() noexcept {
   static constexpr Vendor kVendor = {
@@ -15,6 +18,8 @@ const Vendor &vendor() noexcept {
       "ISTHMUS_REAL_HCCL",
       "Install Huawei's CANN and source its set_env.sh",
       "HcclAllReduce",  // Intel has an HCCL, too, whose functions are called hcclAllReduce and the like
+      "isthmus_bridge_hccl",
+      hccl::kCallsDigest,
       "libhcomm.so",
       kNotSupported,
       kNotFound,
@@ -27,13 +32,15 @@ const Vendor &vendor() noexcept {
 
 // HCCL says its version nowhere; CANN's stands in the path of the file.
 void write_version_of(Words &, void *) noexcept {}
+int version_of(const Real &) noexcept { return 0; }
 
 // There is no last error to ask for: the reason goes to the log, and where there is no library, to HcclGetErrorString.
-Result refuse(const char *name, bool) noexcept {
+Result refuse(const char *name, bool spans) noexcept {
   const Real &r = real();
-  reason_for(name, r);
+  reason_for(name, r, spans);
   return code_of(r);
 }
+void keep(const char *) noexcept {}
 
 const char *own_HcclGetErrorString(Result code) noexcept {
   using GetErrorString = const char *(Result);
@@ -45,6 +52,28 @@ const char *own_HcclGetErrorString(Result code) noexcept {
   }
   const Real &r = real();
   return code == kSuccess ? "no error" : r.handle ? "the HCCL in use has no texts for errors" : r.text;
+}
+
+// Groups: the real library's own, and behind it what the bridge has put off.
+Result own_HcclGroupStart() noexcept {
+  static constinit Slot<Result()> slot{nullptr};
+  auto *f = bound(slot);
+  if (!f && !(f = bind(slot, "HcclGroupStart"))) return refuse("HcclGroupStart");
+  const Result r = f();
+  if (Thread &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
+  return r;
+}
+
+Result own_HcclGroupEnd() noexcept {
+  static constinit Slot<Result()> slot{nullptr};
+  auto *f = bound(slot);
+  if (!f && !(f = bind(slot, "HcclGroupEnd"))) return refuse("HcclGroupEnd");
+  Thread &t = thread();
+  if (t.inside > 0) return f();
+  if (t.depth > 0) --t.depth;
+  if (t.depth > 0 || !t.pending) return f();
+  const Inside inside;
+  return the_bridge()->group_end();
 }
 
 }  // namespace isthmus::interpose

@@ -1,6 +1,7 @@
 #include "real.hpp"
 
 #include "abi.hpp"
+#include "routed_calls.hpp"
 
 namespace isthmus::interpose {
 
@@ -13,6 +14,8 @@ const Vendor &vendor() noexcept {
                                      "ISTHMUS_REAL_NCCL",
                                      "Install NVIDIA's NCCL (pip install nvidia-nccl-cu13)",
                                      "ncclGetVersion",
+                                     "isthmus_bridge_nccl",
+                                     kCallsDigest,
                                      nullptr,
                                      kInvalidUsage,
                                      kSystemError,

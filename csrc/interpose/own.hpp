@@ -2,8 +2,17 @@
 #pragma once
 
 #include "abi.hpp"
+#include "bridge.hpp"
+#include "calls_nccl.hpp"
 
 namespace isthmus::interpose {
+
+// The bridge of a caller that has a communicator of ours.
+inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(the_calls.load(std::memory_order_acquire)); }
+// Of one that may get one; null as open_bridge() says, and where the real library itself calls.
+inline const Calls *bridge(const Inside &inside) noexcept {
+  return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;
+}
 
 const char *own_ncclGetLastError(Comm comm) noexcept;
 const char *own_ncclGetErrorString(Result code) noexcept;

@@ -17,6 +17,8 @@ struct Vendor {
   const char *setting;  // "ISTHMUS_REAL_NCCL"
   const char *install;  // what to tell who has none
   const char *mark;     // "ncclGetVersion": the function by which the library is known
+  const char *bridge;   // "isthmus_bridge_nccl": the function of the bridge that is for it
+  uint32_t calls;       // the digest of what that gives
   const char *part;     // "libhcomm.so": where else its functions may be, if the process has that loaded; null: nowhere
   // What a call gets: the library lacks the function, there is no library, it is being opened.
   Result missing, absent, early;
@@ -46,7 +48,7 @@ void write_version_of(Words &out, void *library) noexcept;
 void *look_up(
     const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library
 
-int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: it does not
+int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: it has none, or does not
 
 void keep(const char *reason) noexcept;  // for ncclGetLastError; the text stays for good
 // For a call without a real function, or one that a communicator which spans vendors cannot make: keeps the reason for the vendor's way to

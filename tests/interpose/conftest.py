@@ -35,8 +35,8 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """script.c for NCCL and RCCL."""
-    return build_clients("script", tmp_path_factory.mktemp("scripted"), ("nccl", "rccl"))
+    """script.c for NCCL and RCCL, script_hccl.c for HCCL."""
+    return build_clients("script", tmp_path_factory.mktemp("scripted"), DOORS)
 
 
 @pytest.fixture

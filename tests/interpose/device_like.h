@@ -1,4 +1,4 @@
-/* What the clients of these tests call of NVIDIA's driver, or with -DAMD of AMD's runtime, in one form. */
+/* What the clients of these tests call of NVIDIA's driver, with -DAMD of AMD's runtime, or with -DASCEND of Huawei's, in one form. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,49 @@ static void die(const char *what, long code) {
     if (ok_ != 0) die(#call, ok_);     \
   } while (0)
 
-#ifdef AMD
+#if defined(ASCEND)
+int aclInit(const char *settings);
+int aclrtSetDevice(int32_t device);
+int aclrtMalloc(void **p, size_t bytes, int policy);
+int aclrtMemcpy(void *to, size_t room, const void *from, size_t bytes, int kind);
+int aclrtCreateStream(void **stream);
+int aclrtSynchronizeStream(void *stream);
+int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t bytes, int kind, void *stream);
+int aclrtHostRegisterV2(void *p, uint64_t bytes, uint32_t flags);
+int aclrtLaunchHostFunc(void *stream, void (*function)(void *), void *argument);
+int aclmdlRICaptureBegin(void *stream, int mode);
+int aclmdlRICaptureEnd(void *stream, void **graph);
+static void here(int device) { OK(aclrtSetDevice(device)); }
+static void *allocate(size_t bytes) {
+  void *p = NULL;
+  OK(aclrtMalloc(&p, bytes, 0));
+  return p;
+}
+static void copy_in(void *to, const void *from, size_t bytes) { OK(aclrtMemcpy(to, bytes, from, bytes, 1)); }
+static void copy_out(void *to, const void *from, size_t bytes) { OK(aclrtMemcpy(to, bytes, from, bytes, 2)); }
+static void *stream(void) {
+  void *s = NULL;
+  OK(aclrtCreateStream(&s));
+  return s;
+}
+static void wait_for(void *s) { OK(aclrtSynchronizeStream(s)); }
+static void start(void) { OK(aclInit(NULL)); }
+UNUSED static void copy_later(void *to, const void *from, size_t bytes, void *s) {
+  OK(aclrtMemcpyAsync(to, bytes, from, bytes, 1, s));
+}
+UNUSED static void pin(void *p, size_t bytes) { OK(aclrtHostRegisterV2(p, bytes, 0x10000000)); }
+/* A word that a stream can wait for, by a function that it calls. */
+UNUSED static volatile uint64_t *word_to_wait_for(void) { return calloc(1, 8); }
+UNUSED static void until_set(void *word) {
+  while (!__atomic_load_n((volatile uint64_t *)word, __ATOMIC_ACQUIRE)) {}
+}
+UNUSED static void hold(void *s, volatile uint64_t *word) { OK(aclrtLaunchHostFunc(s, until_set, (void *)word)); }
+UNUSED static void begin_capture(void *s) { OK(aclmdlRICaptureBegin(s, 2)); }
+UNUSED static void end_capture(void *s) {
+  void *graph = NULL;
+  aclmdlRICaptureEnd(s, &graph);
+}
+#elif defined(AMD)
 int hipInit(unsigned flags);
 int hipSetDevice(int device);
 int hipMalloc(void **p, size_t bytes);

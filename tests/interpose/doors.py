@@ -65,12 +65,12 @@ class Door:
     def sources(self) -> list[Path]:
         return [
             SOURCES / f"{name}.cpp"
-            for name in ("real", "search", "neighbours", "reasons", "words", self.library, *self.parts)
+            for name in ("real", "search", "neighbours", "reasons", "words", "bridge", self.library, *self.parts)
         ]
 
 
 def nccl_like(library: str, soname: str, vendor: str, runtime: str, version: int) -> Door:
-    parts = ("errors", "version", "bridge", "group")
+    parts = ("errors", "version", "group")
     setting, simulated, text = f"ISTHMUS_REAL_{library.upper()}", BUILD / "rehearsal" / vendor, "ncclGetErrorString"
     called = ("ncclCommAbort", "ncclGetLastError", "ncclCommGetUniqueId", 2, 3)
     return Door(library, soname, setting, simulated, runtime, "nccl.symbols", parts, NCCL_NUMBER, version, text, *called)

@@ -45,6 +45,9 @@ int HcclAlltoAll(const void *from, uint64_t from_count, int from_type, const voi
                  comm_handle comm, void *stream);
 int HcclAlltoAllV(const void *from, const void *from_counts, const void *from_offsets, int from_type, const void *to,
                   const void *to_counts, const void *to_offsets, int to_type, comm_handle comm, void *stream);
+int HcclAlltoAllVC(const void *from, const void *counts, int from_type, const void *to, int to_type, comm_handle comm, void *stream);
+int HcclReduceScatterV(void *from, const void *counts, const void *offsets, void *to, uint64_t count, int type, int op,
+                       comm_handle comm, void *stream);
 int HcclBroadcast(void *buffer, uint64_t count, int type, uint32_t root, comm_handle comm, void *stream);
 int HcclScatter(void *from, void *to, uint64_t count, int type, uint32_t root, comm_handle comm, void *stream);
 int HcclSend(void *from, uint64_t count, int type, uint32_t peer, comm_handle comm, void *stream);

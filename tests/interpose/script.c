@@ -1,4 +1,4 @@
-/* A program for NCCL, or with -DAMD for RCCL, that knows nothing of Isthmus: one rank, which makes the calls that a script says.
+/* A program for NCCL, with -DAMD for RCCL, or as part of script_hccl.c for HCCL, that knows nothing of Isthmus: one rank, which makes the calls that a script says.
  *   script RANK RANKS FOLDER
  * It gets the unique id in FOLDER/id, which the rank with a script that says `id` leaves there, reads the calls from FOLDER/script.RANK and
  * their inputs, one after the other, from FOLDER/in.RANK, and writes the outputs to FOLDER/out.RANK. Prints what the program is told.
@@ -12,6 +12,7 @@
  *   shrink N FLAGS                                         makes one more, of all ranks but that one
  *   ask                                                    prints count, rank and device
  *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
+ *   exchange TYPE COUNT STREAM MATRIX                      rank s sends rank d COUNT + s + 2 d elements (RCCL, HCCL); MATRIX 1: as HCCL's AlltoAllVC
  *   bare CALL STREAM                                       all_reduce of one float, and nothing else: no memory, no copies, no output
  *   scale TYPE RESIDENCE                                   makes a factor of the next input
  *   unscale                                                destroys it
@@ -28,7 +29,9 @@
  */
 #define _GNU_SOURCE
 #include "device_like.h"
+#ifndef ASCEND /* script_hccl.c says those calls in HCCL's words */
 #include "nccl_like.h"
+#endif
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -163,10 +166,15 @@ struct config { /* its beginning: `size` says that there is no more */
 static void init(int as, int of, int blocking) {
   struct config config = {sizeof(struct config), 0xcafebeef, 21400, 0, INT_MIN};
   unique_id id;
+  size_t bytes;
   FILE *f;
   expect("id");
   f = fopen(file("id"), "r");
-  if (!f || fread(&id, sizeof id, 1, f) != 1) die("reading the id", line_number);
+  /* Its last bytes are an id of NCCL's or RCCL's, and those of HCCL's longer root info are so, too. */
+  if (!f || fseek(f, 0, SEEK_END)) die("reading the id", line_number);
+  memset(&id, 0, sizeof id);
+  bytes = (size_t)ftell(f) < sizeof id ? (size_t)ftell(f) : sizeof id;
+  if (fseek(f, -(long)bytes, SEEK_END) || fread((char *)&id + sizeof id - bytes, bytes, 1, f) != 1) die("reading the id", line_number);
   fclose(f);
   config.blocking = blocking;
   now = made++;
@@ -175,10 +183,57 @@ static void init(int as, int of, int blocking) {
 
 /* What only newer libraries have. */
 #define FOUND(name, ...) ((int (*)(__VA_ARGS__))found(name))
+#ifndef ASCEND
 static void *found(const char *name) {
   void *f = dlsym(RTLD_DEFAULT, name);
   if (!f) die(name, line_number);
   return f;
+}
+#define COUNT "ncclCommCount"
+static void more(char *line) { die(line, line_number); }
+static int all_to_all_v(const void *from, const size_t *out, const size_t *out_places, void *to, const size_t *in, const size_t *in_places,
+                        int type, comm_handle comm, void *s) {
+  return FOUND("ncclAlltoAllv", const void *, const size_t *, const size_t *, void *, const size_t *, const size_t *, int, comm_handle,
+               void *)(from, out, out_places, to, in, in_places, type, comm, s);
+}
+static int by_matrix(const void *from, void *to, const size_t *counts, int type, comm_handle comm, void *s) {
+  printf("none for %p %p %p %d %p %p\n", from, to, (const void *)counts, type, comm, s);
+  die("a matrix of counts", line_number);
+  return 0;
+}
+#endif
+
+static void keep_output(void *at, size_t bytes) {
+  if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
+  outputs[outputs_used].device = at;
+  outputs[outputs_used].on = device_now;
+  outputs[outputs_used++].bytes = bytes;
+}
+static void *input(size_t bytes, int number) {
+  void *host = read_input(bytes), *there = on_device(bytes);
+  if (bytes) copy_later(there, host, bytes, streams[number]);
+  return there;
+}
+
+static void exchange(int type, size_t count, int number, int matrix) {
+  size_t all[16 * 16], out_counts[16], out_places[16], in_counts[16], in_places[16], sent = 0, got = 0;
+  void *from, *to, *s = streams[number];
+  int a, b;
+  for (a = 0; a < ranks; ++a)
+    for (b = 0; b < ranks; ++b) all[a * ranks + b] = count + (size_t)a + 2 * (size_t)b;
+  for (a = 0; a < ranks; ++a) {
+    out_counts[a] = all[rank * ranks + a];
+    in_counts[a] = all[a * ranks + rank];
+    out_places[a] = sent;
+    in_places[a] = got;
+    sent += out_counts[a];
+    got += in_counts[a];
+  }
+  from = input(sent * sizes[type], number);
+  to = on_device(got * sizes[type]);
+  if (matrix) told("exchange", by_matrix(from, to, all, type, comms[now], s));
+  else told("exchange", all_to_all_v(from, out_counts, out_places, to, in_counts, in_places, type, comms[now], s));
+  keep_output(to, got * sizes[type]);
 }
 
 static void operate(const char *call, int type, int op, size_t count, int root, int in_place, int number) {
@@ -216,10 +271,7 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
         from, to, count, type, root, comms[now], s);
   else die(call, line_number);
   told(call, code);
-  if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
-  outputs[outputs_used].device = to;
-  outputs[outputs_used].on = device_now;
-  outputs[outputs_used++].bytes = to_bytes;
+  keep_output(to, to_bytes);
 }
 
 static void wait_for_all(void) {
@@ -263,7 +315,7 @@ static void poll_while(int code) {
 static void stray(void) {
   const char *path = getenv("REAL");
   void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-  int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, COUNT) : NULL;
   int got = -1;
   if (!count) die("the real library is not loaded", 0);
   printf("%d stray: %d %d\n", line_number, count(comms[now], &got), got);
@@ -297,6 +349,8 @@ static void obey(char *line) {
       told("device", ncclCommCuDevice(comms[now], &b));
       printf("rank %d of %d on %d\n", a, count, b);
     }
+  } else if (!strcmp(call, "exchange") && sscanf(line, "%*s %d %ld %d %d", &a, &n, &b, &c) == 4) {
+    exchange(a, (size_t)n, b, c);
   } else if (!strcmp(call, "scale")) {
     void *scalar = read_input(sizes[a]);
     if (b == 0) {
@@ -330,7 +384,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);
   else if (!strcmp(call, "kill")) raise(SIGKILL);
   else if (sscanf(line, "%63s %d %d %ld %d %d %d", call, &a, &b, &n, &c, &d, &e) == 7) operate(call, a, b, (size_t)n, c, d, e);
-  else die(line, line_number);
+  else more(line);
 }
 
 int main(int argc, char **argv) {

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from doors import DOORS, SANITIZER
 
-VENDORS = {"n": "nccl", "a": "rccl"}
+VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
+LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
 
 
 @dataclass
@@ -34,14 +35,14 @@ class Rank:
 
 
 def fleet(vendors: str) -> list[Rank]:
-    """ "na": rank 0 on NVIDIA, rank 1 on AMD."""
+    """ "nah": rank 0 on NVIDIA, rank 1 on AMD, rank 2 on Ascend."""
     return [Rank(VENDORS[letter]) for letter in vendors]
 
 
 def environment(letter: str, behind: bool = True) -> dict[str, str]:
     """Of a program for that vendor, behind its door or not."""
     door = DOORS[VENDORS[letter]]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_", "HCCL_"))}
     given = {
         "LD_LIBRARY_PATH": str(door.simulated),
         "REHEARSAL_QUIET": "1",
@@ -68,7 +69,7 @@ def start(
         (folder / f"in.{number}").write_bytes(b"".join(rank.inputs))
         device = used.setdefault(rank.vendor, 0)
         used[rank.vendor] += 1
-        given = environment("n" if rank.vendor == "nccl" else "a", behind) | {"DEVICE": str(device), "REAL": str(door.real)}
+        given = environment(LETTERS[rank.vendor], behind) | {"DEVICE": str(device), "REAL": str(door.real)}
         words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
         logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
         job.append(subprocess.Popen(words, env=given | rank.environment, stdout=logs[0], stderr=logs[1]))

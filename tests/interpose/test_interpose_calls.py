@@ -182,6 +182,7 @@ def test_every_call_arrives_on_aarch64(door: Door, tmp_path: Path) -> None:
     for rows, kind, made in (
         (door.rows, door.library, entries),
         (SOURCES / "nccl.symbols", "bridge", tmp_path / "routed_calls.hpp"),
+        (SOURCES / "hccl.symbols", "bridge", tmp_path / "routed_calls_hccl.hpp"),
     ):
         subprocess.run([sys.executable, generator, rows, kind, made], check=True, timeout=60)
     ours = tmp_path / "ours" / door.soname

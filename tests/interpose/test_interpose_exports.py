@@ -103,8 +103,8 @@ def test_nothing_happens_when_a_door_is_loaded(door: Door) -> None:
 
 def test_the_bridge_is_a_program_of_isthmus_and_exports_how_to_open_it() -> None:
     bridge = DOORS["nccl"].path.parent / "libisthmus_bridge.so"
-    assert symbols(bridge)[0] == {"isthmus_bridge_nccl"}
-    assert {name for name in symbols(bridge)[1] if name.startswith(("nccl", "cu", "hip"))} == set()
+    assert symbols(bridge)[0] == {"isthmus_bridge_nccl", "isthmus_bridge_hccl"}
+    assert {name for name in symbols(bridge)[1] if name.startswith(("nccl", "cu", "hip", "Hccl", "acl"))} == set()
     assert "libisthmus.so" in dynamic(bridge)["DT_NEEDED"]
 
 

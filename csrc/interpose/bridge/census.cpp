@@ -55,12 +55,15 @@ std::string describe(const std::vector<Record> &ranks) {
       told[q] = true;
       alike.push_back(q);
     }
-    text += (text.empty() ? "" : "; ") + list(alike) + ": ";
+    if (!text.empty()) text += "; ";
+    text += list(alike);
+    text += ": ";
     if (!ranks[r].came()) {
       text += "did not come";
       continue;
     }
-    text += std::string(ranks[r].family) + " " + version_text(ranks[r].version);
+    text += ranks[r].family;
+    if (ranks[r].version) text.append(" ").append(version_text(ranks[r].version));
     if (ranks[r].island[0]) text += std::string(", island ") + ranks[r].island;
   }
   return text;

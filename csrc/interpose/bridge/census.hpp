@@ -12,7 +12,7 @@ namespace isthmus::bridge {
 // What a rank says of itself. All zeros: it did not come.
 struct Record {
   char family[8];          // "nccl"
-  int64_t version;         // of its library, as that tells it
+  int64_t version;         // of its library, as that tells it; 0: it does not
   char island[64];         // its label, cut
   uint64_t island_digest;  // of the whole label
   bool came() const noexcept { return family[0] != 0; }

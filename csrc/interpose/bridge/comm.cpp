@@ -34,6 +34,12 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
     case Call::Broadcast: return outcome(isthmus_broadcast(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
     case Call::AllGather: return outcome(isthmus_all_gather(c, o.send, o.recv, o.count, o.dtype, &call, work));
     case Call::ReduceScatter: return outcome(isthmus_reduce_scatter(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
+    case Call::AllGatherV:
+      return outcome(
+          isthmus_all_gather_v(c, o.send, o.recv, data(o.recv_counts), data(o.recv_displs), o.dtype, &call, work));
+    case Call::ReduceScatterV:
+      return outcome(
+          isthmus_reduce_scatter_v(c, o.send, o.recv, data(o.send_counts), data(o.send_displs), o.dtype, o.op, &call, work));
     case Call::AllToAll: return outcome(isthmus_all_to_all(c, o.send, o.recv, o.count, o.dtype, &call, work));
     case Call::AllToAllV:
       return outcome(isthmus_all_to_all_v(c, o.send, data(o.send_counts), data(o.send_displs), o.recv, data(o.recv_counts),
@@ -42,6 +48,7 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
     case Call::Scatter: return outcome(isthmus_scatter(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
     case Call::Send: return outcome(isthmus_send(c, o.send, o.count, o.dtype, o.root, 0, &call, work));
     case Call::Recv: return outcome(isthmus_recv(c, o.recv, o.count, o.dtype, o.root, 0, nullptr, &call, work));
+    case Call::Barrier: return outcome(isthmus_barrier(c, &call, work));
   }
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }

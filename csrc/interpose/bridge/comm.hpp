@@ -20,7 +20,22 @@
 
 namespace isthmus::bridge {
 
-enum class Call { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, AllToAllV, Gather, Scatter, Send, Recv };
+enum class Call {
+  AllReduce,
+  Reduce,
+  Broadcast,
+  AllGather,
+  AllGatherV,
+  ReduceScatter,
+  ReduceScatterV,
+  AllToAll,
+  AllToAllV,
+  Gather,
+  Scatter,
+  Send,
+  Recv,
+  Barrier
+};
 
 // One operation as the program asked for it. The arrays of counts are its own.
 struct Operation {

@@ -118,10 +118,58 @@ class Hip final : public Devices {
   int (*copy_)(void *, const void *, size_t, int) = nullptr;
 };
 
+class Acl final : public Devices {
+ public:
+  explicit Acl(void *(*look_up)(const char *)) {
+    const auto get = [&](auto &f, const char *name) {
+      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, {"libascendcl.so"}));
+      return f != nullptr;
+    };
+    complete_ = get(get_device_, "aclrtGetDevice") && get(get_current_, "aclrtGetCurrentContext") &&
+                get(set_current_, "aclrtSetCurrentContext") && get(synchronize_, "aclrtSynchronizeStream") &&
+                get(copy_, "aclrtMemcpy");
+    get(capture_info_, "aclmdlRICaptureGetInfo");  // older versions have no capture
+  }
+  Outcome current(Place &place) override {
+    if (!complete_) return missing("libascendcl.so");
+    if (const int r = get_device_(&place.device)) return failed("aclrtGetDevice", r);
+    const int r = get_current_(&place.context);
+    return r ? failed("aclrtGetCurrentContext", r) : Outcome{};
+  }
+  void enter(const Place &place) noexcept override {
+    if (complete_ && place.context) set_current_(place.context);
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (!complete_) return missing("libascendcl.so");
+    int capturing = 0;
+    void *graph = nullptr;
+    if (const int r = capture_info_ && stream ? capture_info_(stream, &capturing, &graph) : 0)
+      return failed("aclmdlRICaptureGetInfo", r);
+    if (capturing) return captured();
+    if (const int r = synchronize_(stream)) return failed("aclrtSynchronizeStream", r);
+    constexpr int kDeviceToHost = 2;
+    const int r = copy_(to, bytes, from, bytes, kDeviceToHost);
+    return r ? failed("aclrtMemcpy", r) : Outcome{};
+  }
+
+ private:
+  bool complete_ = false;
+  int (*get_device_)(int *) = nullptr;
+  int (*get_current_)(void **) = nullptr;
+  int (*set_current_)(void *) = nullptr;
+  int (*capture_info_)(void *, int *, void **) = nullptr;
+  int (*synchronize_)(void *) = nullptr;
+  int (*copy_)(void *, size_t, const void *, size_t, int) = nullptr;
+};
+
 }  // namespace
 
 Devices &devices(const char *kind, void *(*look_up)(const char *)) {
-  static Devices *const the_devices =  // a process has devices of one vendor, as it has one door
+  if (std::strcmp(kind, "acl") == 0) {  // whose door may stand beside another
+    static Devices *const ascend = new Acl(look_up);
+    return *ascend;
+  }
+  static Devices *const the_devices =  // else a process has devices of one vendor, as it has one door
       std::strcmp(kind, "hip") == 0 ? static_cast<Devices *>(new Hip(look_up)) : new Cuda(look_up);
   return *the_devices;
 }

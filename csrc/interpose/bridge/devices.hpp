@@ -22,7 +22,7 @@ class Devices {
   virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
 };
 
-// "cuda" or "hip"; `look_up` finds what the collective library and the libraries that it needs export. Never null; where a function is
+// "cuda", "hip" or "acl"; `look_up` finds what the collective library and the libraries that it needs export. Never null; where a function is
 // missing, the calls say so.
 Devices &devices(const char *kind, void *(*look_up)(const char *));
 

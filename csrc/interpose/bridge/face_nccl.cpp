@@ -508,7 +508,7 @@ Result act_or_defer(std::function<Result()> act) {
 
 }  // namespace isthmus::bridge::nccl
 
-extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Calls *isthmus_bridge_nccl(
+extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Bridged *isthmus_bridge_nccl(
     const isthmus::interpose::Door *door) {
   namespace bridge = isthmus::bridge;
   static const bool first = [&] {

@@ -10,7 +10,7 @@
 #include "abi.hpp"
 #include "census.hpp"
 #include "comm.hpp"
-#include "door.hpp"
+#include "calls_nccl.hpp"
 
 namespace isthmus::bridge::nccl {
 

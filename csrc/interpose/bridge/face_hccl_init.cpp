@@ -1,0 +1,197 @@
+// How HCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <span>
+
+#include "face_hccl.hpp"
+#include "handles.hpp"
+
+namespace isthmus::bridge::hccl {
+namespace {
+
+using namespace interpose::hccl;  // its codes and types
+
+constexpr uint32_t kConfigMagic = 0xf0f0f0f0;
+// The last bytes of a root info are a unique id as NCCL's and RCCL's programs have it. HCCL leaves them alone.
+constexpr size_t kIdBytes = 128;
+constexpr size_t kIdAt = sizeof RootInfo::bytes - kIdBytes;
+
+// Of an id that another vendor's program made, at the end or where a program put it that read it as a root info.
+bool read_ticket(const RootInfo &root, Tail &tail) {
+  const std::span<const unsigned char> bytes(root.bytes);
+  return read_tail(bytes, tail) || read_tail(bytes.first(kIdBytes), tail);
+}
+
+// What a program asked for when it made a communicator. False: it is no configuration.
+bool read(const Config *config, std::string &name) {
+  size_t size = 0;
+  std::memcpy(&size, config, sizeof size);
+  ConfigHead c{};
+  if (size < offsetof(ConfigHead, unused)) return false;
+  std::memcpy(&c, config, std::min(size, sizeof c));
+  if (c.magic != kConfigMagic) return false;
+  name.assign(c.name, ::strnlen(c.name, sizeof c.name));
+  return true;
+}
+
+// The meeting's settings and ours: the device that the thread works on, and the library that the door found.
+std::string settings(const Place &place) {
+  std::string text = "ISTHMUS_DEVICE=" + std::string(door().device) + ":" + std::to_string(place.device);
+  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door().path);
+  return text;
+}
+
+void tell(const char *call, const Arrival &a) {
+  if (a.verdict == Verdict::Failed) return;
+  const std::string where = std::string(call) + ", rank " + std::to_string(a.rank) + " of " + std::to_string(a.world) + ": ",
+                    who = " (" + describe(a.ranks) + ")";
+  if (!a.outcome.ok())
+    say(Level::Warn, where + "not all ranks came to the census" + who + "; taken for ranks without Isthmus, so " +
+                         door().name + " gets the communicator. " + a.outcome.text);
+  else if (a.verdict == Verdict::Vendor) say(Level::Info, where + door().name + " gets the communicator" + who);
+  else say(Level::Info, where + "Isthmus carries the communicator" + who);
+}
+
+Result build(const char *call, Arrival &a, const std::string &asked, Handle *out) {
+  Place place;
+  if (const Outcome o = devices().current(place); !o.ok()) return failed(call, o);
+  const std::string unique = name_of(a.tail.ticket);
+  const auto comm =
+      std::make_shared<Comm>(Traits{a.rank, a.world, place, true, asked.empty() ? unique : asked, Family::of(unique)});
+  if (const Outcome o = comm->init(a.meeting, settings(place)); !o.ok()) {
+    comm->abort();
+    return failed(call, o);
+  }
+  *out = give_handle(comm);
+  if (*out) return kSuccess;
+  comm->abort();
+  return refused(kUnavailable, call,
+                 "too many communicators that span vendors are in use, or there is no memory for their handles");
+}
+
+// `real` makes the call of the real library as the program made it.
+Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank, const std::string &name, Handle *out,
+            const std::function<Result()> &real) {
+  Arrival a;
+  if (!read_ticket(root, a.tail)) return real();
+  a.mine = record_of(door().family, door().version);
+  a.rank = static_cast<int>(rank);
+  a.world = static_cast<int>(size);
+  meet(a);
+  tell(call, a);
+  if (a.verdict == Verdict::Vendor) return real();
+  *out = nullptr;
+  return a.verdict == Verdict::Failed ? failed(call, a.outcome) : build(call, a, name, out);
+}
+
+// Of what is wrong the real library tells. Inits in a group are of one host, and HCCL's own.
+bool may_span(uint32_t size, const RootInfo *root, uint32_t rank, const Handle *out) {
+  return out && root && size >= 1 && size <= INT_MAX && rank < size && !in_group();
+}
+
+// Not the same for two parts that are made at once.
+int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
+  constexpr int kFirst = 1 << 30;  // programs' messages have the tag 0
+  uint64_t h = 0xcbf29ce484222325 ^ number;
+  for (uint32_t i = 0; i < count; ++i) h = (h ^ ranks[i]) * 0x100000001b3;
+  return kFirst + static_cast<int>((h ^ h >> 32) & (kFirst - 1));
+}
+
+}  // namespace
+
+Result get_root_info(RootInfo *root) {
+  auto *f = real<Result(RootInfo *)>("HcclGetRootInfo");
+  if (!f) return lacks("HcclGetRootInfo");
+  if (!root) return f(root);
+  // The library writes the beginning, and need not clear the rest.
+  unsigned char *const id = root->bytes + kIdAt;
+  std::memset(id, 0, kIdBytes);
+  const Result r = f(root);
+  if (r != kSuccess) return r;
+  isthmus_ticket ticket;
+  std::string why;
+  if (std::any_of(id, id + kIdBytes, [](unsigned char byte) { return byte != 0; }))
+    why = std::string("it leaves no room for it in ") + door().path;
+  else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
+  if (why.empty()) write_tail(root->bytes, door().family, ticket);
+  else say(Level::Warn, "the root info has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
+  return r;
+}
+
+Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
+  constexpr const char *kCall = "HcclCommInitRootInfo";
+  const auto the_real = [=] {
+    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, Handle *)>(kCall);
+    return f ? f(size, root, rank, out) : lacks(kCall);
+  };
+  return may_span(size, root, rank, out) ? join(kCall, size, *root, rank, "", out, the_real) : the_real();
+}
+
+Result init_config(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, Handle *out) {
+  constexpr const char *kCall = "HcclCommInitRootInfoConfig";
+  const auto the_real = [=] {
+    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, const Config *, Handle *)>(kCall);
+    return f ? f(size, root, rank, config, out) : lacks(kCall);
+  };
+  std::string name;
+  const bool ours = config && read(config, name) && may_span(size, root, rank, out);
+  return ours ? join(kCall, size, *root, rank, name, out, the_real) : the_real();
+}
+
+// The members alone call it, so nothing is collective over the parent: the first of them gives the others a root info.
+Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t mine, Config *config,
+                   Handle *out) {
+  constexpr const char *kCall = "HcclCreateSubCommConfig";
+  constexpr uint64_t kNoMember = 0xffffffff;
+  const auto at = whole ? reinterpret_cast<uintptr_t>(*whole) - reserve_handles() : interpose::kHandleBytes;
+  if (at >= interpose::kHandleBytes) {
+    auto *f = real<Result(Handle *, uint32_t, uint32_t *, uint64_t, uint32_t, Config *, Handle *)>(kCall);
+    return f ? f(whole, count, ranks, number, mine, config, out) : lacks(kCall);
+  }
+  const CommPtr parent = bridge::find(*whole);
+  if (!parent) return note(refused(kParameter, kCall, "the communicator was destroyed"));
+  if (!ranks && number == kNoMember) return kSuccess;
+  if (!ranks || !config || !out) return note(refused(kPointer, kCall, "an argument is NULL"));
+  if (in_group())
+    return note(refused(kNotSupported, kCall, "a part of a communicator that spans vendors is not made in a group"));
+  std::string name;
+  if (!read(config, name)) return refused(kParameter, kCall, "the configuration was not initialised");
+  const auto size = static_cast<uint32_t>(parent->traits().size);
+  const std::set<uint32_t> members(ranks, ranks + std::min(count, size));
+  if (count < 1 || count > size || members.size() != count || *members.rbegin() >= size || mine >= count ||
+      ranks[mine] != static_cast<uint32_t>(parent->traits().rank))
+    return refused(kParameter, kCall,
+                   "the ranks are not some of the communicator's, each once, with this rank in its place");
+  if (const Outcome o = parent->status(); !o.ok()) return failed(kCall, o);
+  *out = nullptr;
+  RootInfo root{};
+  const int tag = tag_of(number, ranks, count);
+  if (mine == 0) {
+    if (const Result r = get_root_info(&root)) {
+      refused(r, kCall, "the library gives no root info for the part");
+      root = {};
+    }
+    for (uint32_t q = 1; q < count; ++q)
+      if (const Outcome o = outcome(isthmus_send(parent->get(), &root, sizeof root, ISTHMUS_UINT8,
+                                                 static_cast<int>(ranks[q]), tag, nullptr, nullptr));
+          !o.ok())
+        return failed(kCall, o);
+  } else if (const Outcome o = outcome(isthmus_recv(parent->get(), &root, sizeof root, ISTHMUS_UINT8,
+                                                    static_cast<int>(ranks[0]), tag, nullptr, nullptr, nullptr));
+             !o.ok()) {
+    return failed(kCall, o);
+  }
+  if (Tail tail; !read_ticket(root, tail))
+    return refused(kSystem, kCall, "rank " + std::to_string(ranks[0]) + " could not make a root info; its log says why");
+  return join(kCall, count, root, mine, name, out, [&] {
+    constexpr const char *kReal = "HcclCommInitRootInfoConfig";
+    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, const Config *, Handle *)>(kReal);
+    return f ? f(count, &root, mine, config, out) : lacks(kReal);
+  });
+}
+
+}  // namespace isthmus::bridge::hccl

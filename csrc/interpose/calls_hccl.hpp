@@ -1,0 +1,13 @@
+// What the bridge gives a door of HCCL.
+#pragma once
+
+#include "door.hpp"
+#include "routed_calls_hccl.hpp"
+
+namespace isthmus::interpose::hccl {
+
+struct Calls : Bridged, RoutedCalls {
+  Result (*group_end)();  // of the outermost group, where `pending` is not null
+};
+
+}  // namespace isthmus::interpose::hccl

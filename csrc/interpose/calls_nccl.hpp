@@ -1,0 +1,15 @@
+// What the bridge gives a door of NCCL or RCCL.
+#pragma once
+
+#include "door.hpp"
+#include "routed_calls.hpp"
+
+namespace isthmus::interpose {
+
+struct Calls : Bridged, RoutedCalls {
+  Result (*group_end)();            // of the outermost group, where `pending` is not null
+  void (*group_forget)();           // likewise, where nothing of it is to be done
+  const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it did not
+};
+
+}  // namespace isthmus::interpose

@@ -1,0 +1,537 @@
+"""Programs for HCCL in jobs that span vendors: simulated ranks, which know their vendor's library alone.
+
+Types and reductions are called by NCCL's numbers in all scripts; script_hccl.c says them in HCCL's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from doors import DOORS, HERE, preloaded
+from doors import run as run_program
+from interpose_entries import read_table
+from spanning import Rank, check, environment, fleet, run, start
+from test_spanning_collectives import COUNT, FLOAT, OPS, SAME_FLOAT8, TYPES, Array, Job, contribution, folded
+from test_spanning_life import FLOATS, SPANS, VENDORS, given, summed, sums
+
+PARAMETER, NOT_SUPPORTED, TIMEOUT, REMOTE = 1, 5, 9, 21
+HCCL_OPS = OPS[:4]  # it has no average
+SIGNED_32 = 2
+COUNT_THERE = 100  # of client_refused_hccl.py
+
+
+def labelled(job: Job | list[Rank], islands: str) -> None:
+    for rank, label in zip(job.ranks if isinstance(job, Job) else job, islands, strict=True):
+        rank.environment["ISTHMUS_ISLAND"] = label
+
+
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vendors", "islands"), [("hn", ""), ("hnahan", ""), ("hhh", "xyx")])
+def test_every_reduction_of_every_type(vendors: str, islands: str, scripted: dict[str, Path]) -> None:
+    job, world = Job(vendors), len(vendors)
+    if islands:
+        labelled(job, islands)
+    for rank in job.ranks:
+        rank.environment |= SAME_FLOAT8
+    for kind, dtype in enumerate(TYPES):
+        mine = [contribution(r, COUNT, dtype) for r in range(world)]
+        for op, name in enumerate(HCCL_OPS):
+            want = folded(mine, name)
+            job.operation("all_reduce", kind, op, mine, [want] * world, place=op % 2)
+            wide = [contribution(r, world * 257, dtype) for r in range(world)]
+            pieces = np.split(folded(wide, name), world)
+            job.operation("reduce_scatter", kind, op, wide, list(pieces), place=1 - op % 2)
+    job.end(scripted)
+
+
+@pytest.mark.parametrize("vendors", ["ah", "nahha"])
+def test_what_moves_without_adding(vendors: str, scripted: dict[str, Path]) -> None:
+    job, world = Job(vendors), len(vendors)
+    for kind, dtype in enumerate(TYPES):
+        mine = [contribution(r, COUNT, dtype) for r in range(world)]
+        root = kind % world
+        job.operation("broadcast", kind, 0, mine, [mine[root]] * world, root=root)
+        job.operation("bcast", kind, 0, mine, [mine[root]] * world, root=root, place=1)
+        job.operation("all_gather", kind, 0, mine, [np.concatenate(mine)] * world, place=kind % 2)
+        wide = [(np.arange(world * 99) % 50 + r).astype(dtype) for r in range(world)]
+        cut = [np.split(x, world) for x in wide]
+        turned = [np.concatenate([cut[s][r] for s in range(world)]) for r in range(world)]
+        job.operation("all_to_all", kind, 0, wide, turned)
+        job.operation("scatter", kind, 0, wide, list(cut[root]), root=root)
+    job.end(scripted)
+
+
+def test_reduce_gives_the_root_alone(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nhah")
+    ranks[1].say("id")
+    mine = [contribution(r, COUNT, np.dtype(np.int32)) for r in range(4)]
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        for root, op in itertools.product(range(4), range(4)):
+            rank.say(f"reduce {SIGNED_32} {op} {COUNT} {root} 0 {op % 2}")
+            rank.inputs.append(mine[number].tobytes())
+        rank.say("wait", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        outputs = np.frombuffer(rank.output, np.int32).reshape(4, 4, COUNT)
+        for op, name in enumerate(HCCL_OPS):
+            assert (outputs[number, op] == folded(mine, name)).all()
+
+
+def test_long_messages(scripted: dict[str, Path]) -> None:
+    job = Job("hnha")
+    mine = [contribution(r, 700_001, np.dtype(np.float32)) for r in range(4)]
+    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * 4)
+    job.operation("all_gather", FLOAT, 0, mine, [np.concatenate(mine)] * 4)
+    job.operation("broadcast", FLOAT, 0, mine, [mine[3]] * 4, root=3)
+    job.end(scripted)
+
+
+def test_what_hccl_alone_has_between_islands_of_its_own(scripted: dict[str, Path]) -> None:
+    """Unequal parts, the barrier, a batch of messages: three ranks in two islands."""
+    ranks, world = fleet("hhh"), 3
+    labelled(ranks, "xyx")
+    ranks[0].say("id")
+    want: list[list[Array]] = [[], [], []]
+    for rank in ranks:
+        rank.say("init")
+    for kind, count in ((FLOAT, 5), (4, 300), (9, 1)):
+        dtype = TYPES[kind]
+        for rank in ranks:
+            rank.say("barrier 0")
+        gap = np.zeros(1, dtype)
+        pieces = [contribution(r, count + r, dtype) for r in range(world)]
+        gathered = np.concatenate([part for piece in pieces for part in (piece, gap)])
+        wide = [contribution(r, sum(count + q for q in range(world)), dtype) for r in range(world)]
+        scattered = np.split(folded(wide, "sum"), np.cumsum([count + r for r in range(world - 1)]))
+        for number, rank in enumerate(ranks):
+            rank.say(f"gather_v {kind} {count} 0", f"scatter_v {kind} 0 {count} 1", f"batch {kind} {count} 0")
+            rank.inputs += [pieces[number].tobytes(), wide[number].tobytes(), pieces[number][:count].tobytes()]
+            want[number] += [gathered, scattered[number], pieces[number - 1][:count]]
+        for matrix in (0, 1):
+            blocks = [[(np.arange(count + s + 2 * d) % 9 + s).astype(dtype) for d in range(world)] for s in range(world)]
+            for number, rank in enumerate(ranks):
+                rank.say(f"exchange {kind} {count} 0 {matrix}")
+                rank.inputs.append(np.concatenate(blocks[number]).tobytes())
+                want[number].append(np.concatenate([blocks[s][number] for s in range(world)]))
+    for rank in ranks:
+        rank.say("wait", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == "" and rank.output == b"".join(x.tobytes() for x in want[number])
+
+
+def test_blocks_of_different_sizes_between_vendors(scripted: dict[str, Path]) -> None:
+    """RCCL has such a call, NCCL has not."""
+    ranks = fleet("hah")
+    ranks[1].say("id")
+    count, dtype = 700, np.dtype(np.float64)
+    blocks = [[(np.arange(count + s + 2 * d) % 9 + s).astype(dtype) for d in range(3)] for s in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"exchange 8 {count} 0 0", "wait", "destroy")
+        rank.inputs.append(np.concatenate(blocks[number]).tobytes())
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        same = rank.output == b"".join(blocks[s][number].tobytes() for s in range(3))
+        assert same, f"rank {number}"
+
+
+def test_messages_between_vendors(scripted: dict[str, Path]) -> None:
+    """One after the other, in a group in any order, and with a batch at one end and a group at the other."""
+    ranks = fleet("hn")
+    ranks[0].say("id", "init", "send 7 0 5 1 0 0", "recv 7 0 5 1 0 0")
+    ranks[1].say("init", "recv 0 0 20 0 0 0", "send 7 0 5 0 0 0")
+    ranks[0].say("group", "recv 7 0 5 1 0 0", "send 7 0 5 1 0 1", "end", "batch 7 5 0", "wait", "destroy")
+    ranks[1].say("group", "recv 7 0 5 0 0 0", "send 7 0 5 0 0 1", "end")
+    ranks[1].say("group", "send 7 0 5 0 0 0", "recv 7 0 5 0 0 1", "end", "wait", "destroy")
+    for number, rank in enumerate(ranks):
+        rank.inputs.append(given(number, 3))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == given(1 - number, 3) and rank.printed == ""
+
+
+def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
+    calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter", "all_to_all", "scatter")
+    ranks = fleet("ha")
+    sums(ranks, "init", *(f"{call} 7 0 0 0 0 0" for call in calls))
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.printed == "" and rank.output == summed(2)
+
+
+def test_a_group_of_collectives_begins_when_it_ends(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "peek", "end", "wait", "destroy")
+        rank.inputs.append(np.full(10, number + 1, np.uint8).astype(np.float32).tobytes())
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.printed.endswith("peek: 0\n") and rank.output == np.full(10, 3, np.float32).tobytes()
+
+
+# ---- ids and the census ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vendors", ["hn", "ha", "nah", "hhaanh"])
+@pytest.mark.parametrize("maker", [0, -1])
+def test_whoever_makes_the_id_its_last_bytes_are_the_others(vendors: str, maker: int, scripted: dict[str, Path]) -> None:
+    ranks = fleet(vendors)
+    sums(ranks, "init", "ask", maker=maker)
+    run(ranks, scripted)
+    check(ranks)
+    used = {"nccl": 0, "rccl": 0, "hccl": 0}
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(len(ranks)) and SPANS in rank.logged
+        assert rank.printed == f"rank {number} of {len(ranks)} on {used[rank.vendor]}\n"
+        used[rank.vendor] += 1
+
+
+def test_an_id_of_nccls_in_front_of_a_root_info_will_do_too(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """As a program has it that reads 128 bytes into the beginning of the longer struct."""
+    maker = fleet("n")
+    maker[0].say("id", "expect used.0", "expect used.1")
+    (tmp_path / "ranks").mkdir()
+    ranks = fleet("hh")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "all_reduce 7 0 5 0 0 0", "wait", f"touch used.{number}", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    job = start(maker, scripted, tmp_path)
+    try:
+        while not (tmp_path / "id").exists():
+            assert job[0].poll() is None
+        (tmp_path / "ranks" / "id").write_bytes((tmp_path / "id").read_bytes().ljust(4108, b"\0"))
+        run(ranks, scripted, tmp_path / "ranks")
+    finally:
+        for number in range(2):
+            (tmp_path / f"used.{number}").touch()
+        job[0].wait(60)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2) and SPANS in rank.logged, "NCCL made it, so HCCL could make nothing of it"
+
+
+def test_a_configuration_gives_the_name(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    ranks[0].say("id", "init 1", "name", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[1].say("init", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    for number, rank in enumerate(ranks):
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].printed == "called by name\n" and ranks[0].output == ranks[1].output == summed(2)
+
+
+def test_the_ranks_of_hccl_alone_get_the_library(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hhh")
+    sums(ranks, "init")
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(3) and f"HCCL {VENDORS}" in rank.logged
+
+
+@preloaded
+def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Recorded by the simulated library: every call of it, and of the runtime, with how often it was made."""
+
+    def calls(name: str, behind: bool) -> list[dict[str, int]]:
+        ranks = fleet("hh")
+        ranks[0].say("id")
+        for number, rank in enumerate(ranks):
+            rank.say("init", "all_reduce 7 0 5 0 0 0", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "end")
+            rank.say("barrier 0", "part 7 0 1", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 0", "ask", "destroy")
+            rank.inputs.append(given(number, 4))
+            rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"{name}.{number}")
+        run(ranks, scripted, tmp_path / name, behind=behind)
+        check(ranks)
+        assert all(rank.output == summed(2) * 4 for rank in ranks)
+        records = [json.loads((tmp_path / f"{name}.{number}").read_text()) for number in range(2)]
+        assert all(record["misuses"] == 0 for record in records)
+        return [record["calls"] for record in records]
+
+    bare = calls("bare", False)
+    assert bare[0]["HcclAllReduce"] == 4 and bare[0]["HcclCommInitRootInfo"] == 1
+    assert calls("behind", True) == bare
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_rank_without_isthmus_works_in_a_job_of_hccl(off: int, scripted: dict[str, Path]) -> None:
+    """It comes to the library at once, the others when they have waited for it."""
+    ranks = fleet("hhh")
+    sums(ranks, "init", maker=1 - off)
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+    ranks[off].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(3)
+        if number == off:
+            assert rank.logged == ""
+        else:
+            assert f"rank {off}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
+
+
+def test_a_root_info_that_was_made_without_isthmus_is_hccls(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hh")
+    sums(ranks, "init")
+    ranks[0].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    assert all(rank.output == summed(2) for rank in ranks) and VENDORS not in ranks[1].logged
+
+
+def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hnh")
+    ranks[0].say("id", "init")
+    ranks[1].say("init")
+    ranks[2].say("ask")  # has no communicator
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+    run(ranks, scripted)
+    assert [rank.code for rank in ranks] == [0, 0, 0]
+    assert f"init: {TIMEOUT}, timeout" in ranks[0].printed and "rank 2 of 3 did not arrive within" in ranks[0].logged
+    assert "init: 6, remote process exited" in ranks[1].printed
+
+
+def test_parts_are_hccls_own_or_span_islands(scripted: dict[str, Path]) -> None:
+    """Made by their members alone, while the rank of another vendor does something else."""
+    ranks = fleet("hhnh")
+    labelled(ranks, "xyzx")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        rank.environment["ISTHMUS_LOG"] = "info"
+        if rank.vendor != "hccl":
+            continue
+        rank.say("part 1 3 1 0", "ask", "all_reduce 7 0 5 0 0 0", "comm 0")
+        rank.inputs.append(given(number))
+        if number != 1:
+            rank.say("part 2 0 3", "ask", "all_reduce 7 0 5 0 0 0", "comm 0")
+            rank.inputs.append(given(number))
+    for number, rank in enumerate(ranks):
+        rank.say("comm 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+        if rank.vendor == "hccl":
+            rank.say("comm 1", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    three, two = (FLOATS * 7).tobytes(), (FLOATS * 5).tobytes()
+    assert [rank.output for rank in ranks] == [
+        three + two + summed(4),
+        three + summed(4),
+        summed(4),
+        three + two + summed(4),
+    ]
+    for number, place in ((0, 2), (1, 1), (3, 0)):
+        assert ranks[number].printed.startswith(f"rank {place} of 3 on ")
+        line = f"HcclCreateSubCommConfig, rank {place} of 3: {SPANS}"
+        assert line in ranks[number].logged
+        assert (f"of 2: HCCL {VENDORS}" in ranks[number].logged) == (number != 1)
+
+
+# ---- what is refused, and ends ----------------------------------------------------------------------------------------
+
+
+def test_a_capture_is_refused_and_the_communicator_goes_on(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "capture 1", "bare all_reduce 1", "stop 1", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert ranks[0].output == ranks[1].output == summed(2)
+    assert f"all_reduce: {NOT_SUPPORTED}, " in ranks[0].printed and "being captured into a graph" in ranks[0].logged
+
+
+def test_what_cannot_be_is_refused_with_a_line_of_the_log(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    wrong = {
+        "typed 12 0": "data type 12 is none",
+        "typed 14 0": "numbers of that type are not added",
+        "typed 4 4": "reduction 4 is none",
+        "broadcast 7 0 0 5 0 0": "rank 5 is not in 0 to 1",
+        "send 7 0 0 0 0 0": "a rank sends itself nothing",
+        "register": "HcclCommRegister: this communicator spans several vendors or islands",
+    }
+    sums(ranks, "init")
+    ranks[0].lines[2:2] = [*wrong, "group", "part 1 0", "end", "comm 0"]
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].output == ranks[1].output == summed(2)
+    told = ranks[0].printed.splitlines()
+    codes = [NOT_SUPPORTED, NOT_SUPPORTED, PARAMETER, PARAMETER, PARAMETER, NOT_SUPPORTED, NOT_SUPPORTED, NOT_SUPPORTED]
+    assert [int(line.split()[2].strip(",")) for line in told] == codes, told
+    for text in wrong.values():
+        assert ranks[0].logged.count(text) == 1, text
+    assert "a part of a communicator that spans vendors is not made in a group" in ranks[0].logged
+
+
+def threads(ranks: int, *names: str) -> tuple[list[list[float]], dict[str, int]]:
+    """What client_refused_hccl.py found."""
+    words = [sys.executable, str(HERE / "client_refused_hccl.py"), str(ranks), *names]
+    given = environment("h") | {"ISTHMUS_LOG": "off"}
+    ended = subprocess.run(words, env=given, text=True, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended
+    sums, codes = json.loads(ended.stdout)
+    return sums, codes
+
+
+@preloaded
+def test_every_other_function_refuses_our_communicator() -> None:
+    """None hands it to the real library, where it would be a misuse that ends the process."""
+    rows = [row for row in read_table(DOORS["hccl"].rows) if row.policy == "refuse"]
+    assert len(rows) > 40
+    sums, codes = threads(1, *(f"{row.name}:{row.communicator}" for row in rows))
+    assert sums == [[float(i) for i in range(COUNT_THERE)]]
+    assert codes == {row.name: NOT_SUPPORTED for row in rows}
+
+
+@preloaded
+def test_ranks_may_be_threads() -> None:
+    sums, _ = threads(3)
+    assert sums == [[float(3 * i + 3) for i in range(COUNT_THERE)]] * 3
+
+
+def test_the_real_library_refuses_our_handle(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    sums(ranks, "init", "stray")
+    for rank in ranks:
+        rank.environment["REHEARSAL_ABORT_ON_MISUSE"] = "0"
+    run(ranks, scripted)
+    check(ranks)
+    assert f" stray: {PARAMETER} -1\n" in ranks[0].printed and ranks[0].output == summed(2)
+
+
+def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("hnhn")
+    sums(ranks, "init", after=())
+    for rank in ranks[:3]:
+        rank.say("touch ready", "poll 0", "all_reduce 7 0 0 0 0 0", "destroy")
+    ranks[3].say("expect ready", "kill")
+    run(ranks, scripted, tmp_path)
+    assert ranks[3].code == -9
+    for rank in ranks[:3:2]:
+        assert rank.code == 0, rank.printed + rank.logged
+        assert f" state: {REMOTE}, " in rank.printed and f"all_reduce: {REMOTE}, " in rank.printed
+        assert "HcclGetCommAsyncError: " in rank.logged and "rank 3" in rank.logged
+
+
+def test_a_killed_rank_of_hccl_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("nah")
+    sums(ranks, "init", after=())
+    for rank in ranks[:2]:
+        rank.say("touch ready", "poll 0", "abort")
+    ranks[2].say("expect ready", "kill")
+    run(ranks, scripted, tmp_path)
+    for rank in ranks[:2]:
+        assert rank.code == 0 and " state: 6, " in rank.printed and "rank 2" in rank.printed
+
+
+def test_a_communicator_that_was_destroyed_is_known_for_it(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    sums(ranks, "init", after=("destroy",))
+    ranks[0].say("destroy", "bare all_reduce 0", "poll 0")
+    run(ranks, scripted)
+    assert ranks[1].code == 0 and ranks[0].code == 3, "poll takes the error for the program's"
+    assert [line.split()[1:3] for line in ranks[0].printed.splitlines()] == [
+        ["destroy:", f"{PARAMETER},"],
+        ["all_reduce:", f"{PARAMETER},"],
+    ]
+    assert "HcclCommDestroy: this communicator, which spanned vendors, was destroyed" in ranks[0].logged
+
+
+def test_nothing_is_left_when_it_is_destroyed(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """As the simulated vendor counts at the end: what the program itself has, and no more of it after more communicators."""
+
+    def left(times: int) -> dict[str, int]:
+        ranks = fleet("hnh")
+        ranks[0].environment["REHEARSAL_TRACE"] = str(tmp_path / f"trace.{times}")
+        for turn in range(times):
+            for number, rank in enumerate(ranks):
+                if number == 0:
+                    rank.say(*(f"expect over.{q}.{turn - 1}" for q in (1, 2) if turn), "id", f"touch id.{turn}")
+                rank.say(
+                    f"expect id.{turn}", "init", "all_reduce 7 0 5 0 0 0", "wait", "destroy", f"touch over.{number}.{turn}"
+                )
+                rank.inputs.append(given(number))
+        run(ranks, scripted, tmp_path / f"job.{times}")
+        check(ranks)
+        assert all(rank.output == summed(3) * times for rank in ranks)
+        record = json.loads((tmp_path / f"trace.{times}").read_text())
+        assert record["misuses"] == 0
+        assert record["calls"]["HcclCommInitRootInfo"] == record["calls"]["HcclCommDestroy"] == times, "of the island"
+        live: dict[str, int] = record["live"]
+        return live
+
+    once = left(1)
+    assert once["communicator"] == 0 and left(3) == once
+
+
+def test_a_group_of_several_communicators_that_span_is_refused(scripted: dict[str, Path]) -> None:
+    """Each call waits for its exchange, so the second would never be made."""
+    ranks = fleet("hn")
+    ranks[0].say("id", "init", "expect joined", "id", "touch second", "init")
+    ranks[1].say("init", "touch joined", "expect second", "init")
+    ranks[0].say("group", "comm 0", "bare all_reduce 0", "comm 1", "bare all_reduce 0", "end")
+    for number, rank in enumerate(ranks):
+        rank.say("comm 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 1", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].output == ranks[1].output == summed(2)
+    told = [line.split()[1:3] for line in ranks[0].printed.splitlines()]
+    assert told == [["all_reduce:", f"{NOT_SUPPORTED},"], ["end:", f"{NOT_SUPPORTED},"]]
+    assert "use one group each, or a thread each" in ranks[0].logged
+
+
+@preloaded
+def test_isthmus_itself_finds_the_real_library_behind_the_door(tmp_path: Path) -> None:
+    """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
+    door = DOORS["hccl"]
+    library = door.path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    program = (
+        "import ctypes, json, sys\n"
+        "found = ctypes.c_char_p()\n"
+        "assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0\n"
+        "print([e['path'] or e['text'] for e in json.loads(found.value) if e['family'] == 'hccl'][0])\n"
+    )
+    words = (sys.executable, "-c", program, library)
+    ended = run_program(*words, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
+    assert ended.stdout == f"{door.real}\n", ended
+
+
+@preloaded
+def test_without_the_bridge_the_door_is_a_pass_through(scripted: dict[str, Path], tmp_path: Path) -> None:
+    door = DOORS["hccl"]
+    alone = tmp_path / "alone" / door.soname
+    alone.parent.mkdir()
+    alone.write_bytes(door.path.read_bytes())
+    ranks = fleet("hh")
+    sums(ranks, "init")
+    for rank in ranks:
+        rank.environment |= {"LD_PRELOAD": str(alone), "ISTHMUS_LOG": "warn"}
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2)
+        assert rank.logged.count("\n") == 1 and "libisthmus_bridge.so cannot be used" in rank.logged
