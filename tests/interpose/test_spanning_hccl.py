@@ -164,6 +164,24 @@ def test_messages_between_vendors(scripted: dict[str, Path]) -> None:
         assert rank.output == given(1 - number, 3) and rank.printed == ""
 
 
+@pytest.mark.parametrize("count", [5, 2_000_000])
+def test_all_may_send_before_they_receive(count: int, scripted: dict[str, Path]) -> None:
+    """On streams of their own, as with HCCL. Ranks 0 and 1 are one island."""
+    ranks = fleet("hhnh")
+    labelled(ranks, "xxzy")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(
+            "init", f"send 7 0 {count} {(number + 1) % 4} 0 0", f"recv 7 0 {count} {(number + 3) % 4} 0 1", "wait", "destroy"
+        )
+        rank.inputs.append(contribution(number, count, np.dtype(np.float32)).tobytes())
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        same = rank.output == ranks[number - 1].inputs[0]
+        assert same, f"rank {number}"
+
+
 def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
     calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter", "all_to_all", "scatter")
     ranks = fleet("ha")
