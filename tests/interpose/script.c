@@ -5,6 +5,7 @@
  *
  *   device N                                               works on that device from now on (at first on $DEVICE), with streams of its own
  *   id                                                     gets a unique id and gives it to all
+ *   use NAME                                               from now on ids are left and found in that file, not in id
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
  *   comm N                                                 what follows is of that one
@@ -57,6 +58,7 @@ static struct output {
 static int outputs_used;
 
 static int device_now;
+static char id_file[64] = "id";
 
 /* Memory is there before any stream is held up, because allocating may wait for all of them. */
 enum { ARENA = 8 << 20 };
@@ -145,13 +147,15 @@ static void *read_input(size_t bytes) {
 }
 
 static void make_id(void) {
-  unique_id id;
+  static unique_id id; /* one variable for all ids, and before the first one it holds anything */
+  static int used;
   FILE *f = fopen(file("id.part"), "w");
   char from[4096];
+  if (!used++) memset(&id, 0xaa, sizeof id);
   OK(ncclGetUniqueId(&id));
   if (!f || fwrite(&id, sizeof id, 1, f) != 1 || fclose(f)) die("writing the id", line_number);
   strcpy(from, file("id.part"));
-  if (rename(from, file("id"))) die("renaming the id", line_number);
+  if (rename(from, file(id_file))) die("renaming the id", line_number);
 }
 
 struct config { /* its beginning: `size` says that there is no more */
@@ -164,8 +168,8 @@ static void init(int as, int of, int blocking) {
   struct config config = {sizeof(struct config), 0xcafebeef, 21400, 0, INT_MIN};
   unique_id id;
   FILE *f;
-  expect("id");
-  f = fopen(file("id"), "r");
+  expect(id_file);
+  f = fopen(file(id_file), "r");
   if (!f || fread(&id, sizeof id, 1, f) != 1) die("reading the id", line_number);
   fclose(f);
   config.blocking = blocking;
@@ -328,7 +332,8 @@ static void obey(char *line) {
   } else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);
-  else if (!strcmp(call, "kill")) raise(SIGKILL);
+  else if (!strcmp(call, "use") && sscanf(line, "%*s %63s", id_file) == 1) {
+  } else if (!strcmp(call, "kill")) raise(SIGKILL);
   else if (sscanf(line, "%63s %d %d %ld %d %d %d", call, &a, &b, &n, &c, &d, &e) == 7) operate(call, a, b, (size_t)n, c, d, e);
   else die(line, line_number);
 }

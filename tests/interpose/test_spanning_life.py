@@ -158,6 +158,26 @@ def test_an_id_that_ranks_make_for_themselves_is_left_alone(scripted: dict[str, 
         assert ((tmp_path / "id").read_bytes()[48:55] == b"Isthmus") == tail
 
 
+@pytest.mark.parametrize("maker", ["n", "a"])
+def test_a_variable_may_hold_anything_before_an_id_and_one_id_after_the_other(
+    maker: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Simulated RCCL, 2.22.3, writes its own part of an id alone, and the rest stays as it was; NCCL, 2.29.3, all of it."""
+    ranks = fleet("na")
+    making = "na".index(maker)
+    for number, rank in enumerate(ranks):
+        for use in ("first", "second"):
+            rank.say(f"use {use}", *(["id"] if number == making else []), "init", "all_reduce 7 0 5 0 0 0", "wait")
+            rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2) * 2 and rank.logged.count(SPANS) == 2
+    first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first[48:56] == second[48:56] == b"Isthmus" + maker.encode().replace(b"a", b"r") and first[56:] != second[56:]
+
+
 def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks = fleet("nan")
     ranks[0].say("id", "init 1")

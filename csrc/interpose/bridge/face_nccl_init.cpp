@@ -128,16 +128,19 @@ KeptConfig::KeptConfig(const Config *config) {
 Result get_unique_id(UniqueId *id) {
   auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
   if (!f) return lacks("ncclGetUniqueId");
-  const Result r = f(id);
+  if (!id) return f(id);
+  UniqueId made{};  // up to NCCL 2.22 what lies behind the library's own part stays as it was
+  if (const Result r = f(&made)) return r;
+  *id = made;
   // Where NCCL_COMM_ID says where the ranks meet, each makes the id for itself, and they must be alike.
-  if (r != kSuccess || !id || std::getenv("NCCL_COMM_ID")) return r;
+  if (std::getenv("NCCL_COMM_ID")) return kSuccess;
   isthmus_ticket ticket;
   std::string why;
-  if (!has_room(id->bytes)) why = std::string("it leaves no room for it in ") + door().path;
+  if (!has_room(made.bytes)) why = std::string("it leaves no room for it in ") + door().path;
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
   if (why.empty()) write_tail(id->bytes, door().family, ticket);
   else say(Level::Warn, "the unique id has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
-  return r;
+  return kSuccess;
 }
 
 // ---- init --------------------------------------------------------------------------------------------------------------------------
