@@ -10,7 +10,7 @@
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
- *   shrink N FLAGS                                         makes one more, of all ranks but that one
+ *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
  *   ask                                                    prints count, rank and device
  *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
  *   bare CALL STREAM                                       all_reduce of one float, and nothing else: no memory, no copies, no output
@@ -290,7 +290,7 @@ static void obey(char *line) {
   } else if (!strcmp(call, "shrink")) {
     const int parent = now;
     comm_handle *part = &comms[made];
-    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, 1, part, NULL, b));
+    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, a >= 0, part, NULL, b));
     if (*part) now = made++;
   } else if (!strcmp(call, "ask")) {
     if (!comms[now]) {

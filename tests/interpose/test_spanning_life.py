@@ -337,6 +337,51 @@ def test_a_part_may_be_made_in_a_group(scripted: dict[str, Path]) -> None:
         assert rank.printed == f"rank {1 - number} of 2 on 0\n" and rank.output == summed(2)
 
 
+def test_several_parts_of_one_communicator_may_be_made_in_a_group(scripted: dict[str, Path]) -> None:
+    """Rows and columns of a square, many times over: each part must be of the ranks that asked for it."""
+    ranks, times = fleet("nana"), 5
+    ranks[0].say("id")
+    parts = [[(number // 2 * 2, number // 2 * 2 + 1), (number % 2, number % 2 + 2)] for number in range(4)]
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        for time in range(times):
+            rank.say("group", "comm 0", f"split {number // 2} 0", "comm 0", f"split {number % 2} 0", "end")
+            for part in (1, 2):
+                rank.say(f"comm {2 * time + part}", "all_reduce 7 0 5 0 0 0", "wait")
+                rank.inputs.append(given(number))
+            for part in (1, 2):
+                rank.say(f"comm {2 * time + part}", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        expected = [(FLOATS * sum(r + 1 for r in part)).tobytes() for part in parts[number]]
+        assert rank.output == b"".join(expected) * times
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_a_part_works_on_the_device_of_its_parent(group: bool, scripted: dict[str, Path]) -> None:
+    """Whatever the program works on meanwhile: rank 0 is alone in a part of its library's, then both are in one of two vendors."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("device 2", "init", "device 3")
+        for color in (number, 0):
+            rank.say(*["group"] * group, "comm 0", f"split {color} 0", *["end"] * group, "ask")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"rank 0 of 1 on 2\nrank {number} of 2 on 2\n"
+
+
+def test_a_shrink_that_excludes_nobody_is_refused(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", "shrink -1 0")
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0 and rank.output == summed(2)
+        assert "shrink: 4, invalid argument" in rank.printed and "no rank is excluded" in rank.printed
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[str, Path], tmp_path: Path) -> None:
     """Ranks 0 and 2 are NVIDIA's; without rank 1 its library gets the rest. The simulated libraries have no such call."""

@@ -498,12 +498,14 @@ Result note(Result r) {
   if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
   return r;
 }
-Result act_or_defer(std::function<Result()> act) {
-  if (!in_group()) return act();
-  Place place;
-  if (const Outcome o = devices().current(place); !o.ok()) return note(failed("ncclGroupEnd", o));
-  pending().laters.push_back({place, std::move(act)});
-  return kSuccess;
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
+  if (in_group()) {
+    pending().laters.push_back({parent, std::move(act)});
+    return kSuccess;
+  }
+  const Moved moved;
+  devices().enter(parent->traits().place);
+  return act();
 }
 
 }  // namespace isthmus::bridge::nccl

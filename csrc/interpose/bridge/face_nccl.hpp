@@ -71,8 +71,8 @@ struct Pending {
   std::vector<std::unique_ptr<Init>> inits;
   std::vector<std::pair<CommPtr, Operation>> operations;
   struct Later {
-    Place place;
-    std::function<Result()> act;  // collective over a communicator that spans; on a thread of its own
+    CommPtr parent;
+    std::function<Result()> act;  // collective over that; on a thread that works where the parent does
   };
   std::vector<Later> laters;
   Result failure = interpose::kSuccess;
@@ -82,8 +82,22 @@ Pending &pending();     // of this thread's group
 Result note(Result r);  // the first failure inside a group is the group's
 // What is still to be found out before an operation can begin.
 Outcome resolve(const Comm &comm, Operation &operation);
-// Now, or when the group ends.
-Result act_or_defer(std::function<Result()> act);
+// Now, or when the group ends. What is collective over one communicator is done in the order of the calls.
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
+// While this lives the thread may work elsewhere.
+class Moved {
+ public:
+  Moved() { known_ = devices().current(before_).ok(); }
+  ~Moved() {
+    if (known_) devices().enter(before_);
+  }
+  Moved(const Moved &) = delete;
+  Moved &operator=(const Moved &) = delete;
+
+ private:
+  Place before_;
+  bool known_;
+};
 
 // ---- the functions -----------------------------------------------------------------------------------------------------------------
 Result get_unique_id(UniqueId *id);

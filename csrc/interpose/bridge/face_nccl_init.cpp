@@ -246,21 +246,6 @@ void at_once(size_t count, const std::function<void(size_t)> &act) {
   for (std::thread &t : threads) t.join();
 }
 
-// While this lives the thread works where the program did when it made a call.
-class Moved {
- public:
-  Moved() { known_ = devices().current(before_).ok(); }
-  ~Moved() {
-    if (known_) devices().enter(before_);
-  }
-  Moved(const Moved &) = delete;
-  Moved &operator=(const Moved &) = delete;
-
- private:
-  Place before_;
-  bool known_;
-};
-
 }  // namespace
 
 void group_forget() { delete static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr)); }
@@ -307,10 +292,18 @@ Result group_end() {
   }
   if (!p->laters.empty()) {
     const Moved moved;
+    // Those of one communicator one after the other: on another rank's threads another one might come first.
+    std::vector<std::vector<size_t>> lines;
+    for (size_t n = 0; n < p->laters.size(); ++n) {
+      const auto same = [&](const auto &line) { return p->laters[line.front()].parent == p->laters[n].parent; };
+      const auto known = std::find_if(lines.begin(), lines.end(), same);
+      if (known == lines.end()) lines.push_back({n});
+      else known->push_back(n);
+    }
     std::vector<Result> results(p->laters.size(), kSuccess);
-    at_once(p->laters.size(), [&](size_t i) {
-      devices().enter(p->laters[i].place);
-      results[i] = p->laters[i].act();
+    at_once(lines.size(), [&](size_t i) {
+      devices().enter(p->laters[lines[i].front()].parent->traits().place);
+      for (const size_t n : lines[i]) results[n] = p->laters[n].act();
     });
     for (const Result r : results) keep_first(r);
   }

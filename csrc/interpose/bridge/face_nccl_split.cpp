@@ -108,7 +108,7 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   *out = nullptr;
   const auto kept = std::make_shared<KeptConfig>(config);
   const int number = parent->next_part();
-  return act_or_defer([=] { return split_now(parent, number, color, key, out, kept->get(), asked); });
+  return act_or_defer(parent, [=] { return split_now(parent, number, color, key, out, kept->get(), asked); });
 }
 
 Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *config, int flags) {
@@ -116,8 +116,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   constexpr int kDefault = 0, kTag = 1;  // programs' messages have the tag 0
   const CommPtr parent = bridge::find(handle);
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
-  if (!out || count < 0 || (count > 0 && !excluded))
-    return note(refused(kInvalidArgument, kCall, "an argument is NULL or negative"));
+  if (!out || !excluded || count < 1)
+    return note(refused(kInvalidArgument, kCall, "an argument is NULL, or no rank is excluded"));
   if (Asked asked; !read(config, asked))
     return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (flags != kDefault)
@@ -134,7 +134,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
   *out = nullptr;
   const auto kept = std::make_shared<KeptConfig>(config);
-  return act_or_defer([=] {
+  return act_or_defer(parent, [=] {
     // Those who are excluded do not call, so nothing is collective over the parent: the first who remains gives the others an id.
     UniqueId id{};
     const auto bytes = static_cast<uint64_t>(sizeof id);
