@@ -360,7 +360,7 @@ def test_several_parts_of_one_communicator_may_be_made_in_a_group(scripted: dict
 
 @pytest.mark.parametrize("group", [True, False])
 def test_a_part_works_on_the_device_of_its_parent(group: bool, scripted: dict[str, Path]) -> None:
-    """Whatever the program works on meanwhile: rank 0 is alone in a part of its library's, then both are in one of two vendors."""
+    """Whatever the program works on meanwhile: first each rank is in a part of its own library, then both in one of Isthmus."""
     ranks = fleet("na")
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
@@ -371,6 +371,21 @@ def test_a_part_works_on_the_device_of_its_parent(group: bool, scripted: dict[st
     check(ranks)
     for number, rank in enumerate(ranks):
         assert rank.printed == f"rank 0 of 1 on 2\nrank {number} of 2 on 2\n"
+
+
+def test_a_part_is_made_as_its_parent_was(scripted: dict[str, Path]) -> None:
+    """Not blocking, where the split says nothing of it: a part of the library's own is not there when the call ends."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init 0", "poll 7", f"split {number} 0", "poll 7", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        told = rank.printed.splitlines()
+        assert " split: 7, NCCL operation in progress" in told[2] and told[3].endswith("state: 0, ") and len(told) == 4, told
+        assert rank.output == given(number)
 
 
 def test_a_shrink_that_excludes_nobody_is_refused(scripted: dict[str, Path]) -> None:
@@ -442,13 +457,17 @@ def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Pat
 
 def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
-    sums(ranks, "init", after=("finalize", "all_reduce 7 0 1 0 0 0", "ask", "destroy"))
+    one = "all_reduce 7 0 1 0 0 0"
+    sums(ranks, "init", after=("finalize", one, "group", one, "end", "ask", "destroy"))
     for rank in ranks:
-        rank.inputs.append(bytes(4))
+        rank.inputs.append(bytes(8))
     run(ranks, scripted)
     for rank in ranks:
         told = rank.printed.splitlines()
-        assert "was finalized" in told[0] and told[0].split()[2] == "4," and len(told) == 2 and rank.code == 0, told
+        assert [line.split()[1:3] for line in told[:3]] == [["all_reduce:", "4,"], ["all_reduce:", "4,"], ["end:", "4,"]], (
+            told
+        )
+        assert all("was finalized" in line for line in told[:3]) and len(told) == 4 and rank.code == 0, told
 
 
 def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, Path]) -> None:

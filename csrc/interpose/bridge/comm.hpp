@@ -81,6 +81,8 @@ struct Traits {
   bool blocking = true;
   std::string name;
   std::shared_ptr<Family> family;
+  std::shared_ptr<void>
+      config;  // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
 };
 
 class Comm : public std::enable_shared_from_this<Comm> {
@@ -96,6 +98,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
   Outcome run(const Operation &operation);
+  Outcome open();      // whether it takes operations
   Outcome finalize();  // waits for all that was begun
   Outcome destroy();   // waits likewise
   void abort();

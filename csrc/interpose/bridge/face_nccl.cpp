@@ -174,6 +174,7 @@ class Asking {
     if (const Outcome s = comm_->status(); s.code == ISTHMUS_IN_PROGRESS) fail(kInvalidArgument, s.text);
     else if (!s.ok()) return note(failed(call_, s));
     if (code_ != kSuccess) return note(code_);
+    if (const Outcome s = comm_->open(); !s.ok()) return note(failed(call_, s));
     const bool message = o.call == Call::Send || o.call == Call::Recv || o.call == Call::AllToAllV;
     if (o.count == 0 && !message) return kSuccess;
     if (in_group()) {

@@ -58,6 +58,7 @@ struct Init {
   const char *call = "";
   Handle *out = nullptr;
   Asked asked;
+  std::shared_ptr<KeptConfig> config;
   Place place;
   std::function<Result()> real;  // makes the call of the real library as the program made it
   Arrival arrival;

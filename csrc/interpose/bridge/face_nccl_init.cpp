@@ -49,8 +49,8 @@ Result open(Init &i) {
   const Arrival &a = i.arrival;
   if (const Outcome o = devices().current(i.place); !o.ok()) return failed(i.call, o);
   const std::string name = i.asked.name.empty() ? name_of(a.tail.ticket) : i.asked.name;
-  i.comm =
-      std::make_shared<Comm>(Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket))});
+  i.comm = std::make_shared<Comm>(
+      Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket)), i.config});
   *i.out = give_handle(i.comm);
   return *i.out ? kSuccess
                 : refused(kSystemError, i.call,
@@ -176,7 +176,8 @@ Result init(const char *call, Handle *out, int size, const UniqueId *id, int ran
   i->arrival.mine = record_of(door().family, door().version);
   i->arrival.rank = rank;
   i->arrival.world = size;
-  if (in_group()) i->real = [real, kept = std::make_shared<KeptConfig>(config)] { return real(kept->get()); };
+  i->config = std::make_shared<KeptConfig>(config);
+  if (in_group()) i->real = [real, kept = i->config] { return real(kept->get()); };
   else i->real = [&real, config] { return real(const_cast<Config *>(config)); };
   return begin(std::move(i));
 }

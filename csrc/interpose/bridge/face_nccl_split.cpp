@@ -41,7 +41,13 @@ bool one_vendor(const std::vector<Choice> &all, const std::vector<int> &part) {
   return one_island(who);
 }
 
-Result split_now(const CommPtr &parent, int number, int color, int key, Handle *out, Config *config, const Asked &asked) {
+// What the call asks for; where it does not say, what the parent was made with, as NCCL has it.
+std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config) {
+  return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
+}
+
+Result split_now(const CommPtr &parent, int number, int color, int key, Handle *out,
+                 const std::shared_ptr<KeptConfig> &config, const Asked &asked) {
   constexpr const char *kCall = "ncclCommSplit";
   const Traits &t = parent->traits();
   std::vector<Choice> all;
@@ -82,11 +88,11 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Handle *
     constexpr UniqueId kNone{};
     if (std::memcmp(&id, &kNone, sizeof id) == 0)
       return refused(kSystemError, kCall, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
-    return init_real(out, static_cast<int>(mine.size()), id, rank, config);
+    return init_real(out, static_cast<int>(mine.size()), id, rank, config->get());
   }
   const std::string family = t.family->key + "/" + std::to_string(number) + "/" + std::to_string(color);
-  const auto comm =
-      std::make_shared<Comm>(Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family)});
+  const auto comm = std::make_shared<Comm>(
+      Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family), config});
   comm->adopt(part);
   *out = give_handle(comm);
   return *out ? kSuccess
@@ -104,11 +110,12 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   if (!out || color < -1)
     return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
   if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  if (!config) asked.blocking = parent->traits().blocking;
   if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
   *out = nullptr;
-  const auto kept = std::make_shared<KeptConfig>(config);
+  const auto kept = inherited(parent, config);
   const int number = parent->next_part();
-  return act_or_defer(parent, [=] { return split_now(parent, number, color, key, out, kept->get(), asked); });
+  return act_or_defer(parent, [=] { return split_now(parent, number, color, key, out, kept, asked); });
 }
 
 Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *config, int flags) {
@@ -133,7 +140,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (mine == static_cast<int>(left.size()))
     return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
   *out = nullptr;
-  const auto kept = std::make_shared<KeptConfig>(config);
+  const auto kept = inherited(parent, config);
   return act_or_defer(parent, [=] {
     // Those who are excluded do not call, so nothing is collective over the parent: the first who remains gives the others an id.
     UniqueId id{};
