@@ -17,6 +17,8 @@ inline bool ours(Comm comm) noexcept {
 }
 // Of a caller that has one.
 inline const Calls *the_bridge() noexcept { return the_calls.load(std::memory_order_acquire); }
+// A handle that a program got in a group, before it was known whose communicator it is, may stand for one of the vendor's: that, or null.
+inline Comm behind(Comm comm) noexcept { return the_bridge()->behind(comm); }
 
 Thread &thread() noexcept;  // the caller's
 class Inside {

@@ -8,6 +8,10 @@
  *   use NAME                                               from now on ids are left and found in that file, not in id
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
+ *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
+ *                                                          for something else. Prints if that is written to later
+ *   part COLOR KEY                                         the same for a split
+ *   keep, changed                                          remembers the handle, and prints if the variable has another one now
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
  *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
@@ -19,12 +23,13 @@
  *   group, end                                             begins and ends a group
  *   hold STREAM, release                                   what is given to the stream now waits, inputs of operations too; until
  *   capture STREAM, stop STREAM                            records a graph
- *   peek                                                   prints the first byte of the last operation's output, as it is now
+ *   peek                                                   waits for the stream of the last operation and prints the first byte of its output
+ *   refuse N                                               of the threads that are made from now on, one is not, after N that are (refuse.c)
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
  *   register                                               calls a function that is the vendor's alone
- *   stray                                                  gives the handle to the real library's own functions
+ *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
  */
 #define _GNU_SOURCE
@@ -54,6 +59,7 @@ static struct output {
   void *device;
   size_t bytes;
   int on;
+  void *stream;
 } outputs[OUTPUTS];
 static int outputs_used;
 
@@ -177,6 +183,25 @@ static void init(int as, int of, int blocking) {
   told("init", blocking < 0 ? ncclCommInitRank(&comms[now], of, id, as) : ncclCommInitRankConfig(&comms[now], of, id, as, &config));
 }
 
+static char something_else;
+static comm_handle kept;
+static comm_handle early_variable[COMMS];
+
+static void init_early(int as, int of) {
+  comm_handle *variable;
+  unique_id id;
+  FILE *f;
+  expect(id_file);
+  f = fopen(file(id_file), "r");
+  if (!f || fread(&id, sizeof id, 1, f) != 1) die("reading the id", line_number);
+  fclose(f);
+  now = made++;
+  variable = &early_variable[now];
+  told("early", ncclCommInitRank(variable, of, id, as));
+  comms[now] = *variable;
+  *variable = &something_else;
+}
+
 /* What only newer libraries have. */
 #define FOUND(name, ...) ((int (*)(__VA_ARGS__))found(name))
 static void *found(const char *name) {
@@ -223,6 +248,7 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
   if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
   outputs[outputs_used].device = to;
   outputs[outputs_used].on = device_now;
+  outputs[outputs_used].stream = s;
   outputs[outputs_used++].bytes = to_bytes;
 }
 
@@ -248,6 +274,7 @@ static void wait_for_all(void) {
 static void peek(void) {
   unsigned char first = 0;
   const int i = outputs_used - 1;
+  if (i >= 0) wait_for(outputs[i].stream);
   if (i >= 0 && outputs[i].bytes) copy_out(&first, outputs[i].device, 1);
   printf("%d peek: %d\n", line_number, first);
 }
@@ -263,14 +290,15 @@ static void poll_while(int code) {
   fflush(stdout);
 }
 
-/* The handle where it does not belong: the library that stands behind the door, called past it. */
+/* The handle where it does not belong: a library of the vendor's, called past the door. */
 static void stray(void) {
-  const char *path = getenv("REAL");
-  void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  const char *path = getenv("CAREFUL");
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int (*destroy)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommDestroy") : NULL;
   int got = -1;
-  if (!count) die("the real library is not loaded", 0);
-  printf("%d stray: %d %d\n", line_number, count(comms[now], &got), got);
+  if (!count || !destroy) die("the library is not there", 0);
+  printf("%d stray: %d %d %d\n", line_number, count(comms[now], &got), got, destroy(comms[now]));
 }
 
 static void obey(char *line) {
@@ -282,6 +310,15 @@ static void obey(char *line) {
   if (!strcmp(call, "id")) make_id();
   else if (!strcmp(call, "init")) init(rank, ranks, given > 1 ? a : -1);
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
+  else if (!strcmp(call, "keep")) kept = comms[now];
+  else if (!strcmp(call, "changed")) printf("it %s\n", comms[now] == kept ? "is the same" : "has changed");
+  else if (!strcmp(call, "part")) {
+    const int parent = now;
+    now = made++;
+    told("part", ncclCommSplit(comms[parent], a, b, &early_variable[now], NULL));
+    comms[now] = early_variable[now];
+    early_variable[now] = &something_else;
+  } else if (!strcmp(call, "early")) init_early(a, b);
   else if (!strcmp(call, "comm")) now = a;
   else if (!strcmp(call, "split")) {
     const int parent = now;
@@ -321,6 +358,7 @@ static void obey(char *line) {
     told(word, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], streams[a]));
   } else if (!strcmp(call, "device")) work_on(a);
   else if (!strcmp(call, "peek")) peek();
+  else if (!strcmp(call, "refuse")) ((void (*)(int))found("refuse_thread"))(a);
   else if (!strcmp(call, "wait")) wait_for_all();
   else if (!strcmp(call, "poll")) poll_while(a);
   else if (!strcmp(call, "finalize")) told("finalize", ncclCommFinalize(comms[now]));
@@ -363,6 +401,8 @@ int main(int argc, char **argv) {
     ++line_number;
     obey(line);
   }
+  for (i = 0; i < COMMS; ++i)
+    if (early_variable[i] && early_variable[i] != &something_else) printf("the variable of communicator %d was written to\n", i);
   if (fclose(out)) die("closing the output", rank);
   return 0;
 }

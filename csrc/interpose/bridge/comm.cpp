@@ -139,6 +139,7 @@ Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
 }
 
 void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
+void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
 
 Outcome Comm::status() {
   isthmus_comm_t comm = nullptr;

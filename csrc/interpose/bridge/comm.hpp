@@ -82,7 +82,8 @@ struct Traits {
   std::string name;
   std::shared_ptr<Family> family;
   std::shared_ptr<void>
-      config;  // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
+      config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
+  bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
 };
 
 class Comm : public std::enable_shared_from_this<Comm> {
@@ -94,6 +95,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // How it came to be: one of both, once. `settings` as in isthmus_options.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
+  void fail(Outcome why);  // it will not be
 
   Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be

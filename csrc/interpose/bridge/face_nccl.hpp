@@ -1,6 +1,7 @@
 // The face of NCCL and RCCL: their numbers, their groups, their ways of making communicators. What its files share.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "census.hpp"
 #include "comm.hpp"
 #include "door.hpp"
+#include "target.hpp"
 
 namespace isthmus::bridge::nccl {
 
@@ -35,6 +37,9 @@ void say(Level level, const std::string &text);
 const char *keep(const std::string &text);         // for good
 Result failed(const char *call, const Outcome &);  // its number; the text is ncclGetLastError's now. Ok: success
 Result refused(Result code, const char *call, const std::string &text);
+Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread
+Result no_handle(const char *call);              // there are too many
+Result aborted(const char *call);                // by the program, before its group ended
 
 // What a program asked for when it made a communicator.
 struct Asked {
@@ -53,17 +58,19 @@ class KeptConfig {
 };
 bool read(const Config *config, Asked &asked);  // false: it is none
 
+using TargetPtr = std::shared_ptr<Target>;
 // One rank that is on its way into a communicator, inside of a group or not.
 struct Init {
   const char *call = "";
-  Handle *out = nullptr;
+  TargetPtr target;
   Asked asked;
   std::shared_ptr<KeptConfig> config;
   Place place;
-  std::function<Result()> real;  // makes the call of the real library as the program made it
+  std::function<Result(Handle *)> real;  // makes the call of the real library as the program made it
+  std::vector<isthmus_ticket> others;    // of meetings that nobody will come to
   Arrival arrival;
   CommPtr comm;  // where it spans
-  Result result = interpose::kSuccess;
+  bool begun = false;
 };
 Result begin(std::unique_ptr<Init> init);
 
@@ -108,7 +115,7 @@ Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *co
 // The library's call: a null configuration is none.
 Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
 // With that name in errors and records.
-Result init_as(const char *call, Handle *out, int size, const UniqueId &id, int rank, Config *config);
+Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id, Config *config);
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);
