@@ -105,7 +105,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def resolved(row: Row, otherwise: str) -> str:
-    """A handle of ours that stands for one of the library's own, for which the call goes on; others are refused or routed."""
+    """A handle of ours that stands for one of the library's own is replaced by that; what is done with others."""
     comm = f"a{row.communicator}"
     known = f"    if (const Comm known = behind({comm})) {comm} = known;\n    else return {otherwise};\n"
     return f"  if (ours({comm})) {{\n{known}  }}\n"
