@@ -26,7 +26,8 @@ HEADERS = {
     "hccl": ("entry_hccl.hpp", "own_hccl.hpp"),
 }
 BRIDGE = "bridge"
-POLICIES = ("forward", "route", "refuse", "own", "jump")
+POLICIES = ("forward", "route", "end", "refuse", "own", "jump")
+TO_THE_BRIDGE = ("route", "end")
 COMMUNICATOR = "Comm"
 SIGNATURE = re.compile(r"^(?P<result>[\w ]+?[ *]+)(?P<name>\w+)\((?P<parameters>[\w *,]*)\)$")
 
@@ -83,8 +84,8 @@ def read_row(line: str) -> Row:
     parameters = tuple(part.strip() for part in match["parameters"].split(",")) if match["parameters"].strip() else ()
     if not all(parameters):
         raise TableError(f"{signature} has an empty parameter")
-    if policy == "refuse" and COMMUNICATOR not in parameters:
-        raise TableError(f"{signature} has no communicator that it could refuse")
+    if policy in ("refuse", "end") and COMMUNICATOR not in parameters:
+        raise TableError(f"{signature} has no communicator that it could {policy}")
     return Row(library, since, twin.strip("-"), policy, match["result"].strip(), match["name"], parameters)
 
 
@@ -103,6 +104,13 @@ def read_table(path: Path) -> list[Row]:
     return rows
 
 
+def resolved(row: Row, otherwise: str) -> str:
+    """A handle of ours that stands for one of the library's own is replaced by that; what is done with others."""
+    comm = f"a{row.communicator}"
+    known = f"    if (const Comm known = behind({comm})) {comm} = known;\n    else return {otherwise};\n"
+    return f"  if (ours({comm})) {{\n{known}  }}\n"
+
+
 def entry(row: Row) -> str:
     """One function, and its twin as another name of it: as at NCCL, the plain name is the weak one."""
     if row.policy == "jump":
@@ -117,8 +125,10 @@ def entry(row: Row) -> str:
     else:
         before = ""
         if row.policy == "refuse":
-            before = f'  if (ours(a{row.communicator})) return spanning<{row.result}>("{row.name}");\n'
+            before = resolved(row, f'spanning<{row.result}>("{row.name}")')
         elif row.policy == "route" and row.communicator is not None:
+            before = resolved(row, f"the_bridge()->{row.name}({given})")
+        elif row.policy == "end":
             before = f"  if (ours(a{row.communicator})) return the_bridge()->{row.name}({given});\n"
         elif row.policy == "route":
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
@@ -141,7 +151,7 @@ def entry(row: Row) -> str:
 
 def calls(rows: list[Row], source: str) -> str:
     """The functions that the bridge has, as a struct of their addresses, and a number that tells such lists apart."""
-    routed = [row for row in rows if row.policy == "route"]
+    routed = [row for row in rows if row.policy in TO_THE_BRIDGE]
     members = [f"{row.result} (*{row.name})({', '.join(row.parameters)});".replace("* (", "*(") for row in routed]
     digest = zlib.crc32("\n".join(members).encode())
     of_hccl = bool(rows) and rows[0].is_in("hccl")

@@ -9,6 +9,7 @@ namespace isthmus::interpose {
 struct Calls : Bridged, RoutedCalls {
   Result (*group_end)();            // of the outermost group, where `pending` is not null
   void (*group_forget)();           // likewise, where nothing of it is to be done
+  Comm (*behind)(Comm);             // the vendor's handle that one of ours stands for; null: none
   const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it did not
 };
 

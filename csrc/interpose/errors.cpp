@@ -48,8 +48,9 @@ const char *own_ncclGetLastError(Comm comm) noexcept {
   const Real &r = real();
   if (!r.handle) return r.text;
   if (ours(comm)) {
-    if (const char *why = the_bridge()->last_error(comm)) return why;
-    comm = nullptr;  // the real library does not know it
+    const Comm known = behind(comm);
+    if (const char *why = known ? nullptr : the_bridge()->last_error(comm)) return why;
+    comm = known;  // null: the real library does not know it
   }
   const char *theirs = their_last_error(comm);
   const char *ours = r.disabled && theirs ? nullptr : last.load(std::memory_order_acquire);

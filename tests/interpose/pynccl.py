@@ -5,6 +5,7 @@ pynccl.py RANK RANKS FOLDER CASE, on simulated devices. Prints what the case fou
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -86,17 +87,22 @@ def work_on_the_device() -> None:
     sound(runtime.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
-def unique_id() -> UniqueId:
-    name, found = FOLDER / "id", UniqueId()
+def unique_ids(count: int) -> ctypes.Array[UniqueId]:
+    name, found = FOLDER / "id", (UniqueId * count)()
     if RANK == 0:
-        sound(library.ncclGetUniqueId(ctypes.byref(found)), "ncclGetUniqueId")
+        for one in found:
+            sound(library.ncclGetUniqueId(ctypes.byref(one)), "ncclGetUniqueId")
         (FOLDER / "part").write_bytes(bytes(found))
         (FOLDER / "part").rename(name)
     until = time.monotonic() + 30
     while not name.exists():
         assert time.monotonic() < until, "no id"
         time.sleep(0.002)
-    return UniqueId.from_buffer_copy(name.read_bytes())
+    return (UniqueId * count).from_buffer_copy(name.read_bytes())
+
+
+def unique_id() -> UniqueId:
+    return unique_ids(1)[0]
 
 
 def init() -> ctypes.c_void_p:
@@ -126,6 +132,30 @@ def scalable() -> Any:
     code = library.ncclCommInitRankScalable(ctypes.byref(comm), RANKS, RANK, 2, ids, ctypes.byref(config))
     sound(code, "ncclCommInitRankScalable")
     return all_reduce(comm)
+
+
+def meetings() -> int:
+    """How many threads of this process serve one."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append((task / "comm").read_text().strip())
+    return names.count("isthmus-meeting")
+
+
+def several_ids() -> Any:
+    """One each, all of rank 0. No meeting goes on when the communicator is there."""
+    ids = unique_ids(5)
+    comm, until = ctypes.c_void_p(), time.monotonic() + 10
+    while RANK == 0 and meetings() < len(ids) and time.monotonic() < until:
+        time.sleep(0.01)
+    begun = meetings()
+    code = library.ncclCommInitRankScalable(ctypes.byref(comm), RANKS, RANK, len(ids), ids, None)
+    sound(code, "ncclCommInitRankScalable")
+    result, until = all_reduce(comm), time.monotonic() + 10
+    while meetings() and time.monotonic() < until:
+        time.sleep(0.01)
+    return [begun, meetings(), result]
 
 
 def with_config() -> Any:
@@ -189,7 +219,7 @@ def forked() -> Any:
 
 
 cases: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (plain, scalable, with_config, uneven, all_of_the_process, vendors_own, forked)
+    f.__name__: f for f in (plain, scalable, several_ids, with_config, uneven, all_of_the_process, vendors_own, forked)
 }
 work_on_the_device()
 print(json.dumps(cases[sys.argv[4]]()))

@@ -5,11 +5,16 @@
  *
  *   device N                                               works on that device from now on (at first on $DEVICE), with streams of its own
  *   id                                                     gets a unique id and gives it to all
+ *   use NAME                                               from now on ids are left and found in that file, not in id
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
+ *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
+ *                                                          for something else. Prints if that is written to later
+ *   part COLOR KEY                                         the same for a split
+ *   keep, changed                                          remembers the handle, and prints if the variable has another one now
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
- *   shrink N FLAGS                                         makes one more, of all ranks but that one
+ *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
  *   ask                                                    prints count, rank and device
  *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
  *   exchange TYPE COUNT STREAM MATRIX                      rank s sends rank d COUNT + s + 2 d elements (RCCL, HCCL); MATRIX 1: as HCCL's AlltoAllVC
@@ -19,12 +24,13 @@
  *   group, end                                             begins and ends a group
  *   hold STREAM, release                                   what is given to the stream now waits, inputs of operations too; until
  *   capture STREAM, stop STREAM                            records a graph
- *   peek                                                   prints the first byte of the last operation's output, as it is now
+ *   peek                                                   waits for the stream of the last operation and prints the first byte of its output
+ *   refuse N                                               of the threads that are made from now on, one is not, after N that are (refuse.c)
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
  *   register                                               calls a function that is the vendor's alone
- *   stray                                                  gives the handle to the real library's own functions
+ *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
  */
 #define _GNU_SOURCE
@@ -56,10 +62,12 @@ static struct output {
   void *device;
   size_t bytes;
   int on;
+  void *stream;
 } outputs[OUTPUTS];
 static int outputs_used;
 
 static int device_now;
+static char id_file[64] = "id";
 
 /* Memory is there before any stream is held up, because allocating may wait for all of them. */
 enum { ARENA = 8 << 20 };
@@ -148,13 +156,15 @@ static void *read_input(size_t bytes) {
 }
 
 static void make_id(void) {
-  unique_id id;
+  static unique_id id; /* one variable for all ids, and before the first one it holds anything */
+  static int used;
   FILE *f = fopen(file("id.part"), "w");
   char from[4096];
+  if (!used++) memset(&id, 0xaa, sizeof id);
   OK(ncclGetUniqueId(&id));
   if (!f || fwrite(&id, sizeof id, 1, f) != 1 || fclose(f)) die("writing the id", line_number);
   strcpy(from, file("id.part"));
-  if (rename(from, file("id"))) die("renaming the id", line_number);
+  if (rename(from, file(id_file))) die("renaming the id", line_number);
 }
 
 struct config { /* its beginning: `size` says that there is no more */
@@ -163,22 +173,41 @@ struct config { /* its beginning: `size` says that there is no more */
   int blocking, unused;
 };
 
+/* Its last bytes are an id of NCCL's or RCCL's, and those of HCCL's longer root info are so, too. */
+static void read_id(unique_id *id) {
+  size_t bytes;
+  FILE *f;
+  expect(id_file);
+  f = fopen(file(id_file), "r");
+  if (!f || fseek(f, 0, SEEK_END)) die("reading the id", line_number);
+  memset(id, 0, sizeof *id);
+  bytes = (size_t)ftell(f) < sizeof *id ? (size_t)ftell(f) : sizeof *id;
+  if (fseek(f, -(long)bytes, SEEK_END) || fread((char *)id + sizeof *id - bytes, bytes, 1, f) != 1) die("reading the id", line_number);
+  fclose(f);
+}
+
 static void init(int as, int of, int blocking) {
   struct config config = {sizeof(struct config), 0xcafebeef, 21400, 0, INT_MIN};
   unique_id id;
-  size_t bytes;
-  FILE *f;
-  expect("id");
-  f = fopen(file("id"), "r");
-  /* Its last bytes are an id of NCCL's or RCCL's, and those of HCCL's longer root info are so, too. */
-  if (!f || fseek(f, 0, SEEK_END)) die("reading the id", line_number);
-  memset(&id, 0, sizeof id);
-  bytes = (size_t)ftell(f) < sizeof id ? (size_t)ftell(f) : sizeof id;
-  if (fseek(f, -(long)bytes, SEEK_END) || fread((char *)&id + sizeof id - bytes, bytes, 1, f) != 1) die("reading the id", line_number);
-  fclose(f);
+  read_id(&id);
   config.blocking = blocking;
   now = made++;
   told("init", blocking < 0 ? ncclCommInitRank(&comms[now], of, id, as) : ncclCommInitRankConfig(&comms[now], of, id, as, &config));
+}
+
+static char something_else;
+static comm_handle kept;
+static comm_handle early_variable[COMMS];
+
+static void init_early(int as, int of) {
+  comm_handle *variable;
+  unique_id id;
+  read_id(&id);
+  now = made++;
+  variable = &early_variable[now];
+  told("early", ncclCommInitRank(variable, of, id, as));
+  comms[now] = *variable;
+  *variable = &something_else;
 }
 
 /* What only newer libraries have. */
@@ -189,7 +218,6 @@ static void *found(const char *name) {
   if (!f) die(name, line_number);
   return f;
 }
-#define COUNT "ncclCommCount"
 static void more(char *line) { die(line, line_number); }
 static int all_to_all_v(const void *from, const size_t *out, const size_t *out_places, void *to, const size_t *in, const size_t *in_places,
                         int type, comm_handle comm, void *s) {
@@ -203,10 +231,11 @@ static int by_matrix(const void *from, void *to, const size_t *counts, int type,
 }
 #endif
 
-static void keep_output(void *at, size_t bytes) {
+static void keep_output(void *at, size_t bytes, void *stream) {
   if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
   outputs[outputs_used].device = at;
   outputs[outputs_used].on = device_now;
+  outputs[outputs_used].stream = stream;
   outputs[outputs_used++].bytes = bytes;
 }
 static void *input(size_t bytes, int number) {
@@ -233,7 +262,7 @@ static void exchange(int type, size_t count, int number, int matrix) {
   to = on_device(got * sizes[type]);
   if (matrix) told("exchange", by_matrix(from, to, all, type, comms[now], s));
   else told("exchange", all_to_all_v(from, out_counts, out_places, to, in_counts, in_places, type, comms[now], s));
-  keep_output(to, got * sizes[type]);
+  keep_output(to, got * sizes[type], s);
 }
 
 static void operate(const char *call, int type, int op, size_t count, int root, int in_place, int number) {
@@ -271,7 +300,7 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
         from, to, count, type, root, comms[now], s);
   else die(call, line_number);
   told(call, code);
-  keep_output(to, to_bytes);
+  keep_output(to, to_bytes, s);
 }
 
 static void wait_for_all(void) {
@@ -296,6 +325,7 @@ static void wait_for_all(void) {
 static void peek(void) {
   unsigned char first = 0;
   const int i = outputs_used - 1;
+  if (i >= 0) wait_for(outputs[i].stream);
   if (i >= 0 && outputs[i].bytes) copy_out(&first, outputs[i].device, 1);
   printf("%d peek: %d\n", line_number, first);
 }
@@ -311,14 +341,15 @@ static void poll_while(int code) {
   fflush(stdout);
 }
 
-/* The handle where it does not belong: the library that stands behind the door, called past it. */
+/* The handle where it does not belong: a library of the vendor's, called past the door. */
 static void stray(void) {
-  const char *path = getenv("REAL");
-  void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-  int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, COUNT) : NULL;
+  const char *path = getenv("CAREFUL");
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+  int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int (*destroy)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommDestroy") : NULL;
   int got = -1;
-  if (!count) die("the real library is not loaded", 0);
-  printf("%d stray: %d %d\n", line_number, count(comms[now], &got), got);
+  if (!count || !destroy) die("the library is not there", 0);
+  printf("%d stray: %d %d %d\n", line_number, count(comms[now], &got), got, destroy(comms[now]));
 }
 
 static void obey(char *line) {
@@ -330,6 +361,15 @@ static void obey(char *line) {
   if (!strcmp(call, "id")) make_id();
   else if (!strcmp(call, "init")) init(rank, ranks, given > 1 ? a : -1);
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
+  else if (!strcmp(call, "keep")) kept = comms[now];
+  else if (!strcmp(call, "changed")) printf("it %s\n", comms[now] == kept ? "is the same" : "has changed");
+  else if (!strcmp(call, "part")) {
+    const int parent = now;
+    now = made++;
+    told("part", ncclCommSplit(comms[parent], a, b, &early_variable[now], NULL));
+    comms[now] = early_variable[now];
+    early_variable[now] = &something_else;
+  } else if (!strcmp(call, "early")) init_early(a, b);
   else if (!strcmp(call, "comm")) now = a;
   else if (!strcmp(call, "split")) {
     const int parent = now;
@@ -338,7 +378,7 @@ static void obey(char *line) {
   } else if (!strcmp(call, "shrink")) {
     const int parent = now;
     comm_handle *part = &comms[made];
-    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, 1, part, NULL, b));
+    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, a >= 0, part, NULL, b));
     if (*part) now = made++;
   } else if (!strcmp(call, "ask")) {
     if (!comms[now]) {
@@ -371,6 +411,7 @@ static void obey(char *line) {
     told(word, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], streams[a]));
   } else if (!strcmp(call, "device")) work_on(a);
   else if (!strcmp(call, "peek")) peek();
+  else if (!strcmp(call, "refuse")) ((void (*)(int))found("refuse_thread"))(a);
   else if (!strcmp(call, "wait")) wait_for_all();
   else if (!strcmp(call, "poll")) poll_while(a);
   else if (!strcmp(call, "finalize")) told("finalize", ncclCommFinalize(comms[now]));
@@ -382,7 +423,8 @@ static void obey(char *line) {
   } else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);
-  else if (!strcmp(call, "kill")) raise(SIGKILL);
+  else if (!strcmp(call, "use") && sscanf(line, "%*s %63s", id_file) == 1) {
+  } else if (!strcmp(call, "kill")) raise(SIGKILL);
   else if (sscanf(line, "%63s %d %d %ld %d %d %d", call, &a, &b, &n, &c, &d, &e) == 7) operate(call, a, b, (size_t)n, c, d, e);
   else more(line);
 }
@@ -412,6 +454,8 @@ int main(int argc, char **argv) {
     ++line_number;
     obey(line);
   }
+  for (i = 0; i < COMMS; ++i)
+    if (early_variable[i] && early_variable[i] != &something_else) printf("the variable of communicator %d was written to\n", i);
   if (fclose(out)) die("closing the output", rank);
   return 0;
 }

@@ -108,7 +108,6 @@ static void *found(const char *name) {
   none(name);
   return NULL;
 }
-#define COUNT "HcclGetRankSize"
 static int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, comm_handle comm, void *s);
 static int all_to_all_v(const void *from, const size_t *out, const size_t *out_places, void *to, const size_t *in, const size_t *in_places,
                         int type, comm_handle comm, void *s) {
@@ -141,7 +140,7 @@ static void unequal(int scatters, int type, int op, size_t count, int number) {
   to = on_device((scatters ? mine : end) * width);
   if (scatters) told("scatter_v", HcclReduceScatterV(from, counts, places, to, mine, type_of(type), op_of(op), comms[now], streams[number]));
   else told("gather_v", HcclAllGatherV(from, mine, to, counts, places, type_of(type), comms[now], streams[number]));
-  keep_output(to, (scatters ? mine : end) * width);
+  keep_output(to, (scatters ? mine : end) * width, streams[number]);
 }
 
 static void batch(int type, size_t count, int number) {
@@ -156,7 +155,7 @@ static void batch(int type, size_t count, int number) {
   messages[0].type = messages[1].type = type_of(type);
   messages[0].count = messages[1].count = count;
   told("batch", HcclBatchSendRecv(messages, 2, comms[now], streams[number]));
-  keep_output(messages[1].buffer, bytes);
+  keep_output(messages[1].buffer, bytes, streams[number]);
 }
 
 static void make_part(const char *numbers) {

@@ -64,12 +64,11 @@ def start(
     job = []
     used: dict[str, int] = {}
     for number, rank in enumerate(ranks):
-        door = DOORS[rank.vendor]
         (folder / f"script.{number}").write_text("\n".join(rank.lines) + "\n")
         (folder / f"in.{number}").write_bytes(b"".join(rank.inputs))
         device = used.setdefault(rank.vendor, 0)
         used[rank.vendor] += 1
-        given = environment(LETTERS[rank.vendor], behind) | {"DEVICE": str(device), "REAL": str(door.real)}
+        given = environment(LETTERS[rank.vendor], behind) | {"DEVICE": str(device)}
         words = [str(programs[rank.vendor]), str(number), str(len(ranks)), str(folder)]
         logs = [open(folder / f"{kind}.{number}", "wb") for kind in ("stdout", "stderr")]
         job.append(subprocess.Popen(words, env=given | rank.environment, stdout=logs[0], stderr=logs[1]))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from doors import DOORS, preloaded
+from doors import DOORS, HERE, compile_c, preloaded
 from doors import run as run_program
 from spanning import Rank, check, fleet, run
 
@@ -175,6 +176,26 @@ def test_an_id_that_ranks_make_for_themselves_is_left_alone(scripted: dict[str, 
         assert ((tmp_path / "id").read_bytes()[48:55] == b"Isthmus") == tail
 
 
+@pytest.mark.parametrize("maker", ["n", "a"])
+def test_a_variable_may_hold_anything_before_an_id_and_one_id_after_the_other(
+    maker: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Simulated RCCL, 2.22.3, writes its own part of an id alone, and the rest stays as it was; NCCL, 2.29.3, all of it."""
+    ranks = fleet("na")
+    making = "na".index(maker)
+    for number, rank in enumerate(ranks):
+        for use in ("first", "second"):
+            rank.say(f"use {use}", *(["id"] if number == making else []), "init", "all_reduce 7 0 5 0 0 0", "wait")
+            rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2) * 2 and rank.logged.count(SPANS) == 2
+    first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first[48:56] == second[48:56] == b"Isthmus" + maker.encode().replace(b"a", b"r") and first[56:] != second[56:]
+
+
 def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks = fleet("nan")
     ranks[0].say("id", "init 1")
@@ -223,6 +244,154 @@ def test_several_ranks_of_one_process_and_vendor_get_the_librarys_own(scripted: 
     assert ranks[0].logged.count(VENDORS) == 2
 
 
+LIFE = ("ask", "all_reduce 7 0 5 0 0 0", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "end", "wait")
+
+
+@pytest.mark.parametrize("ending", ["destroy", "abort"])
+@pytest.mark.parametrize("vendors", ["nn", "aa", "na", "nan"])
+def test_a_program_may_copy_its_handle_before_the_group_ends(
+    vendors: str, ending: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """The variable that the call wrote to is something else by then; what is done with the copy is what the handle can."""
+    ranks = fleet(vendors)
+    size = len(ranks)
+    spans = len(set(vendors)) > 1
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("group", f"early {number} {size}", "end", *LIFE, "register", "split 0 0", *LIFE, "destroy")
+        rank.say("comm 0", "scale 7 1", "all_reduce 7 -1 5 0 0 0", "unscale", "wait", "finalize", f"touch done.{number}")
+        rank.say(*[f"expect done.{other}" for other in range(size)], ending, "all_reduce 7 0 0 0 0 0", ending)
+        rank.inputs += [given(number)] * 6 + [np.float32(2).tobytes(), given(number)]
+        rank.environment["ISTHMUS_LOG"] = "info"
+        rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"trace.{number}")
+    run(ranks, scripted, tmp_path)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        assert (SPANS if spans else VENDORS) in rank.logged
+        assert rank.output == summed(size) * 6 + (FLOATS * (size * (size + 1))).tobytes()
+        told = rank.printed.splitlines()
+        assert told[0].startswith(f"rank {number} of {size}") and told[2].startswith(f"rank {number} of {size}"), told
+        why = "spans several vendors" if spans else "the real library has no such function"
+        assert "register: 5, " in told[1] and why in told[1]
+        assert all("was destroyed or aborted" in line for line in told[3:]) and len(told) == 5, told
+        assert json.loads((tmp_path / f"trace.{number}").read_text())["misuses"] == 0
+
+
+@pytest.mark.parametrize("vendors", ["nn", "na"])
+def test_a_variable_that_still_has_its_handle_gets_the_vendors_own(vendors: str, scripted: dict[str, Path]) -> None:
+    """As without a group; the handle of a communicator that spans vendors stays what it is."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("group", f"join {number} 2", "keep", "end", "changed")
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.printed == ("it has changed\n" if vendors == "nn" else "it is the same\n")
+
+
+def test_a_group_that_fails_leaves_no_handle(scripted: dict[str, Path]) -> None:
+    """One variable has the handle, another one has not any more; both handles are none then."""
+    ranks = fleet("na")
+    ranks[0].say("id", "group", "join 0 2", "destroy", "end", "ask", "destroy")
+    ranks[0].say("use other", "id", "group", "early 0 2", "end", "bare all_reduce 0", "destroy")
+    ranks[1].say("join 1 3", "use other", "join 1 3")  # of another number of ranks
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == 0, ranks[0].logged
+    assert "destroy: 5, " in told[0] and "that has not ended" in told[0], told
+    assert " end: " in told[1] and told[2] == "none", told
+    assert " end: " in told[3] and "was destroyed or aborted" in told[4] and "was destroyed or aborted" in told[5], told
+
+
+def test_an_init_may_be_aborted_before_its_group_ends(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id", "group", "join 0 2", "abort", "end", "ask", "init", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[1].say("init", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    for number, rank in enumerate(ranks):
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == ranks[1].code == 0
+    assert " end: 5, " in told[0] and "aborted the communicator before the group ended" in told[0] and told[1] == "none", (
+        told
+    )
+    assert ranks[0].output == ranks[1].output == summed(2)
+
+
+def test_a_part_may_be_copied_before_the_group_ends(scripted: dict[str, Path]) -> None:
+    """Rank 0's part is its library's own, and so is rank 1's; then both are in one of both vendors."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        for color in (number, 0):
+            rank.say("group", "comm 0", f"part {color} 0", "end", "ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+            rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"rank 0 of 1 on 0\nrank {number} of 2 on 0\n"
+        assert rank.output == given(number) + summed(2)
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Callable[[Rank], None]:
+    """For a rank: its process has refuse.c."""
+    library = tmp_path / "librefuse.so"
+    compile_c("-shared", "-fPIC", HERE / "refuse.c", "-o", library, "-ldl", "-pthread")
+
+    def begin(rank: Rank) -> None:
+        rank.environment["LD_PRELOAD"] = f"{DOORS[rank.vendor].path}:{library}"
+
+    return begin
+
+
+@preloaded
+def test_a_thread_that_cannot_be_made_fails_the_init(scripted: dict[str, Path], refusing: Callable[[Rank], None]) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id", "refuse 0", "init 0", "ask")
+    ranks[1].say("init 0", "poll 7", "abort")
+    refusing(ranks[0])
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].logged + ranks[1].logged
+    assert " init: 2, " in told[0] and "no thread to make the communicator" in told[0] and told[1:] == ["none"], told
+    assert " state: 6, " in ranks[1].printed, ranks[1].printed
+
+
+@preloaded
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_thread_that_cannot_be_made_fails_the_group_and_no_rank_begins(
+    after: int, scripted: dict[str, Path], refusing: Callable[[Rank], None]
+) -> None:
+    """So the same ids serve when the group is made once more. The library's own group is over."""
+    ranks = fleet("na")
+    both = ("group", "device 0", "join 0 3", "device 1", "join 2 3")
+    ranks[0].say("id", *both, f"refuse {after}", "end", "ask", *both, "end")
+    ranks[0].say(
+        "group",
+        "device 0",
+        "comm 2",
+        "all_reduce 7 0 5 0 0 0",
+        "device 1",
+        "comm 3",
+        "all_reduce 7 0 5 0 0 0",
+        "end",
+        "wait",
+    )
+    ranks[0].say("destroy", "comm 2", "destroy")
+    ranks[1].say("join 1 3", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[0].inputs += [given(0), given(2)]
+    ranks[1].inputs.append(given(1))
+    refusing(ranks[0])
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].logged + ranks[1].logged
+    assert len(told) == 2 and " end: 2, " in told[0] and "Isthmus: " in told[0] and told[1] == "none", told
+    assert ranks[0].output == summed(3) * 2 and ranks[1].output == summed(3)
+
+
 def test_an_init_that_does_not_block_says_when_it_is_done(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
     sums(ranks, "init 0", "poll 7")
@@ -243,16 +412,17 @@ def test_nothing_of_a_group_begins_before_it_ends(scripted: dict[str, Path]) -> 
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
         rank.say("init", f"split {number % 2} 0", "group", "group")  # the NVIDIA ranks are a part of their own
-        rank.say("comm 0", "all_reduce 7 0 5 0 1 0", "comm 1", "all_reduce 7 0 5 0 1 0", "comm 0", "all_reduce 7 0 5 0 0 1")
-        rank.say("end", "peek", "end", "wait", "comm 1", "destroy", "comm 0", "destroy")
-        rank.inputs += [given(number), given(number), np.full(5, number + 1, np.uint8).astype(np.float32).tobytes()]
+        rank.say("comm 0", "all_reduce 7 0 5 0 1 0", "comm 1", "all_reduce 7 0 5 0 1 0", "comm 0", "all_reduce 1 0 5 0 0 1")
+        rank.say("end", "peek", f"touch peeked.{number}", *[f"expect peeked.{other}" for other in range(3)])
+        rank.say("peek", "end", "peek", "wait", "comm 1", "destroy", "comm 0", "destroy")
+        rank.inputs += [given(number), given(number), np.full(5, number + 1, np.uint8).tobytes()]
     run(ranks, scripted)
     check(ranks)
     for number, rank in enumerate(ranks):
         part = [0, 2] if number != 1 else [1]
         inside = (FLOATS * sum(r + 1 for r in part)).tobytes()
-        assert rank.output == summed(3) + inside + np.full(5, 6, np.float32).tobytes()
-        assert rank.printed.endswith("peek: 0\n")
+        assert rank.output == summed(3) + inside + bytes([6] * 5)
+        assert [line.split(maxsplit=1)[1] for line in rank.printed.splitlines()] == ["peek: 0", "peek: 0", "peek: 6"]
 
 
 def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path]) -> None:
@@ -334,6 +504,66 @@ def test_a_part_may_be_made_in_a_group(scripted: dict[str, Path]) -> None:
         assert rank.printed == f"rank {1 - number} of 2 on 0\n" and rank.output == summed(2)
 
 
+def test_several_parts_of_one_communicator_may_be_made_in_a_group(scripted: dict[str, Path]) -> None:
+    """Rows and columns of a square, many times over: each part must be of the ranks that asked for it."""
+    ranks, times = fleet("nana"), 5
+    ranks[0].say("id")
+    parts = [[(number // 2 * 2, number // 2 * 2 + 1), (number % 2, number % 2 + 2)] for number in range(4)]
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        for time in range(times):
+            rank.say("group", "comm 0", f"split {number // 2} 0", "comm 0", f"split {number % 2} 0", "end")
+            for part in (1, 2):
+                rank.say(f"comm {2 * time + part}", "all_reduce 7 0 5 0 0 0", "wait")
+                rank.inputs.append(given(number))
+            for part in (1, 2):
+                rank.say(f"comm {2 * time + part}", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        expected = [(FLOATS * sum(r + 1 for r in part)).tobytes() for part in parts[number]]
+        assert rank.output == b"".join(expected) * times
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_a_part_works_on_the_device_of_its_parent(group: bool, scripted: dict[str, Path]) -> None:
+    """Whatever the program works on meanwhile: first parts of the libraries' own, then one of both."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("device 2", "init", "device 3")
+        for color in (number, 0):
+            rank.say(*["group"] * group, "comm 0", f"split {color} 0", *["end"] * group, "ask")
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"rank 0 of 1 on 2\nrank {number} of 2 on 2\n"
+
+
+def test_a_part_is_made_as_its_parent_was(scripted: dict[str, Path]) -> None:
+    """Not blocking, where the split says nothing of it: a part of the library's own is not there when the call ends."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init 0", "poll 7", f"split {number} 0", "poll 7", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        told = rank.printed.splitlines()
+        assert " split: 7, NCCL operation in progress" in told[2] and told[3].endswith("state: 0, ") and len(told) == 4, told
+        assert rank.output == given(number)
+
+
+def test_a_shrink_that_excludes_nobody_is_refused(scripted: dict[str, Path]) -> None:
+    ranks = fleet("na")
+    sums(ranks, "init", "shrink -1 0")
+    run(ranks, scripted)
+    for rank in ranks:
+        assert rank.code == 0 and rank.output == summed(2)
+        assert "shrink: 4, invalid argument" in rank.printed and "no rank is excluded" in rank.printed
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[str, Path], tmp_path: Path) -> None:
     """Ranks 0 and 2 are NVIDIA's; without rank 1 its library gets the rest. The simulated libraries have no such call."""
@@ -394,13 +624,16 @@ def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Pat
 
 def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
-    sums(ranks, "init", after=("finalize", "all_reduce 7 0 1 0 0 0", "ask", "destroy"))
+    one = "all_reduce 7 0 1 0 0 0"
+    sums(ranks, "init", after=("finalize", one, "group", one, "end", "ask", "destroy"))
     for rank in ranks:
-        rank.inputs.append(bytes(4))
+        rank.inputs.append(bytes(8))
     run(ranks, scripted)
     for rank in ranks:
         told = rank.printed.splitlines()
-        assert "was finalized" in told[0] and told[0].split()[2] == "4," and len(told) == 2 and rank.code == 0, told
+        calls = [line.split()[1:3] for line in told[:3]]
+        assert calls == [["all_reduce:", "4,"], ["all_reduce:", "4,"], ["end:", "4,"]], told
+        assert all("was finalized" in line for line in told[:3]) and len(told) == 4 and rank.code == 0, told
 
 
 def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, Path]) -> None:
@@ -414,14 +647,17 @@ def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, 
         assert "warning] interpose: ncclCommRegister: this" in rank.logged
 
 
-def test_the_real_library_refuses_our_handle(scripted: dict[str, Path]) -> None:
+def test_a_library_that_reads_what_a_handle_points_to_refuses_ours(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """It finds neither the number that its communicators begin with nor a rank, whatever it looks for first."""
+    careful = tmp_path / "libcareful.so"
+    compile_c("-shared", "-fPIC", HERE / "careful.c", "-o", careful)
     ranks = fleet("na")
-    sums(ranks, "init", "stray")
+    sums(ranks, "init", "stray", "group", "join 0 9", "stray", "abort", "end", "comm 0")
     for rank in ranks:
-        rank.environment["REHEARSAL_ABORT_ON_MISUSE"] = "0"
-    run(ranks, scripted)
+        rank.environment["CAREFUL"] = str(careful)
+    run(ranks, scripted, tmp_path)
     for rank in ranks:
-        assert rank.code == 0 and " stray: 4 -1\n" in rank.printed and rank.output == summed(2), rank.printed
+        assert rank.code == 0 and rank.printed.count(" stray: 4 -1 4\n") == 2 and rank.output == summed(2), rank.printed
 
 
 @preloaded

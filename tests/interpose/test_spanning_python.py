@@ -67,6 +67,12 @@ def test_several_ids_and_a_configuration(tmp_path: Path) -> None:
     assert job("na", "scalable", tmp_path) == [[3.0] * 3] * 2
 
 
+def test_the_meetings_of_further_ids_end(tmp_path: Path) -> None:
+    found = job("nan", "several_ids", tmp_path)
+    assert [told[:2] for told in found] == [[5, 0], [0, 0], [0, 0]]
+    assert [told[2] for told in found] == [[6.0] * 3] * 3
+
+
 def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_path: Path) -> None:
     for told, result in job("na", "with_config", tmp_path):
         assert [code for code, _ in told] == [0, 5, 5] and result == [6.0] * 3

@@ -55,8 +55,10 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
 
 Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) {
   if (operations.empty()) return {};
-  for (const auto &[comm, operation] : operations)
+  for (const auto &[comm, operation] : operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
+    if (Outcome o = comm->open(); !o.ok()) return o;
+  }
   isthmus_group_begin();
   Outcome failure;
   for (const auto &[comm, operation] : operations)
@@ -144,6 +146,7 @@ Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
 }
 
 void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
+void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
 
 Outcome Comm::status() {
   isthmus_comm_t comm = nullptr;
@@ -162,14 +165,15 @@ isthmus_comm_t Comm::get() noexcept {
   return comm_;
 }
 
+Outcome Comm::open() {
+  const std::lock_guard lock(mutex_);
+  if (!finalized_) return {};
+  return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
+}
+
 Outcome Comm::run(const Operation &operation) {
-  isthmus_comm_t comm = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    if (finalized_)
-      return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
-    comm = comm_;
-  }
+  if (Outcome o = open(); !o.ok()) return o;
+  isthmus_comm_t comm = get();
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
   isthmus_work_t work = nullptr;

@@ -96,6 +96,9 @@ struct Traits {
   bool blocking = true;
   std::string name;
   std::shared_ptr<Family> family;
+  std::shared_ptr<void>
+      config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
+  bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
 };
 
 class Comm : public std::enable_shared_from_this<Comm> {
@@ -107,10 +110,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // How it came to be: one of both, once. `settings` as in isthmus_options.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
+  void fail(Outcome why);  // it will not be
 
   Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
   Outcome run(const Operation &operation);
+  Outcome open();      // whether it takes operations
   Outcome finalize();  // waits for all that was begun
   Outcome destroy();   // waits likewise
   void abort();

@@ -174,6 +174,7 @@ class Asking {
     if (const Outcome s = comm_->status(); s.code == ISTHMUS_IN_PROGRESS) fail(kInvalidArgument, s.text);
     else if (!s.ok()) return note(failed(call_, s));
     if (code_ != kSuccess) return note(code_);
+    if (const Outcome s = comm_->open(); !s.ok()) return note(failed(call_, s));
     const bool message = o.call == Call::Send || o.call == Call::Recv || o.call == Call::AllToAllV;
     if (o.count == 0 && !message) return kSuccess;
     if (in_group()) {
@@ -368,6 +369,8 @@ Result async_error(Handle handle, Result *out) {
   return kSuccess;
 }
 
+Handle behind_handle(Handle handle) { return bridge::behind(handle); }
+
 const char *last_error(Handle handle) noexcept try {
   const CommPtr comm = bridge::find(handle);
   if (!comm) return nullptr;
@@ -389,11 +392,25 @@ Result finalize(Handle handle) {
     return refused(kInvalidArgument, "ncclCommFinalize", o.text);
   return failed("ncclCommFinalize", comm->finalize());
 }
+// Of a communicator of the vendor's.
+Result end_real(const char *call, Handle handle, Handle known) {
+  auto *f = real<Result(Handle)>(call);
+  if (!f) return lacks(call);
+  const Result r = f(known);
+  if (r == kSuccess || r == kInProgress) drop_alias(handle);
+  return r;
+}
 Result destroy(Handle handle) {
-  const CommPtr comm = bridge::take_back(handle);
-  return comm ? failed("ncclCommDestroy", comm->destroy()) : no_comm("ncclCommDestroy");
+  constexpr const char *kCall = "ncclCommDestroy";
+  if (const Handle known = bridge::behind(handle)) return end_real(kCall, handle, known);
+  CommPtr comm = bridge::find(handle);
+  if (comm && comm->traits().promised)
+    return refused(kInvalidUsage, kCall, "the communicator is made when the group ends, and that has not ended");
+  comm = bridge::take_back(handle);
+  return comm ? failed(kCall, comm->destroy()) : no_comm(kCall);
 }
 Result abort(Handle handle) {
+  if (const Handle known = bridge::behind(handle)) return end_real("ncclCommAbort", handle, known);
   const CommPtr comm = bridge::take_back(handle);
   if (!comm) return no_comm("ncclCommAbort");
   comm->abort();
@@ -408,10 +425,7 @@ struct Guarded<F> {
   static Result call(A... arguments) noexcept {
     try {
       return F(arguments...);
-    } catch (const std::exception &e) {
-      door().keep(no_memory(e.what()));
-      return kSystemError;
-    }
+    } catch (const std::exception &e) { return thrown(e); }
   }
 };
 
@@ -458,6 +472,7 @@ constexpr interpose::Calls make_calls() {
   c.ncclScatterConfig = Guarded<scatter_config>::call;
   c.group_end = Guarded<group_end>::call;
   c.group_forget = group_forget;
+  c.behind = behind_handle;
   c.last_error = last_error;
   return c;
 }
@@ -484,6 +499,17 @@ Result refused(Result code, const char *call, const std::string &text) {
   return code;
 }
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
+Result thrown(const std::exception &e) noexcept {
+  door().keep(no_memory(e.what()));
+  return kSystemError;
+}
+Result aborted(const char *call) {
+  return refused(kInvalidUsage, call, "the program aborted the communicator before the group ended");
+}
+Result no_handle(const char *call) {
+  return refused(kSystemError, call,
+                 "too many communicators that span vendors are in use, or there is no memory for their handles");
+}
 Result lacks(const char *name) {
   return refused(kInvalidUsage, name, std::string("the library at ") + door().path + " has no such function");
 }
@@ -498,12 +524,14 @@ Result note(Result r) {
   if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
   return r;
 }
-Result act_or_defer(std::function<Result()> act) {
-  if (!in_group()) return act();
-  Place place;
-  if (const Outcome o = devices().current(place); !o.ok()) return note(failed("ncclGroupEnd", o));
-  pending().laters.push_back({place, std::move(act)});
-  return kSuccess;
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
+  if (in_group()) {
+    pending().laters.push_back({parent, std::move(act)});
+    return kSuccess;
+  }
+  const Moved moved;
+  devices().enter(parent->traits().place);
+  return act();
 }
 
 }  // namespace isthmus::bridge::nccl

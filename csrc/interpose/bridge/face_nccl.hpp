@@ -1,6 +1,7 @@
 // The face of NCCL and RCCL: their numbers, their groups, their ways of making communicators. What its files share.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "census.hpp"
 #include "comm.hpp"
 #include "calls_nccl.hpp"
+#include "target.hpp"
 
 namespace isthmus::bridge::nccl {
 
@@ -35,6 +37,9 @@ void say(Level level, const std::string &text);
 const char *keep(const std::string &text);         // for good
 Result failed(const char *call, const Outcome &);  // its number; the text is ncclGetLastError's now. Ok: success
 Result refused(Result code, const char *call, const std::string &text);
+Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread
+Result no_handle(const char *call);              // there are too many
+Result aborted(const char *call);                // by the program, before its group ended
 
 // What a program asked for when it made a communicator.
 struct Asked {
@@ -53,16 +58,19 @@ class KeptConfig {
 };
 bool read(const Config *config, Asked &asked);  // false: it is none
 
+using TargetPtr = std::shared_ptr<Target>;
 // One rank that is on its way into a communicator, inside of a group or not.
 struct Init {
   const char *call = "";
-  Handle *out = nullptr;
+  TargetPtr target;
   Asked asked;
+  std::shared_ptr<KeptConfig> config;
   Place place;
-  std::function<Result()> real;  // makes the call of the real library as the program made it
+  std::function<Result(Handle *)> real;  // makes the call of the real library as the program made it
+  std::vector<isthmus_ticket> others;    // of meetings that nobody will come to
   Arrival arrival;
   CommPtr comm;  // where it spans
-  Result result = interpose::kSuccess;
+  bool begun = false;
 };
 Result begin(std::unique_ptr<Init> init);
 
@@ -71,8 +79,8 @@ struct Pending {
   std::vector<std::unique_ptr<Init>> inits;
   std::vector<std::pair<CommPtr, Operation>> operations;
   struct Later {
-    Place place;
-    std::function<Result()> act;  // collective over a communicator that spans; on a thread of its own
+    CommPtr parent;
+    std::function<Result()> act;  // collective over that; on a thread that works where the parent does
   };
   std::vector<Later> laters;
   Result failure = interpose::kSuccess;
@@ -82,8 +90,22 @@ Pending &pending();     // of this thread's group
 Result note(Result r);  // the first failure inside a group is the group's
 // What is still to be found out before an operation can begin.
 Outcome resolve(const Comm &comm, Operation &operation);
-// Now, or when the group ends.
-Result act_or_defer(std::function<Result()> act);
+// Now, or when the group ends. What is collective over one communicator is done in the order of the calls.
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
+// While this lives the thread may work elsewhere.
+class Moved {
+ public:
+  Moved() { known_ = devices().current(before_).ok(); }
+  ~Moved() {
+    if (known_) devices().enter(before_);
+  }
+  Moved(const Moved &) = delete;
+  Moved &operator=(const Moved &) = delete;
+
+ private:
+  Place before_;
+  bool known_;
+};
 
 // ---- the functions -----------------------------------------------------------------------------------------------------------------
 Result get_unique_id(UniqueId *id);
@@ -93,7 +115,7 @@ Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *co
 // The library's call: a null configuration is none.
 Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
 // With that name in errors and records.
-Result init_as(const char *call, Handle *out, int size, const UniqueId &id, int rank, Config *config);
+Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id, Config *config);
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);

@@ -1,8 +1,10 @@
 // How communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "handles.hpp"
@@ -20,8 +22,6 @@ using interpose::kSystemError;
 constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMostConfig = 4096;
-
-std::span<const unsigned char> bytes_of(const UniqueId &id) { return id.bytes; }
 
 // The meeting's settings and ours: the device that the thread works on, and the library that the door found.
 std::string settings(const Place &place) {
@@ -47,41 +47,80 @@ void tell(const Init &i) {
 // Gives the program its handle; what becomes of it follows.
 Result open(Init &i) {
   const Arrival &a = i.arrival;
-  if (const Outcome o = devices().current(i.place); !o.ok()) return failed(i.call, o);
   const std::string name = i.asked.name.empty() ? name_of(a.tail.ticket) : i.asked.name;
-  i.comm =
-      std::make_shared<Comm>(Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket))});
-  *i.out = give_handle(i.comm);
-  return *i.out ? kSuccess
-                : refused(kSystemError, i.call,
-                          "too many communicators that span vendors are in use, or there is no memory for their handles");
+  i.comm = std::make_shared<Comm>(
+      Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket)), i.config});
+  const bool given_up = i.target->given_up();
+  if (i.target->put(i.comm)) return kSuccess;
+  i.comm->abort();
+  return given_up ? aborted(i.call) : no_handle(i.call);
 }
 
 // What is the vendor's business is done; the rest on this thread.
 Result build(Init &i) {
-  const Outcome o = i.comm->init(i.arrival.meeting, settings(i.place));
+  Outcome o;
+  try {
+    o = i.comm->init(i.arrival.meeting, settings(i.place));
+  } catch (const std::exception &e) {
+    o = {ISTHMUS_ERR_SYSTEM, e.what()};
+    i.comm->fail(o);  // whoever destroys it waits for this
+  }
   isthmus_meeting_leave(i.arrival.meeting);
   i.arrival.meeting = nullptr;
   if (o.ok()) return kSuccess;
   const Result r = failed(i.call, o);
-  if (i.asked.blocking) {
-    take_back(*i.out);
-    i.comm->abort();
-    *i.out = nullptr;
-  } else {
-    say(Level::Warn, std::string(i.call) + ": " + o.text);
-  }
+  if (i.asked.blocking) i.target->withdraw();
+  else say(Level::Warn, std::string(i.call) + ": " + o.text);
   return r;
 }
 
-Result start(std::unique_ptr<Init> i) {
+// It will not be: nobody waits for it any more, and the program has no handle.
+Result not_begun(Init &i, const std::string &why) {
+  i.comm->fail({ISTHMUS_ERR_RESOURCE, "no thread to make the communicator: " + why});
+  const Result r = failed(i.call, i.comm->status());
+  i.target->withdraw();
+  return r;
+}
+
+Result start(const std::shared_ptr<Init> &i) {
   if (i->asked.blocking) return build(*i);
-  std::thread([init = std::shared_ptr<Init>(std::move(i))] {
-    interpose::Thread &t = *door().thread();
-    ++t.inside;
-    build(*init);
-  }).detach();
+  try {
+    std::thread([i] {
+      ++door().thread()->inside;
+      try {
+        build(*i);
+      } catch (const std::exception &e) { thrown(e); }
+    }).detach();
+  } catch (const std::exception &e) { return not_begun(*i, e.what()); }
   return kInProgress;
+}
+
+// The real library's call. Where it writes the handle: the program's variable, or behind what the program was promised.
+Result make_real(Init &i) {
+  Handle *out = i.target->vendors();
+  return out ? i.real(out) : aborted(i.call);
+}
+
+// The meetings of ids that only the real library has a use for: a rank 0 of one comes to each, and leaves.
+void end_others(const Init &i) {
+  constexpr double kSeconds = 5;  // for all; the processes that made them have just sent them to the ranks
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kSeconds);
+  for (const isthmus_ticket &ticket : i.others) {
+    const double left = std::chrono::duration<double>(until - std::chrono::steady_clock::now()).count();
+    if (left <= 0) return say(Level::Warn, std::string(i.call) + ": not all meetings of further ids were ended in time");
+    isthmus_meeting_t meeting = nullptr;
+    isthmus_result r = isthmus_meeting_join(&ticket, 0, 1, left, &meeting);
+    if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(meeting, nullptr, nullptr, 0);
+    if (r != ISTHMUS_OK) say(Level::Info, std::string(i.call) + ": the meeting of a further id: " + outcome(r).text);
+    isthmus_meeting_leave(meeting);
+  }
+}
+
+Result arrive(Init &i) {
+  if (i.target->given_up()) return aborted(i.call);
+  meet(i.arrival);
+  end_others(i);
+  return kSuccess;
 }
 
 }  // namespace
@@ -128,16 +167,19 @@ KeptConfig::KeptConfig(const Config *config) {
 Result get_unique_id(UniqueId *id) {
   auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
   if (!f) return lacks("ncclGetUniqueId");
-  const Result r = f(id);
+  if (!id) return f(id);
+  UniqueId made{};  // up to NCCL 2.22 what lies behind the library's own part stays as it was
+  if (const Result r = f(&made)) return r;
+  *id = made;
   // Where NCCL_COMM_ID says where the ranks meet, each makes the id for itself, and they must be alike.
-  if (r != kSuccess || !id || std::getenv("NCCL_COMM_ID")) return r;
+  if (std::getenv("NCCL_COMM_ID")) return kSuccess;
   isthmus_ticket ticket;
   std::string why;
-  if (!has_room(id->bytes)) why = std::string("it leaves no room for it in ") + door().path;
+  if (!has_room(made.bytes)) why = std::string("it leaves no room for it in ") + door().path;
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
   if (why.empty()) write_tail(id->bytes, door().family, ticket);
   else say(Level::Warn, "the unique id has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
-  return r;
+  return kSuccess;
 }
 
 // ---- init --------------------------------------------------------------------------------------------------------------------------
@@ -145,36 +187,53 @@ Result get_unique_id(UniqueId *id) {
 Result begin(std::unique_ptr<Init> i) {
   if (in_group()) {
     if (const Outcome o = devices().current(i->place); !o.ok()) return note(failed(i->call, o));
-    *i->out = nullptr;
+    const std::string name = i->asked.name.empty() ? name_of(i->arrival.tail.ticket) : i->asked.name;
+    if (!i->target->promise(i->place, i->asked.blocking, name)) return note(no_handle(i->call));
     pending().inits.push_back(std::move(i));
     return kSuccess;
   }
-  meet(i->arrival);
+  if (const Result r = arrive(*i)) return r;
   tell(*i);
-  if (i->arrival.verdict == Verdict::Vendor) return i->real();
-  *i->out = nullptr;
+  if (i->arrival.verdict == Verdict::Vendor) return make_real(*i);
+  i->target->clear();
   if (i->arrival.verdict == Verdict::Failed) return failed(i->call, i->arrival.outcome);
+  if (const Outcome o = devices().current(i->place); !o.ok()) return failed(i->call, o);
   if (const Result r = open(*i)) return r;
   return start(std::move(i));
 }
 
 namespace {
 
-// `real` is called with the configuration that it is given.
-Result init(const char *call, Handle *out, int size, const UniqueId *id, int rank, const Config *config,
-            const std::function<Result(Config *)> &real) {
+// The meetings behind the first id that this rank has to end: each is some rank's.
+std::vector<isthmus_ticket> others_of(std::span<const UniqueId> ids, int rank, int size) {
+  std::vector<isthmus_ticket> others;
+  Tail tail;
+  for (size_t n = 1; n < ids.size(); ++n) {
+    const auto same = [&](const UniqueId &known) { return std::memcmp(&known, &ids[n], sizeof known) == 0; };
+    if (n % static_cast<size_t>(size) != static_cast<size_t>(rank) || !read_tail(ids[n].bytes, tail)) continue;
+    if (std::none_of(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(n), same)) others.push_back(tail.ticket);
+  }
+  return others;
+}
+
+using RealInit = std::function<Result(Handle *, Config *)>;
+// `real` is called with the configuration that it is given, the program's or a copy. The first id is that of the census.
+Result init(const char *call, Handle *out, int size, std::span<const UniqueId> ids, int rank, const Config *config,
+            const RealInit &real, TargetPtr target = nullptr) {
   auto i = std::make_unique<Init>();
   // Of what is wrong the real library tells.
-  if (!out || !id || size < 1 || rank < 0 || rank >= size || !read_tail(bytes_of(*id), i->arrival.tail) ||
+  if (!out || ids.empty() || size < 1 || rank < 0 || rank >= size || !read_tail(ids[0].bytes, i->arrival.tail) ||
       !read(config, i->asked))
-    return real(const_cast<Config *>(config));
+    return real(out, const_cast<Config *>(config));
   i->call = call;
-  i->out = out;
+  i->target = target ? std::move(target) : std::make_shared<Target>(out);
+  i->others = others_of(ids, rank, size);
   i->arrival.mine = record_of(door().family, door().version);
   i->arrival.rank = rank;
   i->arrival.world = size;
-  if (in_group()) i->real = [real, kept = std::make_shared<KeptConfig>(config)] { return real(kept->get()); };
-  else i->real = [&real, config] { return real(const_cast<Config *>(config)); };
+  i->config = std::make_shared<KeptConfig>(config);
+  if (in_group()) i->real = [real, kept = i->config](Handle *to) { return real(to, kept->get()); };
+  else i->real = [&real, config](Handle *to) { return real(to, const_cast<Config *>(config)); };
   return begin(std::move(i));
 }
 
@@ -194,34 +253,42 @@ Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *co
   return f ? f(out, size, id, rank) : lacks("ncclCommInitRank");
 }
 
-Result init_as(const char *call, Handle *out, int size, const UniqueId &id, int rank, Config *config) {
-  return init(call, out, size, &id, rank, config, [=](Config *c) { return init_real(out, size, id, rank, c); });
+namespace {
+
+RealInit plain(int size, const UniqueId &id, int rank) {
+  return [=](Handle *out, Config *c) { return init_real(out, size, id, rank, c); };
+}
+
+}  // namespace
+
+Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config) {
+  return init(call, target->variable(), size, {&id, 1}, rank, config, plain(size, id, rank), target);
 }
 
 Result init_rank(Handle *out, int size, UniqueId id, int rank) {
-  return init_as("ncclCommInitRank", out, size, id, rank, nullptr);
+  return init("ncclCommInitRank", out, size, {&id, 1}, rank, nullptr, plain(size, id, rank));
 }
 
 Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *config) {
-  return init("ncclCommInitRankConfig", out, size, &id, rank, config, [=](Config *c) {
+  return init("ncclCommInitRankConfig", out, size, {&id, 1}, rank, config, [=](Handle *to, Config *c) {
     auto *f = real<Result(Handle *, int, UniqueId, int, Config *)>("ncclCommInitRankConfig");
-    return f ? f(out, size, id, rank, c) : lacks("ncclCommInitRankConfig");
+    return f ? f(to, size, id, rank, c) : lacks("ncclCommInitRankConfig");
   });
 }
 
 Result init_rank_scalable(Handle *out, int size, int rank, int count, UniqueId *ids, Config *config) {
   const auto kept = std::make_shared<std::vector<UniqueId>>();
   if (ids && count > 0) kept->assign(ids, ids + count);
-  return init("ncclCommInitRankScalable", out, size, kept->empty() ? nullptr : kept->data(), rank, config, [=](Config *c) {
+  return init("ncclCommInitRankScalable", out, size, *kept, rank, config, [=](Handle *to, Config *c) {
     auto *f = real<Result(Handle *, int, int, int, UniqueId *, Config *)>("ncclCommInitRankScalable");
-    return f ? f(out, size, rank, count, kept->empty() ? ids : kept->data(), c) : lacks("ncclCommInitRankScalable");
+    return f ? f(to, size, rank, count, kept->empty() ? ids : kept->data(), c) : lacks("ncclCommInitRankScalable");
   });
 }
 
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number) {
-  return init("ncclCommInitRankMulti", out, size, &id, rank, nullptr, [=](Config *) {
+  return init("ncclCommInitRankMulti", out, size, {&id, 1}, rank, nullptr, [=](Handle *to, Config *) {
     auto *f = real<Result(Handle *, int, UniqueId, int, int)>("ncclCommInitRankMulti");
-    return f ? f(out, size, id, rank, number) : lacks("ncclCommInitRankMulti");
+    return f ? f(to, size, id, rank, number) : lacks("ncclCommInitRankMulti");
   });
 }
 
@@ -229,33 +296,59 @@ Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number)
 
 namespace {
 
-// Each on a thread of its own, for they wait for each other.
-void at_once(size_t count, const std::function<void(size_t)> &act) {
-  if (count == 1) return act(0);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i)
-    threads.emplace_back([&, i] {
-      interpose::Thread &t = *door().thread();
-      ++t.inside;
-      act(i);
-      --t.inside;
-    });
-  for (std::thread &t : threads) t.join();
+Result worse(Result first, Result next) {
+  return first == kSuccess || (first == kInProgress && next != kSuccess) ? next : first;
 }
 
-// While this lives the thread works where the program did when it made a call.
-class Moved {
- public:
-  Moved() { known_ = devices().current(before_).ok(); }
-  ~Moved() {
-    if (known_) devices().enter(before_);
+// Each on a thread of its own, for they wait for each other: where there are not enough threads, none of them begins. The first failure.
+Result at_once(size_t count, const std::function<Result(size_t)> &act) {
+  std::vector<Result> results(count, kSuccess);
+  const auto guarded = [&](size_t i) noexcept {
+    try {
+      results[i] = act(i);
+    } catch (const std::exception &e) { results[i] = thrown(e); }
+  };
+  if (count == 1) {
+    guarded(0);
+  } else if (count > 1) {
+    std::promise<bool> all;
+    const std::shared_future<bool> begin = all.get_future().share();
+    std::vector<std::thread> threads;
+    Result none = kSuccess;
+    try {
+      threads.reserve(count);
+      for (size_t i = 0; i < count; ++i)
+        threads.emplace_back([&guarded, begin, i] {
+          if (!begin.get()) return;
+          interpose::Thread &t = *door().thread();
+          ++t.inside;
+          guarded(i);
+          --t.inside;
+        });
+    } catch (const std::exception &e) { none = thrown(e); }
+    all.set_value(none == kSuccess);
+    for (std::thread &t : threads) t.join();
+    if (none != kSuccess) return none;
   }
-  Moved(const Moved &) = delete;
-  Moved &operator=(const Moved &) = delete;
+  Result first = kSuccess;
+  for (const Result r : results) first = worse(first, r);
+  return first;
+}
+
+// The real library's group: it ends in any case.
+class RealGroup {
+ public:
+  explicit RealGroup(Result (*function)()) : end_(function) {}
+  ~RealGroup() { end(); }
+  RealGroup(const RealGroup &) = delete;
+  RealGroup &operator=(const RealGroup &) = delete;
+  Result end() {
+    auto *f = std::exchange(end_, nullptr);
+    return f ? f() : kSuccess;
+  }
 
  private:
-  Place before_;
-  bool known_;
+  Result (*end_)();
 };
 
 }  // namespace
@@ -267,19 +360,18 @@ Result group_end() {
   const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(t.pending, nullptr)));
   auto *end = real<Result()>("ncclGroupEnd");
   if (!end) return lacks("ncclGroupEnd");
+  RealGroup group(end);
   Result first = p->failure;
-  const auto keep_first = [&](Result r) {
-    if (r != kSuccess && (first == kSuccess || first == kInProgress)) first = r;
-  };
-  if (first == kSuccess) at_once(p->inits.size(), [&](size_t i) { meet(p->inits[i]->arrival); });
-  std::vector<std::unique_ptr<Init>> ours;
+  const auto keep_first = [&](Result r) { first = worse(first, r); };
+  if (first == kSuccess) keep_first(at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
+  std::vector<std::shared_ptr<Init>> ours;
   if (first == kSuccess && !p->inits.empty()) {
     const Moved moved;
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
       if (i->arrival.verdict == Verdict::Vendor) {  // the real library's group is still open
-        keep_first(i->real());
+        keep_first(make_real(*i));
       } else if (i->arrival.verdict == Verdict::Failed) {
         keep_first(failed(i->call, i->arrival.outcome));
       } else {
@@ -287,29 +379,44 @@ Result group_end() {
       }
     }
   }
-  keep_first(end());
+  keep_first(group.end());
+  p->inits.clear();  // what is the vendor's has its handles now
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
   if (first != kSuccess && first != kInProgress) return first;
   if (!ours.empty()) {
     const Moved moved;
-    std::vector<std::unique_ptr<Init>> opened;
+    std::vector<std::shared_ptr<Init>> opened;
     for (auto &i : ours) {
-      devices().enter(i->place);
       if (const Result r = open(*i)) keep_first(r);
       else opened.push_back(std::move(i));
     }
-    std::vector<Result> results(opened.size(), kSuccess);
-    at_once(opened.size(), [&](size_t i) { results[i] = start(std::move(opened[i])); });
-    for (const Result r : results) keep_first(r);
+    keep_first(at_once(opened.size(), [&](size_t i) {
+      opened[i]->begun = true;
+      devices().enter(opened[i]->place);
+      return start(opened[i]);
+    }));
+    for (const auto &i : opened)
+      if (!i->begun) not_begun(*i, "there are not enough for all of the group");
   }
   if (!p->laters.empty()) {
     const Moved moved;
-    std::vector<Result> results(p->laters.size(), kSuccess);
-    at_once(p->laters.size(), [&](size_t i) {
-      devices().enter(p->laters[i].place);
-      results[i] = p->laters[i].act();
-    });
-    for (const Result r : results) keep_first(r);
+    // Those of one communicator one after the other: on another rank's threads another one might come first.
+    std::vector<std::vector<size_t>> lines;
+    for (size_t n = 0; n < p->laters.size(); ++n) {
+      const auto same = [&](const auto &line) { return p->laters[line.front()].parent == p->laters[n].parent; };
+      const auto known = std::find_if(lines.begin(), lines.end(), same);
+      if (known == lines.end()) lines.push_back({n});
+      else known->push_back(n);
+    }
+    keep_first(at_once(lines.size(), [&](size_t i) {
+      devices().enter(p->laters[lines[i].front()].parent->traits().place);
+      Result line = kSuccess;
+      for (const size_t n : lines[i]) try {
+          line = worse(line, p->laters[n].act());
+        } catch (const std::exception &e) { line = worse(line, thrown(e)); }  // the other ranks go on with the next
+      return line;
+    }));
+    p->laters.clear();
   }
   if (first != kSuccess && first != kInProgress) return first;
   for (auto &[comm, operation] : p->operations)

@@ -41,7 +41,13 @@ bool one_vendor(const std::vector<Choice> &all, const std::vector<int> &part) {
   return one_island(who);
 }
 
-Result split_now(const CommPtr &parent, int number, int color, int key, Handle *out, Config *config, const Asked &asked) {
+// What the call asks for; where it does not say, what the parent was made with, as NCCL has it.
+std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config) {
+  return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
+}
+
+Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
+                 const std::shared_ptr<KeptConfig> &config, const Asked &asked) {
   constexpr const char *kCall = "ncclCommSplit";
   const Traits &t = parent->traits();
   std::vector<Choice> all;
@@ -82,16 +88,25 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Handle *
     constexpr UniqueId kNone{};
     if (std::memcmp(&id, &kNone, sizeof id) == 0)
       return refused(kSystemError, kCall, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
-    return init_real(out, static_cast<int>(mine.size()), id, rank, config);
+    Handle *out = target.vendors();
+    return out ? init_real(out, static_cast<int>(mine.size()), id, rank, config->get()) : aborted(kCall);
   }
   const std::string family = t.family->key + "/" + std::to_string(number) + "/" + std::to_string(color);
-  const auto comm =
-      std::make_shared<Comm>(Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family)});
+  const auto comm = std::make_shared<Comm>(
+      Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family), config});
   comm->adopt(part);
-  *out = give_handle(comm);
-  return *out ? kSuccess
-              : refused(kSystemError, kCall,
-                        "too many communicators that span vendors are in use, or there is no memory for their handles");
+  const bool given_up = target.given_up();
+  if (target.put(comm)) return kSuccess;
+  comm->abort();
+  return given_up ? aborted(kCall) : no_handle(kCall);
+}
+
+// What the program has when the call returns.
+TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
+  auto target = std::make_shared<Target>(out);
+  *out = nullptr;
+  const Traits &t = parent->traits();
+  return !in_group() || target->promise(t.place, blocking, t.name + "/part") ? target : nullptr;
 }
 
 }  // namespace
@@ -104,11 +119,17 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   if (!out || color < -1)
     return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
   if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  if (!config) asked.blocking = parent->traits().blocking;
   if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
-  *out = nullptr;
-  const auto kept = std::make_shared<KeptConfig>(config);
+  const auto kept = inherited(parent, config);
+  const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, asked.blocking);
+  if (color < 0) *out = nullptr;
+  else if (!target) return note(no_handle(kCall));
   const int number = parent->next_part();
-  return act_or_defer([=] { return split_now(parent, number, color, key, out, kept->get(), asked); });
+  return act_or_defer(parent, [=] {
+    Target none(out);
+    return split_now(parent, number, color, key, target ? *target : none, kept, asked);
+  });
 }
 
 Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *config, int flags) {
@@ -116,10 +137,10 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   constexpr int kDefault = 0, kTag = 1;  // programs' messages have the tag 0
   const CommPtr parent = bridge::find(handle);
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
-  if (!out || count < 0 || (count > 0 && !excluded))
-    return note(refused(kInvalidArgument, kCall, "an argument is NULL or negative"));
-  if (Asked asked; !read(config, asked))
-    return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  if (!out || !excluded || count < 1)
+    return note(refused(kInvalidArgument, kCall, "an argument is NULL, or no rank is excluded"));
+  Asked asked;
+  if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (flags != kDefault)
     return note(refused(
         kInvalidUsage, kCall,
@@ -132,9 +153,10 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   const int mine = static_cast<int>(std::find(left.begin(), left.end(), parent->traits().rank) - left.begin());
   if (mine == static_cast<int>(left.size()))
     return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
-  *out = nullptr;
-  const auto kept = std::make_shared<KeptConfig>(config);
-  return act_or_defer([=] {
+  const auto kept = inherited(parent, config);
+  const TargetPtr target = target_of(parent, out, config ? asked.blocking : parent->traits().blocking);
+  if (!target) return note(no_handle(kCall));
+  return act_or_defer(parent, [=] {
     // Those who are excluded do not call, so nothing is collective over the parent: the first who remains gives the others an id.
     UniqueId id{};
     const auto bytes = static_cast<uint64_t>(sizeof id);
@@ -152,7 +174,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     }
     if (Tail tail; !read_tail(id.bytes, tail))
       return refused(kSystemError, kCall, "rank " + std::to_string(left[0]) + " could not make an id; its log says why");
-    return init_as(kCall, out, static_cast<int>(left.size()), id, mine, kept->get());
+    return init_as(kCall, target, static_cast<int>(left.size()), id, mine, kept->get());
   });
 }
 

@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
@@ -23,8 +25,12 @@ constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 struct Table {
   std::shared_mutex mutex;
   std::vector<std::shared_ptr<Comm>> comms;  // by place
+  bool has(size_t place, const std::shared_ptr<Comm> &comm) const { return place < comms.size() && comms[place] == comm; }
   std::deque<size_t> free;  // places, the one that has been free longest first: a stale handle is long known for what it is
 };
+// By place: the vendor's handle that one of ours stands for, written by the vendor's library. Read in every call with such a handle, so
+// without a lock.
+constinit std::atomic<void *> the_aliases[kMost];
 Table &table() {
   static auto *const the_table = new Table;  // a thread may still look when the process ends
   return *the_table;
@@ -97,6 +103,42 @@ std::shared_ptr<Comm> take_back(const void *handle) {
   if (place >= t.comms.size() || !t.comms[place]) return nullptr;
   t.free.push_back(place);
   return std::exchange(t.comms[place], nullptr);
+}
+bool take_back(const void *handle, const std::shared_ptr<Comm> &comm) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  const size_t place = place_of(handle);
+  if (!t.has(place, comm)) return false;
+  t.free.push_back(place);
+  t.comms[place] = nullptr;
+  return true;
+}
+bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_ptr<Comm> by) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  const size_t place = place_of(handle);
+  if (!t.has(place, comm)) return false;
+  t.comms[place] = std::move(by);
+  return true;
+}
+
+void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
+  if (!replace(handle, comm, nullptr)) return nullptr;
+  static_assert(sizeof the_aliases[0] == sizeof(void *) && std::atomic<void *>::is_always_lock_free);
+  return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
+}
+void *behind(const void *handle) noexcept {
+  const size_t place = place_of(handle);
+  return place < kMost ? the_aliases[place].load(std::memory_order_acquire) : nullptr;
+}
+void drop_alias(const void *handle) noexcept {
+  const size_t place = place_of(handle);
+  the_aliases[place].store(nullptr, std::memory_order_release);
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  try {
+    t.free.push_back(place);
+  } catch (const std::exception &) {}  // no memory: it is not used again
 }
 
 }  // namespace isthmus::bridge

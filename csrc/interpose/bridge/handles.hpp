@@ -13,5 +13,14 @@ uintptr_t reserve_handles() noexcept;            // where the range begins, alwa
 void *give_handle(std::shared_ptr<Comm> comm);   // null: as many are in use as there are, or no memory
 std::shared_ptr<Comm> find(const void *handle);  // null: of none that lives
 std::shared_ptr<Comm> take_back(const void *handle);  // and nobody finds it any more
+// The same where it is still that one's.
+bool take_back(const void *handle, const std::shared_ptr<Comm> &comm);
+bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_ptr<Comm> by);
+
+// A handle of that one becomes another name of a communicator of the vendor's: where the vendor's library writes its own handle, at any time
+// until the alias is dropped. Null: it is no longer that one's.
+void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm);
+void *behind(const void *handle) noexcept;  // the vendor's handle; null: it is no alias, or not yet, or not any more
+void drop_alias(const void *handle) noexcept;
 
 }  // namespace isthmus::bridge

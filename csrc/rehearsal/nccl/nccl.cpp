@@ -14,6 +14,7 @@ namespace rehearsal::nccl {
 namespace {
 
 constexpr int kVersion = REHEARSAL_NCCL_VERSION;
+constexpr int kClearsIds = 22304;  // the version from which on the library writes all bytes of an id
 constexpr uint64_t kIdMagic = 0x6469'6c61'6573'7268;
 
 struct Books {
@@ -175,7 +176,7 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
   guard_forks();
   Token token;
   if (!new_rendezvous(&token)) return say(kSystem, "no socket");
-  *id = {};
+  if (kVersion >= kClearsIds) *id = {};
   std::memcpy(id->bytes, &kIdMagic, sizeof kIdMagic);
   std::memcpy(id->bytes + sizeof kIdMagic, token.data(), token.size());
   return kSuccess;

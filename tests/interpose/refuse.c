@@ -1,0 +1,17 @@
+/* Stands before the C library in a program for which a thread cannot be made: refuse_thread(0) is of the next one. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+
+static int left = -1;
+
+void refuse_thread(int after);
+void refuse_thread(int after) { __atomic_store_n(&left, after, __ATOMIC_SEQ_CST); }
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument) {
+  int (*make)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+      (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+  if (__atomic_load_n(&left, __ATOMIC_SEQ_CST) >= 0 && __atomic_fetch_sub(&left, 1, __ATOMIC_SEQ_CST) == 0) return EAGAIN;
+  return make ? make(thread, attributes, run, argument) : EAGAIN;
+}
