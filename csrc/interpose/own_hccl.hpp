@@ -12,7 +12,7 @@ using hccl::Calls;
 // The bridge of a caller that has a communicator of ours.
 inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(the_calls.load(std::memory_order_acquire)); }
 // None of ours stands for one of HCCL's: inits in a group are HCCL's own.
-inline Comm behind(Comm) noexcept { return nullptr; }
+inline hccl::Comm behind(hccl::Comm) noexcept { return nullptr; }
 // Of one that may get one; null as open_bridge() says, and where the real library itself calls.
 inline const Calls *bridge(const Inside &inside) noexcept {
   return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;

@@ -10,7 +10,7 @@
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
  *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
  *                                                          for something else. Prints if that is written to later
- *   part COLOR KEY                                         the same for a split
+  *   early_part COLOR KEY                                       the same for a split
  *   keep, changed                                          remembers the handle, and prints if the variable has another one now
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
@@ -363,10 +363,10 @@ static void obey(char *line) {
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
   else if (!strcmp(call, "keep")) kept = comms[now];
   else if (!strcmp(call, "changed")) printf("it %s\n", comms[now] == kept ? "is the same" : "has changed");
-  else if (!strcmp(call, "part")) {
+  else if (!strcmp(call, "early_part")) {
     const int parent = now;
     now = made++;
-    told("part", ncclCommSplit(comms[parent], a, b, &early_variable[now], NULL));
+    told("early_part", ncclCommSplit(comms[parent], a, b, &early_variable[now], NULL));
     comms[now] = early_variable[now];
     early_variable[now] = &something_else;
   } else if (!strcmp(call, "early")) init_early(a, b);

@@ -430,16 +430,6 @@ def test_ranks_may_be_threads() -> None:
     assert sums == [[float(3 * i + 3) for i in range(COUNT_THERE)]] * 3
 
 
-def test_the_real_library_refuses_our_handle(scripted: dict[str, Path]) -> None:
-    ranks = fleet("hn")
-    sums(ranks, "init", "stray")
-    for rank in ranks:
-        rank.environment["REHEARSAL_ABORT_ON_MISUSE"] = "0"
-    run(ranks, scripted)
-    check(ranks)
-    assert f" stray: {PARAMETER} -1\n" in ranks[0].printed and ranks[0].output == summed(2)
-
-
 def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
     ranks = fleet("hnhn")
     sums(ranks, "init", after=())

@@ -326,7 +326,7 @@ def test_a_part_may_be_copied_before_the_group_ends(scripted: dict[str, Path]) -
     for number, rank in enumerate(ranks):
         rank.say("init")
         for color in (number, 0):
-            rank.say("group", "comm 0", f"part {color} 0", "end", "ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+            rank.say("group", "comm 0", f"early_part {color} 0", "end", "ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
             rank.inputs.append(given(number))
     run(ranks, scripted)
     check(ranks)

@@ -61,7 +61,7 @@ Result build(const char *call, Arrival &a, const std::string &asked, Handle *out
   if (const Outcome o = devices().current(place); !o.ok()) return failed(call, o);
   const std::string unique = name_of(a.tail.ticket);
   const auto comm =
-      std::make_shared<Comm>(Traits{a.rank, a.world, place, true, asked.empty() ? unique : asked, Family::of(unique)});
+      std::make_shared<Comm>(Traits{a.rank, a.world, place, true, asked.empty() ? unique : asked, Family::of(unique), {}});
   if (const Outcome o = comm->init(a.meeting, settings(place)); !o.ok()) {
     comm->abort();
     return failed(call, o);
