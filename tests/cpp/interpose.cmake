@@ -18,14 +18,12 @@ endfunction()
 # Jobs of several vendors, as tests/interpose makes them, with programs and doors that a sanitizer watches.
 function(interpose_jobs name file)
   add_test(NAME ${name} COMMAND ${ISTHMUS_PYTEST} -q ${PROJECT_SOURCE_DIR}/tests/interpose/${file})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 250 LABELS threads PROCESSORS 2 ENVIRONMENT
+  set_tests_properties(${name} PROPERTIES TIMEOUT 400 LABELS threads PROCESSORS 2 ENVIRONMENT
                        "INTERPOSE_BUILD=${CMAKE_BINARY_DIR};INTERPOSE_SANITIZER=${ISTHMUS_SANITIZE}")
 endfunction()
 find_program(ISTHMUS_PYTEST pytest)
 if(ISTHMUS_SANITIZE AND ISTHMUS_PYTEST)
   interpose_jobs(interpose_spanning test_spanning_life.py)
-endif()
-if(ISTHMUS_SANITIZE STREQUAL "address" AND ISTHMUS_PYTEST)
   interpose_jobs(interpose_spanning_hccl test_spanning_hccl.py)
 endif()
 interpose_client(nccl nvidia/libnccl.so.2 rehearsal_nvidia_libcuda_so_1 client.c)
