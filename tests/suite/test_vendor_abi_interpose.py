@@ -54,6 +54,7 @@ HCCL_VALUES = {
 
 
 def comparison(rows: list[Row], abi: str, vendor: str, sizes: dict[str, str], values: dict[str, str]) -> str:
+    space = "isthmus::interpose::hccl" if abi == "abi_hccl.hpp" else "isthmus::interpose"
     checks = []
     for row in rows:
         kinds = ", ".join(row.parameters)
@@ -61,13 +62,13 @@ def comparison(rows: list[Row], abi: str, vendor: str, sizes: dict[str, str], va
             f"static_assert(vendor::same_shape<ours::{row.name}, decltype(&::{row.name})>(),"
             f' "{row.name} is declared otherwise");'
         )
-        checks.insert(0, f"namespace isthmus::interpose::ours {{ using {row.name} = {row.result} (*)({kinds}); }}")
+        checks.insert(0, f"namespace {space}::ours {{ using {row.name} = {row.result} (*)({kinds}); }}")
     head = f'#include "interpose/{abi}"\n{vendor}\n#include "same_shape.hpp"\n'
     for ours, theirs in sizes.items():
-        head += f'static_assert(sizeof(isthmus::interpose::{ours}) == sizeof({theirs}), "{ours} is of another size");\n'
+        head += f'static_assert(sizeof({space}::{ours}) == sizeof({theirs}), "{ours} is of another size");\n'
     for ours, theirs in values.items():
-        head += f'static_assert(+isthmus::interpose::{ours} == +{theirs}, "{ours} is another number");\n'
-    return head + "\n".join(checks).replace("<ours::", "<isthmus::interpose::ours::")
+        head += f'static_assert(+{space}::{ours} == +{theirs}, "{ours} is another number");\n'
+    return head + "\n".join(checks).replace("<ours::", f"<{space}::ours::")
 
 
 def complaints(rows: list[Row], vendor: str, folder: Path) -> str:
