@@ -455,6 +455,7 @@ bool Member::behind_another(const Op *op) const noexcept {
 
 bool Member::grant_next() noexcept {
   Op *op = nullptr;
+  bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
   const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->staged && !o->windowed; };
   {
     const std::lock_guard lock(match_lock_);
@@ -464,10 +465,10 @@ bool Member::grant_next() noexcept {
       else if (o->lies >= 0 || may_come(o)) op = o;
     }
     if (!op) op = first;
+    place = op && needs_place(op);
   }
   if (!op) return false;
   if (op->lies >= 0) return bring(op), true;
-  const bool place = needs_place(op);
   const std::optional<Stage> free = place ? take_stage(op->call.bytes, Place::Announced) : std::nullopt;
   if (place && !free) return false;
   const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out

@@ -133,10 +133,11 @@ void Member::met(Op *op, int source) noexcept {
 
 // A receive that met a message which it does not fit. Where its copy stands on the device, it ends with the member.
 void Member::end_wrong(Op *op, std::string text) noexcept {
-  const bool device = on_stage(op);
-  if (device) {
+  bool device;
+  {
     const std::lock_guard lock(match_lock_);
-    posted_.append(op);
+    device = on_stage(op);
+    if (device) posted_.append(op);
   }
   fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
   if (!device) end_op(op, Code::Mismatch, std::move(text));
