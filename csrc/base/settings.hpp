@@ -20,6 +20,7 @@ enum class Setting : int {
   Device,
   Disable,
   EagerBytes,
+  GroupWaitMs,
   GuardSlots,
   HeartbeatMs,
   Interface,

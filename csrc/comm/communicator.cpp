@@ -551,6 +551,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       setup.fixed_ring_bytes = undo.ring_bytes;
     }
     setup.island = std::move(served);
+    setup.group_wait_ns = settings.integer(Setting::GroupWaitMs) * 1'000'000;
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
                                    (comm->libraries_ || comm->devices_ ? 256 : 64) * comm->chunk_bytes_);

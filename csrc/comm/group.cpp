@@ -55,10 +55,11 @@ engine::Op *group_end(bool waits) {
     parent->keep = parent->member->shared_from_this();
   }
   // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting. Of those
-  // of device memory the sends: a receive may hold up the device until its message has come.
+  // the sends: a receive of device memory may hold up the device until its message has come.
   const auto turn = [](const engine::Op &op) {
-    return !op.is_p2p() ? 2 : op.call.device && op.call.collective == plan::Collective::Recv ? 1 : 0;
+    return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
+  for (auto &[comm, op] : ops) comm->member().announce(op);
   for (int pass = 0; pass < 3; ++pass)
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;

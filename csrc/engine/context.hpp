@@ -109,6 +109,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // call of the runtime may wait for what the device has to do. Begun at first use.
   void courier(Member &member);
   std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
+  std::atomic<uint32_t> &unplaced_sends() noexcept {
+    return unplaced_sends_;
+  }  // whose copies have not been submitted, of all members
   // Sleeps until something may have happened: the doorbell, a socket (when `sockets`), at most `ns`. ready(watched) is asked once more before;
   // `watched`: not about what sockets tell.
   template <class Ready>
@@ -273,6 +276,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::pair<uint64_t, Answer>> answers_;
 
   std::atomic<uint64_t> message_staging_[4] = {};
+  std::atomic<uint32_t> unplaced_sends_{0};
   std::mutex courier_mutex_;
   std::vector<std::unique_ptr<Courier>> couriers_;
   bool couriers_end_ = false;

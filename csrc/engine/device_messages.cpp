@@ -102,8 +102,7 @@ void Member::free_stages() noexcept {
 
 // All ranks cut alike, so that it does not matter whose memory is whose.
 void Member::submit_parts(Op *op) noexcept {
-  const uint64_t whole = op->call.bytes, element = dtype_size(op->call.dtype);
-  const uint64_t size = std::max(part_bytes_ / element, uint64_t{1}) * element;
+  const uint64_t whole = op->call.bytes, size = part_of(*op);
   const auto parts = static_cast<uint32_t>((whole + size - 1) / size);
   op->children.store(parts + 1, std::memory_order_relaxed);
   auto whole_message = in_order(*op);
@@ -125,6 +124,8 @@ void Member::submit_parts(Op *op) noexcept {
     }
     part->submitted_ns = op->submitted_ns;
     part->deadline_ns = op->deadline_ns;
+    part->grouped = op->grouped;
+    part->promised = op->promised && by_window(part);
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
       const Status why = failure();
@@ -199,7 +200,7 @@ void Member::send_from_device(Op *op) noexcept {
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
     const std::lock_guard lock(match_lock_);
-    ++unstaged_;
+    place_later(op);
     if (!waits_for_slot(op)) run_short(op);
   }
   if (op->number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
@@ -224,7 +225,7 @@ void Member::recv_to_device(Op *op) noexcept {
       if (!op->begun) porter_->mark(*op);
       op->call.on_stream = false;
     }
-    if (op->call.on_stream && porter_->gates() && stage_all()) {
+    if (op->call.on_stream && porter_->gates() && stage_all(op)) {
       porter_->make_gate();
       if (!op->inline_op) {
         OpPool::retain(op);
@@ -258,34 +259,38 @@ void Member::order(Op *op, void *stream) noexcept {
   settle_streams();
 }
 
-// Behind a gate, as if it had been submitted so, where that can still be; else the caller waits for it.
 void Member::order_part(Op *op, void *stream) noexcept {
   const std::lock_guard porter(porter_mutex_);
   if (op->over() || failed() || !porter_) return;
   try {
-    if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream);
-    const bool gate = porter_->gates() && stage_all() && stage_posted(op);
-    if (gate) porter_->make_gate();
-    bool arrived, expected;
-    {
-      const std::lock_guard lock(match_lock_);
-      arrived = op->arrived.load(std::memory_order_relaxed);
-      expected = gate && !arrived;
-      op->port = expected ? Port::Expected : Port::Caller;
-      if (expected) {
-        porter_->reserve(*op);
-        put_behind_gates(op);
-      }
-    }
-    if (!expected && !arrived) {
-      if (may_wait_here(op)) hold(op, stream);
-      return;
-    }
-    op->call.on_stream = true;
-    op->call.stream = stream;
-    if (expected) porter_->expect(*op);
-    else porter_->put(*op);
+    if (!order_now(op, stream) && may_wait_here(op)) hold(op, stream);
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
+}
+
+// Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
+bool Member::order_now(Op *op, void *stream) {
+  if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream), true;
+  const bool gate = !op->arrived.load(std::memory_order_acquire) && porter_->gates() && stage_all(op) && stage_posted(op);
+  if (gate) porter_->make_gate();
+  bool arrived, expected;
+  {
+    const std::lock_guard lock(match_lock_);
+    arrived = op->arrived.load(std::memory_order_relaxed);
+    expected = gate && !arrived;
+    op->port = expected ? Port::Expected : Port::Caller;
+    if (expected) {
+      porter_->reserve(*op);
+      put_behind_gates(op);
+    } else if (arrived) {
+      in_its_order(op);
+    }
+  }
+  if (!expected && !arrived) return false;
+  op->call.on_stream = true;
+  op->call.stream = stream;
+  if (expected) porter_->expect(*op);
+  else porter_->put(*op);
+  return true;
 }
 
 // Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
@@ -312,8 +317,10 @@ bool Member::stage_posted(Op *op) noexcept {
   return false;
 }
 
-// No gate may stand before the copy of a send. Those that wait for a slot go another way then.
-bool Member::stage_all() {
+// No gate may stand before the copy of a send. Those that wait for a slot go another way then; but those of a group, whose receive waits for
+// them inside the call.
+bool Member::stage_all(const Op *behind) {
+  if (behind->grouped && can_wait_here()) return context_->unplaced_sends().load(std::memory_order_acquire) == 0;
   for (;;) {
     Op *op = nullptr;
     {
@@ -335,12 +342,24 @@ bool Member::take_waiting(Op *op) {
   }
   {
     const std::lock_guard lock(match_lock_);
-    --unstaged_;
-    if (std::exchange(op->short_of_memory, false)) --short_;
+    placed(op);
   }
   if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
   porter_->take(*op);  // and it may be over
   return true;
+}
+
+void Member::place_later(Op *op) noexcept {
+  op->unplaced = true;
+  ++unstaged_;
+  context_->unplaced_sends().fetch_add(1, std::memory_order_release);
+}
+
+void Member::placed(Op *op) noexcept {
+  if (!std::exchange(op->unplaced, false)) return;
+  --unstaged_;
+  if (std::exchange(op->short_of_memory, false)) --short_;
+  context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
 // Those behind it wait as well, so that it gets what becomes free.
@@ -368,9 +387,10 @@ void Member::settle_streams() noexcept {
 }
 
 bool Member::may_settle(const Op &op) const noexcept {
-  return failed() || op.over() ||
-         (op.call.collective == plan::Collective::Send ? op.ticket.load(std::memory_order_acquire) != 0
-                                                       : op.arrived.load(std::memory_order_acquire));
+  if (failed() || op.over()) return true;
+  if (op.call.collective == plan::Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
+  return op.arrived.load(std::memory_order_acquire) ||
+         (porter_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
 }
 
 bool Member::settle_stream(Op *op, void *stream) noexcept {
@@ -379,12 +399,9 @@ bool Member::settle_stream(Op *op, void *stream) noexcept {
   const std::lock_guard porter(porter_mutex_);
   if (failed() || !porter_ || op->over()) return true;
   try {
-    if (op->ticket.load(std::memory_order_relaxed) != 0) {  // another thread was first
-      porter_->order(*op, stream);
-    } else {
-      op->call.on_stream = true;
-      op->call.stream = stream;
-      porter_->put(*op);
+    if (!order_now(op, stream)) {
+      op->ungated = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
+      return false;
     }
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
   return true;
@@ -524,6 +541,10 @@ bool Member::carry_messages() noexcept {
     if (!op) return later;
     try {
       if (op->port == Port::Courier) {
+        {
+          const std::lock_guard lock(match_lock_);
+          in_its_order(op);
+        }
         porter_->put(*op);
         continue;
       }

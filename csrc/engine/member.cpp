@@ -40,7 +40,8 @@ Member::Member(MemberSetup s)
       hand_over_(context_->stores()),
       fixed_ring_(s.fixed_ring),
       fixed_ring_allocated_(s.fixed_ring_bytes),
-      part_bytes_(s.part_bytes) {
+      part_bytes_(s.part_bytes),
+      group_wait_ns_(s.group_wait_ns) {
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));

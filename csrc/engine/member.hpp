@@ -52,13 +52,14 @@ struct PeerRank {                      // what this member knows of one rank
   std::deque<Unexpected> unexpected;
   // Windows (match lock): the one that this rank has for it, and the one that it has for this rank.
   struct {
-    uint64_t offset = 0;   // in our arena; 0: none
-    uint64_t claimed = 0;  // receives that will have one of its messages, or have had it
+    uint64_t offset = 0;    // in our arena; 0: none
+    uint64_t claimed = 0;   // receives that will have one of its messages, or have had it
+    uint64_t promised = 0;  // and more that are about to be called
     uint64_t matched = 0;
     uint64_t landed = 0;          // up to this number all slots are free
     std::vector<uint64_t> ahead;  // and these
-    uint64_t gated = 0;           // up to this number all have left their slots, or stand behind gates in their order
-    uint32_t apart = 0;           // receives behind gates with a place of their own, whose messages have not come
+    uint64_t gated = 0;  // up to this number all have left their slots, or their copies are submitted in their order
+    uint32_t apart = 0;  // receives behind gates with a place of their own, whose messages have not come
   } from;
   struct {
     uint32_t slots = 0;          // 0: none
@@ -110,8 +111,9 @@ struct MemberSetup {
   std::string name;
   uint64_t mailbox_offset = 0;
   uint64_t cell_bytes = 0, credit_window = 0;
-  uint64_t part_bytes = 0;  // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
-  IslandSetup island;       // with a communicator where a library serves this rank
+  int64_t group_wait_ns = 0;  // see ISTHMUS_GROUP_WAIT_MS
+  uint64_t part_bytes = 0;    // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
+  IslandSetup island;         // with a communicator where a library serves this rank
   uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from Context::take_fixed_ring(); 0: none
 };
 
@@ -156,6 +158,9 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
   void submit(Op *op) noexcept;
+  // Before the operations of a group are submitted, of each. A send of a group that finds no slot can then wait for one, as its receive is called
+  // at once; else it would go by the link.
+  void announce(Op *op) noexcept;
   // The same, for a caller that waits anyway: runs it at once where nothing is queued before it. `op` may be inline_op().
   void run(Op *op) noexcept;
   // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
@@ -266,9 +271,12 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_next_send() noexcept;
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
-  bool stage_all();  // under the porter mutex, as are the next two; throw what the runtime throws
+  bool stage_all(const Op *behind);  // under the porter mutex, as are the next three; throw what the runtime throws
+  bool order_now(Op *op, void *stream);
   bool take_waiting(Op *op);
-  void run_short(Op *op) noexcept;  // and the match lock
+  void place_later(Op *op) noexcept;  // and the match lock, as are the next two
+  void placed(Op *op) noexcept;
+  void run_short(Op *op) noexcept;
   static bool can_wait_here() noexcept;
   std::unique_lock<std::recursive_mutex> in_order(const Op &op) noexcept;
   void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
@@ -294,7 +302,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void come(Op *op) noexcept;  // match lock: the message of a receive is there, in its stage
   bool messages_settled() noexcept;
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
-  bool by_window(const Op *op) const noexcept;                // windows.cpp
+  bool by_window(int tag, uint64_t bytes) const noexcept;  // windows.cpp
+  bool by_window(const Op *op) const noexcept { return by_window(op->call.tag, op->call.bytes); }
   void number_send(Op *op) noexcept;                          // match lock
   void claim(Op *op) noexcept;                                // match lock
   bool claimable(const Op *op) const noexcept;                // match lock
@@ -302,8 +311,13 @@ class Member : public std::enable_shared_from_this<Member> {
   bool may_come(const Op *op) const noexcept;                 // match lock
   bool may_gate(int source, uint64_t number) const noexcept;  // match lock
   void say_asked(int source) noexcept;                        // match lock
+  void in_its_order(const Op *op) noexcept;                   // match lock: its copy is submitted
   void slot_left(Op *op) noexcept;                            // match lock
   uint64_t slot_place(int source, uint64_t number) const noexcept;
+  uint64_t part_of(const Op &op) const noexcept {  // bytes of each part, but the last one, of a message of several
+    const uint64_t element = dtype_size(op.call.dtype);
+    return std::max(part_bytes_ / element, uint64_t{1}) * element;
+  }
   bool slot_free(const Op *op) noexcept;
   bool into_window(Op *op) noexcept;
   bool waits_for_slot(const Op *op) noexcept;
@@ -460,6 +474,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<int64_t> device_asked_ns_{0};
   std::atomic<bool> device_doubted_{false};
   const uint64_t part_bytes_;
+  const int64_t group_wait_ns_;
   std::unique_ptr<Porter> porter_;
   bool porter_gates_ = true;
   std::mutex porter_mutex_;  // whoever submits copies; taken before the match lock

@@ -379,8 +379,9 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
       for (OpList *list : lists_) {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
-        if (op && (list == &taking_ || list == &granting_ || list == &landing_))
-          porting_.fetch_sub(1, std::memory_order_release);
+        if (!op) continue;
+        placed(op);
+        if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;
       gated_tail_ = &gated_head_;

@@ -99,13 +99,17 @@ struct Op {
   std::byte *window = nullptr;      // a send's: where this rank's device finds the slot
   bool windowed = false;            // a receive's `place` is in the window
   bool counted = false;             // among the receives from any rank that may take such a message
-  bool short_of_memory = false;     // a send that found no pinned memory
+  bool unplaced = false;            // a send that waits for pinned memory or a slot
+  bool short_of_memory = false;     // and found none of the first
+  bool promised = false;            // a receive whose sender knows that it is about to be called
   bool apart = false;               // among those behind gates with a place of their own
   int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
   Op *port_next = nullptr;          // in the order of the gates
   device::Event *begun = nullptr;   // the porter's; what the copy comes behind, where it is submitted after the call
   std::vector<Op *> parts;          // of a message that is ordered later, a reference each
+  bool grouped = false;             // submitted with others at the end of a group
+  bool ungated = false;             // a receive that found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (port != Port::None) return arena + place;

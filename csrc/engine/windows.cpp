@@ -11,7 +11,7 @@
 //
 // Where no slot is free the message goes by the link: from the user's host memory, or from pinned memory of the sender's, so that a send need
 // not wait for its receive. A receive behind a gate gets it into its slot, any other where it needs it. Where the receive has been called, the
-// slot will be free soon, and the sender waits for it.
+// slot will be free soon, and the sender waits for it. The receives of a group count as called before its sends are submitted.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -39,8 +39,23 @@ void Member::fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirW
 }
 
 // Both sides come to the same answer: a message and its receive that differ in size fail the communicator.
-bool Member::by_window(const Op *op) const noexcept {
-  return op->call.tag == 0 && op->call.bytes > kEagerMessage && op->call.bytes <= part_bytes_;
+bool Member::by_window(int tag, uint64_t bytes) const noexcept {
+  return tag == 0 && bytes > kEagerMessage && bytes <= part_bytes_;
+}
+
+void Member::announce(Op *op) noexcept {
+  op->grouped = true;
+  if (op->call.collective != plan::Collective::Recv || op->call.root < 0 || window_slots_ == 0) return;
+  auto &from = peers_[op->call.root].from;
+  const uint64_t bytes = op->call.bytes, part = part_of(*op);
+  const uint64_t windows = bytes <= part_bytes_
+                               ? by_window(op->call.tag, bytes)
+                               : bytes / part * by_window(op->call.tag, part) + by_window(op->call.tag, bytes % part);
+  const std::lock_guard lock(match_lock_);
+  if (from.offset == 0 || windows == 0) return;
+  op->promised = true;
+  from.promised += windows;
+  say_asked(op->call.root);
 }
 
 // ---- the sender ----------------------------------------------------------------------------------------------------------------------
@@ -65,13 +80,15 @@ bool Member::into_window(Op *op) noexcept {
 }
 
 // Under the porter mutex. What has been asked for leaves its slot without anything that this rank has yet to do; but where the receiver's
-// device has one queue, a gate of another message may stand before. So the patience: from when the window last took or lost a message.
+// device has one queue, a gate of another message may stand before. So the patience: from when the window last took or lost a message. In
+// a group the other side is likely to come to its own at about the same time.
 bool Member::waits_for_slot(const Op *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
   PeerRank &p = peers_[op->call.root];
   if (op->number == 0 || !p.to.there) return false;
-  if (p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire) < op->number) return false;
   const int64_t now = now_ns();
+  if (p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire) < op->number)
+    return op->grouped && now - op->submitted_ns < group_wait_ns_;
   if (const uint64_t landed = p.mail->landed(rank_, world_, cell_bytes_).load(std::memory_order_acquire);
       landed != p.to.seen) {
     p.to.seen = landed;
@@ -94,10 +111,15 @@ uint64_t Member::slot_place(int source, uint64_t number) const noexcept {
 }
 
 // Where a device has one queue, what is submitted later waits for a gate. So number n may have one, and its slot, only if all before it have
-// left theirs or stand before its gate: the message might not come else, for want of the slot.
+// left theirs or their copies stand before its gate: the message might not come else, for want of the slot.
 bool Member::may_gate(int source, uint64_t number) const noexcept {
   const auto &from = peers_[static_cast<size_t>(source)].from;
   return number <= std::max(from.landed, from.gated) + 1;
+}
+
+void Member::in_its_order(const Op *op) noexcept {
+  if (op->windowed && may_gate(op->source, op->number))
+    peers_[op->source].from.gated = std::max(peers_[op->source].from.gated, op->number);
 }
 
 // Whether a receive that is called now knows where its message will lie, and may have a gate there.
@@ -124,6 +146,7 @@ void Member::claim(Op *op) noexcept {
     op->windowed = true;
   }
   ++from.claimed;
+  from.promised -= op->promised;
   if (any_source_ == 0) op->claim = from.claimed;
   if (gated && op->staged) stand_apart(op);
   else say_asked(op->call.root);
@@ -134,7 +157,7 @@ void Member::claim(Op *op) noexcept {
 void Member::say_asked(int source) noexcept {
   const auto &from = peers_[source].from;
   if (from.apart == 0 && any_apart_ == 0)
-    mail_->asked(source, world_, cell_bytes_).store(from.claimed, std::memory_order_release);
+    mail_->asked(source, world_, cell_bytes_).store(from.claimed + from.promised, std::memory_order_release);
 }
 
 void Member::stand_apart(Op *op) noexcept {
@@ -146,8 +169,8 @@ void Member::stand_apart(Op *op) noexcept {
     op->apart = true;
     ++from.apart;
     auto &asked = mail_->asked(op->call.root, world_, cell_bytes_);
-    if (op->claim != 0 && asked.load(std::memory_order_relaxed) >= op->claim)
-      asked.store(op->claim - 1, std::memory_order_release);
+    const uint64_t before = op->claim != 0 ? op->claim - 1 : from.matched;
+    if (asked.load(std::memory_order_relaxed) > before) asked.store(before, std::memory_order_release);
   }
 }
 

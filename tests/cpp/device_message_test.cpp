@@ -495,7 +495,7 @@ TEST(DeviceMessage, WaitInTheWindowForTheirReceives) {
 }
 
 // Two ranks go through one list of messages, each in its own way: sizes, tags and directions are the list's; streams, none, order to be
-// given later, host memory and any source are each rank's, as is how soon it calls.
+// given later, host memory, any source and groups are each rank's, as is how soon it calls.
 void talk(const Rank &r, unsigned seed) {
   std::mt19937 list(seed), own(seed * 31 + static_cast<unsigned>(r.rank));
   const auto pick = [](std::mt19937 &from, int below) { return static_cast<int>(from() % static_cast<unsigned>(below)); };
@@ -504,7 +504,12 @@ void talk(const Rank &r, unsigned seed) {
   std::vector<Work> works;
   std::vector<int> incoming;
   std::vector<size_t> sizes;
+  int grouped = 0;  // so many more are in the group that is open
   for (int i = 0; i < 40; ++i) {
+    if (grouped == 0 && pick(own, 8) == 0) {
+      grouped = 2 + pick(own, 6);
+      OK(isthmus_group_begin());
+    }
     const size_t bytes = std::array<size_t, 5>{200, 16'385, 60'000, 120'000, 700'001}[static_cast<size_t>(pick(list, 5))];
     const int from = pick(list, 2), tag = pick(list, 4) == 0 ? 7 : 0;
     const int mode = r.host() ? 3 : pick(own, 4);  // no stream, on one, ordered later (a send: on one), host memory
@@ -512,7 +517,7 @@ void talk(const Rank &r, unsigned seed) {
     Memory &m = *memory.back();
     sizes.push_back(bytes);
     isthmus_call how = user ? on(user->stream) : isthmus_call{};
-    how.on_stream = mode == 2 && from != r.rank ? 2 : 1;
+    how.on_stream = mode == 2 && from != r.rank && grouped == 0 ? 2 : 1;
     const isthmus_call *const call = mode == 1 || mode == 2 ? &how : nullptr;
     Work &work = works.emplace_back();
     incoming.push_back(from == r.rank ? 0 : how.on_stream == 2 && call ? 2 : 1);
@@ -524,6 +529,11 @@ void talk(const Rank &r, unsigned seed) {
       OK(isthmus_recv(r.comm, m.at(), bytes, ISTHMUS_UINT8, source, tag, nullptr, call, &work.work));
     }
     if (pick(own, 6) == 0) std::this_thread::sleep_for(std::chrono::microseconds(pick(own, 3000)));
+    if (grouped != 0 && (--grouped == 0 || i == 39)) {
+      OK(isthmus_group_end(nullptr));
+      grouped = 0;
+    }
+    if (grouped != 0) continue;
     if (incoming.back() == 2 && pick(own, 2) == 0) OK(isthmus_work_order(work.work, user->stream));
     // Now and then all before is waited for: on a device with one queue no rank may be more than that ahead of itself.
     if (pick(own, 5) == 0)
@@ -549,6 +559,60 @@ TEST(DeviceMessage, AreWhatWasSentHoweverEachSideCalls) {
           },
           options);
   }
+}
+
+// Messages of one rank with one tag come to the receives in the order in which a group holds both, whatever memory they are in.
+TEST(DeviceMessage, OfAGroupKeepTheirOrderInAnyMemory) {
+  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
+    for (const size_t bytes : {size_t{1000}, size_t{100'001}, kParts})
+      fly(fleet, [bytes](Rank &r) {
+        constexpr int kMessages = 4;
+        std::vector<std::unique_ptr<Memory>> out, in;
+        for (int i = 0; i < kMessages; ++i) {
+          out.push_back(std::make_unique<Memory>(r, bytes, i % 2 == 0));
+          in.push_back(std::make_unique<Memory>(r, bytes, i % 2 == r.rank));
+          out.back()->put(letter(r.rank, i, bytes));
+        }
+        OK(isthmus_group_begin());
+        for (int i = 0; i < kMessages; ++i) {
+          const auto at = static_cast<size_t>(i);
+          OK(isthmus_recv(r.comm, in[at]->at(), bytes, ISTHMUS_UINT8, 1 - r.rank, 0, nullptr, nullptr, nullptr));
+          OK(isthmus_send(r.comm, out[at]->at(), bytes, ISTHMUS_UINT8, 1 - r.rank, 0, nullptr, nullptr));
+        }
+        OK(isthmus_group_end(nullptr));
+        for (int i = 0; i < kMessages; ++i) MUST(in[static_cast<size_t>(i)]->get(bytes) == letter(1 - r.rank, i, bytes));
+      });
+}
+
+// Two communicators in one group, each with more than its windows hold, one way each on one rank and the other way on the other: no copy of
+// a send stands behind a gate that waits for it.
+TEST(DeviceMessage, OfTwoCommunicatorsInOneGroupDoNotWaitForEachOther) {
+  Options options;
+  options.settings = kLittleWindows;
+  options.timeout = 20;
+  for (const char *fleet : {"0a 1b", "0a 1a"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          isthmus_comm_t other = nullptr;
+          OK(isthmus_comm_split(r.comm, 0, r.rank, nullptr, &other));
+          const UserStream user;
+          const isthmus_call how = on(user.stream);
+          Memory out(r, kManyParts), in(r, kManyParts);
+          for (int turn = 0; turn < 3; ++turn) {
+            out.put(letter(r.rank, turn, kManyParts));
+            OK(isthmus_group_begin());
+            OK(isthmus_recv(r.rank == 0 ? r.comm : other, in.at(), kManyParts, ISTHMUS_UINT8, 1 - r.rank, 0, nullptr, &how,
+                            nullptr));
+            OK(isthmus_send(r.rank == 0 ? other : r.comm, out.at(), kManyParts, ISTHMUS_UINT8, 1 - r.rank, 0, &how,
+                            nullptr));
+            OK(isthmus_group_end(nullptr));
+            must_cu("StreamSynchronize", user.stream);
+            MUST(in.get(kManyParts) == letter(1 - r.rank, turn, kManyParts));
+          }
+          OK(isthmus_comm_destroy(other));
+        },
+        options);
 }
 
 // Two threads of each rank call for messages of several parts that are alike but for what is in them.
