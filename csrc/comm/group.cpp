@@ -60,7 +60,13 @@ engine::Op *group_end(bool waits) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
   for (auto &[comm, op] : ops) comm->member().announce(op);
-  for (int pass = 0; pass < 3; ++pass)
+  // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
+  const auto settle = [&] {
+    if (engine::Member::unsettled()) parent->member->context().activate(*parent->member);
+    engine::Member::settle_streams();
+  };
+  for (int pass = 0; pass < 3; ++pass) {
+    if (pass == 2) settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;
@@ -68,7 +74,7 @@ engine::Op *group_end(bool waits) {
       // A caller that waits drives the first communicator itself: no other thread is woken for that one.
       if (!waits || &comm->member() != parent->member) comm->member().context().activate(comm->member());
     }
-  engine::Member::settle_streams();
+  }
   for (auto &[comm, op] : ops) pool.release(op);
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     engine::finish_op(parent, parent->result, std::string(parent->text), now_ns());

@@ -196,6 +196,7 @@ void Member::send_from_device(Op *op) noexcept {
     if (small ? stage(op, Place::Small)
               : !behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage(op, Place::Send))))
       return porter_->take(*op);
+    if (op->call.on_stream) porter_->mark(*op);
   } catch (const Error &e) { return fail(e.code(), describe(*op) + ": " + e.text(), true); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
@@ -206,6 +207,7 @@ void Member::send_from_device(Op *op) noexcept {
   if (op->number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
   courier_wanted_.store(true, std::memory_order_release);
+  context_->activate(*this);  // and what this thread waits for may be another member's, which waits for this one
   context_->wake();
 }
 
@@ -278,16 +280,16 @@ bool Member::order_now(Op *op, void *stream) {
     arrived = op->arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
     op->port = expected ? Port::Expected : Port::Caller;
+    if (!expected && !arrived) return false;
     if (expected) {
       porter_->reserve(*op);
       put_behind_gates(op);
-    } else if (arrived) {
-      in_its_order(op);
+    } else if (op->windowed) {
+      in_its_order(op->source, op->number);
     }
+    op->call.on_stream = true;
+    op->call.stream = stream;
   }
-  if (!expected && !arrived) return false;
-  op->call.on_stream = true;
-  op->call.stream = stream;
   if (expected) porter_->expect(*op);
   else porter_->put(*op);
   return true;
@@ -299,7 +301,7 @@ bool Member::stage_posted(Op *op) noexcept {
     const std::lock_guard lock(match_lock_);
     if (op->staged || op->windowed || !posted_.has(op)) return op->staged || op->windowed;
     if (op->claim != 0 && may_gate(op->call.root, op->claim)) {
-      peers_[op->call.root].from.gated = std::max(peers_[op->call.root].from.gated, op->claim);
+      in_its_order(op->call.root, op->claim);
       op->place = slot_place(op->call.root, op->claim);
       return op->windowed = true;
     }
@@ -333,6 +335,15 @@ bool Member::stage_all(const Op *behind) {
   }
 }
 
+// As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the collective first.
+void Member::place_sends(const Op *before) noexcept {
+  const std::lock_guard porter(porter_mutex_);
+  if (failed() || !porter_) return;
+  try {
+    stage_all(before);
+  } catch (const Error &e) { fail(e.code(), describe(*before) + ": " + e.text(), true); }
+}
+
 // A send that was left for later. False: no pinned memory is free for it.
 bool Member::take_waiting(Op *op) {
   if (!op->staged && !into_window(op) && !stage(op, Place::Send)) {
@@ -340,9 +351,18 @@ bool Member::take_waiting(Op *op) {
     run_short(op);
     return false;
   }
+  // Who sees that no send waits any more submits gates, which must not come before this copy.
+  struct Count {
+    Context *context = nullptr;
+    ~Count() {
+      if (!context) return;
+      context->unplaced_sends().fetch_sub(1, std::memory_order_release);
+      context->wake();
+    }
+  } count;
   {
     const std::lock_guard lock(match_lock_);
-    placed(op);
+    if (placed(op)) count.context = context_.get();
   }
   if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
   porter_->take(*op);  // and it may be over
@@ -355,11 +375,18 @@ void Member::place_later(Op *op) noexcept {
   context_->unplaced_sends().fetch_add(1, std::memory_order_release);
 }
 
-void Member::placed(Op *op) noexcept {
-  if (!std::exchange(op->unplaced, false)) return;
+bool Member::placed(Op *op) noexcept {
+  if (!std::exchange(op->unplaced, false)) return false;
   --unstaged_;
   if (std::exchange(op->short_of_memory, false)) --short_;
-  context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
+  return true;
+}
+
+// After a failure: those of other members wait for these no more.
+void Member::forget_unplaced() noexcept {
+  const std::lock_guard lock(match_lock_);
+  for (Op *o = taking_.head; o; o = o->match_next)
+    if (placed(o)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
 // Those behind it wait as well, so that it gets what becomes free.
@@ -386,6 +413,8 @@ void Member::settle_streams() noexcept {
   }
 }
 
+bool Member::unsettled() noexcept { return !held_here.empty(); }
+
 bool Member::may_settle(const Op &op) const noexcept {
   if (failed() || op.over()) return true;
   if (op.call.collective == plan::Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
@@ -399,10 +428,8 @@ bool Member::settle_stream(Op *op, void *stream) noexcept {
   const std::lock_guard porter(porter_mutex_);
   if (failed() || !porter_ || op->over()) return true;
   try {
-    if (!order_now(op, stream)) {
-      op->ungated = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
-      return false;
-    }
+    const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
+    if (!order_now(op, stream)) return op->ungated = all_placed, false;
   } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
   return true;
 }
@@ -523,6 +550,7 @@ bool Member::end_next_landed() noexcept {
 
 bool Member::carry_messages() noexcept {
   courier_called_.store(false, std::memory_order_relaxed);
+  bool memory = true;  // may be there for a send that finds no slot
   for (;;) {
     const std::lock_guard porter(porter_mutex_);
     if (failed() || !porter_) return false;
@@ -534,7 +562,7 @@ bool Member::carry_messages() noexcept {
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
-        if (!o->staged && !slot_free(o) && waits_for_slot(o)) later = true;
+        if (!o->staged && !slot_free(o) && (!memory || waits_for_slot(o))) later = true;
         else op = o;
       }
     }
@@ -543,17 +571,16 @@ bool Member::carry_messages() noexcept {
       if (op->port == Port::Courier) {
         {
           const std::lock_guard lock(match_lock_);
-          in_its_order(op);
+          if (op->windowed) in_its_order(op->source, op->number);
         }
         porter_->put(*op);
         continue;
       }
-      if (!take_waiting(op)) return true;
+      if (!take_waiting(op)) memory = false;
     } catch (const Error &e) {
       fail(e.code(), describe(*op) + ": " + e.text(), true);
       return false;
     }
-    context_->wake();
   }
 }
 

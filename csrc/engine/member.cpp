@@ -138,6 +138,7 @@ void Member::submit_to_island(Op *op) noexcept {
     return fail(Code::Unsupported,
                 describe(*op) + ": it cannot be begun in a callback, because the call waits where the device cannot", true);
   }
+  if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
   const std::lock_guard order(island_mutex_);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
   if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
@@ -285,7 +286,10 @@ bool Member::drive_operations() noexcept {
         const bool pending = pending_.load(std::memory_order_acquire) != 0;
         // The links forget us before a gate opens: what stands behind one may fill what they would still send. Whoever saw no failure
         // under the match lock has posted what it was about to post once we have had that lock.
-        if (pending && !std::exchange(forgotten_, true)) forget_on_links();
+        if (pending && !std::exchange(forgotten_, true)) {
+          forget_on_links();
+          forget_unplaced();
+        }
         const bool messages = !pending || messages_settled();  // both are told to end before either is waited for
         if (pending && island_settled() && messages) {
           forget_on_links();  // nothing of ours may touch user memory once an operation has ended

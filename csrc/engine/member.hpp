@@ -58,14 +58,16 @@ struct PeerRank {                      // what this member knows of one rank
     uint64_t matched = 0;
     uint64_t landed = 0;          // up to this number all slots are free
     std::vector<uint64_t> ahead;  // and these
-    uint64_t gated = 0;  // up to this number all have left their slots, or their copies are submitted in their order
-    uint32_t apart = 0;  // receives behind gates with a place of their own, whose messages have not come
+    uint64_t gated = 0;           // up to this number all have left their slots, or their copies are submitted
+    std::vector<uint64_t> early;  // and these
+    uint32_t apart = 0;           // receives behind gates with a place of their own, whose messages have not come
   } from;
   struct {
     uint32_t slots = 0;          // 0: none
     std::byte *there = nullptr;  // where our device finds it; null: it does not reach it
     uint64_t numbered = 0;
-    uint64_t seen = 0;  // of what has landed, and when that or something else last went on (porter mutex)
+    uint64_t asked = 0;  // the most that was ever asked for (porter mutex, as are the next two)
+    uint64_t seen = 0;   // of what has landed, and when that or something else last went on
     int64_t seen_ns = 0;
   } to;
   // its ring for the operation `ring_sequence` (exec)
@@ -166,6 +168,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
+  static bool unsettled() noexcept;  // there is something to wait for
   // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
   // message where the device has no gates, or no pinned memory is free. What goes wrong fails the member.
   void order(Op *op, void *stream) noexcept;
@@ -273,9 +276,10 @@ class Member : public std::enable_shared_from_this<Member> {
   bool end_next_landed() noexcept;
   bool stage_all(const Op *behind);  // under the porter mutex, as are the next three; throw what the runtime throws
   bool order_now(Op *op, void *stream);
+  void place_sends(const Op *before) noexcept;
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept;  // and the match lock, as are the next two
-  void placed(Op *op) noexcept;
+  bool placed(Op *op) noexcept;  // whether it is to be taken from the context's count as well, once its copy is submitted
   void run_short(Op *op) noexcept;
   static bool can_wait_here() noexcept;
   std::unique_lock<std::recursive_mutex> in_order(const Op &op) noexcept;
@@ -311,8 +315,10 @@ class Member : public std::enable_shared_from_this<Member> {
   bool may_come(const Op *op) const noexcept;                 // match lock
   bool may_gate(int source, uint64_t number) const noexcept;  // match lock
   void say_asked(int source) noexcept;                        // match lock
-  void in_its_order(const Op *op) noexcept;                   // match lock: its copy is submitted
-  void slot_left(Op *op) noexcept;                            // match lock
+  void in_its_order(int source, uint64_t number) noexcept;    // match lock: its copy is submitted, or it has left its slot
+  void ask_for_less(int source, uint64_t number) noexcept;    // match lock
+  void forget_unplaced() noexcept;
+  void slot_left(Op *op) noexcept;  // match lock
   uint64_t slot_place(int source, uint64_t number) const noexcept;
   uint64_t part_of(const Op &op) const noexcept {  // bytes of each part, but the last one, of a message of several
     const uint64_t element = dtype_size(op.call.dtype);

@@ -380,7 +380,7 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
         if (!op) continue;
-        placed(op);
+        if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;

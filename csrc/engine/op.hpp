@@ -106,7 +106,7 @@ struct Op {
   int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
   Op *port_next = nullptr;          // in the order of the gates
-  device::Event *begun = nullptr;   // the porter's; what the copy comes behind, where it is submitted after the call
+  device::Event *begun = nullptr;   // the porter's: what the stream held at the call, where the copy is submitted later
   std::vector<Op *> parts;          // of a message that is ordered later, a reference each
   bool grouped = false;             // submitted with others at the end of a group
   bool ungated = false;             // a receive that found no place behind a gate

@@ -25,6 +25,20 @@
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
+namespace {
+
+// `upto` and `apart` together are the numbers that were given here; all up to the first are.
+void count(uint64_t &upto, std::vector<uint64_t> &apart, uint64_t number) {
+  if (number > upto) apart.push_back(number);
+  const auto next = [&] { return std::find(apart.begin(), apart.end(), upto + 1); };
+  for (auto at = next(); at != apart.end(); at = next()) {
+    *at = apart.back();
+    apart.pop_back();
+    ++upto;
+  }
+}
+
+}  // namespace
 
 void Member::fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirWindow> &theirs) {
   const auto device = [this](int q) { return !topology_.ranks[static_cast<size_t>(q)].device.empty(); };
@@ -87,8 +101,13 @@ bool Member::waits_for_slot(const Op *op) noexcept {
   PeerRank &p = peers_[op->call.root];
   if (op->number == 0 || !p.to.there) return false;
   const int64_t now = now_ns();
-  if (p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire) < op->number)
-    return op->grouped && now - op->submitted_ns < group_wait_ns_;
+  const uint64_t asked = p.mail->asked(rank_, world_, cell_bytes_).load(std::memory_order_acquire);
+  if (asked > p.to.asked) {
+    p.to.asked = asked;
+    p.to.seen_ns = now;
+  }
+  if (asked < op->number)  // and where it was more once, the receive has got another place
+    return op->grouped && p.to.asked < op->number && now - op->submitted_ns < group_wait_ns_;
   if (const uint64_t landed = p.mail->landed(rank_, world_, cell_bytes_).load(std::memory_order_acquire);
       landed != p.to.seen) {
     p.to.seen = landed;
@@ -114,12 +133,12 @@ uint64_t Member::slot_place(int source, uint64_t number) const noexcept {
 // left theirs or their copies stand before its gate: the message might not come else, for want of the slot.
 bool Member::may_gate(int source, uint64_t number) const noexcept {
   const auto &from = peers_[static_cast<size_t>(source)].from;
-  return number <= std::max(from.landed, from.gated) + 1;
+  return number <= from.gated + 1;
 }
 
-void Member::in_its_order(const Op *op) noexcept {
-  if (op->windowed && may_gate(op->source, op->number))
-    peers_[op->source].from.gated = std::max(peers_[op->source].from.gated, op->number);
+void Member::in_its_order(int source, uint64_t number) noexcept {
+  auto &from = peers_[source].from;
+  if (std::find(from.early.begin(), from.early.end(), number) == from.early.end()) count(from.gated, from.early, number);
 }
 
 // Whether a receive that is called now knows where its message will lie, and may have a gate there.
@@ -141,8 +160,8 @@ void Member::claim(Op *op) noexcept {
   if (from.offset == 0) return;
   const bool gated = op->port == Port::Expected;
   if (gated && !op->staged) {
-    from.gated = from.claimed + 1;
-    op->place = slot_place(op->call.root, from.gated);
+    in_its_order(op->call.root, from.claimed + 1);
+    op->place = slot_place(op->call.root, from.claimed + 1);
     op->windowed = true;
   }
   ++from.claimed;
@@ -165,13 +184,18 @@ void Member::stand_apart(Op *op) noexcept {
   if (op->call.root < 0) {
     op->apart = op->counted;
     any_apart_ += op->counted;
+    for (int q = 0; op->counted && q < world_; ++q)
+      if (const auto &from = peers_[static_cast<size_t>(q)].from; from.offset != 0) ask_for_less(q, from.matched);
   } else if (auto &from = peers_[op->call.root].from; from.offset != 0) {
     op->apart = true;
     ++from.apart;
-    auto &asked = mail_->asked(op->call.root, world_, cell_bytes_);
-    const uint64_t before = op->claim != 0 ? op->claim - 1 : from.matched;
-    if (asked.load(std::memory_order_relaxed) > before) asked.store(before, std::memory_order_release);
+    ask_for_less(op->call.root, op->claim != 0 ? op->claim - 1 : from.matched);
   }
+}
+
+void Member::ask_for_less(int source, uint64_t number) noexcept {
+  auto &asked = mail_->asked(source, world_, cell_bytes_);
+  if (asked.load(std::memory_order_relaxed) > number) asked.store(number, std::memory_order_release);
 }
 
 // Its message has come, or word of it.
@@ -201,13 +225,9 @@ bool Member::may_come(const Op *op) const noexcept {
 void Member::slot_left(Op *op) noexcept {
   if (op->number == 0) return;
   auto &from = peers_[op->source].from;
-  from.ahead.push_back(std::exchange(op->number, 0));
-  const auto next = [&] { return std::find(from.ahead.begin(), from.ahead.end(), from.landed + 1); };
-  for (auto at = next(); at != from.ahead.end(); at = next()) {
-    *at = from.ahead.back();
-    from.ahead.pop_back();
-    ++from.landed;
-  }
+  const uint64_t number = std::exchange(op->number, 0);
+  count(from.landed, from.ahead, number);
+  in_its_order(op->source, number);
   mail_->landed(op->source, world_, cell_bytes_).store(from.landed, std::memory_order_release);
 }
 

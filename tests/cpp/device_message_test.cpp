@@ -615,6 +615,133 @@ TEST(DeviceMessage, OfTwoCommunicatorsInOneGroupDoNotWaitForEachOther) {
         options);
 }
 
+// A send that waits for its slots, and a collective behind it on the same stream, which the receiver comes to only when it has it all.
+TEST(DeviceMessage, OfAGroupAreOutBeforeItsCollectives) {
+  Options options;
+  options.settings = kLittleWindows;
+  options.timeout = 20;
+  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          const std::unique_ptr<UserStream> user = r.host() ? nullptr : std::make_unique<UserStream>();
+          const isthmus_call how = user ? on(user->stream) : isthmus_call{};
+          const isthmus_call *const call = user ? &how : nullptr;
+          Memory x(r, kManyParts), sum(r, 100'000);
+          for (int sender = 0; sender < 2; ++sender) {
+            x.put(letter(sender, r.rank == sender ? 0 : 7, kManyParts));
+            sum.put(Bytes(100'000, static_cast<unsigned char>(r.rank + 1)));
+            Work work;
+            OK(isthmus_group_begin());
+            OK(isthmus_all_reduce(r.comm, sum.at(), sum.at(), 100'000, ISTHMUS_UINT8, ISTHMUS_SUM, call, nullptr));
+            if (r.rank == sender) OK(isthmus_send(r.comm, x.at(), kManyParts, ISTHMUS_UINT8, 1 - r.rank, 0, call, nullptr));
+            else OK(isthmus_recv(r.comm, x.at(), kManyParts, ISTHMUS_UINT8, 1 - r.rank, 0, nullptr, call, nullptr));
+            OK(isthmus_group_end(&work.work));
+            OK(work.wait());
+            if (user) must_cu("StreamSynchronize", user->stream);
+            MUST(x.get(kManyParts) == letter(sender, 0, kManyParts));
+            MUST(sum.get(100'000) == Bytes(100'000, 3));
+          }
+        },
+        options);
+}
+
+// Sends that wait for their slots, without a stream, and a collective on one: on a device with one queue they come before its gates.
+TEST(DeviceMessage, ThatWaitForTheirSlotsComeBeforeACollective) {
+  Options options;
+  options.timeout = 20;
+  for (const char *fleet : {"0a 1b", "0a 1a"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          constexpr size_t kBytes = 24'000'000;  // more than a window has, and less than sends may have in pinned memory
+          const UserStream user;
+          const isthmus_call how = on(user.stream);
+          Memory x(r, kBytes), sum(r, 100'000);
+          for (int turn = 0; turn < 3; ++turn) {
+            sum.put(Bytes(100'000, static_cast<unsigned char>(r.rank + 1)));
+            Work work;
+            if (r.rank == 0) {
+              x.put(letter(0, turn, kBytes));
+              std::this_thread::sleep_for(5ms);  // it has been asked for
+              OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 1, 0, nullptr, &work.work));
+            } else {
+              OK(isthmus_recv(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, 0, nullptr, &how, &work.work));
+            }
+            OK(isthmus_all_reduce(r.comm, sum.at(), sum.at(), 100'000, ISTHMUS_UINT8, ISTHMUS_SUM, &how, nullptr));
+            OK(work.wait());
+            must_cu("StreamSynchronize", user.stream);
+            MUST(x.get(kBytes) == letter(0, turn, kBytes));
+            MUST(sum.get(100'000) == Bytes(100'000, 3));
+          }
+        },
+        options);
+}
+
+// A receive on a stream waits inside the call for a send of another communicator, which has no stream: both communicators go on.
+TEST(DeviceMessage, OfAGroupThatWaitsForAllItsCommunicatorsGoOn) {
+  Options options;
+  options.settings = kLittleWindows;
+  options.timeout = 20;
+  fly(
+      "0a 1b",
+      [](Rank &r) {
+        isthmus_comm_t other = nullptr;
+        OK(isthmus_comm_split(r.comm, 0, r.rank, nullptr, &other));
+        Memory out(r, kManyParts), in(r, kManyParts);
+        out.put(letter(r.rank, 0, kManyParts));
+        if (r.rank == 0) {
+          const UserStream user;
+          const isthmus_call how = on(user.stream);
+          OK(isthmus_group_begin());
+          OK(isthmus_send(r.comm, out.at(), kManyParts, ISTHMUS_UINT8, 1, 0, nullptr, nullptr));
+          OK(isthmus_recv(other, in.at(), kManyParts, ISTHMUS_UINT8, 1, 0, nullptr, &how, nullptr));
+          OK(isthmus_group_end(nullptr));
+          must_cu("StreamSynchronize", user.stream);
+        } else {
+          OK(isthmus_recv(r.comm, in.at(), kManyParts, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+          OK(isthmus_send(other, out.at(), kManyParts, ISTHMUS_UINT8, 0, 0, nullptr, nullptr));
+        }
+        MUST(in.get(kManyParts) == letter(1 - r.rank, 0, kManyParts));
+        OK(isthmus_comm_destroy(other));
+      },
+      options);
+}
+
+// Messages to a rank that comes late fill the pinned memory; those to another one, which has called, go through its window all the same.
+TEST(DeviceMessage, OfAGroupToOneRankDoNotHoldUpThoseToAnother) {
+  Options options;
+  options.settings = kLittleWindows;
+  options.timeout = 20;
+  for (const char *fleet : {"0a 1b 2c", "0a 1a 2a"})
+    fly(
+        fleet,
+        [](Rank &r) {
+          constexpr size_t kMuch = 8'000'000;  // more than sends may have
+          const UserStream user;
+          const isthmus_call how = on(user.stream);
+          Memory x(r, kMuch), y(r, kParts);
+          if (r.rank == 0) {
+            x.put(letter(0, 1, kMuch));
+            y.put(letter(0, 2, kParts));
+            OK(isthmus_group_begin());
+            OK(isthmus_send(r.comm, x.at(), kMuch, ISTHMUS_UINT8, 1, 0, &how, nullptr));
+            OK(isthmus_send(r.comm, y.at(), kParts, ISTHMUS_UINT8, 2, 0, &how, nullptr));
+            OK(isthmus_group_end(nullptr));
+          } else if (r.rank == 2) {
+            OK(isthmus_recv(r.comm, y.at(), kParts, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+            MUST(y.get(kParts) == letter(0, 2, kParts));
+            OK(isthmus_send(r.comm, y.at(), 100, ISTHMUS_UINT8, 1, 0, nullptr, nullptr));
+          } else {
+            OK(isthmus_recv(r.comm, y.at(), 100, ISTHMUS_UINT8, 2, 0, nullptr, nullptr, nullptr));
+            OK(isthmus_recv(r.comm, x.at(), kMuch, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+            MUST(x.get(kMuch) == letter(0, 1, kMuch));
+          }
+          OK(isthmus_barrier(r.comm, nullptr, nullptr));
+        },
+        options);
+}
+
 // Two threads of each rank call for messages of several parts that are alike but for what is in them.
 TEST(DeviceMessage, OfSeveralThreadsStayWhole) {
   static constexpr int kEach = 25;
