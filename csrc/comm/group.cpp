@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/clock.hpp"
 #include "comm/communicator.hpp"
 
@@ -60,19 +62,18 @@ engine::Op *group_end(bool waits) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
   for (auto &[comm, op] : ops) comm->member().announce(op);
+  const bool several =
+      std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->member() != parent->member; });
   // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
-  const auto settle = [&] {
-    if (engine::Member::unsettled()) parent->member->context().activate(*parent->member);
-    engine::Member::settle_streams();
-  };
   for (int pass = 0; pass < 3; ++pass) {
-    if (pass == 2) settle();
+    if (pass == 2) engine::Member::settle_streams();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;
       comm->member().submit(op);
-      // A caller that waits drives the first communicator itself: no other thread is woken for that one.
-      if (!waits || &comm->member() != parent->member) comm->member().context().activate(comm->member());
+      // A caller that waits drives its only communicator itself: no other thread is woken for that one. One of several has to go on
+      // while the caller is in another's submission, which may wait for room on the device.
+      if (!waits || several) comm->member().context().activate(comm->member());
     }
   }
   for (auto &[comm, op] : ops) pool.release(op);

@@ -413,8 +413,6 @@ void Member::settle_streams() noexcept {
   }
 }
 
-bool Member::unsettled() noexcept { return !held_here.empty(); }
-
 bool Member::may_settle(const Op &op) const noexcept {
   if (failed() || op.over()) return true;
   if (op.call.collective == plan::Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;

@@ -168,7 +168,6 @@ class Member : public std::enable_shared_from_this<Member> {
   // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
-  static bool unsettled() noexcept;  // there is something to wait for
   // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
   // message where the device has no gates, or no pinned memory is free. What goes wrong fails the member.
   void order(Op *op, void *stream) noexcept;
