@@ -43,8 +43,8 @@ WHEELS += ["--abi", "abi3", "--abi", "none"]
 
 NCCL, HCCL = re.compile(r"p?nccl[A-Z]\w*"), re.compile(r"H(ccl|com)[A-Z]\w*")
 
-# NCCL 2.30.3 and 2.30.4 export these by oversight, and later ones do not: four are variables, and the functions are called by
-# NCCL's own constructors, which must not come to a door that may have another library behind it. The doors leave them to it.
+# NCCL 2.30.3 and 2.30.4 alone export these, which no header for programs declares: four are variables, and the functions are
+# called by NCCL's own constructors, which must not come to a door that may have another library behind it.
 LEFT_OUT = frozenset(
     {
         "ncclParamDumpAllFlag",

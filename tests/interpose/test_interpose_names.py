@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elftools.elf.elffile import ELFFile
 
 import interpose_names
 from doors import DOORS, HERE
@@ -106,8 +105,8 @@ def test_the_index_has_no_version_that_is_not_listed(name: str, package: str) ->
     listed = {wheel.version for wheel in LISTS[name] if wheel.package == package}
     unlisted = [version for version in there if version not in listed]
     assert unlisted == [], (
-        f"{package} has {', '.join(unlisted)}, whose names nobody has looked at: run `python scripts/interpose_names.py {name}`, which adds the names to "
-        f"{list_of(name).name}, and give {SOURCES[name].door}'s table of csrc/interpose what it says is missing"
+        f"nobody looked at the names of {package} {', '.join(unlisted)}: run `python scripts/interpose_names.py {name}`, "
+        f"which adds them to {list_of(name).name}, and give the table of csrc/interpose what it says is missing there"
     )
 
 

@@ -156,6 +156,41 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
+def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[str, Path]) -> None:
+    """Whether the rank's library has it does not matter then. Where that is to have the communicator, it does."""
+    ranks = fleet("na")
+    sums(ranks, "init")
+    ranks[1].lines[0] = "multi"
+    run(ranks, scripted)
+    check(ranks)
+    assert all(rank.output == summed(2) and SPANS in rank.logged for rank in ranks)
+    alone = fleet("a")
+    alone[0].say("id", "multi")
+    run(alone, scripted)
+    assert "multi: 5, invalid usage" in alone[0].printed
+    assert f"ncclCommInitRankMulti: the library at {DOORS['rccl'].real} has no such function" in alone[0].printed
+
+
+INIT_MULTI = """
+import ctypes, sys
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+library, one, comm = ctypes.CDLL(sys.argv[1]), Id(), ctypes.c_void_p()
+library.ncclGetLastError.restype = ctypes.c_char_p
+assert library.ncclGetUniqueId(ctypes.byref(one)) == 0 and bytes(one.bytes)[48:55] == b"Isthmus"
+print(library.ncclCommInitRankMulti(ctypes.byref(comm), 1, one, 0, 9), comm.value, library.ncclGetLastError(None).decode())
+"""
+
+
+@preloaded
+def test_an_rccl_that_has_the_init_of_several_ranks_gets_it_as_it_was_made(fake: Callable[..., Path]) -> None:
+    real = fake("librccl.so.1", "older", "INIT_MULTI")
+    words = (sys.executable, "-c", INIT_MULTI, DOORS["rccl"].path)
+    ended = run_program(*words, ISTHMUS_REAL_RCCL=real, ISTHMUS_INTERFACE="lo", ISTHMUS_TIMEOUT="20", ISTHMUS_LOG="info")
+    assert ended.stdout == "0 77 rank 0 of 1, and 9\n", ended
+    assert f"RCCL {VENDORS}" in ended.stderr
+
+
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
     ranks = fleet("nn")
     sums(ranks, "init")
@@ -423,6 +458,29 @@ def test_nothing_of_a_group_begins_before_it_ends(scripted: dict[str, Path]) -> 
         inside = (FLOATS * sum(r + 1 for r in part)).tobytes()
         assert rank.output == summed(3) + inside + bytes([6] * 5)
         assert [line.split(maxsplit=1)[1] for line in rank.printed.splitlines()] == ["peek: 0", "peek: 0", "peek: 6"]
+
+
+@pytest.mark.parametrize("vendors", ["nn", "na"])
+def test_a_group_that_is_only_simulated_does_nothing(vendors: str, scripted: dict[str, Path]) -> None:
+    """The vendor's own says how long it would take; between vendors that is refused. A group that is done follows."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "group", "all_reduce 7 0 5 0 1 0", "all_reduce 7 0 5 0 1 1", "simulate")
+        rank.say("group", "group", "simulate", "all_reduce 7 0 5 0 0 0", "peek", "end", "wait")
+        rank.say("all_reduce 7 0 5 0 0 0", "peek", "destroy")
+        # The smallest floats: their first bytes add up.
+        rank.inputs += [given(number, 2), given(number), np.full(5, number + 1, np.uint32).view(np.float32).tobytes()]
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        assert rank.output == given(number, 2) + summed(2)
+        told = [line.split(maxsplit=1)[1] for line in rank.printed.splitlines()]
+        if vendors == "na":
+            refusal = "ncclGroupSimulateEnd: this communicator spans several vendors or islands"
+            assert told.pop(0).startswith("simulate: 5, invalid usage") and refusal in rank.printed
+        assert told[0] == ("simulated: 2" if vendors == "nn" else "simulated: 0"), told
+        assert told[1:] == ["simulated: -1", "peek: 0", "peek: 3"], told
 
 
 def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path]) -> None:
