@@ -252,6 +252,10 @@ class Root final : public Exchange {
         const auto m = parse_contribution(body);
         if (c.join && !member(c)) return;  // a refused one, which does not know it yet
         if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
+        // A later exchange begins with the first who wants one.
+        if (first_ == 0 && round_ > 0 &&
+            std::none_of(by_rank_.begin(), by_rank_.end(), [&](auto *o) { return contributed(o); }))
+          start_ns_ = now_ns();
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
         return;
       }

@@ -6,6 +6,7 @@ The vendors are simulated; the programs know their vendor's library alone.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -242,6 +243,47 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     for rank in ranks[:2]:
         assert rank.code == 0
         assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed
+
+
+# Takes part in the census as a rank on AMD does, and never in what comes behind it.
+SILENT = """
+import ctypes, pathlib, struct, sys, time
+isthmus, folder = ctypes.CDLL(sys.argv[1]), pathlib.Path(sys.argv[2])
+while not (folder / "id").exists():
+    time.sleep(0.002)
+ticket = ctypes.create_string_buffer((folder / "id").read_bytes()[56:], 72)
+mine = struct.pack("8sq64sQ", b"rccl", 22203, b"", 0xCBF29CE484222325)
+both, meeting = ctypes.create_string_buffer(2 * len(mine)), ctypes.c_void_p()
+assert isthmus.isthmus_meeting_join(ticket, 1, 2, ctypes.c_double(20), ctypes.byref(meeting)) == 0
+time.sleep(float(sys.argv[3]))
+assert isthmus.isthmus_meeting_exchange(meeting, mine, both, ctypes.c_size_t(len(mine))) == 0
+assert both.value == b"nccl"
+print("met", flush=True)
+sys.stdin.read()
+"""
+
+
+@preloaded
+def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_named(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """From then on, however long the census took."""
+    late, timeout = 1.5, 2.0
+    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    words = [sys.executable, "-c", SILENT, str(library), str(tmp_path), str(late)]
+    silent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ranks = fleet("n")
+    ranks[0].say("id", "touch begun", "join 0 2", "touch ended")
+    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(timeout)
+    try:
+        run(ranks, scripted, tmp_path)
+    finally:
+        met, _ = silent.communicate(timeout=30)
+    assert met == "met\n" and ranks[0].code == 0
+    assert "init: 6, remote process exited" in ranks[0].printed
+    assert "rank 1 of 2 did not take part in exchange 1 " in ranks[0].printed, ranks[0].printed
+    took = (tmp_path / "ended").stat().st_mtime - (tmp_path / "begun").stat().st_mtime
+    assert late + 0.9 * timeout < took < late + timeout + 15
 
 
 # ---- init: groups, several ranks a process, non-blocking -------------------------------------------------------------
