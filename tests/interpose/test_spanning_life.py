@@ -777,19 +777,3 @@ def test_without_the_bridge_a_door_is_what_it_was(scripted: dict[str, Path], tmp
     for rank in ranks:
         assert rank.output == summed(2)
         assert rank.logged.count("\n") == 1 and "libisthmus_bridge.so cannot be used" in rank.logged
-
-
-@preloaded
-def test_isthmus_itself_finds_the_real_library_behind_a_door(tmp_path: Path) -> None:
-    """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
-    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
-    program = (
-        "import ctypes, json, sys\n"
-        "found = ctypes.c_char_p()\n"
-        "assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0\n"
-        "print([e['path'] or e['text'] for e in json.loads(found.value) if e['family'] == 'nccl'][0])\n"
-    )
-    door = DOORS["nccl"]
-    words = (sys.executable, "-c", program, library)
-    ended = run_program(*words, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
-    assert ended.stdout == f"{door.real}\n", ended
