@@ -208,6 +208,8 @@ def versions(package: str, oldest: tuple[int, ...], timeout: float = 120) -> lis
         )
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"no word of {package} within {timeout} s") from None
+    if ended.returncode == 2:  # a pip that does not know these words
+        raise SystemExit(ended.stderr)
     if ended.returncode != 0:
         raise NoAnswer((ended.stderr.strip() or "pip says nothing").splitlines()[-1])
     found = [version for version in json.loads(ended.stdout)["versions"] if "+" not in version]
