@@ -38,6 +38,15 @@ def test_nothing_that_clients_look_up_is_missing() -> None:
     assert names <= exported("nccl") and names <= exported("rccl")
 
 
+def test_nothing_that_rccl_alone_has_is_missing() -> None:
+    """And nothing is there that neither it nor NCCL has."""
+    lines = (HERE / "names" / "rccl-extras.txt").read_text().splitlines()
+    extras = {line for line in lines if not line.startswith("#")}
+    known = extras.union(*(wheel.names for name in ("nccl", "rccl") for wheel in LISTS[name]))
+    assert len(extras) == 10 and extras <= exported("rccl")
+    assert exported("rccl") <= known | {f"p{name}" for name in known}
+
+
 def test_what_is_left_out_was_in_two_versions_alone_and_nobody_asks_for_it() -> None:
     having = {wheel.version for wheel in LISTS["nccl"] if wheel.names & LEFT_OUT}
     assert having == {"2.30.3", "2.30.4"}
