@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parent / "interpose"
 HOOK = FOLDER / "libisthmus_dlopen.so"
 AUDITOR = FOLDER / "libisthmus_audit.so"
 # The functions of all of them, and those that open libraries: how the symbols begin that are kept of a file.
-NAMES = (b"nccl", b"pnccl", b"rccl", b"Hccl", b"hccl", b"dlopen\0", b"dlmopen\0")
+NAMES = (b"nccl", b"pnccl", b"Hccl", b"hccl", b"dlopen\0", b"dlmopen\0")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ DOORS = {
             ("nvidia/nccl/lib",), ("/usr/local/nccl/lib", "/usr/local/cuda/lib64"),
         ),
         Door(
-            "rccl", "librccl.so.1", "librccl.so", "ISTHMUS_REAL_RCCL", re.compile("p?nccl[A-Z]|rccl[A-Z]"), "/dev/kfd",
+            "rccl", "librccl.so.1", "librccl.so", "ISTHMUS_REAL_RCCL", re.compile("p?nccl[A-Z]"), "/dev/kfd",
             ("torch/lib",), ("/opt/rocm/lib", "/opt/rocm/rccl/lib"),
         ),
         Door(
