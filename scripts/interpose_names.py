@@ -7,8 +7,9 @@
 
 Each list is a file of names/, one line a wheel: package, version, SHA-256, and how many names it has. Below that stand the
 names in which it differs from the wheel above: + came, - went. Wheels are fetched one after another, by pip from the index
-that it is set to, and deleted; a name is all that is kept. All of them are about 25 GB. Where pip is set to keep newer versions
-back (a constraint), PIP_CONSTRAINT=/dev/null lets them come. The exit status is 1 where a table lacks a name. `tests/interpose/test_interpose_names.py` reads the lists, and asks the index whether they are complete.
+that it is set to, and deleted; a name is all that is kept. All of them are about 25 GB. Where pip is set to keep newer
+versions back (a constraint), PIP_CONSTRAINT=/dev/null lets them come. The exit status is 1 where a table lacks a name.
+`tests/interpose/test_interpose_names.py` reads the lists, and asks the index whether they are complete.
 """
 
 from __future__ import annotations
