@@ -70,6 +70,7 @@ class Root final : public Exchange {
     }
     auto result = std::make_shared<net::ByteVector>();
     for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
+    wanted_ = false;
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
     distributing_ = true;
     for (const bool own : {false, true})
@@ -252,6 +253,7 @@ class Root final : public Exchange {
         const auto m = parse_contribution(body);
         if (c.join && !member(c)) return;  // a refused one, which does not know it yet
         if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
+        if (!std::exchange(wanted_, true) && first_ == 0 && round_ > 0) start_ns_ = now_ns();
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
         return;
       }
@@ -354,6 +356,7 @@ class Root final : public Exchange {
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
   uint32_t round_ = 0;
+  bool wanted_ = false;  // this round, by one of the ranks
   int64_t start_ns_ = 0;
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +42,10 @@ class CollConfig(ctypes.Structure):
         ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("ext", ctypes.c_void_p),
         ("hints", ctypes.c_int * 6), ("force", ctypes.c_int), ("more", ctypes.c_int * 3), ("event", ctypes.c_void_p),
     ]  # fmt: skip
+
+
+class Team(ctypes.Structure):
+    _fields_ = [("ranks", ctypes.c_int), ("rank", ctypes.c_int), ("stride", ctypes.c_int)]
 
 
 library = ctypes.CDLL("librccl.so.1" if AMD else "libnccl.so.2")
@@ -171,6 +176,37 @@ def with_config() -> Any:
     return [told, from_device(data, 3)]
 
 
+def every_config() -> Any:
+    """Of each call that takes one, what this rank gets; rank r gives 100 r and so on."""
+    comm, got = init(), {}
+    config = CollConfig(ctypes.sizeof(CollConfig), 0xCAFEBEEF, 23100)
+
+    def call(name: str, sends: int, receives: int, *middle: int) -> None:
+        send = on_device(np.arange(sends, dtype=np.float32) + 100 * RANK)
+        recv = on_device(np.full(receives, -1, np.float32))
+        code = getattr(library, name)(send, recv, ctypes.c_size_t(2), FLOAT, *middle, comm, None, ctypes.byref(config))
+        sound(code, name)
+        got[name] = from_device(recv, receives)
+
+    call("ncclAllReduceConfig", 2, 2, SUM)
+    call("ncclReduceConfig", 2, 2, SUM, 1)
+    call("ncclBroadcastConfig", 2, 2, 1)
+    call("ncclAllGatherConfig", 2, 2 * RANKS)
+    call("ncclReduceScatterConfig", 2 * RANKS, 2, SUM)
+    call("ncclAlltoAllConfig", 2 * RANKS, 2 * RANKS)
+    call("ncclGatherConfig", 2, 2 * RANKS, 1)
+    call("ncclScatterConfig", 2 * RANKS, 2, 1)
+    return got
+
+
+def even() -> Any:
+    """By the name that RCCL had for it before NCCL had the function."""
+    comm = init()
+    send, recv = on_device(np.arange(RANKS, dtype=np.float32) + 10 * RANK), on_device(np.zeros(RANKS, np.float32))
+    sound(library.ncclAllToAll(send, recv, ctypes.c_size_t(1), FLOAT, comm, None), "ncclAllToAll")
+    return from_device(recv, RANKS)
+
+
 def uneven() -> Any:
     """RCCL's exchange of blocks of different sizes: rank r sends s + 1 elements to rank s."""
     comm = init()
@@ -181,8 +217,9 @@ def uneven() -> Any:
     send = on_device(np.concatenate([np.full(s + 1, 10 * RANK + s, np.float32) for s in range(RANKS)]))
     count = RANKS * (RANK + 1)
     recv = on_device(np.zeros(count, np.float32))
-    code = library.ncclAlltoAllv(send, send_counts, send_displs, recv, recv_counts, recv_displs, FLOAT, comm, None)
-    sound(code, "ncclAlltoAllv")
+    name = os.environ["NAME"]
+    code = getattr(library, name)(send, send_counts, send_displs, recv, recv_counts, recv_displs, FLOAT, comm, None)
+    sound(code, name)
     return from_device(recv, count)
 
 
@@ -199,7 +236,10 @@ def vendors_own() -> Any:
     comm, told = init(), {}
     for name in os.environ["NAMES"].split():
         function = getattr(library, name)
-        told[name] = [function(*[comm] * 14), (library.ncclGetLastError(comm) or b"").decode()]
+        is_team = re.fullmatch("ncclTeam[A-Z][a-z]+|ncclTeamCftMultimem", name)
+        function.restype = Team if is_team else ctypes.c_int
+        given = function(*[comm] * (2 if is_team else 14))
+        told[name] = [given.ranks if is_team else given, (library.ncclGetLastError(comm) or b"").decode()]
     return [told, all_reduce(comm)]
 
 
@@ -219,7 +259,11 @@ def forked() -> Any:
 
 
 cases: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (plain, scalable, several_ids, with_config, uneven, all_of_the_process, vendors_own, forked)
+    f.__name__: f
+    for f in (
+        *(plain, scalable, several_ids, with_config, every_config, even, uneven),
+        *(all_of_the_process, vendors_own, forked),
+    )
 }
 work_on_the_device()
 print(json.dumps(cases[sys.argv[4]]()))

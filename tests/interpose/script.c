@@ -8,6 +8,7 @@
  *   use NAME                                               from now on ids are left and found in that file, not in id
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
+ *   multi                                                  init by the function for several ranks of one device (RCCL)
  *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
  *                                                          for something else. Prints if that is written to later
   *   early_part COLOR KEY                                       the same for a split
@@ -22,6 +23,7 @@
  *   scale TYPE RESIDENCE                                   makes a factor of the next input
  *   unscale                                                destroys it
  *   group, end                                             begins and ends a group
+ *   simulate                                               ends it without doing anything of it, and prints how long it would take
  *   hold STREAM, release                                   what is given to the stream now waits, inputs of operations too; until
  *   capture STREAM, stop STREAM                            records a graph
  *   peek                                                   waits for the stream of the last operation and prints the first byte of its output
@@ -231,6 +233,23 @@ static int by_matrix(const void *from, void *to, const size_t *counts, int type,
 }
 #endif
 
+static void init_multi(void) {
+  unique_id id;
+  read_id(&id);
+  now = made++;
+  told("multi", FOUND("ncclCommInitRankMulti", comm_handle *, int, unique_id, int, int)(&comms[now], ranks, id, rank, rank));
+}
+
+static void simulate(void) {
+  struct {
+    size_t size;
+    unsigned magic, version;
+    float seconds;
+  } info = {sizeof info, 0x74685283, 22200, -1};
+  told("simulate", FOUND("ncclGroupSimulateEnd", void *)(&info));
+  printf("%d simulated: %g\n", line_number, (double)info.seconds);
+}
+
 static void keep_output(void *at, size_t bytes, void *stream) {
   if (outputs_used == OUTPUTS) die("outputs", OUTPUTS);
   outputs[outputs_used].device = at;
@@ -402,6 +421,8 @@ static void obey(char *line) {
   } else if (!strcmp(call, "unscale")) told("unscale", ncclRedOpDestroy(last_op, comms[now]));
   else if (!strcmp(call, "group")) told("group", ncclGroupStart());
   else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
+  else if (!strcmp(call, "simulate")) simulate();
+  else if (!strcmp(call, "multi")) init_multi();
   else if (!strcmp(call, "hold")) hold(streams[a], words[held++]);
   else if (!strcmp(call, "release")) {
     while (held) __atomic_store_n(words[--held], 1, __ATOMIC_RELEASE);

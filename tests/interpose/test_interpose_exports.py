@@ -1,4 +1,4 @@
-"""What the front doors export and need: the table, the vendors' lists, and nothing that happens by itself."""
+"""What the front doors export and need: the table, and nothing that happens by itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-from doors import DOORS, HERE, SOURCES, Door, said
+from doors import DOORS, SOURCES, Door, said
 from interpose_entries import TableError, read_row, read_table
 
 ROWS = {door.table: read_table(door.rows) for door in DOORS.values()}
-NAMES = HERE / "names"
 
 
 def symbols(path: Path) -> tuple[set[str], set[str]]:
@@ -38,27 +37,9 @@ def dynamic(path: Path) -> dict[str, list[str]]:
         return found
 
 
-def listed(name: str) -> set[str]:
-    names = set((NAMES / name).read_text().split())
-    assert len(names) > 25
-    return names
-
-
 def test_the_exports_are_the_tables(door: Door) -> None:
     exported, _ = symbols(door.path)
     assert exported == {name for row in ROWS[door.table] if row.is_in(door.library) for name in row.names}
-
-
-def test_the_exports_of_nccl_are_those_of_the_newest() -> None:
-    exported, _ = symbols(DOORS["nccl"].path)
-    assert exported == listed("nccl-2.32.3.txt")
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in NAMES.iterdir()))
-def test_nothing_is_missing(name: str) -> None:
-    """Of an old and a new NCCL, and of what PyTorch, CuPy, JAX and vLLM ask for by name; the same of HCCL."""
-    exported, _ = symbols(DOORS["hccl" if name.startswith("hccl") else "nccl"].path)
-    assert listed(name) <= exported
 
 
 def test_nothing_that_a_client_of_hccl_calls_is_missing() -> None:
@@ -74,15 +55,6 @@ def test_nothing_that_a_client_of_hccl_calls_is_missing() -> None:
     called = {name for name in dir(pyhccl) if name.startswith("Hccl") and inspect.isroutine(getattr(pyhccl, name))}
     assert len(called) > 100 and inline < called
     assert called - inline <= symbols(DOORS["hccl"].path)[0]
-
-
-def test_what_came_after_the_oldest_says_so() -> None:
-    """`since` is 2.19.3 or older for exactly the functions that NCCL 2.19.3 has."""
-    oldest = {name for name in listed("nccl-2.19.3.txt") if name.startswith("n")}
-    by_since = {
-        row.name for row in ROWS["nccl.symbols"] if row.since != "-" and tuple(map(int, row.since.split("."))) <= (2, 19, 3)
-    }
-    assert by_since == oldest
 
 
 def test_the_simulated_libraries_have_no_name_that_the_doors_lack(door: Door) -> None:

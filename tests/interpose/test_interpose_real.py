@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import DOORS, HERE, Door, compile_c, run, said
+from doors import DOORS, HERE, Door, compile_c, preloaded, run, said
 
 # Calls by name, each given on the command line, and prints their results; of those that give a text, the text.
 CALLS = """
@@ -151,7 +151,10 @@ def test_a_door_takes_neither_itself_nor_a_copy_of_itself_for_the_real_library(d
     path = f"{copy.parent}:{link.parent}:{door.path.parent}"
     told, _ = calls(door.path, door.call, door.why, LD_LIBRARY_PATH=path)
     assert told[0] == str(door.absent) and told[1].count("(is Isthmus' own)") >= 3, told[1]
-    for place in (copy, link):
+    other, other_link = tmp_path / "libmy.so", tmp_path / "libmine.so.9"
+    shutil.copy(door.path, other)
+    other_link.symlink_to(other)
+    for place in (copy, link, other, other_link):
         told, _ = calls(door.path, door.call, door.why, **{door.setting: place})
         assert told[0] == str(door.absent) and "is Isthmus' own" in told[1]
     # With a real one behind them they are passed by.
@@ -207,6 +210,49 @@ def test_a_library_that_is_loaded_later_is_found_then(door: Door, fake: Callable
     ended = run(sys.executable, "-c", program, door.path, real, door.call, ISTHMUS_LOG="warn")
     assert ended.stdout.splitlines() == [f"{door.absent} {door.absent}", "21903"], ended.stderr
     assert ended.stderr.count(f"Isthmus found no {door.name}") == 1, "said once"
+
+
+# ---- Isthmus' own communicators, in a program that was started behind a door --------------------------------------------
+
+FOUND = """
+import ctypes, json, sys
+found = ctypes.c_char_p()
+assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0
+print([e["path"] or e["text"] for e in json.loads(found.value) if e["family"] == sys.argv[2]][0])
+"""
+
+
+def found_by_isthmus(door: Door, **environment: str | Path) -> str:
+    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    return said(sys.executable, "-c", FOUND, library, door.library, LD_LIBRARY_PATH=door.simulated, **environment).strip()
+
+
+@preloaded
+def test_isthmus_itself_finds_the_real_library_behind_a_door(door: Door) -> None:
+    """By the SONAME the loader would give the door."""
+    assert found_by_isthmus(door, LD_PRELOAD=door.path) == str(door.real)
+
+
+@preloaded
+def test_isthmus_itself_finds_a_real_library_that_is_called_something_else(door: Door, tmp_path: Path) -> None:
+    """The setting of the door may name any file."""
+    real = tmp_path / "libmy.so"
+    shutil.copy(door.real, real)
+    (tmp_path / "librehearsal.so").symlink_to(door.simulated.parent / "librehearsal.so")
+    assert found_by_isthmus(door, LD_PRELOAD=door.path, **{door.setting: real}) == str(real)
+
+
+@preloaded
+def test_isthmus_itself_knows_a_door_by_any_name(door: Door, tmp_path: Path) -> None:
+    """One that it is told to take for the vendor's library leads it to that."""
+    copy, link = tmp_path / "libmy.so", tmp_path / "libmine.so.9"
+    shutil.copy(door.path, copy)
+    link.symlink_to(door.path)
+    for name in (copy, link):
+        told = {"ISTHMUS_CCL": door.library, "ISTHMUS_CCL_LIBRARY": name}
+        assert found_by_isthmus(door, **told) == str(door.real)
+        # Two of them in one process: neither takes the other for the real library.
+        assert found_by_isthmus(door, LD_PRELOAD=door.path, **told) == str(door.real)
 
 
 # ---- too old -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from doors import DOORS, HERE, preloaded
-from doors import run as run_program
 from interpose_entries import read_table
 from spanning import Rank, check, environment, fleet, run, start
 from test_spanning_collectives import COUNT, FLOAT, OPS, SAME_FLOAT8, TYPES, Array, Job, contribution, folded
@@ -510,22 +509,6 @@ def test_a_group_of_several_communicators_that_span_is_refused(scripted: dict[st
     told = [line.split()[1:3] for line in ranks[0].printed.splitlines()]
     assert told == [["all_reduce:", f"{NOT_SUPPORTED},"], ["end:", f"{NOT_SUPPORTED},"]]
     assert "use one group each, or a thread each" in ranks[0].logged
-
-
-@preloaded
-def test_isthmus_itself_finds_the_real_library_behind_the_door(tmp_path: Path) -> None:
-    """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
-    door = DOORS["hccl"]
-    library = door.path.parents[1] / "csrc" / "api" / "libisthmus.so"
-    program = (
-        "import ctypes, json, sys\n"
-        "found = ctypes.c_char_p()\n"
-        "assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0\n"
-        "print([e['path'] or e['text'] for e in json.loads(found.value) if e['family'] == 'hccl'][0])\n"
-    )
-    words = (sys.executable, "-c", program, library)
-    ended = run_program(*words, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
-    assert ended.stdout == f"{door.real}\n", ended
 
 
 @preloaded

@@ -6,6 +6,7 @@ The vendors are simulated; the programs know their vendor's library alone.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -156,6 +157,41 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
+def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[str, Path]) -> None:
+    """Whether the rank's library has it does not matter then. Where that is to have the communicator, it does."""
+    ranks = fleet("na")
+    sums(ranks, "init")
+    ranks[1].lines[0] = "multi"
+    run(ranks, scripted)
+    check(ranks)
+    assert all(rank.output == summed(2) and SPANS in rank.logged for rank in ranks)
+    alone = fleet("a")
+    alone[0].say("id", "multi")
+    run(alone, scripted)
+    assert "multi: 5, invalid usage" in alone[0].printed
+    assert f"ncclCommInitRankMulti: the library at {DOORS['rccl'].real} has no such function" in alone[0].printed
+
+
+INIT_MULTI = """
+import ctypes, sys
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+library, one, comm = ctypes.CDLL(sys.argv[1]), Id(), ctypes.c_void_p()
+library.ncclGetLastError.restype = ctypes.c_char_p
+assert library.ncclGetUniqueId(ctypes.byref(one)) == 0 and bytes(one.bytes)[48:55] == b"Isthmus"
+print(library.ncclCommInitRankMulti(ctypes.byref(comm), 1, one, 0, 9), comm.value, library.ncclGetLastError(None).decode())
+"""
+
+
+@preloaded
+def test_an_rccl_that_has_the_init_of_several_ranks_gets_it_as_it_was_made(fake: Callable[..., Path]) -> None:
+    real = fake("librccl.so.1", "older", "INIT_MULTI")
+    words = (sys.executable, "-c", INIT_MULTI, DOORS["rccl"].path)
+    ended = run_program(*words, ISTHMUS_REAL_RCCL=real, ISTHMUS_INTERFACE="lo", ISTHMUS_TIMEOUT="20", ISTHMUS_LOG="info")
+    assert ended.stdout == "0 77 rank 0 of 1, and 9\n", ended
+    assert f"RCCL {VENDORS}" in ended.stderr
+
+
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
     ranks = fleet("nn")
     sums(ranks, "init")
@@ -207,6 +243,47 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     for rank in ranks[:2]:
         assert rank.code == 0
         assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed
+
+
+# Takes part in the census as a rank on AMD does, and never in what comes behind it.
+SILENT = """
+import ctypes, pathlib, struct, sys, time
+isthmus, folder = ctypes.CDLL(sys.argv[1]), pathlib.Path(sys.argv[2])
+while not (folder / "id").exists():
+    time.sleep(0.002)
+ticket = ctypes.create_string_buffer((folder / "id").read_bytes()[56:], 72)
+mine = struct.pack("8sq64sQ", b"rccl", 22203, b"", 0xCBF29CE484222325)
+both, meeting = ctypes.create_string_buffer(2 * len(mine)), ctypes.c_void_p()
+assert isthmus.isthmus_meeting_join(ticket, 1, 2, ctypes.c_double(20), ctypes.byref(meeting)) == 0
+time.sleep(float(sys.argv[3]))
+assert isthmus.isthmus_meeting_exchange(meeting, mine, both, ctypes.c_size_t(len(mine))) == 0
+assert both.value == b"nccl"
+print("met", flush=True)
+sys.stdin.read()
+"""
+
+
+@preloaded
+def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_named(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """From then on, however long the census took."""
+    late, timeout = 1.5, 2.0
+    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    words = [sys.executable, "-c", SILENT, str(library), str(tmp_path), str(late)]
+    silent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ranks = fleet("n")
+    ranks[0].say("id", "touch begun", "join 0 2", "touch ended")
+    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(timeout)
+    try:
+        run(ranks, scripted, tmp_path)
+    finally:
+        met, _ = silent.communicate(timeout=30)
+    assert met == "met\n" and ranks[0].code == 0
+    assert "init: 6, remote process exited" in ranks[0].printed
+    assert "rank 1 of 2 did not take part in exchange 1 " in ranks[0].printed, ranks[0].printed
+    took = (tmp_path / "ended").stat().st_mtime - (tmp_path / "begun").stat().st_mtime
+    assert late + 0.9 * timeout < took < late + timeout + 15
 
 
 # ---- init: groups, several ranks a process, non-blocking -------------------------------------------------------------
@@ -423,6 +500,29 @@ def test_nothing_of_a_group_begins_before_it_ends(scripted: dict[str, Path]) -> 
         inside = (FLOATS * sum(r + 1 for r in part)).tobytes()
         assert rank.output == summed(3) + inside + bytes([6] * 5)
         assert [line.split(maxsplit=1)[1] for line in rank.printed.splitlines()] == ["peek: 0", "peek: 0", "peek: 6"]
+
+
+@pytest.mark.parametrize("vendors", ["nn", "na"])
+def test_a_group_that_is_only_simulated_does_nothing(vendors: str, scripted: dict[str, Path]) -> None:
+    """The vendor's own says how long it would take; between vendors that is refused. A group that is done follows."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "group", "all_reduce 7 0 5 0 1 0", "all_reduce 7 0 5 0 1 1", "simulate")
+        rank.say("group", "group", "simulate", "all_reduce 7 0 5 0 0 0", "peek", "end", "wait")
+        rank.say("all_reduce 7 0 5 0 0 0", "peek", "destroy")
+        # The smallest floats: their first bytes add up.
+        rank.inputs += [given(number, 2), given(number), np.full(5, number + 1, np.uint32).view(np.float32).tobytes()]
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        assert rank.output == given(number, 2) + summed(2)
+        told = [line.split(maxsplit=1)[1] for line in rank.printed.splitlines()]
+        if vendors == "na":
+            refusal = "ncclGroupSimulateEnd: this communicator spans several vendors or islands"
+            assert told.pop(0).startswith("simulate: 5, invalid usage") and refusal in rank.printed
+        assert told[0] == ("simulated: 2" if vendors == "nn" else "simulated: 0"), told
+        assert told[1:] == ["simulated: -1", "peek: 0", "peek: 3"], told
 
 
 def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path]) -> None:
@@ -677,19 +777,3 @@ def test_without_the_bridge_a_door_is_what_it_was(scripted: dict[str, Path], tmp
     for rank in ranks:
         assert rank.output == summed(2)
         assert rank.logged.count("\n") == 1 and "libisthmus_bridge.so cannot be used" in rank.logged
-
-
-@preloaded
-def test_isthmus_itself_finds_the_real_library_behind_a_door(tmp_path: Path) -> None:
-    """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""
-    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
-    program = (
-        "import ctypes, json, sys\n"
-        "found = ctypes.c_char_p()\n"
-        "assert ctypes.CDLL(sys.argv[1]).isthmus_libraries(ctypes.byref(found)) == 0\n"
-        "print([e['path'] or e['text'] for e in json.loads(found.value) if e['family'] == 'nccl'][0])\n"
-    )
-    door = DOORS["nccl"]
-    words = (sys.executable, "-c", program, library)
-    ended = run_program(*words, LD_PRELOAD=door.path, LD_LIBRARY_PATH=door.simulated)
-    assert ended.stdout == f"{door.real}\n", ended

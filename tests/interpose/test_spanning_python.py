@@ -79,8 +79,29 @@ def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_pat
         assert "forceAlgSelection" in told[1][1] and "launch completion event" in told[2][1]
 
 
-def test_blocks_of_different_sizes_between_islands_of_amds(tmp_path: Path) -> None:
-    found = job("aaa", "uneven", tmp_path, islands="xyx")
+def test_every_call_that_takes_a_configuration_does_what_it_does_without(tmp_path: Path) -> None:
+    nothing = [-1.0, -1.0]
+    for rank, got in enumerate(job("nan", "every_config", tmp_path)):
+        assert got == {
+            "ncclAllReduceConfig": [300.0, 303.0],
+            "ncclReduceConfig": [300.0, 303.0] if rank == 1 else nothing,
+            "ncclBroadcastConfig": [100.0, 101.0],
+            "ncclAllGatherConfig": [0.0, 1.0, 100.0, 101.0, 200.0, 201.0],
+            "ncclReduceScatterConfig": [300.0 + 6 * rank, 303.0 + 6 * rank],
+            "ncclAlltoAllConfig": [100.0 * source + 2 * rank + i for source in range(3) for i in range(2)],
+            "ncclGatherConfig": [0.0, 1.0, 100.0, 101.0, 200.0, 201.0] if rank == 1 else nothing * 3,
+            "ncclScatterConfig": [100.0 + 2 * rank, 101.0 + 2 * rank],
+        }
+
+
+def test_blocks_of_one_size_by_amds_older_name(tmp_path: Path) -> None:
+    found = job("aaa", "even", tmp_path, islands="xyx")
+    assert found == [[float(10 * source + rank) for source in range(3)] for rank in range(3)]
+
+
+@pytest.mark.parametrize("name", ["ncclAlltoAllv", "ncclAllToAllv"])
+def test_blocks_of_different_sizes_between_islands_of_amds(name: str, tmp_path: Path) -> None:
+    found = job("aaa", "uneven", tmp_path, islands="xyx", NAME=name)
     for rank, got in enumerate(found):
         assert got == [float(10 * s + rank) for s in range(3) for _ in range(rank + 1)]
 
@@ -93,12 +114,13 @@ def test_all_devices_of_a_process_are_the_vendors(tmp_path: Path) -> None:
 def test_every_other_function_refuses_our_communicator(letter: str, tmp_path: Path) -> None:
     """And says why; none hands it to the real library, where it would be a misuse that ends the process."""
     vendor = "nccl" if letter == "n" else "rccl"
-    names = [row.name for row in ROWS if row.policy == "refuse" and row.is_in(vendor) and row.result in ("Result", "int")]
-    assert len(names) >= 20
+    rows = [row for row in ROWS if row.policy == "refuse" and row.is_in(vendor)]
+    names, codes = [row.name for row in rows], {row.name: {"Result": 5, "int": -1, "Team": 0}[row.result] for row in rows}
+    assert len(names) >= 20 and set(codes.values()) == {5, -1, 0}
     for told, result in job(letter * 2, "vendors_own", tmp_path, islands="xy", NAMES=" ".join(names), ISTHMUS_LOG="off"):
         assert result == [3.0] * 3 and len(told) == len(names)
         for name, (code, text) in told.items():
-            assert code in (5, -1) and text.startswith(f"{name}: this communicator spans several vendors"), name
+            assert code == codes[name] and text.startswith(f"{name}: this communicator spans several vendors"), name
 
 
 def test_a_forked_child_may_take_part_in_the_census(tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ static_assert(offsetof(nccl::Config, size) == offsetof(ncclConfig_t, size));
 static_assert(offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic));
 static_assert(offsetof(nccl::Config, version) == offsetof(ncclConfig_t, version));
 static_assert(offsetof(nccl::Config, blocking) == offsetof(ncclConfig_t, blocking));
+static_assert(sizeof(nccl::SimInfo) == sizeof(ncclSimInfo_t) &&
+              offsetof(nccl::SimInfo, seconds) == offsetof(ncclSimInfo_t, estimatedTime));
+static_assert(offsetof(nccl::SimInfo, magic) == offsetof(ncclSimInfo_t, magic));
+static_assert(ncclSimInfo_t NCCL_SIM_INFO_INITIALIZER.magic == nccl::kSimInfoMagic);
 static_assert(nccl::kConfigMagic == NCCL_API_MAGIC && nccl::kUndefined == NCCL_CONFIG_UNDEF_INT);
 static_assert(nccl::kTypes == ncclNumTypes && nccl::kOps == ncclNumOps);
 #define NUMBER(ours, theirs) static_assert(static_cast<int>(ours) == +theirs)

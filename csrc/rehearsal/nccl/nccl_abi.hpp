@@ -41,6 +41,14 @@ static_assert(offsetof(Config, magic) == 8 && offsetof(Config, version) == 12 &&
 constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr int32_t kUndefined = INT_MIN;
 
+struct SimInfo {  // what a simulated group is told about
+  size_t size;
+  uint32_t magic;
+  uint32_t version;
+  float seconds;
+};
+constexpr uint32_t kSimInfoMagic = 0x74685283;
+
 constexpr int kTypes = 12, kOps = 5;
 static_assert(static_cast<int>(Type::I8) == 0 && static_cast<int>(Type::U64) == 5 && static_cast<int>(Type::F16) == 6 &&
               static_cast<int>(Type::BF16) == 9 && static_cast<int>(Type::E5M2) == 11);

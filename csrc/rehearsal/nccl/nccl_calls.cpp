@@ -152,6 +152,22 @@ EXPORT Result ncclGroupEnd() {
   return --g.depth ? static_cast<Result>(kSuccess) : end_group();
 }
 
+// Nothing of the group is done; each operation would take a second.
+EXPORT Result ncclGroupSimulateEnd(SimInfo *info) {
+  NCCL_CALL("ncclGroupSimulateEnd");
+  Group &g = group();
+  if (g.depth == 0) {
+    misuse(entry.name(), Code::IllegalState, "no group is open");
+    return kInvalidUsage;
+  }
+  if (info && info->magic != kSimInfoMagic) return note(say(kInvalidArgument, "not a ncclSimInfo_t"));
+  open_groups().fetch_sub(1);
+  if (--g.depth) return kSuccess;
+  if (info) info->seconds = static_cast<float>(g.operations.size());
+  g.forget();
+  return kSuccess;
+}
+
 EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, int type, int op, CommHandle comm, void *stream) {
   NCCL_CALL("ncclAllReduce");
   return collective(entry, Collective::AllReduce, {from, to}, count, type, op, 0, comm, stream);

@@ -1,0 +1,92 @@
+// Meetings through the C interface: how long each exchange waits, and what it says and leaves of those that came.
+#include <gtest/gtest.h>
+#include <isthmus/isthmus.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <regex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+constexpr double kTimeout = 2;
+constexpr auto kLess = 1200ms, kMore = 2500ms;  // than that
+
+struct Heard {
+  isthmus_result result;
+  std::string text;
+  std::vector<char> all;
+  double seconds;
+};
+Heard exchange(isthmus_meeting_t meeting, int rank, int world) {
+  Heard h{ISTHMUS_OK, {}, std::vector<char>(static_cast<size_t>(world), '?'), 0};
+  const char mine = static_cast<char>('a' + rank);
+  const auto begun = Clock::now();
+  h.result = isthmus_meeting_exchange(meeting, &mine, h.all.data(), 1);
+  h.seconds = std::chrono::duration<double>(Clock::now() - begun).count();
+  if (h.result != ISTHMUS_OK) h.text = isthmus_last_error();
+  return h;
+}
+
+// Each rank joins, waits so long before each exchange, and takes part in so many. It leaves when all are done.
+struct Way {
+  std::vector<Clock::duration> waits;
+};
+std::vector<std::vector<Heard>> meet(const std::vector<Way> &ways) {
+  EXPECT_EQ(setenv("ISTHMUS_INTERFACE", "lo", 1), 0);
+  isthmus_ticket ticket;
+  EXPECT_EQ(isthmus_meeting_create(&ticket), ISTHMUS_OK) << isthmus_last_error();
+  const int world = static_cast<int>(ways.size());
+  std::vector<isthmus_meeting_t> meetings(ways.size());
+  for (int r = 0; r < world; ++r)
+    EXPECT_EQ(isthmus_meeting_join(&ticket, r, world, kTimeout, &meetings[static_cast<size_t>(r)]), ISTHMUS_OK);
+  std::vector<std::future<std::vector<Heard>>> ranks;
+  for (int r = 0; r < world; ++r)
+    ranks.push_back(std::async(std::launch::async, [&, r] {
+      std::vector<Heard> heard;
+      for (const auto wait : ways[static_cast<size_t>(r)].waits) {
+        std::this_thread::sleep_for(wait);
+        heard.push_back(exchange(meetings[static_cast<size_t>(r)], r, world));
+      }
+      return heard;
+    }));
+  std::vector<std::vector<Heard>> out;
+  for (auto &rank : ranks) out.push_back(rank.get());
+  for (isthmus_meeting_t meeting : meetings) isthmus_meeting_leave(meeting);
+  return out;
+}
+
+// Ranks that met may have something to do before they have more to say, and one may be slow every time.
+TEST(Meeting, EachExchangeMayTakeTheWholeTimeout) {
+  for (const auto &rank : meet({{{0ms, kMore, 0ms}}, {{0ms, kMore, kLess}}})) {
+    ASSERT_EQ(rank.size(), 3u);
+    for (const Heard &h : rank) {
+      EXPECT_EQ(h.result, ISTHMUS_OK) << h.text;
+      EXPECT_EQ(h.all, (std::vector<char>{'a', 'b'}));
+    }
+  }
+}
+
+TEST(Meeting, WhoComesAndNeverAnswersCostsTheTimeoutOfOneExchangeAndIsNamed) {
+  const auto heard = meet({{{0ms, kLess}}, {{0ms, kLess}}, {{0ms}}});
+  for (const size_t rank : {size_t{0}, size_t{1}}) {
+    ASSERT_EQ(heard[rank].size(), 2u);
+    EXPECT_EQ(heard[rank][0].result, ISTHMUS_OK) << heard[rank][0].text;
+    const Heard &second = heard[rank][1];
+    EXPECT_EQ(second.result, ISTHMUS_ERR_TIMEOUT);
+    // Counted from 0, and from the time when the first rank wanted it.
+    EXPECT_TRUE(
+        std::regex_search(second.text, std::regex("^rank 2 of 3 did not take part in exchange 1 .* within 2(\\.\\d)? s")))
+        << second.text;
+    EXPECT_EQ(second.all, (std::vector<char>{'a', 'b', 0}));
+    EXPECT_GT(second.seconds, 0.9 * kTimeout);
+    EXPECT_LT(second.seconds, kTimeout + 5);
+  }
+}
+
+}  // namespace
