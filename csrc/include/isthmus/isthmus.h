@@ -259,6 +259,16 @@ ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done
 ISTHMUS_API isthmus_result isthmus_work_order(isthmus_work_t work, void *stream);
 ISTHMUS_API void isthmus_work_release(isthmus_work_t work); /* drops the handle; the operation goes on. NULL is allowed. */
 
+/* ---- programs of NCCL's interface behind the interposer: nothing of this library is called, or linked ------------------------ */
+/* Of one operation, through NCCL's own interface (2.31 and newer): a ncclConfigExt_t with this vendorId in the `ext` list of the
+ * ncclCollConfig_t that a ncclAllReduceConfig, ... is given. On a communicator that Isthmus carries they are what they are in
+ * isthmus_call; ranks may differ in them. NCCL's own passes them by, so on one of its own communicators they do nothing. */
+#define ISTHMUS_NCCL_VENDOR 0x697374
+typedef enum isthmus_nccl_option {
+  ISTHMUS_NCCL_TIMEOUT = 1, /* val.i: deadline of the operation, in milliseconds, 1 or more */
+  ISTHMUS_NCCL_LABEL = 2    /* val.s: shown in errors and records in place of the collective's name; copied */
+} isthmus_nccl_option;
+
 #ifdef __cplusplus
 }
 #endif

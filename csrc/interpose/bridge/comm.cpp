@@ -25,7 +25,9 @@ const uint64_t *data(const std::vector<uint64_t> &v) { return v.empty() ? nullpt
 Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   isthmus_call call{};
   call.size = sizeof call;
+  call.timeout = o.timeout;
   call.scale = o.scale;
+  if (!o.label.empty()) call.label = o.label.c_str();
   call.on_stream = 1;
   call.stream = o.stream;
   switch (o.call) {

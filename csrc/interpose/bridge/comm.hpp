@@ -49,6 +49,8 @@ struct Operation {
   double scale = 1;
   const void *scale_at = nullptr;  // where it is on the device, when the stream has come so far
   void *stream = nullptr;
+  double timeout = 0;  // seconds; 0: the communicator's
+  std::string label;   // in errors and records; empty: the collective's name
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
 

@@ -22,6 +22,8 @@ using interpose::Result;
 using interpose::UniqueId;
 using Handle = interpose::Comm;
 
+constexpr uint32_t kConfigMagic = 0xcafebeef;  // of the vendors' structures
+
 const Door &door() noexcept;
 Devices &devices();
 

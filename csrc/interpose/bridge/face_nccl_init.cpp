@@ -19,7 +19,6 @@ using interpose::kInvalidArgument;
 using interpose::kSuccess;
 using interpose::kSystemError;
 
-constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMostConfig = 4096;
 
