@@ -61,6 +61,12 @@ struct CollConfigHead {
   int unused_too[3];
   void *launchCompletionEvent;
 };
+// What a communicator can do: the program says in `size` how much it knows of it.
+struct PropertiesHead {
+  size_t size;
+  unsigned int magic, version;
+  int rank, nRanks, cudaDev, nvmlDev;
+};
 
 // In memory: a copy on the caller's stack on x86-64, the address of one on AArch64.
 struct UniqueId {

@@ -222,6 +222,36 @@ def with_options() -> Any:
     return told
 
 
+class Properties(ctypes.Structure):
+    """As NCCL 2.29 had it, and what a newer one may have added."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("rank", ctypes.c_int),
+        ("ranks", ctypes.c_int), ("device", ctypes.c_int), ("management", ctypes.c_int), ("more", ctypes.c_ubyte * 120),
+    ]  # fmt: skip
+
+
+def asked_at_init() -> Any:
+    """What programs ask of a communicator when they have made it, and what they register with it then."""
+    comm, told = init(), []
+    for size, magic in ((ctypes.sizeof(Properties), 0xCAFEBEEF), (40, 0xCAFEBEEF), (40, 1), (8, 0xCAFEBEEF)):
+        properties = Properties(size, magic, 22903, 7, 7, 7, 7, (ctypes.c_ubyte * 120)(*[7] * 120))
+        code = library.ncclCommQueryProperties(comm, ctypes.byref(properties))
+        found = [properties.rank, properties.ranks, properties.device, properties.management]
+        told.append([code, *found, [properties.size, properties.magic, properties.version] == [size, magic, 22903]])
+        told[-1].append(
+            sorted(set(properties.more[: max(size - 32, 0)])) + sorted(set(properties.more[max(size - 32, 0) :]))
+        )
+    data, number = on_device(np.zeros(4096, np.float32)), ctypes.c_size_t(4096)
+    for what, *flags in (("", ()), ("Window", 1)):
+        handle = ctypes.c_void_p(64)
+        more = [flags[0]] if what else []
+        registered = getattr(library, f"ncclComm{what}Register")(comm, data, number, ctypes.byref(handle), *more)
+        back = [getattr(library, f"ncclComm{what}Deregister")(comm, ctypes.c_void_p(h)) for h in (None, 64)]
+        told.append([registered, handle.value, *back])
+    return [told, library.ncclGetLastError(comm).decode(), all_reduce(comm)]
+
+
 def uneven() -> Any:
     """RCCL's exchange of blocks of different sizes: rank r sends s + 1 elements to rank s."""
     comm = init()
@@ -271,7 +301,18 @@ def forked() -> Any:
 
 cases: dict[str, Callable[[], Any]] = {
     f.__name__: f
-    for f in (plain, scalable, several_ids, with_config, with_options, uneven, all_of_the_process, vendors_own, forked)
+    for f in (
+        plain,
+        scalable,
+        several_ids,
+        with_config,
+        with_options,
+        asked_at_init,
+        uneven,
+        all_of_the_process,
+        vendors_own,
+        forked,
+    )
 }
 work_on_the_device()
 print(json.dumps(cases[sys.argv[4]]()))

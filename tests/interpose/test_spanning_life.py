@@ -258,7 +258,7 @@ def test_a_program_may_copy_its_handle_before_the_group_ends(
     spans = len(set(vendors)) > 1
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
-        rank.say("group", f"early {number} {size}", "end", *LIFE, "register", "split 0 0", *LIFE, "destroy")
+        rank.say("group", f"early {number} {size}", "end", *LIFE, "suspend", "split 0 0", *LIFE, "destroy")
         rank.say("comm 0", "scale 7 1", "all_reduce 7 -1 5 0 0 0", "unscale", "wait", "finalize", f"touch done.{number}")
         rank.say(*[f"expect done.{other}" for other in range(size)], ending, "all_reduce 7 0 0 0 0 0", ending)
         rank.inputs += [given(number)] * 6 + [np.float32(2).tobytes(), given(number)]
@@ -272,7 +272,7 @@ def test_a_program_may_copy_its_handle_before_the_group_ends(
         told = rank.printed.splitlines()
         assert told[0].startswith(f"rank {number} of {size}") and told[2].startswith(f"rank {number} of {size}"), told
         why = "spans several vendors" if spans else "the real library has no such function"
-        assert "register: 5, " in told[1] and why in told[1]
+        assert "suspend: 5, " in told[1] and why in told[1]
         assert all("was destroyed or aborted" in line for line in told[3:]) and len(told) == 5, told
         assert json.loads((tmp_path / f"trace.{number}").read_text())["misuses"] == 0
 
@@ -638,13 +638,13 @@ def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> No
 
 def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
-    sums(ranks, "init", "register")
+    sums(ranks, "init", "suspend")
     run(ranks, scripted)
     for rank in ranks:
         assert rank.code == 0 and rank.output == summed(2)
-        assert "register: 5, invalid usage" in rank.printed
-        assert "ncclCommRegister: this communicator spans several vendors or islands" in rank.printed
-        assert "warning] interpose: ncclCommRegister: this" in rank.logged
+        assert "suspend: 5, invalid usage" in rank.printed
+        assert "ncclCommSuspend: this communicator spans several vendors or islands" in rank.printed
+        assert "warning] interpose: ncclCommSuspend: this" in rank.logged
 
 
 def test_a_library_that_reads_what_a_handle_points_to_refuses_ours(scripted: dict[str, Path], tmp_path: Path) -> None:

@@ -339,6 +339,50 @@ Result device(Handle comm, int *out) {
   return answer("ncclCommCuDevice", comm, out, [](const Traits &t) { return t.place.device; });
 }
 
+// Behind what is said here, whatever a newer vendor's adds: no interface for kernels, no windows, no network of its own, so zeros.
+Result properties(Handle handle, void *out) {
+  constexpr const char *kCall = "ncclCommQueryProperties";
+  constexpr size_t kMost = 4096;
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm(kCall);
+  if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, kCall, o.text);
+  interpose::PropertiesHead head{};
+  std::memcpy(&head, out, offsetof(interpose::PropertiesHead, rank));
+  if (head.magic != kConfigMagic || head.size < sizeof head || head.size > kMost)
+    return refused(kInvalidUsage, kCall, "the structure was not initialised");
+  const Traits &t = comm->traits();
+  head.rank = t.rank;
+  head.nRanks = t.size;
+  head.cudaDev = t.place.device;
+  head.nvmlDev = -1;  // its number in the vendor's management library is not known
+  std::memset(out, 0, head.size);
+  std::memcpy(out, &head, sizeof head);
+  return kSuccess;
+}
+
+// Registering is a hint, and its answer where the vendor does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) is a success without
+// a handle, which may be given back.
+Result register_nothing(const char *call, Handle handle, void **out) {
+  if (!bridge::find(handle)) return no_comm(call);
+  if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
+  *out = nullptr;
+  return kSuccess;
+}
+Result deregister_nothing(const char *call, Handle handle, const void *given) {
+  if (!bridge::find(handle)) return no_comm(call);
+  if (!given) return kSuccess;
+  return refused(kInvalidArgument, call, "nothing is registered with a communicator that spans vendors");
+}
+Result register_buffer(Handle comm, void *, size_t, void **out) { return register_nothing("ncclCommRegister", comm, out); }
+Result deregister_buffer(Handle comm, void *given) { return deregister_nothing("ncclCommDeregister", comm, given); }
+Result register_window(Handle comm, void *, size_t, interpose::Window *out, int) {
+  return register_nothing("ncclCommWindowRegister", comm, out);
+}
+Result deregister_window(Handle comm, interpose::Window given) {
+  return deregister_nothing("ncclCommWindowDeregister", comm, given);
+}
+
 Result async_error(Handle handle, Result *out) {
   const CommPtr comm = bridge::find(handle);
   if (!comm) return no_comm("ncclCommGetAsyncError");
@@ -431,6 +475,11 @@ constexpr interpose::Calls make_calls() {
   c.ncclCommCount = Guarded<count>::call;
   c.ncclCommUserRank = Guarded<user_rank>::call;
   c.ncclCommCuDevice = Guarded<device>::call;
+  c.ncclCommQueryProperties = Guarded<properties>::call;
+  c.ncclCommRegister = Guarded<register_buffer>::call;
+  c.ncclCommDeregister = Guarded<deregister_buffer>::call;
+  c.ncclCommWindowRegister = Guarded<register_window>::call;
+  c.ncclCommWindowDeregister = Guarded<deregister_window>::call;
   c.ncclCommGetAsyncError = Guarded<async_error>::call;
   c.ncclCommFinalize = Guarded<finalize>::call;
   c.ncclCommDestroy = Guarded<destroy>::call;
