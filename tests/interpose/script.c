@@ -346,10 +346,13 @@ static void stray(void) {
   const char *path = getenv("CAREFUL");
   void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int (*user_rank)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommUserRank") : NULL;
   int (*destroy)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommDestroy") : NULL;
+  int (*finalize)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommFinalize") : NULL;
   int got = -1;
-  if (!count || !destroy) die("the library is not there", 0);
-  printf("%d stray: %d %d %d\n", line_number, count(comms[now], &got), got, destroy(comms[now]));
+  if (!count || !user_rank || !destroy || !finalize) die("the library is not there", 0);
+  printf("%d stray: %d %d %d", line_number, count(comms[now], &got), user_rank(comms[now], &got) != 0, got);
+  printf(" %d %d\n", destroy(comms[now]), finalize(comms[now]));
 }
 
 static void obey(char *line) {
