@@ -622,6 +622,51 @@ def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Pat
     assert all("was destroyed or aborted" in line for line in (told[0], told[1], told[2], told[-1])), told
 
 
+@pytest.mark.parametrize("vendors", ["na", "an"])
+@pytest.mark.parametrize("wrong", ["broadcast 7 0 5 9 0 1", "bare all_reduce 2"])
+def test_of_a_group_in_which_a_call_is_refused_nothing_is_launched(
+    vendors: str, wrong: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Neither Isthmus' part nor the library's own: one that is refused at once, and one at the end, whose stream is captured."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    at_once = wrong.startswith("broadcast")
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"split {number} 0", *([] if at_once else ["capture 2"]))
+        good = ["comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "all_reduce 7 0 5 0 0 1"]
+        rank.say("group", *good, wrong, "comm 1", "all_reduce 7 0 5 0 0 0", "end", *([] if at_once else ["stop 2"]), "wait")
+        rank.say("group", *good, "end", "wait", "comm 1", "destroy", "comm 0", "destroy")
+        rank.inputs.append(given(number, 6 if at_once else 5))
+        rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"trace.{number}")
+    run(ranks, scripted, tmp_path)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert len(told) == 1 + at_once and (" end: 4, " if at_once else " end: 5, ") in told[-1], told
+        why = "ncclBroadcast: rank 9 is not in 0 to 1" if at_once else "captured"
+        assert all(why in line for line in told), told
+        assert rank.output == bytes(80 if at_once else 60) + given(number) + summed(2)
+        assert json.loads((tmp_path / f"trace.{number}").read_text())["misuses"] == 0
+
+
+def test_where_half_of_a_group_is_launched_the_error_says_so(scripted: dict[str, Path]) -> None:
+    """What is to be made in the group must be there before the rest can be checked, and by then the library's part is on its way."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"split {number} 0", "capture 2", "group", "comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "split 0 0")
+        rank.say("comm 0", "bare all_reduce 2", "end", "stop 2", "wait", "comm 2", "ask", "all_reduce 7 0 5 0 0 0", "wait")
+        rank.inputs.append(given(number, 2))
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert " end: 5, " in told[0] and "captured" in told[0] and told[1] == f"rank {number} of 2 on 0", told
+        assert "(of the group nothing was launched on 'interposed-" in told[0], told
+        assert f"'; what it has on communicators of {rank.vendor.upper()}'s own was)" in told[0], told
+        assert rank.output == given(number) + summed(2)
+
+
 def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
     one = "all_reduce 7 0 1 0 0 0"
@@ -648,7 +693,7 @@ def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, 
 
 
 def test_a_library_that_reads_what_a_handle_points_to_refuses_ours(scripted: dict[str, Path], tmp_path: Path) -> None:
-    """It finds neither the number that its communicators begin with nor a rank, nor that it was aborted, whatever it looks for first."""
+    """It finds no number that communicators begin with, no rank, and no abort, whatever it looks for first."""
     careful = tmp_path / "libcareful.so"
     compile_c("-shared", "-fPIC", HERE / "careful.c", "-o", careful)
     ranks = fleet("na")

@@ -34,6 +34,7 @@ constexpr int kTypeCount = 12, kOpCount = 5;
 constexpr int kTimeoutSince = 23003;
 
 const Door *the_door;
+thread_local const char *the_last_told;
 
 Result number_of(isthmus_result code) {
   switch (code) {
@@ -532,13 +533,18 @@ const char *keep(const std::string &text) {
   const std::lock_guard lock(mutex);
   return texts->insert(text).first->c_str();
 }
+const char *last_told() noexcept { return the_last_told; }
+void tell_again(const char *why) {
+  the_last_told = why;
+  if (why) door().keep(why);
+}
 Result refused(Result code, const char *call, const std::string &text) {
-  door().keep(keep(std::string(call) + ": " + text));
+  tell_again(keep(std::string(call) + ": " + text));
   return code;
 }
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
 Result thrown(const std::exception &e) noexcept {
-  door().keep(no_memory(e.what()));
+  tell_again(no_memory(e.what()));
   return kSystemError;
 }
 Result aborted(const char *call) {
@@ -559,7 +565,10 @@ Pending &pending() {
   return *static_cast<Pending *>(t.pending);
 }
 Result note(Result r) {
-  if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
+  if (r != kSuccess && in_group() && pending().failure == kSuccess) {
+    pending().failure = r;
+    pending().why = last_told();
+  }
   return r;
 }
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
