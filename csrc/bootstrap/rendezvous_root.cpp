@@ -58,7 +58,11 @@ class Root final : public Exchange {
     distributing_ = false;
     while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
       if (!mine && left()) return {};
-      if (!pump(deadline)) set_failure(Code::Timeout, missing_text(deadline.seconds()));
+      const Deadline patience = Deadline::at_ns(mine ? std::numeric_limits<int64_t>::max() : patience_ns());
+      if (pump(patience.ns() < deadline.ns() ? patience : deadline)) continue;
+      if (deadline.passed()) set_failure(Code::Timeout, missing_text(deadline.seconds()));
+      else if (!gathered() && failure_.ok() && now_ns() >= patience_ns())
+        set_failure(Code::Timeout, missing_text(waited()) + "; those that came wait no longer (ISTHMUS_CENSUS)");
     }
     if (!failure_.ok()) return {};
     std::vector<Blob> blobs(by_rank_.size());
@@ -90,6 +94,7 @@ class Root final : public Exchange {
     std::deque<std::shared_ptr<const net::ByteVector>> out;
     size_t sent = 0;  // of out.front()
     std::map<uint32_t, Blob> blobs;
+    Patience patience;  // of the newest of them
     int rank() const noexcept { return static_cast<int>(hello.index); }
     std::string text() const {
       return formatted("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
@@ -120,6 +125,23 @@ class Root final : public Exchange {
       return false;
     }
     return world_ > 0;
+  }
+  // When those that came wait no longer for the others.
+  int64_t patience_ns() const {
+    constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+    int64_t longest = 0;
+    const Client *first = nullptr;
+    for (const Client *c : by_rank_) {
+      if (!contributed(c)) continue;
+      const Blob &blob = c->blobs.at(round_);
+      if (!first) first = c;
+      const Blob &known = first->blobs.at(round_);
+      const uint32_t alike = c->patience.alike;
+      if (alike == 0 || alike > known.size() || !std::equal(blob.begin(), blob.begin() + alike, known.begin()))
+        return kNever;
+      longest = std::max(longest, c->patience.ns);
+    }
+    return !first || longest > kNever - came_ns_ ? kNever : came_ns_ + longest;
   }
   bool flushed() const {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
@@ -253,6 +275,8 @@ class Root final : public Exchange {
         if (c.join && !member(c)) return;  // a refused one, which does not know it yet
         if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
+        c.patience = m->patience;
+        came_ns_ = now_ns();
         return;
       }
       case Meet::GiveUp:
@@ -355,6 +379,7 @@ class Root final : public Exchange {
   std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
   uint32_t round_ = 0;
   int64_t start_ns_ = 0;
+  int64_t came_ns_ = 0;        // when the newest contribution came
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;
 };

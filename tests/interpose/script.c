@@ -29,7 +29,7 @@
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
- *   suspend                                                calls a function that is the vendor's alone
+ *   suspend, register                                      calls a function that is the vendor's alone (register: HCCL's)
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
  */
@@ -420,7 +420,10 @@ static void obey(char *line) {
   else if (!strcmp(call, "finalize")) told("finalize", ncclCommFinalize(comms[now]));
   else if (!strcmp(call, "destroy")) told("destroy", ncclCommDestroy(comms[now]));
   else if (!strcmp(call, "abort")) told("abort", ncclCommAbort(comms[now]));
-  else if (!strcmp(call, "suspend")) told("suspend", FOUND("ncclCommSuspend", comm_handle, int)(comms[now], 1));
+  else if (!strcmp(call, "register")) {
+    void *handle = NULL;
+    told("register", FOUND("ncclCommRegister", comm_handle, void *, size_t, void **)(comms[now], streams, 8, &handle));
+  } else if (!strcmp(call, "suspend")) told("suspend", FOUND("ncclCommSuspend", comm_handle, int)(comms[now], 1));
   else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);

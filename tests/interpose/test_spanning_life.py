@@ -124,11 +124,11 @@ def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: d
 
 @pytest.mark.parametrize("off", ["1", "0"])
 def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted: dict[str, Path]) -> None:
-    """It comes to the vendor's library at once, the others when they have waited for it."""
+    """It comes to the vendor's library at once, the others when they have waited for it, which is not as long as for all else."""
     ranks = fleet("nnn")
     sums(ranks, "init", maker=int(off))
     for rank in ranks:
-        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+        rank.environment |= {"ISTHMUS_CENSUS": "0.5", "ISTHMUS_TIMEOUT": "300"}
     ranks[1 - int(off)].environment["ISTHMUS_DISABLE"] = "1"
     run(ranks, scripted)
     check(ranks)
@@ -140,12 +140,34 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
             assert f"rank {1 - int(off)}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
 
 
+@pytest.mark.parametrize("late", ["one by one", "of several vendors"])
+def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """While others come; and, where the library of one vendor could not serve those that came, for as long as anything may take."""
+    ranks = fleet("nnna" if late == "one by one" else "nan")
+    sums(ranks, "init")
+    waits = 1.5
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = str(waits)
+    # Each less late than that after the one before it; or the last one more than that.
+    times = [0.8, 1.6, 2.4] if late == "one by one" else [0, 2 * waits]
+    timers = []
+    for rank, (number, seconds) in zip(ranks[1:], enumerate(times, 1), strict=True):
+        rank.lines.insert(0, f"expect late.{number}")
+        timers.append(threading.Timer(seconds, (tmp_path / f"late.{number}").touch))
+        timers[-1].start()
+    run(ranks, scripted, tmp_path)
+    for timer in timers:
+        timer.join()
+    check(ranks)
+    assert all(rank.output == summed(len(ranks)) and SPANS in rank.logged for rank in ranks)
+
+
 def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
     """They are with the vendor's library by then, and nobody listens for it any more."""
     ranks = fleet("nnn")
     sums(ranks, "init")
     for rank in ranks[:2]:
-        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+        rank.environment["ISTHMUS_CENSUS"] = "0.5"
     ranks[2].lines.insert(0, "expect late")
     late = threading.Timer(3, (tmp_path / "late").touch)
     late.start()
@@ -654,7 +676,9 @@ def test_where_half_of_a_group_is_launched_the_error_says_so(scripted: dict[str,
     ranks = fleet("na")
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
-        rank.say("init", f"split {number} 0", "capture 2", "group", "comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "split 0 0")
+        rank.say(
+            "init", f"split {number} 0", "capture 2", "group", "comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "split 0 0"
+        )
         rank.say("comm 0", "bare all_reduce 2", "end", "stop 2", "wait", "comm 2", "ask", "all_reduce 7 0 5 0 0 0", "wait")
         rank.inputs.append(given(number, 2))
     run(ranks, scripted)

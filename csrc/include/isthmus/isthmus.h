@@ -174,6 +174,9 @@ ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, in
 /* Collective, any number of times: recv has world_size * bytes (at most 1 MiB each), by rank. As isthmus_options.exchange it makes
  * those who met a communicator. After ISTHMUS_ERR_TIMEOUT the blocks of ranks that came are in recv, and the others' are 0. */
 ISTHMUS_API isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *send, void *recv, size_t bytes);
+/* Of the next exchange: where the blocks of all ranks that came begin with the same `alike` bytes (0: as usual, wait for all), and no other
+ * came for so many seconds (0: ISTHMUS_CENSUS), it ends in ISTHMUS_ERR_TIMEOUT. For ranks that may never come. */
+ISTHMUS_API isthmus_result isthmus_meeting_patience(isthmus_meeting_t meeting, size_t alike, double seconds);
 ISTHMUS_API void isthmus_meeting_leave(isthmus_meeting_t meeting); /* NULL is allowed */
 
 /* ---- collectives (count: elements that the comment names; `call` and `work` may be NULL) ------------------------------ */
