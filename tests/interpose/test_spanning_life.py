@@ -124,7 +124,7 @@ def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: d
 
 @pytest.mark.parametrize("off", ["1", "0"])
 def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted: dict[str, Path]) -> None:
-    """It comes to the vendor's library at once, the others when they have waited for it, which is not as long as for all else."""
+    """It comes to the vendor's library at once, the others when they have waited for it, but not for ISTHMUS_TIMEOUT."""
     ranks = fleet("nnn")
     sums(ranks, "init", maker=int(off))
     for rank in ranks:
@@ -142,7 +142,7 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
 
 @pytest.mark.parametrize("late", ["one by one", "of several vendors"])
 def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path], tmp_path: Path) -> None:
-    """While others come; and, where the library of one vendor could not serve those that came, for as long as anything may take."""
+    """While others come; and, where one vendor's library could not serve those that came, for ISTHMUS_TIMEOUT."""
     ranks = fleet("nnna" if late == "one by one" else "nan")
     sums(ranks, "init")
     waits = 1.5
@@ -649,7 +649,7 @@ def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Pat
 def test_of_a_group_in_which_a_call_is_refused_nothing_is_launched(
     vendors: str, wrong: str, scripted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Neither Isthmus' part nor the library's own: one that is refused at once, and one at the end, whose stream is captured."""
+    """Neither Isthmus' part nor the library's own: one call is refused at once, one at the end (its stream is captured)."""
     ranks = fleet(vendors)
     ranks[0].say("id")
     at_once = wrong.startswith("broadcast")
@@ -672,7 +672,7 @@ def test_of_a_group_in_which_a_call_is_refused_nothing_is_launched(
 
 
 def test_where_half_of_a_group_is_launched_the_error_says_so(scripted: dict[str, Path]) -> None:
-    """What is to be made in the group must be there before the rest can be checked, and by then the library's part is on its way."""
+    """What is to be made in it must be there before the rest can be checked; by then the library's part is on its way."""
     ranks = fleet("na")
     ranks[0].say("id")
     for number, rank in enumerate(ranks):
