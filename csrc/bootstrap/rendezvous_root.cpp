@@ -75,6 +75,9 @@ class Root final : public Exchange {
     auto result = std::make_shared<net::ByteVector>();
     for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
+    kin_.clear();
+    all_kin_ = true;
+    longest_ns_ = came_ns_ = 0;
     distributing_ = true;
     for (const bool own : {false, true})
       for (size_t r = first_; r < by_rank_.size(); ++r)
@@ -94,7 +97,6 @@ class Root final : public Exchange {
     std::deque<std::shared_ptr<const net::ByteVector>> out;
     size_t sent = 0;  // of out.front()
     std::map<uint32_t, Blob> blobs;
-    Patience patience;  // of the newest of them
     int rank() const noexcept { return static_cast<int>(hello.index); }
     std::string text() const {
       return formatted("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
@@ -129,19 +131,14 @@ class Root final : public Exchange {
   // When those that came wait no longer for the others.
   int64_t patience_ns() const {
     constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-    int64_t longest = 0;
-    const Client *first = nullptr;
-    for (const Client *c : by_rank_) {
-      if (!contributed(c)) continue;
-      const Blob &blob = c->blobs.at(round_);
-      if (!first) first = c;
-      const Blob &known = first->blobs.at(round_);
-      const uint32_t alike = c->patience.alike;
-      if (alike == 0 || alike > known.size() || !std::equal(blob.begin(), blob.begin() + alike, known.begin()))
-        return kNever;
-      longest = std::max(longest, c->patience.ns);
-    }
-    return !first || longest > kNever - came_ns_ ? kNever : came_ns_ + longest;
+    return kin_.empty() || !all_kin_ || longest_ns_ > kNever - came_ns_ ? kNever : came_ns_ + longest_ns_;
+  }
+  void note_patience(const Contribution &m) {
+    const auto kin = m.blob.first(m.patience.alike);
+    if (came_ns_ == 0) kin_.assign(kin.begin(), kin.end());
+    all_kin_ = all_kin_ && std::equal(kin.begin(), kin.end(), kin_.begin(), kin_.end());
+    longest_ns_ = std::max(longest_ns_, m.patience.ns);
+    came_ns_ = now_ns();
   }
   bool flushed() const {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
@@ -275,8 +272,7 @@ class Root final : public Exchange {
         if (c.join && !member(c)) return;  // a refused one, which does not know it yet
         if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
-        c.patience = m->patience;
-        came_ns_ = now_ns();
+        note_patience(*m);
         return;
       }
       case Meet::GiveUp:
@@ -379,7 +375,10 @@ class Root final : public Exchange {
   std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
   uint32_t round_ = 0;
   int64_t start_ns_ = 0;
-  int64_t came_ns_ = 0;        // when the newest contribution came
+  // Of the contributions to this round: how they all begin, and when the newest came (0: none yet).
+  Blob kin_;
+  bool all_kin_ = true;
+  int64_t longest_ns_ = 0, came_ns_ = 0;
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;
 };

@@ -2,6 +2,7 @@
 #include "face_nccl.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cstring>
 #include <exception>
@@ -34,7 +35,7 @@ constexpr int kTypeCount = 12, kOpCount = 5;
 constexpr int kTimeoutSince = 23003;
 
 const Door *the_door;
-thread_local const char *the_last_told;
+std::atomic<const char *> the_last_told;
 
 Result number_of(isthmus_result code) {
   switch (code) {

@@ -86,13 +86,13 @@ struct Pending {
   };
   std::vector<Later> laters;
   Result failure = interpose::kSuccess;
-  const char *why = nullptr;  // the text of that, which is the thread's last one
+  const char *why = nullptr;  // the text of that
 };
 bool in_group() noexcept;
 Pending &pending();                // of this thread's group
 Result note(Result r);             // the first failure inside a group is the group's
 void tell_again(const char *why);  // likewise, when the real library has had a failure since; null: nothing
-const char *last_told() noexcept;  // of this thread
+const char *last_told() noexcept;  // the newest text, of any thread's failure
 // What is still to be found out before an operation can begin.
 Outcome resolve(const Comm &comm, Operation &operation);
 // Now, or when the group ends. What is collective over one communicator is done in the order of the calls.

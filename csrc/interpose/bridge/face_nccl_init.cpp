@@ -351,6 +351,7 @@ std::string text_of_half(const Operations &operations) {
   }
   std::string text = " (of the group nothing was launched on ";
   for (const std::string &name : names) text += (&name == &names.front() ? "" : ", ") + name;
+  if (names.empty()) text += "communicators that span vendors";
   return text + "; what it has on communicators of " + door().name + "'s own was)";
 }
 
@@ -403,13 +404,17 @@ Result group_end() {
   if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", record(recorded, p->operations)));
   if (first == kSuccess) keep_first(at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
+  bool theirs = false;  // the failure
   if (first == kSuccess && !p->inits.empty()) {
     const Moved moved;
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
       if (i->arrival.verdict == Verdict::Vendor) {  // the real library's group is still open
-        keep_first(make_real(*i));
+        const bool mine = i->target->given_up();
+        const Result r = make_real(*i);
+        theirs = theirs || (failure(r) && !mine);
+        keep_first(r);
       } else if (i->arrival.verdict == Verdict::Failed) {
         keep_first(failed(i->call, i->arrival.outcome));
       } else {
@@ -418,10 +423,11 @@ Result group_end() {
     }
   }
   if (failure(first)) {
-    group.spoil();
-    group.end();
+    if (!theirs) group.spoil();
+    const bool launched = !failure(group.end());
     p->inits.clear();
-    tell_again(why);
+    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
+    else if (!theirs) tell_again(why);
     return first;
   }
   keep_first(group.end());
