@@ -178,6 +178,23 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
+def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """The others are with their library, and wait there for a third rank, as they would without Isthmus."""
+    ranks = fleet("nna")
+    ranks[0].say("id", "init")
+    ranks[1].say("init")
+    ranks[2].say("expect late", "init")
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = "0.5"
+    late = threading.Timer(2.5, (tmp_path / "late").touch)
+    late.start()
+    run(ranks, scripted, tmp_path, seconds=9)
+    late.join()
+    assert [rank.code for rank in ranks] == [None, None, 0]
+    assert "no longer listens" in ranks[2].printed and "ISTHMUS_CENSUS" in ranks[2].printed, ranks[2].printed
+    assert all("rank 2: did not come" in rank.logged for rank in ranks[:2])
+
+
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
     ranks = fleet("nn")
     sums(ranks, "init")

@@ -91,6 +91,10 @@ void meet(Arrival &a) {
     // Nobody: the meeting was not reached, or has ended. The others may be with the real library, which this rank's finds without us.
     const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));
     if (alike && of_maker) a.verdict = Verdict::Vendor;
+    else if (r == ISTHMUS_ERR_SYSTEM)
+      a.outcome.text +=
+          ". Where the others are of the vendor of the id, and this rank came later than ISTHMUS_CENSUS after them, they "
+          "are with its library: set that higher, for all ranks";
   }
   if (a.verdict == Verdict::Spans) return;
   isthmus_meeting_leave(a.meeting);
