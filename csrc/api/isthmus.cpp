@@ -458,6 +458,18 @@ isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *s
   });
 }
 
+isthmus_result isthmus_meeting_patience(isthmus_meeting_t meeting, size_t alike, double seconds) {
+  return guarded([&] {
+    if (!meeting) i::fail(Code::Argument, "meeting_patience: the meeting is NULL");
+    i::Settings settings = i::Settings::from_environment();
+    if (seconds != 0) settings.set("ISTHMUS_CENSUS", i::formatted("{}", seconds));
+    if (alike > UINT32_MAX) i::fail(Code::Argument, "meeting_patience: {} bytes are more than a block has", alike);
+    const int64_t ns = i::seconds_to_ns(settings.real(i::Setting::Census));
+    meeting->exchange->be_patient({static_cast<uint32_t>(alike), ns});
+    return ISTHMUS_OK;
+  });
+}
+
 void isthmus_meeting_leave(isthmus_meeting_t meeting) { delete meeting; }
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------------------

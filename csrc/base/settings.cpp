@@ -30,6 +30,10 @@ constexpr SettingRow kSettings[] = {
      "own, if it is there; none for host ranks"},
     {Setting::CclLibrary, "ISTHMUS_CCL_LIBRARY", K::Text, "", 0, 0, "", false,
      "path of that library's file; empty: where the loader finds it", true},
+    {Setting::Census, "ISTHMUS_CENSUS", K::Real, "300", 0.001, 1e9, "", false,
+     "seconds without another rank's coming, after which an init behind a front door waits no longer where all that came "
+     "are of one vendor and label: the others are then taken for ranks without Isthmus, and the vendor's library gets the "
+     "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "chunk of a pipelined message; larger, up to 4 of these, where a message would have more than 64, and among host ranks "
      "of one host where it still has 4 (2 of these where numbers are reduced). 4 to 8 of these where a rank has a device. "

@@ -16,6 +16,7 @@ enum class Setting : int {
   BridgeRates,
   Ccl,
   CclLibrary,
+  Census,
   ChunkBytes,
   Device,
   Disable,

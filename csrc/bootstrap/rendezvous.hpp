@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +17,13 @@ namespace isthmus::bootstrap {
 
 using Blob = std::vector<std::byte>;
 
+// How long a round waits for ranks that may never come: where all blobs that came begin with the same bytes, so many of them, and no
+// other came for that time, it ends in Error(Timeout). alike 0: it waits for all.
+struct Patience {
+  uint32_t alike = 0;
+  int64_t ns = 0;
+};
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -25,6 +33,8 @@ class Exchange {
   virtual std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) = 0;
   // After Error(Timeout): what came of that round, by rank; empty blobs did not. Known of tickets alone.
   virtual std::vector<Blob> came() { return {}; }
+  // Of the next round; where ranks differ, the longest holds. Known of tickets alone.
+  virtual void be_patient(Patience) {}
 };
 
 // Rank 0 listens at `address` ("host:port") and serves inside its own all_gather calls; others connect, with retries. `key`

@@ -38,6 +38,7 @@ class Client final : public Exchange {
       came_.assign(static_cast<size_t>(world_), {});
       if (exchange(mine, came_, deadline)) {
         ++round_;
+        patience_ = {};
         return std::move(came_);
       }
       fd_.reset();  // "again": rank 0 still ends its last rendezvous with us
@@ -46,6 +47,7 @@ class Client final : public Exchange {
     }
   }
   std::vector<Blob> came() override { return came_; }
+  void be_patient(Patience patience) override { patience_ = patience; }
 
  private:
   static void pause(Deadline deadline, int64_t ns) {
@@ -135,7 +137,7 @@ class Client final : public Exchange {
   // One round; false where rank 0 asks us to come again.
   bool exchange(const Blob &mine, std::vector<Blob> &blobs, Deadline deadline) {
     net::ByteVector out;
-    append_contribution(out, round_, mine);
+    append_contribution(out, round_, mine, patience_);
     size_t sent = 0;
     std::vector<bool> got(blobs.size());
     size_t missing = blobs.size();
@@ -197,6 +199,7 @@ class Client final : public Exchange {
   UniqueFd fd_;
   net::FrameReader reader_{kMaxRendezvousBody};
   uint32_t round_ = 0;
+  Patience patience_;  // of this round
 };
 
 }  // namespace

@@ -58,7 +58,11 @@ class Root final : public Exchange {
     distributing_ = false;
     while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
       if (!mine && left()) return {};
-      if (!pump(deadline)) set_failure(Code::Timeout, missing_text(deadline.seconds()));
+      const Deadline patience = Deadline::at_ns(mine ? std::numeric_limits<int64_t>::max() : patience_ns());
+      if (pump(patience.ns() < deadline.ns() ? patience : deadline)) continue;
+      if (deadline.passed()) set_failure(Code::Timeout, missing_text(deadline.seconds()));
+      else if (!gathered() && failure_.ok() && now_ns() >= patience_ns())
+        set_failure(Code::Timeout, missing_text(waited()) + "; those that came wait no longer (ISTHMUS_CENSUS)");
     }
     if (!failure_.ok()) return {};
     std::vector<Blob> blobs(by_rank_.size());
@@ -72,6 +76,9 @@ class Root final : public Exchange {
     for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
     wanted_ = false;
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
+    kin_.clear();
+    all_kin_ = true;
+    longest_ns_ = came_ns_ = 0;
     distributing_ = true;
     for (const bool own : {false, true})
       for (size_t r = first_; r < by_rank_.size(); ++r)
@@ -121,6 +128,18 @@ class Root final : public Exchange {
       return false;
     }
     return world_ > 0;
+  }
+  // When those that came wait no longer for the others.
+  int64_t patience_ns() const {
+    constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+    return kin_.empty() || !all_kin_ || longest_ns_ > kNever - came_ns_ ? kNever : came_ns_ + longest_ns_;
+  }
+  void note_patience(const Contribution &m) {
+    const auto kin = m.blob.first(m.patience.alike);
+    if (came_ns_ == 0) kin_.assign(kin.begin(), kin.end());
+    all_kin_ = all_kin_ && std::equal(kin.begin(), kin.end(), kin_.begin(), kin_.end());
+    longest_ns_ = std::max(longest_ns_, m.patience.ns);
+    came_ns_ = now_ns();
   }
   bool flushed() const {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
@@ -255,6 +274,7 @@ class Root final : public Exchange {
         if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
         if (!std::exchange(wanted_, true) && first_ == 0 && round_ > 0) start_ns_ = now_ns();
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
+        note_patience(*m);
         return;
       }
       case Meet::GiveUp:
@@ -358,6 +378,10 @@ class Root final : public Exchange {
   uint32_t round_ = 0;
   bool wanted_ = false;  // this round, by one of the ranks
   int64_t start_ns_ = 0;
+  // Of the contributions to this round: how they all begin, and when the newest came (0: none yet).
+  Blob kin_;
+  bool all_kin_ = true;
+  int64_t longest_ns_ = 0, came_ns_ = 0;
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;
 };

@@ -32,9 +32,9 @@ void append_join(net::ByteVector &out, const Join &m) {
   append(out, Meet::Join, body, {});
 }
 
-void append_contribution(net::ByteVector &out, uint32_t round, std::span<const std::byte> blob) {
+void append_contribution(net::ByteVector &out, uint32_t round, std::span<const std::byte> blob, Patience patience) {
   net::ByteVector head;
-  net::Writer(head).number(round);
+  net::Writer(head).number(round).number(patience.alike).number(patience.ns);
   append(out, Meet::Contribution, head, blob);
 }
 
@@ -63,8 +63,10 @@ std::optional<Contribution> parse_contribution(std::span<const std::byte> body) 
   net::Reader r(body);
   Contribution m;
   m.round = r.number<uint32_t>();
+  m.patience.alike = r.number<uint32_t>();
+  m.patience.ns = r.number<int64_t>();
   m.blob = r.rest();
-  if (!r.ok() || m.blob.size() > kMaxBlob) return {};
+  if (!r.ok() || m.blob.size() > kMaxBlob || m.patience.alike > m.blob.size() || m.patience.ns < 0) return {};
   return m;
 }
 

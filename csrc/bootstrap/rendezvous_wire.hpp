@@ -22,6 +22,7 @@ struct Join {
 };
 struct Contribution {
   uint32_t round = 0;
+  Patience patience;
   std::span<const std::byte> blob;  // into the message
 };
 struct Result {
@@ -30,7 +31,7 @@ struct Result {
 };
 
 void append_join(net::ByteVector &out, const Join &m);
-void append_contribution(net::ByteVector &out, uint32_t round, std::span<const std::byte> blob);
+void append_contribution(net::ByteVector &out, uint32_t round, std::span<const std::byte> blob, Patience patience = {});
 void append_result(net::ByteVector &out, uint32_t round, uint32_t rank, std::span<const std::byte> blob);
 void append_failure(net::ByteVector &out, const Status &status);
 std::optional<Join> parse_join(std::span<const std::byte> body);

@@ -38,14 +38,34 @@ struct ConfigHead {
   int unused_too[2];
   const char *commName;
 };
+// An option of a library other than the vendor's, which the vendor's passes by.
+struct ConfigExt {
+  const ConfigExt *next;
+  struct {
+    int vendorId, optionId;
+  } key;
+  union {
+    int i;
+    const char *s;
+    void *raw;
+  } val;
+};
+static_assert(sizeof(ConfigExt) == 24);
 struct CollConfigHead {
   size_t size;
   unsigned int magic, version;
-  void *ext;
-  int unused[6];
+  const ConfigExt *ext;
+  int unused[4];
+  const char *algSelection;
   int forceAlgSelection;
   int unused_too[3];
   void *launchCompletionEvent;
+};
+// What a communicator can do: the program says in `size` how much it knows of it.
+struct PropertiesHead {
+  size_t size;
+  unsigned int magic, version;
+  int rank, nRanks, cudaDev, nvmlDev;
 };
 
 // In memory: a copy on the caller's stack on x86-64, the address of one on AArch64.

@@ -534,11 +534,11 @@ TEST(CallbackExchange, NamesRanksThatDisagree) {
     std::memcpy(recv, send, n);
     auto *two = static_cast<std::byte *>(recv) + n;
     std::memcpy(two, send, n);
-    two[4] = std::byte{9};  // version
+    two[4] = std::byte{99};  // version
     return 0;
   };
   const Status v = error_of([&] { callback_exchange(foreign, nullptr, 0, 2)->all_gather({}, Deadline(1)); });
-  EXPECT_TRUE(contains(v.text, "rank 1 speaks protocol version 9, rank 0 speaks " + kOurVersion)) << v.text;
+  EXPECT_TRUE(contains(v.text, "rank 1 speaks protocol version 99, rank 0 speaks " + kOurVersion)) << v.text;
   EXPECT_EQ(error_of([] { callback_exchange(nullptr, nullptr, 0, 2); }).code, Code::Argument);
 }
 
@@ -613,6 +613,42 @@ TEST(Ticket, TellsThoseThatCameWhoDidNotAndWhatTheOthersBrought) {
     EXPECT_EQ(text_of(met.came[0]), "0/0");
     EXPECT_EQ(text_of(met.came[2]), "2/0");
     EXPECT_TRUE(met.came[1].empty() && met.came[3].empty());
+  }
+}
+
+// Those who begin alike wait a short while after the last that came, others as long as they may.
+TEST(Ticket, ThoseWhoAreAlikeWaitNoLongerForTheOthers) {
+  const auto met = [](const std::vector<std::pair<std::string, double>> &ranks, double seconds) {
+    const Ticket ticket = new_ticket();
+    std::vector<std::future<Met>> all;
+    for (size_t r = 0; r < ranks.size(); ++r)
+      all.push_back(std::async(std::launch::async, [&, r] {
+        std::this_thread::sleep_for(std::chrono::duration<double>(ranks[r].second));
+        Met one;
+        one.status = error_of([&] {
+          const auto exchange = ticket_exchange(ticket, static_cast<int>(r), 4);
+          exchange->be_patient({1, 700'000'000});
+          one.blobs = exchange->all_gather(blob_of(ranks[r].first), Deadline(seconds));
+        });
+        return one;
+      }));
+    std::vector<Met> out;
+    for (auto &f : all) out.push_back(f.get());
+    return out;
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  for (const Met &one : met({{"ab", 0}, {"ac", 0.4}, {"ad", 0.8}}, 60)) {
+    EXPECT_EQ(one.status.code, Code::Timeout);
+    EXPECT_TRUE(contains(one.status.text, "rank 3 of 4 did not arrive")) << one.status.text;
+    EXPECT_TRUE(contains(one.status.text, "wait no longer")) << one.status.text;
+  }
+  const auto took = std::chrono::steady_clock::now() - begun;
+  EXPECT_GT(took, std::chrono::milliseconds(1400));
+  EXPECT_LT(took, std::chrono::seconds(30));
+  for (const Met &one : met({{"ab", 0}, {"bb", 0}, {"ad", 0}, {"ab", 2}}, 60)) {
+    EXPECT_TRUE(one.status.ok()) << one.status.text;
+    ASSERT_EQ(one.blobs.size(), 4u);
+    EXPECT_EQ(text_of(one.blobs[1]), "bb");
   }
 }
 

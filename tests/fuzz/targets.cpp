@@ -138,7 +138,8 @@ std::vector<Bytes> greeting_seeds() {
 void rendezvous(const uint8_t *data, size_t size) {
   const auto in = view(data, size);
   if (const auto m = bootstrap::parse_join(in)) must(m->hostname.size() <= 255);
-  if (const auto m = bootstrap::parse_contribution(in)) must(m->blob.size() + 4 == size);
+  if (const auto m = bootstrap::parse_contribution(in))
+    must(m->blob.size() + 16 == size && m->patience.alike <= m->blob.size() && m->patience.ns >= 0);
   if (const auto m = bootstrap::parse_result(in)) must(m->blob.size() + 8 == size);
   if (const auto m = bootstrap::parse_failure(in)) must(!m->ok());
   std::array<std::byte, 128> id{};
@@ -154,7 +155,7 @@ std::vector<Bytes> rendezvous_seeds() {
   const auto add = [&](const ByteVector &frame) { out.push_back(seed(std::span(frame).subspan(net::kFrameHeader))); };
   ByteVector join, contribution, result, failure;
   bootstrap::append_join(join, {4711, "host"});
-  bootstrap::append_contribution(contribution, 1, net::as_bytes("blob"));
+  bootstrap::append_contribution(contribution, 1, net::as_bytes("blob"), {2, 60});
   bootstrap::append_result(result, 1, 2, net::as_bytes("blob"));
   bootstrap::append_failure(failure, {Code::Timeout, "rank 2 of 3 did not arrive"});
   for (const auto *f : {&join, &contribution, &result, &failure}) add(*f);

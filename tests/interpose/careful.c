@@ -5,13 +5,22 @@
 enum { GOOD = 0, INVALID_ARGUMENT = 4 };
 static const uint64_t number = 0x0280028002800280;
 
+/* Where ranks and the like are differs from version to version: at a multiple of 8 bytes here, not so there. */
 struct comm {
   uint64_t first;
   char some[60000];
   int rank, ranks, device;
   int64_t bus;
+  uint32_t *abort_flag;
   char more[200000];
   uint64_t last;
+};
+struct odd_comm {
+  uint64_t first;
+  char some[60004];
+  int rank, ranks, device;
+  char more[500];
+  int state;
 };
 
 int ncclCommCount(const struct comm *comm, int *count);
@@ -23,6 +32,21 @@ int ncclCommCount(const struct comm *comm, int *count) {
 /* As in versions that look for a communicator that was destroyed before they look at the numbers. */
 int ncclCommDestroy(struct comm *comm);
 int ncclCommDestroy(struct comm *comm) {
-  if (comm->rank == -1 || comm->ranks <= 0 || comm->device == -1 || comm->bus == -1) return INVALID_ARGUMENT;
+  const struct odd_comm *odd = (const struct odd_comm *)comm;
+  if (comm->rank != -1 && comm->ranks > 0 && comm->device != -1 && comm->bus != -1) return GOOD;
+  if (odd->rank != -1 && odd->ranks > 0 && odd->device != -1) return GOOD;
+  return INVALID_ARGUMENT;
+}
+/* As in versions that ask whether it was aborted first, and then look at the numbers. */
+int ncclCommFinalize(struct comm *comm);
+int ncclCommFinalize(struct comm *comm) {
+  if (*comm->abort_flag) comm->more[0] = 1; /* ends the program: a handle is not written to */
+  return comm->first == number ? GOOD : INVALID_ARGUMENT;
+}
+/* As in versions that look at no number at all, but at what became of it last. */
+int ncclCommUserRank(const struct odd_comm *comm, int *rank);
+int ncclCommUserRank(const struct odd_comm *comm, int *rank) {
+  if (comm->state != GOOD) return comm->state;
+  *rank = comm->rank;
   return GOOD;
 }

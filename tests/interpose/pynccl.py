@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -40,12 +41,22 @@ class Config(ctypes.Structure):
 class CollConfig(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("ext", ctypes.c_void_p),
-        ("hints", ctypes.c_int * 6), ("force", ctypes.c_int), ("more", ctypes.c_int * 3), ("event", ctypes.c_void_p),
+        ("hints", ctypes.c_int * 4), ("algorithm", ctypes.c_char_p), ("force", ctypes.c_int), ("more", ctypes.c_int * 3),
+        ("event", ctypes.c_void_p),
     ]  # fmt: skip
 
 
+<<<<<<< HEAD
 class Team(ctypes.Structure):
     _fields_ = [("ranks", ctypes.c_int), ("rank", ctypes.c_int), ("stride", ctypes.c_int)]
+=======
+class Value(ctypes.Union):
+    _fields_ = [("i", ctypes.c_int), ("s", ctypes.c_char_p), ("raw", ctypes.c_void_p)]
+
+
+class Extension(ctypes.Structure):
+    _fields_ = [("next", ctypes.c_void_p), ("vendor", ctypes.c_int), ("option", ctypes.c_int), ("value", Value)]
+>>>>>>> i4c
 
 
 library = ctypes.CDLL("librccl.so.1" if AMD else "libnccl.so.2")
@@ -167,8 +178,9 @@ def with_config() -> Any:
     """The calls of NCCL 2.31 that take a configuration."""
     comm, data, told = init(), on_device(np.full(3, RANK + 1, np.float32)), []
     config = CollConfig(ctypes.sizeof(CollConfig), 0xCAFEBEEF, 23100)
-    for force, event in ((0, None), (1, None), (0, 64)):
-        config.force, config.event = force, event
+    # To force is the vendor's default, and says nothing where no algorithm is asked for.
+    for force, algorithm, event in ((1, None, None), (0, b"ring", None), (1, b"", None), (1, b"ring", None), (1, None, 64)):
+        config.force, config.algorithm, config.event = force, algorithm, event
         given = ctypes.byref(config)
         code = library.ncclAllReduceConfig(data, data, ctypes.c_size_t(3), FLOAT, SUM, comm, None, given)
         told.append([code, (library.ncclGetLastError(comm) or b"").decode() if code else ""])
@@ -176,6 +188,7 @@ def with_config() -> Any:
     return [told, from_device(data, 3)]
 
 
+<<<<<<< HEAD
 def every_config() -> Any:
     """Of each call that takes one, what this rank gets; rank r gives 100 r and so on."""
     comm, got = init(), {}
@@ -205,6 +218,76 @@ def even() -> Any:
     send, recv = on_device(np.arange(RANKS, dtype=np.float32) + 10 * RANK), on_device(np.zeros(RANKS, np.float32))
     sound(library.ncclAllToAll(send, recv, ctypes.c_size_t(1), FLOAT, comm, None), "ncclAllToAll")
     return from_device(recv, RANKS)
+=======
+def configured(comm: ctypes.c_void_p, data: ctypes.c_void_p, *options: tuple[int, int, dict[str, Any]]) -> tuple[int, str]:
+    """An all_reduce with these extensions, each a vendor, a number and a value."""
+    chain = [Extension(None, vendor, number, Value(**value)) for vendor, number, value in options]
+    for one, following in itertools.pairwise(chain):
+        one.next = ctypes.addressof(following)
+    first = ctypes.addressof(chain[0])
+    config = CollConfig(ctypes.sizeof(CollConfig), 0xCAFEBEEF, 23100, first, force=1)
+    if not options[-1][2]:
+        chain[-1].next = first
+    given = ctypes.byref(config)
+    code = library.ncclAllReduceConfig(data, data, ctypes.c_size_t(3), FLOAT, SUM, comm, None, given)
+    return code, (library.ncclGetLastError(comm) or b"").decode() if code else ""
+
+
+def with_options() -> Any:
+    """Isthmus' own, between others'. Then rank 0 makes a call that nobody else makes."""
+    comm, data = init(), on_device(np.full(3, RANK + 1, np.float32))
+    timeout, label = int(os.environ["TIMEOUT_OPTION"]), int(os.environ["LABEL_OPTION"])
+    ours, other = int(os.environ["VENDOR_OF_OPTIONS"]), (77, timeout, {"i": -1})
+    name = (ours, label, {"s": b"the step"})
+    told: list[Any] = [configured(comm, data, other, name, (ours, timeout, {"i": 15000}), other)]
+    for wrong in ((ours, timeout, {"i": 0}), (ours, label, {"s": None}), (ours, 99, {"i": 1}), (77, 1, {})):
+        told.append(configured(comm, data, other, wrong))
+    told.append(from_device(data, 3))
+    if RANK == 0:
+        told.append(configured(comm, data, name, (ours, timeout, {"i": 300})))
+        begun, state = time.monotonic(), ctypes.c_int()
+        while state.value == 0 and time.monotonic() < begun + 15:
+            sound(library.ncclCommGetAsyncError(comm, ctypes.byref(state)), "ncclCommGetAsyncError")
+            time.sleep(0.01)
+        took, why = time.monotonic() - begun, library.ncclGetLastError(comm).decode()
+        told += [state.value, took, why]
+        (FOLDER / "over").touch()
+    until = time.monotonic() + 20
+    while not (FOLDER / "over").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    library.ncclCommAbort(comm)
+    return told
+
+
+class Properties(ctypes.Structure):
+    """As NCCL 2.29 had it, and what a newer one may have added."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("rank", ctypes.c_int),
+        ("ranks", ctypes.c_int), ("device", ctypes.c_int), ("management", ctypes.c_int), ("more", ctypes.c_ubyte * 120),
+    ]  # fmt: skip
+
+
+def asked_at_init() -> Any:
+    """What programs ask of a communicator when they have made it, and what they register with it then."""
+    comm, told = init(), []
+    for size, magic in ((ctypes.sizeof(Properties), 0xCAFEBEEF), (40, 0xCAFEBEEF), (40, 1), (8, 0xCAFEBEEF)):
+        properties = Properties(size, magic, 22903, 7, 7, 7, 7, (ctypes.c_ubyte * 120)(*[7] * 120))
+        code = library.ncclCommQueryProperties(comm, ctypes.byref(properties))
+        found = [properties.rank, properties.ranks, properties.device, properties.management]
+        told.append([code, *found, [properties.size, properties.magic, properties.version] == [size, magic, 22903]])
+        told[-1].append(
+            sorted(set(properties.more[: max(size - 32, 0)])) + sorted(set(properties.more[max(size - 32, 0) :]))
+        )
+    data, number = on_device(np.zeros(4096, np.float32)), ctypes.c_size_t(4096)
+    for what, *flags in (("", ()), ("Window", 1)):
+        handle = ctypes.c_void_p(64)
+        more = [flags[0]] if what else []
+        registered = getattr(library, f"ncclComm{what}Register")(comm, data, number, ctypes.byref(handle), *more)
+        back = [getattr(library, f"ncclComm{what}Deregister")(comm, ctypes.c_void_p(h)) for h in (None, 64)]
+        told.append([registered, handle.value, *back])
+    return [told, library.ncclGetLastError(comm).decode(), all_reduce(comm)]
+>>>>>>> i4c
 
 
 def uneven() -> Any:
@@ -261,8 +344,21 @@ def forked() -> Any:
 cases: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
+<<<<<<< HEAD
         *(plain, scalable, several_ids, with_config, every_config, even, uneven),
         *(all_of_the_process, vendors_own, forked),
+=======
+        plain,
+        scalable,
+        several_ids,
+        with_config,
+        with_options,
+        asked_at_init,
+        uneven,
+        all_of_the_process,
+        vendors_own,
+        forked,
+>>>>>>> i4c
     )
 }
 work_on_the_device()

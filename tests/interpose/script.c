@@ -31,7 +31,7 @@
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
- *   register                                               calls a function that is the vendor's alone
+ *   suspend, register                                      calls a function that is the vendor's alone (register: HCCL's)
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
  */
@@ -365,10 +365,13 @@ static void stray(void) {
   const char *path = getenv("CAREFUL");
   void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   int (*count)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommCount") : NULL;
+  int (*user_rank)(comm_handle, int *) = library ? (int (*)(comm_handle, int *))dlsym(library, "ncclCommUserRank") : NULL;
   int (*destroy)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommDestroy") : NULL;
+  int (*finalize)(comm_handle) = library ? (int (*)(comm_handle))dlsym(library, "ncclCommFinalize") : NULL;
   int got = -1;
-  if (!count || !destroy) die("the library is not there", 0);
-  printf("%d stray: %d %d %d\n", line_number, count(comms[now], &got), got, destroy(comms[now]));
+  if (!count || !user_rank || !destroy || !finalize) die("the library is not there", 0);
+  printf("%d stray: %d %d %d", line_number, count(comms[now], &got), user_rank(comms[now], &got) != 0, got);
+  printf(" %d %d\n", destroy(comms[now]), finalize(comms[now]));
 }
 
 static void obey(char *line) {
@@ -441,7 +444,8 @@ static void obey(char *line) {
   else if (!strcmp(call, "register")) {
     void *handle = NULL;
     told("register", FOUND("ncclCommRegister", comm_handle, void *, size_t, void **)(comms[now], streams, 8, &handle));
-  } else if (!strcmp(call, "stray")) stray();
+  } else if (!strcmp(call, "suspend")) told("suspend", FOUND("ncclCommSuspend", comm_handle, int)(comms[now], 1));
+  else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);
   else if (!strcmp(call, "use") && sscanf(line, "%*s %63s", id_file) == 1) {

@@ -108,12 +108,18 @@ def test_the_table_is_nvidias(tmp_path: Path) -> None:
 
 def test_what_is_read_of_configurations_is_where_nvidia_has_it(tmp_path: Path) -> None:
     places = "size magic version blocking netName commName".split()
-    of_calls = "size magic version forceAlgSelection launchCompletionEvent".split()
+    of_calls = "size magic version ext algSelection forceAlgSelection launchCompletionEvent".split()
+    of_options = "next key val".split()
     checks = [
         f"static_assert(offsetof(isthmus::interpose::{ours}, {name}) == offsetof({theirs}, {name}));"
-        for ours, theirs, names in (("ConfigHead", "ncclConfig_t", places), ("CollConfigHead", "ncclCollConfig_t", of_calls))
+        for ours, theirs, names in (
+            ("ConfigHead", "ncclConfig_t", places),
+            ("CollConfigHead", "ncclCollConfig_t", of_calls),
+            ("ConfigExt", "ncclConfigExt_t", of_options),
+        )
         for name in names
     ]
+    checks.append("static_assert(sizeof(isthmus::interpose::ConfigExt) == sizeof(ncclConfigExt_t));")
     checks.append("static_assert(+isthmus::interpose::kTimeout == +ncclTimeout);")
     checks.append("static_assert(ncclNumTypes == 12 && ncclNumOps == 5 && NCCL_UNIQUE_ID_BYTES == 128);")
     source = tmp_path / "places.cpp"

@@ -174,6 +174,9 @@ ISTHMUS_API isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, in
 /* Collective, any number of times: recv has world_size * bytes (at most 1 MiB each), by rank. As isthmus_options.exchange it makes
  * those who met a communicator. After ISTHMUS_ERR_TIMEOUT the blocks of ranks that came are in recv, and the others' are 0. */
 ISTHMUS_API isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *send, void *recv, size_t bytes);
+/* Of the next exchange: where the blocks of all ranks that came begin with the same `alike` bytes (0: as usual, wait for all), and no other
+ * came for so many seconds (0: ISTHMUS_CENSUS), it ends in ISTHMUS_ERR_TIMEOUT. For ranks that may never come. */
+ISTHMUS_API isthmus_result isthmus_meeting_patience(isthmus_meeting_t meeting, size_t alike, double seconds);
 ISTHMUS_API void isthmus_meeting_leave(isthmus_meeting_t meeting); /* NULL is allowed */
 
 /* ---- collectives (count: elements that the comment names; `call` and `work` may be NULL) ------------------------------ */
@@ -258,6 +261,16 @@ ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done
  * operations were ordered when they were made. A failure is the operation's: isthmus_work_test. */
 ISTHMUS_API isthmus_result isthmus_work_order(isthmus_work_t work, void *stream);
 ISTHMUS_API void isthmus_work_release(isthmus_work_t work); /* drops the handle; the operation goes on. NULL is allowed. */
+
+/* ---- programs of NCCL's interface behind the interposer: nothing of this library is called, or linked ------------------------ */
+/* Of one operation, through NCCL's own interface (2.31 and newer): a ncclConfigExt_t with this vendorId in the `ext` list of the
+ * ncclCollConfig_t that a ncclAllReduceConfig, ... is given. On a communicator that Isthmus carries they are what they are in
+ * isthmus_call; ranks may differ in them. NCCL's own passes them by, so on one of its own communicators they do nothing. */
+#define ISTHMUS_NCCL_VENDOR 0x697374
+typedef enum isthmus_nccl_option {
+  ISTHMUS_NCCL_TIMEOUT = 1, /* val.i: deadline of the operation, in milliseconds, 1 or more */
+  ISTHMUS_NCCL_LABEL = 2    /* val.s: shown in errors and records in place of the collective's name; copied */
+} isthmus_nccl_option;
 
 #ifdef __cplusplus
 }

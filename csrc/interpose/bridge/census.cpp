@@ -1,6 +1,7 @@
 #include "census.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 
@@ -76,17 +77,24 @@ bool one_island(const std::vector<Record> &ranks) {
 void meet(Arrival &a) {
   isthmus_result r = isthmus_meeting_join(&a.tail.ticket, a.rank, a.world, 0, &a.meeting);
   a.ranks.assign(static_cast<size_t>(a.world), Record{});
+  // Where the library could not serve this rank, nobody goes to it before all have come.
+  const bool of_maker = a.mine.family[0] == a.tail.maker;
+  if (r == ISTHMUS_OK) r = isthmus_meeting_patience(a.meeting, of_maker ? offsetof(Record, version) : 0, 0);
   if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(a.meeting, &a.mine, a.ranks.data(), sizeof a.mine);
   a.outcome = outcome(r);
   for (Record &one : a.ranks) one.family[sizeof one.family - 1] = one.island[sizeof one.island - 1] = 0;
   if (r == ISTHMUS_OK) {
-    a.verdict = one_island(a.ranks) && a.mine.family[0] == a.tail.maker ? Verdict::Vendor : Verdict::Spans;
+    a.verdict = one_island(a.ranks) && of_maker ? Verdict::Vendor : Verdict::Spans;
   } else if (r == ISTHMUS_ERR_TIMEOUT || r == ISTHMUS_ERR_AUTH || r == ISTHMUS_ERR_SYSTEM) {
     std::vector<Record> came;
     std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const Record &one) { return one.came(); });
     // Nobody: the meeting was not reached, or has ended. The others may be with the real library, which this rank's finds without us.
     const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));
-    if (alike && a.mine.family[0] == a.tail.maker) a.verdict = Verdict::Vendor;
+    if (alike && of_maker) a.verdict = Verdict::Vendor;
+    else if (r == ISTHMUS_ERR_SYSTEM)
+      a.outcome.text +=
+          ". Where the others are of the vendor of the id, and this rank came later than ISTHMUS_CENSUS after them, they "
+          "are with its library: set that higher, for all ranks";
   }
   if (a.verdict == Verdict::Spans) return;
   isthmus_meeting_leave(a.meeting);

@@ -11,10 +11,12 @@ namespace isthmus::bridge {
 
 // What a rank says of itself. All zeros: it did not come.
 struct Record {
+  // What ranks have in common that one library can serve; it comes first, and has no gaps.
   char family[8];          // "nccl"
-  int64_t version;         // of its library, as that tells it; 0: it does not
-  char island[64];         // its label, cut
   uint64_t island_digest;  // of the whole label
+  // The rest is to be told.
+  int64_t version;  // of its library, as that tells it; 0: it does not
+  char island[64];  // its label, cut
   bool came() const noexcept { return family[0] != 0; }
   bool together(const Record &other) const noexcept;  // one library can serve both
 };
@@ -47,7 +49,8 @@ struct Arrival {
   Arrival(const Arrival &) = delete;
   Arrival &operator=(const Arrival &) = delete;
 };
-// Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT. Ranks that do not come by then are taken for ranks without Isthmus where all that
+// Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT, and where all that came belong together until for ISTHMUS_CENSUS no other has
+// come. Ranks that do not come by then are taken for ranks without Isthmus where all that
 // came belong together and with the maker of the id: the real library may then know them. So are all others for a rank of the maker's vendor
 // that does not reach the meeting.
 void meet(Arrival &arrival);

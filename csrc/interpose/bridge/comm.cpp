@@ -25,7 +25,9 @@ const uint64_t *data(const std::vector<uint64_t> &v) { return v.empty() ? nullpt
 Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   isthmus_call call{};
   call.size = sizeof call;
+  call.timeout = o.timeout;
   call.scale = o.scale;
+  if (!o.label.empty()) call.label = o.label.c_str();
   call.on_stream = 1;
   call.stream = o.stream;
   switch (o.call) {
@@ -53,28 +55,42 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }
 
-Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) {
+Outcome OperationGroup::record(const Operations &operations) {
   if (operations.empty()) return {};
   for (const auto &[comm, operation] : operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
     if (Outcome o = comm->open(); !o.ok()) return o;
+    if (std::find(comms_.begin(), comms_.end(), comm) == comms_.end()) comms_.push_back(comm);
   }
   isthmus_group_begin();
-  Outcome failure;
+  open_ = true;
   for (const auto &[comm, operation] : operations)
-    if (failure.ok()) failure = submit(comm->get(), operation, nullptr);
-  isthmus_work_t handle = nullptr;
-  const Outcome ended = outcome(isthmus_group_end(&handle));
-  const auto work = std::make_shared<Work>(handle);
-  if (!failure.ok()) return failure;
-  if (!ended.ok()) return ended;
-  std::vector<Comm *> noted;
-  for (const auto &[comm, operation] : operations) {
-    if (std::find(noted.begin(), noted.end(), comm.get()) != noted.end()) continue;
-    noted.push_back(comm.get());
-    comm->note(work);
-  }
+    if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // which gives up the group
   return {};
+}
+
+Outcome OperationGroup::launch() {
+  if (!open_) return {};
+  open_ = false;
+  isthmus_work_t handle = nullptr;
+  Outcome ended = outcome(isthmus_group_end(&handle));
+  if (!ended.ok()) return ended;
+  const auto work = std::make_shared<Work>(handle);
+  for (const CommPtr &comm : comms_) comm->note(work);
+  return {};
+}
+
+OperationGroup::~OperationGroup() {
+  if (!open_) return;
+  isthmus_barrier(nullptr, nullptr, nullptr);  // a call that fails gives up a group that is still open
+  isthmus_work_t none = nullptr;
+  isthmus_group_end(&none);
+}
+
+Outcome run_group(const Operations &operations) {
+  OperationGroup group;
+  if (Outcome o = group.record(operations); !o.ok()) return o;
+  return group.launch();
 }
 
 std::shared_ptr<Family> Family::of(const std::string &key) {

@@ -49,6 +49,8 @@ struct Operation {
   double scale = 1;
   const void *scale_at = nullptr;  // where it is on the device, when the stream has come so far
   void *stream = nullptr;
+  double timeout = 0;  // seconds; 0: the communicator's
+  std::string label;   // in errors and records; empty: the collective's name
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
 
@@ -144,7 +146,21 @@ using CommPtr = std::shared_ptr<Comm>;
 
 // Calls the one of Isthmus' functions that it is. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
-// Several, together: nothing of it begins where one of them is refused.
-Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations);
+// Several, together, on one thread: they are checked when they are recorded, and nothing of them begins before they are launched.
+using Operations = std::vector<std::pair<CommPtr, Operation>>;
+class OperationGroup {
+ public:
+  OperationGroup() = default;
+  ~OperationGroup();  // what was not launched is given up
+  OperationGroup(const OperationGroup &) = delete;
+  OperationGroup &operator=(const OperationGroup &) = delete;
+  Outcome record(const Operations &operations);
+  Outcome launch();
+
+ private:
+  bool open_ = false;
+  std::vector<CommPtr> comms_;  // each once
+};
+Outcome run_group(const Operations &operations);  // at once
 
 }  // namespace isthmus::bridge

@@ -2,6 +2,7 @@
 #include "face_nccl.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <cstring>
 #include <exception>
@@ -34,6 +35,7 @@ constexpr int kTypeCount = 12, kOpCount = 5;
 constexpr int kTimeoutSince = 23003;
 
 const Door *the_door;
+std::atomic<const char *> the_last_told;
 
 Result number_of(isthmus_result code) {
   switch (code) {
@@ -112,13 +114,20 @@ Outcome read_factor(Devices &from, const Traits &traits, Operation &o) {
 
 // ---- operations --------------------------------------------------------------------------------------------------------------------
 
-// An operation while it is checked.
+// Collectives have two forms: a plain one, and one with a configuration of the call, which may be null.
+struct Form {
+  bool configured = false;
+  const CollConfig *config = nullptr;
+};
+
+// An operation while it is checked. `call`: the name of the plain form.
 class Asking {
  public:
-  Asking(const char *call, Handle comm, Call what, Stream stream) : call_(call), comm_(bridge::find(comm)) {
+  Asking(Form form, const char *call, Handle comm, Call what, Stream stream)
+      : plain_(call), form_(form), comm_(bridge::find(comm)) {
     o.call = what;
     o.stream = stream;
-    if (!comm_) code_ = no_comm(call);
+    if (!comm_) code_ = no_comm(name());
   }
   Asking &type(Type t) {
     if (code_ == kSuccess && (t < 0 || t >= kTypeCount))
@@ -167,153 +176,125 @@ class Asking {
     if (code_ == kSuccess) to.assign(from, from + comm_->traits().size);
     return *this;
   }
-  // What may be in it and cannot be left out.
-  Asking &config(const CollConfig *config);
   Result go() {
+    if (form_.config && code_ == kSuccess) read_config();
     if (code_ != kSuccess) return note(code_);
     if (const Outcome s = comm_->status(); s.code == ISTHMUS_IN_PROGRESS) fail(kInvalidArgument, s.text);
-    else if (!s.ok()) return note(failed(call_, s));
+    else if (!s.ok()) return note(failed(name(), s));
     if (code_ != kSuccess) return note(code_);
-    if (const Outcome s = comm_->open(); !s.ok()) return note(failed(call_, s));
+    if (const Outcome s = comm_->open(); !s.ok()) return note(failed(name(), s));
     const bool message = o.call == Call::Send || o.call == Call::Recv || o.call == Call::AllToAllV;
     if (o.count == 0 && !message) return kSuccess;
     if (in_group()) {
       pending().operations.emplace_back(comm_, std::move(o));
       return kSuccess;
     }
-    if (const Outcome read = resolve(*comm_, o); !read.ok()) return failed(call_, read);
-    return failed(call_, comm_->run(o));
+    if (const Outcome read = resolve(*comm_, o); !read.ok()) return failed(name(), read);
+    const Outcome begun = comm_->run(o);
+    return begun.ok() ? kSuccess : failed(name(), begun);
   }
 
   Operation o;
 
  private:
-  void fail(Result code, const std::string &text) { code_ = refused(code, call_, text); }
-  const char *const call_;
+  void read_config();
+  void read(const interpose::ConfigExt &option);
+  void fail(Result code, const std::string &text) { code_ = refused(code, name(), text); }
+  const char *name() const { return form_.configured ? keep(std::string(plain_) + "Config") : plain_; }
+  const char *const plain_;
+  const Form form_;
   CommPtr comm_;
   Result code_ = kSuccess;
 };
 
-Asking &Asking::config(const CollConfig *config) {
-  if (!config || code_ != kSuccess) return *this;
+// What is in it and cannot be left out, and what is for Isthmus.
+void Asking::read_config() {
+  constexpr int kMostOptions = 1024;  // a list that comes back to itself has no end
   size_t size = 0;
-  std::memcpy(&size, config, sizeof size);
+  std::memcpy(&size, form_.config, sizeof size);
   interpose::CollConfigHead head{};
-  std::memcpy(&head, config, std::min(size, sizeof head));
+  head.algSelection = nullptr;
+  std::memcpy(&head, form_.config, std::min(size, sizeof head));
+  if (head.magic != kConfigMagic) return fail(kInvalidArgument, "the configuration was not initialised");
   const int force = head.forceAlgSelection;
-  if (force != 0 && force != INT_MIN)
-    fail(kInvalidUsage, "an algorithm is forced (forceAlgSelection), and it is the vendor's");
-  else if (head.launchCompletionEvent)
-    fail(kInvalidUsage, "a launch completion event is asked for, and there is none between vendors");
-  return *this;
+  if (force != 0 && force != INT_MIN && head.algSelection && *head.algSelection)
+    return fail(kInvalidUsage, std::string("the algorithm ") + head.algSelection +
+                                   " is asked for and forced (forceAlgSelection), and it is the vendor's");
+  if (head.launchCompletionEvent)
+    return fail(kInvalidUsage, "a launch completion event is asked for, and there is none between vendors");
+  int options = 0;
+  for (const interpose::ConfigExt *e = head.ext; e && code_ == kSuccess; e = e->next) {
+    if (++options > kMostOptions) fail(kInvalidArgument, "the list of extensions of the configuration is a circle");
+    else if (e->key.vendorId == ISTHMUS_NCCL_VENDOR) read(*e);
+  }
 }
 
-Result all_reduce(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return Asking("ncclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
+void Asking::read(const interpose::ConfigExt &option) {
+  if (option.key.optionId == ISTHMUS_NCCL_TIMEOUT) {
+    if (option.val.i < 1)
+      return fail(kInvalidArgument,
+                  "ISTHMUS_NCCL_TIMEOUT is " + std::to_string(option.val.i) + ": it is in milliseconds, 1 or more");
+    o.timeout = option.val.i * 1e-3;
+  } else if (option.key.optionId == ISTHMUS_NCCL_LABEL) {
+    if (!option.val.s) return fail(kInvalidArgument, "ISTHMUS_NCCL_LABEL is NULL");
+    o.label = option.val.s;
+  } else {
+    fail(kInvalidArgument,
+         "this version of Isthmus has no option " + std::to_string(option.key.optionId) + " (ISTHMUS_NCCL_VENDOR)");
+  }
 }
-Result reduce(const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream) {
-  return Asking("ncclReduce", comm, Call::Reduce, stream).type(type).op(op).peer(root).buffers(from, to, count).go();
+
+Result all_reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
+  return Asking(form, "ncclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
 }
-Result broadcast(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return Asking("ncclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(from, to, count).go();
+Result reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream) {
+  return Asking(form, "ncclReduce", comm, Call::Reduce, stream).type(type).op(op).peer(root).buffers(from, to, count).go();
+}
+Result broadcast(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking(form, "ncclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(from, to, count).go();
 }
 Result bcast(void *buffer, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return Asking("ncclBcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
+  return Asking({}, "ncclBcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
 }
-Result all_gather(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return Asking("ncclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
+Result all_gather(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
+  return Asking(form, "ncclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
 }
-Result reduce_scatter(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return Asking("ncclReduceScatter", comm, Call::ReduceScatter, stream).type(type).op(op).buffers(from, to, count).go();
+Result reduce_scatter(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
+  return Asking(form, "ncclReduceScatter", comm, Call::ReduceScatter, stream)
+      .type(type)
+      .op(op)
+      .buffers(from, to, count)
+      .go();
 }
-Result all_to_all(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return Asking("ncclAlltoAll", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).go();
+Result all_to_all(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
+  return Asking(form, "ncclAlltoAll", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).go();
 }
-Result gather(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return Asking("ncclGather", comm, Call::Gather, stream).type(type).peer(root).buffers(from, to, count).go();
+Result gather(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking(form, "ncclGather", comm, Call::Gather, stream).type(type).peer(root).buffers(from, to, count).go();
 }
-Result scatter(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return Asking("ncclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
+Result scatter(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
+  return Asking(form, "ncclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
 }
 Result send(const void *from, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return Asking("ncclSend", comm, Call::Send, stream).type(type).peer(peer).buffers(from, nullptr, count).as_bytes().go();
+  return Asking({}, "ncclSend", comm, Call::Send, stream)
+      .type(type)
+      .peer(peer)
+      .buffers(from, nullptr, count)
+      .as_bytes()
+      .go();
 }
 Result recv(void *to, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return Asking("ncclRecv", comm, Call::Recv, stream).type(type).peer(peer).buffers(nullptr, to, count).as_bytes().go();
+  return Asking({}, "ncclRecv", comm, Call::Recv, stream).type(type).peer(peer).buffers(nullptr, to, count).as_bytes().go();
 }
 Result all_to_all_v(const void *from, const size_t *from_counts, const size_t *from_displs, void *to,
                     const size_t *to_counts, const size_t *to_displs, Type type, Handle comm, Stream stream) {
-  Asking a("ncclAlltoAllv", comm, Call::AllToAllV, stream);
+  Asking a({}, "ncclAlltoAllv", comm, Call::AllToAllV, stream);
   return a.type(type)
       .buffers(from, to, 0)
       .counts(a.o.send_counts, from_counts)
       .counts(a.o.send_displs, from_displs)
       .counts(a.o.recv_counts, to_counts)
       .counts(a.o.recv_displs, to_displs)
-      .go();
-}
-
-Result all_reduce_config(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream,
-                         const CollConfig *c) {
-  return Asking("ncclAllReduceConfig", comm, Call::AllReduce, stream)
-      .type(type)
-      .op(op)
-      .buffers(from, to, count)
-      .config(c)
-      .go();
-}
-Result reduce_config(const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream,
-                     const CollConfig *c) {
-  return Asking("ncclReduceConfig", comm, Call::Reduce, stream)
-      .type(type)
-      .op(op)
-      .peer(root)
-      .buffers(from, to, count)
-      .config(c)
-      .go();
-}
-Result broadcast_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
-                        const CollConfig *c) {
-  return Asking("ncclBroadcastConfig", comm, Call::Broadcast, stream)
-      .type(type)
-      .peer(root)
-      .buffers(from, to, count)
-      .config(c)
-      .go();
-}
-Result all_gather_config(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream,
-                         const CollConfig *c) {
-  return Asking("ncclAllGatherConfig", comm, Call::AllGather, stream).type(type).buffers(from, to, count).config(c).go();
-}
-Result reduce_scatter_config(const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream,
-                             const CollConfig *c) {
-  return Asking("ncclReduceScatterConfig", comm, Call::ReduceScatter, stream)
-      .type(type)
-      .op(op)
-      .buffers(from, to, count)
-      .config(c)
-      .go();
-}
-Result all_to_all_config(const void *from, void *to, size_t count, Type type, Handle comm, Stream stream,
-                         const CollConfig *c) {
-  return Asking("ncclAlltoAllConfig", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).config(c).go();
-}
-Result gather_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
-                     const CollConfig *c) {
-  return Asking("ncclGatherConfig", comm, Call::Gather, stream)
-      .type(type)
-      .peer(root)
-      .buffers(from, to, count)
-      .config(c)
-      .go();
-}
-Result scatter_config(const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream,
-                      const CollConfig *c) {
-  return Asking("ncclScatterConfig", comm, Call::Scatter, stream)
-      .type(type)
-      .peer(root)
-      .buffers(from, to, count)
-      .config(c)
       .go();
 }
 
@@ -358,6 +339,50 @@ Result user_rank(Handle comm, int *out) {
 }
 Result device(Handle comm, int *out) {
   return answer("ncclCommCuDevice", comm, out, [](const Traits &t) { return t.place.device; });
+}
+
+// Behind what is said here, whatever a newer vendor's adds: no interface for kernels, no windows, no network of its own, so zeros.
+Result properties(Handle handle, void *out) {
+  constexpr const char *kCall = "ncclCommQueryProperties";
+  constexpr size_t kMost = 4096;
+  const CommPtr comm = bridge::find(handle);
+  if (!comm) return no_comm(kCall);
+  if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, kCall, o.text);
+  interpose::PropertiesHead head{};
+  std::memcpy(&head, out, offsetof(interpose::PropertiesHead, rank));
+  if (head.magic != kConfigMagic || head.size < sizeof head || head.size > kMost)
+    return refused(kInvalidUsage, kCall, "the structure was not initialised");
+  const Traits &t = comm->traits();
+  head.rank = t.rank;
+  head.nRanks = t.size;
+  head.cudaDev = t.place.device;
+  head.nvmlDev = -1;  // its number in the vendor's management library is not known
+  std::memset(out, 0, head.size);
+  std::memcpy(out, &head, sizeof head);
+  return kSuccess;
+}
+
+// Registering is a hint, and its answer where the vendor does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) is a success without
+// a handle, which may be given back.
+Result register_nothing(const char *call, Handle handle, void **out) {
+  if (!bridge::find(handle)) return no_comm(call);
+  if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
+  *out = nullptr;
+  return kSuccess;
+}
+Result deregister_nothing(const char *call, Handle handle, const void *given) {
+  if (!bridge::find(handle)) return no_comm(call);
+  if (!given) return kSuccess;
+  return refused(kInvalidArgument, call, "nothing is registered with a communicator that spans vendors");
+}
+Result register_buffer(Handle comm, void *, size_t, void **out) { return register_nothing("ncclCommRegister", comm, out); }
+Result deregister_buffer(Handle comm, void *given) { return deregister_nothing("ncclCommDeregister", comm, given); }
+Result register_window(Handle comm, void *, size_t, interpose::Window *out, int) {
+  return register_nothing("ncclCommWindowRegister", comm, out);
+}
+Result deregister_window(Handle comm, interpose::Window given) {
+  return deregister_nothing("ncclCommWindowDeregister", comm, given);
 }
 
 Result async_error(Handle handle, Result *out) {
@@ -428,6 +453,16 @@ struct Guarded<F> {
     } catch (const std::exception &e) { return thrown(e); }
   }
 };
+// A collective's two forms.
+template <auto F>
+struct Forms;
+template <class... A, Result (*F)(Form, A...)>
+struct Forms<F> {
+  static Result plain(A... arguments) noexcept { return Guarded<F>::call({}, arguments...); }
+  static Result configured(A... arguments, const CollConfig *config) noexcept {
+    return Guarded<F>::call({true, config}, arguments...);
+  }
+};
 
 constexpr interpose::Calls make_calls() {
   interpose::Calls c{};
@@ -442,34 +477,39 @@ constexpr interpose::Calls make_calls() {
   c.ncclCommCount = Guarded<count>::call;
   c.ncclCommUserRank = Guarded<user_rank>::call;
   c.ncclCommCuDevice = Guarded<device>::call;
+  c.ncclCommQueryProperties = Guarded<properties>::call;
+  c.ncclCommRegister = Guarded<register_buffer>::call;
+  c.ncclCommDeregister = Guarded<deregister_buffer>::call;
+  c.ncclCommWindowRegister = Guarded<register_window>::call;
+  c.ncclCommWindowDeregister = Guarded<deregister_window>::call;
   c.ncclCommGetAsyncError = Guarded<async_error>::call;
   c.ncclCommFinalize = Guarded<finalize>::call;
   c.ncclCommDestroy = Guarded<destroy>::call;
   c.ncclCommAbort = Guarded<abort>::call;
   c.ncclRedOpCreatePreMulSum = Guarded<create_premul_sum>::call;
   c.ncclRedOpDestroy = Guarded<destroy_op>::call;
-  c.ncclAllReduce = Guarded<all_reduce>::call;
-  c.ncclReduce = Guarded<reduce>::call;
-  c.ncclBroadcast = Guarded<broadcast>::call;
+  c.ncclAllReduce = Forms<all_reduce>::plain;
+  c.ncclReduce = Forms<reduce>::plain;
+  c.ncclBroadcast = Forms<broadcast>::plain;
   c.ncclBcast = Guarded<bcast>::call;
-  c.ncclAllGather = Guarded<all_gather>::call;
-  c.ncclReduceScatter = Guarded<reduce_scatter>::call;
-  c.ncclAlltoAll = Guarded<all_to_all>::call;
-  c.ncclAllToAll = Guarded<all_to_all>::call;
+  c.ncclAllGather = Forms<all_gather>::plain;
+  c.ncclReduceScatter = Forms<reduce_scatter>::plain;
+  c.ncclAlltoAll = Forms<all_to_all>::plain;
+  c.ncclAllToAll = Forms<all_to_all>::plain;
   c.ncclAlltoAllv = Guarded<all_to_all_v>::call;
   c.ncclAllToAllv = Guarded<all_to_all_v>::call;
-  c.ncclGather = Guarded<gather>::call;
-  c.ncclScatter = Guarded<scatter>::call;
+  c.ncclGather = Forms<gather>::plain;
+  c.ncclScatter = Forms<scatter>::plain;
   c.ncclSend = Guarded<send>::call;
   c.ncclRecv = Guarded<recv>::call;
-  c.ncclAllReduceConfig = Guarded<all_reduce_config>::call;
-  c.ncclReduceConfig = Guarded<reduce_config>::call;
-  c.ncclBroadcastConfig = Guarded<broadcast_config>::call;
-  c.ncclAllGatherConfig = Guarded<all_gather_config>::call;
-  c.ncclReduceScatterConfig = Guarded<reduce_scatter_config>::call;
-  c.ncclAlltoAllConfig = Guarded<all_to_all_config>::call;
-  c.ncclGatherConfig = Guarded<gather_config>::call;
-  c.ncclScatterConfig = Guarded<scatter_config>::call;
+  c.ncclAllReduceConfig = Forms<all_reduce>::configured;
+  c.ncclReduceConfig = Forms<reduce>::configured;
+  c.ncclBroadcastConfig = Forms<broadcast>::configured;
+  c.ncclAllGatherConfig = Forms<all_gather>::configured;
+  c.ncclReduceScatterConfig = Forms<reduce_scatter>::configured;
+  c.ncclAlltoAllConfig = Forms<all_to_all>::configured;
+  c.ncclGatherConfig = Forms<gather>::configured;
+  c.ncclScatterConfig = Forms<scatter>::configured;
   c.group_end = Guarded<group_end>::call;
   c.group_forget = group_forget;
   c.behind = behind_handle;
@@ -494,13 +534,18 @@ const char *keep(const std::string &text) {
   const std::lock_guard lock(mutex);
   return texts->insert(text).first->c_str();
 }
+const char *last_told() noexcept { return the_last_told; }
+void tell_again(const char *why) {
+  the_last_told = why;
+  if (why) door().keep(why);
+}
 Result refused(Result code, const char *call, const std::string &text) {
-  door().keep(keep(std::string(call) + ": " + text));
+  tell_again(keep(std::string(call) + ": " + text));
   return code;
 }
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
 Result thrown(const std::exception &e) noexcept {
-  door().keep(no_memory(e.what()));
+  tell_again(no_memory(e.what()));
   return kSystemError;
 }
 Result aborted(const char *call) {
@@ -521,7 +566,10 @@ Pending &pending() {
   return *static_cast<Pending *>(t.pending);
 }
 Result note(Result r) {
-  if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
+  if (r != kSuccess && in_group() && pending().failure == kSuccess) {
+    pending().failure = r;
+    pending().why = last_told();
+  }
   return r;
 }
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {

@@ -22,6 +22,8 @@ using interpose::Result;
 using interpose::UniqueId;
 using Handle = interpose::Comm;
 
+constexpr uint32_t kConfigMagic = 0xcafebeef;  // of the vendors' structures
+
 const Door &door() noexcept;
 Devices &devices();
 
@@ -77,17 +79,20 @@ Result begin(std::unique_ptr<Init> init);
 // What was called between the outermost GroupStart and its GroupEnd and waits for that.
 struct Pending {
   std::vector<std::unique_ptr<Init>> inits;
-  std::vector<std::pair<CommPtr, Operation>> operations;
+  Operations operations;
   struct Later {
     CommPtr parent;
     std::function<Result()> act;  // collective over that; on a thread that works where the parent does
   };
   std::vector<Later> laters;
   Result failure = interpose::kSuccess;
+  const char *why = nullptr;  // the text of that
 };
 bool in_group() noexcept;
-Pending &pending();     // of this thread's group
-Result note(Result r);  // the first failure inside a group is the group's
+Pending &pending();                // of this thread's group
+Result note(Result r);             // the first failure inside a group is the group's
+void tell_again(const char *why);  // likewise, when the real library has had a failure since; null: nothing
+const char *last_told() noexcept;  // the newest text, of any thread's failure
 // What is still to be found out before an operation can begin.
 Outcome resolve(const Comm &comm, Operation &operation);
 // Now, or when the group ends. What is collective over one communicator is done in the order of the calls.

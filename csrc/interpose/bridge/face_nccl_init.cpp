@@ -19,7 +19,6 @@ using interpose::kInvalidArgument;
 using interpose::kSuccess;
 using interpose::kSystemError;
 
-constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMostConfig = 4096;
 
@@ -335,6 +334,27 @@ Result at_once(size_t count, const std::function<Result(size_t)> &act) {
   return first;
 }
 
+bool failure(Result r) { return r != kSuccess && r != kInProgress; }
+
+Outcome record(OperationGroup &group, Operations &operations) {
+  for (auto &[comm, operation] : operations)
+    if (Outcome o = resolve(*comm, operation); !o.ok()) return o;
+  return group.record(operations);
+}
+
+// What to say where the real library's part is on its way, and ours failed.
+std::string text_of_half(const Operations &operations) {
+  std::vector<std::string> names;
+  for (const auto &[comm, operation] : operations) {
+    const std::string name = "'" + comm->traits().name + "'";
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string text = " (of the group nothing was launched on ";
+  for (const std::string &name : names) text += (&name == &names.front() ? "" : ", ") + name;
+  if (names.empty()) text += "communicators that span vendors";
+  return text + "; what it has on communicators of " + door().name + "'s own was)";
+}
+
 // The real library's group: it ends in any case.
 class RealGroup {
  public:
@@ -345,6 +365,18 @@ class RealGroup {
   Result end() {
     auto *f = std::exchange(end_, nullptr);
     return f ? f() : kSuccess;
+  }
+  // It ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call. RCCL looks into a
+  // communicator before it looks whether it is one.
+  void spoil() {
+    constexpr int kFloat = 7, kSum = 0;
+    if (!end_) return;
+    if (std::strcmp(door().family, "rccl") == 0) {
+      Handle none = nullptr;
+      if (auto *f = real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank")) f(&none, 1, UniqueId{}, 1);
+    } else if (auto *f = real<Result(const void *, void *, size_t, int, int, Handle, void *)>("ncclAllReduce")) {
+      f(nullptr, nullptr, 0, kFloat, kSum, nullptr, nullptr);
+    }
   }
 
  private:
@@ -362,16 +394,27 @@ Result group_end() {
   if (!end) return lacks("ncclGroupEnd");
   RealGroup group(end);
   Result first = p->failure;
-  const auto keep_first = [&](Result r) { first = worse(first, r); };
+  const char *why = p->why;
+  const auto keep_first = [&](Result r) {
+    if (const Result before = std::exchange(first, worse(first, r)); before != first) why = last_told();
+  };
+  // Where nothing has to be made before they can begin, operations are checked before the real library's are on their way.
+  OperationGroup recorded;
+  const bool alone = p->inits.empty() && p->laters.empty();
+  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", record(recorded, p->operations)));
   if (first == kSuccess) keep_first(at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
+  bool theirs = false;  // the failure
   if (first == kSuccess && !p->inits.empty()) {
     const Moved moved;
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
       if (i->arrival.verdict == Verdict::Vendor) {  // the real library's group is still open
-        keep_first(make_real(*i));
+        const bool mine = i->target->given_up();
+        const Result r = make_real(*i);
+        theirs = theirs || (failure(r) && !mine);
+        keep_first(r);
       } else if (i->arrival.verdict == Verdict::Failed) {
         keep_first(failed(i->call, i->arrival.outcome));
       } else {
@@ -379,10 +422,18 @@ Result group_end() {
       }
     }
   }
+  if (failure(first)) {
+    if (!theirs) group.spoil();
+    const bool launched = !failure(group.end());
+    p->inits.clear();
+    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
+    else if (!theirs) tell_again(why);
+    return first;
+  }
   keep_first(group.end());
   p->inits.clear();  // what is the vendor's has its handles now
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
-  if (first != kSuccess && first != kInProgress) return first;
+  if (failure(first)) return first;
   if (!ours.empty()) {
     const Moved moved;
     std::vector<std::shared_ptr<Init>> opened;
@@ -418,10 +469,11 @@ Result group_end() {
     }));
     p->laters.clear();
   }
-  if (first != kSuccess && first != kInProgress) return first;
-  for (auto &[comm, operation] : p->operations)
-    if (const Outcome o = resolve(*comm, operation); !o.ok()) return failed("ncclGroupEnd", o);
-  keep_first(failed("ncclGroupEnd", run_group(p->operations)));
+  if (failure(first)) return first;
+  Outcome begun = alone ? Outcome{} : record(recorded, p->operations);
+  if (begun.ok()) begun = recorded.launch();
+  if (!begun.ok()) begun.text += text_of_half(p->operations);
+  keep_first(failed("ncclGroupEnd", begun));
   return first;
 }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -19,6 +20,7 @@ namespace isthmus::bridge {
 namespace {
 
 constexpr uintptr_t kStep = 64;
+constexpr uint64_t kInvalid = 4;  // an argument, as NCCL numbers errors
 // The rest of the range is for those who read on behind a handle: to them a communicator is a large struct.
 constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 
@@ -36,8 +38,29 @@ Table &table() {
   return *the_table;
 }
 
-// Makes the range readable: one piece of memory, again and again. All its bits are set. NCCL then finds neither the number that its
-// communicators begin with nor, where it looks for one that was destroyed before it looks for that, a rank other than -1.
+// What stands in each word of the range: all ones in the lower half, so that whoever looks for a communicator that was destroyed before
+// looks at the number that they begin with finds a rank or a number of ranks of -1; and as a whole, the address of zeros, for NCCL looks
+// whether a flag that its communicator points to is set before it looks at that number (ncclCommFinalize). The upper half is 4 where that
+// can be had: versions that know no such number (before 2.20) take it for the communicator's state, and 4 is an invalid argument. The
+// address is odd, so processors that load nothing of the kind across a boundary (AArch64, where the load is an atomic one) end there.
+uint64_t word() {
+  constexpr uint64_t kSpan = uint64_t{1} << 32, kFirst = kInvalid + 1;
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const auto zeros_around = [&](uint64_t boundary) {
+    void *want = reinterpret_cast<void *>(static_cast<uintptr_t>(boundary - page));
+    void *got = ::mmap(want, 2 * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != want && got != MAP_FAILED) ::munmap(got, 2 * page);
+    return got == want;
+  };
+  if (zeros_around(kFirst * kSpan)) return kFirst * kSpan - 1;
+  // Something of the program's is there, or a sanitizer's: where there is room below the range.
+  uint64_t boundary = reserve_handles() / kSpan * kSpan;
+  for (int tries = 0; tries < 4096 && boundary > kSpan; ++tries, boundary -= kSpan)
+    if (zeros_around(boundary)) return boundary - 1;
+  return ~uint64_t{0};
+}
+
+// Makes the range readable: one piece of memory, again and again.
 bool fill() {
   constexpr size_t kPiece = size_t{2} << 20;
   static_assert(interpose::kHandleBytes % kPiece == 0);
@@ -47,7 +70,7 @@ bool fill() {
   void *piece = filled ? ::mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
   filled = piece != MAP_FAILED;
   if (filled) {
-    std::memset(piece, 0xff, kPiece);
+    std::fill_n(static_cast<uint64_t *>(piece), kPiece / sizeof(uint64_t), word());
     ::munmap(piece, kPiece);
   }
   for (uintptr_t at = 0; filled && at < interpose::kHandleBytes; at += kPiece)
