@@ -46,17 +46,16 @@ class CollConfig(ctypes.Structure):
     ]  # fmt: skip
 
 
-<<<<<<< HEAD
 class Team(ctypes.Structure):
     _fields_ = [("ranks", ctypes.c_int), ("rank", ctypes.c_int), ("stride", ctypes.c_int)]
-=======
+
+
 class Value(ctypes.Union):
     _fields_ = [("i", ctypes.c_int), ("s", ctypes.c_char_p), ("raw", ctypes.c_void_p)]
 
 
 class Extension(ctypes.Structure):
     _fields_ = [("next", ctypes.c_void_p), ("vendor", ctypes.c_int), ("option", ctypes.c_int), ("value", Value)]
->>>>>>> i4c
 
 
 library = ctypes.CDLL("librccl.so.1" if AMD else "libnccl.so.2")
@@ -188,7 +187,6 @@ def with_config() -> Any:
     return [told, from_device(data, 3)]
 
 
-<<<<<<< HEAD
 def every_config() -> Any:
     """Of each call that takes one, what this rank gets; rank r gives 100 r and so on."""
     comm, got = init(), {}
@@ -218,7 +216,8 @@ def even() -> Any:
     send, recv = on_device(np.arange(RANKS, dtype=np.float32) + 10 * RANK), on_device(np.zeros(RANKS, np.float32))
     sound(library.ncclAllToAll(send, recv, ctypes.c_size_t(1), FLOAT, comm, None), "ncclAllToAll")
     return from_device(recv, RANKS)
-=======
+
+
 def configured(comm: ctypes.c_void_p, data: ctypes.c_void_p, *options: tuple[int, int, dict[str, Any]]) -> tuple[int, str]:
     """An all_reduce with these extensions, each a vendor, a number and a value."""
     chain = [Extension(None, vendor, number, Value(**value)) for vendor, number, value in options]
@@ -287,7 +286,6 @@ def asked_at_init() -> Any:
         back = [getattr(library, f"ncclComm{what}Deregister")(comm, ctypes.c_void_p(h)) for h in (None, 64)]
         told.append([registered, handle.value, *back])
     return [told, library.ncclGetLastError(comm).decode(), all_reduce(comm)]
->>>>>>> i4c
 
 
 def uneven() -> Any:
@@ -344,21 +342,18 @@ def forked() -> Any:
 cases: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
-<<<<<<< HEAD
-        *(plain, scalable, several_ids, with_config, every_config, even, uneven),
-        *(all_of_the_process, vendors_own, forked),
-=======
         plain,
         scalable,
         several_ids,
         with_config,
-        with_options,
-        asked_at_init,
+        every_config,
+        even,
         uneven,
         all_of_the_process,
         vendors_own,
         forked,
->>>>>>> i4c
+        with_options,
+        asked_at_init,
     )
 }
 work_on_the_device()

@@ -198,7 +198,6 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
 
 
-<<<<<<< HEAD
 def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[str, Path]) -> None:
     """Whether the rank's library has it does not matter then. Where that is to have the communicator, it does."""
     ranks = fleet("na")
@@ -232,7 +231,8 @@ def test_an_rccl_that_has_the_init_of_several_ranks_gets_it_as_it_was_made(fake:
     ended = run_program(*words, ISTHMUS_REAL_RCCL=real, ISTHMUS_INTERFACE="lo", ISTHMUS_TIMEOUT="20", ISTHMUS_LOG="info")
     assert ended.stdout == "0 77 rank 0 of 1, and 9\n", ended
     assert f"RCCL {VENDORS}" in ended.stderr
-=======
+
+
 def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(scripted: dict[str, Path], tmp_path: Path) -> None:
     """The others are with their library, and wait there for a third rank, as they would without Isthmus."""
     ranks = fleet("nna")
@@ -247,7 +247,6 @@ def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(script
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert "no longer listens" in ranks[2].printed and "ISTHMUS_CENSUS" in ranks[2].printed, ranks[2].printed
     assert all("rank 2: did not come" in rank.logged for rank in ranks[:2])
->>>>>>> i4c
 
 
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
