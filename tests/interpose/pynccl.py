@@ -171,6 +171,13 @@ def with_config() -> Any:
     return [told, from_device(data, 3)]
 
 
+def too_long() -> Any:
+    """Messages of more bytes than there are numbers for: 2 to the power of 64, 65 and 61."""
+    comm = init()
+    codes = [library.ncclSend(None, ctypes.c_size_t(1 << bits), 8, 1 - RANK, comm, None) for bits in (61, 62, 58)]
+    return codes, all_reduce(comm)
+
+
 def uneven() -> Any:
     """RCCL's exchange of blocks of different sizes: rank r sends s + 1 elements to rank s."""
     comm = init()
@@ -219,7 +226,8 @@ def forked() -> Any:
 
 
 cases: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (plain, scalable, several_ids, with_config, uneven, all_of_the_process, vendors_own, forked)
+    f.__name__: f
+    for f in (plain, scalable, several_ids, with_config, too_long, uneven, all_of_the_process, vendors_own, forked)
 }
 work_on_the_device()
 print(json.dumps(cases[sys.argv[4]]()))

@@ -495,23 +495,6 @@ def test_nothing_is_left_when_it_is_destroyed(scripted: dict[str, Path], tmp_pat
     assert once["communicator"] == 0 and left(3) == once
 
 
-def test_a_group_of_several_communicators_that_span_is_refused(scripted: dict[str, Path]) -> None:
-    """Each call waits for its exchange, so the second would never be made."""
-    ranks = fleet("hn")
-    ranks[0].say("id", "init", "expect joined", "id", "touch second", "init")
-    ranks[1].say("init", "touch joined", "expect second", "init")
-    ranks[0].say("group", "comm 0", "bare all_reduce 0", "comm 1", "bare all_reduce 0", "end")
-    for number, rank in enumerate(ranks):
-        rank.say("comm 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 1", "destroy")
-        rank.inputs.append(given(number))
-    run(ranks, scripted)
-    check(ranks)
-    assert ranks[0].output == ranks[1].output == summed(2)
-    told = [line.split()[1:3] for line in ranks[0].printed.splitlines()]
-    assert told == [["all_reduce:", f"{NOT_SUPPORTED},"], ["end:", f"{NOT_SUPPORTED},"]]
-    assert "use one group each, or a thread each" in ranks[0].logged
-
-
 @preloaded
 def test_isthmus_itself_finds_the_real_library_behind_the_door(tmp_path: Path) -> None:
     """Its own communicators in a program that was started behind a door: by the SONAME the loader would give the door."""

@@ -79,6 +79,10 @@ def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_pat
         assert "forceAlgSelection" in told[1][1] and "launch completion event" in told[2][1]
 
 
+def test_a_message_of_more_bytes_than_there_are_numbers_for_is_refused(tmp_path: Path) -> None:
+    assert job("na", "too_long", tmp_path) == [[[4, 4, 4], [3.0] * 3]] * 2
+
+
 def test_blocks_of_different_sizes_between_islands_of_amds(tmp_path: Path) -> None:
     found = job("aaa", "uneven", tmp_path, islands="xyx")
     for rank, got in enumerate(found):

@@ -53,6 +53,12 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }
 
+bool as_bytes(Operation &o) {
+  const bool fits = !__builtin_mul_overflow(o.count, uint64_t{isthmus_dtype_size(o.dtype)}, &o.count);
+  o.dtype = ISTHMUS_UINT8;
+  return fits;
+}
+
 Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) {
   if (operations.empty()) return {};
   for (const auto &[comm, operation] : operations) {
@@ -63,8 +69,10 @@ Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) 
   Outcome failure;
   for (const auto &[comm, operation] : operations)
     if (failure.ok()) failure = submit(comm->get(), operation, nullptr);
+  const bool waits =
+      std::any_of(operations.begin(), operations.end(), [](const auto &one) { return one.second.call == Call::Barrier; });
   isthmus_work_t handle = nullptr;
-  const Outcome ended = outcome(isthmus_group_end(&handle));
+  const Outcome ended = outcome(isthmus_group_end(waits ? nullptr : &handle));
   const auto work = std::make_shared<Work>(handle);
   if (!failure.ok()) return failure;
   if (!ended.ok()) return ended;
@@ -177,7 +185,7 @@ Outcome Comm::run(const Operation &operation) {
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
   isthmus_work_t work = nullptr;
-  Outcome o = submit(comm, operation, &work);
+  Outcome o = submit(comm, operation, operation.call == Call::Barrier ? nullptr : &work);
   if (o.ok()) note(std::make_shared<Work>(work));
   return o;
 }

@@ -52,6 +52,9 @@ struct Operation {
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
 
+// The same of so many bytes. False: there is no such number.
+bool as_bytes(Operation &operation);
+
 // One or several operations in flight.
 class Work {
  public:
@@ -112,12 +115,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void adopt(isthmus_comm_t comm);
   void fail(Outcome why);  // it will not be
 
-  Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
-  isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
-  Outcome run(const Operation &operation);
-  Outcome open();      // whether it takes operations
-  Outcome finalize();  // waits for all that was begun
-  Outcome destroy();   // waits likewise
+  Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
+  isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
+  Outcome run(const Operation &operation);  // waits for a barrier
+  Outcome open();                           // whether it takes operations
+  Outcome finalize();                       // waits for all that was begun
+  Outcome destroy();                        // waits likewise
   void abort();
   void note(std::shared_ptr<Work> work);
 
@@ -144,7 +147,7 @@ using CommPtr = std::shared_ptr<Comm>;
 
 // Calls the one of Isthmus' functions that it is. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
-// Several, together: nothing of it begins where one of them is refused.
+// Several, together: nothing of it begins where one of them is refused. Waits where one of them is a barrier.
 Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations);
 
 }  // namespace isthmus::bridge

@@ -1,12 +1,13 @@
 // What a communicator that spans vendors does when it is called by HCCL's names.
 #include "face_hccl.hpp"
 
+#include <algorithm>
 #include <cstring>
-#include <exception>
 #include <mutex>
 #include <numeric>
 #include <set>
 
+#include "at_once.hpp"
 #include "handles.hpp"
 
 namespace isthmus::bridge::hccl {
@@ -69,6 +70,20 @@ Meaning meaning(Type type) {
   }
 }
 
+bool lacks_memory(const Operation &o, int rank) {
+  const bool reads = o.call != Call::Recv && (o.call != Call::Scatter || o.root == rank),
+             writes = o.call != Call::Send && (o.call != Call::Reduce || o.root == rank);
+  return o.count != 0 && ((reads && !o.send) || (writes && !o.recv));
+}
+
+// A barrier of Isthmus is the host's, and HCCL's is one of streams: so this one's stream has come so far before it.
+Outcome settle(const Comm &comm, const Operation &o) {
+  if (o.call != Call::Barrier) return {};
+  const Moved moved(devices());
+  devices().enter(comm.traits().place);
+  return devices().wait(o.stream);
+}
+
 // ---- operations --------------------------------------------------------------------------------------------------------------------
 
 // An operation while it is checked.
@@ -114,9 +129,7 @@ class Asking {
   }
   // A message is bytes: the two ends need not call them by one type.
   Asking &as_bytes() {
-    if (code_ != kSuccess) return *this;
-    o.count *= isthmus_dtype_size(o.dtype);
-    o.dtype = ISTHMUS_UINT8;
+    if (code_ == kSuccess && !bridge::as_bytes(o)) fail(kParameter, "more elements than memory can hold");
     return *this;
   }
   Asking &counts(std::vector<uint64_t> &to, const void *from) {
@@ -149,21 +162,21 @@ class Asking {
   }
   // These instead, together.
   Result go(std::vector<Operation> operations) {
+    for (const Operation &each : operations)
+      if (code_ == kSuccess && lacks_memory(each, rank())) fail(kPointer, "a buffer is NULL");
     if (code_ == kSuccess)
       if (const Outcome s = comm_->status(); !s.ok()) return note(failed(call_, s));
     if (code_ != kSuccess) return note(code_);
     if (operations.empty()) return kSuccess;
     if (in_group()) {
       Pending &p = pending();
-      // The first one's call would wait for the exchange, and with it the thread that is to make the other's.
-      if (!p.operations.empty() && p.operations[0].first != comm_)
-        return note(refused(kNotSupported, call_,
-                            "a group has operations of several communicators that span vendors, which would wait for each "
-                            "other: use one group each, or a thread each"));
       for (Operation &each : operations) p.operations.emplace_back(comm_, std::move(each));
       return kSuccess;
     }
-    if (operations.size() == 1) return failed(call_, comm_->run(operations[0]));
+    if (operations.size() == 1) {
+      if (const Outcome s = settle(*comm_, operations[0]); !s.ok()) return failed(call_, s);
+      return failed(call_, comm_->run(operations[0]));
+    }
     std::vector<std::pair<CommPtr, Operation>> all;
     for (Operation &each : operations) all.emplace_back(comm_, std::move(each));
     return failed(call_, run_group(all));
@@ -264,17 +277,17 @@ Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const
   return a.go();
 }
 
-constexpr const char *kSelf = "a rank sends itself nothing outside of HcclBatchSendRecv";
+constexpr const char *kSelf = "a rank sends itself nothing outside of a group and HcclBatchSendRecv";
 
 Result send(void *from, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   Asking a("HcclSend", comm, Call::Send, stream);
   a.type(type).peer(peer).buffers(from, nullptr, count).as_bytes();
-  return a.unequal(a.good() && a.o.root == a.rank(), kSelf).go();
+  return a.unequal(a.good() && a.o.root == a.rank() && !in_group(), kSelf).go();
 }
 Result recv(void *to, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   Asking a("HcclRecv", comm, Call::Recv, stream);
   a.type(type).peer(peer).buffers(nullptr, to, count).as_bytes();
-  return a.unequal(a.good() && a.o.root == a.rank(), kSelf).go();
+  return a.unequal(a.good() && a.o.root == a.rank() && !in_group(), kSelf).go();
 }
 Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
   constexpr const char *kCall = "HcclBatchSendRecv";
@@ -297,14 +310,75 @@ Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
 
 Result barrier(Handle comm, Stream stream) { return Asking("HcclBarrier", comm, Call::Barrier, stream).go(); }
 
+using Operations = std::vector<std::pair<CommPtr, Operation>>;
+// What one thread can do one after the other, though calls wait for the exchange: of each communicator one rank, and of one device, where
+// all ranks have the program's order. Others would wait for each other.
+std::vector<Operations> lines_of(Operations &all) {
+  std::vector<Operations> lines;
+  for (auto &[comm, operation] : all) {
+    const Traits &mine = comm->traits();
+    const auto fits = [&, &rank = comm](const Operations &line) {
+      return std::all_of(line.begin(), line.end(), [&](const auto &other) {
+        const Traits &theirs = other.first->traits();
+        return other.first == rank || (theirs.place.device == mine.place.device && theirs.family != mine.family);
+      });
+    };
+    const auto line = std::find_if(lines.begin(), lines.end(), fits);
+    (line == lines.end() ? lines.emplace_back() : *line).emplace_back(std::move(comm), std::move(operation));
+  }
+  return lines;
+}
+
+Result first_of(const std::vector<Result> &results) {
+  const auto failure = std::find_if(results.begin(), results.end(), [](Result r) { return r != kSuccess; });
+  return failure == results.end() ? kSuccess : *failure;
+}
+
 Result group_end() {
+  constexpr const char *kCall = "HcclGroupEnd";
   const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr)));
-  auto *end = real<Result()>("HcclGroupEnd");
-  if (!end) return lacks("HcclGroupEnd");
+  auto *end = real<Result()>(kCall);
+  if (!end) return lacks(kCall);
+  RealGroup group(end);
+  Result first = p->failure;
+  const auto keep_first = [&](Result r) {
+    if (first == kSuccess) first = r;
+  };
+  const auto all_at_once = [&](size_t count, const std::function<Result(size_t)> &act) {
+    keep_first(first_of(at_once(door(), count, act, thrown)));
+  };
+  if (first == kSuccess)
+    all_at_once(p->inits.size(), [&](size_t n) {
+      meet(p->inits[n]->arrival);
+      return kSuccess;
+    });
+  std::vector<Init *> ours;
+  const Moved moved(devices());
+  if (first == kSuccess)
+    for (const auto &i : p->inits) {
+      tell(*i);
+      devices().enter(i->place);
+      if (i->arrival.verdict == Verdict::Vendor) keep_first(i->real());  // the real library's group is still open
+      else if (i->arrival.verdict == Verdict::Failed) keep_first(failed(i->call, i->arrival.outcome));
+      else ours.push_back(i.get());
+    }
+  keep_first(group.end());
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
-  if (const Result r = end()) return r;
-  if (p->failure) return p->failure;
-  return failed("HcclGroupEnd", run_group(p->operations));
+  if (first != kSuccess) return first;
+  all_at_once(ours.size(), [&](size_t n) {
+    devices().enter(ours[n]->place);
+    return build(*ours[n]);
+  });
+  p->inits.clear();
+  if (first != kSuccess) return first;
+  for (const auto &[comm, operation] : p->operations)
+    if (const Outcome o = settle(*comm, operation); !o.ok()) return failed(kCall, o);
+  const std::vector<Operations> lines = lines_of(p->operations);
+  all_at_once(lines.size(), [&](size_t n) {
+    devices().enter(lines[n].front().first->traits().place);
+    return failed(kCall, run_group(lines[n]));
+  });
+  return first;
 }
 
 // ---- life --------------------------------------------------------------------------------------------------------------------------
@@ -353,10 +427,7 @@ struct Guarded<F> {
   static Result call(A... arguments) noexcept {
     try {
       return F(arguments...);
-    } catch (const std::exception &e) {
-      door().say(static_cast<int>(Level::Warn), e.what());
-      return kSystem;
-    }
+    } catch (const std::exception &e) { return thrown(e); }
   }
 };
 
@@ -411,6 +482,12 @@ Result refused(Result code, const char *call, const std::string &text) {
   return code;
 }
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
+Result thrown(const std::exception &e) noexcept {
+  door().say(static_cast<int>(Level::Warn), e.what());
+  try {
+    return note(kSystem);
+  } catch (const std::exception &) { return kSystem; }
+}
 Result lacks(const char *name) {
   return refused(kNotSupported, name, std::string("the library at ") + door().path + " has no such function");
 }

@@ -1,6 +1,8 @@
 // The face of HCCL: its numbers, its root infos, its ways of making communicators. What its files share.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,9 +36,25 @@ void say(Level level, const std::string &text);
 // HCCL has no last error: the text is a line of the log, the first time that it comes.
 Result failed(const char *call, const Outcome &);  // its number. Ok: success
 Result refused(Result code, const char *call, const std::string &text);
+Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread
+
+// One rank that is on its way into a communicator.
+struct Init {
+  const char *call = "";
+  Handle *out = nullptr;  // written when it is known whose the communicator is: in a group when that ends, as HCCL has it
+  std::string name;
+  Place place;
+  std::function<Result()> real;  // makes the call of the real library as the program made it
+  Arrival arrival;
+};
+// Says in the log what the census found.
+void tell(const Init &init);
+// Makes the communicator that spans vendors.
+Result build(Init &init);
 
 // What was called between the outermost HcclGroupStart and its HcclGroupEnd and waits for that.
 struct Pending {
+  std::vector<std::unique_ptr<Init>> inits;
   std::vector<std::pair<CommPtr, Operation>> operations;
   Result failure = interpose::hccl::kSuccess;
 };

@@ -92,20 +92,6 @@ Result note(Result r);  // the first failure inside a group is the group's
 Outcome resolve(const Comm &comm, Operation &operation);
 // Now, or when the group ends. What is collective over one communicator is done in the order of the calls.
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
-// While this lives the thread may work elsewhere.
-class Moved {
- public:
-  Moved() { known_ = devices().current(before_).ok(); }
-  ~Moved() {
-    if (known_) devices().enter(before_);
-  }
-  Moved(const Moved &) = delete;
-  Moved &operator=(const Moved &) = delete;
-
- private:
-  Place before_;
-  bool known_;
-};
 
 // ---- the functions -----------------------------------------------------------------------------------------------------------------
 Result get_unique_id(UniqueId *id);

@@ -4,11 +4,11 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <future>
 #include <thread>
 
-#include "handles.hpp"
+#include "at_once.hpp"
 #include "face_nccl.hpp"
+#include "handles.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
@@ -300,56 +300,15 @@ Result worse(Result first, Result next) {
   return first == kSuccess || (first == kInProgress && next != kSuccess) ? next : first;
 }
 
-// Each on a thread of its own, for they wait for each other: where there are not enough threads, none of them begins. The first failure.
-Result at_once(size_t count, const std::function<Result(size_t)> &act) {
-  std::vector<Result> results(count, kSuccess);
-  const auto guarded = [&](size_t i) noexcept {
-    try {
-      results[i] = act(i);
-    } catch (const std::exception &e) { results[i] = thrown(e); }
-  };
-  if (count == 1) {
-    guarded(0);
-  } else if (count > 1) {
-    std::promise<bool> all;
-    const std::shared_future<bool> begin = all.get_future().share();
-    std::vector<std::thread> threads;
-    Result none = kSuccess;
-    try {
-      threads.reserve(count);
-      for (size_t i = 0; i < count; ++i)
-        threads.emplace_back([&guarded, begin, i] {
-          if (!begin.get()) return;
-          interpose::Thread &t = *door().thread();
-          ++t.inside;
-          guarded(i);
-          --t.inside;
-        });
-    } catch (const std::exception &e) { none = thrown(e); }
-    all.set_value(none == kSuccess);
-    for (std::thread &t : threads) t.join();
-    if (none != kSuccess) return none;
-  }
+// The first failure.
+Result worst(const std::vector<Result> &results) {
   Result first = kSuccess;
   for (const Result r : results) first = worse(first, r);
   return first;
 }
-
-// The real library's group: it ends in any case.
-class RealGroup {
- public:
-  explicit RealGroup(Result (*function)()) : end_(function) {}
-  ~RealGroup() { end(); }
-  RealGroup(const RealGroup &) = delete;
-  RealGroup &operator=(const RealGroup &) = delete;
-  Result end() {
-    auto *f = std::exchange(end_, nullptr);
-    return f ? f() : kSuccess;
-  }
-
- private:
-  Result (*end_)();
-};
+Result all_at_once(size_t count, const std::function<Result(size_t)> &act) {
+  return worst(at_once(door(), count, act, thrown));
+}
 
 }  // namespace
 
@@ -363,10 +322,10 @@ Result group_end() {
   RealGroup group(end);
   Result first = p->failure;
   const auto keep_first = [&](Result r) { first = worse(first, r); };
-  if (first == kSuccess) keep_first(at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
+  if (first == kSuccess) keep_first(all_at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
   if (first == kSuccess && !p->inits.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
@@ -384,13 +343,13 @@ Result group_end() {
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
   if (first != kSuccess && first != kInProgress) return first;
   if (!ours.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     std::vector<std::shared_ptr<Init>> opened;
     for (auto &i : ours) {
       if (const Result r = open(*i)) keep_first(r);
       else opened.push_back(std::move(i));
     }
-    keep_first(at_once(opened.size(), [&](size_t i) {
+    keep_first(all_at_once(opened.size(), [&](size_t i) {
       opened[i]->begun = true;
       devices().enter(opened[i]->place);
       return start(opened[i]);
@@ -399,7 +358,7 @@ Result group_end() {
       if (!i->begun) not_begun(*i, "there are not enough for all of the group");
   }
   if (!p->laters.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     // Those of one communicator one after the other: on another rank's threads another one might come first.
     std::vector<std::vector<size_t>> lines;
     for (size_t n = 0; n < p->laters.size(); ++n) {
@@ -408,7 +367,7 @@ Result group_end() {
       if (known == lines.end()) lines.push_back({n});
       else known->push_back(n);
     }
-    keep_first(at_once(lines.size(), [&](size_t i) {
+    keep_first(all_at_once(lines.size(), [&](size_t i) {
       devices().enter(p->laters[lines[i].front()].parent->traits().place);
       Result line = kSuccess;
       for (const size_t n : lines[i]) try {
