@@ -366,6 +366,20 @@ def test_parts_are_hccls_own_or_span_islands(scripted: dict[str, Path]) -> None:
         assert (f"of 2: HCCL {VENDORS}" in ranks[number].logged) == (number != 1)
 
 
+def test_a_part_with_a_rank_of_another_vendor_is_refused_at_once(scripted: dict[str, Path]) -> None:
+    """That rank has no such call: the others would wait for it."""
+    ranks = fleet("hnh")
+    sums(ranks, "init")
+    for rank in ranks[::2]:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1000"
+        rank.lines[-3:-3] = ["part 1 0 1 2", "comm 0"]
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks[::2]:
+        assert f"part: {NOT_SUPPORTED}, " in rank.printed and "rank 1 is not HCCL's" in rank.logged
+    assert all(rank.output == summed(3) for rank in ranks)
+
+
 # ---- what is refused, and ends ----------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,7 @@ struct Traits {
   std::shared_ptr<void>
       config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
   bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
+  std::string vendors{};  // of its ranks, each by the first letter of its family; empty: not known
 };
 
 class Comm : public std::enable_shared_from_this<Comm> {

@@ -121,8 +121,9 @@ void tell(const Init &i) {
 Result build(Init &i) {
   Arrival &a = i.arrival;
   const std::string unique = name_of(a.tail.ticket);
-  const auto comm = std::make_shared<Comm>(
-      Traits{a.rank, a.world, i.place, true, i.name.empty() ? unique : i.name, Family::of(unique), {}});
+  Traits traits{a.rank, a.world, i.place, true, i.name.empty() ? unique : i.name, Family::of(unique), {}};
+  for (const Record &one : a.ranks) traits.vendors += one.family[0];
+  const auto comm = std::make_shared<Comm>(std::move(traits));
   try {
     if (const Outcome o = comm->init(a.meeting, settings(i.place)); !o.ok()) {
       comm->abort();
@@ -214,6 +215,13 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
       ranks[mine] != static_cast<uint32_t>(parent->traits().rank))
     return refused(kParameter, kCall,
                    "the ranks are not some of the communicator's, each once, with this rank in its place");
+  const std::string &vendors = parent->traits().vendors;
+  const auto alien =
+      std::find_if(members.begin(), members.end(), [&](uint32_t r) { return vendors[r] != door().family[0]; });
+  if (alien != members.end())
+    return refused(
+        kNotSupported, kCall,
+        "rank " + std::to_string(*alien) + " is not HCCL's, and would not call this: a part is of HCCL's ranks alone");
   if (const Outcome o = parent->status(); !o.ok()) return failed(kCall, o);
   *out = nullptr;
   const Moved moved(devices());
