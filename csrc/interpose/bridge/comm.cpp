@@ -1,6 +1,7 @@
 #include "comm.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace isthmus::bridge {
@@ -83,6 +84,12 @@ Outcome run_group(const std::vector<std::pair<CommPtr, Operation>> &operations) 
     comm->note(work);
   }
   return {};
+}
+
+std::string settings_of(const interpose::Door &door, const Place &place) {
+  std::string text = "ISTHMUS_DEVICE=" + std::string(door.device) + ":" + std::to_string(place.device);
+  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door.path);
+  return text;
 }
 
 std::shared_ptr<Family> Family::of(const std::string &key) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "devices.hpp"
+#include "door.hpp"
 #include "outcome.hpp"
 
 namespace isthmus::bridge {
@@ -105,13 +106,16 @@ struct Traits {
   std::string vendors{};  // of its ranks, each by the first letter of its family; empty: not known
 };
 
+// The meeting's settings and ours, as in isthmus_options: the device that the thread works on, and the library that the door found.
+std::string settings_of(const interpose::Door &door, const Place &place);
+
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.family->joined(); }
   ~Comm();
   const Traits &traits() const noexcept { return traits_; }
 
-  // How it came to be: one of both, once. `settings` as in isthmus_options.
+  // How it came to be: one of both, once.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
   void fail(Outcome why);  // it will not be

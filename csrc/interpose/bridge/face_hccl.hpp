@@ -61,6 +61,10 @@ struct Pending {
 bool in_group() noexcept;
 Pending &pending();     // of this thread's group
 Result note(Result r);  // the first failure inside a group is the group's
+Result group_end();
+// What is to be done before an operation begins: a barrier of Isthmus is the host's, and HCCL's is one of streams, so its stream has come so
+// far then.
+Outcome settle(const Comm &comm, const Operation &operation);
 
 // ---- the functions that make communicators -----------------------------------------------------------------------------------------
 Result get_root_info(RootInfo *root);

@@ -1,7 +1,6 @@
 // How HCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <span>
@@ -38,13 +37,6 @@ bool read(const Config *config, std::string &name) {
   if (c.magic != kConfigMagic) return false;
   name.assign(c.name, ::strnlen(c.name, sizeof c.name));
   return true;
-}
-
-// The meeting's settings and ours: the device that the thread works on, and the library that the door found.
-std::string settings(const Place &place) {
-  std::string text = "ISTHMUS_DEVICE=" + std::string(door().device) + ":" + std::to_string(place.device);
-  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door().path);
-  return text;
 }
 
 // A copy of a configuration, which has no addresses in it, for as long as it is needed.
@@ -106,16 +98,8 @@ int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
 }  // namespace
 
 void tell(const Init &i) {
-  const Arrival &a = i.arrival;
-  if (a.verdict == Verdict::Failed) return;
-  const std::string where =
-                        std::string(i.call) + ", rank " + std::to_string(a.rank) + " of " + std::to_string(a.world) + ": ",
-                    who = " (" + describe(a.ranks) + ")";
-  if (!a.outcome.ok())
-    say(Level::Warn, where + "not all ranks came to the census" + who + "; taken for ranks without Isthmus, so " +
-                         door().name + " gets the communicator. " + a.outcome.text);
-  else if (a.verdict == Verdict::Vendor) say(Level::Info, where + door().name + " gets the communicator" + who);
-  else say(Level::Info, where + "Isthmus carries the communicator" + who);
+  const Finding found = finding(i.call, door().name, i.arrival);
+  if (!found.text.empty()) say(found.doubtful ? Level::Warn : Level::Info, found.text);
 }
 
 Result build(Init &i) {
@@ -125,7 +109,7 @@ Result build(Init &i) {
   for (const Record &one : a.ranks) traits.vendors += one.family[0];
   const auto comm = std::make_shared<Comm>(std::move(traits));
   try {
-    if (const Outcome o = comm->init(a.meeting, settings(i.place)); !o.ok()) {
+    if (const Outcome o = comm->init(a.meeting, settings_of(door(), i.place)); !o.ok()) {
       comm->abort();
       return failed(i.call, o);
     }

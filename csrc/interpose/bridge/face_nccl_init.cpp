@@ -23,25 +23,9 @@ constexpr uint32_t kConfigMagic = 0xcafebeef;
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMostConfig = 4096;
 
-// The meeting's settings and ours: the device that the thread works on, and the library that the door found.
-std::string settings(const Place &place) {
-  std::string text = "ISTHMUS_DEVICE=" + std::string(door().device) + ":" + std::to_string(place.device);
-  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door().path);
-  return text;
-}
-
 void tell(const Init &i) {
-  const Arrival &a = i.arrival;
-  const std::string rank = "rank " + std::to_string(a.rank) + " of " + std::to_string(a.world);
-  if (a.verdict == Verdict::Failed) return;
-  const std::string who = " (" + describe(a.ranks) + ")";
-  if (!a.outcome.ok())
-    say(Level::Warn, std::string(i.call) + ", " + rank + ": not all ranks came to the census" + who +
-                         "; taken for ranks without Isthmus, so " + door().name + " gets the communicator. " +
-                         a.outcome.text);
-  else if (a.verdict == Verdict::Vendor)
-    say(Level::Info, std::string(i.call) + ", " + rank + ": " + door().name + " gets the communicator" + who);
-  else say(Level::Info, std::string(i.call) + ", " + rank + ": Isthmus carries the communicator" + who);
+  const Finding found = finding(i.call, door().name, i.arrival);
+  if (!found.text.empty()) say(found.doubtful ? Level::Warn : Level::Info, found.text);
 }
 
 // Gives the program its handle; what becomes of it follows.
@@ -60,7 +44,7 @@ Result open(Init &i) {
 Result build(Init &i) {
   Outcome o;
   try {
-    o = i.comm->init(i.arrival.meeting, settings(i.place));
+    o = i.comm->init(i.arrival.meeting, settings_of(door(), i.place));
   } catch (const std::exception &e) {
     o = {ISTHMUS_ERR_SYSTEM, e.what()};
     i.comm->fail(o);  // whoever destroys it waits for this
