@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
 from spanning import Rank, check, fleet, run
+from test_spanning_collectives import contribution
 from test_spanning_hccl import NOT_SUPPORTED, PARAMETER, labelled
 from test_spanning_life import SPANS, VENDORS, given, summed, sums
 
@@ -153,20 +155,56 @@ def two_communicators(vendors: str) -> list[Rank]:
     return ranks
 
 
-def test_a_group_may_be_of_several_communicators(scripted: dict[str, Path]) -> None:
+@pytest.mark.parametrize("count", [5, 2_000_000])
+def test_a_group_may_be_of_several_communicators(count: int, scripted: dict[str, Path]) -> None:
     """Both span vendors and have the same device: collectives, and messages that cross each other."""
     ranks = two_communicators("hn")
+    data = [contribution(rank, count, np.dtype(np.float32)).tobytes() for rank in range(2)]
     for number, rank in enumerate(ranks):
         rank.say("group", "comm 0", "all_reduce 7 0 5 0 0 0", "comm 1", "all_reduce 7 0 5 0 0 0", "end")
         first, second = ("send", "recv") if number == 0 else ("recv", "send")
-        messages = [f"comm 0\n{first} 7 0 5 {1 - number} 0 0", f"comm 1\n{second} 7 0 5 {1 - number} 0 1"]
-        rank.say("group", *(messages if number == 0 else messages[::-1]), "end", "wait", "destroy")
-        rank.say("comm 1" if number == 1 else "comm 0", "destroy")
-        rank.inputs += [given(number)] * 3
+        messages = [f"comm 0\n{first} 7 0 {count} {1 - number} 0 0", f"comm 1\n{second} 7 0 {count} {1 - number} 0 1"]
+        rank.say("group", *(messages if number == 0 else messages[::-1]), "comm 0", "all_reduce 7 0 5 0 0 0", "end")
+        rank.say("wait", "destroy", "comm 1", "destroy")
+        rank.inputs += [given(number)] * 2 + [data[number], given(number)]
     run(ranks, scripted)
     check(ranks)
-    assert [rank.output for rank in ranks] == [summed(2) * 2 + given(1), summed(2) * 2 + given(0)]
-    assert ranks[0].printed == "", ranks[0].printed
+    for number, rank in enumerate(ranks):
+        assert rank.printed == "" and rank.output == summed(2) * 2 + data[1 - number] + summed(2)
+
+
+@pytest.mark.parametrize("count", [5, 2_000_000])
+def test_the_ranks_of_one_thread_may_send_each_other_something(count: int, scripted: dict[str, Path]) -> None:
+    ranks = fleet("hn")
+    data = contribution(1, count, np.dtype(np.float32)).tobytes()
+    first = ("device 0", "comm 0", f"send 7 0 {count} 2 0 0", f"recv 7 0 {count} 2 0 1")
+    second = ("device 1", "comm 1", f"recv 7 0 {count} 0 0 0", f"send 7 0 {count} 0 0 1")
+    ranks[0].say("id", *TWO_DEVICES, "group", *first, *second, "end", "wait", *BOTH_END)
+    ranks[1].say("join 1 3", "destroy")
+    ranks[0].inputs += [data] * 2
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].printed == "" and ranks[0].output == data * 2
+
+
+def test_several_processes_of_several_devices_each(scripted: dict[str, Path]) -> None:
+    """Four ranks of one island, two a thread, and one of another vendor; groups in groups."""
+    ranks, times = fleet("hhn"), 10
+    ranks[0].say("id")
+    for process, rank in enumerate(ranks[:2]):
+        a, b = 2 * process, 2 * process + 1
+        rank.environment["DEVICE"] = "0"
+        rank.say("group", "group", f"device {a}", f"join {a} 5", "end", f"device {b}", f"join {b} 5", "end")
+        for _ in range(times):
+            rank.say("group", f"device {a}", "comm 0", "all_reduce 7 0 5 0 0 0")
+            rank.say(f"device {b}", "comm 1", "all_reduce 7 0 5 0 0 0", "end")
+            rank.inputs += [given(a), given(b)]
+        rank.say("wait", *BOTH_END)
+    ranks[2].say("join 4 5", *["all_reduce 7 0 5 0 0 0"] * times, "wait", "destroy")
+    ranks[2].inputs += [given(4)] * times
+    run(ranks, scripted)
+    check(ranks)
+    assert [rank.output for rank in ranks] == [summed(5) * times * 2] * 2 + [summed(5) * times]
 
 
 def test_a_group_may_be_of_a_communicator_of_each_kind(scripted: dict[str, Path]) -> None:
