@@ -6,6 +6,7 @@
  *   scatter_v TYPE OP COUNT STREAM            rank r gets COUNT + r elements
  *   part NUMBER RANK...                       makes a communicator of those ranks
  *   name                                      prints the communicator's
+ *   empty_batch                               of no message
  *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
  *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
  *   typed TYPE OP                             an all_reduce of nothing with HCCL's own numbers
@@ -197,6 +198,7 @@ static void more(char *line) {
   else if (!strcmp(call, "gather_v") && given == 4) unequal(0, a, 0, (size_t)b, c);
   else if (!strcmp(call, "scatter_v") && given == 5) unequal(1, a, b, (size_t)c, d);
   else if (!strcmp(call, "typed") && given == 3) told(call, HcclAllReduce(spare, spare, 0, a, b, comms[now], streams[0]));
+  else if (!strcmp(call, "empty_batch")) told(call, HcclBatchSendRecv(NULL, 0, comms[now], streams[0]));
   else if (!strcmp(call, "huge") && given == 2) told(call, HcclSend(spare, (uint64_t)1 << a, 10, (uint32_t)((rank + 1) % ranks), comms[now], streams[0]));
   else if (!strcmp(call, "missing")) missing(line + used);
   else if (!strcmp(call, "part")) make_part(line + used);

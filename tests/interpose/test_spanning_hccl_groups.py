@@ -250,6 +250,22 @@ def test_a_rank_may_send_itself_something_in_a_group(scripted: dict[str, Path]) 
     assert ranks[0].printed == "" and ranks[0].output == given(3) + summed(2) and ranks[1].output == summed(2)
 
 
+def test_a_message_of_nothing_is_none_between_ranks_of_hccl(scripted: dict[str, Path]) -> None:
+    """One end alone may make the call, and need not give memory; with a rank of another vendor it is a message as NCCL's."""
+    ranks = fleet("hhn")
+    labelled(ranks, "xyz")
+    ranks[0].say("id", "init", "send 7 0 0 1 0 0", "send 7 0 5 1 0 0", "send 7 0 0 2 0 0", "send 7 0 5 2 0 0", "empty_batch")
+    ranks[1].say("init", "recv 7 0 5 0 0 0", "recv 7 0 0 0 0 0", "empty_batch")
+    ranks[2].say("init", "recv 7 0 0 0 0 0", "recv 7 0 5 0 0 0")
+    for rank in ranks:
+        rank.say("wait", "destroy")
+    ranks[0].inputs += [given(3), given(4)]
+    run(ranks, scripted)
+    check(ranks)
+    assert [rank.output for rank in ranks] == [b"", given(3), given(4)]
+    assert [rank.printed for rank in ranks] == ["", "", ""]
+
+
 @pytest.mark.parametrize("group", [False, True])
 def test_a_barrier_comes_behind_what_the_streams_of_all_ranks_hold(group: bool, scripted: dict[str, Path]) -> None:
     ranks = fleet("hh")
