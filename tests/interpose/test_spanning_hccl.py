@@ -366,6 +366,22 @@ def test_parts_are_hccls_own_or_span_islands(scripted: dict[str, Path]) -> None:
         assert (f"of 2: HCCL {VENDORS}" in ranks[number].logged) == (number != 1)
 
 
+def test_a_part_is_called_by_its_whole_and_its_number(scripted: dict[str, Path]) -> None:
+    """As HCCL has it, whether the part is the library's own or not."""
+    ranks = fleet("hhh")
+    labelled(ranks, "xxy")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(
+            "init 1", "part 5 0 1 2", "name", "destroy", "comm 0", *(["part 6 0 1", "name", "destroy"] if number < 2 else [])
+        )
+        rank.say("comm 0", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    assert [rank.printed.splitlines() for rank in ranks[:2]] == [["called by name_sub_5", "called by name_sub_6"]] * 2
+    assert ranks[2].printed == "called by name_sub_5\n"
+
+
 def test_a_part_with_a_rank_of_another_vendor_is_refused_at_once(scripted: dict[str, Path]) -> None:
     """That rank has no such call: the others would wait for it."""
     ranks = fleet("hnh")

@@ -49,6 +49,13 @@ class KeptConfig {
     std::memcpy(bytes_.data(), config, size);
   }
   const Config *get() const noexcept { return reinterpret_cast<const Config *>(bytes_.data()); }
+  void call_it(const std::string &name) {  // where there is room for a name
+    constexpr size_t kAt = offsetof(ConfigHead, name), kRoom = sizeof ConfigHead::name;
+    if (bytes_.size() * sizeof bytes_[0] < kAt + kRoom) return;
+    auto *at = reinterpret_cast<char *>(bytes_.data()) + kAt;
+    std::memset(at, 0, kRoom);
+    std::memcpy(at, name.data(), std::min(name.size(), kRoom - 1));
+  }
 
  private:
   std::vector<uint64_t> bytes_;
@@ -193,6 +200,8 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
     return note(refused(kNotSupported, kCall, "a part of a communicator that spans vendors is not made in a group"));
   std::string name;
   if (!read(config, name)) return refused(kParameter, kCall, "the configuration was not initialised");
+  KeptConfig named(config);
+  if (name.empty()) named.call_it(name = parent->traits().name + "_sub_" + std::to_string(number));  // HCCL's rule
   const auto size = static_cast<uint32_t>(parent->traits().size);
   const std::set<uint32_t> members(ranks, ranks + std::min(count, size));
   if (count < 1 || count > size || members.size() != count || *members.rbegin() >= size || mine >= count ||
@@ -229,7 +238,7 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
   }
   if (Tail tail; !read_ticket(root, tail))
     return refused(kSystem, kCall, "rank " + std::to_string(ranks[0]) + " could not make a root info; its log says why");
-  return join(kCall, count, root, mine, name, out, [&] { return init_real_config(count, &root, mine, config, out); });
+  return join(kCall, count, root, mine, name, out, [&] { return init_real_config(count, &root, mine, named.get(), out); });
 }
 
 }  // namespace isthmus::bridge::hccl
