@@ -130,6 +130,7 @@ TEST(RehearsalHccl, MessagesGoInPairsOrInBatches) {
       IS(hc("BatchSendRecv", static_cast<void *>(items), 2u, comm, s), 0);
       check(s, to, expected, "batch", kI32);
       IS(hc("BatchSendRecv", static_cast<void *>(items), 3u, comm, s), 1);  // two to one rank
+      IS(hc("BatchSendRecv", static_cast<void *>(items), 0u, comm, s), 0);
       IS(hc("GroupStart"), 0);
       IS(hc("Send", from, count, kI32, other, comm, s), 0);
       IS(hc("Recv", to, count, kI32, other, comm, s), 0);

@@ -288,6 +288,13 @@ def asked_at_init() -> Any:
     return [told, library.ncclGetLastError(comm).decode(), all_reduce(comm)]
 
 
+def too_long() -> Any:
+    """Messages of more bytes than there are numbers for: 2 to the power of 64, 65 and 61."""
+    comm = init()
+    codes = [library.ncclSend(None, ctypes.c_size_t(1 << bits), 8, 1 - RANK, comm, None) for bits in (61, 62, 58)]
+    return codes, all_reduce(comm)
+
+
 def uneven() -> Any:
     """RCCL's exchange of blocks of different sizes: rank r sends s + 1 elements to rank s."""
     comm = init()
@@ -346,6 +353,7 @@ cases: dict[str, Callable[[], Any]] = {
         scalable,
         several_ids,
         with_config,
+        too_long,
         every_config,
         even,
         uneven,

@@ -25,6 +25,7 @@
  *   group, end                                             begins and ends a group
  *   simulate                                               ends it without doing anything of it, and prints how long it would take
  *   hold STREAM, release                                   what is given to the stream now waits, inputs of operations too; until
+ *   later MILLISECONDS NAME                                the same after so long, on another thread, which prints before that whether the file is there
  *   capture STREAM, stop STREAM                            records a graph
  *   peek                                                   waits for the stream of the last operation and prints the first byte of its output
  *   refuse N                                               of the threads that are made from now on, one is not, after N that are (refuse.c)
@@ -33,6 +34,7 @@
  *   finalize, destroy, abort
  *   suspend, register                                      calls a function that is the vendor's alone (register: HCCL's)
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
+ *   sleep MILLISECONDS
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
  */
 #define _GNU_SOURCE
@@ -43,6 +45,7 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <time.h>
@@ -360,6 +363,26 @@ static void poll_while(int code) {
   fflush(stdout);
 }
 
+static void release(void) {
+  while (held) __atomic_store_n(words[--held], 1, __ATOMIC_RELEASE);
+}
+static int later_milliseconds;
+static char later_file[64];
+static void *release_later(void *unused) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s", folder, later_file);
+  usleep(1000u * (unsigned)later_milliseconds);
+  printf("%s is %s\n", later_file, access(path, R_OK) == 0 ? "there" : "not there");
+  fflush(stdout);
+  release();
+  return unused;
+}
+static void begin_release(void) {
+  pthread_t thread;
+  OK(pthread_create(&thread, NULL, release_later, NULL));
+  OK(pthread_detach(thread));
+}
+
 /* The handle where it does not belong: a library of the vendor's, called past the door. */
 static void stray(void) {
   const char *path = getenv("CAREFUL");
@@ -427,13 +450,14 @@ static void obey(char *line) {
   else if (!strcmp(call, "simulate")) simulate();
   else if (!strcmp(call, "multi")) init_multi();
   else if (!strcmp(call, "hold")) hold(streams[a], words[held++]);
-  else if (!strcmp(call, "release")) {
-    while (held) __atomic_store_n(words[--held], 1, __ATOMIC_RELEASE);
-  } else if (!strcmp(call, "capture")) begin_capture(streams[a]);
+  else if (!strcmp(call, "release")) release();
+  else if (!strcmp(call, "later") && sscanf(line, "%*s %d %63s", &later_milliseconds, later_file) == 2) begin_release();
+  else if (!strcmp(call, "capture")) begin_capture(streams[a]);
   else if (!strcmp(call, "stop")) end_capture(streams[a]);
   else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) {
     told(word, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], streams[a]));
   } else if (!strcmp(call, "device")) work_on(a);
+  else if (!strcmp(call, "sleep")) usleep(1000u * (unsigned)a);
   else if (!strcmp(call, "peek")) peek();
   else if (!strcmp(call, "refuse")) ((void (*)(int))found("refuse_thread"))(a);
   else if (!strcmp(call, "wait")) wait_for_all();

@@ -6,12 +6,16 @@
  *   scatter_v TYPE OP COUNT STREAM            rank r gets COUNT + r elements
  *   part NUMBER RANK...                       makes a communicator of those ranks
  *   name                                      prints the communicator's
+ *   empty_batch                               of no message
+ *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
+ *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
  *   typed TYPE OP                             an all_reduce of nothing with HCCL's own numbers
  */
 #define _GNU_SOURCE
 #define ASCEND
 #include "hccl_like.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -102,11 +106,13 @@ static int register_memory(comm_handle comm, void *p, size_t bytes, void **handl
   return HcclCommRegister(comm, p, bytes, handle, 0);
 }
 static void *found(const char *name) {
+  void *f;
   if (!strcmp(name, "ncclAlltoAll")) return (void *)all_to_all;
   if (!strcmp(name, "ncclScatter")) return (void *)scatter;
   if (!strcmp(name, "ncclCommRegister")) return (void *)register_memory;
-  none(name);
-  return NULL;
+  f = dlsym(RTLD_DEFAULT, name);
+  if (!f) none(name);
+  return f;
 }
 static int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, comm_handle comm, void *s);
 static int all_to_all_v(const void *from, const size_t *out, const size_t *out_places, void *to, const size_t *in, const size_t *in_places,
@@ -173,6 +179,16 @@ static void make_part(const char *numbers) {
   told("part", HcclCreateSubCommConfig(&comms[parent], count, members, number, mine, &config, &comms[now]));
 }
 
+static void missing(const char *call) {
+  void *s = streams[0], *comm = comms[now];
+  const uint32_t next = (uint32_t)((rank + 1) % ranks);
+  if (!strcmp(call, " all_reduce\n")) told("missing", HcclAllReduce(spare, NULL, 1, 4, 0, comm, s));
+  else if (!strcmp(call, " broadcast\n")) told("missing", HcclBroadcast(NULL, 1, 4, next, comm, s));
+  else if (!strcmp(call, " scatter\n")) told("missing", HcclScatter(NULL, spare, 1, 4, (uint32_t)rank, comm, s));
+  else if (!strcmp(call, " send\n")) told("missing", HcclSend(NULL, 1, 4, next, comm, s));
+  else die(call, line_number);
+}
+
 static void more(char *line) {
   char call[64] = "", name[128] = "";
   int a = 0, b = 0, c = 0, d = 0, used = 0;
@@ -182,6 +198,9 @@ static void more(char *line) {
   else if (!strcmp(call, "gather_v") && given == 4) unequal(0, a, 0, (size_t)b, c);
   else if (!strcmp(call, "scatter_v") && given == 5) unequal(1, a, b, (size_t)c, d);
   else if (!strcmp(call, "typed") && given == 3) told(call, HcclAllReduce(spare, spare, 0, a, b, comms[now], streams[0]));
+  else if (!strcmp(call, "empty_batch")) told(call, HcclBatchSendRecv(NULL, 0, comms[now], streams[0]));
+  else if (!strcmp(call, "huge") && given == 2) told(call, HcclSend(spare, (uint64_t)1 << a, 10, (uint32_t)((rank + 1) % ranks), comms[now], streams[0]));
+  else if (!strcmp(call, "missing")) missing(line + used);
   else if (!strcmp(call, "part")) make_part(line + used);
   else if (!strcmp(call, "name")) {
     OK(HcclGetCommName(comms[now], name));

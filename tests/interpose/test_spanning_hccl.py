@@ -365,6 +365,36 @@ def test_parts_are_hccls_own_or_span_islands(scripted: dict[str, Path]) -> None:
         assert (f"of 2: HCCL {VENDORS}" in ranks[number].logged) == (number != 1)
 
 
+def test_a_part_is_called_by_its_whole_and_its_number(scripted: dict[str, Path]) -> None:
+    """As HCCL has it, whether the part is the library's own or not."""
+    ranks = fleet("hhh")
+    labelled(ranks, "xxy")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(
+            "init 1", "part 5 0 1 2", "name", "destroy", "comm 0", *(["part 6 0 1", "name", "destroy"] if number < 2 else [])
+        )
+        rank.say("comm 0", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    assert [rank.printed.splitlines() for rank in ranks[:2]] == [["called by name_sub_5", "called by name_sub_6"]] * 2
+    assert ranks[2].printed == "called by name_sub_5\n"
+
+
+def test_a_part_with_a_rank_of_another_vendor_is_refused_at_once(scripted: dict[str, Path]) -> None:
+    """That rank has no such call: the others would wait for it."""
+    ranks = fleet("hnh")
+    sums(ranks, "init")
+    for rank in ranks[::2]:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1000"
+        rank.lines[-3:-3] = ["part 1 0 1 2", "comm 0"]
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks[::2]:
+        assert f"part: {NOT_SUPPORTED}, " in rank.printed and "rank 1 is not HCCL's" in rank.logged
+    assert all(rank.output == summed(3) for rank in ranks)
+
+
 # ---- what is refused, and ends ----------------------------------------------------------------------------------------
 
 
@@ -492,23 +522,6 @@ def test_nothing_is_left_when_it_is_destroyed(scripted: dict[str, Path], tmp_pat
 
     once = left(1)
     assert once["communicator"] == 0 and left(3) == once
-
-
-def test_a_group_of_several_communicators_that_span_is_refused(scripted: dict[str, Path]) -> None:
-    """Each call waits for its exchange, so the second would never be made."""
-    ranks = fleet("hn")
-    ranks[0].say("id", "init", "expect joined", "id", "touch second", "init")
-    ranks[1].say("init", "touch joined", "expect second", "init")
-    ranks[0].say("group", "comm 0", "bare all_reduce 0", "comm 1", "bare all_reduce 0", "end")
-    for number, rank in enumerate(ranks):
-        rank.say("comm 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 1", "destroy")
-        rank.inputs.append(given(number))
-    run(ranks, scripted)
-    check(ranks)
-    assert ranks[0].output == ranks[1].output == summed(2)
-    told = [line.split()[1:3] for line in ranks[0].printed.splitlines()]
-    assert told == [["all_reduce:", f"{NOT_SUPPORTED},"], ["end:", f"{NOT_SUPPORTED},"]]
-    assert "use one group each, or a thread each" in ranks[0].logged
 
 
 @preloaded

@@ -81,6 +81,10 @@ def test_a_configuration_of_a_call_is_a_hint_unless_it_cannot_be_ignored(tmp_pat
         assert told[3][1].startswith("ncclAllReduceConfig: ")
 
 
+def test_a_message_of_more_bytes_than_there_are_numbers_for_is_refused(tmp_path: Path) -> None:
+    assert job("na", "too_long", tmp_path) == [[[4, 4, 4], [3.0] * 3]] * 2
+
+
 def options() -> dict[str, str]:
     """The numbers in isthmus.h, for a program that gives them."""
     text = (ROOT / "csrc" / "include" / "isthmus" / "isthmus.h").read_text()

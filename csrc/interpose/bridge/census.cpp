@@ -74,6 +74,18 @@ bool one_island(const std::vector<Record> &ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [&](const Record &r) { return r.together(ranks.front()); });
 }
 
+Finding finding(const char *call, const char *vendor, const Arrival &a) {
+  if (a.verdict == Verdict::Failed) return {};
+  const std::string where = std::string(call) + ", rank " + std::to_string(a.rank) + " of " + std::to_string(a.world) + ": ",
+                    who = " (" + describe(a.ranks) + ")";
+  if (!a.outcome.ok())
+    return {where + "not all ranks came to the census" + who + "; taken for ranks without Isthmus, so " + vendor +
+                " gets the communicator. " + a.outcome.text,
+            true};
+  if (a.verdict == Verdict::Vendor) return {where + vendor + " gets the communicator" + who};
+  return {where + "Isthmus carries the communicator" + who};
+}
+
 void meet(Arrival &a) {
   isthmus_result r = isthmus_meeting_join(&a.tail.ticket, a.rank, a.world, 0, &a.meeting);
   a.ranks.assign(static_cast<size_t>(a.world), Record{});

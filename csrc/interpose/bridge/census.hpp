@@ -49,6 +49,13 @@ struct Arrival {
   Arrival(const Arrival &) = delete;
   Arrival &operator=(const Arrival &) = delete;
 };
+// What it found, as a line of the log, for the caller of `call` and the vendor of that name. Empty where it failed: an error says why.
+struct Finding {
+  std::string text;
+  bool doubtful = false;  // not all ranks came
+};
+Finding finding(const char *call, const char *vendor, const Arrival &arrival);
+
 // Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT, and where all that came belong together until for ISTHMUS_CENSUS no other has
 // come. Ranks that do not come by then are taken for ranks without Isthmus where all that
 // came belong together and with the maker of the id: the real library may then know them. So are all others for a rank of the maker's vendor

@@ -1,6 +1,7 @@
 #include "comm.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace isthmus::bridge {
@@ -55,6 +56,12 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }
 
+bool as_bytes(Operation &o) {
+  const bool fits = !__builtin_mul_overflow(o.count, uint64_t{isthmus_dtype_size(o.dtype)}, &o.count);
+  o.dtype = ISTHMUS_UINT8;
+  return fits;
+}
+
 Outcome OperationGroup::record(const Operations &operations) {
   if (operations.empty()) return {};
   for (const auto &[comm, operation] : operations) {
@@ -66,6 +73,8 @@ Outcome OperationGroup::record(const Operations &operations) {
   open_ = true;
   for (const auto &[comm, operation] : operations)
     if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // which gives up the group
+  waits_ =
+      std::any_of(operations.begin(), operations.end(), [](const auto &one) { return one.second.call == Call::Barrier; });
   return {};
 }
 
@@ -73,7 +82,7 @@ Outcome OperationGroup::launch() {
   if (!open_) return {};
   open_ = false;
   isthmus_work_t handle = nullptr;
-  Outcome ended = outcome(isthmus_group_end(&handle));
+  Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
   if (!ended.ok()) return ended;
   const auto work = std::make_shared<Work>(handle);
   for (const CommPtr &comm : comms_) comm->note(work);
@@ -91,6 +100,12 @@ Outcome run_group(const Operations &operations) {
   OperationGroup group;
   if (Outcome o = group.record(operations); !o.ok()) return o;
   return group.launch();
+}
+
+std::string settings_of(const interpose::Door &door, const Place &place) {
+  std::string text = "ISTHMUS_DEVICE=" + std::string(door.device) + ":" + std::to_string(place.device);
+  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door.path);
+  return text;
 }
 
 std::shared_ptr<Family> Family::of(const std::string &key) {
@@ -193,7 +208,7 @@ Outcome Comm::run(const Operation &operation) {
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
   isthmus_work_t work = nullptr;
-  Outcome o = submit(comm, operation, &work);
+  Outcome o = submit(comm, operation, operation.call == Call::Barrier ? nullptr : &work);
   if (o.ok()) note(std::make_shared<Work>(work));
   return o;
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "devices.hpp"
+#include "door.hpp"
 #include "outcome.hpp"
 
 namespace isthmus::bridge {
@@ -53,6 +54,9 @@ struct Operation {
   std::string label;   // in errors and records; empty: the collective's name
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
+
+// The same of so many bytes. False: there is no such number.
+bool as_bytes(Operation &operation);
 
 // One or several operations in flight.
 class Work {
@@ -101,7 +105,11 @@ struct Traits {
   std::shared_ptr<void>
       config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
   bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
+  std::string vendors{};  // of its ranks, each by the first letter of its family; empty: not known
 };
+
+// The meeting's settings and ours, as in isthmus_options: the device that the thread works on, and the library that the door found.
+std::string settings_of(const interpose::Door &door, const Place &place);
 
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
@@ -109,17 +117,17 @@ class Comm : public std::enable_shared_from_this<Comm> {
   ~Comm();
   const Traits &traits() const noexcept { return traits_; }
 
-  // How it came to be: one of both, once. `settings` as in isthmus_options.
+  // How it came to be: one of both, once.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
   void fail(Outcome why);  // it will not be
 
-  Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
-  isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
-  Outcome run(const Operation &operation);
-  Outcome open();      // whether it takes operations
-  Outcome finalize();  // waits for all that was begun
-  Outcome destroy();   // waits likewise
+  Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
+  isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
+  Outcome run(const Operation &operation);  // waits for a barrier
+  Outcome open();                           // whether it takes operations
+  Outcome finalize();                       // waits for all that was begun
+  Outcome destroy();                        // waits likewise
   void abort();
   void note(std::shared_ptr<Work> work);
 
@@ -146,7 +154,8 @@ using CommPtr = std::shared_ptr<Comm>;
 
 // Calls the one of Isthmus' functions that it is. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
-// Several, together, on one thread: they are checked when they are recorded, and nothing of them begins before they are launched.
+// Several, together, on one thread: they are checked when they are recorded, and nothing of them begins before they are launched,
+// which waits where one of them is a barrier.
 using Operations = std::vector<std::pair<CommPtr, Operation>>;
 class OperationGroup {
  public:
@@ -158,7 +167,7 @@ class OperationGroup {
   Outcome launch();
 
  private:
-  bool open_ = false;
+  bool open_ = false, waits_ = false;
   std::vector<CommPtr> comms_;  // each once
 };
 Outcome run_group(const Operations &operations);  // at once

@@ -56,12 +56,16 @@ class Cuda final : public Devices {
   void enter(const Place &place) noexcept override {
     if (complete_) set_current_(place.context);
   }
-  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+  Outcome wait(void *stream) override {
     if (!complete_) return missing("libcuda.so.1");
     int capturing = 0;
     if (const int r = is_capturing_(stream, &capturing)) return failed("cuStreamIsCapturing", r);
     if (capturing) return captured();
-    if (const int r = synchronize_(stream)) return failed("cuStreamSynchronize", r);
+    const int r = synchronize_(stream);
+    return r ? failed("cuStreamSynchronize", r) : Outcome{};
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (Outcome o = wait(stream); !o.ok()) return o;
     const int r = copy_(to, reinterpret_cast<uintptr_t>(from), bytes);
     return r ? failed("cuMemcpyDtoH", r) : Outcome{};
   }
@@ -98,12 +102,16 @@ class Hip final : public Devices {
   void enter(const Place &place) noexcept override {
     if (complete_) set_device_(place.device);
   }
-  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+  Outcome wait(void *stream) override {
     if (!complete_) return missing("libamdhip64.so");
     int capturing = 0;
     if (const int r = is_capturing_(stream, &capturing)) return failed("hipStreamIsCapturing", r);
     if (capturing) return captured();
-    if (const int r = synchronize_(stream)) return failed("hipStreamSynchronize", r);
+    const int r = synchronize_(stream);
+    return r ? failed("hipStreamSynchronize", r) : Outcome{};
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (Outcome o = wait(stream); !o.ok()) return o;
     constexpr int kDeviceToHost = 2;
     const int r = copy_(to, from, bytes, kDeviceToHost);
     return r ? failed("hipMemcpy", r) : Outcome{};
@@ -139,14 +147,18 @@ class Acl final : public Devices {
   void enter(const Place &place) noexcept override {
     if (complete_ && place.context) set_current_(place.context);
   }
-  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+  Outcome wait(void *stream) override {
     if (!complete_) return missing("libascendcl.so");
     int capturing = 0;
     void *graph = nullptr;
     if (const int r = capture_info_ && stream ? capture_info_(stream, &capturing, &graph) : 0)
       return failed("aclmdlRICaptureGetInfo", r);
     if (capturing) return captured();
-    if (const int r = synchronize_(stream)) return failed("aclrtSynchronizeStream", r);
+    const int r = synchronize_(stream);
+    return r ? failed("aclrtSynchronizeStream", r) : Outcome{};
+  }
+  Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
+    if (Outcome o = wait(stream); !o.ok()) return o;
     constexpr int kDeviceToHost = 2;
     const int r = copy_(to, bytes, from, bytes, kDeviceToHost);
     return r ? failed("aclrtMemcpy", r) : Outcome{};

@@ -18,8 +18,25 @@ class Devices {
   virtual ~Devices() = default;
   virtual Outcome current(Place &place) = 0;  // of the calling thread
   virtual void enter(const Place &place) noexcept = 0;
+  virtual Outcome wait(void *stream) = 0;  // until it has done what it holds; refused where that is being captured
   // A few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
   virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
+};
+
+// While this lives the thread may work elsewhere.
+class Moved {
+ public:
+  explicit Moved(Devices &devices) : devices_(devices), known_(devices.current(before_).ok()) {}
+  ~Moved() {
+    if (known_) devices_.enter(before_);
+  }
+  Moved(const Moved &) = delete;
+  Moved &operator=(const Moved &) = delete;
+
+ private:
+  Devices &devices_;
+  Place before_;
+  const bool known_;
 };
 
 // "cuda", "hip" or "acl"; `look_up` finds what the collective library and the libraries that it needs export. Never null; where a function is

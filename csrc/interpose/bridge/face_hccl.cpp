@@ -2,7 +2,6 @@
 #include "face_hccl.hpp"
 
 #include <cstring>
-#include <exception>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -69,6 +68,18 @@ Meaning meaning(Type type) {
   }
 }
 
+// Between its own ranks HCCL sends nothing where there is nothing to send, so one end alone may make the call. Others match it.
+bool is_none(const Operation &o, const Traits &traits) {
+  return (o.call == Call::Send || o.call == Call::Recv) && o.count == 0 &&
+         traits.vendors[static_cast<size_t>(o.root)] == door().family[0];
+}
+
+bool lacks_memory(const Operation &o, int rank) {
+  const bool reads = o.call != Call::Recv && (o.call != Call::Scatter || o.root == rank),
+             writes = o.call != Call::Send && (o.call != Call::Reduce || o.root == rank);
+  return o.count != 0 && ((reads && !o.send) || (writes && !o.recv));
+}
+
 // ---- operations --------------------------------------------------------------------------------------------------------------------
 
 // An operation while it is checked.
@@ -114,9 +125,7 @@ class Asking {
   }
   // A message is bytes: the two ends need not call them by one type.
   Asking &as_bytes() {
-    if (code_ != kSuccess) return *this;
-    o.count *= isthmus_dtype_size(o.dtype);
-    o.dtype = ISTHMUS_UINT8;
+    if (code_ == kSuccess && !bridge::as_bytes(o)) fail(kParameter, "more elements than memory can hold");
     return *this;
   }
   Asking &counts(std::vector<uint64_t> &to, const void *from) {
@@ -149,21 +158,22 @@ class Asking {
   }
   // These instead, together.
   Result go(std::vector<Operation> operations) {
+    for (const Operation &each : operations)
+      if (code_ == kSuccess && lacks_memory(each, rank())) fail(kPointer, "a buffer is NULL");
     if (code_ == kSuccess)
       if (const Outcome s = comm_->status(); !s.ok()) return note(failed(call_, s));
     if (code_ != kSuccess) return note(code_);
+    std::erase_if(operations, [&](const Operation &each) { return is_none(each, comm_->traits()); });
     if (operations.empty()) return kSuccess;
     if (in_group()) {
       Pending &p = pending();
-      // The first one's call would wait for the exchange, and with it the thread that is to make the other's.
-      if (!p.operations.empty() && p.operations[0].first != comm_)
-        return note(refused(kNotSupported, call_,
-                            "a group has operations of several communicators that span vendors, which would wait for each "
-                            "other: use one group each, or a thread each"));
       for (Operation &each : operations) p.operations.emplace_back(comm_, std::move(each));
       return kSuccess;
     }
-    if (operations.size() == 1) return failed(call_, comm_->run(operations[0]));
+    if (operations.size() == 1) {
+      if (const Outcome s = settle(*comm_, operations[0]); !s.ok()) return failed(call_, s);
+      return failed(call_, comm_->run(operations[0]));
+    }
     std::vector<std::pair<CommPtr, Operation>> all;
     for (Operation &each : operations) all.emplace_back(comm_, std::move(each));
     return failed(call_, run_group(all));
@@ -264,24 +274,23 @@ Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const
   return a.go();
 }
 
-constexpr const char *kSelf = "a rank sends itself nothing outside of HcclBatchSendRecv";
+constexpr const char *kSelf = "a rank sends itself nothing outside of a group and HcclBatchSendRecv";
 
 Result send(void *from, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   Asking a("HcclSend", comm, Call::Send, stream);
   a.type(type).peer(peer).buffers(from, nullptr, count).as_bytes();
-  return a.unequal(a.good() && a.o.root == a.rank(), kSelf).go();
+  return a.unequal(a.good() && a.o.root == a.rank() && !in_group(), kSelf).go();
 }
 Result recv(void *to, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   Asking a("HcclRecv", comm, Call::Recv, stream);
   a.type(type).peer(peer).buffers(nullptr, to, count).as_bytes();
-  return a.unequal(a.good() && a.o.root == a.rank(), kSelf).go();
+  return a.unequal(a.good() && a.o.root == a.rank() && !in_group(), kSelf).go();
 }
 Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
   constexpr const char *kCall = "HcclBatchSendRecv";
   constexpr int kReceives = 1;
   Asking all(kCall, comm, Call::Send, stream);
-  if (all.good() && !messages) all.fail(kPointer, "there are no messages");
-  all.unequal(count == 0, "the number of messages is 0");
+  if (all.good() && count && !messages) all.fail(kPointer, "there are no messages");
   std::vector<Operation> operations;
   for (uint32_t i = 0; all.good() && i < count; ++i) {
     const Message &m = messages[i];
@@ -296,16 +305,6 @@ Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
 }
 
 Result barrier(Handle comm, Stream stream) { return Asking("HcclBarrier", comm, Call::Barrier, stream).go(); }
-
-Result group_end() {
-  const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr)));
-  auto *end = real<Result()>("HcclGroupEnd");
-  if (!end) return lacks("HcclGroupEnd");
-  // Nothing of ours begins before the real library's part is on its way, nor where that failed.
-  if (const Result r = end()) return r;
-  if (p->failure) return p->failure;
-  return failed("HcclGroupEnd", run_group(p->operations));
-}
 
 // ---- life --------------------------------------------------------------------------------------------------------------------------
 
@@ -353,10 +352,7 @@ struct Guarded<F> {
   static Result call(A... arguments) noexcept {
     try {
       return F(arguments...);
-    } catch (const std::exception &e) {
-      door().say(static_cast<int>(Level::Warn), e.what());
-      return kSystem;
-    }
+    } catch (const std::exception &e) { return thrown(e); }
   }
 };
 
@@ -411,19 +407,14 @@ Result refused(Result code, const char *call, const std::string &text) {
   return code;
 }
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
+Result thrown(const std::exception &e) noexcept {
+  door().say(static_cast<int>(Level::Warn), e.what());
+  try {
+    return note(kSystem);
+  } catch (const std::exception &) { return kSystem; }
+}
 Result lacks(const char *name) {
   return refused(kNotSupported, name, std::string("the library at ") + door().path + " has no such function");
-}
-
-bool in_group() noexcept { return door().thread()->depth > 0; }
-Pending &pending() {
-  interpose::Thread &t = *door().thread();
-  if (!t.pending) t.pending = new Pending;
-  return *static_cast<Pending *>(t.pending);
-}
-Result note(Result r) {
-  if (r != kSuccess && in_group() && pending().failure == kSuccess) pending().failure = r;
-  return r;
 }
 
 }  // namespace isthmus::bridge::hccl

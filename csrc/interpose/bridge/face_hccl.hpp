@@ -1,6 +1,8 @@
 // The face of HCCL: its numbers, its root infos, its ways of making communicators. What its files share.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,15 +36,35 @@ void say(Level level, const std::string &text);
 // HCCL has no last error: the text is a line of the log, the first time that it comes.
 Result failed(const char *call, const Outcome &);  // its number. Ok: success
 Result refused(Result code, const char *call, const std::string &text);
+Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread
+
+// One rank that is on its way into a communicator.
+struct Init {
+  const char *call = "";
+  Handle *out = nullptr;  // written when it is known whose the communicator is: in a group when that ends, as HCCL has it
+  std::string name;
+  Place place;
+  std::function<Result()> real;  // makes the call of the real library as the program made it
+  Arrival arrival;
+};
+// Says in the log what the census found.
+void tell(const Init &init);
+// Makes the communicator that spans vendors.
+Result build(Init &init);
 
 // What was called between the outermost HcclGroupStart and its HcclGroupEnd and waits for that.
 struct Pending {
+  std::vector<std::unique_ptr<Init>> inits;
   std::vector<std::pair<CommPtr, Operation>> operations;
   Result failure = interpose::hccl::kSuccess;
 };
 bool in_group() noexcept;
 Pending &pending();     // of this thread's group
 Result note(Result r);  // the first failure inside a group is the group's
+Result group_end();
+// What is to be done before an operation begins: a barrier of Isthmus is the host's, and HCCL's is one of streams, so its stream has come so
+// far then.
+Outcome settle(const Comm &comm, const Operation &operation);
 
 // ---- the functions that make communicators -----------------------------------------------------------------------------------------
 Result get_root_info(RootInfo *root);

@@ -1,11 +1,11 @@
 // How HCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "face_hccl.hpp"
 #include "handles.hpp"
@@ -16,6 +16,7 @@ namespace {
 using namespace interpose::hccl;  // its codes and types
 
 constexpr uint32_t kConfigMagic = 0xf0f0f0f0;
+constexpr size_t kMostConfig = 1 << 16;
 // The last bytes of a root info are a unique id as NCCL's and RCCL's programs have it. HCCL leaves them alone.
 constexpr size_t kIdBytes = 128;
 constexpr size_t kIdAt = sizeof RootInfo::bytes - kIdBytes;
@@ -31,66 +32,66 @@ bool read(const Config *config, std::string &name) {
   size_t size = 0;
   std::memcpy(&size, config, sizeof size);
   ConfigHead c{};
-  if (size < offsetof(ConfigHead, unused)) return false;
+  if (size < offsetof(ConfigHead, unused) || size > kMostConfig) return false;
   std::memcpy(&c, config, std::min(size, sizeof c));
   if (c.magic != kConfigMagic) return false;
   name.assign(c.name, ::strnlen(c.name, sizeof c.name));
   return true;
 }
 
-// The meeting's settings and ours: the device that the thread works on, and the library that the door found.
-std::string settings(const Place &place) {
-  std::string text = "ISTHMUS_DEVICE=" + std::string(door().device) + ":" + std::to_string(place.device);
-  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door().path);
-  return text;
-}
-
-void tell(const char *call, const Arrival &a) {
-  if (a.verdict == Verdict::Failed) return;
-  const std::string where = std::string(call) + ", rank " + std::to_string(a.rank) + " of " + std::to_string(a.world) + ": ",
-                    who = " (" + describe(a.ranks) + ")";
-  if (!a.outcome.ok())
-    say(Level::Warn, where + "not all ranks came to the census" + who + "; taken for ranks without Isthmus, so " +
-                         door().name + " gets the communicator. " + a.outcome.text);
-  else if (a.verdict == Verdict::Vendor) say(Level::Info, where + door().name + " gets the communicator" + who);
-  else say(Level::Info, where + "Isthmus carries the communicator" + who);
-}
-
-Result build(const char *call, Arrival &a, const std::string &asked, Handle *out) {
-  Place place;
-  if (const Outcome o = devices().current(place); !o.ok()) return failed(call, o);
-  const std::string unique = name_of(a.tail.ticket);
-  const auto comm =
-      std::make_shared<Comm>(Traits{a.rank, a.world, place, true, asked.empty() ? unique : asked, Family::of(unique), {}});
-  if (const Outcome o = comm->init(a.meeting, settings(place)); !o.ok()) {
-    comm->abort();
-    return failed(call, o);
+// A copy of a configuration, which has no addresses in it, for as long as it is needed.
+class KeptConfig {
+ public:
+  explicit KeptConfig(const Config *config) {
+    size_t size = 0;
+    std::memcpy(&size, config, sizeof size);
+    bytes_.resize((size + sizeof bytes_[0] - 1) / sizeof bytes_[0]);
+    std::memcpy(bytes_.data(), config, size);
   }
-  *out = give_handle(comm);
-  if (*out) return kSuccess;
-  comm->abort();
-  return refused(kUnavailable, call,
-                 "too many communicators that span vendors are in use, or there is no memory for their handles");
-}
+  const Config *get() const noexcept { return reinterpret_cast<const Config *>(bytes_.data()); }
+  void call_it(const std::string &name) {  // where there is room for a name
+    constexpr size_t kAt = offsetof(ConfigHead, name), kRoom = sizeof ConfigHead::name;
+    if (bytes_.size() * sizeof bytes_[0] < kAt + kRoom) return;
+    auto *at = reinterpret_cast<char *>(bytes_.data()) + kAt;
+    std::memset(at, 0, kRoom);
+    std::memcpy(at, name.data(), std::min(name.size(), kRoom - 1));
+  }
 
-// `real` makes the call of the real library as the program made it.
+ private:
+  std::vector<uint64_t> bytes_;
+};
+
+// `real` makes the call of the real library as the program made it; in a group when that ends.
 Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank, const std::string &name, Handle *out,
-            const std::function<Result()> &real) {
-  Arrival a;
+            std::function<Result()> real) {
+  auto i = std::make_unique<Init>();
+  Arrival &a = i->arrival;
   if (!read_ticket(root, a.tail)) return real();
   a.mine = record_of(door().family, door().version);
   a.rank = static_cast<int>(rank);
   a.world = static_cast<int>(size);
+  i->call = call;
+  i->out = out;
+  i->name = name;
+  i->real = std::move(real);
+  if (in_group()) {
+    *out = nullptr;
+    if (const Outcome o = devices().current(i->place); !o.ok()) return note(failed(call, o));
+    pending().inits.push_back(std::move(i));
+    return kSuccess;
+  }
   meet(a);
-  tell(call, a);
-  if (a.verdict == Verdict::Vendor) return real();
+  tell(*i);
+  if (a.verdict == Verdict::Vendor) return i->real();
   *out = nullptr;
-  return a.verdict == Verdict::Failed ? failed(call, a.outcome) : build(call, a, name, out);
+  if (a.verdict == Verdict::Failed) return failed(call, a.outcome);
+  if (const Outcome o = devices().current(i->place); !o.ok()) return failed(call, o);
+  return build(*i);
 }
 
-// Of what is wrong the real library tells. Inits in a group are of one host, and HCCL's own.
+// Of what is wrong the real library tells.
 bool may_span(uint32_t size, const RootInfo *root, uint32_t rank, const Handle *out) {
-  return out && root && size >= 1 && size <= INT_MAX && rank < size && !in_group();
+  return out && root && size >= 1 && size <= INT_MAX && rank < size;
 }
 
 // Not the same for two parts that are made at once.
@@ -103,43 +104,82 @@ int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
 
 }  // namespace
 
+void tell(const Init &i) {
+  const Finding found = finding(i.call, door().name, i.arrival);
+  if (!found.text.empty()) say(found.doubtful ? Level::Warn : Level::Info, found.text);
+}
+
+Result build(Init &i) {
+  Arrival &a = i.arrival;
+  const std::string unique = name_of(a.tail.ticket);
+  Traits traits{a.rank, a.world, i.place, true, i.name.empty() ? unique : i.name, Family::of(unique), {}};
+  for (const Record &one : a.ranks) traits.vendors += one.family[0];
+  const auto comm = std::make_shared<Comm>(std::move(traits));
+  try {
+    if (const Outcome o = comm->init(a.meeting, settings_of(door(), i.place)); !o.ok()) {
+      comm->abort();
+      return failed(i.call, o);
+    }
+    *i.out = give_handle(comm);
+  } catch (const std::exception &) {
+    comm->abort();
+    throw;
+  }
+  if (*i.out) return kSuccess;
+  comm->abort();
+  return refused(kUnavailable, i.call,
+                 "too many communicators that span vendors are in use, or there is no memory for their handles");
+}
+
 Result get_root_info(RootInfo *root) {
   auto *f = real<Result(RootInfo *)>("HcclGetRootInfo");
   if (!f) return lacks("HcclGetRootInfo");
   if (!root) return f(root);
-  // The library writes the beginning, and need not clear the rest.
-  unsigned char *const id = root->bytes + kIdAt;
-  std::memset(id, 0, kIdBytes);
-  const Result r = f(root);
-  if (r != kSuccess) return r;
+  RootInfo made{};  // the library writes the beginning, and need not clear the rest
+  if (const Result r = f(&made)) return r;
+  *root = made;
+  const std::span<const unsigned char> id(made.bytes + kIdAt, kIdBytes);
   isthmus_ticket ticket;
   std::string why;
-  if (std::any_of(id, id + kIdBytes, [](unsigned char byte) { return byte != 0; }))
+  if (std::any_of(id.begin(), id.end(), [](unsigned char byte) { return byte != 0; }))
     why = std::string("it leaves no room for it in ") + door().path;
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
   if (why.empty()) write_tail(root->bytes, door().family, ticket);
   else say(Level::Warn, "the root info has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
-  return r;
+  return kSuccess;
 }
 
-Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
+namespace {
+
+Result init_real(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
   constexpr const char *kCall = "HcclCommInitRootInfo";
-  const auto the_real = [=] {
-    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, Handle *)>(kCall);
-    return f ? f(size, root, rank, out) : lacks(kCall);
-  };
-  return may_span(size, root, rank, out) ? join(kCall, size, *root, rank, "", out, the_real) : the_real();
+  auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, Handle *)>(kCall);
+  return f ? f(size, root, rank, out) : lacks(kCall);
+}
+Result init_real_config(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, Handle *out) {
+  constexpr const char *kCall = "HcclCommInitRootInfoConfig";
+  auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, const Config *, Handle *)>(kCall);
+  return f ? f(size, root, rank, config, out) : lacks(kCall);
+}
+
+}  // namespace
+
+// What the program's variables hold may be something else when a group ends.
+Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
+  if (!may_span(size, root, rank, out)) return init_real(size, root, rank, out);
+  std::function<Result()> real = [=] { return init_real(size, root, rank, out); };
+  if (in_group()) real = [=, kept = *root] { return init_real(size, &kept, rank, out); };
+  return join("HcclCommInitRootInfo", size, *root, rank, "", out, std::move(real));
 }
 
 Result init_config(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, Handle *out) {
-  constexpr const char *kCall = "HcclCommInitRootInfoConfig";
-  const auto the_real = [=] {
-    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, const Config *, Handle *)>(kCall);
-    return f ? f(size, root, rank, config, out) : lacks(kCall);
-  };
   std::string name;
-  const bool ours = config && read(config, name) && may_span(size, root, rank, out);
-  return ours ? join(kCall, size, *root, rank, name, out, the_real) : the_real();
+  if (!config || !read(config, name) || !may_span(size, root, rank, out))
+    return init_real_config(size, root, rank, config, out);
+  std::function<Result()> real = [=] { return init_real_config(size, root, rank, config, out); };
+  if (in_group())
+    real = [=, kept = *root, asked = KeptConfig(config)] { return init_real_config(size, &kept, rank, asked.get(), out); };
+  return join("HcclCommInitRootInfoConfig", size, *root, rank, name, out, std::move(real));
 }
 
 // The members alone call it, so nothing is collective over the parent: the first of them gives the others a root info.
@@ -160,14 +200,25 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
     return note(refused(kNotSupported, kCall, "a part of a communicator that spans vendors is not made in a group"));
   std::string name;
   if (!read(config, name)) return refused(kParameter, kCall, "the configuration was not initialised");
+  KeptConfig named(config);
+  if (name.empty()) named.call_it(name = parent->traits().name + "_sub_" + std::to_string(number));  // HCCL's rule
   const auto size = static_cast<uint32_t>(parent->traits().size);
   const std::set<uint32_t> members(ranks, ranks + std::min(count, size));
   if (count < 1 || count > size || members.size() != count || *members.rbegin() >= size || mine >= count ||
       ranks[mine] != static_cast<uint32_t>(parent->traits().rank))
     return refused(kParameter, kCall,
                    "the ranks are not some of the communicator's, each once, with this rank in its place");
+  const std::string &vendors = parent->traits().vendors;
+  const auto alien =
+      std::find_if(members.begin(), members.end(), [&](uint32_t r) { return vendors[r] != door().family[0]; });
+  if (alien != members.end())
+    return refused(
+        kNotSupported, kCall,
+        "rank " + std::to_string(*alien) + " is not HCCL's, and would not call this: a part is of HCCL's ranks alone");
   if (const Outcome o = parent->status(); !o.ok()) return failed(kCall, o);
   *out = nullptr;
+  const Moved moved(devices());
+  devices().enter(parent->traits().place);
   RootInfo root{};
   const int tag = tag_of(number, ranks, count);
   if (mine == 0) {
@@ -187,11 +238,7 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
   }
   if (Tail tail; !read_ticket(root, tail))
     return refused(kSystem, kCall, "rank " + std::to_string(ranks[0]) + " could not make a root info; its log says why");
-  return join(kCall, count, root, mine, name, out, [&] {
-    constexpr const char *kReal = "HcclCommInitRootInfoConfig";
-    auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, const Config *, Handle *)>(kReal);
-    return f ? f(count, &root, mine, config, out) : lacks(kReal);
-  });
+  return join(kCall, count, root, mine, name, out, [&] { return init_real_config(count, &root, mine, named.get(), out); });
 }
 
 }  // namespace isthmus::bridge::hccl

@@ -166,9 +166,7 @@ class Asking {
   }
   // A message is bytes: the two ends need not call them by one type.
   Asking &as_bytes() {
-    if (code_ != kSuccess) return *this;
-    o.count *= isthmus_dtype_size(o.dtype);
-    o.dtype = ISTHMUS_UINT8;
+    if (code_ == kSuccess && !bridge::as_bytes(o)) fail(kInvalidArgument, "more elements than memory can hold");
     return *this;
   }
   Asking &counts(std::vector<uint64_t> &to, const size_t *from) {
@@ -577,7 +575,7 @@ Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
     pending().laters.push_back({parent, std::move(act)});
     return kSuccess;
   }
-  const Moved moved;
+  const Moved moved(devices());
   devices().enter(parent->traits().place);
   return act();
 }

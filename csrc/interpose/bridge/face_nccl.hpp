@@ -97,20 +97,6 @@ const char *last_told() noexcept;  // the newest text, of any thread's failure
 Outcome resolve(const Comm &comm, Operation &operation);
 // Now, or when the group ends. What is collective over one communicator is done in the order of the calls.
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
-// While this lives the thread may work elsewhere.
-class Moved {
- public:
-  Moved() { known_ = devices().current(before_).ok(); }
-  ~Moved() {
-    if (known_) devices().enter(before_);
-  }
-  Moved(const Moved &) = delete;
-  Moved &operator=(const Moved &) = delete;
-
- private:
-  Place before_;
-  bool known_;
-};
 
 // ---- the functions -----------------------------------------------------------------------------------------------------------------
 Result get_unique_id(UniqueId *id);

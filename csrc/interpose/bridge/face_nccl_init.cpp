@@ -4,11 +4,11 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <future>
 #include <thread>
 
-#include "handles.hpp"
+#include "at_once.hpp"
 #include "face_nccl.hpp"
+#include "handles.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
@@ -22,25 +22,9 @@ using interpose::kSystemError;
 constexpr uint32_t kNamesSince = 22700;
 constexpr size_t kMostConfig = 4096;
 
-// The meeting's settings and ours: the device that the thread works on, and the library that the door found.
-std::string settings(const Place &place) {
-  std::string text = "ISTHMUS_DEVICE=" + std::string(door().device) + ":" + std::to_string(place.device);
-  if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door().path);
-  return text;
-}
-
 void tell(const Init &i) {
-  const Arrival &a = i.arrival;
-  const std::string rank = "rank " + std::to_string(a.rank) + " of " + std::to_string(a.world);
-  if (a.verdict == Verdict::Failed) return;
-  const std::string who = " (" + describe(a.ranks) + ")";
-  if (!a.outcome.ok())
-    say(Level::Warn, std::string(i.call) + ", " + rank + ": not all ranks came to the census" + who +
-                         "; taken for ranks without Isthmus, so " + door().name + " gets the communicator. " +
-                         a.outcome.text);
-  else if (a.verdict == Verdict::Vendor)
-    say(Level::Info, std::string(i.call) + ", " + rank + ": " + door().name + " gets the communicator" + who);
-  else say(Level::Info, std::string(i.call) + ", " + rank + ": Isthmus carries the communicator" + who);
+  const Finding found = finding(i.call, door().name, i.arrival);
+  if (!found.text.empty()) say(found.doubtful ? Level::Warn : Level::Info, found.text);
 }
 
 // Gives the program its handle; what becomes of it follows.
@@ -59,7 +43,7 @@ Result open(Init &i) {
 Result build(Init &i) {
   Outcome o;
   try {
-    o = i.comm->init(i.arrival.meeting, settings(i.place));
+    o = i.comm->init(i.arrival.meeting, settings_of(door(), i.place));
   } catch (const std::exception &e) {
     o = {ISTHMUS_ERR_SYSTEM, e.what()};
     i.comm->fail(o);  // whoever destroys it waits for this
@@ -299,39 +283,14 @@ Result worse(Result first, Result next) {
   return first == kSuccess || (first == kInProgress && next != kSuccess) ? next : first;
 }
 
-// Each on a thread of its own, for they wait for each other: where there are not enough threads, none of them begins. The first failure.
-Result at_once(size_t count, const std::function<Result(size_t)> &act) {
-  std::vector<Result> results(count, kSuccess);
-  const auto guarded = [&](size_t i) noexcept {
-    try {
-      results[i] = act(i);
-    } catch (const std::exception &e) { results[i] = thrown(e); }
-  };
-  if (count == 1) {
-    guarded(0);
-  } else if (count > 1) {
-    std::promise<bool> all;
-    const std::shared_future<bool> begin = all.get_future().share();
-    std::vector<std::thread> threads;
-    Result none = kSuccess;
-    try {
-      threads.reserve(count);
-      for (size_t i = 0; i < count; ++i)
-        threads.emplace_back([&guarded, begin, i] {
-          if (!begin.get()) return;
-          interpose::Thread &t = *door().thread();
-          ++t.inside;
-          guarded(i);
-          --t.inside;
-        });
-    } catch (const std::exception &e) { none = thrown(e); }
-    all.set_value(none == kSuccess);
-    for (std::thread &t : threads) t.join();
-    if (none != kSuccess) return none;
-  }
+// The first failure.
+Result worst(const std::vector<Result> &results) {
   Result first = kSuccess;
   for (const Result r : results) first = worse(first, r);
   return first;
+}
+Result all_at_once(size_t count, const std::function<Result(size_t)> &act) {
+  return worst(at_once(door(), count, act, thrown));
 }
 
 bool failure(Result r) { return r != kSuccess && r != kInProgress; }
@@ -355,33 +314,17 @@ std::string text_of_half(const Operations &operations) {
   return text + "; what it has on communicators of " + door().name + "'s own was)";
 }
 
-// The real library's group: it ends in any case.
-class RealGroup {
- public:
-  explicit RealGroup(Result (*function)()) : end_(function) {}
-  ~RealGroup() { end(); }
-  RealGroup(const RealGroup &) = delete;
-  RealGroup &operator=(const RealGroup &) = delete;
-  Result end() {
-    auto *f = std::exchange(end_, nullptr);
-    return f ? f() : kSuccess;
+// The real library's group then ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call.
+// RCCL looks into a communicator before it looks whether it is one.
+void spoil() {
+  constexpr int kFloat = 7, kSum = 0;
+  if (std::strcmp(door().family, "rccl") == 0) {
+    Handle none = nullptr;
+    if (auto *f = real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank")) f(&none, 1, UniqueId{}, 1);
+  } else if (auto *f = real<Result(const void *, void *, size_t, int, int, Handle, void *)>("ncclAllReduce")) {
+    f(nullptr, nullptr, 0, kFloat, kSum, nullptr, nullptr);
   }
-  // It ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call. RCCL looks into a
-  // communicator before it looks whether it is one.
-  void spoil() {
-    constexpr int kFloat = 7, kSum = 0;
-    if (!end_) return;
-    if (std::strcmp(door().family, "rccl") == 0) {
-      Handle none = nullptr;
-      if (auto *f = real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank")) f(&none, 1, UniqueId{}, 1);
-    } else if (auto *f = real<Result(const void *, void *, size_t, int, int, Handle, void *)>("ncclAllReduce")) {
-      f(nullptr, nullptr, 0, kFloat, kSum, nullptr, nullptr);
-    }
-  }
-
- private:
-  Result (*end_)();
-};
+}
 
 }  // namespace
 
@@ -402,11 +345,11 @@ Result group_end() {
   OperationGroup recorded;
   const bool alone = p->inits.empty() && p->laters.empty();
   if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", record(recorded, p->operations)));
-  if (first == kSuccess) keep_first(at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
+  if (first == kSuccess) keep_first(all_at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
   bool theirs = false;  // the failure
   if (first == kSuccess && !p->inits.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
@@ -423,7 +366,7 @@ Result group_end() {
     }
   }
   if (failure(first)) {
-    if (!theirs) group.spoil();
+    if (!theirs) spoil();
     const bool launched = !failure(group.end());
     p->inits.clear();
     if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
@@ -435,13 +378,13 @@ Result group_end() {
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
   if (failure(first)) return first;
   if (!ours.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     std::vector<std::shared_ptr<Init>> opened;
     for (auto &i : ours) {
       if (const Result r = open(*i)) keep_first(r);
       else opened.push_back(std::move(i));
     }
-    keep_first(at_once(opened.size(), [&](size_t i) {
+    keep_first(all_at_once(opened.size(), [&](size_t i) {
       opened[i]->begun = true;
       devices().enter(opened[i]->place);
       return start(opened[i]);
@@ -450,7 +393,7 @@ Result group_end() {
       if (!i->begun) not_begun(*i, "there are not enough for all of the group");
   }
   if (!p->laters.empty()) {
-    const Moved moved;
+    const Moved moved(devices());
     // Those of one communicator one after the other: on another rank's threads another one might come first.
     std::vector<std::vector<size_t>> lines;
     for (size_t n = 0; n < p->laters.size(); ++n) {
@@ -459,7 +402,7 @@ Result group_end() {
       if (known == lines.end()) lines.push_back({n});
       else known->push_back(n);
     }
-    keep_first(at_once(lines.size(), [&](size_t i) {
+    keep_first(all_at_once(lines.size(), [&](size_t i) {
       devices().enter(p->laters[lines[i].front()].parent->traits().place);
       Result line = kSuccess;
       for (const size_t n : lines[i]) try {

@@ -75,8 +75,8 @@ Result message(const Entry &e, bool sends, void *p, uint64_t count, int type, ui
 Result batch(const Entry &e, const BatchItem *items, uint32_t count, CommHandle h, void *stream) {
   Call c = new_call(e);
   if (const Result r = begin(c, h, stream)) return r;
+  if (!count) return kSuccess;
   if (!items) return kNullPointer;
-  if (!count) return kParameter;
   std::set<std::pair<int, uint32_t>> known;
   for (uint32_t i = 0; i < count; ++i) {
     const BatchItem &item = items[i];
