@@ -416,8 +416,10 @@ PyMethodDef kCollectives[] = {
     ISTHMUS_METHOD(scatter,
                    "scatter(x=None, root=0, out=None, *, async_op=False, timeout=None, stream=None)\n\n"
                    "Rank r gets block r of the root's x. out is needed on the other ranks."),
-    ISTHMUS_METHOD(barrier,
-                   "barrier(*, async_op=False, timeout=None, stream=None)\n\nReturns when every rank has called it."),
+    ISTHMUS_METHOD(
+        barrier,
+        "barrier(*, async_op=False, timeout=None, stream=None)\n\nReturns when every rank has called it. It is of "
+        "the callers: what streams hold is not waited for, `stream` or not."),
     ISTHMUS_METHOD(send,
                    "send(x, peer, tag=0, *, async_op=False, timeout=None, stream=None)\n\nSend x to rank peer, which must "
                    "recv with this tag."),

@@ -227,6 +227,7 @@ ISTHMUS_API isthmus_result isthmus_scatter(isthmus_comm_t comm, const void *send
  * equal on all ranks. In place, on root: recv == send + displs[rank]. */
 ISTHMUS_API isthmus_result isthmus_scatter_v(isthmus_comm_t comm, const void *send, void *recv, const uint64_t *counts,
     const uint64_t *displs, isthmus_dtype dtype, int root, const isthmus_call *call, isthmus_work_t *work);
+/* Of the threads that call: it looks at no stream, and orders none. */
 ISTHMUS_API isthmus_result isthmus_barrier(isthmus_comm_t comm, const isthmus_call *call, isthmus_work_t *work);
 
 /* ---- point to point: matched by (source, tag) in the order sent; tag is any int >= 0 -------------------------------------- */
