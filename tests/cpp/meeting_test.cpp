@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
-#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -80,9 +79,8 @@ TEST(Meeting, WhoComesAndNeverAnswersCostsTheTimeoutOfOneExchangeAndIsNamed) {
     const Heard &second = heard[rank][1];
     EXPECT_EQ(second.result, ISTHMUS_ERR_TIMEOUT);
     // Counted from 0, and from the time when the first rank wanted it.
-    EXPECT_TRUE(
-        std::regex_search(second.text, std::regex("^rank 2 of 3 did not take part in exchange 1 .* within 2(\\.\\d)? s")))
-        << second.text;
+    EXPECT_EQ(second.text.find("rank 2 of 3 did not take part in exchange 1 "), 0u) << second.text;
+    EXPECT_NE(second.text.find(" within 2"), std::string::npos) << second.text;
     EXPECT_EQ(second.all, (std::vector<char>{'a', 'b', 0}));
     EXPECT_GT(second.seconds, 0.9 * kTimeout);
     EXPECT_LT(second.seconds, kTimeout + 5);
