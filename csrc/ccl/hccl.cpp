@@ -193,13 +193,13 @@ class HcclCommunicator final : public Communicator {
       return true;
     } catch (const Error &) { return false; }
   }
-  // The library's communicator may end when all that it has to do is done. Where that does not come, or it has failed, it is
-  // left as it is. The library waits for no other rank there, but a device that hangs may hold up this call as well.
+  // The library's communicator may end when all that it has to do is done, which a call that failed may have left so. Where that does not come,
+  // it is left as it is. The library waits for no other rank there, but a device that hangs may hold up this call as well.
   void leave() noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
-    const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && !r.failed.load() && r.handle;
-    if (free && idle(r.aborted.load() ? kBrokenPatience : kPatience)) {
+    const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && r.handle;
+    if (free && idle(r.aborted.load() || r.failed.load() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
       ask(destroy, Deadline(kPatience).ns());
