@@ -6,8 +6,11 @@ target_compile_definitions(test_device PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/re
 add_dependencies(test_device rehearsal_all)
 # The same of runtimes that are asked once a process what they can.
 function(isthmus_device_variant name runtime switch)
-  add_test(NAME ${name} COMMAND test_device --gtest_filter=Runtimes*)
-  set_tests_properties(${name} PROPERTIES LABELS threads TIMEOUT 300 ENVIRONMENT "TEST_RUNTIME=${runtime};REHEARSAL_${switch}=1")
+  add_test(NAME ${name} COMMAND test_device --gtest_filter=Runtimes*:Hip.*)
+  set_tests_properties(${name} PROPERTIES LABELS threads TIMEOUT 300 ENVIRONMENT "TEST_RUNTIME=${runtime};${switch}")
 endfunction()
-isthmus_device_variant(test_device_without_values cuda CUDA_NO_STREAM_VALUES)
-isthmus_device_variant(test_device_with_reports acl ACL_NO_HOST_FUNC)
+isthmus_device_variant(test_device_without_values cuda REHEARSAL_CUDA_NO_STREAM_VALUES=1)
+isthmus_device_variant(test_device_with_reports acl REHEARSAL_ACL_NO_HOST_FUNC=1)
+# And of the versions that differ in what they call things.
+isthmus_device_variant(test_device_hip_5 hip TEST_HIP=5)
+isthmus_device_variant(test_device_hip_6 hip TEST_HIP=6)

@@ -261,7 +261,10 @@ Runtime &a_hip_runtime() {
   static const bool opened = [] {
     try {
       hip_runtime();
-    } catch (const Error &) { ::dlopen(REHEARSAL "/amd/libamdhip64.so.7", RTLD_NOW | RTLD_GLOBAL); }
+    } catch (const Error &) {
+      const char *version = std::getenv("TEST_HIP");
+      ::dlopen((REHEARSAL "/amd/libamdhip64.so." + std::string(version ? version : "7")).c_str(), RTLD_NOW | RTLD_GLOBAL);
+    }
     return true;
   }();
   (void)opened;
@@ -373,6 +376,13 @@ std::vector<Runtime *> runtimes() {
   if (wanted("acl")) all.push_back(&an_acl_runtime());
   return all;
 }
+TEST(Hip, IsTheVersionThatIsThere) {
+  if (const char *version = std::getenv("TEST_HIP"); version) {
+    const std::string text = a_hip_runtime().version();
+    EXPECT_EQ(text.rfind(version, 0), 0u) << text;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Runtimes, EveryRuntime, testing::ValuesIn(runtimes()),
                          [](const auto &p) { return std::string(p.param->vendor()); });
 
