@@ -155,6 +155,16 @@ def test_of_torch_for_amd(tmp_path: Path) -> None:
     assert user["ways"]["preload"] and user["ways"]["import"] and not user["ways"]["library_path"]
 
 
+def test_of_torch_for_ascend(tmp_path: Path) -> None:
+    """It has no RPATH, so that the folder of the doors may go first, too."""
+    library, door = packages.torch_npu(tmp_path), DOORS["hccl"]
+    report = doctor(sys.executable, "train.py", folder=tmp_path, LD_LIBRARY_PATH=str(door.simulated))
+    (user,) = report["users"]
+    assert (user["user"], user["file"], user["how"], user["binds"]) == ("torch_npu", str(library), "linked", str(door.real))
+    ways = {"now": False, "preload": True, "hook": True, "import": True, "library_path": True, "audit": True}
+    assert user["ways"] == ways and report["choice"]["why"] == "torch_npu uses libhccl.so"
+
+
 def test_of_cupy_jax_and_vllm_in_one_environment(tmp_path: Path) -> None:
     real = packages.nvidia(tmp_path)
     packages.cupy(tmp_path)

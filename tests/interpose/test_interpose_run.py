@@ -183,6 +183,14 @@ def test_python_packages_say_whose_door(tmp_path: Path) -> None:
     assert "libtorch_hip.so uses RCCL" in text
 
 
+def test_torch_for_ascend_says_whose_door(tmp_path: Path) -> None:
+    packages.torch_npu(tmp_path)
+    words = (sys.executable, "-c", "import torch_npu; print(torch_npu.answered())")
+    door = DOORS["hccl"]
+    ended = isthmus("--", *words, folder=tmp_path, LD_LIBRARY_PATH=door.simulated)
+    assert ended.stdout == f"{door.gives} {path_of(door)}\n" and "torch_npu uses libhccl.so" in ended.stderr, ended.stderr
+
+
 def test_a_script_that_finds_the_interpreter_is_python(tmp_path: Path) -> None:
     packages.nvidia(tmp_path)
     packages.torch(tmp_path)
