@@ -94,6 +94,22 @@ def test_a_group_that_fails_leaves_no_handle(scripted: dict[str, Path]) -> None:
     assert ranks[0].code == 0 and " end: " in told[0] and told[1:] == ["none"], told + [ranks[0].logged]
 
 
+def test_where_one_communicator_of_a_group_cannot_be_made_there_is_no_handle_of_the_others(
+    scripted: dict[str, Path],
+) -> None:
+    """Two devices of one process, each with a process of another vendor; whichever comes first is refused a stream."""
+    ranks = fleet("hnn")
+    ranks[0].say("id", "use other", "id", "use id", "group", "device 0", "join 0 2")
+    ranks[0].say("use other", "device 1", "join 0 2", "end", "comm 0", "ask", "comm 1", "ask")
+    ranks[0].environment["REHEARSAL_FAIL"] = "aclrtCreateStreamWithConfig:1:207000"
+    ranks[1].say("join 1 2")
+    ranks[2].say("use other", "join 1 2")
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == 0 and f" end: {SYSTEM}, " in told[0] and told[1:] == ["none"] * 2, told + [ranks[0].logged]
+    assert "HcclGroupEnd: a communicator in it could not be made (of the group nothing was launched" in ranks[0].logged
+
+
 @preloaded
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_thread_that_cannot_be_made_fails_the_group_and_no_rank_begins(
