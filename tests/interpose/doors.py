@@ -50,6 +50,25 @@ class Door:
         return self.library.upper()
 
     @property
+    def asks(self) -> str:
+        """The function that gives the number."""
+        return "HcclGetCommConfigCapability" if self.library == "hccl" else "ncclGetVersion"
+
+    @property
+    def fakes(self) -> int:
+        """What a library made for a test gives for it."""
+        return 7 if self.library == "hccl" else 21903
+
+    @property
+    def plugin(self) -> list[str | Path]:
+        """The source of a library that asks for it, and its macros."""
+        return [*(["-DASCEND"] if self.library == "hccl" else []), HERE / "plugin.c"]
+
+    def says(self, number: int) -> str:
+        """How opener.c has it: NCCL's function gives a code, and writes the number."""
+        return f"gives {number}, -1" if self.library == "hccl" else f"gives 0, {number}"
+
+    @property
     def path(self) -> Path:
         return BUILD / "interpose" / self.soname
 

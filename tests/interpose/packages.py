@@ -53,6 +53,16 @@ def torch_for_amd(folder: Path) -> Path:
     return path
 
 
+def torch_npu(folder: Path) -> Path:
+    """PyTorch for Ascend: the toolkit's library is found by LD_LIBRARY_PATH alone, and nothing loads it by its path."""
+    path = folder / "torch_npu" / "lib" / "libtorch_npu.so"
+    path.parent.mkdir(parents=True)
+    door = DOORS["hccl"]
+    compile_c("-shared", "-fPIC", *door.plugin, "-o", path, door.real, "-Wl,--allow-shlib-undefined")
+    (folder / "torch_npu" / "__init__.py").write_text(TORCH)
+    return path
+
+
 def torch_with_nccl_inside(folder: Path) -> Path:
     path = folder / "torch" / "lib" / "libtorch_cuda.so"
     path.parent.mkdir(parents=True)

@@ -22,9 +22,9 @@ PYTHON_PATH = str(FOLDER.parents[1])
 SAYS = '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", number(), whose()); return 0; }\n'
 
 
-@pytest.fixture(params=["nccl", "rccl"])
+@pytest.fixture(params=sorted(DOORS))
 def door(request: pytest.FixtureRequest) -> Door:
-    """Those whose functions the programs here call."""
+    """Which one a test is about."""
     return DOORS[request.param]
 
 
@@ -72,13 +72,13 @@ def test_of_a_linked_program(door: Door, tag: str, fake: Callable[..., Path], tm
     dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
     words = [] if tag == "neither" else [f"-Wl,{dtags}", "-Wl,-rpath,$ORIGIN/fake"]
     environment = {"LD_LIBRARY_PATH": str(real.parent)} if tag == "neither" else {}
-    compile_c(f"-I{HERE}", source, "-o", program, real, *words, "-ldl")
+    compile_c(f"-I{HERE}", *door.plugin[:-1], source, "-o", program, real, *words, "-ldl")
     report = doctor(program, **environment)
     path = PACKAGED[door.library].path
     leads = check(report, program, path, **environment)
     assert leads == {"now": False, "preload": True, "hook": True, "library_path": tag != "RPATH", "audit": True}
     (user,) = report["users"]
-    assert (user["how"], user["library"], user["symbols"]) == ("linked", door.library, {"ncclGetVersion": str(real)})
+    assert (user["how"], user["library"], user["symbols"]) == ("linked", door.library, {door.asks: str(real)})
     assert report["choice"]["variables"] == {"LD_PRELOAD": str(path)}
 
 
@@ -87,7 +87,7 @@ def test_of_a_program_whose_library_is_linked(door: Door, tag: str, fake: Callab
     """The program's RPATH serves what its libraries need, and its RUNPATH does not."""
     source, program, library, real = tmp_path / "main.c", tmp_path / "program", tmp_path / "libmine.so", fake(door.soname)
     source.write_text(SAYS.replace('#include "plugin.c"', "int number(void);\nconst char *whose(void);"))
-    compile_c("-shared", "-fPIC", HERE / "plugin.c", "-o", library, real)
+    compile_c("-shared", "-fPIC", *door.plugin, "-o", library, real)
     dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
     folders = [f"-Wl,{dtags}", "-Wl,-rpath,$ORIGIN:$ORIGIN/fake", "-Wl,--allow-shlib-undefined"]
     compile_c(source, "-o", program, library, *folders)
@@ -153,6 +153,16 @@ def test_of_torch_for_amd(tmp_path: Path) -> None:
     (user,) = doctor(sys.executable, "train.py", folder=tmp_path)["users"]
     assert (user["library"], user["binds"]) == ("rccl", str(library.with_name("librccl.so")))
     assert user["ways"]["preload"] and user["ways"]["import"] and not user["ways"]["library_path"]
+
+
+def test_of_torch_for_ascend(tmp_path: Path) -> None:
+    """It has no RPATH, so that the folder of the doors may go first, too."""
+    library, door = packages.torch_npu(tmp_path), DOORS["hccl"]
+    report = doctor(sys.executable, "train.py", folder=tmp_path, LD_LIBRARY_PATH=str(door.simulated))
+    (user,) = report["users"]
+    assert (user["user"], user["file"], user["how"], user["binds"]) == ("torch_npu", str(library), "linked", str(door.real))
+    ways = {"now": False, "preload": True, "hook": True, "import": True, "library_path": True, "audit": True}
+    assert user["ways"] == ways and report["choice"]["why"] == "torch_npu uses libhccl.so"
 
 
 def test_of_cupy_jax_and_vllm_in_one_environment(tmp_path: Path) -> None:

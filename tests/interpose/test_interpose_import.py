@@ -16,9 +16,9 @@ from test_interpose_real import none_installed  # noqa: F401
 PYTHON_PATH = [str(Path(next(iter(PACKAGED.values())).path).parents[2])]
 
 
-@pytest.fixture(params=["nccl", "rccl"])
+@pytest.fixture(params=sorted(DOORS))
 def door(request: pytest.FixtureRequest) -> Door:
-    """Those whose functions the programs here call."""
+    """Which one a test is about."""
     return DOORS[request.param]
 
 
@@ -46,6 +46,17 @@ def test_torch_for_amd_whose_library_has_another_name_is_behind_the_door(tmp_pat
     door = PACKAGED["rccl"].path
     told = program("import isthmus.interpose, torch; print(torch.answered())", tmp_path)
     assert told == (f"22203 {door}", "")
+
+
+def test_torch_for_ascend_is_behind_the_door(tmp_path: Path) -> None:
+    packages.torch_npu(tmp_path)
+    door, toolkit = DOORS["hccl"], {"LD_LIBRARY_PATH": DOORS["hccl"].simulated}
+    bare = "import torch_npu; print(torch_npu.answered())"
+    assert program(bare, tmp_path, **toolkit) == (f"{door.gives} {door.real}", "")
+    told = program(f"import isthmus.interpose; {bare}", tmp_path, **toolkit)
+    assert told == (f"{door.gives} {PACKAGED['hccl'].path}", "")
+    _, error = program("import torch_npu, isthmus.interpose", tmp_path, **toolkit)
+    assert f"{door.real}, which keeps its calls; import isthmus.interpose before" in error
 
 
 @pytest.mark.parametrize("package", ["cupy", "jax_plugins.xla_cuda13"])

@@ -25,9 +25,15 @@ PYTHON_PATH = str(FOLDER.parents[1])
 QUIET = {"REHEARSAL_QUIET": "1", "REHEARSAL_DEVICES": "2"}
 
 
-@pytest.fixture(params=["nccl", "rccl"])
+@pytest.fixture(params=sorted(DOORS))
 def door(request: pytest.FixtureRequest) -> Door:
-    """Those whose functions have the same names, so that a wrong choice would be seen."""
+    """Which one a test is about."""
+    return DOORS[request.param]
+
+
+@pytest.fixture(params=["nccl", "rccl"])
+def nccl_like(request: pytest.FixtureRequest) -> Door:
+    """Those whose functions have the same names, so that another's door would take them."""
     return DOORS[request.param]
 
 
@@ -106,7 +112,8 @@ def test_children_of_a_shell_are_behind_the_door(door: Door, clients: dict[str, 
 # ---- which door ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_wrong_vendors_door_is_refused(door: Door, clients: dict[str, Path]) -> None:
+def test_the_wrong_vendors_door_is_refused(nccl_like: Door, clients: dict[str, Path]) -> None:
+    door = nccl_like
     other = "rccl" if door.library == "nccl" else "nccl"
     client = clients[door.library]
     text = refusal("--vendor", other, "--", client, "show", LD_LIBRARY_PATH=door.simulated)
@@ -139,7 +146,8 @@ def test_a_program_of_two_vendors_is_asked_about(fake: Callable[..., Path], tmp_
 def test_a_program_for_either_vendor_gets_the_door_of_what_is_installed(door: Door, tmp_path: Path) -> None:
     program, source = tmp_path / "either", tmp_path / "either.c"
     source.write_text(
-        '#include <dlfcn.h>\nint main(void) { return dlopen("libnccl.so.2", 1) || dlopen("librccl.so.1", 1) ? 0 : 1; }\n'
+        '#include <dlfcn.h>\nint main(void) { return dlopen("libnccl.so.2", 1) || dlopen("librccl.so.1", 1) || '
+        'dlopen("libhccl.so", 1) ? 0 : 1; }\n'
     )
     compile_c(source, "-o", program, "-ldl")
     given = variables("--", program, LD_LIBRARY_PATH=door.simulated)
@@ -173,6 +181,14 @@ def test_python_packages_say_whose_door(tmp_path: Path) -> None:
     assert ended.stdout == f"22203 {PACKAGED['rccl'].path}\n", ended.stderr
     text = refusal("--vendor", "nccl", "--", sys.executable, script, folder=amd)
     assert "libtorch_hip.so uses RCCL" in text
+
+
+def test_torch_for_ascend_says_whose_door(tmp_path: Path) -> None:
+    packages.torch_npu(tmp_path)
+    words = (sys.executable, "-c", "import torch_npu; print(torch_npu.answered())")
+    door = DOORS["hccl"]
+    ended = isthmus("--", *words, folder=tmp_path, LD_LIBRARY_PATH=door.simulated)
+    assert ended.stdout == f"{door.gives} {path_of(door)}\n" and "torch_npu uses libhccl.so" in ended.stderr, ended.stderr
 
 
 def test_a_script_that_finds_the_interpreter_is_python(tmp_path: Path) -> None:
@@ -219,9 +235,9 @@ def test_a_program_with_an_rpath_is_preloaded_for(door: Door, fake: Callable[...
     source.write_text(
         '#include "plugin.c"\n#include <stdio.h>\nint main(void) { printf("%d %s\\n", number(), whose()); return 0; }\n'
     )
-    compile_c(f"-I{HERE}", source, "-o", program, real, *words, "-ldl")
-    assert isthmus("--", program).stdout == f"21903 {path_of(door)}\n"
-    assert isthmus("--audit", "--", program).stdout == f"21903 {path_of(door)}\n"
+    compile_c(f"-I{HERE}", *door.plugin[:-1], source, "-o", program, real, *words, "-ldl")
+    assert isthmus("--", program).stdout == f"{door.fakes} {path_of(door)}\n"
+    assert isthmus("--audit", "--", program).stdout == f"{door.fakes} {path_of(door)}\n"
 
 
 @pytest.fixture
@@ -286,7 +302,8 @@ def test_the_real_library_that_is_named_is_looked_at_first(door: Door, tmp_path:
     assert refusal(*words, "/nowhere", "--", "sh") == "/nowhere: No such file or directory"
     assert refusal(*words, text, "--", "sh") == f"{text} is no ELF object"
     assert refusal(*words, path_of(door), "--", "sh").endswith(f"is a front door, and no {door.library.upper()}")
-    assert refusal(*words, other.real, "--", "sh").endswith(f"is {other.library.upper()}, and no {door.library.upper()}")
+    why = f"has none of {door.name}'s functions" if door.library == "hccl" else f"is {other.name}, and no {door.name}"
+    assert refusal(*words, other.real, "--", "sh").endswith(why)
     assert "has none of" in refusal(*words, HOOK, "--", "sh")
     assert variables(*words, door.real, "--", "sh")[door.setting] == str(door.real)
 

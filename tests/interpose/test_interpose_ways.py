@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from doors import BUILD, DOORS, HERE, ROOT, Door, compile_c, run, said
+from doors import BUILD, DOORS, HERE, ROOT, Door, client, compile_c, run, said
 from test_interpose_calls import CROSS, QEMU
 from test_interpose_exports import dynamic, symbols
 from test_interpose_real import none_installed  # noqa: F401
@@ -20,11 +20,14 @@ HOOK = BUILD / "interpose" / "libisthmus_dlopen.so"
 AUDITOR = BUILD / "interpose" / "libisthmus_audit.so"
 WAYS = {"hook": ("LD_PRELOAD", HOOK), "auditor": ("LD_AUDIT", AUDITOR)}
 SOURCES = ROOT / "csrc" / "interpose"
+NCCL = DOORS["nccl"]
+# What opener.c prints where a door has no library: HCCL's function gives no code.
+NOTHING = {"nccl": "gives 2, -1", "rccl": "gives 2, -1", "hccl": "gives 0, -1"}
 
 
-@pytest.fixture(params=["nccl", "rccl"])
+@pytest.fixture(params=sorted(DOORS))
 def door(request: pytest.FixtureRequest) -> Door:
-    """Those whose functions the programs here call."""
+    """Which one a test is about."""
     return DOORS[request.param]
 
 
@@ -42,8 +45,8 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def answers(opener: Path, *names: str | Path, function: str = "ncclGetVersion", **environment: str | Path) -> list[str]:
-    return said(opener, function, *names, **environment).splitlines()
+def answers(door: Door, opener: Path, *names: str | Path, **environment: str | Path) -> list[str]:
+    return said(opener, door.asks, *names, **environment).splitlines()
 
 
 # ---- which files ---------------------------------------------------------------------------------------------------------
@@ -57,10 +60,15 @@ def test_the_vendors_library_by_its_path_is_the_door(
     stem = door.soname.partition(".so")[0]
     names = [real]
     for name in (f"{stem}.so", f"{stem}.so.9.99.9"):
-        names.append(real.with_name(name))
-        names[-1].symlink_to(real)
-    assert answers(opener, *names, **{door.setting: real}, **way) == [f"{door.path} gives 0, 21903"] * 3
-    assert answers(opener, *names) == [f"{name} gives 0, 21903" for name in names[:1]] * 3, "what it would be without"
+        if name != real.name:
+            names.append(real.with_name(name))
+            names[-1].symlink_to(real)
+    assert answers(door, opener, *names, **{door.setting: real}, **way) == [f"{door.path} {door.says(door.fakes)}"] * len(
+        names
+    )
+    assert answers(door, opener, *names) == [f"{name} {door.says(door.fakes)}" for name in names[:1]] * len(names), (
+        "what it would be without"
+    )
 
 
 def test_a_file_of_another_name_is_known_by_its_soname(
@@ -70,7 +78,7 @@ def test_a_file_of_another_name_is_known_by_its_soname(
     link, copy = tmp_path / "collectives.so", tmp_path / "copy"
     link.symlink_to(real)
     shutil.copy(real, copy)
-    assert answers(opener, link, copy, **{door.setting: real}, **way) == [f"{door.path} gives 0, 21903"] * 2
+    assert answers(door, opener, link, copy, **{door.setting: real}, **way) == [f"{door.path} {door.says(door.fakes)}"] * 2
 
 
 def test_other_files_are_opened_as_they_are(opener: Path, way: dict[str, Path], fake: Callable[..., Path]) -> None:
@@ -81,27 +89,27 @@ def test_other_files_are_opened_as_they_are(opener: Path, way: dict[str, Path], 
     text.write_text("no library\n")
     cut.write_bytes(files[0].read_bytes()[:64])
     compile_c("-shared", "-fPIC", HERE / "fake.c", "-o", bare, "-ldl")
-    told = answers(opener, *files, bare, text, cut, **way)
+    told = answers(NCCL, opener, *files, bare, text, cut, **way)
     assert told[:5] == [f"{file} gives 0, 21903" for file in (*files, bare)]
     assert told[5] == f"not opened: {text}: file too short" and told[6].startswith("not opened: ")
 
 
 def test_a_path_where_nothing_is_stays_an_error(door: Door, opener: Path, way: dict[str, Path]) -> None:
     """A program that looks in one folder after the other goes on to the next."""
-    (told,) = answers(opener, f"/nowhere/{door.soname}", **way)
+    (told,) = answers(door, opener, f"/nowhere/{door.soname}", **way)
     assert told == f"not opened: /nowhere/{door.soname}: cannot open shared object file: No such file or directory"
 
 
 def test_the_library_by_its_name_is_the_door(door: Door, opener: Path, way: dict[str, Path]) -> None:
-    told = answers(opener, door.soname, LD_LIBRARY_PATH=door.simulated, **way)
-    assert told[0].startswith(f"{door.path} gives 0, 22")
+    told = answers(door, opener, door.soname, LD_LIBRARY_PATH=door.simulated, **way)
+    assert told[0].startswith(f"{door.path} {door.says(door.gives)}")
 
 
 def test_whether_it_is_loaded_is_asked_of_the_door(door: Door, opener: Path) -> None:
     names = [f"noload:{door.real}", str(door.real), f"noload:{door.real}"]
-    told = answers(opener, *names, LD_PRELOAD=HOOK)
+    told = answers(door, opener, *names, LD_PRELOAD=HOOK)
     assert told[0] == "not opened: no reason"
-    assert told[1] == told[2] and told[1].startswith(f"{door.path} gives 0, 22")
+    assert told[1] == told[2] and told[1].startswith(f"{door.path} {door.says(door.gives)}")
 
 
 def test_where_there_is_no_door_the_file_is_opened(
@@ -114,9 +122,9 @@ def test_where_there_is_no_door_the_file_is_opened(
     mine = Path(shutil.copy(library, folder))
     real = tmp_path / "libhccl.so.9"
     shutil.copy(fake("libany.so"), real)
-    assert answers(opener, real, **{variable: mine}) == [f"{real} gives 0, 21903"]
+    assert answers(NCCL, opener, real, **{variable: mine}) == [f"{real} gives 0, 21903"]
     shutil.copy(fake("libother.so", "other", "VERSION=1"), folder / "libhccl.so")
-    assert answers(opener, real, **{variable: mine}) == [f"{folder / 'libhccl.so'} gives 0, 1"]
+    assert answers(NCCL, opener, real, **{variable: mine}) == [f"{folder / 'libhccl.so'} gives 0, 1"]
 
 
 # ---- whom it serves ------------------------------------------------------------------------------------------------------
@@ -128,10 +136,12 @@ def test_without_a_setting_the_door_takes_the_file_that_the_program_asked_for(
 ) -> None:
     """The first one: a program has one library behind a door. Nothing else leads to that file."""
     first, second = fake(door.soname, "first", "VERSION=22101"), fake(door.soname, "second", "VERSION=22102")
-    told = answers(opener, first, second, LD_PRELOAD=HOOK)
-    assert told == [f"{door.path} gives 0, 22101"] * 2
-    told = answers(opener, door.path, second, LD_PRELOAD=HOOK, ISTHMUS_LOG="off")
-    assert told == [f"{door.path} gives 2, -1", f"{door.path} gives 0, 22102"], "a door is no library to forward to"
+    told = answers(door, opener, first, second, LD_PRELOAD=HOOK)
+    assert told == [f"{door.path} {door.says(22101)}"] * 2
+    told = answers(door, opener, door.path, second, LD_PRELOAD=HOOK, ISTHMUS_LOG="off")
+    assert told == [f"{door.path} {NOTHING[door.library]}", f"{door.path} {door.says(22102)}"], (
+        "a door is no library to forward to"
+    )
 
 
 def test_libisthmus_gets_the_vendors_library(door: Door, opener: Path, tmp_path: Path) -> None:
@@ -154,13 +164,13 @@ def test_libisthmus_gets_the_vendors_library(door: Door, opener: Path, tmp_path:
 
 def test_switched_off_nothing_is_changed(door: Door, opener: Path, way: dict[str, Path]) -> None:
     names = [str(door.real), door.soname]
-    off = answers(opener, *names, LD_LIBRARY_PATH=door.simulated, ISTHMUS_DISABLE="1", ISTHMUS_LOG="trace", **way)
-    assert off == answers(opener, *names, LD_LIBRARY_PATH=door.simulated)
-    assert off[0].startswith(f"{door.real} gives 0, 22")
+    off = answers(door, opener, *names, LD_LIBRARY_PATH=door.simulated, ISTHMUS_DISABLE="1", ISTHMUS_LOG="trace", **way)
+    assert off == answers(door, opener, *names, LD_LIBRARY_PATH=door.simulated)
+    assert off[0].startswith(f"{door.real} {door.says(door.gives)}")
 
 
 def test_the_log_says_what_was_given_for_what(door: Door, opener: Path, way: dict[str, Path]) -> None:
-    ended = run(opener, "ncclGetVersion", door.real, ISTHMUS_LOG="info", **way)
+    ended = run(opener, door.asks, door.real, ISTHMUS_LOG="info", **way)
     line = f"interpose: {door.real} was asked for, and {door.path} is given\n"
     assert ended.stderr.count(line) == 1 and ended.stderr.count("\n") == 2, ended.stderr
 
@@ -196,10 +206,10 @@ def test_the_callers_own_folders_still_count(opener: Path, tag: str, tmp_path: P
 
 
 def test_in_a_namespace_of_its_own_the_hook_gives_the_door_and_the_auditor_is_not_asked(door: Door, opener: Path) -> None:
-    told = answers(opener, f"apart:{door.real}", LD_PRELOAD=HOOK, **{door.setting: door.real})
-    assert told[0].startswith(f"{door.path} gives 0, 22")
-    told = answers(opener, f"apart:{door.real}", LD_AUDIT=AUDITOR)
-    assert told[0].startswith(f"{door.real} gives 0, 22")
+    told = answers(door, opener, f"apart:{door.real}", LD_PRELOAD=HOOK, **{door.setting: door.real})
+    assert told[0].startswith(f"{door.path} {door.says(door.gives)}")
+    told = answers(door, opener, f"apart:{door.real}", LD_AUDIT=AUDITOR)
+    assert told[0].startswith(f"{door.real} {door.says(door.gives)}")
 
 
 def test_beside_a_preloaded_door_there_is_one(door: Door) -> None:
@@ -207,9 +217,10 @@ def test_beside_a_preloaded_door_there_is_one(door: Door) -> None:
     program = (
         "import ctypes, sys\n"
         "by_path, by_name = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[2])\n"
-        "address = lambda l: ctypes.cast(l.ncclGetVersion, ctypes.c_void_p).value\n"
-        "version = ctypes.c_int()\n"
-        "assert by_path.ncclGetVersion(ctypes.byref(version)) == 0\n"
+        "library = by_path\n"
+        f"{door.number}"
+        f"assert number == {door.gives}\n"
+        f"address = lambda l: ctypes.cast(l.{door.asks}, ctypes.c_void_p).value\n"
         "maps = {l.split()[-1] for l in open('/proc/self/maps') if 'ccl.so' in l}\n"
         "print(address(by_path) == address(by_name) == address(ctypes.CDLL(None)), *sorted(maps))\n"
     )
@@ -220,8 +231,8 @@ def test_beside_a_preloaded_door_there_is_one(door: Door) -> None:
 def test_preloaded_by_a_relative_path_the_door_beside_it_answers(door: Door, opener: Path) -> None:
     """From where the program has gone since, the hook's own folder is not known any more; the preloaded door's SONAME is."""
     script = f"cd '{HOOK.parent}' && LD_PRELOAD=./{door.soname}:./{HOOK.name} exec \"$@\""
-    text = said("sh", "-c", script, "sh", opener, "ncclGetVersion", door.real)
-    assert text.startswith(f"./{door.soname} gives 0, 22")
+    text = said("sh", "-c", script, "sh", opener, door.asks, door.real)
+    assert text.startswith(f"./{door.soname} {door.says(door.gives)}")
 
 
 def test_many_threads_may_open_at_once(door: Door, way: dict[str, Path]) -> None:
@@ -232,20 +243,20 @@ def test_many_threads_may_open_at_once(door: Door, way: dict[str, Path]) -> None
         "    version = ctypes.c_int()\n"
         "    gate.wait()\n"
         "    library = ctypes.CDLL(path)\n"
-        "    call = library.ncclGetVersion\n"
+        f"    call = library.{door.asks}\n"
         "    got.append((ctypes.cast(call, ctypes.c_void_p).value, call(ctypes.byref(version))))\n"
         "threads = [threading.Thread(target=work, args=(sys.argv[1],)) for _ in range(16)]\n"
         "[t.start() for t in threads], [t.join() for t in threads]\n"
         "print(len(got), len(set(got)), got[0][1])\n"
     )
-    assert said(sys.executable, "-c", program, door.real, **{door.setting: door.real}, **way) == "16 1 0\n"
+    assert said(sys.executable, "-c", program, door.real, **{door.setting: door.real}, **way).startswith("16 1 ")
 
 
 def test_before_the_c_library_has_begun_a_file_is_opened_as_it_is(door: Door, tmp_path: Path) -> None:
     """From the program's .preinit_array, where no variable can be read, not the off switch either."""
     early = tmp_path / "early"
     compile_c("-DEARLY", HERE / "opener.c", "-o", early, "-ldl")
-    assert answers(early, door.real, LD_PRELOAD=HOOK) == answers(early, door.real) != []
+    assert answers(door, early, door.real, LD_PRELOAD=HOOK) == answers(door, early, door.real) != []
 
 
 def test_a_program_under_the_address_sanitizer_is_served(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
@@ -253,8 +264,8 @@ def test_a_program_under_the_address_sanitizer_is_served(door: Door, fake: Calla
     checked = tmp_path / "checked"
     compile_c("-g", "-fsanitize=address", "-static-libasan", HERE / "opener.c", "-o", checked, "-ldl")
     real = fake(door.soname)
-    told = answers(checked, real, door.soname, LD_PRELOAD=f"{HOOK}:{door.path}", **{door.setting: real})
-    assert told == [f"{door.path} gives 0, 21903"] * 2
+    told = answers(door, checked, real, door.soname, LD_PRELOAD=f"{HOOK}:{door.path}", **{door.setting: real})
+    assert told == [f"{door.path} {door.says(door.fakes)}"] * 2
 
 
 def test_on_aarch64_the_hook_jumps_too(fake: Callable[..., Path], tmp_path: Path) -> None:
@@ -292,9 +303,7 @@ def test_the_auditor_leads_a_linked_program_to_the_door(door: Door, tag: str, tm
     linked = tmp_path / "linked"
     dtags = "--disable-new-dtags" if tag == "RPATH" else "--enable-new-dtags"
     words = [f"-Wl,{dtags}", f"-Wl,-rpath,{door.simulated}", "-Wl,--allow-shlib-undefined", "-pthread", "-ldl"]
-    runtime = "libcuda.so.1" if door.library == "nccl" else "libamdhip64.so.6"
-    amd = ["-DAMD"] if door.library == "rccl" else []
-    compile_c(*amd, HERE / "client.c", "-o", linked, door.real, door.simulated / runtime, *words)
+    compile_c(*client(door), "-o", linked, door.real, door.simulated / door.runtime, *words)
     text = said(linked, "show", LD_AUDIT=AUDITOR)
     assert f"answered by {door.path}\n" in text and f"loaded {door.real}\n" in text
     assert "answered by" in said(linked, "show", LD_AUDIT=AUDITOR, ISTHMUS_DISABLE="1")
@@ -317,10 +326,10 @@ def test_the_trap_of_auditors_is_real(door: Door, opener: Path, tmp_path: Path) 
         '  (void)cookie; (void)flag;\n  return strstr(name, "ccl.so") ? (char *)DOOR : (char *)name;\n}\n'
     )
     compile_c("-D_GNU_SOURCE", f'-DDOOR="{door.path}"', "-shared", "-fPIC", simple, "-o", tmp_path / "simple.so")
-    ended = run(opener, "ncclGetVersion", door.real, LD_AUDIT=tmp_path / "simple.so", **{door.setting: door.real})
-    assert ended.stdout == f"{door.path} gives 2, -1\n" and "is Isthmus' own" in ended.stderr
-    told = answers(opener, door.real, LD_AUDIT=AUDITOR, **{door.setting: door.real})
-    assert told[0].startswith(f"{door.path} gives 0, 22")
+    ended = run(opener, door.asks, door.real, LD_AUDIT=tmp_path / "simple.so", **{door.setting: door.real})
+    assert ended.stdout == f"{door.path} {NOTHING[door.library]}\n" and "is Isthmus' own" in ended.stderr
+    told = answers(door, opener, door.real, LD_AUDIT=AUDITOR, **{door.setting: door.real})
+    assert told[0].startswith(f"{door.path} {door.says(door.gives)}")
 
 
 # ---- what they are made of -----------------------------------------------------------------------------------------------

@@ -94,6 +94,22 @@ def test_a_group_that_fails_leaves_no_handle(scripted: dict[str, Path]) -> None:
     assert ranks[0].code == 0 and " end: " in told[0] and told[1:] == ["none"], told + [ranks[0].logged]
 
 
+def test_where_one_communicator_of_a_group_cannot_be_made_there_is_no_handle_of_the_others(
+    scripted: dict[str, Path],
+) -> None:
+    """Two devices of one process, each with a process of another vendor; whichever comes first is refused a stream."""
+    ranks = fleet("hnn")
+    ranks[0].say("id", "use other", "id", "use id", "group", "device 0", "join 0 2")
+    ranks[0].say("use other", "device 1", "join 0 2", "end", "comm 0", "ask", "comm 1", "ask")
+    ranks[0].environment["REHEARSAL_FAIL"] = "aclrtCreateStreamWithConfig:1:207000"
+    ranks[1].say("join 1 2")
+    ranks[2].say("use other", "join 1 2")
+    run(ranks, scripted)
+    told = ranks[0].printed.splitlines()
+    assert ranks[0].code == 0 and f" end: {SYSTEM}, " in told[0] and told[1:] == ["none"] * 2, told + [ranks[0].logged]
+    assert "HcclGroupEnd: a communicator in it could not be made (of the group nothing was launched" in ranks[0].logged
+
+
 @preloaded
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_thread_that_cannot_be_made_fails_the_group_and_no_rank_begins(
@@ -238,6 +254,51 @@ def test_what_is_refused_in_a_group_is_the_groups_result(scripted: dict[str, Pat
     told = ranks[0].printed.splitlines()
     assert [line.split()[1:3] for line in told[:2]] == [["typed:", f"{NOT_SUPPORTED},"], ["end:", f"{NOT_SUPPORTED},"]], told
     assert told[2].endswith("peek: 0") and ranks[0].output == bytes(20) + summed(2) and ranks[1].output == summed(2)
+
+
+def each_kind() -> list[Rank]:
+    """Two ranks of HCCL with a rank of NCCL, who have a part of HCCL's own as well."""
+    ranks = fleet("hhn")
+    ranks[0].say("id")
+    for rank in ranks:
+        rank.say("init", *(["part 1 0 1"] if rank.vendor == "hccl" else []))
+    return ranks
+
+
+@pytest.mark.parametrize("when", ["in the call", "at the end"])
+def test_where_isthmus_refuses_something_the_log_says_what_of_the_group_was_launched(
+    when: str, scripted: dict[str, Path]
+) -> None:
+    """HCCL has no call that makes a group fail, so its part is; of Isthmus' nothing is."""
+    ranks = each_kind()
+    refused = ["typed 12 0"] if when == "in the call" else ["capture 1", "all_reduce 7 0 5 0 0 1"]
+    after = [] if when == "in the call" else ["stop 1"]
+    for number, rank in enumerate(ranks[:2]):
+        rank.say("group", "comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "all_reduce 7 0 5 0 0 0", *refused, "end", *after)
+        rank.say("wait", "comm 1", "destroy", "comm 0", "destroy")
+        rank.inputs += [given(number)] * (2 + len(after))
+    ranks[2].say("destroy")
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks[:2]:
+        assert f" end: {NOT_SUPPORTED}, " in rank.printed
+        assert rank.output == summed(2) + bytes(20) * (1 + len(after)), rank.logged
+        assert "of the group nothing was launched on " in rank.logged
+        assert "; what it has on communicators of HCCL's own was)" in rank.logged
+
+
+def test_what_is_found_at_the_end_stops_the_operations_of_all_devices(scripted: dict[str, Path]) -> None:
+    """One thread, two devices; the second one's stream is being captured."""
+    ranks = fleet("hn")
+    ranks[0].say("id", *TWO_DEVICES, "device 1", "capture 1", "group", "device 0", "comm 0", "all_reduce 7 0 5 0 0 0")
+    ranks[0].say("device 1", "comm 1", "all_reduce 7 0 5 0 0 1", "end", "stop 1", *BOTH_ADD_UP, "wait", *BOTH_END)
+    ranks[1].say("join 1 3", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[0].inputs += [given(0), given(2)] * 2
+    ranks[1].inputs.append(given(1))
+    run(ranks, scripted)
+    check(ranks)
+    assert f" end: {NOT_SUPPORTED}, " in ranks[0].printed and ranks[0].output == bytes(40) + summed(3) * 2, ranks[0].logged
+    assert ranks[1].output == summed(3)
 
 
 def test_a_rank_may_send_itself_something_in_a_group(scripted: dict[str, Path]) -> None:

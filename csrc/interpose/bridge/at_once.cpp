@@ -41,4 +41,17 @@ std::vector<Result> at_once(const interpose::Door &door, size_t count, const std
   return results;
 }
 
+std::string text_of_half(const interpose::Door &door, std::span<const Operations> ours) {
+  std::vector<std::string> names;
+  for (const Operations &operations : ours)
+    for (const auto &[comm, operation] : operations) {
+      const std::string name = "'" + comm->traits().name + "'";
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  std::string text = " (of the group nothing was launched on ";
+  for (const std::string &name : names) text += (&name == &names.front() ? "" : ", ") + name;
+  if (names.empty()) text += "communicators that span vendors";
+  return text + "; what it has on communicators of " + door.name + "'s own was)";
+}
+
 }  // namespace isthmus::bridge

@@ -3,9 +3,12 @@
 
 #include <exception>
 #include <functional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "comm.hpp"
 #include "door.hpp"
 
 namespace isthmus::interpose {
@@ -19,6 +22,9 @@ namespace isthmus::bridge {
 std::vector<interpose::Result> at_once(const interpose::Door &door, size_t count,
                                        const std::function<interpose::Result(size_t)> &act,
                                        interpose::Result (*thrown)(const std::exception &) noexcept);
+
+// What to say where the real library's part is on its way, and ours, which is all of these, is not.
+std::string text_of_half(const interpose::Door &door, std::span<const Operations> ours);
 
 // The real library's group: it ends in any case.
 class RealGroup {

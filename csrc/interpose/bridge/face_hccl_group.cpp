@@ -3,6 +3,7 @@
 
 #include "at_once.hpp"
 #include "face_hccl.hpp"
+#include "handles.hpp"
 
 namespace isthmus::bridge::hccl {
 
@@ -28,7 +29,6 @@ Outcome settle(const Comm &comm, const Operation &o) {
 
 namespace {
 
-using Operations = std::vector<std::pair<CommPtr, Operation>>;
 // What one thread can do one after the other, though calls wait for the exchange: of each communicator one rank, and of one device, where
 // all ranks have the program's order. Others would wait for each other.
 std::vector<Operations> lines_of(Operations &all) {
@@ -52,6 +52,31 @@ Result first_of(const std::vector<Result> &results) {
   return failure == results.end() ? kSuccess : *failure;
 }
 
+Outcome settle_all(const std::vector<Operations> &lines) {
+  for (const Operations &line : lines)
+    for (const auto &[comm, operation] : line)
+      if (Outcome o = settle(*comm, operation); !o.ok()) return o;
+  return {};
+}
+
+// Whether they could begin. One line that needs nothing besides is kept as it is recorded; others are recorded again where they begin.
+Outcome check(const std::vector<Operations> &lines, bool keeps, OperationGroup &kept) {
+  if (lines.empty()) return {};
+  if (Outcome o = settle_all(lines); !o.ok()) return o;
+  const Moved moved(devices());
+  for (const Operations &line : lines) {
+    devices().enter(line.front().first->traits().place);
+    OperationGroup given_up;
+    if (Outcome o = (keeps ? kept : given_up).record(line); !o.ok()) return o;
+  }
+  return {};
+}
+
+// Of a group that failed the program gets none.
+void unmake(const Init &i) {
+  if (const CommPtr comm = take_back(std::exchange(*i.out, nullptr))) comm->abort();
+}
+
 }  // namespace
 
 Result group_end() {
@@ -64,14 +89,18 @@ Result group_end() {
   const auto keep_first = [&](Result r) {
     if (first == kSuccess) first = r;
   };
-  const auto all_at_once = [&](size_t count, const std::function<Result(size_t)> &act) {
-    keep_first(first_of(at_once(door(), count, act, thrown)));
-  };
+  const std::vector<Operations> lines = lines_of(p->operations);
+  const bool keeps = lines.size() == 1 && p->inits.empty();
+  OperationGroup recorded;
+  if (first == kSuccess) keep_first(failed(kCall, check(lines, keeps, recorded)));
   if (first == kSuccess)
-    all_at_once(p->inits.size(), [&](size_t n) {
-      meet(p->inits[n]->arrival);
-      return kSuccess;
-    });
+    keep_first(first_of(at_once(
+        door(), p->inits.size(),
+        [&](size_t n) {
+          meet(p->inits[n]->arrival);
+          return kSuccess;
+        },
+        thrown)));
   std::vector<Init *> ours;
   if (first == kSuccess && !p->inits.empty()) {
     const Moved moved(devices());
@@ -83,24 +112,41 @@ Result group_end() {
       else ours.push_back(i.get());
     }
   }
-  keep_first(group.end());
+  // HCCL's groups do not fail: what it refuses is not in them, and the rest is launched. So is its part where ours was refused.
+  const auto half = [&](Result r, const std::string &why) { return refused(r, kCall, why + text_of_half(door(), lines)); };
+  if (first != kSuccess) {
+    const bool launched = group.end() == kSuccess;
+    return launched ? half(first, "something in it was refused") : first;
+  }
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
-  if (first != kSuccess || (ours.empty() && p->operations.empty())) return first;
-  const Moved moved(devices());
-  all_at_once(ours.size(), [&](size_t n) {
-    devices().enter(ours[n]->place);
-    return build(*ours[n]);
-  });
+  if (keep_first(group.end()); first != kSuccess) return first;
+  if (!ours.empty()) {
+    const Moved moved(devices());
+    const std::vector<Result> built = at_once(
+        door(), ours.size(),
+        [&](size_t n) {
+          devices().enter(ours[n]->place);
+          return build(*ours[n]);
+        },
+        thrown);
+    if (keep_first(first_of(built)); first != kSuccess) {
+      for (size_t n = 0; n < built.size(); ++n)
+        if (built[n] == kSuccess) unmake(*ours[n]);
+      return half(first, "a communicator in it could not be made");
+    }
+  }
   p->inits.clear();
-  if (first != kSuccess) return first;
-  for (const auto &[comm, operation] : p->operations)
-    if (const Outcome o = settle(*comm, operation); !o.ok()) return failed(kCall, o);
-  const std::vector<Operations> lines = lines_of(p->operations);
-  all_at_once(lines.size(), [&](size_t n) {
-    devices().enter(lines[n].front().first->traits().place);
-    return failed(kCall, run_group(lines[n]));
-  });
-  return first;
+  if (lines.empty()) return kSuccess;
+  if (const Outcome o = settle_all(lines); !o.ok())
+    return half(failed(kCall, o), o.text);  // the stream may have got HCCL's part
+  const Moved moved(devices());
+  return first_of(at_once(
+      door(), lines.size(),
+      [&](size_t n) {
+        devices().enter(lines[n].front().first->traits().place);
+        return failed(kCall, keeps ? recorded.launch() : run_group(lines[n]));
+      },
+      thrown));
 }
 
 }  // namespace isthmus::bridge::hccl

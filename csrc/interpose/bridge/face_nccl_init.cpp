@@ -301,18 +301,7 @@ Outcome record(OperationGroup &group, Operations &operations) {
   return group.record(operations);
 }
 
-// What to say where the real library's part is on its way, and ours failed.
-std::string text_of_half(const Operations &operations) {
-  std::vector<std::string> names;
-  for (const auto &[comm, operation] : operations) {
-    const std::string name = "'" + comm->traits().name + "'";
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-  }
-  std::string text = " (of the group nothing was launched on ";
-  for (const std::string &name : names) text += (&name == &names.front() ? "" : ", ") + name;
-  if (names.empty()) text += "communicators that span vendors";
-  return text + "; what it has on communicators of " + door().name + "'s own was)";
-}
+std::string text_of_half(const Operations &operations) { return bridge::text_of_half(door(), {&operations, 1}); }
 
 // The real library's group then ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call.
 // RCCL looks into a communicator before it looks whether it is one.
