@@ -45,7 +45,7 @@ def waiting() -> list[Rank]:
     ranks = fleet("nan")
     ranks[0].say("id", "join 0 2", "expect j", "use other", "id", "join 0 2 0")
     ranks[1].say("join 1 2", "touch j", "group", "use other", "join 1 2", "use third", "join 0 2", "end", "comm 1")
-    ranks[2].say("use third", "id", "expect go", "join 1 2")
+    ranks[2].say("expect other", "use third", "id", "expect go", "join 1 2")
     return ranks
 
 
