@@ -129,7 +129,7 @@ def entry(row: Row) -> str:
         elif row.policy == "route" and row.communicator is not None:
             before = resolved(row, f"the_bridge()->{row.name}({given})")
         elif row.policy == "end":
-            before = f"  if (ours(a{row.communicator})) return the_bridge()->{row.name}({given});\n"
+            before = f"  if (const Calls *b = ending(a{row.communicator})) return b->{row.name}({given});\n"
         elif row.policy == "route":
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
         text = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from doors import DOORS, HERE, SANITIZER, Door, client, compile_c, linked
+from spanning import Rank
 
 
 @pytest.fixture(params=sorted(DOORS))
@@ -52,3 +53,15 @@ def fake(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return build
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Callable[[Rank], None]:
+    """For a rank: its process has refuse.c."""
+    library = tmp_path / "librefuse.so"
+    compile_c("-shared", "-fPIC", HERE / "refuse.c", "-o", library, "-ldl", "-pthread")
+
+    def begin(rank: Rank) -> None:
+        rank.environment["LD_PRELOAD"] = f"{DOORS[rank.vendor].path}:{library}"
+
+    return begin

@@ -13,6 +13,7 @@
  *                                                          for something else. Prints if that is written to later
   *   early_part COLOR KEY                                       the same for a split
  *   keep, changed                                          remembers the handle, and prints if the variable has another one now
+ *   recall                                                 uses the handle that it remembers
  *   comm N                                                 what follows is of that one
  *   split COLOR KEY                                        makes one more (or none: the number is used up all the same)
  *   shrink N FLAGS                                         makes one more, of all ranks but that one; -1: of all
@@ -29,6 +30,7 @@
  *   capture STREAM, stop STREAM                            records a graph
  *   peek                                                   waits for the stream of the last operation and prints the first byte of its output
  *   refuse N                                               of the threads that are made from now on, one is not, after N that are (refuse.c)
+ *   starve N                                               of this thread's requests for memory one is refused, after N that are not (refuse.c)
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
@@ -407,6 +409,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "init")) init(rank, ranks, given > 1 ? a : -1);
   else if (!strcmp(call, "join")) init(a, b, given > 3 ? c : -1);
   else if (!strcmp(call, "keep")) kept = comms[now];
+  else if (!strcmp(call, "recall")) comms[now] = kept;
   else if (!strcmp(call, "changed")) printf("it %s\n", comms[now] == kept ? "is the same" : "has changed");
   else if (!strcmp(call, "early_part")) {
     const int parent = now;
@@ -460,6 +463,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "sleep")) usleep(1000u * (unsigned)a);
   else if (!strcmp(call, "peek")) peek();
   else if (!strcmp(call, "refuse")) ((void (*)(int))found("refuse_thread"))(a);
+  else if (!strcmp(call, "starve")) ((void (*)(int))found("refuse_memory"))(a);
   else if (!strcmp(call, "wait")) wait_for_all();
   else if (!strcmp(call, "poll")) poll_while(a);
   else if (!strcmp(call, "finalize")) told("finalize", ncclCommFinalize(comms[now]));

@@ -469,18 +469,6 @@ def test_a_part_may_be_copied_before_the_group_ends(scripted: dict[str, Path]) -
         assert rank.output == given(number) + summed(2)
 
 
-@pytest.fixture
-def refusing(tmp_path: Path) -> Callable[[Rank], None]:
-    """For a rank: its process has refuse.c."""
-    library = tmp_path / "librefuse.so"
-    compile_c("-shared", "-fPIC", HERE / "refuse.c", "-o", library, "-ldl", "-pthread")
-
-    def begin(rank: Rank) -> None:
-        rank.environment["LD_PRELOAD"] = f"{DOORS[rank.vendor].path}:{library}"
-
-    return begin
-
-
 @preloaded
 def test_a_thread_that_cannot_be_made_fails_the_init(scripted: dict[str, Path], refusing: Callable[[Rank], None]) -> None:
     ranks = fleet("na")

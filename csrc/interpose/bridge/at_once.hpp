@@ -33,6 +33,7 @@ class RealGroup {
   ~RealGroup() { end(); }
   RealGroup(const RealGroup &) = delete;
   RealGroup &operator=(const RealGroup &) = delete;
+  bool open() const { return end_ != nullptr; }
   interpose::Result end() {
     auto *f = std::exchange(end_, nullptr);
     return f ? f() : interpose::Result{0};

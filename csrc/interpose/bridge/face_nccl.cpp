@@ -303,6 +303,7 @@ Result create_premul_sum(Op *op, void *scalar, Type type, int residence, Handle 
   constexpr int kDevice = 0, kHost = 1;
   const CommPtr comm = bridge::find(handle);
   if (!comm) return no_comm(kCall);
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, kCall, o.text);
   if (!op || !scalar || type < 0 || type >= kTypeCount || (residence != kDevice && residence != kHost))
     return refused(kInvalidArgument, kCall, "an argument is NULL or out of range");
   Scale s;
@@ -393,6 +394,7 @@ Result async_error(Handle handle, Result *out) {
 }
 
 Handle behind_handle(Handle handle) { return bridge::behind(handle); }
+bool named(Handle handle) { return bridge::alias_of(handle) != nullptr; }
 
 const char *last_error(Handle handle) noexcept try {
   const CommPtr comm = bridge::find(handle);
@@ -415,17 +417,22 @@ Result finalize(Handle handle) {
     return refused(kInvalidArgument, "ncclCommFinalize", o.text);
   return failed("ncclCommFinalize", comm->finalize());
 }
-// Of a communicator of the vendor's.
-Result end_real(const char *call, Handle handle, Handle known) {
+// A communicator of the vendor's, by either of its handles: that one of ours stands for it is over with it. False: it is none.
+bool end_real(const char *call, Handle handle, Result &result) {
+  Handle known = bridge::behind(handle);
+  if (!known) {
+    known = handle;
+    handle = bridge::alias_of(known);
+    if (!handle) return false;
+  }
   auto *f = real<Result(Handle)>(call);
-  if (!f) return lacks(call);
-  const Result r = f(known);
-  if (r == kSuccess || r == kInProgress) drop_alias(handle);
-  return r;
+  result = f ? f(known) : lacks(call);
+  if (!failure(result)) drop_alias(handle);
+  return true;
 }
 Result destroy(Handle handle) {
   constexpr const char *kCall = "ncclCommDestroy";
-  if (const Handle known = bridge::behind(handle)) return end_real(kCall, handle, known);
+  if (Result ended; end_real(kCall, handle, ended)) return ended;
   CommPtr comm = bridge::find(handle);
   if (comm && comm->traits().promised)
     return refused(kInvalidUsage, kCall, "the communicator is made when the group ends, and that has not ended");
@@ -433,7 +440,7 @@ Result destroy(Handle handle) {
   return comm ? failed(kCall, comm->destroy()) : no_comm(kCall);
 }
 Result abort(Handle handle) {
-  if (const Handle known = bridge::behind(handle)) return end_real("ncclCommAbort", handle, known);
+  if (Result ended; end_real("ncclCommAbort", handle, ended)) return ended;
   const CommPtr comm = bridge::take_back(handle);
   if (!comm) return no_comm("ncclCommAbort");
   comm->abort();
@@ -512,6 +519,7 @@ constexpr interpose::Calls make_calls() {
   c.group_forget = group_forget;
   c.behind = behind_handle;
   c.last_error = last_error;
+  c.named = named;
   return c;
 }
 
@@ -544,7 +552,9 @@ Result refused(Result code, const char *call, const std::string &text) {
 Result failed(const char *call, const Outcome &o) { return o.ok() ? kSuccess : refused(number_of(o.code), call, o.text); }
 Result thrown(const std::exception &e) noexcept {
   tell_again(no_memory(e.what()));
-  return kSystemError;
+  try {
+    return note(kSystemError);
+  } catch (const std::exception &) { return kSystemError; }  // nothing of the group is ours yet
 }
 Result aborted(const char *call) {
   return refused(kInvalidUsage, call, "the program aborted the communicator before the group ended");
@@ -563,8 +573,9 @@ Pending &pending() {
   if (!t.pending) t.pending = new Pending;
   return *static_cast<Pending *>(t.pending);
 }
+bool failure(Result r) { return r != kSuccess && r != kInProgress; }
 Result note(Result r) {
-  if (r != kSuccess && in_group() && pending().failure == kSuccess) {
+  if (failure(r) && in_group() && pending().failure == kSuccess) {
     pending().failure = r;
     pending().why = last_told();
   }

@@ -39,7 +39,7 @@ void say(Level level, const std::string &text);
 const char *keep(const std::string &text);         // for good
 Result failed(const char *call, const Outcome &);  // its number; the text is ncclGetLastError's now. Ok: success
 Result refused(Result code, const char *call, const std::string &text);
-Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread
+Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread. Noted
 Result no_handle(const char *call);              // there are too many
 Result aborted(const char *call);                // by the program, before its group ended
 
@@ -90,6 +90,7 @@ struct Pending {
 };
 bool in_group() noexcept;
 Pending &pending();                // of this thread's group
+bool failure(Result r);            // and not an operation in progress
 Result note(Result r);             // the first failure inside a group is the group's
 void tell_again(const char *why);  // likewise, when the real library has had a failure since; null: nothing
 const char *last_told() noexcept;  // the newest text, of any thread's failure

@@ -293,8 +293,6 @@ Result all_at_once(size_t count, const std::function<Result(size_t)> &act) {
   return worst(at_once(door(), count, act, thrown));
 }
 
-bool failure(Result r) { return r != kSuccess && r != kInProgress; }
-
 Outcome record(OperationGroup &group, Operations &operations) {
   for (auto &[comm, operation] : operations)
     if (Outcome o = resolve(*comm, operation); !o.ok()) return o;
@@ -319,12 +317,9 @@ void spoil() {
 
 void group_forget() { delete static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr)); }
 
-Result group_end() {
-  interpose::Thread &t = *door().thread();
-  const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(t.pending, nullptr)));
-  auto *end = real<Result()>("ncclGroupEnd");
-  if (!end) return lacks("ncclGroupEnd");
-  RealGroup group(end);
+namespace {
+
+Result end_group(Pending *p, RealGroup &group) {
   Result first = p->failure;
   const char *why = p->why;
   const auto keep_first = [&](Result r) {
@@ -401,12 +396,35 @@ Result group_end() {
     }));
     p->laters.clear();
   }
-  if (failure(first)) return first;
+  if (failure(first)) {
+    if (!p->operations.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
+    return first;
+  }
   Outcome begun = alone ? Outcome{} : record(recorded, p->operations);
   if (begun.ok()) begun = recorded.launch();
   if (!begun.ok()) begun.text += text_of_half(p->operations);
   keep_first(failed("ncclGroupEnd", begun));
   return first;
+}
+
+}  // namespace
+
+Result group_end() {
+  interpose::Thread &t = *door().thread();
+  const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(t.pending, nullptr)));
+  auto *end = real<Result()>("ncclGroupEnd");
+  if (!end) return lacks("ncclGroupEnd");
+  RealGroup group(end);
+  try {
+    return end_group(p.get(), group);
+  } catch (const std::exception &e) {
+    if (group.open()) spoil();
+    const bool launched = !failure(group.end());
+    const Result r = thrown(e);
+    p->inits.clear();
+    if (launched) tell_again(keep(last_told() + text_of_half(p->operations)));
+    return r;
+  }
 }
 
 }  // namespace isthmus::bridge::nccl

@@ -101,6 +101,11 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
   return given_up ? aborted(kCall) : no_handle(kCall);
 }
 
+// There is nothing that the program could ask again: the call is refused while its parent is being made.
+Result not_ready(const char *call, const Outcome &o) {
+  return o.code == ISTHMUS_IN_PROGRESS ? refused(kInvalidArgument, call, o.text) : failed(call, o);
+}
+
 // What the program has when the call returns.
 TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
   auto target = std::make_shared<Target>(out);
@@ -120,7 +125,7 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
     return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
   if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (!config) asked.blocking = parent->traits().blocking;
-  if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
+  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kCall, o));
   const auto kept = inherited(parent, config);
   const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, asked.blocking);
   if (color < 0) *out = nullptr;
@@ -146,7 +151,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
         kInvalidUsage, kCall,
         "a communicator that spans vendors is not shrunk while operations fail (NCCL_SHRINK_ABORT): abort it, and make "
         "a new one of the ranks that remain"));
-  if (const Outcome o = parent->status(); !o.ok()) return note(failed(kCall, o));
+  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kCall, o));
   std::vector<int> left;
   for (int r = 0; r < parent->traits().size; ++r)
     if (std::find(excluded, excluded + count, r) == excluded + count) left.push_back(r);

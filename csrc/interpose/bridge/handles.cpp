@@ -154,6 +154,16 @@ void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);
   return place < kMost ? the_aliases[place].load(std::memory_order_acquire) : nullptr;
 }
+// The vendor's library writes a handle at any time, so there is no list by their values; only where a communicator ends is one looked for.
+void *alias_of(const void *real) noexcept {
+  if (!real) return nullptr;
+  Table &t = table();
+  const std::shared_lock lock(t.mutex);
+  for (size_t place = 0; place < t.comms.size(); ++place)
+    if (the_aliases[place].load(std::memory_order_acquire) == real)
+      return reinterpret_cast<void *>(reserve_handles() + place * kStep);
+  return nullptr;
+}
 void drop_alias(const void *handle) noexcept {
   const size_t place = place_of(handle);
   the_aliases[place].store(nullptr, std::memory_order_release);

@@ -21,6 +21,7 @@ bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_
 // until the alias is dropped. Null: it is no longer that one's.
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm);
 void *behind(const void *handle) noexcept;  // the vendor's handle; null: it is no alias, or not yet, or not any more
+void *alias_of(const void *real) noexcept;  // the handle that stands for this one of the vendor's; null: none does
 void drop_alias(const void *handle) noexcept;
 
 }  // namespace isthmus::bridge

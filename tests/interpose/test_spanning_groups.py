@@ -1,0 +1,185 @@
+"""Groups of programs for NCCL and RCCL in which something fails, and what else is refused while a communicator is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from doors import preloaded
+from spanning import Rank, fleet, run
+from test_spanning_life import given, summed
+
+INVALID_ARGUMENT, SYSTEM, INTERNAL = 4, 2, 3
+HALF = "(of the group nothing was launched on '"
+# In a group: of the library's own communicator, which is number 1, and of the one that spans vendors.
+BOTH = ("comm 1", "all_reduce 7 0 5 0 0 0", "comm 0", "all_reduce 7 0 5 0 0 1")
+NOTHING = bytes(20)
+
+
+def with_parts(vendors: str = "na") -> list[Rank]:
+    """Each with a communicator of all, and one of its own library alone."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", f"split {number} 0")
+    return ranks
+
+
+def told(rank: Rank, lines: int) -> list[str]:
+    assert rank.code == 0, rank.printed + rank.logged
+    printed = rank.printed.splitlines()
+    assert len(printed) == lines, printed
+    return printed
+
+
+# ---- communicators that are not ready yet ------------------------------------------------------------------------------
+
+
+def waiting() -> list[Rank]:
+    """With a communicator of ranks 0 and 1, and another one, number 1, that rank 0 asks for without waiting and rank 1 in
+    a group: so it is not made before the other one of that group, for which rank 2 waits for the file `go`."""
+    ranks = fleet("nan")
+    ranks[0].say("id", "join 0 2", "expect j", "use other", "id", "join 0 2 0")
+    ranks[1].say("join 1 2", "touch j", "group", "use other", "join 1 2", "use third", "join 0 2", "end", "comm 1")
+    ranks[2].say("expect other", "use third", "id", "expect go", "join 1 2")
+    return ranks
+
+
+@pytest.mark.parametrize("call", ["split 0 0", "shrink 1 0"])
+def test_there_are_no_parts_of_a_communicator_that_is_not_ready(
+    call: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Said as an error: that a part were on its way would be waited for. Once the communicator is there, it has parts."""
+    ranks = waiting()
+    ranks[0].say(call, "ask" if call == "split 0 0" else "sleep 0", "comm 1", "touch go", "poll 7", "split 0 0", "ask")
+    ranks[1].say("split 0 0", "ask")
+    run(ranks, scripted, tmp_path)
+    assert all(rank.code == 0 for rank in ranks), [rank.printed + rank.logged for rank in ranks]
+    lines = ranks[0].printed.splitlines()
+    assert " init: 7, " in lines[0], lines
+    assert f" {call.split()[0]}: {INVALID_ARGUMENT}, " in lines[1] and "is not ready yet" in lines[1], lines
+    assert lines[2:-2] == (["none"] if call == "split 0 0" else []), lines
+    assert lines[-2].endswith("state: 0, ") and lines[-1] == "rank 0 of 2 on 0", lines
+    assert ranks[1].printed == "rank 1 of 2 on 0\n" and ranks[2].printed == ""
+
+
+@pytest.mark.parametrize("call", ["split 0 0", "shrink 1 0"])
+def test_a_part_of_one_that_is_not_ready_fails_its_group(call: str, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Of which nothing is launched, and that is said."""
+    ranks = waiting()
+    ranks[0].say("group", "comm 0", "all_reduce 7 0 5 0 0 0", "comm 1", call, "end", "comm 1", "touch go", "poll 7")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say("comm 0", "all_reduce 7 0 5 0 0 0", "wait")
+        rank.inputs.append(given(number, 2 - number))
+    run(ranks, scripted, tmp_path)
+    lines = told(ranks[0], 4)
+    assert ranks[1].code == ranks[2].code == 0, ranks[1].logged + ranks[2].logged
+    for line, what in ((lines[1], call.split()[0]), (lines[2], "end")):
+        assert f" {what}: {INVALID_ARGUMENT}, " in line and "is not ready yet" in line, lines
+    assert lines[3].endswith("state: 0, "), lines
+    assert ranks[0].output == NOTHING + summed(2) and ranks[1].output == summed(2)
+
+
+def test_a_factor_is_not_made_for_a_communicator_that_its_group_makes(scripted: dict[str, Path]) -> None:
+    """It would be lost when the communicator comes to be. Afterwards there is one."""
+    ranks = fleet("na")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("group", f"join {number} 2", "scale 7 1", "end", "scale 7 1", "all_reduce 7 -1 5 0 0 0", "wait")
+        rank.inputs += [np.float32(3).tobytes(), np.float32(2).tobytes(), given(number)]
+    run(ranks, scripted)
+    for rank in ranks:
+        (line,) = told(rank, 1)
+        assert f" scale: {INVALID_ARGUMENT}, " in line and "is not ready yet" in line, line
+        assert rank.output == (np.frombuffer(summed(2), np.float32) * 2).tobytes()
+
+
+# ---- groups that fail --------------------------------------------------------------------------------------------------
+
+
+def test_where_the_librarys_group_fails_nothing_is_launched(scripted: dict[str, Path]) -> None:
+    """What Isthmus carries begins behind the end of the library's own group. The next group is launched."""
+    ranks = with_parts()
+    for number, rank in enumerate(ranks):
+        rank.say("group", *BOTH, "end", "wait", "group", *BOTH, "end", "wait")
+        rank.inputs.append(given(number, 4))
+        rank.environment["REHEARSAL_FAIL"] = f"ncclGroupEnd:1:{INTERNAL}"
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        (line,) = told(rank, 1)
+        assert f" end: {INTERNAL}, " in line and HALF not in line, line
+        assert rank.output[20:] == NOTHING + given(number) + summed(2)
+
+
+def test_a_part_that_fails_in_a_group_says_what_was_launched(scripted: dict[str, Path]) -> None:
+    """The library has no id for the part, when its share of the group is on its way."""
+    ranks = with_parts()
+    for number, rank in enumerate(ranks):
+        rank.say("group", *BOTH, f"split {number} 0", "end", "wait")
+        rank.inputs.append(given(number, 2))
+        # The first id of rank 0 is the job's, and each has one for its part.
+        rank.environment["REHEARSAL_FAIL"] = f"ncclGetUniqueId:{3 - number}:{INTERNAL}"
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        (line,) = told(rank, 1)
+        assert f" end: {INTERNAL}, " in line and HALF in line, line
+        assert f"'; what it has on communicators of {rank.vendor.upper()}'s own was)" in line, line
+        assert rank.output == given(number) + NOTHING
+
+
+@preloaded
+def test_a_call_that_has_no_memory_fails_its_group(scripted: dict[str, Path], refusing: Callable[[Rank], None]) -> None:
+    ranks = with_parts()
+    for number, rank in enumerate(ranks):
+        rank.say("group", *BOTH, "starve 0", "bare all_reduce 2", "end", "wait", "group", *BOTH, "end", "wait")
+        rank.inputs.append(given(number, 4))
+        refusing(rank)
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        for line, what in zip(told(rank, 2), ("all_reduce", "end"), strict=True):
+            assert f" {what}: {SYSTEM}, " in line and "Isthmus: std::bad_alloc" in line, line
+        assert rank.output == NOTHING * 2 + given(number) + summed(2)
+
+
+@preloaded
+def test_a_group_that_has_no_memory_to_end_is_not_launched(
+    scripted: dict[str, Path], refusing: Callable[[Rank], None]
+) -> None:
+    """Neither half of it."""
+    ranks = with_parts()
+    for number, rank in enumerate(ranks):
+        rank.say("group", *BOTH, f"join {number} 2", "starve 0", "end", "wait", "group", *BOTH, "end", "wait")
+        rank.inputs.append(given(number, 4))
+        refusing(rank)
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        (line,) = told(rank, 1)
+        assert f" end: {SYSTEM}, " in line and "Isthmus: std::bad_alloc" in line and HALF not in line, line
+        assert rank.output == NOTHING * 2 + given(number) + summed(2)
+
+
+# ---- handles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["destroy", "abort"])
+@pytest.mark.parametrize("vendors", ["nn", "aa"])
+def test_a_copy_of_a_handle_is_none_when_its_communicator_is_destroyed(
+    vendors: str, ending: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """The variable has the library's own handle when the group has ended; the copy is of the one that the call gave."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("group", f"join {number} 2", "keep", "end", "all_reduce 7 0 5 0 0 0", "wait", f"touch done.{number}")
+        rank.say("expect done.0", "expect done.1", ending, "recall", "all_reduce 7 0 0 0 0 0", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"trace.{number}")
+    run(ranks, scripted, tmp_path)
+    for number, rank in enumerate(ranks):
+        assert all("was destroyed or aborted" in line for line in told(rank, 2)), rank.printed
+        assert rank.output == summed(2)
+        assert json.loads((tmp_path / f"trace.{number}").read_text())["misuses"] == 0
