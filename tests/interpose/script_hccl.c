@@ -1,4 +1,5 @@
-/* The program of script.c for HCCL: the same words in its scripts, NCCL's numbers of types and reductions included. Further ones:
+/* The program of script.c for HCCL: the same words in its scripts, NCCL's numbers of types and reductions included.
+ * Types 12 to 15 are those that it alone has: 16 bits with a sign and without, HIFLOAT8, FP8E8M0. Further words:
  *
  *   barrier STREAM
  *   batch TYPE COUNT STREAM                   a message to the next rank and one from the one before, together
@@ -24,7 +25,7 @@ static int line_number, rank, ranks;
 #define LENGTH(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
 static int type_of(int type) {
-  static const int types[] = {0, 7, 2, 9, 5, 6, 3, 4, 10, 11, 15, 16};
+  static const int types[] = {0, 7, 2, 9, 5, 6, 3, 4, 10, 11, 15, 16, 1, 8, 14, 17};
   return type >= 0 && type < LENGTH(types) ? types[type] : 99;
 }
 static int op_of(int op) { return op < 4 ? op : 99; }
