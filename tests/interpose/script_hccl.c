@@ -7,6 +7,7 @@
  *   scatter_v TYPE OP COUNT STREAM            rank r gets COUNT + r elements
  *   part NUMBER RANK...                       makes a communicator of those ranks
  *   name                                      prints the communicator's
+ *   nothing_v                                 gather_v, scatter_v and batch of no elements, with NULL for their memory
  *   empty_batch                               of no message
  *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
  *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
@@ -165,6 +166,19 @@ static void batch(int type, size_t count, int number) {
   keep_output(messages[1].buffer, bytes, streams[number]);
 }
 
+static void nothing_v(void) {
+  static const uint64_t none[16];
+  void *comm = comms[now], *s = streams[0];
+  message messages[2];
+  memset(messages, 0, sizeof messages);
+  messages[0].peer = (uint32_t)((rank + 1) % ranks);
+  messages[1].what = 1;
+  messages[1].peer = (uint32_t)((rank + ranks - 1) % ranks);
+  told("gather_v", HcclAllGatherV(NULL, 0, NULL, none, none, 4, comm, s));
+  told("scatter_v", HcclReduceScatterV(NULL, none, none, NULL, 0, 4, 0, comm, s));
+  told("batch", HcclBatchSendRecv(messages, 2, comm, s));
+}
+
 static void make_part(const char *numbers) {
   struct hccl_config config = {sizeof(struct hccl_config), 0xf0f0f0f0, 1, 0, 200, 1, ""};
   const int parent = now;
@@ -199,6 +213,7 @@ static void more(char *line) {
   else if (!strcmp(call, "gather_v") && given == 4) unequal(0, a, 0, (size_t)b, c);
   else if (!strcmp(call, "scatter_v") && given == 5) unequal(1, a, b, (size_t)c, d);
   else if (!strcmp(call, "typed") && given == 3) told(call, HcclAllReduce(spare, spare, 0, a, b, comms[now], streams[0]));
+  else if (!strcmp(call, "nothing_v")) nothing_v();
   else if (!strcmp(call, "empty_batch")) told(call, HcclBatchSendRecv(NULL, 0, comms[now], streams[0]));
   else if (!strcmp(call, "huge") && given == 2) told(call, HcclSend(spare, (uint64_t)1 << a, 10, (uint32_t)((rank + 1) % ranks), comms[now], streams[0]));
   else if (!strcmp(call, "missing")) missing(line + used);

@@ -223,17 +223,18 @@ def test_sums_with_a_factor_of_each_rank(residence: int, scripted: dict[str, Pat
 
 
 def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
-    """A count of zero, in a group and out of it, and the operations around it."""
-    calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter")
+    """A count of zero, in a group and out of it, with memory and with NULL, and the operations around it."""
+    calls = "all_reduce reduce broadcast bcast all_gather reduce_scatter all_to_all gather scatter".split()
     ranks = fleet("na")
     ranks[0].say("id")
     mine = [contribution(r, 5, np.dtype(np.float32)) for r in range(2)]
     for number, rank in enumerate(ranks):
         peer = 1 - number
-        rank.say("init", *(f"{call} 7 0 0 0 0 0" for call in calls))
-        rank.say(
-            "group", *(f"{call} 7 0 0 0 0 0" for call in calls), f"send 7 0 0 {peer} 0 0", f"recv 7 0 0 {peer} 0 0", "end"
-        )
+        rank.say("init")
+        for place in (0, 2):
+            nothing = [f"{call} 7 0 0 0 {place} 0" for call in calls]
+            messages = [f"{call} 7 0 0 {peer} {place} 0" for call in ("send", "recv")]
+            rank.say(*nothing, *messages[:: 1 if number == 0 else -1], "group", *nothing, *messages, "end")
         rank.say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
         rank.inputs.append(mine[number].tobytes())
     run(ranks, scripted)

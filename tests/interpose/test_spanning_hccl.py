@@ -218,10 +218,26 @@ def test_all_may_send_before_they_receive(count: int, scripted: dict[str, Path])
         assert same, f"rank {number}"
 
 
-def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("vendors", "islands"), [("hn", ""), ("ah", ""), ("hh", "xy")])
+def test_nothing_of_it_is_a_success(vendors: str, islands: str, scripted: dict[str, Path]) -> None:
+    """A count of zero, in a group and out of it, with memory and with NULL; where all have them, unequal parts too."""
     calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter", "all_to_all", "scatter")
-    ranks = fleet("ha")
-    sums(ranks, "init", *(f"{call} 7 0 0 0 0 0" for call in calls))
+    ranks = fleet(vendors)
+    if islands:
+        labelled(ranks, islands)
+    unequal = ["exchange_nothing 0", "exchange_nothing 1", "nothing_v"] if islands else []
+    if vendors == "ah":
+        unequal = ["exchange_nothing 0"]
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init")
+        rank.inputs.append(given(number))
+        for place in (0, 2):
+            nothing = [f"{call} 7 0 0 0 {place} 0" for call in calls]
+            messages = [f"{call} 7 0 0 {1 - number} {place} 0" for call in ("send", "recv")]
+            rank.say(*nothing, *unequal, *messages[:: 1 if number == 0 else -1])
+            rank.say("group", *nothing, *unequal, *messages, "end")
+        rank.say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
     run(ranks, scripted)
     check(ranks)
     for rank in ranks:
