@@ -45,6 +45,8 @@ static void start(void) { OK(aclInit(NULL)); }
 UNUSED static void copy_later(void *to, const void *from, size_t bytes, void *s) {
   OK(aclrtMemcpyAsync(to, bytes, from, bytes, 1, s));
 }
+UNUSED static void copy_there(void *to, const void *from, size_t bytes, void *s) { OK(aclrtMemcpyAsync(to, bytes, from, bytes, 3, s)); }
+UNUSED static void *stream_of_kind(int kind) { return kind < 0 ? NULL : stream(); } /* it has one kind */
 UNUSED static void pin(void *p, size_t bytes) { OK(aclrtHostRegisterV2(p, bytes, 0x10000000)); }
 /* A word that a stream can wait for, by a function that it calls. */
 UNUSED static volatile uint64_t *word_to_wait_for(void) { return calloc(1, 8); }
@@ -63,6 +65,7 @@ int hipSetDevice(int device);
 int hipMalloc(void **p, size_t bytes);
 int hipMemcpy(void *to, const void *from, size_t bytes, int kind);
 int hipStreamCreate(void **stream);
+int hipStreamCreateWithFlags(void **stream, unsigned flags);
 int hipStreamSynchronize(void *stream);
 int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream);
 int hipHostRegister(void *p, size_t bytes, unsigned flags);
@@ -86,6 +89,12 @@ static void *stream(void) {
 static void wait_for(void *s) { OK(hipStreamSynchronize(s)); }
 static void start(void) { OK(hipInit(0)); }
 UNUSED static void copy_later(void *to, const void *from, size_t bytes, void *s) { OK(hipMemcpyAsync(to, from, bytes, 1, s)); }
+UNUSED static void copy_there(void *to, const void *from, size_t bytes, void *s) { OK(hipMemcpyAsync(to, from, bytes, 3, s)); }
+UNUSED static void *stream_of_kind(int kind) {
+  void *s = (void *)(uintptr_t)kind;
+  if (kind > 2) OK(hipStreamCreateWithFlags(&s, kind == 4));
+  return s;
+}
 UNUSED static void pin(void *p, size_t bytes) { OK(hipHostRegister(p, bytes, 2)); }
 /* A word that a stream can wait for: it goes on when that is not 0. */
 UNUSED static volatile uint64_t *word_to_wait_for(void) {
@@ -110,6 +119,7 @@ int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuStreamSynchronize(void *stream);
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream);
 int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags);
 int cuMemHostGetDevicePointer_v2(uint64_t *there, void *p, unsigned flags);
 int cuStreamWaitValue64_v2(void *stream, uint64_t p, uint64_t value, unsigned flags);
@@ -135,6 +145,14 @@ static void *stream(void) {
 static void wait_for(void *s) { OK(cuStreamSynchronize(s)); }
 static void start(void) { OK(cuInit(0)); }
 UNUSED static void copy_later(void *to, const void *from, size_t bytes, void *s) { OK(cuMemcpyHtoDAsync_v2((uintptr_t)to, from, bytes, s)); }
+UNUSED static void copy_there(void *to, const void *from, size_t bytes, void *s) {
+  OK(cuMemcpyDtoDAsync_v2((uintptr_t)to, (uintptr_t)from, bytes, s));
+}
+UNUSED static void *stream_of_kind(int kind) {
+  void *s = (void *)(uintptr_t)kind;
+  if (kind > 2) OK(cuStreamCreate(&s, kind == 4));
+  return s;
+}
 UNUSED static void pin(void *p, size_t bytes) { OK(cuMemHostRegister_v2(p, bytes, 2)); }
 /* A word that a stream can wait for: it goes on when that is not 0. */
 UNUSED static volatile uint64_t *word_to_wait_for(void) {

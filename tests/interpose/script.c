@@ -20,6 +20,10 @@
  *   ask                                                    prints count, rank and device
  *   CALL TYPE OP COUNT ROOT INPLACE STREAM                 an operation; OP -1 is the last factor that was made
  *   exchange TYPE COUNT STREAM MATRIX                      rank s sends rank d COUNT + s + 2 d elements (RCCL, HCCL); MATRIX 1: as HCCL's AlltoAllVC
+ *                                                          INPLACE 2: with NULL for its memory, where there is nothing of it
+ *   exchange_nothing MATRIX                                no elements at all, from and to NULL
+ *   then STREAM                                            copies the last output there; what was copied is one more output
+ *   kind STREAM KIND                                       that stream is from now on 0, 1: the NULL one, 2: the thread's, 3: a blocking one, 4: not so
  *   bare CALL STREAM                                       all_reduce of one float, and nothing else: no memory, no copies, no output
  *   scale TYPE RESIDENCE                                   makes a factor of the next input
  *   unscale                                                destroys it
@@ -55,7 +59,7 @@
 
 enum { STREAMS = 3, DEVICES = 4, COMMS = 16, OUTPUTS = 4096 };
 
-static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1, 2, 2, 1, 1}; /* from 12 on those that HCCL alone has */
 static const char *folder;
 static int rank, ranks, line_number, last_op;
 static comm_handle comms[COMMS];
@@ -289,6 +293,12 @@ static void exchange(int type, size_t count, int number, int matrix) {
   keep_output(to, got * sizes[type], s);
 }
 
+static void exchange_nothing(int matrix) {
+  static const size_t none[16 * 16];
+  if (matrix) told("exchange", by_matrix(NULL, NULL, none, 7, comms[now], streams[0]));
+  else told("exchange", all_to_all_v(NULL, none, none, NULL, none, none, 7, comms[now], streams[0]));
+}
+
 static void operate(const char *call, int type, int op, size_t count, int root, int in_place, int number) {
   const int known = comm_ranks[now] || (ncclCommCount(comms[now], &comm_ranks[now]) == 0 && ncclCommUserRank(comms[now], &comm_rank[now]) == 0);
   const size_t bytes = count * sizes[type], all = bytes * (size_t)comm_ranks[now], place = bytes * (size_t)comm_rank[now];
@@ -300,7 +310,9 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
   char *from, *to;
   int code;
   if (!known) die("asking for the rank", line_number);
-  if (in_place) {
+  if (in_place == 2 && largest == 0) {
+    from = to = NULL;
+  } else if (in_place) {
     from = to = on_device(largest);
     if (gathers) from += place;
     if (scatters) to += place;
@@ -344,6 +356,13 @@ static void wait_for_all(void) {
   }
   outputs_used = 0;
   work_on(before);
+}
+
+static void copy_behind(int number) {
+  const struct output last = outputs[outputs_used - 1];
+  void *to = on_device(last.bytes);
+  copy_there(to, last.device, last.bytes, streams[number]);
+  keep_output(to, last.bytes, streams[number]);
 }
 
 static void peek(void) {
@@ -452,7 +471,12 @@ static void obey(char *line) {
   else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
   else if (!strcmp(call, "simulate")) simulate();
   else if (!strcmp(call, "multi")) init_multi();
-  else if (!strcmp(call, "hold")) hold(streams[a], words[held++]);
+  else if (!strcmp(call, "hold")) {
+    *words[held] = 0;
+    hold(streams[a], words[held++]);
+  } else if (!strcmp(call, "kind")) streams[a] = stream_of_kind(b);
+  else if (!strcmp(call, "then")) copy_behind(a);
+  else if (!strcmp(call, "exchange_nothing")) exchange_nothing(a);
   else if (!strcmp(call, "release")) release();
   else if (!strcmp(call, "later") && sscanf(line, "%*s %d %63s", &later_milliseconds, later_file) == 2) begin_release();
   else if (!strcmp(call, "capture")) begin_capture(streams[a]);

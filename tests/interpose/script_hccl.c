@@ -1,4 +1,5 @@
-/* The program of script.c for HCCL: the same words in its scripts, NCCL's numbers of types and reductions included. Further ones:
+/* The program of script.c for HCCL: the same words in its scripts, NCCL's numbers of types and reductions included.
+ * Types 12 to 15 are those that it alone has: 16 bits with a sign and without, HIFLOAT8, FP8E8M0. Further words:
  *
  *   barrier STREAM
  *   batch TYPE COUNT STREAM                   a message to the next rank and one from the one before, together
@@ -6,6 +7,7 @@
  *   scatter_v TYPE OP COUNT STREAM            rank r gets COUNT + r elements
  *   part NUMBER RANK...                       makes a communicator of those ranks
  *   name                                      prints the communicator's
+ *   nothing_v                                 gather_v, scatter_v and batch of no elements, with NULL for their memory
  *   empty_batch                               of no message
  *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
  *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
@@ -24,7 +26,7 @@ static int line_number, rank, ranks;
 #define LENGTH(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
 static int type_of(int type) {
-  static const int types[] = {0, 7, 2, 9, 5, 6, 3, 4, 10, 11, 15, 16};
+  static const int types[] = {0, 7, 2, 9, 5, 6, 3, 4, 10, 11, 15, 16, 1, 8, 14, 17};
   return type >= 0 && type < LENGTH(types) ? types[type] : 99;
 }
 static int op_of(int op) { return op < 4 ? op : 99; }
@@ -164,6 +166,19 @@ static void batch(int type, size_t count, int number) {
   keep_output(messages[1].buffer, bytes, streams[number]);
 }
 
+static void nothing_v(void) {
+  static const uint64_t none[16];
+  void *comm = comms[now], *s = streams[0];
+  message messages[2];
+  memset(messages, 0, sizeof messages);
+  messages[0].peer = (uint32_t)((rank + 1) % ranks);
+  messages[1].what = 1;
+  messages[1].peer = (uint32_t)((rank + ranks - 1) % ranks);
+  told("gather_v", HcclAllGatherV(NULL, 0, NULL, none, none, 4, comm, s));
+  told("scatter_v", HcclReduceScatterV(NULL, none, none, NULL, 0, 4, 0, comm, s));
+  told("batch", HcclBatchSendRecv(messages, 2, comm, s));
+}
+
 static void make_part(const char *numbers) {
   struct hccl_config config = {sizeof(struct hccl_config), 0xf0f0f0f0, 1, 0, 200, 1, ""};
   const int parent = now;
@@ -198,6 +213,7 @@ static void more(char *line) {
   else if (!strcmp(call, "gather_v") && given == 4) unequal(0, a, 0, (size_t)b, c);
   else if (!strcmp(call, "scatter_v") && given == 5) unequal(1, a, b, (size_t)c, d);
   else if (!strcmp(call, "typed") && given == 3) told(call, HcclAllReduce(spare, spare, 0, a, b, comms[now], streams[0]));
+  else if (!strcmp(call, "nothing_v")) nothing_v();
   else if (!strcmp(call, "empty_batch")) told(call, HcclBatchSendRecv(NULL, 0, comms[now], streams[0]));
   else if (!strcmp(call, "huge") && given == 2) told(call, HcclSend(spare, (uint64_t)1 << a, 10, (uint32_t)((rank + 1) % ranks), comms[now], streams[0]));
   else if (!strcmp(call, "missing")) missing(line + used);

@@ -29,16 +29,31 @@ COUNT = 1001
 
 
 def contribution(rank: int, count: int, dtype: np.dtype[np.generic]) -> Array:
-    return (2 ** ((np.arange(count) // 3 + rank) % 2)).astype(np.float32).astype(dtype)
+    """Small numbers of both signs; of integers now and then one with the highest bit, in one rank of eight at a time.
+
+    So no average wraps, and sums and products of up to eight ranks are exact in every type.
+    """
+    at = np.arange(count)
+    small = 2 ** ((at // 3 + rank) % 2)
+    signed = np.where((at + 2 * rank) % 3 == 0, -small, small)
+    if dtype.kind not in "iu":
+        return signed.astype(np.float32).astype(dtype)
+    high = np.iinfo(dtype).min + 40 if dtype.kind == "i" else np.iinfo(dtype).max // 2 + 40
+    return np.where((at + rank) % 8 == 0, dtype.type(high), (signed if dtype.kind == "i" else small).astype(dtype))
 
 
 def folded(inputs: list[Array], op: str) -> Array:
-    exact = np.stack([x.astype(np.float64) for x in inputs])
+    """Integers wrap, and their average is cut towards zero."""
     dtype = inputs[0].dtype
+    if dtype.kind in "iu":
+        whole = np.stack(inputs)
+        if op in ("max", "min"):
+            return whole.max(0) if op == "max" else whole.min(0)
+        added = whole.prod(0, dtype=dtype) if op == "prod" else whole.sum(0, dtype=dtype)
+        return (np.sign(added) * (np.abs(added) // len(inputs))).astype(dtype) if op == "avg" else added
+    exact = np.stack([x.astype(np.float64) for x in inputs])
     if op == "avg":
         total = exact.sum(0)
-        if dtype.kind in "iu":
-            return (total // len(inputs)).astype(dtype)
         wide = np.float64 if dtype == np.float64 else np.float32
         return (total.astype(wide) / wide(len(inputs))).astype(dtype)
     fold = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[op]
@@ -85,6 +100,18 @@ class Job:
                 same = got == want.tobytes()
                 assert same, f"rank {number}, {line}: {np.frombuffer(got, want.dtype)[:4]}, not {want[:4]}"
             assert at == len(rank.output)
+
+
+def reduces(job: Job, ops: list[str]) -> None:
+    world = len(job.ranks)
+    for kind, dtype in enumerate(TYPES):
+        mine = [contribution(r, COUNT, dtype) for r in range(world)]
+        none = np.zeros(COUNT, dtype)
+        for op, name in enumerate(ops):
+            for place, root in ((0, (kind + op) % world), (1, (kind + op + 1) % world)):
+                want = [mine[r] if place else none for r in range(world)]
+                want[root] = folded(mine, name)
+                job.operation("reduce", kind, op, mine, want, root=root, place=place)
 
 
 @pytest.mark.parametrize(("vendors", "islands"), [("na", ""), ("anaan", ""), ("nnn", "xyx")])
@@ -136,34 +163,27 @@ def test_reduce_broadcast_and_all_gather_of_every_type(vendors: str, scripted: d
 def test_the_calls_that_newer_libraries_have(vendors: str, scripted: dict[str, Path]) -> None:
     """The simulated libraries are too old to have them, which does not matter between vendors."""
     job, world = Job(vendors), len(vendors)
-    for kind in (1, FLOAT):
-        wide = [(np.arange(world * 99) % 100 + r).astype(TYPES[kind]) for r in range(world)]
+    for kind, dtype in enumerate(TYPES):
+        wide = [contribution(r, world * 99, dtype) for r in range(world)]
         cut = [np.split(x, world) for x in wide]
         job.operation("all_to_all", kind, 0, wide, [np.concatenate([cut[s][r] for s in range(world)]) for r in range(world)])
         for root in (0, world - 1):
             job.operation("scatter", kind, 0, wide, list(cut[root]), root=root)
-            none = np.zeros(world * wide[0].size, TYPES[kind])
+            none = np.zeros(world * wide[0].size, dtype)
             job.operation(
                 "gather", kind, 0, wide, [np.concatenate(wide) if r == root else none for r in range(world)], root=root
             )
     job.end(scripted)
 
 
-def test_reduce_gives_the_root_alone(scripted: dict[str, Path]) -> None:
-    ranks = fleet("nan")
-    ranks[0].say("id")
-    mine = [contribution(r, COUNT, np.dtype(np.float32)) for r in range(3)]
-    for number, rank in enumerate(ranks):
-        rank.say("init")
-        for root in range(3):
-            rank.say(f"reduce {FLOAT} 0 {COUNT} {root} 0 0")
-            rank.inputs.append(mine[number].tobytes())
-        rank.say("wait", "destroy")
-    run(ranks, scripted)
-    check(ranks)
-    for number, rank in enumerate(ranks):
-        outputs = np.frombuffer(rank.output, np.float32).reshape(3, COUNT)
-        assert (outputs[number] == folded(mine, "sum")).all()
+@pytest.mark.parametrize("vendors", ["nan", "anaan"])
+def test_reduce_gives_the_root_alone(vendors: str, scripted: dict[str, Path]) -> None:
+    """Of every type and reduction; in place the others keep what they have."""
+    job = Job(vendors)
+    for rank in job.ranks:
+        rank.environment |= SAME_FLOAT8
+    reduces(job, OPS)
+    job.end(scripted)
 
 
 def test_long_messages(scripted: dict[str, Path]) -> None:
@@ -203,17 +223,18 @@ def test_sums_with_a_factor_of_each_rank(residence: int, scripted: dict[str, Pat
 
 
 def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:
-    """A count of zero, in a group and out of it, and the operations around it."""
-    calls = ("all_reduce", "reduce", "broadcast", "bcast", "all_gather", "reduce_scatter")
+    """A count of zero, in a group and out of it, with memory and with NULL, and the operations around it."""
+    calls = "all_reduce reduce broadcast bcast all_gather reduce_scatter all_to_all gather scatter".split()
     ranks = fleet("na")
     ranks[0].say("id")
     mine = [contribution(r, 5, np.dtype(np.float32)) for r in range(2)]
     for number, rank in enumerate(ranks):
         peer = 1 - number
-        rank.say("init", *(f"{call} 7 0 0 0 0 0" for call in calls))
-        rank.say(
-            "group", *(f"{call} 7 0 0 0 0 0" for call in calls), f"send 7 0 0 {peer} 0 0", f"recv 7 0 0 {peer} 0 0", "end"
-        )
+        rank.say("init")
+        for place in (0, 2):
+            nothing = [f"{call} 7 0 0 0 {place} 0" for call in calls]
+            messages = [f"{call} 7 0 0 {peer} {place} 0" for call in ("send", "recv")]
+            rank.say(*nothing, *messages[:: 1 if number == 0 else -1], "group", *nothing, *messages, "end")
         rank.say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
         rank.inputs.append(mine[number].tobytes())
     run(ranks, scripted)

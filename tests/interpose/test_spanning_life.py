@@ -590,6 +590,38 @@ def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path
         assert rank.output == given(1 - number) + summed(2) * 2 + given(1 - number) + summed(2)
 
 
+@pytest.mark.parametrize("vendors", ["na", "hn", "ah", "nah"])
+def test_operations_keep_the_order_of_every_kind_of_stream(vendors: str, scripted: dict[str, Path]) -> None:
+    """The NULL stream by both its names, the thread's, blocking ones and others; Ascend's are of one kind.
+
+    What was given to the stream before is seen, and what is given to it after comes behind, of a group too. The stream is
+    held up meanwhile: with NVIDIA and AMD until the calls are made, with Ascend, whose calls wait, for a while.
+    """
+    ranks, world = fleet(vendors), len(vendors)
+    ranks[0].say("id")
+    kinds = range(5)
+    for number, rank in enumerate(ranks):
+        behind, ahead = (number + 1) % world, (number - 1) % world
+        messages = (f"send 7 0 5 {behind} 0 0", f"recv 7 0 5 {ahead} 0 0")
+        later, now = (["later 50 called"], []) if rank.vendor == "hccl" else ([], ["release"])
+        rank.say("init", "group", *messages, "end", "wait")
+        for kind in kinds:
+            rank.say(
+                f"kind 0 {kind}", "hold 0", *later, "all_reduce 7 0 5 0 0 0", "then 0", "broadcast 7 0 5 1 0 0", "then 0"
+            )
+            rank.say(
+                *now, "wait", "hold 0", *later, "group", *messages, "all_reduce 7 0 5 0 0 0", "end", "then 0", *now, "wait"
+            )
+        rank.say("destroy")
+        rank.inputs.append(given(number, 1 + 4 * len(kinds)))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == ("called is not there\n" * 10 if rank.vendor == "hccl" else "")
+        got = given((number - 1) % world)
+        assert rank.output == got + (summed(world) * 2 + given(1, 2) + got + summed(world) * 2) * len(kinds)
+
+
 def test_a_capture_is_refused_and_the_communicator_goes_on(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
     ranks[0].say("id")
