@@ -21,6 +21,7 @@ import pytest
 import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
+from islands import needs_oneccl
 from test_islands import all_reduces, many_chunks, other_collectives
 
 
@@ -115,12 +116,10 @@ def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str
     run_fleet(fleet, lambda comm: many_chunks(mine(comm)), bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
 
 
+@needs_oneccl
 def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     """Rehearsed ones on device memory, and a real one, oneCCL, on host memory."""
     from islands import ONECCL
-
-    if not ONECCL.exists():
-        pytest.skip("no oneCCL for this machine")
 
     def body() -> Any:
         settings = {"CCL_LIBRARY": str(ONECCL)} if os.environ.get("ISTHMUS_CCL") == "oneccl" else {}
