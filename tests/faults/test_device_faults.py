@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import time
@@ -187,6 +188,43 @@ def test_what_is_slow_is_waited_for(fleet: str, fault: str) -> None:
     for said, _, left in run_fleet(fleet, until_it_fails, switches={"SLOW": fault}, env={"ISTHMUS_TIMEOUT": "60"}):
         assert said == "nothing failed"
         assert not any(left.values()), left
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault"),
+    [
+        ("ascend:2,cpu:1", "HcclReduceScatter:2"),
+    ],
+)
+def test_what_hangs_on_a_device_is_a_timeout_on_all_ranks_and_can_be_left(tmp_path: Path, fleet: str, fault: str) -> None:
+    """The device never comes out of it: memory that it may still touch is not freed, and the process leaves at once."""
+
+    def body(comm: isthmus.Comm, folder: str) -> None:
+        x: Any = np.ones(160_000, np.float32)
+        y: Any = np.ones(160_000 * comm.size, np.float32)
+        if not on_host():
+            x, y = DeviceArray.of(x), DeviceArray.of(y)
+        said, begun = "nothing failed", time.monotonic()
+        try:
+            for _ in range(20):
+                begun = time.monotonic()
+                comm.all_reduce(x, "max", x)
+                comm.broadcast(x, 0)
+                comm.reduce_scatter(y, "max", x)
+        except isthmus.Error as error:
+            said = str(error)
+        took, begun = time.monotonic() - begun, time.monotonic()
+        comm.abort("seen")
+        comm.destroy()
+        answer = json.dumps([said, took, time.monotonic() - begun])
+        (Path(folder) / f"said.{os.environ['ISTHMUS_RANK']}").write_text(answer)
+        os._exit(0)
+
+    run_fleet(fleet, body, str(tmp_path), switches={"HANG": fault}, env={"ISTHMUS_TIMEOUT": "4"}, timeout=90)
+    for rank in range(3):
+        said, took, left_after = json.loads((tmp_path / f"said.{rank}").read_text())
+        assert "rank " in said and "within 4 s" in said, said
+        assert took < 15 and left_after < 20, (took, left_after)
 
 
 @pytest.mark.parametrize(
