@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import cloudpickle
 import pytest
 
 import jobs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from islands import need_oneccl
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +20,12 @@ def zygote() -> Iterator[jobs.Zygote]:
     started = jobs.Zygote()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def oneccl() -> None:
+    """Intel's library, without which a test that asks for this is skipped, or fails (islands.need_oneccl)."""
+    need_oneccl()
 
 
 @pytest.fixture(autouse=True)

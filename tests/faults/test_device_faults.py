@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import time
@@ -147,6 +148,121 @@ def test_a_library_that_hangs_is_a_timeout_and_can_be_left(fault: str) -> None:
         assert left.get("communicator", 0) == 0
 
 
+@pytest.mark.parametrize(
+    ("fleet", "switch", "fault", "words"),
+    [
+        ("ascend:2,cpu:1", "FAIL", "aclrtMemcpyAsync:23:507015", "aclrtMemcpyAsync failed with "),
+        ("ascend:2,cpu:1", "FAIL", "HcclReduceScatter:2:4", "hccl reduce_scatter: "),
+        ("ascend:2,cpu:1", "FAIL", "HcclAllGather:1:4", "hccl all_gather: "),
+        ("amd:2,cpu:1", "FAIL", "ncclAllGather:1:5", "rccl all_gather: invalid usage"),
+        ("amd:2,cpu:1", "FAIL_LATE", "hipMemcpyAsync:9:700", "hipErrorIllegalAddress (700"),
+        ("ascend:2,cpu:1", "FAIL_LATE", "aclrtMemcpyAsync:9:507015", "507015"),
+    ],
+)
+def test_the_same_of_every_vendors_copies_and_library(fleet: str, switch: str, fault: str, words: str) -> None:
+    """At the call, and late: a call that was well, whose work fails on the stream.
+
+    HCCL has no call that ends a communicator which has failed: it is left as it is, with its event.
+    """
+    results = run_fleet(fleet, until_it_fails, switches={switch: fault}, env={"ISTHMUS_TIMEOUT": "30"})
+    for said, took, left in results:
+        assert words in said and "rank " in said, said
+        if fault.split(":")[2].startswith("5070"):
+            assert "507015" in said, said
+        assert took < 25
+        assert all(count == 0 or (fleet.startswith("ascend") and count == 1) for count in left.values()), left
+        assert left.get("stream", 0) == 0, left
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault"),
+    [
+        ("nvidia:2,cpu:1", "cuMemcpyAsync:9:400"),
+        ("amd:2,cpu:1", "hipMemcpyAsync:9:400"),
+        ("ascend:2,cpu:1", "aclrtMemcpyAsync:9:400"),
+        ("nvidia:2,amd:2", "ncclReduceScatter:2:400"),
+        ("ascend:2,cpu:1", "HcclReduceScatter:2:400"),
+    ],
+)
+def test_what_is_slow_is_waited_for(fleet: str, fault: str) -> None:
+    for said, _, left in run_fleet(fleet, until_it_fails, switches={"SLOW": fault}, env={"ISTHMUS_TIMEOUT": "60"}):
+        assert said == "nothing failed"
+        assert not any(left.values()), left
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault"),
+    [
+        ("ascend:2,cpu:1", "HcclReduceScatter:2"),
+    ],
+)
+def test_what_hangs_on_a_device_is_a_timeout_on_all_ranks_and_can_be_left(tmp_path: Path, fleet: str, fault: str) -> None:
+    """The device never comes out of it: memory that it may still touch is not freed, and the process leaves at once."""
+
+    def body(comm: isthmus.Comm, folder: str) -> None:
+        x: Any = np.ones(160_000, np.float32)
+        y: Any = np.ones(160_000 * comm.size, np.float32)
+        if not on_host():
+            x, y = DeviceArray.of(x), DeviceArray.of(y)
+        said, begun = "nothing failed", time.monotonic()
+        try:
+            for _ in range(20):
+                begun = time.monotonic()
+                comm.all_reduce(x, "max", x)
+                comm.broadcast(x, 0)
+                comm.reduce_scatter(y, "max", x)
+        except isthmus.Error as error:
+            said = str(error)
+        took, begun = time.monotonic() - begun, time.monotonic()
+        comm.abort("seen")
+        comm.destroy()
+        answer = json.dumps([said, took, time.monotonic() - begun])
+        (Path(folder) / f"said.{os.environ['ISTHMUS_RANK']}").write_text(answer)
+        os._exit(0)
+
+    run_fleet(fleet, body, str(tmp_path), switches={"HANG": fault}, env={"ISTHMUS_TIMEOUT": "4"}, timeout=90)
+    for rank in range(3):
+        said, took, left_after = json.loads((tmp_path / f"said.{rank}").read_text())
+        assert "rank " in said and "within 4 s" in said, said
+        assert took < 15 and left_after < 20, (took, left_after)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault", "words"),
+    [
+        ("nvidia:2,cpu:1", "cuEventRecord:5:999", "cuEventRecord failed with CUDA_ERROR_UNKNOWN (999"),
+        ("nvidia:2,cpu:1", "cuStreamWaitEvent:5:999", "cuStreamWaitEvent failed with CUDA_ERROR_UNKNOWN (999"),
+        ("amd:2,cpu:1", "hipEventRecord:5:999", "hipEventRecord failed with hipErrorUnknown (999"),
+        ("amd:2,cpu:1", "hipStreamWaitEvent:5:999", "hipStreamWaitEvent failed with hipErrorUnknown (999"),
+        ("ascend:2,cpu:1", "aclrtRecordEvent:5:507015", "aclrtRecordEvent failed with "),
+        ("ascend:2,cpu:1", "aclrtStreamWaitEvent:5:507015", "aclrtStreamWaitEvent failed with "),
+    ],
+)
+def test_a_stream_that_cannot_be_ordered_ends_the_operation_on_all_ranks(fleet: str, fault: str, words: str) -> None:
+    def body(comm: isthmus.Comm) -> tuple[str, float]:
+        x: Any = np.ones(160_000, np.float32)
+        stream = None
+        if not on_host():
+            x, stream = DeviceArray.of(x), vendor().stream()
+        said, begun = "nothing failed", time.monotonic()
+        try:
+            for _ in range(20):
+                begun = time.monotonic()
+                comm.all_reduce(x, "max", x, stream=stream)
+                comm.broadcast(x, 0, stream=stream)
+            comm.barrier()
+        except isthmus.Error as error:
+            said = str(error)
+            comm.abort("seen")
+        took = time.monotonic() - begun
+        comm.destroy()
+        return said, took
+
+    for said, took in run_fleet(fleet, body, switches={"FAIL": fault}):
+        assert words in said and fault.split(":")[2] in said and "rank " in said, said
+        assert took < 21
+
+
 def test_a_killed_rank_of_the_island_is_named_by_all_others() -> None:
     def body(comm: isthmus.Comm) -> str:
         device = not on_host()
@@ -247,8 +363,19 @@ def test_what_is_missing_of_amds_is_said_too(env: dict[str, str], switches: dict
     test_what_is_missing_is_said_in_one_sentence_by_every_rank(env, switches, words, "amd:2,cpu:1")
 
 
-def test_where_little_memory_can_be_pinned_the_pool_is_smaller_and_the_results_the_same() -> None:
-    def body() -> Any:
+@pytest.mark.parametrize(
+    ("fleet", "devices"),
+    [
+        ("nvidia:2,amd:1,cpu:1", ["cuda:0", "cuda:0", "hip:0"]),
+        ("nvidia:1,ascend:2,cpu:1", ["cuda:0", "acl:0", "acl:0"]),
+    ],
+)
+def test_where_little_memory_can_be_pinned_the_pool_is_smaller_and_the_results_the_same(
+    tmp_path: Path, fleet: str, devices: list[str]
+) -> None:
+    def body(folder: str) -> Any:
+        errors = Path(folder) / f"errors.{os.environ['ISTHMUS_RANK']}"
+        os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
         with isthmus.init() as comm:
             limit = isthmus.context_stats()["staging_limit"]
             x: Any = np.full(2_000_000, comm.rank + 1.0, np.float32)
@@ -258,11 +385,18 @@ def test_where_little_memory_can_be_pinned_the_pool_is_smaller_and_the_results_t
             inside = comm.split(comm.rank % 2, 0)
             assert inside is not None
             inside.all_reduce(x, "max", x)
-            return limit, float((x if on_host() else x.get())[-1])
+            return limit, float((x if on_host() else x.get())[-1]), errors.read_text()
 
-    results = run_fleet("nvidia:2,amd:1,cpu:1", body, init=False, switches={"PINNED": str(40 << 20)})
-    assert [limit >> 20 for limit, _ in results] == [32, 32, 32, 256]
-    assert {value for _, value in results} == {4.0}
+    pinned = {"PINNED": str(40 << 20)}
+    results = run_fleet(fleet, body, str(tmp_path), init=False, switches=pinned, env={"ISTHMUS_LOG": "warn"})
+    assert [limit >> 20 for limit, _, _ in results] == [32, 32, 32, 256]
+    assert {value for _, value, _ in results} == {4.0}
+    for name, (limit, _, said) in zip(devices, results[:-1], strict=True):
+        warning = (
+            f"only {limit} of {256 << 20} bytes of staging could be pinned for {name}; large operations take more steps"
+        )
+        assert said.count(warning) == 1 and "(ISTHMUS_STAGING_BYTES)" in said, said
+    assert "pinned" not in results[-1][2]
 
 
 def test_without_the_library_device_ranks_are_planned_one_by_one(tmp_path: Path) -> None:

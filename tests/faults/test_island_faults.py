@@ -3,21 +3,30 @@ same, a thread that is stuck inside it is left behind, and the process ends."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import tempfile
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+import isthmus
 from isthmus import launch
 from jobs import ONECCL, Me, Zygote, all_say, job
 
-pytestmark = pytest.mark.skipif(not ONECCL.exists(), reason="no oneCCL for this machine: make setup fetches it on x86-64")
+pytestmark = pytest.mark.usefixtures("oneccl")
 LIMIT = 2.0
 
 
 def loop(me: Me, count: int) -> dict[str, Any]:
+    errors = tempfile.TemporaryFile()
+    os.dup2(errors.fileno(), 2)
+    os.environ["ISTHMUS_LOG"] = "warn"
+    settings = {"CCL_LIBRARY": str(ONECCL)} if me.options["island"].isupper() else {}
+    alone = isthmus.init(0, 1, unique_id=isthmus.unique_id(), settings=settings)  # it keeps the counters
     comm = me.init()
     x = np.ones(count, np.float32)
     me.send("ready")
@@ -33,6 +42,10 @@ def loop(me: Me, count: int) -> dict[str, Any]:
     begin = time.monotonic()
     comm.destroy()
     first["destroyed"] = time.monotonic() - begin
+    first["abandoned"] = isthmus.context_stats()["abandoned_threads"]
+    alone.destroy()
+    errors.seek(0)
+    first["warnings"] = [line for line in errors.read().decode().splitlines() if "a thread of stream" in line]
     return first
 
 
@@ -53,6 +66,10 @@ def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
             assert f"rank {victim}" in report["text"], report
             assert report["at"] - since < LIMIT, report
             assert report["destroyed"] < 5, report
+            assert report["abandoned"] <= (islands[rank.rank].isupper() and 1), report
+            assert len(report["warnings"]) == report["abandoned"], report
+            for line in report["warnings"]:
+                assert re.search(r"stream 'host' is stuck in (all_reduce|reduce_scatter|all_gather|broadcast) ", line), line
 
 
 @pytest.mark.parametrize(("islands", "late"), [("AA", 1), ("AAb", 1), ("AAb", 2), ("bAA", 1)])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from islands import need_oneccl
 from ranks import run_processes, run_threads
 
 
@@ -24,6 +25,12 @@ def threads() -> Callable[..., list[Any]]:
 def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """A test that takes this is run twice: its ranks are threads, and processes."""
     return run_threads if request.param == "threads" else run_processes
+
+
+@pytest.fixture(scope="session")
+def oneccl() -> None:
+    """Intel's library, without which a test that asks for this is skipped, or fails (islands.need_oneccl)."""
+    need_oneccl()
 
 
 _MATRIX: dict[str, int] = {}

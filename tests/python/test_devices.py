@@ -21,6 +21,7 @@ import pytest
 import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
+from islands import needs_oneccl
 from test_islands import all_reduces, many_chunks, other_collectives
 
 
@@ -115,12 +116,10 @@ def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str
     run_fleet(fleet, lambda comm: many_chunks(mine(comm)), bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
 
 
+@needs_oneccl
 def test_four_vendors_libraries_in_one_communicator(tmp_path: Any) -> None:
     """Rehearsed ones on device memory, and a real one, oneCCL, on host memory."""
     from islands import ONECCL
-
-    if not ONECCL.exists():
-        pytest.skip("no oneCCL for this machine")
 
     def body() -> Any:
         settings = {"CCL_LIBRARY": str(ONECCL)} if os.environ.get("ISTHMUS_CCL") == "oneccl" else {}
@@ -197,36 +196,62 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
         assert devices == [(False, (total, total))] * len(devices)
 
 
-def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers() -> None:
-    def body(comm: isthmus.Comm) -> dict[str, int]:
-        if on_host():
-            x = np.ones(300_000, np.float32)
-            y = np.ones(300_000 * comm.size, np.float32)
-            for _ in range(30):
-                comm.all_reduce(x, "max", x)
-                comm.all_gather(x, y)
-                comm.broadcast(x, 0)
-            return {}
-        engine = ctypes.CDLL("librehearsal.so")
-        engine.rehearsal_calls.restype = ctypes.c_ulong
-        u, v = DeviceArray.of(np.ones(300_000, np.float32)), DeviceArray.of(np.ones(300_000 * comm.size, np.float32))
-        there = vendor()
-        stream = there.stream()
-        for turn in range(30):
-            if turn == 5:
-                engine.rehearsal_reset_calls()
-            comm.all_reduce(u, "max", u, stream=stream)
-            comm.all_gather(u, v, stream=stream)
-            comm.broadcast(u, 0, stream=stream)
-        calls = {name: int(engine.rehearsal_calls(name.encode())) for name in (*there.forbidden, *there.used)}
-        there.end_stream(stream)
-        wrong = {name: calls[name] for name in there.forbidden if calls[name]}
-        missing = {} if any(calls[name] for name in there.used) else {"used": 0}
-        return {**wrong, **missing}
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        "nvidia:1,cpu:1",
+        "nvidia:2,cpu:1",
+        "nvidia:2",
+        "amd:1,nvidia:1",
+        "amd:2,cpu:1",
+        "ascend:1,cpu:1",
+        "ascend:2,nvidia:1",
+    ],
+)
+def test_steady_traffic_makes_no_call_that_waits_allocates_or_registers(fleet: str) -> None:
+    """And it makes those that copy, signal and order; the library's where a rank has a neighbour of its vendor.
 
-    for fleet in ("nvidia:1,cpu:1", "nvidia:2,cpu:1", "nvidia:2", "amd:1,nvidia:1", "amd:2,cpu:1"):
-        for wrong in run_fleet(fleet, body):
-            assert not wrong, fleet
+    Whether the device has failed is asked, every 50 ms, by a thread that has waited for so long.
+    """
+
+    def body(comm: isthmus.Comm, turns: int = 15) -> tuple[dict[str, int], dict[str, int]]:
+        n = 300_000
+        x: Any = np.ones(n, np.float32)
+        y: Any = np.ones(n * comm.size, np.float32)
+        small: Any = np.ones(16, np.float32)
+        engine, stream = None, None
+        if not on_host():
+            x, y, small = DeviceArray.of(x), DeviceArray.of(y), DeviceArray.of(small)
+            engine, stream = ctypes.CDLL("librehearsal.so"), vendor().stream()
+            engine.rehearsal_calls.restype = ctypes.c_ulong
+        begun = time.monotonic()
+        for turn in range(turns):
+            if turn == 5 and engine:
+                engine.rehearsal_reset_calls()
+                begun = time.monotonic()
+            comm.all_reduce(x, "max", x, stream=stream)
+            comm.all_gather(x, y, stream=stream)
+            comm.broadcast(x, 0, stream=stream)
+            comm.reduce(x, 0, "max", x, stream=stream)
+            comm.reduce_scatter(y, "max", x, stream=stream)
+            comm.all_to_all(y, y, stream=stream)
+            comm.all_reduce(small, "max", small, stream=stream)
+        if not engine:
+            return {}, {}
+        there = vendor()
+        calls = {name: int(engine.rehearsal_calls(name.encode())) for name in (*there.forbidden, *there.used)}
+        queries = 40 * (time.monotonic() - begun)
+        there.end_stream(stream or 0)
+        wrong = {n: calls[n] for n in there.forbidden if calls[n] > (queries if n.endswith("StreamQuery") else 0)}
+        return wrong, {name: calls[name] for name in there.used}
+
+    parts = fleet.split(",")
+    neighbours = [int(part[-1]) > 1 for part in parts for _ in range(int(part[-1]))]
+    for (wrong, made), together in zip(run_fleet(fleet, body), neighbours, strict=True):
+        assert not wrong
+        *ours, library = made or [None]
+        expected = (ours if len(parts) > 1 else []) + ([library] if library and together else [])
+        assert all(made[name] for name in expected if name), made
 
 
 @pytest.mark.parametrize("fleet", ["nvidia:2@a,amd:1@b,cpu:1@c", "nvidia:1@a,cpu:2@b,nvidia:1@a,amd:2@d"])
@@ -387,6 +412,25 @@ def test_the_same_on_other_drivers(switches: dict[str, str]) -> None:
         assert set(results) == {float(len(results))}
 
 
+@pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,cpu:1"])
+@pytest.mark.parametrize("depth", ["1", "2"])
+def test_a_launch_queue_of_one_or_two_places_is_enough(fleet: str, depth: str) -> None:
+    def body(comm: isthmus.Comm) -> tuple[float, float, float, float]:
+        where, world = mine(comm), comm.size
+        x = np.full(150_000, comm.rank + 1.0, np.float32)
+        few = np.full(8, comm.rank + 1.0, np.float32)
+        for _ in range(3):
+            where.all_reduce(x, "max")
+            where.broadcast(x, world - 1)
+            gathered = where.all_gather(np.full(50_000, float(comm.rank), np.float32))
+            block = where.reduce_scatter(np.ones((world, 70_001), np.float32))
+            where.all_to_all(np.ones((world, 50_000), np.float32))
+            where.all_reduce(few, "max")
+        return float(x[-1]), float(gathered.sum()) / 50_000, float(block.reshape(-1)[-1]), float(few[0])
+
+    assert run_fleet(fleet, body, switches={"QUEUE_DEPTH": depth}, timeout=60) == [(3.0, 3.0, 3.0, 3.0)] * 3
+
+
 def test_a_thread_that_allocates_and_frees_all_the_time_hangs_nobody() -> None:
     """Allocation waits for the device with the driver's lock held: nothing that opens a gate may need that lock."""
 
@@ -440,21 +484,37 @@ def test_host_memory_on_a_rank_with_a_device() -> None:
             assert reduced == (n * (n - 1) / 2 if rank == n - 1 else None)
 
 
-def test_a_captured_stream_is_refused_with_a_reason() -> None:
-    def body(comm: isthmus.Comm) -> str:
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "ascend:1,nvidia:1"])
+def test_a_captured_stream_is_refused_with_a_reason(fleet: str) -> None:
+    """Whatever is called; and the communicator goes on."""
+
+    def body(comm: isthmus.Comm) -> tuple[list[str], float]:
         x = DeviceArray.of(np.ones(1000, np.float32))
         stream = vendor().stream()
+        other = 1 - comm.rank
+        said = []
         vendor().begin_capture(stream)
-        try:
-            comm.all_reduce(x, "sum", x, stream=stream)
-            return "accepted"
-        except isthmus.UnsupportedError as error:
-            return str(error)
-        finally:
-            vendor().end_capture(stream)
+        for call in (
+            lambda: comm.all_reduce(x, "sum", x, stream=stream),
+            lambda: comm.broadcast(x, 0, stream=stream),
+            lambda: comm.send(x, other, stream=stream),
+            lambda: comm.recv(x, other, stream=stream),
+        ):
+            try:
+                call()
+                said.append("accepted")
+            except isthmus.UnsupportedError as error:
+                said.append(str(error))
+        vendor().end_capture(stream)
+        after = vendor().stream()
+        comm.all_reduce(x, "sum", x, stream=after)
+        vendor().synchronize(after)
+        return said, float(x.get()[-1])
 
-    for text in run_fleet("nvidia:1,amd:1", body):
-        assert "captured into a graph" in text and "outside of the capture" in text, text
+    for said, total in run_fleet(fleet, body):
+        assert [text.split(":")[0] for text in said] == ["all_reduce", "broadcast", "send", "recv"]
+        assert all("captured into a graph" in text and "outside of the capture" in text for text in said), said
+        assert total == 2.0
 
 
 def test_waiting_long_does_not_disturb_what_the_program_captures() -> None:

@@ -125,6 +125,16 @@ def test_topo_of_a_rehearsal_says_so() -> None:
     assert layout.Layout(data).title.endswith("(rehearsal of cpu:1@a,cpu:1@b)")
 
 
+@pytest.mark.parametrize(("vendor", "device", "waits"), [("ascend", "acl:0", False), ("nvidia", "cuda:0", True)])
+def test_doctor_says_whether_a_devices_streams_wait_for_the_host(vendor: str, device: str, waits: bool) -> None:
+    doctor = [sys.executable, "-m", "isthmus", "doctor", "--no-test"]
+    ended = command("rehearse", "--fleet", f"{vendor}:1", "--", *doctor, env={"COLUMNS": "400"})
+    said = " ".join(line.removeprefix(f"[rehearsal 0 {vendor}] ").strip() for line in ended.stdout.splitlines())
+    assert f"ISTHMUS_DEVICE={device} makes a rank work on it" in said, ended.stdout + ended.stderr
+    sentence = "its streams cannot wait for the host, so calls block until the exchange is done"
+    assert (sentence not in said) == waits, said
+
+
 def test_data_is_marked_in_a_rehearsal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(rehearse.FLEET, raising=False)
     assert common.mark({"ok": True}) == {"ok": True}

@@ -163,6 +163,78 @@ def test_wait_holds_the_stream_and_not_the_thread() -> None:
     assert devices == [(True, 3.0, 3.0)] * 2
 
 
+def test_a_captured_stream_is_refused_and_the_group_goes_on() -> None:
+    def body() -> tuple[list[str], float]:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        x, ones = torch.ones(1000, device=device), torch.ones(1000, device=device)
+        stream = torch.Stream(device)
+        said = []
+        with stream:
+            vendor().begin_capture(stream.native_handle)
+            for call in (
+                lambda: dist.all_reduce(x),
+                lambda: dist.broadcast(x, 0),
+                lambda: dist.send(x, 1 - dist.get_rank()),
+            ):
+                try:
+                    call()
+                    said.append("accepted")
+                except RuntimeError as error:
+                    said.append(str(error))
+            vendor().end_capture(stream.native_handle)
+        x.copy_(ones)
+        dist.all_reduce(x)
+        total = float(x.cpu()[-1])
+        dist.destroy_process_group()
+        return said, total
+
+    for said, total in (*run_fleet("nvidia:1,amd:1", body, init=False), *run_fleet("ascend:2", body, init=False)):
+        assert len(said) == 3
+        assert all("captured into a graph" in text and "outside of the capture" in text for text in said), said
+        assert total == 2.0
+
+
+def test_a_tensor_that_is_dropped_in_flight_keeps_its_memory_until_the_operation_is_over() -> None:
+    """Its place is not given out again, neither on its own stream nor on another."""
+
+    def body() -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        device = start()
+        rank, n = dist.get_rank(), 300_000
+        dist.broadcast(torch.ones(n, device=device), 0)  # what a first call brings along has happened
+        got = []
+        aside = None if on_host() else torch.Stream(device)
+        for turn in range(8):
+            x = torch.full((n,), turn + 1.0 if rank == 0 else 0.0, device=device)
+            gathered = torch.zeros(n * 3, device=device)
+            works = [dist.broadcast(x, 0, async_op=True), dist.all_gather_into_tensor(gathered, x, async_op=True)]
+            if rank == 0:
+                del x
+            others = [torch.full((n,), -1.0, device=device) for _ in range(2)]
+            if aside is not None:
+                with aside:
+                    others += [torch.full((n,), -2.0, device=device) for _ in range(2)]
+            for work in works:
+                work.wait()
+            values = gathered.cpu()
+            got += [float(values.min()), float(values.max())]
+            assert [float(other.cpu().sum()) / n for other in others[:2]] == [-1.0] * 2
+            del others
+        dist.destroy_process_group()
+        return got
+
+    expected = [float(turn + 1) for turn in range(8) for _ in range(2)]
+    slow = {"QUEUES": "4", "JITTER_US": "2000"}
+    for fleet in ("nvidia:1,amd:1,cpu:1", "ascend:2,nvidia:1"):
+        for got in run_fleet(fleet, body, init=False, switches=slow):
+            assert got == expected, fleet
+
+
 def messages() -> int:
     """Sends and receives in every form that torch has; how many were checked."""
     import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -129,3 +130,21 @@ def test_both_faces_share_one_library() -> None:
         assert len(libraries) == 1, libraries
         """)
     assert said.returncode == 0, said.stderr
+
+
+def test_one_extension_serves_every_vendor() -> None:
+    """It asks for nothing of CUDA, ROCm or CANN, so the same file works with every build of its PyTorch."""
+    from elftools.elf.elffile import ELFFile
+
+    (extension,) = [file for place in isthmus.__path__ for file in Path(place).glob("_torch.*.so")]
+    with open(extension, "rb") as file:
+        elf = ELFFile(file)
+        tags = elf.get_section_by_name(".dynamic").iter_tags()
+        needed = {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
+        undefined = [s.name for s in elf.get_section_by_name(".dynsym").iter_symbols() if s["st_shndx"] == "SHN_UNDEF"]
+    torchs = {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"}
+    systems = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
+    assert {name for name in needed if not name.startswith("ld-linux")} <= torchs | systems | {"libisthmus.so"}, needed
+    assert len(undefined) > 100
+    vendors = re.compile(r"cuda|nccl|rccl|hccl|^_?hip[A-Z]|[34]hip\d|acl(rt|Init)|^cu[A-Z]|c10_npu", re.IGNORECASE)
+    assert not [name for name in undefined if vendors.search(name)]
