@@ -127,7 +127,9 @@ def operate(call: str, kind: int, op: int, count: int, root: int, in_place: int,
     from_bytes = wide if call in ("reduce_scatter", "scatter", "all_to_all") else 0 if call == "recv" else nbytes
     to_bytes = wide if call in ("all_gather", "all_to_all") else 0 if call == "send" else nbytes
     content = given.read(from_bytes)
-    if in_place:
+    if in_place == 2:
+        source = target = 0
+    elif in_place:
         source = target = on_device(max(from_bytes, to_bytes))
         source += nbytes * rank if call == "all_gather" else 0
         target += nbytes * rank if call == "reduce_scatter" else 0

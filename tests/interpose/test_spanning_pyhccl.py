@@ -40,7 +40,7 @@ def programs(scripted: Programs, tmp_path: Path) -> Programs:
         jobs.test_what_hccl_alone_has_between_islands_of_its_own,
         jobs.test_blocks_of_different_sizes_between_vendors,
         jobs.test_messages_between_vendors,
-        jobs.test_nothing_of_it_is_a_success,
+        lambda programs: jobs.test_nothing_of_it_is_a_success("hn", "", programs),
         jobs.test_a_group_of_collectives_begins_when_it_ends,
         lambda programs: jobs.test_whoever_makes_the_id_its_last_bytes_are_the_others("nah", -1, programs),
         lambda programs: jobs.test_whoever_makes_the_id_its_last_bytes_are_the_others("hhaanh", 0, programs),
