@@ -259,7 +259,8 @@ library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[6], mode=ctype
 library.ncclGetLastError.restype = ctypes.c_char_p
 if hasattr(runtime, "cuInit"):
     context = ctypes.c_void_p()
-    assert runtime.cuInit(0) == runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == runtime.cuCtxSetCurrent(context) == 0
+    assert runtime.cuInit(0) == 0 and runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert runtime.cuCtxSetCurrent(context) == 0
 def well(code):
     assert code == 0, (code, library.ncclGetLastError(None))
 well(library.ncclGetUniqueId(ctypes.byref(one)))
@@ -720,6 +721,27 @@ def test_a_capture_is_refused_and_the_communicator_goes_on(scripted: dict[str, P
         told = rank.printed.splitlines()
         assert len(told) == 2 and all(": 5, " in line and "being captured into a graph" in line for line in told), told
         assert told[0].split()[1] == "end:" and rank.output == summed(2)
+
+
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_no_call_is_taken_in_a_capture(vendors: str, scripted: dict[str, Path]) -> None:
+    """Each by itself and in a group; then what was refused is done out of the capture."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "capture 1", "bare send 1", "bare recv 1", "bare broadcast 1")
+        rank.say("group", "bare send 1", "bare recv 1", "end", "group", "bare broadcast 1", "end", "stop 1")
+        rank.say("group", f"send 7 0 5 {1 - number} 0 1", f"recv 7 0 5 {1 - number} 0 1", "end")
+        rank.say("broadcast 7 0 5 1 0 0", "all_reduce 7 0 5 0 0 1", "wait", "destroy")
+        rank.inputs.append(given(number, 3))
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert [line.split()[1] for line in told] == ["send:", "recv:", "broadcast:", "end:", "end:"], told
+        assert all(": 5, " in line and "being captured into a graph" in line for line in told), told
+        # The output of a send is none.
+        assert rank.output == given(1 - number) + given(1) + summed(2)
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------------
