@@ -66,6 +66,9 @@ static int keep(const void *config) {
   if (size > sizeof kept_config) return 4;
   memset(kept_config, 0, sizeof kept_config);
   memcpy(kept_config, config, size);
+#ifdef CUTS_CONFIGS
+  kept_config[size - 1] ^= 1;
+#endif
   for (i = 0; i < 2; ++i) {
     const char *text = NULL;
     if (size >= 56) memcpy(&text, kept_config + places[i], sizeof text);

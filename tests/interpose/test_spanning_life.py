@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from doors import DOORS, HERE, compile_c, preloaded
+from doors import DOORS, HERE, Door, compile_c, preloaded
 from doors import run as run_program
 from spanning import Rank, check, fleet, run
 
@@ -234,7 +234,7 @@ def test_an_rccl_that_has_the_init_of_several_ranks_gets_it_as_it_was_made(fake:
 
 
 # The configuration ends where memory ends, and while the library has it nobody may write to it. Of a group the program
-# has it no longer when the group ends. CALL GROUP SIZE.
+# has it no longer when the group ends. OURS REAL CALL GROUP SIZE RUNTIME.
 CONFIGS = """
 import ctypes, mmap, struct, sys
 PAGE, ROOM = mmap.PAGESIZE, 3 * mmap.PAGESIZE
@@ -296,6 +296,12 @@ print("as it was given")
 """
 
 
+def configured(door: Door, real: Path, call: str, grouped: str, size: int) -> subprocess.CompletedProcess[str]:
+    words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size), door.simulated / door.runtime)
+    settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "ISTHMUS_LOG": "info"}
+    return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings)
+
+
 @preloaded
 @pytest.mark.parametrize("size", [20, 999, 5001])
 @pytest.mark.parametrize("grouped", ["alone", "group"])
@@ -306,15 +312,18 @@ def test_a_configuration_of_a_later_version_goes_to_the_library_whole(
 ) -> None:
     """Whatever it is that Isthmus does not know, and nothing that is behind it."""
     door = DOORS[vendor]
-    real = fake(door.soname, "later", "KEEPS_CONFIGS")
-    words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size))
-    words += (door.simulated / door.runtime,)
-    settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "ISTHMUS_LOG": "info"}
-    settings |= {"LD_LIBRARY_PATH": door.simulated, "REHEARSAL_QUIET": "1"}
-    ended = run_program(*words, **settings)
+    ended = configured(door, fake(door.soname, "later", "KEEPS_CONFIGS"), call, grouped, size)
     assert ended.stdout == "as it was given\n", ended
     if call != "ncclCommSplit" and size <= 4096:
         assert f"{door.name} {VENDORS}" in ended.stderr, ended.stderr
+
+
+@preloaded
+@pytest.mark.parametrize("grouped", ["alone", "group"])
+def test_another_byte_of_a_configuration_would_be_noticed(grouped: str, fake: Callable[..., Path]) -> None:
+    real = fake("libnccl.so.2", "later", "KEEPS_CONFIGS", "CUTS_CONFIGS")
+    ended = configured(DOORS["nccl"], real, "ncclCommInitRankConfig", grouped, 999)
+    assert ended.returncode == 1 and "AssertionError: [998]" in ended.stderr, ended
 
 
 def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(scripted: dict[str, Path], tmp_path: Path) -> None:
