@@ -18,6 +18,9 @@ __attribute__((visibility("default"))) int ncclGetVersion(int *version) {
 #endif
 int ncclGroupStart(void);
 int ncclGroupStart(void) {
+#ifdef KEEPS_CONFIGS
+  return 0;
+#endif
   last_error = "a group failed";
   return 3;
 }
@@ -39,7 +42,7 @@ int ncclCommGetUniqueId(void *comm, char *file) {
   return 0;
 }
 
-#ifdef INIT_MULTI
+#if defined(INIT_MULTI) || defined(KEEPS_CONFIGS)
 struct id {
   unsigned char bytes[128];
 };
@@ -48,6 +51,53 @@ int ncclGetUniqueId(struct id *id) {
   memset(id, 0, sizeof *id);
   return 0;
 }
+#endif
+
+#ifdef KEEPS_CONFIGS
+/* What the last configuration was, as long as it says that it is, and what its texts were if it is long enough for them. */
+unsigned char kept_config[8192];
+char kept_texts[2][64];
+int configs;
+static int keep(const void *config) {
+  static const size_t places[] = {32, 48}; /* netName, commName */
+  size_t size;
+  int i;
+  memcpy(&size, config, sizeof size);
+  if (size > sizeof kept_config) return 4;
+  memset(kept_config, 0, sizeof kept_config);
+  memcpy(kept_config, config, size);
+#ifdef CUTS_CONFIGS
+  kept_config[size - 1] ^= 1;
+#endif
+  for (i = 0; i < 2; ++i) {
+    const char *text = NULL;
+    if (size >= 56) memcpy(&text, kept_config + places[i], sizeof text);
+    snprintf(kept_texts[i], sizeof kept_texts[i], "%s", text ? text : "");
+  }
+  ++configs;
+  return 0;
+}
+int ncclCommInitRankConfig(void **comm, int ranks, struct id id, int rank, void *config);
+int ncclCommInitRankConfig(void **comm, int ranks, struct id id, int rank, void *config) {
+  (void)id;
+  *comm = (void *)77;
+  return ranks == 1 && rank == 0 ? keep(config) : 4;
+}
+int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, struct id *ids, void *config);
+int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, struct id *ids, void *config) {
+  *comm = (void *)77;
+  return ranks == 1 && rank == 0 && count == 1 && ids ? keep(config) : 4;
+}
+int ncclCommSplit(void *comm, int color, int key, void **part, void *config);
+int ncclCommSplit(void *comm, int color, int key, void **part, void *config) {
+  *part = (void *)78;
+  return comm == (void *)77 && color == 5 && key == 6 ? keep(config) : 4;
+}
+int ncclGroupEnd(void);
+int ncclGroupEnd(void) { return 0; }
+#endif
+
+#ifdef INIT_MULTI
 int ncclCommInitRankMulti(void **comm, int ranks, struct id id, int rank, int number);
 int ncclCommInitRankMulti(void **comm, int ranks, struct id id, int rank, int number) {
   static char text[64];

@@ -24,7 +24,8 @@
  *   exchange_nothing MATRIX                                no elements at all, from and to NULL
  *   then STREAM                                            copies the last output there; what was copied is one more output
  *   kind STREAM KIND                                       that stream is from now on 0, 1: the NULL one, 2: the thread's, 3: a blocking one, 4: not so
- *   bare CALL STREAM                                       all_reduce of one float, and nothing else: no memory, no copies, no output
+ *   bare CALL STREAM                                       all_reduce, broadcast, send (to the next rank) or recv (from the one before) of one
+ *                                                          float, and nothing else: no memory, no copies, no output
  *   scale TYPE RESIDENCE                                   makes a factor of the next input
  *   unscale                                                destroys it
  *   group, end                                             begins and ends a group
@@ -339,6 +340,15 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
   keep_output(to, to_bytes, s);
 }
 
+static void bare(const char *call, void *s) {
+  const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+  if (!strcmp(call, "all_reduce")) told(call, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], s));
+  else if (!strcmp(call, "broadcast")) told(call, ncclBroadcast(spare, spare, 1, 7, 0, comms[now], s));
+  else if (!strcmp(call, "send")) told(call, ncclSend(spare, 1, 7, next, comms[now], s));
+  else if (!strcmp(call, "recv")) told(call, ncclRecv(spare, 1, 7, before, comms[now], s));
+  else die(call, line_number);
+}
+
 static void wait_for_all(void) {
   const int before = device_now;
   int i, d;
@@ -481,9 +491,8 @@ static void obey(char *line) {
   else if (!strcmp(call, "later") && sscanf(line, "%*s %d %63s", &later_milliseconds, later_file) == 2) begin_release();
   else if (!strcmp(call, "capture")) begin_capture(streams[a]);
   else if (!strcmp(call, "stop")) end_capture(streams[a]);
-  else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) {
-    told(word, ncclAllReduce(spare, spare, 1, 7, 0, comms[now], streams[a]));
-  } else if (!strcmp(call, "device")) work_on(a);
+  else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) bare(word, streams[a]);
+  else if (!strcmp(call, "device")) work_on(a);
   else if (!strcmp(call, "sleep")) usleep(1000u * (unsigned)a);
   else if (!strcmp(call, "peek")) peek();
   else if (!strcmp(call, "refuse")) ((void (*)(int))found("refuse_thread"))(a);

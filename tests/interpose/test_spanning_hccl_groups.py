@@ -350,6 +350,30 @@ def test_a_barrier_in_a_capture_is_refused(scripted: dict[str, Path]) -> None:
     assert [rank.output for rank in ranks] == [summed(2)] * 2
 
 
+@pytest.mark.parametrize("vendors", ["hn", "ah"])
+def test_a_group_in_a_capture_is_refused_and_the_communicator_goes_on(vendors: str, scripted: dict[str, Path]) -> None:
+    """All of it at its end, and each call by itself; then what was refused is done out of the capture."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "capture 1", "group", "bare send 1", "bare recv 1", "end")
+        for call in ("broadcast", "all_reduce"):
+            rank.say("group", f"bare {call} 1", "end")
+        rank.say("bare send 1", "bare recv 1", "bare broadcast 1", "stop 1")
+        rank.say("group", f"send 7 0 5 {1 - number} 0 1", f"recv 7 0 5 {1 - number} 0 1", "end")
+        rank.say("group", "broadcast 7 0 5 1 0 0", "all_reduce 7 0 5 0 0 0", "end", "wait", "destroy")
+        rank.inputs.append(given(number, 3))
+    run(ranks, scripted)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert [line.split()[1] for line in told] == [*["end:"] * 3, "send:", "recv:", "broadcast:"], told
+        assert all(line.split()[2] == f"{NOT_SUPPORTED}," for line in told), told  # NCCL's number for it is the same
+        why = rank.logged if rank.vendor == "hccl" else rank.printed  # HCCL's programs have no call that tells it
+        assert why.count("being captured into a graph") == 6, rank.printed + rank.logged
+        assert rank.output == given(1 - number) + given(1) + summed(2)
+
+
 def test_a_count_of_more_bytes_than_there_are_numbers_for_is_refused(scripted: dict[str, Path]) -> None:
     """Two to the power of 61 elements of eight bytes are none where the product is cut."""
     ranks = fleet("hn")
