@@ -27,7 +27,7 @@ for code in (
 
 from cupy_backends.cuda.libs import nccl  # noqa: E402
 
-from every_type import every_type  # noqa: E402
+from every_type import all_are_done, every_type  # noqa: E402
 
 
 def on_device(array: np.ndarray[Any, Any]) -> int:
@@ -117,6 +117,7 @@ def types() -> Any:
     found += [part.size(), part.rank_id()]
     wrong += every_type(part, group, RANKS - 1 - RANK, RANKS, on_device, fetched)
     part.destroy()
+    all_are_done(FOLDER, RANK, RANKS)
     comm.abort()
     return found, wrong
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +72,12 @@ def every_type(
         comm.bcast(b, COUNT, kind, ranks - 1, 0)
         expect("bcast", b, values[ranks - 2])
     return wrong
+
+
+def all_are_done(folder: Path, rank: int, ranks: int) -> None:
+    """Before one of them aborts."""
+    (folder / f"done.{rank}").touch()
+    until = time.monotonic() + 30
+    while not all((folder / f"done.{other}").exists() for other in range(ranks)):
+        assert time.monotonic() < until, "not all are done"
+        time.sleep(0.002)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from every_type import every_type
+from every_type import all_are_done, every_type
 
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 AMD = os.environ["VENDOR"] == "rccl"
@@ -182,6 +182,7 @@ def types() -> Any:
     sound(library.ncclCommSplit(comm, 0, -RANK, ctypes.byref(part), None), "ncclCommSplit")
     wrong += every_type(Methods(part), group, RANKS - 1 - RANK, RANKS, place, fetched)
     sound(library.ncclCommDestroy(part), "ncclCommDestroy")
+    all_are_done(FOLDER, RANK, RANKS)
     sound(library.ncclCommAbort(comm), "ncclCommAbort")
     return None, wrong
 
