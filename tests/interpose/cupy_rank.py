@@ -27,6 +27,8 @@ for code in (
 
 from cupy_backends.cuda.libs import nccl  # noqa: E402
 
+from every_type import all_are_done, every_type  # noqa: E402
+
 
 def on_device(array: np.ndarray[Any, Any]) -> int:
     place = ctypes.c_void_p()
@@ -98,4 +100,26 @@ def every_method() -> Any:
     return found
 
 
-print(json.dumps({"plain": plain, "every_method": every_method}[sys.argv[4]]()))
+def fetched(place: int, nbytes: int) -> bytes:
+    got = np.zeros(nbytes, np.uint8)
+    assert cuda.cuStreamSynchronize(None) == 0
+    assert cuda.cuMemcpyDtoH_v2(ctypes.c_void_p(got.ctypes.data), ctypes.c_void_p(place), ctypes.c_size_t(nbytes)) == 0
+    return got.tobytes()
+
+
+def types() -> Any:
+    """On a communicator, and on a part of it that has all its ranks in the opposite order."""
+    comm = nccl.NcclCommunicator(RANKS, unique_id(), RANK)
+    found = [comm.size(), comm.rank_id(), comm.device_id(), comm.check_async_error()]
+    group = nccl.groupStart, nccl.groupEnd
+    wrong = every_type(comm, group, RANK, RANKS, on_device, fetched)
+    part = comm.commSplit(0, -RANK)
+    found += [part.size(), part.rank_id()]
+    wrong += every_type(part, group, RANKS - 1 - RANK, RANKS, on_device, fetched)
+    part.destroy()
+    all_are_done(FOLDER, RANK, RANKS)
+    comm.abort()
+    return found, wrong
+
+
+print(json.dumps({"plain": plain, "every_method": every_method, "types": types}[sys.argv[4]]()))

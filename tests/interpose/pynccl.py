@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from every_type import all_are_done, every_type
+
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 AMD = os.environ["VENDOR"] == "rccl"
 FLOAT, SUM = 7, 0
@@ -137,6 +139,52 @@ def plain() -> Any:
     result = all_reduce(comm)
     sound(library.ncclCommDestroy(comm), "ncclCommDestroy")
     return result
+
+
+class Methods:
+    """A communicator with the methods of CuPy's: addresses and streams are numbers, counts are long."""
+
+    def __init__(self, comm: ctypes.c_void_p) -> None:
+        self.comm = comm
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        count_at = 1 if name in ("send", "recv", "bcast") else 2
+        function = f"nccl{name[0].upper()}{name[1:]}"
+
+        def call(*given: int) -> None:
+            words: list[Any] = [ctypes.c_void_p(word) if at < count_at else word for at, word in enumerate(given[:-1])]
+            words[count_at] = ctypes.c_size_t(given[count_at])
+            sound(getattr(library, function)(*words, self.comm, ctypes.c_void_p(given[-1])), function)
+
+        return call
+
+
+def types() -> Any:
+    """As in cupy_rank.py."""
+    comm, part = init(), ctypes.c_void_p()
+
+    def place(array: np.ndarray[Any, Any]) -> int:
+        return on_device(array).value or 0
+
+    def fetched(at: int, nbytes: int) -> bytes:
+        got = np.zeros(nbytes, np.uint8)
+        to, size = ctypes.c_void_p(got.ctypes.data), ctypes.c_size_t(nbytes)
+        if AMD:
+            sound(runtime.hipStreamSynchronize(None), "hipStreamSynchronize")
+            sound(runtime.hipMemcpy(to, ctypes.c_void_p(at), size, 2), "hipMemcpy")
+        else:
+            sound(runtime.cuStreamSynchronize(None), "cuStreamSynchronize")
+            sound(runtime.cuMemcpyDtoH_v2(to, ctypes.c_void_p(at), size), "cuMemcpyDtoH")
+        return got.tobytes()
+
+    group = library.ncclGroupStart, library.ncclGroupEnd
+    wrong = every_type(Methods(comm), group, RANK, RANKS, place, fetched)
+    sound(library.ncclCommSplit(comm, 0, -RANK, ctypes.byref(part), None), "ncclCommSplit")
+    wrong += every_type(Methods(part), group, RANKS - 1 - RANK, RANKS, place, fetched)
+    sound(library.ncclCommDestroy(part), "ncclCommDestroy")
+    all_are_done(FOLDER, RANK, RANKS)
+    sound(library.ncclCommAbort(comm), "ncclCommAbort")
+    return None, wrong
 
 
 def scalable() -> Any:
@@ -350,6 +398,7 @@ cases: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
         plain,
+        types,
         scalable,
         several_ids,
         with_config,

@@ -9,6 +9,7 @@
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
  *   multi                                                  init by the function for several ranks of one device (RCCL)
+ *   all N                                                  communicators of this process alone, one of each of its devices from N - 1 to 0
  *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
  *                                                          for something else. Prints if that is written to later
   *   early_part COLOR KEY                                       the same for a split
@@ -250,6 +251,14 @@ static void init_multi(void) {
   told("multi", FOUND("ncclCommInitRankMulti", comm_handle *, int, unique_id, int, int)(&comms[now], ranks, id, rank, rank));
 }
 
+static void init_all(int number) {
+  int devices[DEVICES], i;
+  for (i = 0; i < number; ++i) devices[i] = number - 1 - i;
+  told("all", FOUND("ncclCommInitAll", comm_handle *, int, const int *)(&comms[made], number, devices));
+  now = made;
+  made += number;
+}
+
 static void simulate(void) {
   struct {
     size_t size;
@@ -481,6 +490,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
   else if (!strcmp(call, "simulate")) simulate();
   else if (!strcmp(call, "multi")) init_multi();
+  else if (!strcmp(call, "all")) init_all(a);
   else if (!strcmp(call, "hold")) {
     *words[held] = 0;
     hold(streams[a], words[held++]);

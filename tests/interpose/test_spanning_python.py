@@ -64,6 +64,16 @@ def test_cupys_own_communicator_does_all_that_it_can_between_islands(cupy: str, 
         assert set(told.values()) == {True}, f"rank {rank}: {told}"
 
 
+@pytest.mark.parametrize("vendors", ["na", "ann"])
+def test_cupys_own_communicator_does_all_with_every_type_across_vendors(vendors: str, cupy: str, tmp_path: Path) -> None:
+    """AMD's ranks make the same calls by ctypes. A part of all ranks in the opposite order does so, too."""
+    found = job(vendors, "types", tmp_path, program="cupy_rank.py", PYTHONPATH=cupy)
+    for rank, (letter, (asked, wrong)) in enumerate(zip(vendors, found, strict=True)):
+        assert wrong == [], f"rank {rank}"
+        if letter == "n":
+            assert asked == [len(vendors), rank, 0, None, len(vendors), len(vendors) - 1 - rank]
+
+
 def test_several_ids_and_a_configuration(tmp_path: Path) -> None:
     assert job("na", "scalable", tmp_path) == [[3.0] * 3] * 2
 
