@@ -406,8 +406,9 @@ static void poll_while(int code) {
 static void release(void) {
   while (held) __atomic_store_n(words[--held], 1, __ATOMIC_RELEASE);
 }
-static int later_milliseconds;
+static int later_milliseconds, releasing;
 static char later_file[64];
+static pthread_t releaser;
 static void *release_later(void *unused) {
   char path[4096];
   snprintf(path, sizeof path, "%s/%s", folder, later_file);
@@ -418,9 +419,13 @@ static void *release_later(void *unused) {
   return unused;
 }
 static void begin_release(void) {
-  pthread_t thread;
-  OK(pthread_create(&thread, NULL, release_later, NULL));
-  OK(pthread_detach(thread));
+  OK(pthread_create(&releaser, NULL, release_later, NULL));
+  releasing = 1;
+}
+/* What it reads and writes is this thread's again. */
+static void end_release(void) {
+  if (releasing) OK(pthread_join(releaser, NULL));
+  releasing = 0;
 }
 
 /* The handle where it does not belong: a library of the vendor's, called past the door. */
@@ -492,14 +497,20 @@ static void obey(char *line) {
   else if (!strcmp(call, "multi")) init_multi();
   else if (!strcmp(call, "all")) init_all(a);
   else if (!strcmp(call, "hold")) {
+    end_release();
     *words[held] = 0;
     hold(streams[a], words[held++]);
   } else if (!strcmp(call, "kind")) streams[a] = stream_of_kind(b);
   else if (!strcmp(call, "then")) copy_behind(a);
   else if (!strcmp(call, "exchange_nothing")) exchange_nothing(a);
-  else if (!strcmp(call, "release")) release();
-  else if (!strcmp(call, "later") && sscanf(line, "%*s %d %63s", &later_milliseconds, later_file) == 2) begin_release();
-  else if (!strcmp(call, "capture")) begin_capture(streams[a]);
+  else if (!strcmp(call, "release")) {
+    end_release();
+    release();
+  } else if (!strcmp(call, "later")) {
+    end_release();
+    if (sscanf(line, "%*s %d %63s", &later_milliseconds, later_file) != 2) die("a release names a time and a file", 0);
+    begin_release();
+  } else if (!strcmp(call, "capture")) begin_capture(streams[a]);
   else if (!strcmp(call, "stop")) end_capture(streams[a]);
   else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) bare(word, streams[a]);
   else if (!strcmp(call, "device")) work_on(a);
@@ -553,5 +564,6 @@ int main(int argc, char **argv) {
   for (i = 0; i < COMMS; ++i)
     if (early_variable[i] && early_variable[i] != &something_else) printf("the variable of communicator %d was written to\n", i);
   if (fclose(out)) die("closing the output", rank);
+  end_release();
   return 0;
 }
