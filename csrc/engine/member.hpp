@@ -273,9 +273,9 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_next_send() noexcept;
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
-  bool stage_all(const Op *behind);  // under the porter mutex, as are the next three; throw what the runtime throws
-  bool order_now(Op *op, void *stream);
   void place_sends(const Op *before) noexcept;
+  bool stage_all(const Op *behind);  // under the porter mutex, as are the next two; throw what the runtime throws
+  bool order_now(Op *op, void *stream);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept;  // and the match lock, as are the next two
   bool placed(Op *op) noexcept;  // whether it is to be taken from the context's count as well, once its copy is submitted
