@@ -1,0 +1,571 @@
+"""Isthmus on a real GPU against the GPU's own copies, ProcessGroupGloo and a relay; writes bench/results/gpu.json.
+
+    python bench/gpu.py                              # one NVIDIA or AMD GPU and a PyTorch that uses it; some minutes
+    python bench/gpu.py --quick                      # fewer sizes
+    python bench/gpu.py --rehearse nvidia --quick    # the same on a simulated device: that it runs, and nothing else
+
+Ranks are threads of one process: processes that share a GPU would take turns on it. "gpu,gpu,cpu" is two ranks on device 0,
+each an island of its own (libraries serve no two ranks on one GPU), and one on host memory. In each round every contender
+makes the same calls on the same tensors, and the order moves on by one from round to round:
+
+isthmus  device tensors, on each rank's own stream
+gloo     torch's ProcessGroupGloo with the same tensors, where it takes tensors of this device
+relay    what is written by hand today: t.cpu(), Gloo on the host, t.copy_(...)
+
+A call's time is that from the barrier before it until the last rank's stream has come to its end. The limits are of the
+same run: copies between the device and pinned memory out, in and both at once, and the rate at which Isthmus reduces
+(`isthmus tune`). All GPU ranks use one GPU, so a moved byte goes out once, and in once for each rank that receives it, and
+an all_reduce of G GPU ranks takes G copies out and G in. The last row times matrix products on the GPU with a broadcast
+beside them, and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20, 1 << 30)
+QUICK_SIZES = (8, 64 << 10, 1 << 20)
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "send_recv")
+TARGETS = {"moves": 0.85, "all_reduce": 0.85, "gloo": 3.0, "gemm": 1.03}
+LARGE = 1 << 20  # from here on Gloo is to be beaten by the target
+LIMIT_FROM = 64 << 20  # from here on the rates are to be reached
+GEMM_BYTES = 256 << 20  # of the broadcast beside the products
+COPY_BYTES = 256 << 20
+PATIENCE_S = 120.0  # for a call
+Call = Callable[[], object]
+
+
+class Device:
+    """What is asked of torch's accelerator, whichever it is."""
+
+    def __init__(self, vendor: str) -> None:
+        import torch
+
+        self.torch = torch
+        if vendor:
+            from isthmus import rehearsal_torch
+
+            rehearsal_torch.register()
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if found is None:
+            raise SystemExit("gpu: torch finds no GPU here; --rehearse nvidia runs the same on a simulated one")
+        self.kind = found.type
+        self.device = torch.device(self.kind, 0)
+        self.simulated = self.kind == "rehearsal"
+        module = getattr(torch, self.kind)
+        self.name = module.get_device_name(0)
+        self.module = module
+        hip = getattr(torch.version, "hip", None)
+        self.isthmus = {"nvidia": "cuda:0", "amd": "hip:0", "ascend": "acl:0"}[vendor or ("amd" if hip else "nvidia")]
+
+    def stream(self) -> Any:
+        return self.torch.Stream(device=self.device)
+
+    @staticmethod
+    def handle(stream: Any) -> int:
+        return int(stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.native_handle)
+
+    def on(self, stream: Any) -> Any:
+        return self.module.stream(stream)
+
+
+class View:
+    """A tensor of the device as Isthmus takes arrays: by `__cuda_array_interface__`, whatever device torch calls it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": "<f4",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+class Rank:
+    """One rank: its tensors, its stream, its place with each contender."""
+
+    def __init__(self, number: int, kinds: list[str], device: Device, unique_id: bytes, store: Any) -> None:
+        import torch.distributed as dist
+
+        import isthmus
+
+        self.number, self.size, self.kind, self.device = number, len(kinds), kinds[number], device
+        self.torch, self.dist = device.torch, dist
+        self.on_gpu = self.kind == "gpu"
+        self.stream = device.stream() if self.on_gpu else None
+        self.comm = isthmus.init(
+            number,
+            self.size,
+            unique_id=unique_id,
+            island=f"{self.kind}{number}",
+            timeout=PATIENCE_S,
+            settings={"DEVICE": device.isthmus if self.on_gpu else "host"},
+        )
+        patience = datetime.timedelta(seconds=PATIENCE_S)
+        prefixed = dist.PrefixStore("gloo", store)
+        self.gloo_group = dist.ProcessGroupGloo(prefixed, number, self.size, timeout=patience)
+
+    def here(self) -> Any:
+        return self.device.on(self.stream) if self.on_gpu else contextlib.nullcontext()
+
+    def tensor(self, count: int, value: float) -> Any:
+        with self.here():
+            place = self.device.device if self.on_gpu else "cpu"
+            return self.torch.full((count,), value, dtype=self.torch.float32, device=place)
+
+    def finish(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    # ---- the contenders ----------------------------------------------------------------------------------------------
+
+    def call(self, contender: str, collective: str, x: Any, out: Any) -> Call:
+        return getattr(self, f"_{contender}")(collective, x, out)
+
+    def _isthmus(self, collective: str, x: Any, out: Any) -> Call:
+        comm = self.comm
+        stream = None if self.stream is None else self.device.handle(self.stream)
+        a, b = (View(x), View(out)) if self.on_gpu else (x.numpy(), out.numpy())
+        following, before = (self.number + 1) % self.size, (self.number - 1) % self.size
+
+        def send_recv() -> None:
+            import isthmus
+
+            with isthmus.group():
+                comm.send(a, following, stream=stream)
+                comm.recv(b, before, stream=stream)
+
+        table: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(a, "sum", a, stream=stream),
+            "broadcast": lambda: comm.broadcast(a, 0, stream=stream),
+            "all_gather": lambda: comm.all_gather(a, b, stream=stream),
+            "send_recv": send_recv,
+        }
+        return table[collective]
+
+    def _gloo_calls(self, collective: str, x: Any, out: Any) -> Call:
+        group, dist = self.gloo_group, self.dist
+        following, before = (self.number + 1) % self.size, (self.number - 1) % self.size
+
+        def all_reduce() -> None:
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            group.allreduce([x], options).wait()
+
+        def broadcast() -> None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            group.broadcast([x], options).wait()
+
+        def send_recv() -> None:
+            sent, received = group.send([x], following, 0), group.recv([out], before, 0)
+            sent.wait()
+            received.wait()
+
+        pieces = [list(out.chunk(self.size))] if collective == "all_gather" else []
+        table: dict[str, Call] = {
+            "all_reduce": all_reduce,
+            "broadcast": broadcast,
+            "all_gather": lambda: group.allgather(pieces, [x]).wait(),
+            "send_recv": send_recv,
+        }
+        return table[collective]
+
+    def _gloo(self, collective: str, x: Any, out: Any) -> Call:
+        call = self._gloo_calls(collective, x, out)
+
+        def on_stream() -> None:
+            with self.here():
+                call()
+
+        return on_stream
+
+    def _relay(self, collective: str, x: Any, out: Any) -> Call:
+        if not self.on_gpu:
+            return self._gloo_calls(collective, x, out)
+        wide = out.numel()
+
+        def relayed() -> None:
+            with self.here():
+                there = x.cpu()
+                result = self.torch.empty(wide) if collective in ("all_gather", "send_recv") else there
+                self._gloo_calls(collective, there, result)()
+                (out if result is not there else x).copy_(result)
+
+        return relayed
+
+    def close(self) -> None:
+        self.comm.destroy()
+
+
+class Team:
+    """The ranks' threads, which all do the same thing at the same time."""
+
+    def __init__(self, kinds: list[str], device: Device) -> None:
+        import torch.distributed as dist
+
+        import isthmus
+
+        self.kinds, self.device = kinds, device
+        self.meeting = threading.Barrier(len(kinds))
+        unique_id, store = isthmus.unique_id(), dist.HashStore()
+        self.ranks: list[Rank] = [None] * len(kinds)  # type: ignore[list-item]
+
+        def make(number: int) -> None:
+            self.ranks[number] = Rank(number, kinds, device, unique_id, store)
+
+        self.together(make)
+
+    def together(self, work: Callable[[int], None]) -> None:
+        """work(rank) on a thread for each rank; the first exception of any is raised here."""
+        errors: list[BaseException] = []
+
+        def one(number: int) -> None:
+            try:
+                work(number)
+            except BaseException as error:
+                if not isinstance(error, threading.BrokenBarrierError):
+                    errors.insert(0, error)
+                errors.append(error)
+                self.meeting.abort()
+
+        threads = [threading.Thread(target=one, args=(n,), name=f"rank {n}", daemon=True) for n in range(len(self.kinds))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(8 * PATIENCE_S)
+            if thread.is_alive():
+                raise SystemExit(f"gpu: {thread.name} did not end within {8 * PATIENCE_S:.0f} s")
+        if errors:
+            self.meeting.reset()
+            raise errors[0]
+
+    def seconds(self, calls: list[Call], times: int) -> float:
+        """Of one call, from the moment that all ranks begin until the last one's stream has ended."""
+        begins, ends = [0.0] * len(calls), [0.0] * len(calls)
+
+        def work(number: int) -> None:
+            rank, call = self.ranks[number], calls[number]
+            rank.finish()
+            self.meeting.wait()
+            begins[number] = time.perf_counter()
+            for _ in range(times):
+                call()
+            rank.finish()
+            ends[number] = time.perf_counter()
+
+        self.together(work)
+        return (max(ends) - min(begins)) / times
+
+    def close(self) -> None:
+        self.together(lambda number: self.ranks[number].close())
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def check(team: Team, contender: str, collective: str, nbytes: int) -> None:
+    """Once a row and contender, on known numbers: small integers, so that every sum is exact."""
+    count, ranks = max(1, nbytes // 4), len(team.kinds)
+
+    def work(number: int) -> None:
+        rank = team.ranks[number]
+        x = rank.tensor(count, float(number + 1))
+        out = rank.tensor(count * ranks if collective == "all_gather" else count, -1.0)
+        rank.finish()
+        team.meeting.wait()
+        rank.call(contender, collective, x, out)()
+        rank.finish()
+        x, out = x.cpu(), out.cpu()
+        before = (number - 1) % ranks + 1
+        good = {
+            "all_reduce": lambda: bool((x == ranks * (ranks + 1) / 2).all()),
+            "broadcast": lambda: bool((x == 1).all()),
+            "all_gather": lambda: all(bool((part == r + 1).all()) for r, part in enumerate(out.chunk(ranks))),
+            "send_recv": lambda: bool((out == before).all()),
+        }[collective]()
+        if not good:
+            raise SystemExit(f"gpu: {contender}, {collective} of {count * 4} bytes: wrong numbers on rank {number}")
+
+    team.together(work)
+
+
+def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float, absent: dict[str, str]) -> dict[str, Any]:
+    count, ranks = max(1, nbytes // 4), len(team.kinds)
+    if collective == "all_gather":
+        count = max(1, count // ranks)
+    contenders = [name for name in ("isthmus", "gloo", "relay") if name not in absent]
+    tensors: list[tuple[Any, Any]] = []
+    for rank in team.ranks:
+        tensors.append((rank.tensor(count, 0.0), rank.tensor(count * (ranks if collective == "all_gather" else 1), 0.0)))
+    calls: dict[str, list[Call]] = {}
+    times: dict[str, int] = {}
+    for name in contenders:
+        check(team, name, collective, count * 4)
+        calls[name] = [rank.call(name, collective, *pair) for rank, pair in zip(team.ranks, tensors, strict=True)]
+        once = min(team.seconds(calls[name], 1) for _ in range(2))
+        times[name] = max(1, min(1000, int(block / max(once, 1e-9))))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for i in range(len(contenders)):
+            name = contenders[(i + number) % len(contenders)]
+            seconds[name].append(team.seconds(calls[name], times[name]))
+    moved = count * 4 * (ranks if collective == "all_gather" else 1)
+    return {"collective": collective, "bytes": moved, "ranks": ",".join(team.kinds), "calls": times, "seconds": seconds}
+
+
+def copy_rates(device: Device, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Bytes a second between the device and pinned memory: out, in, and each way while both go on."""
+    torch = device.torch
+    here = [torch.empty(nbytes, dtype=torch.uint8, device=device.device) for _ in range(2)]
+    pinned = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=not device.simulated) for _ in range(2)]
+    streams = [device.stream() for _ in range(2)]
+
+    def run(out: bool, back: bool) -> float:
+        for stream in streams:
+            stream.synchronize()
+        begin = time.perf_counter()
+        if out:
+            with device.on(streams[0]):
+                pinned[0].copy_(here[0], non_blocking=True)
+        if back:
+            with device.on(streams[1]):
+                here[1].copy_(pinned[1], non_blocking=True)
+        for stream in streams:
+            stream.synchronize()
+        return nbytes / (time.perf_counter() - begin)
+
+    found: dict[str, list[float]] = {"out": [], "in": [], "both": []}
+    for _ in range(rounds + 1):
+        found["out"].append(run(True, False))
+        found["in"].append(run(False, True))
+        found["both"].append(run(True, True))
+    return {name: rates[1:] for name, rates in found.items()}
+
+
+def reduction_rate() -> float:
+    """Bytes a second of sums that one thread of Isthmus makes on this host, as `isthmus tune` finds them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        command = [sys.executable, "-m", "isthmus", "tune", "--output", str(path)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=True)
+        entries = json.loads(path.read_text())["entries"]
+    return float(next(e["median"] for e in entries if e["name"] == "reduce_float32"))
+
+
+def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str, Any]:
+    """Seconds of a matrix product on GPU rank 0's device, alone and with broadcasts of Isthmus' beside it."""
+    torch, device = team.device.torch, team.device
+    dtype = torch.float32 if device.simulated else torch.bfloat16
+    a = torch.ones(size, size, dtype=dtype, device=device.device)
+    b = torch.ones(size, size, dtype=dtype, device=device.device)
+    product = device.stream()
+    tensors = [rank.tensor(nbytes // 4, 1.0) for rank in team.ranks]
+    calls = [rank.call("isthmus", "broadcast", x, x) for rank, x in zip(team.ranks, tensors, strict=True)]
+    team.seconds(calls, 1)
+
+    def products(times: int) -> float:
+        product.synchronize()
+        begin = time.perf_counter()
+        with device.on(product):
+            for _ in range(times):
+                torch.mm(a, b)
+        product.synchronize()
+        return (time.perf_counter() - begin) / times
+
+    products(2)
+    times = max(2, int(0.3 / max(products(2), 1e-6)))
+    alone: list[float] = []
+    beside: list[float] = []
+    broadcasts = 0
+    for _ in range(rounds):
+        alone.append(products(times))
+        over = threading.Event()
+        flags = threading.Barrier(len(team.kinds))
+        go_on = [True]
+
+        def work(number: int, over: threading.Event = over, flags: Any = flags, go_on: list[bool] = go_on) -> None:
+            nonlocal broadcasts
+            while True:
+                if number == 0:
+                    go_on[0] = not over.is_set()
+                flags.wait()  # all ranks make the same number of calls
+                if not go_on[0]:
+                    return
+                calls[number]()
+                team.ranks[number].finish()
+                if number == 0:
+                    broadcasts += 1
+                flags.wait()
+
+        thread = threading.Thread(target=team.together, args=(work,), daemon=True)
+        thread.start()
+        beside.append(products(times))
+        over.set()
+        thread.join(PATIENCE_S)
+    return {"bytes": nbytes, "matrix": size, "alone": alone, "beside": beside, "broadcasts": broadcasts}
+
+
+# ---- the judgement ---------------------------------------------------------------------------------------------------
+
+
+def least_seconds(row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], reduce_rate: float) -> float:
+    """What the copies, and for a sum the reduction, take at least. One GPU carries the copies of all its ranks."""
+    median = {name: statistics.median(rates) for name, rates in copies.items()}
+    gpus, ranks, n = kinds.count("gpu"), len(kinds), row["bytes"]
+    if row["collective"] == "all_reduce":
+        out, back = gpus * n, gpus * n
+    elif row["collective"] == "broadcast":
+        out, back = (n, (gpus - 1) * n) if kinds[0] == "gpu" else (0, gpus * n)
+    elif row["collective"] == "all_gather":
+        out, back = gpus * n / ranks, gpus * n * (ranks - 1) / ranks
+    else:
+        out, back = gpus * n, gpus * n
+    way_out = median["both"] if out and back else median["out"]
+    way_in = median["both"] if out and back else median["in"]
+    least = max(out / way_out, back / way_in)
+    if row["collective"] == "all_reduce":
+        # Each rank's thread adds what all others have of its part: ranks - 1 sums over n / ranks bytes.
+        least = max(least, (ranks - 1) * n / ranks / reduce_rate)
+    return float(least)
+
+
+def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
+    verdicts = []
+    for row in result["rows"]:
+        median = {name: statistics.median(times) for name, times in row["seconds"].items()}
+        what = f"{row['collective']} {row['bytes']} B"
+        for name in ("gloo", "relay"):
+            if name in median:
+                ratios = [a / b for a, b in zip(row["seconds"][name], row["seconds"]["isthmus"], strict=True)]
+                due = name == "gloo" and row["bytes"] >= LARGE and row["collective"] in ("all_reduce", "broadcast")
+                verdicts.append(verdict(f"{what}: {name} over isthmus", ratios, TARGETS["gloo"] if due else None, True))
+        if row["bytes"] >= LIMIT_FROM:
+            key = "all_reduce" if row["collective"] == "all_reduce" else "moves"
+            least = least_seconds(row, kinds, result["copies"], result["reduction"])
+            rates = [least / seconds for seconds in row["seconds"]["isthmus"]]
+            verdicts.append(verdict(f"{what}: share of the copies' limit", rates, TARGETS[key], True))
+    products = result["products"]
+    slower = [b / a for a, b in zip(products["alone"], products["beside"], strict=True)]
+    verdicts.append(verdict(f"matrix product beside a broadcast of {products['bytes']} B", slower, TARGETS["gemm"], False))
+    return verdicts
+
+
+def verdict(what: str, ratios: list[float], target: float | None, more: bool) -> dict[str, Any]:
+    median = statistics.median(ratios)
+    good = None if target is None else (median >= target if more else median <= target)
+    return {"what": what, "median": median, "least": min(ratios), "most": max(ratios), "target": target, "good": good}
+
+
+def show(result: dict[str, Any]) -> None:
+    if result["simulated"]:  # its times say nothing
+        for row in result["rows"]:
+            print(f"rehearsal: {row['collective']} of {row['bytes']} B: right by {', '.join(row['seconds'])}")
+        for name, why in result["absent"].items():
+            print(f"rehearsal: {name} did not take part: {why}")
+        print(f"rehearsal: {result['products']['broadcasts']} broadcasts beside the matrix products")
+        return
+    for name, why in result["absent"].items():
+        print(f"{name} did not take part: {why}")
+    for row in result["rows"]:
+        medians = "  ".join(f"{name} {statistics.median(times) * 1e6:.1f}" for name, times in row["seconds"].items())
+        print(f"{row['collective']:11s} {row['bytes']:>11d} B  us: {medians}")
+    for v in result["verdicts"]:
+        word = {None: "", True: "pass", False: "SHORT"}[v["good"]]
+        target = "" if v["target"] is None else f" (target {v['target']})"
+        print(f"{v['what']}: {v['median']:.2f} [{v['least']:.2f} {v['most']:.2f}]{target} {word}".rstrip())
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+def rehearse_here(vendor: str) -> None:
+    """Starts this program again with the simulated libraries of that vendor before its eyes."""
+    from isthmus import rehearse
+
+    if os.environ.get(rehearse.FLEET):
+        return
+    libraries = [str(rehearse.folder().resolve() / vendor), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    print(rehearse.banner(f"{vendor}:1"), file=sys.stderr, flush=True)
+    given = {"REHEARSAL_DEVICES": "1", "REHEARSAL_QUIET": "1", "REHEARSAL_QUEUES": "32", rehearse.FLEET: f"{vendor}:1"}
+    os.environ.update(given, LD_LIBRARY_PATH=os.pathsep.join(libraries))
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def without(team: Team) -> dict[str, str]:
+    """Contenders that refuse this device's tensors, and their words."""
+    try:
+        check(team, "gloo", "all_reduce", 8)
+    except SystemExit:
+        raise
+    except Exception as error:
+        return {"gloo": str(error).splitlines()[0][:200]}
+    return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", default="gpu,gpu,cpu", help="what each rank works on (default %(default)s)")
+    parser.add_argument("--rehearse", metavar="VENDOR", default="", help="a simulated device: nvidia, amd or ascend")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--block", type=float, default=0.2, help="seconds of one contender's turn (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="the JSON file (default bench/results/gpu.json; none for a rehearsal)")
+    args = parser.parse_args()
+    kinds = args.ranks.split(",")
+    if len(kinds) < 2 or "gpu" not in kinds or set(kinds) - {"gpu", "cpu"}:
+        raise SystemExit(f"gpu: --ranks {args.ranks} must be two or more of gpu and cpu, one of them gpu")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a stream that waits must not hold up another rank's
+    os.environ.setdefault("GPU_MAX_HW_QUEUES", "32")  # AMD's word for the same
+    if args.rehearse:
+        rehearse_here(args.rehearse)
+    device = Device(args.rehearse)
+    small = args.quick or device.simulated
+    copy_bytes, gemm_bytes, matrix = (1 << 20, 1 << 20, 128) if device.simulated else (COPY_BYTES, GEMM_BYTES, 8192)
+    team = Team(kinds, device)
+    result: dict[str, Any] = {
+        "simulated": device.simulated,
+        "device": device.name,
+        "command": "python bench/gpu.py " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": {"processors": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()},
+        "versions": {"torch": device.torch.__version__, "isthmus": __import__("isthmus").__version__},
+        "ranks": kinds,
+        "absent": without(team),
+        "rows": [],
+    }
+    for collective in COLLECTIVES:
+        for nbytes in QUICK_SIZES if small else SIZES:
+            result["rows"].append(time_row(team, collective, nbytes, args.rounds, args.block, result["absent"]))
+    result["copies"] = copy_rates(device, copy_bytes, args.rounds)
+    result["products"] = beside_products(team, gemm_bytes, args.rounds, matrix)
+    team.close()
+    if not device.simulated:
+        result["reduction"] = reduction_rate()
+        result["verdicts"] = judge(result, kinds)
+    show(result)
+    out = args.out or (None if device.simulated else ROOT / "bench" / "results" / "gpu.json")
+    if out:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{'rehearsal: ' if device.simulated else ''}written: {out}")
+
+
+if __name__ == "__main__":
+    main()
