@@ -11,7 +11,12 @@ isthmus_test(test_hccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/hccl_test.cpp FLOORS 
 isthmus_test(test_device_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_rank_test.cpp
              ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
              TIMEOUT 900)
-foreach(name test_nccl test_hccl test_device_rank)
+# Every collective, dtype and op on fleets of every vendor.
+isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS}
+             LABELS threads TIMEOUT 900)
+# The reference must not contract a product and a sum (AArch64 would).
+set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix)
   target_compile_definitions(${name} PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
   add_dependencies(${name} rehearsal_all)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)
