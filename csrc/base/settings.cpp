@@ -21,7 +21,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::Address, "ISTHMUS_ADDRESS", K::Text, "", 0, 0, "", false,
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
-     "link between islands: auto takes shared memory on one host and TCP between hosts; tcp forces TCP between islands"},
+     "link between islands: auto takes shared memory on one host and TCP between hosts; shm is an error where that cannot "
+     "be; tcp forces TCP between islands"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
      "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: by the "
      "ranks' profiles (ISTHMUS_PROFILE), else all alike"},

@@ -1,7 +1,9 @@
 #include "bootstrap/arena_offer.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -47,11 +49,20 @@ PeerArena map_peer_arena(const UniqueFd &fd, uint64_t bytes, const Bytes16 &proc
       out.why = formatted("its memory is smaller than the {} bytes announced", bytes);
       return out;
     }
-    Mapping m(fd.get(), bytes);
-    net::Reader r({m.data(), kArenaHeader});
+    if (const int seals = ::fcntl(fd.get(), F_GET_SEALS); seals < 0 || !(seals & F_SEAL_SHRINK)) {
+      out.why = "its memory could become smaller, and an access to what is gone would end this process";
+      return out;
+    }
+    // Read, and not mapped: until this is known it may be anybody's.
+    std::array<std::byte, kArenaHeader> begin{};
+    if (::pread(fd.get(), begin.data(), begin.size(), 0) != static_cast<ssize_t>(begin.size())) {
+      out.why = system_text("reading its memory", errno);
+      return out;
+    }
+    net::Reader r(begin);
     const bool header = r.number<uint64_t>() == kArenaMagic && r.number<uint64_t>() == bytes && r.bytes16() == process;
     out.nonce = r.bytes16();
-    if (header) out.mapping = std::move(m);
+    if (header) out.mapping = Mapping(fd.get(), bytes);
     else out.why = "its memory does not begin as that process's would";
   } catch (const Error &e) { out.why = e.text(); } catch (...) {
     out.why = "out of memory";

@@ -4,8 +4,9 @@
 // Every connection (control or data, Unix or TCP) starts with a mutual challenge-response that proves the job key;
 // unauthenticated bytes, half-open connections and their age are bounded; a refused client is logged and harms nobody. Peers
 // on the same host are reached by an abstract Unix socket (SO_PEERCRED must show our uid), over which both arenas' memfds
-// are passed and a nonce is read back from the mapping before memory counts as shared. Deaths: pidfd (from SO_PEERCRED's
-// pid) for shared peers, else the control connection's end; on it heartbeats are always on their way, so a host that vanishes
+// are passed. Each side reads the header of the other's before it maps it, and the nonce in it must have been read back before
+// memory counts as shared. A host's identity only nominates: where the socket is not here, TCP is tried. Deaths: pidfd (from
+// SO_PEERCRED's pid) for shared peers, else the control connection's end; on it heartbeats are always on their way, so a host that vanishes
 // is lost when nothing has been acknowledged for 100 of them. A forked child closes every descriptor in an atfork handler
 // (forked() is then true there).
 #pragma once

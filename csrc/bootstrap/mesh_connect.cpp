@@ -58,10 +58,11 @@ Peer *Mesh::State::claim(Arrival &&a) {
 
 bool Mesh::State::gone(const Endpoint &e) const {
   UniqueFd fd;
-  if (e.host == self.host) return net::connect_unix(e.unix_name, Deadline(0.1), fd) == ECONNREFUSED;
+  const bool local = e.host == self.host;
+  if (local && net::connect_unix(e.unix_name, Deadline(0.1), fd) != ECONNREFUSED) return false;
   for (const std::string &text : e.tcp)
     if (net::connect_tcp(net::numeric_address(text), Deadline(0.1), fd) != ECONNREFUSED) return false;
-  return !e.tcp.empty();
+  return local || !e.tcp.empty();
 }
 
 Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadline deadline) {
@@ -69,7 +70,7 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
   int64_t refused_since = 0, key_since = 0;
   std::string last = "no attempt was made", unshared = "it is on another host";
   for (int64_t pause = 2'000'000;; pause = std::min<int64_t>(pause * 2, 100'000'000)) {
-    bool refused = false;
+    bool refused = false, absent = false;  // absent: it has no socket here
     try {
       UniqueFd fd;
       const int error = local ? net::connect_unix(e.unix_name, deadline, fd) : EAFNOSUPPORT;
@@ -77,34 +78,33 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
       if (error == 0 && net::peer_credentials(fd.get(), c) && c.uid == ::geteuid())
         return dial_local(e, key, std::move(fd), at_most(deadline, kAttemptSeconds));
       if (error == 0) unshared = formatted("it belongs to user {}, we to user {}", c.uid, ::geteuid());
+      // Two hosts may have one identity (a virtual machine and its copy): where its socket is not here, it may still answer elsewhere.
+      else if ((absent = error == ECONNREFUSED)) unshared = "its socket is not on this host, whatever it says of itself";
       else if (local) unshared = system_text("Unix socket", error);
-      refused = local && error == ECONNREFUSED;
       last = unshared;
-      if (!refused) {
-        size_t refusals = 0;
-        for (const std::string &text : e.tcp) {
-          const int tcp_error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
-          if (tcp_error != 0) {
-            last = system_text(text.c_str(), tcp_error);
-            refusals += tcp_error == ECONNREFUSED ? 1 : 0;
-            continue;
-          }
-          net::Hello hello;
-          hello.process = self.process;
-          const Deadline attempt = at_most(deadline, kAttemptSeconds);
-          if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
-            fail(Code::PeerLost, "another process answers at {}", text);
-          net::ByteVector message;
-          net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self}));
-          if (net::send_all(fd.get(), message, attempt) != net::Io::Ok)
-            fail(Code::PeerLost, "{} closed the connection", text);
-          PeerArena none;
-          none.why = unshared;
-          return {std::move(fd), e, false, std::move(none), net::FrameReader()};
+      size_t refusals = 0;
+      for (const std::string &text : e.tcp) {
+        const int tcp_error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
+        if (tcp_error != 0) {
+          last = system_text(text.c_str(), tcp_error);
+          refusals += tcp_error == ECONNREFUSED ? 1 : 0;
+          continue;
         }
-        refused = refusals == e.tcp.size();
+        net::Hello hello;
+        hello.process = self.process;
+        const Deadline attempt = at_most(deadline, kAttemptSeconds);
+        if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
+          fail(Code::PeerLost, "another process answers at {}", text);
+        net::ByteVector message;
+        net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self}));
+        if (net::send_all(fd.get(), message, attempt) != net::Io::Ok) fail(Code::PeerLost, "{} closed the connection", text);
+        PeerArena none;
+        none.why = unshared;
+        return {std::move(fd), e, false, std::move(none), net::FrameReader()};
       }
+      refused = refusals == e.tcp.size();
     } catch (const Error &error) {
+      refused = absent && error.code() == Code::PeerLost;  // somebody else has its port
       // a refused key explains more than the end of time
       if (key_since == 0 || error.code() != Code::Timeout) last = error.text();
       if (error.code() == Code::Auth) {

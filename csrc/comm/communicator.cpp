@@ -462,6 +462,15 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   }
   const std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(id), deadline);
   for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
+  if (no_memory && bridge == topology::Bridge::Shm) {
+    std::string who;
+    for (size_t q = 0; q < ballots.size(); ++q)
+      if (ballots[q].vote == Ballot::Vote::NoMemory) who += formatted("{}{}", who.empty() ? "" : ", ", q);
+    fail(Code::Config,
+         "init of '{}': ISTHMUS_BRIDGE=shm, and rank {} cannot share memory with others of its host, whose log says why; "
+         "ISTHMUS_BRIDGE=auto takes TCP there",
+         name, who);
+  }
   engine::IslandSetup served;
   std::string served_by;
   if (island || !device.host())

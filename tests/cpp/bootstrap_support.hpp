@@ -1,6 +1,7 @@
 // A process's part in the tests of the mesh: an arena, a mesh, and a record of what its control thread said.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <chrono>
@@ -65,6 +66,14 @@ class Recorder final : public MeshEvents {
   std::vector<int64_t> lost_at_;
 };
 
+// Shared memory that keeps its size.
+inline UniqueFd sealed_memory(const char *name, size_t bytes) {
+  UniqueFd memory(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) fail_system("ftruncate", errno);
+  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) fail_system("F_ADD_SEALS", errno);
+  return memory;
+}
+
 struct Node {
   static constexpr size_t kArena = 1 << 20;
   UniqueFd arena;
@@ -73,8 +82,7 @@ struct Node {
   std::unique_ptr<Mesh> mesh;
 
   explicit Node(const std::string &settings_text = "ISTHMUS_HEARTBEAT_MS=20", const std::string &hint = "127.0.0.1") {
-    arena = UniqueFd(::memfd_create("isthmus-test", MFD_CLOEXEC));
-    if (::ftruncate(arena.get(), kArena) != 0) fail_system("ftruncate", errno);
+    arena = sealed_memory("isthmus-test", kArena);
     memory = Mapping(arena.get(), kArena);
     Settings settings;
     settings.apply(settings_text);

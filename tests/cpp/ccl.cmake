@@ -11,11 +11,21 @@ isthmus_test(test_hccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/hccl_test.cpp FLOORS 
 isthmus_test(test_device_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_rank_test.cpp
              ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
              TIMEOUT 900)
-foreach(name test_nccl test_hccl test_device_rank)
+# Every collective, dtype and op on fleets of every vendor.
+isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS}
+             LABELS threads TIMEOUT 900)
+# The reference must not contract a product and a sum (AArch64 would).
+set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix)
   target_compile_definitions(${name} PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
   add_dependencies(${name} rehearsal_all)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)
 endforeach()
+# The same of AMD's library, which has the interface of NVIDIA's. GoogleTest names its report after the program.
+add_custom_command(TARGET test_nccl POST_BUILD COMMAND ${CMAKE_COMMAND} -E create_symlink test_nccl test_rccl
+                   WORKING_DIRECTORY $<TARGET_FILE_DIR:test_nccl>)
+add_test(NAME test_rccl COMMAND $<TARGET_FILE_DIR:test_nccl>/test_rccl)
+set_tests_properties(test_rccl PROPERTIES PROCESSORS 2 TIMEOUT 300 LABELS threads ENVIRONMENT "TEST_CCL=rccl")
 # The same ranks on a device whose streams cannot wait for the host: calls block instead, so what holds up a stream on purpose is left out.
 add_test(NAME test_device_rank_without_values
          COMMAND test_device_rank --gtest_filter=*DeviceRanks*:*DeviceMessages*:-*Stream*:*InFlight*:*FromAny*)

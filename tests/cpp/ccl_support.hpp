@@ -72,7 +72,7 @@ inline Status thrown(const std::function<void()> &f) {
   } catch (const Error &e) { return {e.code(), e.text()}; }
   return {};
 }
-inline void expect_refused(Code code, const char *text, const std::function<void()> &f) {
+inline void expect_refused(Code code, const std::string &text, const std::function<void()> &f) {
   const Status s = thrown(f);
   EXPECT_EQ(s.code, code) << s.text;
   EXPECT_NE(s.text.find(text), std::string::npos) << s.text;
@@ -310,7 +310,7 @@ inline bool fine = true;
       fine = false;                                                                                             \
     }                                                                                                           \
   } while (0)
-inline bool has(const Status &s, const char *text) { return s.text.find(text) != std::string::npos; }
+inline bool has(const Status &s, const std::string &text) { return s.text.find(text) != std::string::npos; }
 
 // What it says is shown where it does not end well.
 inline void plays(const char *scene, std::vector<std::string> variables = {}) {

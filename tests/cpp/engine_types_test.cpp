@@ -2,6 +2,7 @@
 // two of (dtype, op, collective) meet on each path that data can take. Results are compared bit for bit with reduce_reference.hpp.
 // The sanitizers' builds run this too: it is where they see every kernel with the engine around it.
 #include "engine_support.hpp"
+#include "matrix_data.hpp"
 #include "reduce_data.hpp"
 
 #include <algorithm>
@@ -9,10 +10,10 @@
 namespace isthmus::test {
 namespace {
 
-using Data = std::vector<uint8_t>;
-constexpr size_t kFactors = 5;
-constexpr double kFactor[kFactors] = {0.5, -3.0, 1.1, 0.0, 1e-3};  // of PREMUL_SUM, by rank
-constexpr uint8_t kPattern = 0x5b;                                 // behind every output
+using matrix::before;
+using matrix::Data;
+using matrix::shares;
+constexpr uint8_t kPattern = 0x5b;  // behind every output
 
 enum Reducing { kAllReduce, kAllReduceInPlace, kReduce, kReduceScatter, kReduceScatterV, kReducings };
 enum Moving {
@@ -42,70 +43,10 @@ struct Case {
 isthmus_dtype c_dtype(DType t) { return static_cast<isthmus_dtype>(t); }
 isthmus_redop c_redop(RedOp op) { return static_cast<isthmus_redop>(op); }
 
-// Each rank's data times its factor in the accumulator type, rounded to the dtype.
-void scale(DType t, Data &data, size_t count, double factor) {
-  for (size_t i = 0; i < count; ++i) {
-    if (t == DType::Float64) {
-      reference::store(data.data(), i, reference::load<double>(data.data(), i) * factor);
-    } else if (t == DType::Float32) {
-      reference::store(data.data(), i, reference::load<float>(data.data(), i) * static_cast<float>(factor));
-    } else {
-      const auto f = reference::format_of(t);
-      const bool one = f.width() == 8;
-      const uint32_t code = one ? reference::load<uint8_t>(data.data(), i) : reference::load<uint16_t>(data.data(), i);
-      const uint32_t scaled = reference::encode(f, reference::decode(f, code) * static_cast<float>(factor));
-      one ? reference::store(data.data(), i, static_cast<uint8_t>(scaled))
-          : reference::store(data.data(), i, static_cast<uint16_t>(scaled));
-    }
-  }
-}
-
-// docs/numbers.md: islands by their lowest rank, ranks in order.
 std::vector<std::vector<int>> islands_of(const Shape &shape) {
-  std::vector<std::string> labels;
-  std::vector<std::vector<int>> groups;
-  for (int r = 0; r < shape.world; ++r) {
-    const std::string label = shape.islands.empty() ? "" : shape.islands[static_cast<size_t>(r)];
-    const auto at = static_cast<size_t>(std::find(labels.begin(), labels.end(), label) - labels.begin());
-    if (at == labels.size()) {
-      labels.push_back(label);
-      groups.emplace_back();
-    }
-    groups[at].push_back(r);
-  }
-  return groups;
-}
-
-Data reference_of(const Shape &shape, const Case &c, size_t elements) {
-  std::vector<Data> given = c.given;
-  std::vector<reduce::Source> sources;
-  std::vector<uint32_t> ends;
-  for (const auto &group : islands_of(shape)) {
-    for (const int r : group) {
-      Data &d = given[static_cast<size_t>(r)];
-      if (c.op == RedOp::PremulSum) scale(c.dtype, d, elements, kFactor[static_cast<size_t>(r) % kFactors]);
-      sources.push_back({d.data(), false});
-    }
-    ends.push_back(static_cast<uint32_t>(sources.size()));
-  }
-  Data out(elements * dtype_size(c.dtype));
-  reduce::Fold fold{c.dtype, c.op, sources, ends};
-  fold.dst = out.data();
-  fold.divisor = c.op == RedOp::Avg ? static_cast<uint64_t>(shape.world) : 1;
-  reference::fold(fold, elements);
-  return out;
-}
-
-// Unequal shares, the first one empty.
-std::vector<uint64_t> shares(int world, uint64_t count) {
-  std::vector<uint64_t> out;
-  for (int r = 0; r < world; ++r) out.push_back(count * static_cast<uint64_t>(r) / static_cast<uint64_t>(world));
-  return out;
-}
-uint64_t before(const std::vector<uint64_t> &counts, int rank) {
-  uint64_t sum = 0;
-  for (int r = 0; r < rank; ++r) sum += counts[static_cast<size_t>(r)];
-  return sum;
+  std::vector<std::string> labels(static_cast<size_t>(shape.world));
+  for (size_t r = 0; r < shape.islands.size(); ++r) labels[r] = shape.islands[r];
+  return matrix::islands_of(labels);
 }
 
 class EveryType : public testing::TestWithParam<Shape> {
@@ -173,7 +114,8 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
       if (p.collective == kReduceScatter) elements = count * world_;
       if (p.collective == kReduceScatterV) elements = before(shares(GetParam().world, 2 * count), GetParam().world);
       cases.push_back(make(p.dtype, p.op, p.collective, count, elements));
-      cases.back().expected = reference_of(GetParam(), cases.back(), elements);
+      Case &made = cases.back();
+      made.expected = matrix::folded(islands_of(GetParam()), made.dtype, made.op, made.given, elements);
     }
 
   run(cases, [&](isthmus_comm_t comm, int rank, const Case &c, Data &out, Data &expected) {
@@ -182,7 +124,7 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
     const Data &in = c.given[me];
     isthmus_call call{};
     call.size = sizeof call;
-    call.scale = kFactor[me % kFactors];
+    call.scale = matrix::factor(rank);
     const auto expect = [&](size_t from, size_t bytes) {
       std::copy_n(c.expected.begin() + static_cast<ptrdiff_t>(from), bytes, expected.begin());
     };

@@ -1,12 +1,13 @@
-// What island_ccl.hpp promises, of libraries with NCCL's interface: on the simulated one, whose ranks are threads here, each with a device
-// of its own. What is decided once a process (faults, which library is opened) is tested in processes of their own, which are this
-// program again.
+// What island_ccl.hpp promises, of libraries with NCCL's interface: on simulated ones, whose ranks are threads here, each with a device of its
+// own. TEST_CCL says which: NVIDIA's NCCL unless it is "rccl", AMD's. What is decided once a process (faults, which library is opened) is
+// tested in processes of their own, which are this program again.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -16,12 +17,41 @@
 #include "ccl/nccl.hpp"
 #include "ccl_support.hpp"
 #include "device/cuda.hpp"
+#include "device/hip.hpp"
 #include "device/host.hpp"
 
 namespace isthmus::ccl {
 
-device::Runtime &runtime() { return device::cuda_runtime(); }
-std::shared_ptr<Library> library() { return open_nccl("nccl", ""); }
+namespace {
+
+struct Tested {
+  const char *family, *version, *file, *install;
+  const char *driver;  // no library of that kind
+  device::Runtime &(*runtime)();
+};
+constexpr Tested kNccl{"nccl",
+                       "2.29.3",
+                       REHEARSAL "/nvidia/libnccl.so.2",
+                       "install NVIDIA's NCCL",
+                       REHEARSAL "/nvidia/libcuda.so.1",
+                       device::cuda_runtime};
+constexpr Tested kRccl{"rccl",
+                       "2.22.3",
+                       REHEARSAL "/amd/librccl.so.1",
+                       "install AMD's RCCL",
+                       REHEARSAL "/amd/libamdhip64.so.7",
+                       device::hip_runtime};
+const Tested &tested() {
+  const char *const name = std::getenv("TEST_CCL");
+  return name && std::string(name) == kRccl.family ? kRccl : kNccl;
+}
+// What it says begins with its name.
+std::string its(const char *text) { return std::string(tested().family) + " " + text; }
+
+}  // namespace
+
+device::Runtime &runtime() { return tested().runtime(); }
+std::shared_ptr<Library> library() { return open_nccl(tested().family, ""); }
 
 namespace {
 
@@ -34,9 +64,9 @@ constexpr RedOp kOps[] = {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp
 
 TEST(Nccl, SaysWhatItIs) {
   const auto l = library();
-  EXPECT_STREQ(l->family(), "nccl");
-  EXPECT_EQ(l->version(), "2.29.3");
-  EXPECT_EQ(l->path(), REHEARSAL "/nvidia/libnccl.so.2");
+  EXPECT_STREQ(l->family(), tested().family);
+  EXPECT_EQ(l->version(), tested().version);
+  EXPECT_EQ(l->path(), tested().file);
   const Capabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking);
   EXPECT_FALSE(can.one_stream);
@@ -50,7 +80,7 @@ TEST(Nccl, SaysWhatItIs) {
 
 TEST(Nccl, IsOpenedOnce) {
   EXPECT_EQ(library(), library());
-  EXPECT_EQ(library(), open_nccl("nccl", "/nowhere/libnccl.so.2"));
+  EXPECT_EQ(library(), open_nccl(tested().family, "/nowhere/library.so"));
   expect_refused(Code::Argument, "no library of the family xccl", [] { open_nccl("xccl", ""); });
 }
 
@@ -152,19 +182,21 @@ TEST(Nccl, RefusesWhatItCannotAndWorksOn) {
     auto &[rank, size, stream, c, done, value, pinned] = r;
     const Memory x(r, packed(DType::Float32, 8, [&](size_t) { return 1 + r.rank; }));
     void *const p = x.at();
-    const auto refused = [&](Code code, const char *text, const std::function<void()> &f) { expect_refused(code, text, f); };
-    refused(Code::Unsupported, "nccl all_reduce: no band of int32",
+    const auto refused = [&](Code code, const std::string &text, const std::function<void()> &f) {
+      expect_refused(code, text, f);
+    };
+    refused(Code::Unsupported, its("all_reduce: no band of int32"),
             [&] { c->all_reduce(p, p, 8, DType::Int32, RedOp::BAnd); });
     refused(Code::Unsupported, "premul_sum of float32", [&] { c->all_reduce(p, p, 8, DType::Float32, RedOp::PremulSum); });
     refused(Code::Unsupported, "sum of int16", [&] { c->all_reduce(p, p, 8, DType::Int16, RedOp::Sum); });
     refused(Code::Unsupported, "sum of bool", [&] { c->reduce(p, p, 8, DType::Bool, RedOp::Sum, 0); });
     refused(Code::Unsupported, "reduce_scatter: no sum of complex64",
             [&] { c->reduce_scatter(p, p, 1, DType::Complex64, RedOp::Sum); });
-    refused(Code::Argument, "nccl broadcast: rank 2 is not of this island (0 to 1)",
+    refused(Code::Argument, its("broadcast: rank 2 is not of this island (0 to 1)"),
             [&] { c->broadcast(p, 8, DType::Float32, 2); });
-    refused(Code::Argument, "nccl reduce: rank -1", [&] { c->reduce(p, p, 8, DType::Float32, RedOp::Sum, -1); });
-    refused(Code::Argument, "nccl send: rank 2", [&] { c->send(p, 8, DType::Float32, 2); });
-    refused(Code::Argument, "nccl recv: rank -1", [&] { c->recv(p, 8, DType::Float32, -1); });
+    refused(Code::Argument, its("reduce: rank -1"), [&] { c->reduce(p, p, 8, DType::Float32, RedOp::Sum, -1); });
+    refused(Code::Argument, its("send: rank 2"), [&] { c->send(p, 8, DType::Float32, 2); });
+    refused(Code::Argument, its("recv: rank -1"), [&] { c->recv(p, 8, DType::Float32, -1); });
     c->all_reduce(p, p, 8, DType::Float32, RedOp::Max);
     EXPECT_EQ(x.content(), packed(DType::Float32, 8, [](size_t) { return 2; }));
     MUST(c->status().ok());
@@ -186,7 +218,7 @@ TEST(Nccl, RefusesToJoinWhatCannotBe) {
   expect_refused(Code::Argument, "it needs a stream of its vendor's runtime", [&] { join(id, 0, 1, nullptr); });
   expect_refused(Code::Argument, "it needs a stream of its vendor's runtime",
                  [&] { join(id, 0, 1, device::host_runtime().make_stream(0, "host")); });
-  expect_refused(Code::System, "nccl init: ", [&] { join(std::vector<std::byte>(128), 0, 1, stream); });  // nobody's id
+  expect_refused(Code::System, its("init: "), [&] { join(std::vector<std::byte>(128), 0, 1, stream); });  // nobody's id
   EXPECT_EQ(live("communicator"), 0u);
 }
 
@@ -292,7 +324,7 @@ void a_call_fails() {
   HOLDS(!r.c->failed() && r.c->status().ok(), r.c->status().text);
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   const Status s = r.c->status();
-  HOLDS(r.c->failed() && s.code == Code::System && has(s, "nccl all_reduce: ") && has(s, "unhandled system error") &&
+  HOLDS(r.c->failed() && s.code == Code::System && has(s, its("all_reduce: ")) && has(s, "unhandled system error") &&
             has(s, "(2)"),
         s.text);
   const unsigned long before = calls("ncclAllReduce");
@@ -308,17 +340,17 @@ void a_message_fails() {
   const Memory x(r, noise(0, 400)), y(r, 400);
   r.c->all_to_all(x.at(), y.at(), 100, DType::Float32);
   const Status s = r.c->status();
-  HOLDS(r.c->failed() && has(s, "nccl all_to_all: ") && has(s, "(3)"), s.text);
+  HOLDS(r.c->failed() && has(s, its("all_to_all: ")) && has(s, "(3)"), s.text);
   HOLDS(calls("ncclGroupStart") == 1 && calls("ncclGroupEnd") == 1, "the group is open");
 }
 void an_init_fails() {
   Rank r(0, 1);
   const Status s = thrown([&] { r.join(library()->make_id()); });
-  HOLDS(s.code == Code::System && has(s, "nccl init: ") && has(s, "(2)"), s.text);
+  HOLDS(s.code == Code::System && has(s, its("init: ")) && has(s, "(2)"), s.text);
 }
 void an_id_fails() {
   const Status s = thrown([&] { library()->make_id(); });
-  HOLDS(s.code == Code::System && has(s, "nccl unique id: ") && has(s, "(3)"), s.text);
+  HOLDS(s.code == Code::System && has(s, its("unique id: ")) && has(s, "(3)"), s.text);
 }
 // What fails behind the call is seen by failed(), and told with its number; the communicator can be left.
 void fails_late(const char *number, bool device) {
@@ -330,7 +362,7 @@ void fails_late(const char *number, bool device) {
     r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
     HOLDS(within(10, [&] { return r.c->failed(); }), "not seen in 10 s");
     const Status s = r.c->status();
-    HOLDS(s.code == Code::System && has(s, "nccl communicator: ") && has(s, number), s.text);
+    HOLDS(s.code == Code::System && has(s, its("communicator: ")) && has(s, number), s.text);
     r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
     HOLDS(calls("ncclAllReduce") == 1, "a second call was made");
     if (device) HOLDS(!r.stream->status().ok(), "the stream is fine");
@@ -352,28 +384,28 @@ void a_call_hangs() {
   HOLDS(r.drained(5), "");
 }
 void nowhere() {
-  const Status s = thrown([] { open_nccl("nccl", "/nowhere/libnccl.so.2"); });
-  HOLDS(s.code == Code::Unsupported && has(s, "nccl: /nowhere/libnccl.so.2 cannot be opened") &&
-            has(s, "install NVIDIA's NCCL 2.14.0 or newer") && has(s, "ISTHMUS_CCL=none"),
+  const Status s = thrown([] { open_nccl(tested().family, "/nowhere/library.so"); });
+  HOLDS(s.code == Code::Unsupported && has(s, std::string(tested().family) + ": /nowhere/library.so cannot be opened") &&
+            has(s, std::string(tested().install) + " 2.14.0 or newer") && has(s, "ISTHMUS_CCL=none"),
         s.text);
   HOLDS(s.text.find('\n') == std::string::npos, s.text);
-  HOLDS(library()->version() == "2.29.3", "and what is here is still opened");
+  HOLDS(library()->version() == tested().version, "and what is here is still opened");
 }
 void no_library() {
   const std::string path = "/proc/self/status";
-  const Status s = thrown([&] { open_nccl("nccl", path); });
-  HOLDS(s.code == Code::Unsupported && has(s, "/proc/self/status cannot be opened") && has(s, "install NVIDIA's NCCL"),
-        s.text);
+  const Status s = thrown([&] { open_nccl(tested().family, path); });
+  HOLDS(s.code == Code::Unsupported && has(s, "/proc/self/status cannot be opened") && has(s, tested().install), s.text);
 }
 void another_library() {
-  const std::string path = REHEARSAL "/nvidia/libcuda.so.1";
-  const Status s = thrown([&] { open_nccl("nccl", path); });
-  HOLDS(s.code == Code::Unsupported && has(s, path.c_str()) && has(s, "install NVIDIA's NCCL"), s.text);
+  const std::string path = tested().driver;
+  const Status s = thrown([&] { open_nccl(tested().family, path); });
+  HOLDS(s.code == Code::Unsupported && has(s, path) && has(s, tested().install), s.text);
   HOLDS(s.text.find('\n') == std::string::npos, s.text);
 }
 void too_old() {
+  const std::string soname = std::strrchr(tested().file, '/') + 1;
   const Status s = thrown([] { library(); });
-  HOLDS(s.code == Code::Unsupported && has(s, "libnccl.so.2") && has(s, "2.14.0 or newer is needed"), s.text);
+  HOLDS(s.code == Code::Unsupported && has(s, soname) && has(s, "2.14.0 or newer is needed"), s.text);
 }
 
 const std::map<std::string, void (*)()> kScenes{{"a call fails", a_call_fails},
@@ -422,7 +454,8 @@ TEST(NcclAlone, AVersionThatCannotBeReadIsOneSentence) { plays("too old", {"REHE
 int main(int argc, char **argv) {
   ::setenv("REHEARSAL_DEVICES", "4", 1);
   ::setenv("REHEARSAL_QUIET", "1", 1);
-  for (const char *file : {REHEARSAL "/nvidia/libcuda.so.1", REHEARSAL "/nvidia/libnccl.so.2"})
+  ::setenv("REHEARSAL_GFX", "950", 1);  // whose float8 is everybody's
+  for (const char *file : {isthmus::ccl::tested().driver, isthmus::ccl::tested().file})
     if (!::dlopen(file, RTLD_NOW | RTLD_GLOBAL)) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       return 4;
