@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from doors import preloaded
-from spanning import Rank, fleet, run
-from test_spanning_life import given, summed
+from spanning import Rank, fleet, given, run, summed
 
 INVALID_ARGUMENT, SYSTEM, INTERNAL = 4, 2, 3
 HALF = "(of the group nothing was launched on '"
