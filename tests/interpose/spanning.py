@@ -19,6 +19,9 @@ VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
 FLOATS = np.arange(5, dtype=np.float32)
 SPANS, HANDED = "Isthmus carries the communicator", "gets the communicator"  # what the log says of one
+# Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
+WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1", "ISTHMUS_TIMEOUT": "10"}
+TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")  # of one process; rank 1 has another
 
 
 @dataclass

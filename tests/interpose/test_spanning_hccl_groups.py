@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
-from spanning import HANDED, SPANS, Rank, check, fleet, given, run, summed, sums
+from spanning import HANDED, SPANS, TWO_DEVICES, Rank, check, fleet, given, run, summed, sums
 from test_spanning_collectives import contribution
 from test_spanning_hccl import NOT_SUPPORTED, PARAMETER, labelled
 
 POINTER, SYSTEM = 2, 8
-TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")
 BOTH_ADD_UP = (
     "group",
     "device 0",

@@ -1,4 +1,4 @@
-"""How communicators come to be: in groups, several ranks a process, without blocking; and what their handles are meanwhile."""
+"""How communicators come to be: in groups, several a process, without blocking; and what their handles are meanwhile."""
 
 from __future__ import annotations
 

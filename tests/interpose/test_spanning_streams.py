@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spanning import FLOATS, check, fleet, given, run, summed
+from spanning import FLOATS, TWO_DEVICES, WITHOUT_GATES, check, fleet, given, run, summed
 
 
 def test_nothing_of_a_group_begins_before_it_ends(scripted: dict[str, Path]) -> None:
@@ -72,17 +72,15 @@ def test_operations_come_behind_what_their_stream_holds(scripted: dict[str, Path
         assert rank.output == given(1 - number) + summed(2) * 2 + given(1 - number) + summed(2)
 
 
-@pytest.mark.parametrize("vendors", ["na", "hn", "ah", "nah"])
-def test_operations_keep_the_order_of_every_kind_of_stream(vendors: str, scripted: dict[str, Path]) -> None:
-    """The NULL stream by both its names, the thread's, blocking ones and others; Ascend's are of one kind.
-
-    What was given to the stream before is seen, and what is given to it after comes behind, of a group too. The stream is
+def keep_the_order(vendors: str, programs: dict[str, Path], queues: int) -> None:
+    """What was given to a stream before is seen, and what is given to it after comes behind, of a group too. The stream is
     held up meanwhile: with NVIDIA and AMD until the calls are made, with Ascend, whose calls wait, for a while.
     """
     ranks, world = fleet(vendors), len(vendors)
     ranks[0].say("id")
     kinds = range(5)
     for number, rank in enumerate(ranks):
+        rank.environment["REHEARSAL_QUEUES"] = str(queues)
         behind, ahead = (number + 1) % world, (number - 1) % world
         messages = (f"send 7 0 5 {behind} 0 0", f"recv 7 0 5 {ahead} 0 0")
         later, now = (["later 50 called"], []) if rank.vendor == "hccl" else ([], ["release"])
@@ -96,12 +94,44 @@ def test_operations_keep_the_order_of_every_kind_of_stream(vendors: str, scripte
             )
         rank.say("destroy")
         rank.inputs.append(given(number, 1 + 4 * len(kinds)))
-    run(ranks, scripted)
+    run(ranks, programs)
     check(ranks)
     for number, rank in enumerate(ranks):
         assert rank.printed == ("called is not there\n" * 10 if rank.vendor == "hccl" else "")
         got = given((number - 1) % world)
         assert rank.output == got + (summed(world) * 2 + given(1, 2) + got + summed(world) * 2) * len(kinds)
+
+
+MANY = 12  # with so many hardware queues a stream has one of its own, and no order but its own
+
+
+@pytest.mark.parametrize("queues", [1, MANY])
+@pytest.mark.parametrize("vendors", ["na", "hn", "ah", "nah"])
+def test_operations_keep_the_order_of_every_kind_of_stream(vendors: str, queues: int, scripted: dict[str, Path]) -> None:
+    """The NULL stream by both its names, the thread's, blocking ones and others; Ascend's are of one kind."""
+    keep_the_order(vendors, scripted, queues)
+
+
+def test_so_they_do_in_programs_whose_null_stream_is_each_threads(scripted_per_thread: dict[str, Path]) -> None:
+    """What the program does with NULL is on its thread's stream, and the library, which is not compiled so, takes it for the
+    device's: these two wait for each other."""
+    keep_the_order("na", scripted_per_thread, MANY)
+
+
+def test_the_streams_of_a_thread_keep_their_order_where_others_make_its_calls(scripted: dict[str, Path]) -> None:
+    """Two devices without gates: the calls of one group wait, so not all are this thread's."""
+    ranks = fleet("na")
+    ranks[0].environment |= WITHOUT_GATES | {"REHEARSAL_QUEUES": str(MANY), "REHEARSAL_LATENCY_US": "3000"}
+    ranks[0].say("id", *TWO_DEVICES, "device 0", "kind 0 2", "device 1", "kind 0 2", "group")
+    for number in range(2):
+        ranks[0].say(f"device {number}", f"comm {number}", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 1 0")
+    ranks[0].say("end", "then 0", "wait", "comm 0", "destroy", "comm 1", "destroy")
+    ranks[1].say("join 1 3", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 1 0", "wait", "destroy")
+    ranks[0].inputs += [given(0, 2), given(2, 2)]
+    ranks[1].inputs.append(given(1, 2))
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].printed == "" and ranks[0].output == summed(3) * 5 and ranks[1].output == summed(3) * 2
 
 
 def test_a_capture_is_refused_and_the_communicator_goes_on(scripted: dict[str, Path]) -> None:
