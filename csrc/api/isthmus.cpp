@@ -317,6 +317,16 @@ int isthmus_comm_device(isthmus_comm_t comm) {
   });
   return device;
 }
+int isthmus_comm_blocks(isthmus_comm_t comm) {
+  int blocks = 0;
+  guarded([&] {
+    const i::engine::Member &member = Inside(comm)->member();
+    if (const i::device::Runtime *runtime = member.runtime())
+      blocks = runtime->capabilities(member.device()).gate == i::device::GateKind::None;
+    return ISTHMUS_OK;
+  });
+  return blocks;
+}
 isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
                                    int64_t *stream_number) {
   return guarded([&] {

@@ -17,14 +17,14 @@ def door(request: pytest.FixtureRequest) -> Door:
     return DOORS[request.param]
 
 
-def build_clients(source: str, folder: Path, doors: Iterable[str]) -> dict[str, Path]:
+def build_clients(source: str, folder: Path, doors: Iterable[str], *options: str | Path) -> dict[str, Path]:
     """For each of these: linked against the library by its SONAME, without a folder to find it in."""
     built = {}
     for name in doors:
         path = built[name] = folder / f"{source}-{name}"
         # What the libraries need themselves is found when the program runs.
         watched = [f"-fsanitize={SANITIZER}"] if SANITIZER else []
-        compile_c(*client(DOORS[name], source), "-o", path, *linked(DOORS[name]), *watched)
+        compile_c(*options, *client(DOORS[name], source), "-o", path, *linked(DOORS[name]), *watched)
     return built
 
 
@@ -38,6 +38,13 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """script.c for NCCL and RCCL, script_hccl.c for HCCL."""
     return build_clients("script", tmp_path_factory.mktemp("scripted"), DOORS)
+
+
+@pytest.fixture(scope="session")
+def scripted_per_thread(scripted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Those for NCCL and RCCL as a compiler makes them whose null stream is each thread's own."""
+    folder, options = tmp_path_factory.mktemp("scripted_per_thread"), ("-include", HERE / "per_thread_like.h")
+    return scripted | build_clients("script", folder, ("nccl", "rccl"), *options)
 
 
 @pytest.fixture

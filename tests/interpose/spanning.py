@@ -11,10 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from doors import DOORS, SANITIZER
 
 VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
+FLOATS = np.arange(5, dtype=np.float32)
+SPANS, HANDED = "Isthmus carries the communicator", "gets the communicator"  # what the log says of one
+# Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
+WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1", "ISTHMUS_TIMEOUT": "10"}
+TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")  # of one process; rank 1 has another
 
 
 @dataclass
@@ -108,3 +115,20 @@ def check(ranks: Sequence[Rank]) -> None:
     """All ended well, and none was told of an error."""
     for number, rank in enumerate(ranks):
         assert rank.code == 0, f"rank {number}: exit status {rank.code}: {rank.printed}{rank.logged}"
+
+
+def given(number: int, times: int = 1) -> bytes:
+    return (FLOATS * (number + 1)).tobytes() * times
+
+
+def summed(ranks: int) -> bytes:
+    return (FLOATS * (ranks * (ranks + 1) // 2)).tobytes()
+
+
+def sums(ranks: list[Rank], *before: str, after: tuple[str, ...] = ("destroy",), maker: int = 0) -> None:
+    """One all_reduce of each, with lines before and after it."""
+    ranks[maker].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(*before, "all_reduce 7 0 5 0 0 0", "wait", *after)
+        rank.inputs.append(given(number))
+        rank.environment.setdefault("ISTHMUS_LOG", "info")

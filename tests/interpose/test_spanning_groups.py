@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from doors import preloaded
-from spanning import Rank, fleet, run
-from test_spanning_life import given, summed
+from spanning import TWO_DEVICES, WITHOUT_GATES, Rank, fleet, given, run, summed
 
 INVALID_ARGUMENT, SYSTEM, INTERNAL = 4, 2, 3
 HALF = "(of the group nothing was launched on '"
@@ -183,3 +182,88 @@ def test_a_copy_of_a_handle_is_none_when_its_communicator_is_destroyed(
         assert all("was destroyed or aborted" in line for line in told(rank, 2)), rank.printed
         assert rank.output == summed(2)
         assert json.loads((tmp_path / f"trace.{number}").read_text())["misuses"] == 0
+
+
+# ---- one thread of several ranks, where no stream waits for the host ----------------------------------------------------
+
+
+def of_both(*calls: str) -> list[str]:
+    """A group of the same calls, each with the rank, on both devices of a process."""
+    lines = ["group"]
+    for number, rank in enumerate((0, 2)):
+        lines += [f"device {number}", f"comm {number}", *(call.format(rank) for call in calls)]
+    return [*lines, "end"]
+
+
+def of_three(*lines: str) -> list[Rank]:
+    """Rank 1 has a process; ranks 0 and 2 are one thread of a process with two devices, without gates."""
+    ranks = fleet("na")
+    ranks[0].environment |= WITHOUT_GATES
+    ranks[0].say("id", *TWO_DEVICES, *lines, "wait", "comm 0", "destroy", "comm 1", "destroy")
+    ranks[1].say("join 1 3")
+    return ranks
+
+
+def test_one_thread_drives_two_ranks_of_a_communicator(scripted: dict[str, Path]) -> None:
+    """Collectives one after the other, each of all three ranks: the second rank's call does not wait for the first's end."""
+    ranks = of_three(*of_both("all_reduce 7 0 5 0 0 0", "broadcast 7 0 5 1 1 1", "all_reduce 7 0 5 0 1 2"))
+    ranks[1].say(
+        "group", "all_reduce 7 0 5 0 0 0", "end", "broadcast 7 0 5 1 1 1", "all_reduce 7 0 5 0 1 2", "wait", "destroy"
+    )
+    ranks[0].inputs += [given(0, 3), given(2, 3)]
+    ranks[1].inputs.append(given(1, 3))
+    run(ranks, scripted)
+    assert all(told(rank, 0) == [] for rank in ranks)
+    assert ranks[0].output == (summed(3) + given(1) + summed(3)) * 2 and ranks[1].output == summed(3) + given(1) + summed(3)
+
+
+@pytest.mark.parametrize("count", [5, 2_000_000])
+def test_the_ranks_of_one_thread_send_each_other_something_before_a_collective(
+    count: int, scripted: dict[str, Path]
+) -> None:
+    ranks = of_three(
+        "group",
+        *("device 0", "comm 0", f"send 7 0 {count} 2 0 0", f"recv 7 0 {count} 2 0 1", "all_reduce 7 0 5 0 0 0"),
+        *("device 1", "comm 1", f"recv 7 0 {count} 0 0 0", f"send 7 0 {count} 0 0 1", "all_reduce 7 0 5 0 0 0"),
+        "end",
+    )
+    ranks[1].say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    long = [np.full(count, number, np.float32).tobytes() for number in (1, 2)]
+    ranks[0].inputs += [long[0], given(0), long[1], given(2)]
+    ranks[1].inputs.append(given(1))
+    run(ranks, scripted)
+    assert all(told(rank, 0) == [] for rank in ranks)
+    assert ranks[0].output == long[1] + summed(3) + long[0] + summed(3) and ranks[1].output == summed(3)
+
+
+def test_one_thread_drives_ranks_of_two_communicators_on_two_devices(scripted: dict[str, Path]) -> None:
+    """Each with another process, and these call each other first, so that neither communicator waits for the other."""
+    ranks = fleet("naa")
+    ranks[0].environment |= WITHOUT_GATES
+    ranks[0].say(
+        "id", "use other", "id", "group", "use id", "device 0", "join 0 2", "use other", "device 1", "join 0 2", "end"
+    )
+    ranks[0].say("group", "device 0", "comm 0", "all_reduce 7 0 5 0 0 0", "device 1", "comm 1", "all_reduce 7 0 5 0 0 0")
+    ranks[0].say("end", "wait", "comm 0", "destroy", "comm 1", "destroy")
+    ranks[1].say("join 1 2", "expect second", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[2].say("use other", "join 1 2", "all_reduce 7 0 5 0 0 0", "wait", "touch second", "destroy")
+    ranks[0].inputs += [given(0)] * 2
+    for rank in ranks[1:]:
+        rank.inputs.append(given(1))
+    run(ranks, scripted)
+    assert all(told(rank, 0) == [] for rank in ranks)
+    assert [rank.output for rank in ranks] == [summed(2) * 2, summed(2), summed(2)]
+
+
+def test_what_is_refused_for_one_rank_of_a_thread_begins_for_none(scripted: dict[str, Path]) -> None:
+    """The second device's stream is being captured; the next group is done."""
+    again = of_both("all_reduce 7 0 5 0 0 0")
+    captured = [line.replace("5 0 0 0", "5 0 0 1") if line.startswith("all_reduce") else line for line in again[4:]]
+    ranks = of_three("device 1", "capture 1", *again[:4], *captured, "stop 1", *again)
+    ranks[1].say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    ranks[0].inputs += [given(0), given(2)] * 2
+    ranks[1].inputs.append(given(1))
+    run(ranks, scripted)
+    (line,) = told(ranks[0], 1)
+    assert " end: 5, " in line and "captured" in line, line
+    assert ranks[0].output == NOTHING * 2 + summed(3) * 2 and ranks[1].output == summed(3)

@@ -15,9 +15,8 @@ import pytest
 
 from doors import DOORS, HERE, preloaded
 from interpose_entries import read_table
-from spanning import Rank, check, environment, fleet, run, start
+from spanning import FLOATS, HANDED, SPANS, Rank, check, environment, fleet, given, run, start, summed, sums
 from test_spanning_collectives import COUNT, FLOAT, OPS, SAME_FLOAT8, TYPES, Array, Job, contribution, folded, reduces
-from test_spanning_life import FLOATS, SPANS, VENDORS, given, summed, sums
 
 PARAMETER, NOT_SUPPORTED, TIMEOUT, REMOTE = 1, 5, 9, 21
 HCCL_OPS = OPS[:4]  # it has no average
@@ -315,7 +314,7 @@ def test_the_ranks_of_hccl_alone_get_the_library(scripted: dict[str, Path]) -> N
     run(ranks, scripted)
     check(ranks)
     for rank in ranks:
-        assert rank.output == summed(3) and f"HCCL {VENDORS}" in rank.logged
+        assert rank.output == summed(3) and f"HCCL {HANDED}" in rank.logged
 
 
 @preloaded
@@ -366,7 +365,7 @@ def test_a_root_info_that_was_made_without_isthmus_is_hccls(scripted: dict[str, 
     ranks[0].environment["ISTHMUS_DISABLE"] = "1"
     run(ranks, scripted)
     check(ranks)
-    assert all(rank.output == summed(2) for rank in ranks) and VENDORS not in ranks[1].logged
+    assert all(rank.output == summed(2) for rank in ranks) and HANDED not in ranks[1].logged
 
 
 def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
@@ -415,7 +414,7 @@ def test_parts_are_hccls_own_or_span_islands(scripted: dict[str, Path]) -> None:
         assert ranks[number].printed.startswith(f"rank {place} of 3 on ")
         line = f"HcclCreateSubCommConfig, rank {place} of 3: {SPANS}"
         assert line in ranks[number].logged
-        assert (f"of 2: HCCL {VENDORS}" in ranks[number].logged) == (number != 1)
+        assert (f"of 2: HCCL {HANDED}" in ranks[number].logged) == (number != 1)
 
 
 def test_a_part_is_called_by_its_whole_and_its_number(scripted: dict[str, Path]) -> None:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
-from spanning import Rank, check, fleet, run
+from spanning import HANDED, SPANS, TWO_DEVICES, Rank, check, fleet, given, run, summed, sums
 from test_spanning_collectives import contribution
 from test_spanning_hccl import NOT_SUPPORTED, PARAMETER, labelled
-from test_spanning_life import SPANS, VENDORS, given, summed, sums
 
 POINTER, SYSTEM = 2, 8
-TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")
 BOTH_ADD_UP = (
     "group",
     "device 0",
@@ -57,7 +55,7 @@ def test_several_ranks_of_one_process_get_the_librarys_own(scripted: dict[str, P
     run(ranks, scripted)
     check(ranks)
     assert ranks[0].output == summed(2) * 2 and ranks[0].printed == "called by name\n"
-    assert ranks[0].logged.count(f"HCCL {VENDORS}") == 2
+    assert ranks[0].logged.count(f"HCCL {HANDED}") == 2
 
 
 @preloaded

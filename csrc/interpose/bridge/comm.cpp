@@ -196,6 +196,11 @@ isthmus_comm_t Comm::get() noexcept {
   return comm_;
 }
 
+bool Comm::blocks() noexcept {
+  isthmus_comm_t comm = get();
+  return comm && isthmus_comm_blocks(comm) != 0;
+}
+
 Outcome Comm::open() {
   const std::lock_guard lock(mutex_);
   if (!finalized_) return {};

@@ -124,6 +124,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
+  bool blocks() noexcept;                   // its calls wait for the exchange: no stream of its device waits for the host
   Outcome run(const Operation &operation);  // waits for a barrier
   Outcome open();                           // whether it takes operations
   Outcome finalize();                       // waits for all that was begun

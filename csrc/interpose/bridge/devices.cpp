@@ -31,6 +31,10 @@ Outcome captured() {
           "the capture"};
 }
 
+// NVIDIA's and AMD's alike.
+constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+void *const kOfThread = reinterpret_cast<void *>(2);
+
 class Cuda final : public Devices {
  public:
   explicit Cuda(void *(*look_up)(const char *)) {
@@ -44,6 +48,12 @@ class Cuda final : public Devices {
     get(is_capturing_, "cuStreamIsCapturing");
     get(synchronize_, "cuStreamSynchronize");
     get(copy_, "cuMemcpyDtoH_v2");
+    get(make_stream_, "cuStreamCreate");
+    get(end_stream_, "cuStreamDestroy_v2");
+    get(make_event_, "cuEventCreate");
+    get(record_, "cuEventRecord");
+    get(hold_, "cuStreamWaitEvent");
+    get(end_event_, "cuEventDestroy_v2");
   }
   Outcome current(Place &place) override {
     if (!complete_) return missing("libcuda.so.1");
@@ -69,6 +79,25 @@ class Cuda final : public Devices {
     const int r = copy_(to, reinterpret_cast<uintptr_t>(from), bytes);
     return r ? failed("cuMemcpyDtoH", r) : Outcome{};
   }
+  bool of_thread(void *stream) const noexcept override { return stream == kOfThread; }
+  Outcome make_stream(void **stream) override {
+    if (!complete_) return missing("libcuda.so.1");
+    const int r = make_stream_(stream, kNonBlocking);
+    return r ? failed("cuStreamCreate", r) : Outcome{};
+  }
+  Outcome order(void *ahead, void *behind) override {
+    if (!complete_) return missing("libcuda.so.1");
+    void *event = nullptr;
+    if (const int r = make_event_(&event, kNoTiming)) return failed("cuEventCreate", r);
+    int r = record_(event, ahead);
+    const char *call = "cuEventRecord";
+    if (!r) r = hold_(behind, event, 0), call = "cuStreamWaitEvent";
+    end_event_(event);
+    return r ? failed(call, r) : Outcome{};
+  }
+  void end_stream(void *stream) noexcept override {
+    if (complete_) end_stream_(stream);
+  }
 
  private:
   bool complete_ = true;
@@ -78,6 +107,12 @@ class Cuda final : public Devices {
   int (*is_capturing_)(void *, int *) = nullptr;
   int (*synchronize_)(void *) = nullptr;
   int (*copy_)(void *, unsigned long long, size_t) = nullptr;
+  int (*make_stream_)(void **, unsigned) = nullptr;
+  int (*end_stream_)(void *) = nullptr;
+  int (*make_event_)(void **, unsigned) = nullptr;
+  int (*record_)(void *, void *) = nullptr;
+  int (*hold_)(void *, void *, unsigned) = nullptr;
+  int (*end_event_)(void *) = nullptr;
 };
 
 class Hip final : public Devices {
@@ -93,6 +128,12 @@ class Hip final : public Devices {
     get(is_capturing_, "hipStreamIsCapturing");
     get(synchronize_, "hipStreamSynchronize");
     get(copy_, "hipMemcpy");
+    get(make_stream_, "hipStreamCreateWithFlags");
+    get(end_stream_, "hipStreamDestroy");
+    get(make_event_, "hipEventCreateWithFlags");
+    get(record_, "hipEventRecord");
+    get(hold_, "hipStreamWaitEvent");
+    get(end_event_, "hipEventDestroy");
   }
   Outcome current(Place &place) override {
     if (!complete_) return missing("libamdhip64.so");
@@ -116,6 +157,25 @@ class Hip final : public Devices {
     const int r = copy_(to, from, bytes, kDeviceToHost);
     return r ? failed("hipMemcpy", r) : Outcome{};
   }
+  bool of_thread(void *stream) const noexcept override { return stream == kOfThread; }
+  Outcome make_stream(void **stream) override {
+    if (!complete_) return missing("libamdhip64.so");
+    const int r = make_stream_(stream, kNonBlocking);
+    return r ? failed("hipStreamCreateWithFlags", r) : Outcome{};
+  }
+  Outcome order(void *ahead, void *behind) override {
+    if (!complete_) return missing("libamdhip64.so");
+    void *event = nullptr;
+    if (const int r = make_event_(&event, kNoTiming)) return failed("hipEventCreateWithFlags", r);
+    int r = record_(event, ahead);
+    const char *call = "hipEventRecord";
+    if (!r) r = hold_(behind, event, 0), call = "hipStreamWaitEvent";
+    end_event_(event);
+    return r ? failed(call, r) : Outcome{};
+  }
+  void end_stream(void *stream) noexcept override {
+    if (complete_) end_stream_(stream);
+  }
 
  private:
   bool complete_ = true;
@@ -124,6 +184,12 @@ class Hip final : public Devices {
   int (*is_capturing_)(void *, int *) = nullptr;
   int (*synchronize_)(void *) = nullptr;
   int (*copy_)(void *, const void *, size_t, int) = nullptr;
+  int (*make_stream_)(void **, unsigned) = nullptr;
+  int (*end_stream_)(void *) = nullptr;
+  int (*make_event_)(void **, unsigned) = nullptr;
+  int (*record_)(void *, void *) = nullptr;
+  int (*hold_)(void *, void *, unsigned) = nullptr;
+  int (*end_event_)(void *) = nullptr;
 };
 
 class Acl final : public Devices {

@@ -21,6 +21,14 @@ class Devices {
   virtual Outcome wait(void *stream) = 0;  // until it has done what it holds; refused where that is being captured
   // A few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
   virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
+
+  // A handle by which each thread means a stream of its own.
+  virtual bool of_thread(void *) const noexcept { return false; }
+  // Where there is such a handle: streams of the bridge's own, on the current device. What `behind` is given from now on waits for what
+  // `ahead` holds now.
+  virtual Outcome make_stream(void **) { return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"}; }
+  virtual Outcome order(void *, void *) { return {ISTHMUS_ERR_INTERNAL, "there is no need for an order"}; }
+  virtual void end_stream(void *) noexcept {}
 };
 
 // While this lives the thread may work elsewhere.

@@ -55,7 +55,7 @@ Result build(Init &init);
 // What was called between the outermost HcclGroupStart and its HcclGroupEnd and waits for that.
 struct Pending {
   std::vector<std::unique_ptr<Init>> inits;
-  std::vector<std::pair<CommPtr, Operation>> operations;
+  Operations operations;
   Result failure = interpose::hccl::kSuccess;
 };
 bool in_group() noexcept;
@@ -64,7 +64,7 @@ Result note(Result r);  // the first failure inside a group is the group's
 Result group_end();
 // What is to be done before an operation begins: a barrier of Isthmus is the host's, and HCCL's is one of streams, so its stream has come so
 // far then.
-Outcome settle(const Comm &comm, const Operation &operation);
+Outcome settle(const Comm &comm, Operation &operation);
 
 // ---- the functions that make communicators -----------------------------------------------------------------------------------------
 Result get_root_info(RootInfo *root);

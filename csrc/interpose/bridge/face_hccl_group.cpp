@@ -4,6 +4,7 @@
 #include "at_once.hpp"
 #include "face_hccl.hpp"
 #include "handles.hpp"
+#include "lines.hpp"
 
 namespace isthmus::bridge::hccl {
 
@@ -20,7 +21,7 @@ Result note(Result r) {
   return r;
 }
 
-Outcome settle(const Comm &comm, const Operation &o) {
+Outcome settle(const Comm &comm, Operation &o) {
   if (o.call != Call::Barrier) return {};
   const Moved moved(devices());
   devices().enter(comm.traits().place);
@@ -29,47 +30,9 @@ Outcome settle(const Comm &comm, const Operation &o) {
 
 namespace {
 
-// What one thread can do one after the other, though calls wait for the exchange: of each communicator one rank, and of one device, where
-// all ranks have the program's order. Others would wait for each other.
-std::vector<Operations> lines_of(Operations &all) {
-  std::vector<Operations> lines;
-  for (auto &[comm, operation] : all) {
-    const Traits &mine = comm->traits();
-    const auto fits = [&, &rank = comm](const Operations &line) {
-      return std::all_of(line.begin(), line.end(), [&](const auto &other) {
-        const Traits &theirs = other.first->traits();
-        return other.first == rank || (theirs.place.device == mine.place.device && theirs.family != mine.family);
-      });
-    };
-    const auto line = std::find_if(lines.begin(), lines.end(), fits);
-    (line == lines.end() ? lines.emplace_back() : *line).emplace_back(std::move(comm), std::move(operation));
-  }
-  return lines;
-}
-
 Result first_of(const std::vector<Result> &results) {
   const auto failure = std::find_if(results.begin(), results.end(), [](Result r) { return r != kSuccess; });
   return failure == results.end() ? kSuccess : *failure;
-}
-
-Outcome settle_all(const std::vector<Operations> &lines) {
-  for (const Operations &line : lines)
-    for (const auto &[comm, operation] : line)
-      if (Outcome o = settle(*comm, operation); !o.ok()) return o;
-  return {};
-}
-
-// Whether they could begin. One line that needs nothing besides is kept as it is recorded; others are recorded again where they begin.
-Outcome check(const std::vector<Operations> &lines, bool keeps, OperationGroup &kept) {
-  if (lines.empty()) return {};
-  if (Outcome o = settle_all(lines); !o.ok()) return o;
-  const Moved moved(devices());
-  for (const Operations &line : lines) {
-    devices().enter(line.front().first->traits().place);
-    OperationGroup given_up;
-    if (Outcome o = (keeps ? kept : given_up).record(line); !o.ok()) return o;
-  }
-  return {};
 }
 
 // Of a group that failed the program gets none.
@@ -89,10 +52,9 @@ Result group_end() {
   const auto keep_first = [&](Result r) {
     if (first == kSuccess) first = r;
   };
-  const std::vector<Operations> lines = lines_of(p->operations);
-  const bool keeps = lines.size() == 1 && p->inits.empty();
-  OperationGroup recorded;
-  if (first == kSuccess) keep_first(failed(kCall, check(lines, keeps, recorded)));
+  Lines lines(door(), devices(), settle);
+  lines.take(std::move(p->operations));
+  if (first == kSuccess) keep_first(failed(kCall, lines.check(p->inits.empty())));
   if (first == kSuccess)
     keep_first(first_of(at_once(
         door(), p->inits.size(),
@@ -113,7 +75,7 @@ Result group_end() {
     }
   }
   // HCCL's groups do not fail: what it refuses is not in them, and the rest is launched. So is its part where ours was refused.
-  const auto half = [&](Result r, const std::string &why) { return refused(r, kCall, why + text_of_half(door(), lines)); };
+  const auto half = [&](Result r, const std::string &why) { return refused(r, kCall, why + lines.text_of_half()); };
   if (first != kSuccess) {
     const bool launched = group.end() == kSuccess;
     return launched ? half(first, "something in it was refused") : first;
@@ -137,16 +99,9 @@ Result group_end() {
   }
   p->inits.clear();
   if (lines.empty()) return kSuccess;
-  if (const Outcome o = settle_all(lines); !o.ok())
+  if (const Outcome o = lines.prepare(); !o.ok())
     return half(failed(kCall, o), o.text);  // the stream may have got HCCL's part
-  const Moved moved(devices());
-  return first_of(at_once(
-      door(), lines.size(),
-      [&](size_t n) {
-        devices().enter(lines[n].front().first->traits().place);
-        return failed(kCall, keeps ? recorded.launch() : run_group(lines[n]));
-      },
-      thrown));
+  return first_of(lines.launch([&](const Outcome &o) { return failed(kCall, o); }, thrown));
 }
 
 }  // namespace isthmus::bridge::hccl

@@ -9,6 +9,7 @@
 #include "at_once.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
+#include "lines.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
@@ -293,14 +294,6 @@ Result all_at_once(size_t count, const std::function<Result(size_t)> &act) {
   return worst(at_once(door(), count, act, thrown));
 }
 
-Outcome record(OperationGroup &group, Operations &operations) {
-  for (auto &[comm, operation] : operations)
-    if (Outcome o = resolve(*comm, operation); !o.ok()) return o;
-  return group.record(operations);
-}
-
-std::string text_of_half(const Operations &operations) { return bridge::text_of_half(door(), {&operations, 1}); }
-
 // The real library's group then ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call.
 // RCCL looks into a communicator before it looks whether it is one.
 void spoil() {
@@ -319,16 +312,15 @@ void group_forget() { delete static_cast<Pending *>(std::exchange(door().thread(
 
 namespace {
 
-Result end_group(Pending *p, RealGroup &group) {
+Result end_group(Pending *p, Lines &lines, RealGroup &group) {
   Result first = p->failure;
   const char *why = p->why;
   const auto keep_first = [&](Result r) {
     if (const Result before = std::exchange(first, worse(first, r)); before != first) why = last_told();
   };
   // Where nothing has to be made before they can begin, operations are checked before the real library's are on their way.
-  OperationGroup recorded;
   const bool alone = p->inits.empty() && p->laters.empty();
-  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", record(recorded, p->operations)));
+  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", lines.check(true)));
   if (first == kSuccess) keep_first(all_at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
   bool theirs = false;  // the failure
@@ -353,7 +345,7 @@ Result end_group(Pending *p, RealGroup &group) {
     if (!theirs) spoil();
     const bool launched = !failure(group.end());
     p->inits.clear();
-    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
+    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + lines.text_of_half()));
     else if (!theirs) tell_again(why);
     return first;
   }
@@ -379,31 +371,37 @@ Result end_group(Pending *p, RealGroup &group) {
   if (!p->laters.empty()) {
     const Moved moved(devices());
     // Those of one communicator one after the other: on another rank's threads another one might come first.
-    std::vector<std::vector<size_t>> lines;
+    std::vector<std::vector<size_t>> parents;
     for (size_t n = 0; n < p->laters.size(); ++n) {
-      const auto same = [&](const auto &line) { return p->laters[line.front()].parent == p->laters[n].parent; };
-      const auto known = std::find_if(lines.begin(), lines.end(), same);
-      if (known == lines.end()) lines.push_back({n});
+      const auto same = [&](const auto &one) { return p->laters[one.front()].parent == p->laters[n].parent; };
+      const auto known = std::find_if(parents.begin(), parents.end(), same);
+      if (known == parents.end()) parents.push_back({n});
       else known->push_back(n);
     }
-    keep_first(all_at_once(lines.size(), [&](size_t i) {
-      devices().enter(p->laters[lines[i].front()].parent->traits().place);
-      Result line = kSuccess;
-      for (const size_t n : lines[i]) try {
-          line = worse(line, p->laters[n].act());
-        } catch (const std::exception &e) { line = worse(line, thrown(e)); }  // the other ranks go on with the next
-      return line;
+    keep_first(all_at_once(parents.size(), [&](size_t i) {
+      devices().enter(p->laters[parents[i].front()].parent->traits().place);
+      Result first_of_it = kSuccess;
+      for (const size_t n : parents[i]) try {
+          first_of_it = worse(first_of_it, p->laters[n].act());
+        } catch (const std::exception &e) {
+          first_of_it = worse(first_of_it, thrown(e));
+        }  // the other ranks go on with the next
+      return first_of_it;
     }));
     p->laters.clear();
   }
+  // What became of operations, when the rest of the group is on its way.
+  const auto half = [&](Outcome o) {
+    if (!o.ok()) o.text += lines.text_of_half();
+    return failed("ncclGroupEnd", o);
+  };
   if (failure(first)) {
-    if (!p->operations.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + text_of_half(p->operations)));
+    if (!lines.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + lines.text_of_half()));
     return first;
   }
-  Outcome begun = alone ? Outcome{} : record(recorded, p->operations);
-  if (begun.ok()) begun = recorded.launch();
-  if (!begun.ok()) begun.text += text_of_half(p->operations);
-  keep_first(failed("ncclGroupEnd", begun));
+  if (!alone)
+    if (Outcome ready = lines.check(true); !ready.ok()) return half(std::move(ready));
+  if (!lines.empty()) keep_first(worst(lines.launch(half, thrown)));
   return first;
 }
 
@@ -415,14 +413,16 @@ Result group_end() {
   auto *end = real<Result()>("ncclGroupEnd");
   if (!end) return lacks("ncclGroupEnd");
   RealGroup group(end);
+  Lines lines(door(), devices(), resolve);
   try {
-    return end_group(p.get(), group);
+    lines.take(std::move(p->operations));
+    return end_group(p.get(), lines, group);
   } catch (const std::exception &e) {
     if (group.open()) spoil();
     const bool launched = !failure(group.end());
     const Result r = thrown(e);
     p->inits.clear();
-    if (launched) tell_again(keep(last_told() + text_of_half(p->operations)));
+    if (launched) tell_again(keep(last_told() + lines.text_of_half()));
     return r;
   }
 }

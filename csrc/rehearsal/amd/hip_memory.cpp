@@ -131,7 +131,7 @@ EXPORT Result hipMemcpy(void *to, const void *from, size_t bytes, int direction)
   return call<"hipMemcpy">([&](const Entry &e, Device &device) -> Result {
     Ends ends{};
     if (!ends_of(direction, Side::Pageable, Side::Any, &ends)) return bad_direction(e, direction);
-    return number(copy_now(e, device, word(to), ends.to, word(from), ends.from, bytes), &device);
+    return number(copy_now(e, default_stream(device), word(to), ends.to, word(from), ends.from, bytes), &device);
   });
 }
 
@@ -149,7 +149,7 @@ EXPORT Result hipMemcpyAsync(void *to, const void *from, size_t bytes, int direc
 EXPORT Result hipMemset(void *to, int value, size_t bytes) {
   return call<"hipMemset">([&](const Entry &e, Device &device) -> Result {
     if (forbidden_by_capture()) return kCaptureUnsupported;
-    return number(fill(e, device.special_stream(false), word(to), static_cast<unsigned char>(value), bytes), &device);
+    return number(fill(e, default_stream(device), word(to), static_cast<unsigned char>(value), bytes), &device);
   });
 }
 EXPORT Result hipMemsetAsync(void *to, int value, size_t bytes, StreamHandle stream) {

@@ -178,7 +178,7 @@ EXPORT Result aclrtMemcpy(void *to, size_t room, const void *from, size_t bytes,
     if (const Result r = check_device(e, c->device, {to, from})) return r;
     Ends ends{};
     ends_of(direction, Side::Pageable, Side::Any, &ends);
-    return number(copy_now(e, c->device, word(to), ends.to, word(from), ends.from, bytes), &c->device);
+    return number(copy_now(e, c->device.null_stream(), word(to), ends.to, word(from), ends.from, bytes), &c->device);
   });
 }
 
@@ -196,7 +196,7 @@ EXPORT Result aclrtMemset(void *to, size_t room, int32_t value, size_t bytes) {
   return call<"aclrtMemset">([&](const Entry &e, const ContextPtr &c) -> Result {
     if (forbidden_by_capture()) return kCaptureUnsupported;
     if (const Result r = check_fill(e, c->device, to, room, bytes)) return r;
-    const StreamPtr &s = c->device.special_stream(false);
+    const StreamPtr &s = c->device.null_stream();
     const Code code = fill(e, s, word(to), static_cast<unsigned char>(value), bytes);
     return number(code == Code::Ok ? synchronize(s) : code, &c->device);
   });

@@ -22,8 +22,34 @@ bool Stream::given_up() const noexcept { return cancelled() || device.broken(); 
 
 Device::Device(int ordinal) : ordinal_(ordinal) {
   for (int i = 0; i < settings().queues; ++i) queues_.push_back(std::make_unique<Queue>(*this, i));
-  null_ = std::make_shared<Stream>(*this, *queues_[0], 0u, 0, false);
-  thread_ = std::make_shared<Stream>(*this, *queues_[0], 0u, 0, false);
+  null_ = std::make_shared<Stream>(*this, *queues_[0], 0u, 0, false, Kind::Null);
+}
+
+StreamPtr Device::thread_stream() {
+  static thread_local std::unordered_map<Device *, StreamPtr>
+      streams;  // what a thread leaves in one is done when it has ended
+  StreamPtr &mine = streams[this];
+  if (!mine) add_blocking(mine = std::make_shared<Stream>(*this, next_queue(), 0u, 0, false, Kind::Blocking));
+  return mine;
+}
+
+void Device::add_blocking(const StreamPtr &s) {
+  const std::lock_guard lock(blocking_mutex_);
+  std::erase_if(blocking_, [](const auto &known) { return known.expired(); });
+  blocking_.push_back(s);
+}
+
+std::vector<Reached> Device::behind(const Stream &s) {
+  std::vector<Reached> found;
+  const auto add = [&](const StreamPtr &other) {  // one queue has an order of its own
+    if (&other->queue != &s.queue && !other->idle()) found.push_back({other, other->submitted.load()});
+  };
+  if (s.kind == Kind::Blocking) add(null_);
+  if (s.kind != Kind::Null) return found;
+  const std::lock_guard lock(blocking_mutex_);
+  for (const auto &known : blocking_)
+    if (const StreamPtr other = known.lock()) add(other);
+  return found;
 }
 
 Queue &Device::next_queue() { return *queues_[dealt_.fetch_add(1) % queues_.size()]; }
@@ -205,7 +231,7 @@ Code synchronize(const StreamPtr &s) {
 
 Code begin_capture(const Entry &e, const StreamPtr &s, int mode) {
   const auto lock = s->device.enter();
-  if (s == s->device.special_stream(false)) return Code::CaptureUnsupported;
+  if (s == s->device.null_stream()) return Code::CaptureUnsupported;
   if (s->capture()) return misuse(e.name(), Code::IllegalState, "the stream captures already");
   const auto capture = std::make_shared<Capture>();
   capture->origin = s.get();

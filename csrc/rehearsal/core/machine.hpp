@@ -31,14 +31,20 @@ struct Capture {
   size_t items = 0;
 };
 
+// What the null stream of NVIDIA's and AMD's has to do with a stream: its work waits for all that blocking ones have been given, and theirs
+// for all that it has been given.
+enum class Kind { Apart, Blocking, Null };
+
 class REHEARSAL_API Stream {
  public:
-  Stream(Device &d, Queue &q, unsigned f, int p, bool own) : device(d), queue(q), flags(f), priority(p), special(!own) {}
+  Stream(Device &d, Queue &q, unsigned f, int p, bool own, Kind k = Kind::Apart)
+      : device(d), queue(q), flags(f), priority(p), special(!own), kind(k) {}
   Device &device;
   Queue &queue;
   const unsigned flags;
   const int priority;
   const bool special;  // belongs to the device, not to the program
+  const Kind kind;
   std::atomic<uint64_t> submitted{0}, done{0};
   std::shared_ptr<Capture> capture() const;
   void capture(std::shared_ptr<Capture> c);
@@ -74,7 +80,10 @@ class REHEARSAL_API Device {
  public:
   explicit Device(int ordinal);
   int ordinal() const noexcept { return ordinal_; }
-  const StreamPtr &special_stream(bool of_thread) const noexcept { return of_thread ? thread_ : null_; }
+  const StreamPtr &null_stream() const noexcept { return null_; }
+  StreamPtr thread_stream();  // the calling thread's own
+  void add_blocking(const StreamPtr &s);
+  std::vector<Reached> behind(const Stream &s);  // what its next work waits for, by what the two are
   Queue &next_queue();
   CopyEngine &engine(Way way) noexcept { return engines_[static_cast<size_t>(way)]; }
 
@@ -107,7 +116,9 @@ class REHEARSAL_API Device {
   std::vector<std::unique_ptr<Queue>> queues_;
   CopyEngine engines_[3];
   std::atomic<size_t> dealt_{0};
-  StreamPtr null_, thread_;
+  StreamPtr null_;
+  std::mutex blocking_mutex_;
+  std::vector<std::weak_ptr<Stream>> blocking_;
   std::mutex done_mutex_;
   std::condition_variable done_;
   std::atomic<int> broken_{0};

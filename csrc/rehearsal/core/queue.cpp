@@ -83,7 +83,18 @@ void Queue::end_at(int64_t ns, bool awake) {
   timed_ = true;
 }
 
+void Queue::wait_behind(const Item &item) {
+  if (item.behind.empty()) return;
+  poll_until([&] {
+    return item.stream->given_up() || std::all_of(item.behind.begin(), item.behind.end(), [](const Reached &r) {
+             return r.stream->done.load(std::memory_order_acquire) >= r.items;
+           });
+  });
+  clock_ns_ = std::max(clock_ns_, now_ns());
+}
+
 void Queue::run(Item &item) {
+  wait_behind(item);
   if (item.quick) return item.body();
   if (item.stream->given_up()) return;
   const long jitter = settings().jitter_us;
@@ -112,6 +123,7 @@ void Queue::loop() {
     run(*item);
     if (!timed_) clock_ns_ = now_ns();
     const std::shared_ptr<Stream> stream = item->stream;
+    item->behind.clear();
     item->body = nullptr;  // lets go of memory and communicators before anybody hears that it is done
     {
       const std::lock_guard lock(mutex_);

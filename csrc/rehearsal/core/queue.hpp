@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <vector>
 
 #include "core/ledger.hpp"
 
@@ -50,9 +51,16 @@ class CopyEngine {
   int64_t free_ns_ = 0;
 };
 
+// So much of what a stream was given.
+struct Reached {
+  std::shared_ptr<Stream> stream;
+  uint64_t items = 0;
+};
+
 struct Item {
   const char *call = "";
   std::shared_ptr<Stream> stream;
+  std::vector<Reached> behind;  // what has to be done in other queues first
   std::function<void()> body;
   Extras extras;
   bool quick = false;  // a mark of the host's making: takes no time, and is done even if the device failed
@@ -76,6 +84,7 @@ class Queue {
  private:
   void loop();
   void run(Item &item);
+  void wait_behind(const Item &item);
 
   Device &device_;
   const size_t depth_;

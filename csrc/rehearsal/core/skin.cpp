@@ -28,10 +28,19 @@ void device_uuid(int ordinal, unsigned char uuid[16]) {
 
 // ---- streams --------------------------------------------------------------------------------------------------------------
 
+namespace {
+thread_local int thread_defaults = 0;
+}
+ThreadDefault::ThreadDefault() { ++thread_defaults; }
+ThreadDefault::~ThreadDefault() { --thread_defaults; }
+
+StreamPtr default_stream(Device &d) { return thread_defaults > 0 ? d.thread_stream() : d.null_stream(); }
+
 StreamPtr find_stream(void *handle, Device &d) {
   const uint64_t h = word(handle);
-  if (h <= 1) return d.special_stream(false);
-  if (h == 2) return d.special_stream(true);
+  if (h == 0) return default_stream(d);
+  if (h == 1) return d.null_stream();
+  if (h == 2) return d.thread_stream();
   return Machine::get().streams.find(h);
 }
 
@@ -44,7 +53,10 @@ Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out) {
 Code create_stream(const Entry &e, Device &d, void **out, unsigned flags, int priority) {
   if (!out || flags > 1) return misuse(e.name(), Code::Invalid, "flags %u", flags);
   const auto lock = d.enter();
-  *out = pointer(Machine::get().streams.add(std::make_shared<Stream>(d, d.next_queue(), flags, priority, true)));
+  const Kind kind = flags & 1 ? Kind::Apart : Kind::Blocking;
+  const auto stream = std::make_shared<Stream>(d, d.next_queue(), flags, priority, true, kind);
+  if (kind == Kind::Blocking) d.add_blocking(stream);
+  *out = pointer(Machine::get().streams.add(stream));
   born(Live::Stream);
   return Code::Ok;
 }
@@ -136,9 +148,8 @@ Code device_address(Device &d, const void *host, uintptr_t *out) {
   return Code::Ok;
 }
 
-Code copy_now(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
+Code copy_now(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
   if (forbidden_by_capture()) return Code::CaptureUnsupported;
-  const StreamPtr &s = d.special_stream(false);
   const Code code = copy(e, s, to, to_side, from, from_side, bytes);
   return code == Code::Ok ? synchronize(s) : code;
 }

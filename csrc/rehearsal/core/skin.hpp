@@ -33,7 +33,15 @@ REHEARSAL_API void device_uuid(int ordinal, unsigned char uuid[16]);
 
 // ---- streams --------------------------------------------------------------------------------------------------------------
 
-// A stream of the program, or one that the device has from the start: null, 1 and 2. `d`: whose, if the handle does not say.
+// A program may be compiled so that null is its thread's stream: then it calls functions of other names, in which one of these lives.
+struct REHEARSAL_API ThreadDefault {
+  ThreadDefault();
+  ~ThreadDefault();
+  ThreadDefault(const ThreadDefault &) = delete;
+  ThreadDefault &operator=(const ThreadDefault &) = delete;
+};
+REHEARSAL_API StreamPtr default_stream(Device &d);  // what null is
+// A stream of the program, or one that it need not make: null and 1, the device's, and 2, the thread's. `d`: whose, if the handle does not say.
 REHEARSAL_API StreamPtr find_stream(void *handle, Device &d);
 REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out);  // misuse if there is none
 REHEARSAL_API Code create_stream(const Entry &e, Device &d, void **out, unsigned flags, int priority);
@@ -67,8 +75,8 @@ REHEARSAL_API Device &owner_of(uintptr_t address, Device &otherwise);
 REHEARSAL_API size_t memory_left(Device &d);
 // The device's address of a pointer into registered host memory.
 REHEARSAL_API Code device_address(Device &d, const void *host, uintptr_t *out);
-// A copy on the device's own stream that is done when the call returns.
-REHEARSAL_API Code copy_now(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
+// A copy that is done when the call returns.
+REHEARSAL_API Code copy_now(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                             size_t bytes);
 
 }  // namespace rehearsal

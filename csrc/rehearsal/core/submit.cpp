@@ -98,6 +98,7 @@ Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> bod
   Item item;
   item.call = e.name();
   item.stream = s;
+  item.behind = s->device.behind(*s);
   item.body = std::move(body);
   item.extras = extras ? *extras : e.extras();
   item.quick = quick && !item.extras.hang && !item.extras.late && !item.extras.slow_ms;

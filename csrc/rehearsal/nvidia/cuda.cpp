@@ -306,14 +306,19 @@ EXPORT Result cuGetErrorString(Result code, const char **out) {
 EXPORT Result cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status) {
   CUDA_CALL_EARLY("cuGetProcAddress_v2", false);
   (void)version;
-  (void)flags;
+  constexpr uint64_t kThreadDefault = 2;  // null streams are the calling thread's
   if (!symbol || !out) return kInvalidValue;
   *out = nullptr;
   Dl_info info{};
   if (::dladdr(reinterpret_cast<void *>(&cuInit), &info))
     if (void *self = ::dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)) {
-      *out = ::dlsym(self, (std::string(symbol) + "_v2").c_str());
-      if (!*out) *out = ::dlsym(self, symbol);
+      const auto look = [&](const char *suffix) {
+        if (!*out) *out = ::dlsym(self, (std::string(symbol) + suffix).c_str());
+      };
+      if (flags & kThreadDefault)
+        for (const char *suffix : {"_v2_ptsz", "_ptsz", "_v2_ptds", "_ptds"}) look(suffix);
+      look("_v2");
+      look("");
       ::dlclose(self);
     }
   if (status) *status = *out ? 0 : 1;

@@ -10,7 +10,7 @@ namespace {
 
 // A copy that is done when the call returns.
 Result copied(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t from, Side from_side, size_t bytes) {
-  return number(copy_now(e, d, to, to_side, from, from_side, bytes), &d);
+  return number(copy_now(e, default_stream(d), to, to_side, from, from_side, bytes), &d);
 }
 
 Result copy_later(const Entry &e, Device &d, StreamHandle h, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
@@ -179,7 +179,7 @@ EXPORT Result cuMemsetD8_v2(Address to, unsigned char value, size_t count) {
   CUDA_CALL("cuMemsetD8_v2");
   CUDA_CURRENT();
   if (forbidden_by_capture()) return kCaptureUnsupported;
-  return number(fill(entry, device->special_stream(false), to, value, count), device);
+  return number(fill(entry, default_stream(*device), to, value, count), device);
 }
 EXPORT Result cuMemsetD8Async(Address to, unsigned char value, size_t count, StreamHandle stream) {
   CUDA_CALL("cuMemsetD8Async");

@@ -1,0 +1,279 @@
+"""Unique ids, and the census of ranks before a communicator is made: simulated vendors, whose programs know theirs alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from doors import DOORS, preloaded
+from spanning import HANDED, SPANS, check, fleet, given, run, summed, sums
+
+
+@pytest.mark.parametrize("vendors", ["na", "an", "naa", "nananna"])
+@pytest.mark.parametrize("maker", [0, -1])
+def test_any_rank_makes_the_id(vendors: str, maker: int, scripted: dict[str, Path]) -> None:
+    ranks = fleet(vendors)
+    sums(ranks, "init", "ask", maker=maker)
+    run(ranks, scripted)
+    check(ranks)
+    used = {"nccl": 0, "rccl": 0}
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(len(ranks))
+        assert rank.printed == f"rank {number} of {len(ranks)} on {used[rank.vendor]}\n"
+        used[rank.vendor] += 1
+        assert SPANS in rank.logged
+
+
+def test_a_process_that_is_no_rank_makes_the_id(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("nan")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say(f"join {number} 2", "all_reduce 7 0 5 0 0 0", "wait", f"touch done.{number}", "destroy")
+        rank.inputs.append(given(number))
+    ranks[2].say("id", "expect done.0", "expect done.1")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    assert ranks[0].output == ranks[1].output == summed(2)
+
+
+def test_an_id_of_another_vendors_process_is_no_id_of_the_library(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Both ranks are NVIDIA's, and the id is RCCL's: NCCL could make nothing of it, so Isthmus carries the communicator."""
+    ranks = fleet("nna")
+    for number, rank in enumerate(ranks[:2]):
+        rank.say(f"join {number} 2", "all_reduce 7 0 5 0 0 0", "wait", f"touch done.{number}", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    ranks[2].say("id", "expect done.0", "expect done.1")
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks[:2]:
+        assert rank.output == summed(2) and SPANS in rank.logged and "served by nccl" in rank.logged
+
+
+def test_the_ranks_of_one_vendor_get_its_library(scripted: dict[str, Path]) -> None:
+    for vendors, library in (("nnn", "NCCL"), ("aa", "RCCL")):
+        ranks = fleet(vendors)
+        sums(ranks, "init")
+        run(ranks, scripted)
+        check(ranks)
+        for rank in ranks:
+            assert rank.output == summed(len(ranks)) and f"{library} {HANDED}" in rank.logged
+
+
+@preloaded
+def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Recorded by the simulated library: every call of it, and of the driver, with how often it was made."""
+
+    def calls(name: str, behind: bool, *lines: str) -> list[dict[str, int]]:
+        ranks = fleet("nn")
+        ranks[0].say("id")
+        for number, rank in enumerate(ranks):
+            rank.say(*lines, "all_reduce 7 0 5 0 0 0", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "end")
+            rank.say("split 0 0", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "comm 0", "finalize", "destroy")
+            rank.inputs.append(given(number, 4))
+            rank.environment["REHEARSAL_TRACE"] = str(tmp_path / f"{name}.{number}")
+        run(ranks, scripted, tmp_path / name, behind=behind)
+        check(ranks)
+        assert all(rank.output == summed(2) * 4 for rank in ranks)
+        records = [json.loads((tmp_path / f"{name}.{number}").read_text()) for number in range(2)]
+        assert all(record["misuses"] == 0 for record in records)
+        return [record["calls"] for record in records]
+
+    bare = calls("bare", False, "init")
+    assert bare[0]["ncclAllReduce"] == 4 and bare[0]["ncclCommInitRank"] == 1
+    # The version of the library, once.
+    assert calls("behind", True, "init") == [seen | {"ncclGetVersion": 1} for seen in bare]
+    # An init in a group is made at its end, so the device that the program worked on at the call is asked for, and set then.
+    bare = calls("bare group", False, "group", "init", "end")
+    extra = {"ncclGetVersion": 1, "cuCtxGetCurrent": 2, "cuCtxGetDevice": 2}
+    moved = [seen | extra | {"cuCtxSetCurrent": seen["cuCtxSetCurrent"] + 2} for seen in bare]
+    assert calls("group", True, "group", "init", "end") == moved
+
+
+@pytest.mark.parametrize("off", ["1", "0"])
+def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted: dict[str, Path]) -> None:
+    """It comes to the vendor's library at once, the others when they have waited for it, but not for ISTHMUS_TIMEOUT."""
+    ranks = fleet("nnn")
+    sums(ranks, "init", maker=int(off))
+    for rank in ranks:
+        rank.environment |= {"ISTHMUS_CENSUS": "0.5", "ISTHMUS_TIMEOUT": "300"}
+    ranks[1 - int(off)].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(3)
+        if number == 1 - int(off):
+            assert rank.logged == ""
+        else:
+            assert f"rank {1 - int(off)}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
+
+
+@pytest.mark.parametrize("late", ["one by one", "of several vendors"])
+def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """While others come; and, where one vendor's library could not serve those that came, for ISTHMUS_TIMEOUT."""
+    ranks = fleet("nnna" if late == "one by one" else "nan")
+    sums(ranks, "init")
+    waits = 3.0
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = str(waits)
+    # Each less late than that after the one before it; or the last one more than that.
+    times = [waits * 0.6, waits * 1.2, waits * 1.8] if late == "one by one" else [0, 2 * waits]
+    timers = []
+    for rank, (number, seconds) in zip(ranks[1:], enumerate(times, 1), strict=True):
+        rank.lines.insert(0, f"expect late.{number}")
+        timers.append(threading.Timer(seconds, (tmp_path / f"late.{number}").touch))
+        timers[-1].start()
+    run(ranks, scripted, tmp_path)
+    for timer in timers:
+        timer.join()
+    check(ranks)
+    assert all(rank.output == summed(len(ranks)) and SPANS in rank.logged for rank in ranks)
+
+
+def touch_when_two_have_gone(folder: Path) -> threading.Thread:
+    """Leaves the file that a late rank waits for when ranks 0 and 1 have left the census, and nobody listens any more."""
+
+    def gone(number: int) -> bool:
+        log = folder / f"stderr.{number}"
+        return log.exists() and "taken for ranks without Isthmus" in log.read_text()
+
+    def watch() -> None:
+        until = time.monotonic() + 30
+        while not (gone(0) and gone(1)) and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(2)
+        (folder / "late").touch()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """They are with the vendor's library by then, and nobody listens for it any more."""
+    ranks = fleet("nnn")
+    sums(ranks, "init")
+    for rank in ranks[:2]:
+        rank.environment["ISTHMUS_CENSUS"] = "0.5"
+    ranks[2].lines.insert(0, "expect late")
+    late = touch_when_two_have_gone(tmp_path)
+    run(ranks, scripted, tmp_path)
+    late.join()
+    check(ranks)
+    assert all(rank.output == summed(3) for rank in ranks)
+    assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
+
+
+def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """The others are with their library, and wait there for a third rank, as they would without Isthmus."""
+    ranks = fleet("nna")
+    ranks[0].say("id", "init 0", "expect over")
+    ranks[1].say("init 0", "expect over")
+    ranks[2].say("expect late", "init", "touch over")
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = "0.5"
+    late = touch_when_two_have_gone(tmp_path)
+    run(ranks, scripted, tmp_path)
+    late.join()
+    assert [rank.code for rank in ranks] == [0, 0, 0]
+    assert "no longer listens" in ranks[2].printed and "ISTHMUS_CENSUS" in ranks[2].printed, ranks[2].printed
+    assert all("rank 2: did not come" in rank.logged for rank in ranks[:2])
+
+
+def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nn")
+    sums(ranks, "init")
+    ranks[0].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted)
+    check(ranks)
+    assert all(rank.output == summed(2) for rank in ranks) and HANDED not in ranks[1].logged
+
+
+def test_an_id_that_ranks_make_for_themselves_is_left_alone(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """NCCL_COMM_ID: every rank makes the id, and they must be alike."""
+    ranks = fleet("n")
+    ranks[0].say("id")
+    for setting, tail in (({}, True), ({"NCCL_COMM_ID": "127.0.0.1:4000"}, False)):
+        ranks[0].environment |= setting
+        run(ranks, scripted, tmp_path)
+        check(ranks)
+        assert ((tmp_path / "id").read_bytes()[48:55] == b"Isthmus") == tail
+
+
+@pytest.mark.parametrize("maker", ["n", "a"])
+def test_a_variable_may_hold_anything_before_an_id_and_one_id_after_the_other(
+    maker: str, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Simulated RCCL, 2.22.3, writes its own part of an id alone, and the rest stays as it was; NCCL, 2.29.3, all of it."""
+    ranks = fleet("na")
+    making = "na".index(maker)
+    for number, rank in enumerate(ranks):
+        for use in ("first", "second"):
+            rank.say(f"use {use}", *(["id"] if number == making else []), "init", "all_reduce 7 0 5 0 0 0", "wait")
+            rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2) * 2 and rank.logged.count(SPANS) == 2
+    first, second = ((tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first[48:56] == second[48:56] == b"Isthmus" + maker.encode().replace(b"a", b"r") and first[56:] != second[56:]
+
+
+def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
+    ranks = fleet("nan")
+    ranks[0].say("id", "init 1")
+    ranks[1].say("init")
+    ranks[2].say("ask")  # has no communicator
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+    run(ranks, scripted)
+    for rank in ranks[:2]:
+        assert rank.code == 0
+        assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed
+
+
+# Takes part in the census as a rank on AMD does, and never in what comes behind it.
+SILENT = """
+import ctypes, pathlib, struct, sys, time
+isthmus, folder = ctypes.CDLL(sys.argv[1]), pathlib.Path(sys.argv[2])
+while not (folder / "id").exists():
+    time.sleep(0.002)
+ticket = ctypes.create_string_buffer((folder / "id").read_bytes()[56:], 72)
+mine = struct.pack("8sq64sQ", b"rccl", 22203, b"", 0xCBF29CE484222325)
+both, meeting = ctypes.create_string_buffer(2 * len(mine)), ctypes.c_void_p()
+assert isthmus.isthmus_meeting_join(ticket, 1, 2, ctypes.c_double(20), ctypes.byref(meeting)) == 0
+time.sleep(float(sys.argv[3]))
+assert isthmus.isthmus_meeting_exchange(meeting, mine, both, ctypes.c_size_t(len(mine))) == 0
+assert both.value == b"nccl"
+print("met", flush=True)
+sys.stdin.read()
+"""
+
+
+@preloaded
+def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_named(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """From then on, however long the census took."""
+    late, timeout = 1.5, 2.0
+    library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
+    words = [sys.executable, "-c", SILENT, str(library), str(tmp_path), str(late)]
+    silent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ranks = fleet("n")
+    ranks[0].say("id", "touch begun", "join 0 2", "touch ended")
+    ranks[0].environment["ISTHMUS_TIMEOUT"] = str(timeout)
+    try:
+        run(ranks, scripted, tmp_path)
+    finally:
+        met, _ = silent.communicate(timeout=30)
+    assert met == "met\n" and ranks[0].code == 0
+    assert "init: 6, remote process exited" in ranks[0].printed
+    assert "rank 1 of 2 did not take part in exchange 1 " in ranks[0].printed, ranks[0].printed
+    took = (tmp_path / "ended").stat().st_mtime - (tmp_path / "begun").stat().st_mtime
+    assert late + 0.9 * timeout < took < late + timeout + 15

@@ -1,0 +1,106 @@
+"""The configurations with which programs make communicators: what the real library gets of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from doors import DOORS, Door, preloaded
+from doors import run as run_program
+from spanning import HANDED
+
+# The configuration ends where memory ends, and while the library has it nobody may write to it. Of a group the program
+# has it no longer when the group ends. OURS REAL CALL GROUP SIZE RUNTIME.
+CONFIGS = """
+import ctypes, mmap, struct, sys
+PAGE, ROOM = mmap.PAGESIZE, 3 * mmap.PAGESIZE
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+call, grouped, size = sys.argv[3], sys.argv[4] == "group", int(sys.argv[5])
+libc, one, comm = ctypes.CDLL(None), Id(), ctypes.c_void_p()
+memory = mmap.mmap(-1, ROOM)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+def protect(offset, bytes, allowed):
+    assert libc.mprotect(ctypes.c_void_p(start + offset), ctypes.c_size_t(bytes), allowed) == 0
+texts = [ctypes.create_string_buffer(text) for text in (b"a network", b"a communicator")]
+config = bytearray((i * 7 + 3) % 251 + 1 for i in range(max(size, 56)))
+struct.pack_into("=QIIi", config, 0, size, 0xcafebeef, 99999, 1)
+for place, text in zip((32, 48), texts):
+    struct.pack_into("=Q", config, place, ctypes.addressof(text))
+config, at = bytes(config[:size]), 2 * PAGE - size
+memory[at : at + size] = config
+protect(2 * PAGE, PAGE, 0)
+protect(0, 2 * PAGE, mmap.PROT_READ)
+library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[6], mode=ctypes.RTLD_GLOBAL)
+library.ncclGetLastError.restype = ctypes.c_char_p
+if hasattr(runtime, "cuInit"):
+    context = ctypes.c_void_p()
+    assert runtime.cuInit(0) == 0 and runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert runtime.cuCtxSetCurrent(context) == 0
+def well(code):
+    assert code == 0, (code, library.ncclGetLastError(None))
+well(library.ncclGetUniqueId(ctypes.byref(one)))
+real = ctypes.CDLL(sys.argv[2])
+given = ctypes.c_void_p(start + at)
+if grouped:
+    well(library.ncclGroupStart())
+if call == "ncclCommInitRankConfig":
+    well(library.ncclCommInitRankConfig(ctypes.byref(comm), 1, one, 0, given))
+elif call == "ncclCommInitRankScalable":
+    well(library.ncclCommInitRankScalable(ctypes.byref(comm), 1, 0, 1, ctypes.byref(one), given))
+else:
+    well(library.ncclCommSplit(ctypes.c_void_p(77), 5, 6, ctypes.byref(comm), given))
+if grouped:
+    protect(0, 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE)
+    memory[at : at + size] = bytes(size)
+    for text in texts:
+        text.value = b"another"
+    well(library.ncclGroupEnd())
+assert comm.value == (78 if call == "ncclCommSplit" else 77), comm
+assert ctypes.c_int.in_dll(real, "configs").value == 1
+got = bytearray((ctypes.c_ubyte * 8192).in_dll(real, "kept_config"))
+kept = [bytes(text).split(b"\\0")[0] for text in (ctypes.c_char * 64 * 2).in_dll(real, "kept_texts")]
+want = bytearray(config + bytes(8192 - size))
+if size >= 56:
+    assert kept == [b"a network", b"a communicator"], kept
+    if grouped:  # the texts of a copy are copies
+        for place in (32, 48):
+            got[place : place + 8] = want[place : place + 8]
+wrong = [i for i in range(8192) if got[i] != want[i]]
+assert not wrong, wrong
+print("as it was given")
+"""
+
+
+def configured(door: Door, real: Path, call: str, grouped: str, size: int) -> subprocess.CompletedProcess[str]:
+    words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size), door.simulated / door.runtime)
+    settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "ISTHMUS_LOG": "info"}
+    return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings)
+
+
+@preloaded
+@pytest.mark.parametrize("size", [20, 999, 5001])
+@pytest.mark.parametrize("grouped", ["alone", "group"])
+@pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclCommInitRankScalable", "ncclCommSplit"])
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+def test_a_configuration_of_a_later_version_goes_to_the_library_whole(
+    vendor: str, call: str, grouped: str, size: int, fake: Callable[..., Path]
+) -> None:
+    """Whatever it is that Isthmus does not know, and nothing that is behind it."""
+    door = DOORS[vendor]
+    ended = configured(door, fake(door.soname, "later", "KEEPS_CONFIGS"), call, grouped, size)
+    assert ended.stdout == "as it was given\n", ended
+    if call != "ncclCommSplit" and size <= 4096:
+        assert f"{door.name} {HANDED}" in ended.stderr, ended.stderr
+
+
+@preloaded
+@pytest.mark.parametrize("grouped", ["alone", "group"])
+def test_another_byte_of_a_configuration_would_be_noticed(grouped: str, fake: Callable[..., Path]) -> None:
+    real = fake("libnccl.so.2", "later", "KEEPS_CONFIGS", "CUTS_CONFIGS")
+    ended = configured(DOORS["nccl"], real, "ncclCommInitRankConfig", grouped, 999)
+    assert ended.returncode == 1 and "AssertionError: [998]" in ended.stderr, ended
