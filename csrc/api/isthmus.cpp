@@ -13,7 +13,9 @@
 #include "comm/communicator.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
+#include "observe/explain.hpp"
 #include "observe/measure.hpp"
+#include "observe/star.hpp"
 
 namespace i = isthmus;
 using i::Code;
@@ -355,11 +357,18 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
   return guarded([&] {
     if (!json || !collective) i::fail(Code::Argument, "explain: collective and json must not be NULL");
     Collective c;
-    if (!i::plan::collective_from_name(collective, c) || c == Collective::Send || c == Collective::Recv)
+    if (!i::plan::collective_from_name(collective, c))
       i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
     const Inside communicator(comm);
+    if (c == Collective::Send || c == Collective::Recv) {
+      const uint64_t size = i::dtype_size(static_cast<i::DType>(dtype));
+      if (count > UINT64_MAX / size) i::fail(Code::Argument, "explain: {} elements are more than memory can hold", count);
+      *json =
+          copy_text(i::observe::explain_message_json(*communicator, c, root, static_cast<i::DType>(dtype), count * size));
+      return ISTHMUS_OK;
+    }
     bool one_hop = false;
     const auto r = communicator->plan_request(c, static_cast<i::DType>(dtype), static_cast<i::RedOp>(op), root,
                                               count * i::dtype_size(static_cast<i::DType>(dtype)), false,
@@ -406,6 +415,14 @@ isthmus_result isthmus_measure(double seconds, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "measure: json must not be NULL");
     *json = copy_text(i::observe::measure_json(i::Settings::from_environment(), seconds));
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json) {
+  return guarded([&] {
+    if (!json) i::fail(Code::Argument, "measure: json must not be NULL");
+    *json = copy_text(i::observe::measure_star_json(*Inside(comm), seconds));
     return ISTHMUS_OK;
   });
 }

@@ -88,6 +88,10 @@ constexpr SettingRow kSettings[] = {
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
     {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
      "host memory for slots, for the whole process", true},
+    {Setting::StarBytes, "ISTHMUS_STAR_BYTES", K::Bytes, "-1", -1, 262144, "", true,
+     "largest all_reduce, reduce or broadcast that crosses between islands whole, from one rank of each (the star). -1: "
+     "ISTHMUS_EAGER_BYTES where that is given, else what the ranks' profiles measured, else 8192. Never more than 4 times "
+     "ISTHMUS_CHUNK_BYTES"},
     {Setting::Stores, "ISTHMUS_STORES", K::Choice, "auto", 0, 0, "auto|cached|streamed", false,
      "how data for another rank of the host is stored: through the caches or past them; auto: as measured now and then",
      true},

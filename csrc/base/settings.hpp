@@ -39,6 +39,7 @@ enum class Setting : int {
   ReduceThreads,
   SpinMicros,
   StagingBytes,
+  StarBytes,
   Stores,
   TcpCreditBytes,
   TcpStreams,

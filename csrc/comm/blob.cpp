@@ -80,6 +80,7 @@ std::vector<std::byte> pack(const RankBlob &b) {
     for (const uint16_t ops : call) w.number(ops);
   for (const double rate : b.info.rates.values) w.number(rate);
   w.number(static_cast<uint8_t>(b.info.rates.simulated));
+  for (const int64_t star : {b.info.star.memory, b.info.star.tcp, b.star}) w.number(star);
   w.number(b.info.pid);
   w.number(static_cast<int32_t>(b.info.numa));
   w.number(b.index);
@@ -118,6 +119,10 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(simulated);
   r.must(simulated <= 1);
   b.info.rates.simulated = simulated != 0;
+  for (int64_t *star : {&b.info.star.memory, &b.info.star.tcp, &b.star}) {
+    r.number(*star);
+    r.must(topology::sound_star(*star));
+  }
   r.number(b.info.pid);
   int32_t numa = -1;
   r.number(numa);

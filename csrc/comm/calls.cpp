@@ -169,7 +169,8 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   p.root = root;
   p.bytes = bytes;
   p.chunk_bytes = chunk_bytes_;
-  p.small_bytes = eager_bytes_;
+  p.small_bytes = star_bytes_;
+  p.small_from = star_from_;
   p.in_place = in_place;
   p.device = device;
   // The size is not known, so chunks are small; of more of them, slots are as large together as those of a long message.
@@ -282,6 +283,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
   if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
   if (is_varying(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
+  if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(chunk_bytes_));
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |

@@ -99,14 +99,21 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
   return out;
 }
 
-// What the profile that the settings name says of a rank on `device`; all unknown where they name none. Throws Error(Config).
-topology::Rates rates_from(const Settings &settings, const std::string &device, const std::string &hostname) {
+// Takes what the profile that the settings name says of this rank; nothing where they name none. Throws Error(Config).
+void read_rates(const Settings &settings, topology::RankInfo &info) {
   const std::string &path = settings.text(Setting::Profile);
-  if (path.empty()) return {};
+  if (path.empty()) return;
   const topology::Profile profile = topology::parse_profile(read_profile(path), path);
-  if (profile.host != hostname)
-    ISTHMUS_WARN("ISTHMUS_PROFILE={}: it was measured on {}, and this is {}", path, profile.host, hostname);
-  return topology::rates_of(profile, device);
+  if (profile.host != info.hostname)
+    ISTHMUS_WARN("ISTHMUS_PROFILE={}: it was measured on {}, and this is {}", path, profile.host, info.hostname);
+  info.rates = topology::rates_of(profile, info.device);
+  info.star = profile.star;
+}
+
+// What a rank's settings say of the star; -1: nothing.
+int64_t given_star(const Settings &settings) {
+  const int64_t star = settings.integer(Setting::StarBytes);
+  return star < 0 && settings.is_set(Setting::EagerBytes) ? settings.integer(Setting::EagerBytes) : star;
 }
 
 // Declared rates, else those of the profiles. `part`: `t` need not have all islands that were declared.
@@ -282,6 +289,7 @@ size_t Communicator::ShapeHash::operator()(const Shape &s) const noexcept {
   h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
        static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(s.device) << 9 ^
        static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
+  h ^= s.small_bytes << 12;
   h ^= h >> 29;
   return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
 }
@@ -351,6 +359,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   mine.info.pid = ::getpid();
   mine.settings = settings.agreed_text();
   mine.name = name;
+  mine.star = given_star(settings);
   mine.epoch = random32();
   mine.key = parent ? parent->key_ : bootstrap::random_bytes16();
   mine.index = context->reserve_index();
@@ -399,8 +408,13 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       mine.info.fnuz = device.runtime->float8(device.number) == device::Float8::Fnuz;
     }
     // A part of a communicator has the parent's: the file may be gone by now, or be another one.
-    mine.info.rates = parent ? parent->topology_.ranks[static_cast<size_t>(parent->rank())].rates
-                             : rates_from(settings, device.text(), mine.info.hostname);
+    if (parent) {
+      const topology::RankInfo &known = parent->topology_.ranks[static_cast<size_t>(parent->rank())];
+      mine.info.rates = known.rates;
+      mine.info.star = known.star;
+    } else {
+      read_rates(settings, mine.info);
+    }
     library = open_library(settings, mesh.self(), device);
     if (!library) return;
     if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
@@ -519,6 +533,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       if (processes[q]) connect(q, false);
   }
 
+  std::vector<int64_t> stars;
+  for (const RankBlob &r : ranks) stars.push_back(r.star);
+  comm->choose_star(stars);
   comm->libraries_ = topology::has_libraries(comm->topology_);
   comm->devices_ = topology::has_devices(comm->topology_);
   for (int r = world - 1; r >= 0; --r)
@@ -621,6 +638,24 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   return comm;
 }
 
+// `given`: what the settings of each rank say of it, -1: nothing. They go before the profiles, and of several the least counts, so that
+// ranks agree which do not say the same.
+void Communicator::choose_star(const std::vector<int64_t> &given) {
+  int64_t bytes = -1;
+  for (const int64_t said : given)
+    if (said >= 0) bytes = bytes < 0 ? said : std::min(bytes, said);
+  star_from_ = plan::StarFrom::Setting;
+  if (bytes < 0) {
+    bytes = topology::measured_star(topology_);
+    star_from_ = plan::StarFrom::Profile;
+  }
+  if (bytes < 0) {
+    bytes = plan::kDefaultStar;
+    star_from_ = plan::StarFrom::Default;
+  }
+  star_bytes_ = std::min(static_cast<uint64_t>(bytes), plan::most_star(chunk_bytes_));
+}
+
 // Rings have their fixed places where all that share memory have one. The device of this rank uses them where it reaches them all; that
 // is its own affair, since it changes neither what the others find in a slot nor when.
 void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device) {
@@ -715,7 +750,7 @@ void Communicator::set_timeout(double seconds) {
 }
 
 std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
-  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device};
+  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.small_bytes, r.in_place, r.device};
   std::lock_guard lock(plans_mutex_);
   if (const auto it = plans_.find(shape); it != plans_.end()) return it->second;
   auto plan = plan::plan_collective(topology_, rank(), r);

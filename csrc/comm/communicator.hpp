@@ -42,6 +42,7 @@ struct Request {
   bool on_stream = false;  // ordered on the user's stream
   bool order_later = false;
   void *stream = nullptr;
+  int64_t star = -1;  // for measurements: what takes the star in this call, bytes, the same on all ranks; -1: as agreed
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -58,6 +59,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int size() const noexcept { return member_->world(); }
   engine::Member &member() noexcept { return *member_; }
   const std::string &name() const noexcept { return member_->name(); }
+  uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
 
   // Throws where `memory` (or nothing yet) of a device that DLPack calls by that type and number is not this rank's: Error(Unsupported)
   // on a rank of the host, Error(Argument) elsewhere. The text is what this rank works on.
@@ -84,6 +86,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     uint64_t offset = 0, bytes = 0;  // 0: nowhere
     uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
   };
+  void choose_star(const std::vector<int64_t> &given);
   void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device);
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
@@ -106,6 +109,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool fixed_rings_ = false;  // on all ranks
   uint64_t reach_ = 0;        // of the rings, what this rank's device reaches on all ranks
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
+  uint64_t star_bytes_ = plan::kDefaultStar;  // agreed, as all below that plans are made of
+  plan::StarFrom star_from_ = plan::StarFrom::Default;
   std::mutex split_mutex_;
 
   struct Shape {
@@ -113,7 +118,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     DType dtype;
     RedOp op;
     int root;
-    uint64_t bytes;
+    uint64_t bytes, small_bytes;
     bool in_place, device;
     bool operator==(const Shape &) const = default;
   };

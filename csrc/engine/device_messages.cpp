@@ -104,6 +104,7 @@ void Member::free_stages() noexcept {
 void Member::submit_parts(Op *op) noexcept {
   const uint64_t whole = op->call.bytes, size = part_of(*op);
   const auto parts = static_cast<uint32_t>((whole + size - 1) / size);
+  op->in_parts = true;
   op->children.store(parts + 1, std::memory_order_relaxed);
   auto whole_message = in_order(*op);
   for (uint32_t i = 0; i < parts; ++i) {

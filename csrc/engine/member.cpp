@@ -351,6 +351,12 @@ bool Member::end_what_memory_completes() noexcept {
   }
 }
 
+void Member::record(const Op &op, Code result, int64_t ended_ns) noexcept {
+  context_->recorder().add({serial_, op.sequence, op.submitted_ns, ended_ns, op.call.bytes, op.call.root,
+                            static_cast<uint8_t>(op.call.collective), static_cast<uint8_t>(op.call.dtype),
+                            static_cast<uint8_t>(op.call.op), static_cast<uint8_t>(result)});
+}
+
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op, code == Code::Ok);
   if (op->staged) unstage(op);
@@ -358,9 +364,7 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
-  context_->recorder().add({serial_, op->sequence, op->submitted_ns, end, op->call.bytes, op->call.root,
-                            static_cast<uint8_t>(op->call.collective), static_cast<uint8_t>(op->call.dtype),
-                            static_cast<uint8_t>(op->call.op), static_cast<uint8_t>(code)});
+  if (op->whole == 0) record(*op, code, end);  // else finish_op() does, with the last part
   const std::shared_ptr<Member> keep = op->keep;
   pending_.fetch_sub(1, std::memory_order_acq_rel);
   finish_op(op, code, std::move(text), end);

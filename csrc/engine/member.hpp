@@ -210,6 +210,16 @@ class Member : public std::enable_shared_from_this<Member> {
   device::Runtime *runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
   bool capturing(void *stream);  // the user's stream, of that device
+  // For explain(). How long the parts are in which a message of this type is sent (0: whole), and whether one of `bytes` with tag 0 lies in a
+  // window on its way, as far as this rank knows: where no slot is free it goes by the link all the same.
+  static constexpr uint64_t kEagerMessage = 16 * 1024;  // and less: sent without having been asked for
+  uint64_t part_of(DType dtype) const noexcept {
+    const uint64_t element = dtype_size(dtype);
+    return part_bytes_ == 0 ? 0 : std::max(part_bytes_ / element, uint64_t{1}) * element;
+  }
+  bool takes_window(bool send, int peer, uint64_t bytes) const noexcept;
+  // Of the flight recorder.
+  void record(const Op &op, Code result, int64_t ended_ns) noexcept;
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
   int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
@@ -319,10 +329,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void forget_unplaced() noexcept;
   void slot_left(Op *op) noexcept;  // match lock
   uint64_t slot_place(int source, uint64_t number) const noexcept;
-  uint64_t part_of(const Op &op) const noexcept {  // bytes of each part, but the last one, of a message of several
-    const uint64_t element = dtype_size(op.call.dtype);
-    return std::max(part_bytes_ / element, uint64_t{1}) * element;
-  }
+  uint64_t part_of(const Op &op) const noexcept { return part_of(op.call.dtype); }  // of a message of several
   bool slot_free(const Op *op) noexcept;
   bool into_window(Op *op) noexcept;
   bool waits_for_slot(const Op *op) noexcept;
@@ -344,7 +351,6 @@ class Member : public std::enable_shared_from_this<Member> {
   void met(Op *op, int source) noexcept;
   void end_wrong(Op *op, std::string text) noexcept;
   bool grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come. False: see op->text
-  static constexpr uint64_t kEagerMessage = 16 * 1024;   // and less: sent without having been asked for
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
   void received_message(const link::FrameHeader &h);

@@ -86,6 +86,7 @@ void Op::reset() noexcept {
   whole = 0;
   part = 0;
   parts_source = -1;
+  in_parts = false;
   place_kind = 0;
   port = Port::None;
   staged = false;
@@ -124,6 +125,7 @@ void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept
     }
     parent->callback_lock.unlock();
   }
+  if (op->in_parts) op->member->record(*op, result, ended_ns);
   op->ended_ns = ended_ns;
   op->result = result;
   op->text = std::move(text);

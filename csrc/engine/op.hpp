@@ -88,6 +88,7 @@ struct Op {
   uint64_t whole = 0;         // bytes of the message that this is a part of; 0: it is no part
   uint32_t part = 0;          // and which
   int32_t parts_source = -1;  // of a message in parts from any rank: who sends it, once the first has come (match lock)
+  bool in_parts = false;      // it is the whole message
   Port port = Port::None;
   uint8_t place_kind = 0;               // which share of the staging memory its place is of
   bool staged = false;                  // `place` is its own

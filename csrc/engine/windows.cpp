@@ -57,6 +57,14 @@ bool Member::by_window(int tag, uint64_t bytes) const noexcept {
   return tag == 0 && bytes > kEagerMessage && bytes <= part_bytes_;
 }
 
+bool Member::takes_window(bool send, int peer, uint64_t bytes) const noexcept {
+  const PeerRank &p = peers_[static_cast<size_t>(peer)];
+  if (part_bytes_ == 0 || !by_window(0, std::min(bytes, part_bytes_))) return false;
+  // A rank of the host sends by the link.
+  return send ? p.to.slots != 0 && p.to.there
+              : p.from.offset != 0 && topology_.ranks[static_cast<size_t>(peer)].device != "host";
+}
+
 void Member::announce(Op *op) noexcept {
   op->grouped = true;
   if (op->call.collective != plan::Collective::Recv || op->call.root < 0 || window_slots_ == 0) return;

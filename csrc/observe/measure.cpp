@@ -1,8 +1,5 @@
 #include "observe/measure.hpp"
 
-#include <sched.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -13,6 +10,7 @@
 #include "base/clock.hpp"
 #include "ccl/libraries.hpp"
 #include "device/runtimes.hpp"
+#include "observe/buffers.hpp"
 #include "reduce/reduce.hpp"
 
 namespace isthmus::observe {
@@ -21,7 +19,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kLeastRepetitions = 5, kMostRepetitions = 101;
-constexpr double kPatience = 30;  // seconds that a device may take for one step
 
 double seconds_since(int64_t begin) { return static_cast<double>(now_ns() - begin) * 1e-9; }
 
@@ -70,92 +67,6 @@ void measure_reductions(Report &report, double seconds) {
                formatted("one thread, two sources of 1 MiB, {}", reduce::target()));
   }
 }
-
-// Waits until `stream` has come to the event. Throws what went wrong on it, and Error(Timeout) where nothing happens.
-void wait(device::Event &event, const device::Stream &stream) {
-  const int64_t until = now_ns() + seconds_to_ns(kPatience);
-  for (int64_t look = now_ns() + 1'000'000; !event.reached(); ::sched_yield()) {
-    const int64_t now = now_ns();
-    if (now < look) continue;
-    look = now + 1'000'000;
-    if (const Status s = stream.status(); !s.ok()) throw Error(s.code, s.text);
-    if (now > until) fail(Code::Timeout, "the device did nothing for {:.0f} s", kPatience);
-  }
-}
-
-// Memory of the device and pinned memory of the host, with their streams. What a device may still work on is never given back.
-class Buffers {
- public:
-  Buffers(device::Runtime &runtime, int device, size_t size) : bytes(size), runtime_(runtime), device_(device) {
-    try {
-      for (int i = 0; i < 2; ++i) {
-        streams[i] = runtime.make_stream(device, "tune");
-        events[i] = runtime.make_event(device);
-        there[i] = runtime.allocate(device, bytes);
-      }
-      page_ = ::mmap(nullptr, 2 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (page_ == MAP_FAILED) fail(Code::Resource, "no memory for {} bytes", 2 * bytes);
-      std::memset(page_, 1, 2 * bytes);
-      runtime.register_host(device, page_, 2 * bytes);
-      registered_ = true;
-      for (int i = 0; i < 2; ++i) {
-        here[i] = static_cast<std::byte *>(page_) + static_cast<size_t>(i) * bytes;
-        pinned[i] = runtime.device_address(device, here[i]);
-      }
-    } catch (...) {
-      end();
-      throw;
-    }
-  }
-  ~Buffers() { end(); }
-  Buffers(const Buffers &) = delete;
-  Buffers &operator=(const Buffers &) = delete;
-
-  void submit(int lane, void *to, const void *from) {
-    try {
-      runtime_.copy(*streams[lane], to, from, bytes);
-    } catch (...) {
-      lost_ = true;
-      throw;
-    }
-  }
-  void lose() noexcept { lost_ = true; }  // the device may still work on it
-  void finish(int lane) {
-    events[lane]->record(*streams[lane]);
-    try {
-      wait(*events[lane], *streams[lane]);
-    } catch (...) {
-      lost_ = true;
-      throw;
-    }
-  }
-
-  const size_t bytes;
-  std::unique_ptr<device::Stream> streams[2];
-  std::unique_ptr<device::Event> events[2];
-  void *there[2] = {};      // on the device
-  std::byte *here[2] = {};  // on the host
-  void *pinned[2] = {};     // the same, as the device finds it
-
- private:
-  void end() noexcept {
-    if (lost_) {
-      for (int i = 0; i < 2; ++i) {
-        (void)streams[i].release();
-        (void)events[i].release();
-      }
-      return;
-    }
-    if (registered_) runtime_.unregister_host(device_, page_);
-    if (page_ != MAP_FAILED) ::munmap(page_, 2 * bytes);
-    for (void *memory : there)
-      if (memory) runtime_.release(device_, memory);
-  }
-  device::Runtime &runtime_;
-  const int device_;
-  void *page_ = MAP_FAILED;
-  bool registered_ = false, lost_ = false;
-};
 
 void measure_copies(Report &report, device::Runtime &runtime, int device, double seconds) {
   const std::string name = formatted("{}:{}/", runtime.vendor(), device);

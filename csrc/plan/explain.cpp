@@ -136,9 +136,32 @@ std::string library_of(const Plan &p, const topology::Topology &t) {
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
   const std::string library = library_of(p, t);
   return formatted("{}: {} groups, mine has {} ranks{}",
-                   by_shared_slots(t, p.request.collective) ? "slots that all read" : "bridged", t.groups.size(),
-                   t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
+                   by_shared_slots(t, p.request.collective) ? "slots that all read"
+                   : topology::one_memory(t)                ? "bridged by links in shared memory"
+                                                            : "bridged by TCP",
+                   t.groups.size(), t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
                    library.empty() ? "" : ", served by " + library);
+}
+
+const char *from_name(StarFrom from) {
+  return from == StarFrom::Setting ? "setting" : from == StarFrom::Profile ? "profile" : "default";
+}
+
+bool rehearsed(const topology::Topology &t) {
+  return std::any_of(t.ranks.begin(), t.ranks.end(), [](const auto &rank) { return rank.rates.simulated; });
+}
+
+// Which of its two forms a message takes between islands, up to which size it is the small one, and who said so.
+std::string form_line(const Plan &p, const topology::Topology &t) {
+  const Request &r = p.request;
+  if (!has_star(t, r.collective) || r.bytes == 0) return "";
+  const char *says = r.small_from == StarFrom::Setting   ? "set (ISTHMUS_STAR_BYTES, ISTHMUS_EAGER_BYTES)"
+                     : r.small_from == StarFrom::Default ? "the default; no profile has it for all ranks"
+                     : rehearsed(t)                      ? "by the profile of a rehearsal, which is no measurement"
+                                                         : "measured (ISTHMUS_PROFILE)";
+  if (takes_star(t, r))
+    return formatted("  form    star: whole, by one rank of each group, up to {}: {}\n", size_text(r.small_bytes), says);
+  return formatted("  form    pieces, as above {}: {}\n", size_text(r.small_bytes), says);
 }
 
 std::string heading(const Plan &p, const topology::Topology &t) {
@@ -156,6 +179,7 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                                         : t.groups.size() == 1
                                             ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
                                             : bridged_text(p, t) + reached);
+  text += form_line(p, t);
   text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
                                    : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
   if (p.slot_bytes) text += formatted(", {} slot{} of {}", p.slots, p.slots == 1 ? "" : "s", size_text(p.slot_bytes));
@@ -252,6 +276,14 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
     }
   if (!t.flat && t.groups.size() > 1 && !by_shared_slots(t, plan.request.collective))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
+  if (has_star(t, r.collective) && r.bytes > 0) {
+    out["form"] = takes_star(t, r) ? "star" : "pieces";
+    out["star"] = {{"bytes", r.small_bytes},
+                   {"from", from_name(r.small_from)},
+                   {"simulated", r.small_from == StarFrom::Profile && rehearsed(t)}};
+  } else {
+    out["form"] = nullptr;
+  }
   out["text"] = explain(plan, whole);
   return out.dump(2);
 }

@@ -154,6 +154,10 @@ struct Stage {
   bool beside = false;  // device list: on the second stream
 };
 
+inline constexpr uint64_t kDefaultStar = 8192;
+// Who said up to which size messages take the star.
+enum class StarFrom : uint8_t { Default, Profile, Setting };
+
 struct Request {  // all of it agreed on all ranks but `rank`
   Collective collective = Collective::AllReduce;
   DType dtype = DType::Float32;
@@ -164,7 +168,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   // Taken as 2 where it is less, 64 where it is more. v-collectives of host ranks have fewer where these would exceed kRingTurn or 16
   // chunks, but not fewer than 4.
   uint32_t max_slots = 4;
-  uint64_t small_bytes = 8192;       // messages up to here cross a bridge in one hop (star), whole
+  uint64_t small_bytes = kDefaultStar;      // messages up to here cross a bridge in one hop (star), whole
+  StarFrom small_from = StarFrom::Default;  // for explain()
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
   uint64_t reach =
@@ -212,6 +217,12 @@ uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noe
 // Whether the step runs for chunk c (collectives of equal counts).
 bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
+
+// Whether messages of this collective have a small form (the star) between the groups of planned_on(), and whether this one takes it.
+bool has_star(const topology::Topology &planned, Collective c) noexcept;
+bool takes_star(const topology::Topology &planned, const Request &request) noexcept;
+// The most that Request::small_bytes can be: slots of two messages and the credit of links hold what a star sends.
+uint64_t most_star(uint64_t chunk_bytes) noexcept;
 
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);

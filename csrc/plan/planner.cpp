@@ -170,6 +170,20 @@ topology::Topology planned_on(const topology::Topology &t, const Request &reques
   return t;
 }
 
+bool has_star(const topology::Topology &planned, Collective c) noexcept {
+  return !planned.flat && planned.groups.size() > 1 &&
+         (c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast);
+}
+
+bool takes_star(const topology::Topology &planned, const Request &r) noexcept {
+  return has_star(planned, r.collective) && r.bytes > 0 && r.bytes <= r.small_bytes;
+}
+
+uint64_t most_star(uint64_t chunk_bytes) noexcept {
+  // A ring at a fixed place has room for 48 chunks, and links grant 64: four messages in the widest accumulator are 16.
+  return std::min<uint64_t>(4 * chunk_bytes, topology::kMostStar);
+}
+
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &whole, int rank, const Request &request) {
   check(whole, rank, request);
   if (topology::has_libraries(whole)) {

@@ -83,7 +83,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
     return out;
   }
   if (is_varying(r.collective)) out.unknown = "the sizes are those of a call";
-  else if (r.bytes <= r.small_bytes || r.collective == Collective::Barrier)
+  else if (takes_star(planned_on(whole, r), r) || r.bytes <= kDefaultStar || r.collective == Collective::Barrier)
     out.unknown = "what is small is a matter of latency, which no profile holds";
   const double copy = me.rates[Rate::Copy], reduce = me.rates[narrow(r.dtype) ? Rate::ReduceBFloat16 : Rate::ReduceFloat32];
   if (!(copy > 0 && reduce > 0)) out.unknown = "this rank's profile has no rates of copies and reductions";

@@ -259,6 +259,19 @@ std::string Communicator::explain(const std::string &collective, uint64_t count,
   return take_json(result, json);
 }
 
+std::string Communicator::measure_star(double seconds) {
+  isthmus_comm_t c = handle("measure");
+  if (!c) throw PythonError();
+  const Use use(this);
+  char *json = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_measure_star(c, seconds, &json);
+  }
+  return take_json(result, json);
+}
+
 void Communicator::destroy_all(double seconds) {
   const std::set<Communicator *> all = open_communicators();
   for (Communicator *c : all) {

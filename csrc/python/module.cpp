@@ -76,6 +76,7 @@ void add_communicator(py::module_ &m) {
       .def("_split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
       .def("_topology", &Communicator::topology)
       .def("_dump", &Communicator::dump)
+      .def("_measure_star", &Communicator::measure_star, py::arg("seconds"))
       .def("_explain", &Communicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
            py::arg("root"));
   add_methods(type, kCollectives);

@@ -62,6 +62,30 @@ class Reader {
       broken(below(place, name), "expected bytes a second, a number from {:g} to {:g}", kLeastRate, kMostRate);
     return value.get<double>();
   }
+  // Bytes of the star in a fleet of `link`; -1 where there are none.
+  int64_t star(const json &all, const char *link) const {
+    const auto found = all.find("star");
+    if (found == all.end()) return -1;
+    if (!found->is_object()) broken("star", "expected an object of JSON");
+    const auto entry = found->find(link);
+    if (entry == found->end()) return -1;
+    const std::string place = formatted("star.{}", link);
+    if (!entry->is_object()) broken(place, "expected an object of JSON");
+    const auto bytes = [&](const char *name) {
+      const json &value = member(*entry, place, name);
+      if (!value.is_number_integer() || value < 0 || value > kMostStar)
+        broken(below(place, name), "expected bytes, a whole number from 0 to {}", kMostStar);
+      return value.get<int64_t>();
+    };
+    const int64_t median = bytes("bytes");
+    if (bytes("min") > median || median > bytes("max")) broken(place, "expected min <= bytes <= max");
+    repetitions(*entry, place);
+    return median;
+  }
+  void repetitions(const json &of, const std::string &place) const {
+    const json &value = member(of, place, "repetitions");
+    if (!value.is_number_integer() || value < 1) broken(below(place, "repetitions"), "expected a whole number above 0");
+  }
 
  private:
   std::string_view path_;
@@ -96,11 +120,10 @@ Profile parse_profile(std::string_view text, std::string_view path) {
     const double median = reader.rate(entry, place, "median"), least = reader.rate(entry, place, "min"),
                  most = reader.rate(entry, place, "max");
     if (least > median || median > most) reader.broken(place, "expected min <= median <= max");
-    const json &repetitions = reader.member(entry, place, "repetitions");
-    if (!repetitions.is_number_integer() || repetitions < 1)
-      reader.broken(place + ".repetitions", "expected a whole number above 0");
+    reader.repetitions(entry, place);
     if (!out.medians.emplace(name, median).second) reader.broken(place + ".name", "'{}' is there twice", name);
   }
+  out.star = {reader.star(all, "memory"), reader.star(all, "tcp")};
   return out;
 }
 

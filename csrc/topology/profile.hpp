@@ -1,8 +1,10 @@
 // The profile of a host: what `isthmus tune` measured there, as JSON. Pure: whoever has the text calls it.
 //
 //   {"schema": 1, "isthmus": "0.1.0", "host": "node-a", "date": "2026-01-31T12:00:00Z", "simulated": false,
-//    "entries": [{"name": "tcp_loopback", "unit": "bytes/s", "median": 3.1e9, "min": 2.9e9, "max": 3.2e9, "repetitions": 9}, ...]}
+//    "entries": [{"name": "tcp_loopback", "unit": "bytes/s", "median": 3.1e9, "min": 2.9e9, "max": 3.2e9, "repetitions": 9}, ...],
+//    "star": {"tcp": {"bytes": 32768, "min": 16384, "max": 65536, "repetitions": 9}, "memory": {...}}}
 //
+// "star" may be absent, and either member of it: no fleet was measured with such a bridge.
 // Members that are not named here are for people.
 #pragma once
 
@@ -21,6 +23,7 @@ struct Profile {
   std::string host, date;                 // where and when it was made
   bool simulated = false;                 // in a rehearsal
   std::map<std::string, double> medians;  // by name; bytes a second
+  Star star;
 };
 
 // Throws Error(Config) that names `path`, the place in the text and what was expected there. Bounded: text of at most

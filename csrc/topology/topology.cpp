@@ -73,6 +73,13 @@ int unmeasured_rank(const Topology &t) noexcept {
   return -1;
 }
 
+int64_t measured_star(const Topology &t) noexcept {
+  const bool memory = one_memory(t);
+  int64_t least = kMostStar;
+  for (const RankInfo &r : t.ranks) least = std::min(least, memory ? r.star.memory : r.star.tcp);
+  return least;
+}
+
 void apply_profiles(Topology &t) {
   if (unmeasured_rank(t) < 0) weigh(t);
 }

@@ -36,6 +36,7 @@ struct RankInfo {
   IslandTable ccl_table;    // what it can do
   bool fnuz = false;        // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
   Rates rates;              // of its host's profile; all 0 where it has none
+  Star star;                // likewise
 };
 
 struct Group {
@@ -82,6 +83,9 @@ bool has_devices(const Topology &t) noexcept;
 double bridge_rate(const Topology &t, int rank) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
 int unmeasured_rank(const Topology &t) noexcept;
+// The largest message that takes the star by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers. -1:
+// some rank's profile does not say.
+int64_t measured_star(const Topology &t) noexcept;
 // Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
 // relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
 void apply_profiles(Topology &t);

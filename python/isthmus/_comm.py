@@ -65,9 +65,10 @@ class Comm(_core.Comm):
         op: str = "sum",
         root: int = 0,
     ) -> Explanation:
-        """The plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts for that collective.
+        """The path and the plan of this rank for `nbytes` (or `count` elements), counted as isthmus.h counts them.
 
-        With the time that the ranks' profiles predict (`isthmus tune`), and that of the last such call on this rank.
+        With the time that the ranks' profiles predict (`isthmus tune`), and that of the last such call on this rank. Of
+        "send" and "recv", whose `root` is the peer (-1: any, of a receive), the way that such a message with tag 0 takes.
         """
         if (nbytes is None) == (count is None):
             raise ArgumentError("explain: give nbytes= or count=")

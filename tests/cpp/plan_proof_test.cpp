@@ -267,6 +267,42 @@ TEST(Proof, RandomWorldsAndSequencesHold) {
   }
 }
 
+// Up to which size messages take the star is measured, so it may be anything from never to the most that there is.
+TEST(Proof, MessagesHoldOnBothSidesOfWhereverTheStarEnds) {
+  constexpr struct {
+    const char *islands, *hosts;
+    topology::Bridge bridge;
+  } kWorlds[] = {{"aabbb", "", topology::Bridge::Tcp},      // host ranks, three of one cluster
+                 {"abca", "xyzx", topology::Bridge::Auto},  // alone in their clusters, and two that are not
+                 {"AAABb", "xxyyy", topology::Bridge::Auto},
+                 {"AAABBc", "", topology::Bridge::Auto},  // all slots are read by all
+                 {"NNPPPq", "", topology::Bridge::Auto},  // and so on devices
+                 {"NNPPP", "xxyyy", topology::Bridge::Auto}};
+  const std::pair<DType, RedOp> kNumbers[] = {
+      {DType::Float32, RedOp::Sum}, {DType::BFloat16, RedOp::Avg}, {DType::Float8E5M2, RedOp::Sum}};
+  int combination = 0;
+  for (const auto &w : kWorlds)
+    for (const uint64_t ends : {uint64_t{0}, uint64_t{8192}, uint64_t{262144}})
+      for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast})
+        for (const auto &[dtype, redop] : kNumbers) {
+          if (++combination % kOneIn) continue;
+          const auto t = world_of(w.islands, w.hosts, w.bridge);
+          const uint64_t size = dtype_size(dtype);
+          std::vector<Operation> operations;  // the forms take turns on the same slots
+          for (const uint64_t bytes : {ends, ends + size, size, uint64_t{262144} + size, ends ? ends - size : 8, ends}) {
+            Operation op = operation_of(c, bytes, 128 * 1024, 6);
+            op.request.small_bytes = ends;
+            op.request.dtype = dtype;
+            op.request.op = redop;
+            op.request.root = t.size() - 1;
+            EXPECT_EQ(plan::takes_star(plan::planned_on(t, op.request), op.request), bytes > 0 && bytes <= ends);
+            operations.push_back(op);
+          }
+          const Verdict v = prove(t, operations);
+          ASSERT_TRUE(v.ok) << name_of(w.islands, operations[0]) << ", star up to " << ends << ": " << v.text;
+        }
+}
+
 TEST(Proof, HundredsOfRanksHold) {
   std::string flat(96, 'a'), two = std::string(64, 'a') + std::string(40, 'b'), mixed;
   for (int i = 0; i < 120; ++i) mixed += static_cast<char>('a' + (i * i + i / 7) % 5);

@@ -188,6 +188,57 @@ TEST(Plan, ExplainReadsAndItsJsonSaysTheSame) {
   EXPECT_EQ(j["bridge"]["time"], 1.0);
 }
 
+TEST(Plan, TheStarEndsWhereTheRequestSaysAndTheDigestTells) {
+  const auto t = world_of("aabb");
+  for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast})
+    for (const uint64_t ends : {uint64_t{0}, kDefaultStar, uint64_t{262144}})
+      for (const uint64_t bytes : {uint64_t{1024}, uint64_t{8192}, uint64_t{8196}, uint64_t{262144}, uint64_t{262148}}) {
+        Request r = request_of(c, bytes);
+        r.small_bytes = ends;
+        EXPECT_EQ(takes_star(t, r), bytes <= ends) << collective_name(c) << " of " << bytes << ", star up to " << ends;
+        const auto p = plan_collective(t, 3, r);  // the second rank of the second group, which is nobody's leader
+        EXPECT_EQ(p->uses_links, bytes > ends) << collective_name(c) << " of " << bytes << ", star up to " << ends;
+        r.small_bytes = ends + 4;
+        EXPECT_NE(plan_collective(t, 3, r)->digest, p->digest);
+        r.small_bytes = ends;
+        r.small_from = StarFrom::Profile;
+        EXPECT_EQ(plan_collective(t, 3, r)->digest, p->digest) << "who said it changes no plan";
+      }
+  EXPECT_FALSE(has_star(t, Collective::AllGather));
+  EXPECT_FALSE(has_star(world_of("aabb", "", topology::Bridge::Auto), Collective::AllReduce)) << "flat";
+  EXPECT_FALSE(has_star(world_of("aa"), Collective::AllReduce));
+  EXPECT_EQ(most_star(128 * 1024), 262144u);
+  EXPECT_EQ(most_star(4096), 16384u) << "slots are as small as chunks";
+}
+
+TEST(Plan, ExplainSaysWhichFormAMessageTakesAndWhoSaidSo) {
+  auto t = world_of("aabb");
+  const auto said = [&](uint64_t bytes, StarFrom from) {
+    Request r = request_of(Collective::AllReduce, bytes);
+    r.small_from = from;
+    return nlohmann::json::parse(explain_json(*plan_collective(t, 0, r), t));
+  };
+  const auto line = [](const nlohmann::json &j) {
+    const std::string text = j["text"];
+    const size_t at = text.find("  form    ");
+    return at == std::string::npos ? "" : text.substr(at + 10, text.find('\n', at) - at - 10);
+  };
+  EXPECT_EQ(line(said(8192, StarFrom::Default)),
+            "star: whole, by one rank of each group, up to 8.0 KiB: the default; no profile has it for all ranks");
+  EXPECT_EQ(line(said(8196, StarFrom::Setting)), "pieces, as above 8.0 KiB: set (ISTHMUS_STAR_BYTES, ISTHMUS_EAGER_BYTES)");
+  EXPECT_EQ(line(said(4, StarFrom::Profile)),
+            "star: whole, by one rank of each group, up to 8.0 KiB: measured (ISTHMUS_PROFILE)");
+  const auto j = said(8196, StarFrom::Profile);
+  EXPECT_EQ(j["form"], "pieces");
+  EXPECT_EQ(j["star"], (nlohmann::json{{"bytes", 8192}, {"from", "profile"}, {"simulated", false}}));
+  t.ranks[3].rates.simulated = true;
+  EXPECT_NE(line(said(4, StarFrom::Profile)).find("a rehearsal, which is no measurement"), std::string::npos);
+  EXPECT_EQ(said(4, StarFrom::Profile)["star"]["simulated"], true);
+  EXPECT_EQ(said(4, StarFrom::Setting)["star"]["simulated"], false);
+  EXPECT_TRUE(nlohmann::json::parse(explain_json(*plan_collective(t, 0, request_of(Collective::AllGather, 64)), t))["form"]
+                  .is_null());
+}
+
 // Ranks whose links differ, on otherwise fast hosts.
 topology::Topology measured(topology::Topology t, const std::vector<double> &tcp) {
   for (size_t r = 0; r < t.ranks.size(); ++r) {
@@ -251,6 +302,10 @@ TEST(Plan, APredictionThatCannotBeMadeSaysWhy) {
   auto t = measured(world_of("ab"), {1e9, 1e9});
   const auto why = [&](const Request &r) { return predict(*plan_collective(t, 0, r), t).unknown; };
   EXPECT_NE(why(request_of(Collective::AllReduce, 64)).find("latency"), std::string::npos);
+  Request large = request_of(Collective::AllReduce, 100'000);
+  EXPECT_EQ(why(large), "");
+  large.small_bytes = 100'000;  // the star
+  EXPECT_NE(why(large).find("latency"), std::string::npos);
   EXPECT_NE(why(request_of(Collective::Barrier, 0)).find("latency"), std::string::npos);
   EXPECT_NE(why(request_of(Collective::AllGatherV, 0)).find("sizes"), std::string::npos);
   t.ranks[0].rates[topology::Rate::Copy] = 0;

@@ -50,6 +50,23 @@ TEST(Profile, RatesAreThoseOfTheRanksDevice) {
   EXPECT_TRUE(rates_of(p, "host").simulated);
 }
 
+std::string with_star(const std::string &star) {
+  return profile(entry("x", "2"), formatted(R"("schema": 1, "simulated": false, "star": {})", star));
+}
+
+TEST(Profile, SaysUpToWhichSizeTheStarIsTakenOverWhichLink) {
+  const auto star = [](const std::string &text) { return parse_profile(text, "p").star; };
+  EXPECT_EQ(star(profile(entry("x", "2"))).tcp, -1) << "one that was made before there was such a thing";
+  const Star one =
+      star(with_star(R"({"tcp": {"bytes": 4096, "min": 0, "max": 262144, "repetitions": 9, "note": "4 ranks"}})"));
+  EXPECT_EQ(one.tcp, 4096);
+  EXPECT_EQ(one.memory, -1);
+  const Star two = star(with_star(R"({"tcp": {"bytes": 0, "min": 0, "max": 0, "repetitions": 1},
+    "memory": {"bytes": 262144, "min": 1, "max": 262144, "repetitions": 5, "sizes": [1, 2]}, "pigeon": 3})"));
+  EXPECT_EQ(two.tcp, 0);
+  EXPECT_EQ(two.memory, kMostStar);
+}
+
 TEST(Profile, WhatLaterVersionsAddIsPassedOver) {
   EXPECT_EQ(refusal(profile(entry("x", "2", R"(, "spread": [1, 2], "of": {"a": 1})"))), "");
   EXPECT_EQ(refusal(profile("", R"("schema": 1, "simulated": false, "missing": [{"name": "hip", "text": "none"}])")), "");
@@ -86,6 +103,18 @@ TEST(Profile, ARefusalNamesThePlaceAndWhatWasExpected) {
        "min <= median <= max"},
       {profile(R"({"name": "x", "unit": "bytes/s", "median": 2, "min": 1, "max": 3, "repetitions": 0})"),
        "entries[0].repetitions", "above 0"},
+      {with_star("[]"), "star", "expected an object"},
+      {with_star(R"({"tcp": 8192})"), "star.tcp", "expected an object"},
+      {with_star(R"({"memory": {}})"), "star.memory", "has no \"bytes\""},
+      {with_star(R"({"tcp": {"bytes": 1}})"), "star.tcp", "has no \"min\""},
+      {with_star(R"({"tcp": {"bytes": -1, "min": 0, "max": 0, "repetitions": 1}})"), "star.tcp.bytes", "from 0 to 262144"},
+      {with_star(R"({"tcp": {"bytes": 262145, "min": 0, "max": 0, "repetitions": 1}})"), "star.tcp.bytes",
+       "from 0 to 262144"},
+      {with_star(R"({"tcp": {"bytes": 1e3, "min": 0, "max": 0, "repetitions": 1}})"), "star.tcp.bytes", "a whole number"},
+      {with_star(R"({"tcp": {"bytes": 18446744073709551615, "min": 0, "max": 0, "repetitions": 1}})"), "star.tcp.bytes",
+       "from 0 to 262144"},
+      {with_star(R"({"tcp": {"bytes": 5, "min": 6, "max": 7, "repetitions": 1}})"), "star.tcp", "min <= bytes <= max"},
+      {with_star(R"({"tcp": {"bytes": 5, "min": 5, "max": 5, "repetitions": 0}})"), "star.tcp.repetitions", "above 0"},
       {profile(R"({"name": "x", "unit": "bytes/s", "median": 2, "min": 1, "max": 3})"), "entries[0]", "no \"repetitions\""},
   };
   for (const auto &c : cases) {
@@ -106,7 +135,9 @@ TEST(Profile, IsBoundedInSizeEntriesAndDepth) {
 }
 
 TEST(Profile, EveryTruncationIsRefused) {
-  const std::string whole = profile(entry("tcp_loopback", "3.5e9") + "," + entry("memory_copy", "9e9"));
+  const std::string whole = profile(entry("tcp_loopback", "3.5e9") + "," + entry("memory_copy", "9e9"),
+                                    R"("schema": 1, "simulated": false, "star": {"tcp": {"bytes": 1, "min": 1, "max": 1,
+                                       "repetitions": 5}})");
   EXPECT_EQ(refusal(whole), "");
   for (size_t n = 0; n < whole.size(); ++n) EXPECT_NE(refusal(whole.substr(0, n)), "") << n;
 }

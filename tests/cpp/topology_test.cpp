@@ -118,6 +118,19 @@ TEST(Topology, ProfilesThatNotAllRanksHaveChangeNothing) {
   EXPECT_EQ(t.digest, before);
 }
 
+TEST(Topology, TheStarEndsAtTheLeastThatTheRanksProfilesSayOfTheLinkBetweenTheIslands) {
+  auto ranks = ranks_of("aab", "xxx");
+  ranks[0].star = {.memory = 4096, .tcp = 65536};
+  ranks[1].star = {.memory = -1, .tcp = 16384};
+  ranks[2].star = {.memory = 0, .tcp = kMostStar};
+  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Tcp)), 16384);
+  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Auto)), -1) << "rank 1 does not know it over memory";
+  ranks[1].star.memory = 2048;
+  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Auto)), 0) << "never is a number as well";
+  std::swap(ranks[0].star, ranks[2].star);
+  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Tcp)), 16384) << "whoever says it";
+}
+
 // Each rank has its own copy of what was exchanged, and must come to the same bits.
 TEST(Topology, TheLastBitOfASlowestRanksRateIsInTheDigest) {
   auto ranks = ranks_of("abcabcabca", "xxyyzzxyzx");

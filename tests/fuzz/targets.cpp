@@ -178,7 +178,9 @@ std::vector<Bytes> address_seeds() {
 
 void blob(const uint8_t *data, size_t size) {
   try {
-    const auto packed = comm::pack(comm::unpack(view(data, size), 3));
+    const comm::RankBlob b = comm::unpack(view(data, size), 3);
+    for (const int64_t star : {b.info.star.memory, b.info.star.tcp, b.star}) must(topology::sound_star(star));
+    const auto packed = comm::pack(b);
     must(packed.size() == size && std::memcmp(packed.data(), data, size) == 0);
   } catch (const Error &error) { must(error.code() == Code::Mismatch && !error.text().empty()); }
 }
@@ -187,11 +189,13 @@ std::vector<Bytes> blob_seeds() {
   comm::RankBlob b;
   b.protocol = 1;
   b.endpoint = an_endpoint();
-  b.info = {"host",   "hostname", "island", "cuda:1", "a device", "00112233445566778899aabbccddeeff", 4711, 1,
-            "oneccl", "2022.2.0", {},       true,     {}};
+  b.info = {"host",     "hostname", "island", "cuda:1", "a device", "00112233445566778899aabbccddeeff", 4711, 1, "oneccl",
+            "2022.2.0", {},         true,     {},       {}};
   b.info.ccl_table.allow(IslandCall::AllReduce, DType::Float32, RedOp::Max);
   b.info.rates[topology::Rate::Tcp] = 3.25e9;
   b.info.rates.simulated = true;
+  b.info.star = {.memory = 0, .tcp = 65536};
+  b.star = topology::kMostStar;
   b.settings = "ISTHMUS_CHUNK_BYTES=131072 ";
   b.name = "world";
   b.index = 1;
@@ -209,6 +213,7 @@ void profile(const uint8_t *data, size_t size) {
     for (const auto &[name, rate] : p.medians) must(!name.empty() && name.size() <= 256 && topology::sound_rate(rate));
     const auto rates = topology::rates_of(p, "cuda:0");
     for (const double rate : rates.values) must(rate == 0 || topology::sound_rate(rate));
+    must(topology::sound_star(p.star.memory) && topology::sound_star(p.star.tcp));
   } catch (const Error &error) {
     must(error.code() == Code::Config && error.text().starts_with("ISTHMUS_PROFILE=/a/profile: ") &&
          error.text().size() < 1000);
@@ -219,7 +224,9 @@ std::vector<Bytes> profile_seeds() {
   constexpr std::string_view kText =
       R"({"schema": 1, "isthmus": "0.1.0", "host": "node", "date": "2026-01-31", "simulated": false,
  "entries": [{"name": "tcp_loopback", "unit": "bytes/s", "median": 3.5e9, "min": 3e9, "max": 4000000000, "repetitions": 9},
- {"name": "cuda:0/device_to_host", "unit": "bytes/s", "median": 2, "min": 1, "max": 3, "repetitions": 5, "note": "\u00e9"}]})";
+ {"name": "cuda:0/device_to_host", "unit": "bytes/s", "median": 2, "min": 1, "max": 3, "repetitions": 5, "note": "\u00e9"}],
+ "star": {"tcp": {"bytes": 8192, "min": 0, "max": 262144, "repetitions": 9, "sizes": [1024, 2048]},
+ "memory": {"bytes": 0, "min": 0, "max": 0, "repetitions": 5}}})";
   return {seed(net::as_bytes(kText)),
           seed(net::as_bytes(R"({"schema": 1, "host": "", "date": "", "simulated": true, "entries": []})")),
           Bytes(3000, '[')};

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,16 +16,9 @@ import pytest
 
 import isthmus
 from devices import OnDevice, on_host, run_fleet
+from profiles import HOST, command, host_rates, on_islands, written
 
 Run = Callable[..., list[Any]]
-HOST = ("memory_copy", "shm_exchange", "tcp_loopback", "reduce_float32", "reduce_bfloat16")
-
-
-def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "isthmus", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "250", **(env or {})},
-    )  # fmt: skip
 
 
 def check(profile: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -39,20 +31,6 @@ def check(profile: dict[str, Any]) -> dict[str, dict[str, Any]]:
     entries = {entry["name"]: entry for entry in profile["entries"]}
     assert len(entries) == len(profile["entries"]) and set(HOST) <= entries.keys()
     return entries
-
-
-def written(path: Path, rates: dict[str, float], **more: Any) -> str:
-    entries = [
-        {"name": name, "unit": "bytes/s", "median": rate, "min": rate, "max": rate, "repetitions": 5}
-        for name, rate in rates.items()
-    ]
-    head = {"schema": 1, "isthmus": isthmus.__version__, "host": os.uname().nodename, "date": "", "simulated": False}
-    path.write_text(json.dumps({**head, **more, "entries": entries}))
-    return str(path)
-
-
-def host_rates(bridge: float) -> dict[str, float]:
-    return {**dict.fromkeys(HOST, 5e9), "tcp_loopback": bridge, "shm_exchange": 2 * bridge}
 
 
 def test_tune_measures_this_host_and_writes_a_profile_that_ranks_take(tmp_path: Path) -> None:
@@ -132,16 +110,6 @@ def test_tune_says_what_a_device_refused(tmp_path: Path) -> None:
     assert set(HOST) <= check(profile).keys() and not any("both_ways" in entry["name"] for entry in profile["entries"])
     assert [one["name"] for one in profile["missing"]] == ["cuda:0"] and "700" in profile["missing"][0]["text"]
     assert "not measured cuda:0" in ended.stdout
-
-
-def on_islands(comm: isthmus.Comm, body: Callable[[isthmus.Comm], Any], labels: str, **settings: Any) -> Any:
-    """body() in a communicator of these ranks with a label, and settings, for each."""
-    unique_id = bytearray(isthmus.unique_id() if comm.rank == 0 else bytes(128))
-    comm.broadcast(unique_id)
-    mine = {name: value[comm.rank] if isinstance(value, list) else value for name, value in settings.items()}
-    options: dict[str, Any] = {"island": labels[comm.rank], "bridge": "tcp", "settings": mine}
-    with isthmus.init(comm.rank, comm.size, unique_id=bytes(unique_id), **options) as other:
-        return body(other)
 
 
 def test_a_place_where_no_file_can_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ ISTHMUS_API isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, in
                                                int64_t *stream_number);
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
- * and the reading form of it, the time that profiles predict and that of the last such call. dump: the flight recorder of the
+ * and the reading form of it, the time that profiles predict and that of the last such call; of "send" and "recv", whose `root` is the peer, their way. dump: the flight recorder of the
  * communicator. */
 ISTHMUS_API isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json);
 ISTHMUS_API isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective, uint64_t count, isthmus_dtype dtype,
@@ -156,6 +156,10 @@ ISTHMUS_API isthmus_result isthmus_devices(char **json);
  * ISTHMUS_DEVICE names ("host": of all devices): {"entries": [{"name", "samples": bytes a second, "note"}], "missing": [{"name", "text"}]}.
  * Blocks; nothing else should run on the host meanwhile. */
 ISTHMUS_API isthmus_result isthmus_measure(double seconds, char **json);
+/* Collective, like it: up to which size an all_reduce of this communicator that crosses between islands is better sent whole, from one rank
+ * of each, than in pieces: {"link": "memory" or "tcp", "bytes", "min", "max", "repetitions", "ranks", "islands", "sizes", "star_us",
+ * "pieces_us"}, the same on all ranks. ISTHMUS_ERROR_UNSUPPORTED where nothing crosses. */
+ISTHMUS_API isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json);
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */

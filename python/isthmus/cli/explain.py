@@ -25,13 +25,13 @@ def add_parser(subparsers: Any) -> None:
         help="what a collective would do",
         description="Prints the plan of rank 0: under torchrun, mpirun or srun for that job, else for local ranks.",
     )
-    parser.add_argument("collective", help="all_reduce, broadcast, all_gather, ...")
+    parser.add_argument("collective", help="all_reduce, broadcast, all_gather, ..., send, recv")
     parser.add_argument(
         "-b", "--bytes", type=parse_bytes, default=1 << 20, metavar="SIZE", help="of the message (default 1M)"
     )
     parser.add_argument("-d", "--dtype", default="float32", choices=_core.dtypes(), metavar="DTYPE", help="default float32")
     parser.add_argument("-o", "--op", default="sum", choices=_core.ops(), metavar="OP", help="default sum")
-    parser.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="default 0")
+    parser.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="or peer (default 0)")
     parser.add_argument("--json", action="store_true", help="print the data")
     add_rank_options(parser)
     parser.set_defaults(run=run)

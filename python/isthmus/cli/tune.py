@@ -1,4 +1,8 @@
-"""`isthmus tune`: how fast this host and its devices are, as a profile that ISTHMUS_PROFILE names."""
+"""`isthmus tune`: how fast this host and its devices are, as a profile that ISTHMUS_PROFILE names.
+
+As ranks of a job it measures what only they can tell, and adds it to the profile: up to which size a message that crosses
+between their islands is better sent whole.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import __version__, _core
+from .. import Comm, __version__, _core, init
 from .._errors import Error
 from ..rehearse import FLEET
 from .bench import find_benchmark
+from .common import under_launcher
 
 SCHEMA = 1  # of the profile; csrc/topology/profile.hpp reads it
 UNIT = "bytes/s"
@@ -36,7 +41,9 @@ def add_parser(subparsers: Any) -> None:
         help="measure this host, write a profile",
         description="Measures memory, reductions, shared memory and TCP (over loopback) of this host, and the copies "
         "and the library of the device that ISTHMUS_DEVICE names, or of every device. Run it once on each host, while "
-        "nothing else runs there. Ranks take the profile with ISTHMUS_PROFILE=FILE.",
+        "nothing else runs there. Started as the ranks of a job (torchrun, mpirun, srun, isthmus rehearse) it measures up "
+        "to which size messages between their islands are better sent whole, and adds that to the profile of each host. "
+        "Ranks take the profile with ISTHMUS_PROFILE=FILE.",
     )
     parser.add_argument("--output", metavar="FILE", help="the profile (default isthmus-profile-HOST.json)")
     parser.add_argument("--seconds", type=_seconds, default=6.0, metavar="S", help="about how long (default 6)")
@@ -56,29 +63,85 @@ def _seconds(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     if options.output and (Path(options.output).is_dir() or not Path(options.output).parent.is_dir()):
         raise Error(f"tune: the profile cannot be written: {options.output} is a folder, or in none")
+    path = Path(options.output or f"isthmus-profile-{socket.gethostname()}.json")
+    if under_launcher():
+        with init() as comm:
+            if comm.size > 1:
+                return tune_job(comm, path, options.seconds)
     profile = measure(options.seconds)
-    path = Path(options.output or f"isthmus-profile-{profile['host']}.json")
     write(path, profile)
     show(Console(), profile)
     print(f"profile: {path}; ranks on this host take it with ISTHMUS_PROFILE={path.resolve()}")
     return 0
 
 
-def measure(seconds: float) -> dict[str, Any]:
-    """Everything that can be measured here, as a profile."""
-    samples = [{"name": name, "samples": rates, "note": _HOST[name]} for name, rates in host_rates(seconds / 2).items()]
-    found = json.loads(_core.measure(seconds / 2))
+def tune_job(comm: Comm, path: Path, seconds: float) -> int:
+    """One rank of a job: the first of each host adds what they measured together to the profile there."""
+    star = json.loads(comm._measure_star(seconds))
+    topology = comm.topology()
+    first = [host["ranks"][0] for host in topology["hosts"]]
+    simulated = simulated_library()
+    if comm.rank in first:
+        profile = read(path)
+        profile["simulated"] = profile["simulated"] or simulated or FLEET in os.environ
+        profile["date"] = now()
+        link = star.pop("link")
+        star["note"] = f"{star.pop('ranks')} ranks in {star.pop('islands')} groups: {layout(topology)}"
+        profile.setdefault("star", {})[link] = star
+        write(path, profile)
+        if comm.rank == 0:
+            show_star(Console(), profile, link)
+        print(f"profile: {path}; ranks on this host take it with ISTHMUS_PROFILE={path.resolve()}")
+    comm.barrier()
+    return 0
+
+
+def layout(topology: dict[str, Any]) -> str:
+    """Who was measured: "cuda:0 x 2 (nccl), host"."""
+    groups = []
+    for group in topology["groups"]:
+        device = topology["ranks"][group["ranks"][0]]["device"]
+        count = len(group["ranks"])
+        groups.append(device + (f" x {count}" if count > 1 else "") + (f" ({group['ccl']})" if group["ccl"] else ""))
+    return ", ".join(groups)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The profile that is to be added to; an empty one where there is none."""
+    if not path.exists():
+        return head([], [])
+    try:
+        profile = json.loads(path.read_text(encoding="utf-8"))
+        if profile["schema"] == SCHEMA and isinstance(profile["entries"], list) and isinstance(profile["simulated"], bool):
+            return dict(profile)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    raise Error(f"tune: {path} is no profile of schema {SCHEMA} that could be added to; remove it, or give another --output")
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def head(entries: list[dict[str, Any]], missing: list[dict[str, Any]]) -> dict[str, Any]:
     fleet = os.environ.get(FLEET)
     return {
         "schema": SCHEMA,
         "isthmus": __version__,
         "host": socket.gethostname(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "simulated": fleet is not None or simulated_library(),
         **({"rehearsal": fleet} if fleet else {}),
-        "entries": [entry(**one) for one in [*samples, *found["entries"]]],
-        "missing": found["missing"],
+        "entries": entries,
+        "missing": missing,
     }
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """Everything that can be measured here, as a profile."""
+    samples = [{"name": name, "samples": rates, "note": _HOST[name]} for name, rates in host_rates(seconds / 2).items()]
+    found = json.loads(_core.measure(seconds / 2))
+    return head([entry(**one) for one in [*samples, *found["entries"]]], found["missing"])
 
 
 def host_rates(seconds: float) -> dict[str, list[float]]:
@@ -126,9 +189,28 @@ def write(path: Path, profile: dict[str, Any]) -> None:
         raise Error(f"tune: the profile cannot be written: {error}") from None
 
 
-def show(console: Console, profile: dict[str, Any]) -> None:
+def banner(console: Console, profile: dict[str, Any]) -> None:
     if profile["simulated"]:
         console.print("[bold red]SIMULATED[/]: devices of a rehearsal; no figure below is a measurement of hardware")
+
+
+def show_star(console: Console, profile: dict[str, Any], link: str) -> None:
+    banner(console, profile)
+    star = profile["star"][link]
+    table = Table(box=None, pad_edge=False)
+    for column in ("bytes", "whole, us", "in pieces, us"):
+        table.add_column(column, justify="right")
+    for size, whole, pieces in zip(star["sizes"], star["star_us"], star["pieces_us"], strict=True):
+        table.add_row(str(size), f"{whole:.1f}", f"{pieces:.1f}")
+    console.print(table, highlight=False)
+    spread = f"{star['min']} to {star['max']} in {star['repetitions']} sweeps"
+    console.print(
+        f"star over {link} up to {star['bytes']} bytes ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True
+    )
+
+
+def show(console: Console, profile: dict[str, Any]) -> None:
+    banner(console, profile)
     table = Table(box=None, pad_edge=False)
     table.add_column("GB/s")
     for column in ("median", "min", "max", "runs"):

@@ -1,0 +1,20 @@
+// What a call would do, as JSON with its reading form in "text".
+#pragma once
+
+#include <string>
+
+#include "comm/communicator.hpp"
+
+namespace isthmus::observe {
+
+// The plan as plan::explain_json() gives it, with "path": "one hop" where cells serve the call and the plan is only its larger twin. And
+// "predicted": {"seconds", "copies", "folds", "links", "bridge", "device", "fill", "simulated"} (plan::Prediction) or null, "last":
+// {"seconds", "sequence", "bytes"} of the last call of that shape on this rank that the flight recorder has, or null.
+std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop);
+
+// A send to `peer`, or a receive from it (-1: from any rank): {"collective", "dtype", "rank", "world", "peer", "bytes", "flat", "path": "at
+// once", "asked for" or "window", "link", "parts", "part_bytes", "predicted": {"seconds", "out", "link", "in", "simulated"} or null,
+// "last": {"seconds", "bytes"} or null, "text"}. Throws Error(Argument) for a peer that is none.
+std::string explain_message_json(comm::Communicator &comm, plan::Collective c, int peer, DType dtype, uint64_t bytes);
+
+}  // namespace isthmus::observe
