@@ -465,6 +465,20 @@ void Member::doubt_device(int64_t now) noexcept {
   context_->courier(*this);
 }
 
+device::PointerInfo Member::find(const void *memory) {
+  try {
+    const device::PointerInfo found = runtime_->find(memory);
+    if (found.where != device::Where::Unknown || !memory || failed()) return found;
+    device_doubted_.store(true, std::memory_order_release);
+    look_at_device();
+    if (!failed()) return found;
+  } catch (const Error &e) {
+    fail(e.code(), formatted("the device of {} has failed: {}", rank_text(rank_), e.text()), true);
+  }
+  const Status s = failure();
+  throw Error(s.code, s.text);
+}
+
 void Member::look_at_device() noexcept {
   if (!device_doubted_.exchange(false, std::memory_order_acq_rel)) return;
   Status s;
