@@ -511,7 +511,15 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     }
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
-  if (late ? polls_device() && now - late->submitted_ns > 100'000'000 : porting_.load() != 0) doubt_device(now);
+  // The device is asked only where nothing of it has gone on for so long.
+  const uint64_t moved = (late ? late->sequence + late->t : 0) + (island_ ? island_->signalled() : 0) +
+                         (porter_ ? porter_->signalled() : 0) + porting_.load();
+  if (moved != device_moved_) {
+    device_moved_ = moved;
+    device_asked_ns_.store(now, std::memory_order_relaxed);
+  } else if (late ? polls_device() : porting_.load() != 0) {
+    doubt_device(now);
+  }
   if (!failed()) on_message_deadline(now);
   exec_.clear(std::memory_order_release);
   if (failed()) drive();

@@ -485,7 +485,8 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
   std::vector<std::span<std::byte>> guarded_windows_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
-  std::atomic<int64_t> device_asked_ns_{0};
+  std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
+  uint64_t device_moved_ = 0;                // exec: what had gone on then
   std::atomic<bool> device_doubted_{false};
   const uint64_t part_bytes_;
   const int64_t group_wait_ns_;
