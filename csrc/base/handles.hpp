@@ -43,12 +43,14 @@ class Mapping {  // a shared mapping; never inherited by a forked child
   Mapping() = default;
   // Maps `bytes` of `fd` (PROT_READ|WRITE, MAP_SHARED) with MADV_DONTFORK. Throws Error(System).
   Mapping(int fd, size_t bytes);
-  Mapping(Mapping &&o) noexcept : base_(std::exchange(o.base_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  Mapping(Mapping &&o) noexcept
+      : base_(std::exchange(o.base_, nullptr)), bytes_(std::exchange(o.bytes_, 0)), kept_(std::exchange(o.kept_, false)) {}
   Mapping &operator=(Mapping &&o) noexcept {
     if (this != &o) {
       reset();
       base_ = std::exchange(o.base_, nullptr);
       bytes_ = std::exchange(o.bytes_, 0);
+      kept_ = std::exchange(o.kept_, false);
     }
     return *this;
   }
@@ -57,12 +59,18 @@ class Mapping {  // a shared mapping; never inherited by a forked child
   size_t size() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return base_ != nullptr; }
   void reset() noexcept {
-    if (base_) ::munmap(std::exchange(base_, nullptr), std::exchange(bytes_, 0));
+    if (base_ && !kept_) ::munmap(base_, bytes_);
+    base_ = nullptr;
+    bytes_ = 0;
+    kept_ = false;
   }
+  // It stays until the process ends, for somebody who may still write there.
+  void keep() noexcept { kept_ = true; }
 
  private:
   void *base_ = nullptr;
   size_t bytes_ = 0;
+  bool kept_ = false;
 };
 
 }  // namespace isthmus

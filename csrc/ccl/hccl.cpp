@@ -30,7 +30,7 @@ constexpr const char *kMark = "HcclAllReduce";
 constexpr const char *kInstall = "install Huawei's CANN 8.0 or newer and source its set_env.sh";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
-constexpr double kPatience = 10, kBrokenPatience = 0.2;
+constexpr double kPatience = 10, kDestroyPatience = 2, kBrokenPatience = 0.2;
 
 // -1: not reduced there by every device.
 int type_number(DType t) noexcept {
@@ -179,30 +179,42 @@ class HcclCommunicator final : public Communicator {
   }
   // Whether all that the stream was given before is done; waits so long for it.
   bool idle(double seconds) const noexcept {
+    std::unique_ptr<device::Event> behind;
     try {
-      auto behind = device::open_runtime("acl").make_event(stream().device());
+      behind = device::open_runtime("acl").make_event(stream().device());
       behind->record(stream());
-      const Deadline deadline(seconds);
+      Deadline deadline(seconds);
+      bool cut = false;
       while (!behind->reached()) {
         if (deadline.passed()) {
-          (void)behind.release();  // the stream still has it
-          return false;
+          // After a failure the stream may stand in the part of a rank that does not come. What is recorded once it was stopped is reached.
+          if (cut || !broken() || !rank_->stream->cut()) {
+            (void)behind.release();  // the stream still has it
+            return false;
+          }
+          cut = true;
+          deadline = Deadline(seconds);
+          behind->record(stream());
         }
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
       return true;
-    } catch (const Error &) { return false; }
+    } catch (const Error &) {
+      return behind && broken() && !stream().status().ok();
+    }  // a device that has failed does no more
   }
-  // The library's communicator may end when all that it has to do is done, which a call that failed may have left so. Where that does not come,
-  // it is left as it is. The library waits for no other rank there, but a device that hangs may hold up this call as well.
+  bool broken() const noexcept { return rank_->aborted.load() || rank_->failed.load(); }
+  // The library's communicator may end when all that it has to do is done, which a call that failed may have left so, or when the stream was
+  // stopped. Where neither comes it is left as it is. The library waits for no other rank there, but a device that hangs may hold up this call
+  // as well.
   void leave() noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
     const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && r.handle;
-    if (free && idle(r.aborted.load() || r.failed.load() ? kBrokenPatience : kPatience)) {
+    if (free && idle(broken() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
-      ask(destroy, Deadline(kPatience).ns());
+      ask(destroy, Deadline(broken() ? kDestroyPatience : kPatience).ns());
     }
     r.stop.store(true);
     r.work.ring();
@@ -211,15 +223,12 @@ class HcclCommunicator final : public Communicator {
     abandon();
   }
   void abandon() noexcept {
-    static std::once_flag once;
-    std::call_once(once, [] { ::on_exit(end_without_destructors, nullptr); });
-    the_stuck.fetch_add(1);
+    device::abandon_thread();
     rank_->left.store(true);
     const char *where = inside();
     ISTHMUS_WARN(
         "a thread of rank {} of an island is stuck in hccl {} and is left behind: the library has no call that ends it",
         rank(), where ? where : "at its end");
-    device::count_abandoned_thread();
     thread_.detach();
   }
 

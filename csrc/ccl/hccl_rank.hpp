@@ -1,11 +1,8 @@
 // One rank of an island that HCCL serves, and the thread that makes its calls: of hccl.cpp alone.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +13,7 @@
 #include "base/error.hpp"
 #include "ccl/hccl_abi.hpp"
 #include "ccl/island_ccl.hpp"
+#include "device/abandoned.hpp"
 
 namespace isthmus::ccl::hccl {
 
@@ -50,15 +48,6 @@ struct Task {
   uint64_t count = 0;
   int dtype = 0, op = 0, peer = 0;  // peer: the root of those that have one
 };
-
-// Threads that are in the library and were left there. Its destructors would run into them: where one is still there at the
-// end, the process ends without.
-inline std::atomic<int> the_stuck{0};
-inline void end_without_destructors(int status, void *) {
-  if (the_stuck.load() == 0) return;
-  std::fflush(nullptr);
-  ::_exit(status);
-}
 
 // The thread keeps it if it is left behind.
 struct Rank {
@@ -125,7 +114,7 @@ struct Rank {
         back.ring();
       }
     } catch (const Error &e) { keep({e.code(), e.text()}); }
-    if (left.load()) the_stuck.fetch_sub(1);
+    if (left.load()) device::abandoned_thread_is_back();
     ended.store(true, std::memory_order_release);
     back.ring();
   }

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,6 +18,7 @@
 #include "base/log.hpp"
 #include "ccl/front_door.hpp"
 #include "ccl/nccl_abi.hpp"
+#include "device/abandoned.hpp"
 
 namespace isthmus::ccl {
 namespace {
@@ -99,7 +98,7 @@ class NcclCommunicator final : public Communicator {
     Id id{};
     std::memcpy(id.bytes, join.id.data(), kIdBytes);
     const device::Entered device(*stream_);
-    const Result r = f().CommInitRankConfig(&handle_, size_, id, rank_, &config);
+    const Result r = f().CommInitRankConfig(&held_->handle, size_, id, rank_, &config);
     keep(outcome(opened_, "init", r));
     if (!failed()) follow("init", join.deadline.ns());
     if (!failed()) return;
@@ -123,25 +122,26 @@ class NcclCommunicator final : public Communicator {
 
   void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
     const auto [t, o] = reduction(Call::AllReduce, dtype, op);
-    submit(Call::AllReduce, count, [&] { return f().AllReduce(send, recv, count, t, o, handle_, queue()); });
+    submit(Call::AllReduce, count, [&] { return f().AllReduce(send, recv, count, t, o, held_->handle, queue()); });
   }
   void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
     const auto [t, o] = reduction(Call::Reduce, dtype, op);
     check(Call::Reduce, root);
-    submit(Call::Reduce, count, [&] { return f().Reduce(send, recv, count, t, o, root, handle_, queue()); });
+    submit(Call::Reduce, count, [&] { return f().Reduce(send, recv, count, t, o, root, held_->handle, queue()); });
   }
   void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
     const auto [t, o] = reduction(Call::ReduceScatter, dtype, op);
-    submit(Call::ReduceScatter, count, [&] { return f().ReduceScatter(send, recv, count, t, o, handle_, queue()); });
+    submit(Call::ReduceScatter, count, [&] { return f().ReduceScatter(send, recv, count, t, o, held_->handle, queue()); });
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     check(Call::Broadcast, root);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Broadcast, count, [&] { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, handle_, queue()); });
+    submit(Call::Broadcast, count,
+           [&] { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, held_->handle, queue()); });
   }
   void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::AllGather, count, [&] { return f().AllGather(send, recv, bytes, kUInt8, handle_, queue()); });
+    submit(Call::AllGather, count, [&] { return f().AllGather(send, recv, bytes, kUInt8, held_->handle, queue()); });
   }
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
@@ -150,8 +150,8 @@ class NcclCommunicator final : public Communicator {
       if (r != kSuccess) return r;
       for (int q = 0; q < size_ && r == kSuccess; ++q) {
         const auto at = static_cast<size_t>(q) * bytes;
-        r = f().Send(static_cast<const std::byte *>(send) + at, bytes, kUInt8, q, handle_, queue());
-        if (r == kSuccess) r = f().Recv(static_cast<std::byte *>(recv) + at, bytes, kUInt8, q, handle_, queue());
+        r = f().Send(static_cast<const std::byte *>(send) + at, bytes, kUInt8, q, held_->handle, queue());
+        if (r == kSuccess) r = f().Recv(static_cast<std::byte *>(recv) + at, bytes, kUInt8, q, held_->handle, queue());
       }
       const Result end = f().GroupEnd();  // a group is never left open
       return r == kSuccess ? end : r;
@@ -160,23 +160,23 @@ class NcclCommunicator final : public Communicator {
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
     check(Call::Send, peer);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Send, count, [&] { return f().Send(buffer, bytes, kUInt8, peer, handle_, queue()); });
+    submit(Call::Send, count, [&] { return f().Send(buffer, bytes, kUInt8, peer, held_->handle, queue()); });
   }
   void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
     check(Call::Recv, peer);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Recv, count, [&] { return f().Recv(buffer, bytes, kUInt8, peer, handle_, queue()); });
+    submit(Call::Recv, count, [&] { return f().Recv(buffer, bytes, kUInt8, peer, held_->handle, queue()); });
   }
 
   // Another thread ends the vendor's communicator, because its call may wait for the device.
   void abort() noexcept override {
     if (aborted_.exchange(true)) return;
     try {
-      killer_ = std::thread([this] {
+      killer_ = std::thread([held = held_, functions = &opened_.f] {
         // A call that is being followed on another thread sees the flag and leaves first.
-        const std::lock_guard lock(calls_);
-        if (handle_) f().CommAbort(handle_);
-        handle_ = nullptr;
+        const std::lock_guard lock(held->calls);
+        if (held->handle) functions->CommAbort(held->handle);
+        held->handle = nullptr;
       });
     } catch (const std::exception &) {}  // no thread: the communicator is left as it is
   }
@@ -187,11 +187,11 @@ class NcclCommunicator final : public Communicator {
     const int64_t now = now_ns();
     int64_t asked = asked_ns_.load(std::memory_order_relaxed);
     if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
-    const std::unique_lock lock(calls_, std::try_to_lock);
-    if (!lock.owns_lock() || !handle_) return false;
+    const std::unique_lock lock(held_->calls, std::try_to_lock);
+    if (!lock.owns_lock() || !held_->handle) return false;
     Result state = kSuccess;
-    const Result r = f().CommGetAsyncError(handle_, &state);
-    keep(outcome(opened_, "communicator", r != kSuccess ? r : state, handle_));
+    const Result r = f().CommGetAsyncError(held_->handle, &state);
+    keep(outcome(opened_, "communicator", r != kSuccess ? r : state, held_->handle));
     return failed_.load(std::memory_order_acquire);
   }
 
@@ -220,19 +220,20 @@ class NcclCommunicator final : public Communicator {
   void submit(Call call, uint64_t count, F made) {
     if (count == 0) return;
     const char *name = island_call_name(call);
-    const std::lock_guard lock(calls_);
-    if (aborted_.load(std::memory_order_acquire) || !handle_ || failed_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(held_->calls);
+    if (aborted_.load(std::memory_order_acquire) || !held_->handle || failed_.load(std::memory_order_acquire)) return;
     const device::Entered device(*stream_);
     const Result r = made();
-    keep(outcome(opened_, name, r, handle_));
+    keep(outcome(opened_, name, r, held_->handle));
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
   // Waits until what was begun is on the stream.
   void follow(const char *call, int64_t until_ns) const {
     for (int i = 0;; ++i) {
       Result state = kSuccess;
-      const Result r = f().CommGetAsyncError(handle_, &state);
-      if (r != kSuccess || state != kInProgress) return keep(outcome(opened_, call, r != kSuccess ? r : state, handle_));
+      const Result r = f().CommGetAsyncError(held_->handle, &state);
+      if (r != kSuccess || state != kInProgress)
+        return keep(outcome(opened_, call, r != kSuccess ? r : state, held_->handle));
       if (aborted_.load(std::memory_order_acquire))
         return keep({Code::Aborted, formatted("{} {}: aborted", opened_.row->family, call)});
       if (now_ns() > until_ns)
@@ -245,28 +246,20 @@ class NcclCommunicator final : public Communicator {
   }
   // Destroys what works; aborts what does not. Either call may wait for ever where a device hangs, so both have a thread and a deadline.
   void leave() noexcept {
-    constexpr auto kPatience = std::chrono::seconds(10);
-    struct End {
-      std::mutex mutex;
-      std::condition_variable done;
-      bool over = false;
-    };
+    constexpr double kPatience = 10;
     try {
-      const auto end = std::make_shared<End>();
       const bool broken = failed_.load() || aborted_.load();
-      std::thread killer = std::move(killer_);
-      const Handle handle = killer.joinable() ? nullptr : std::exchange(handle_, nullptr);
-      if (!killer.joinable() && !handle) return;
-      std::thread([end, handle, broken, functions = &opened_.f, killer = std::move(killer)]() mutable {
-        if (killer.joinable()) killer.join();
+      const auto killer = std::make_shared<std::thread>(std::move(killer_));
+      const Handle handle = killer->joinable() ? nullptr : std::exchange(held_->handle, nullptr);
+      if (!killer->joinable() && !handle) return;
+      const auto ended = device::call_within(kPatience, [handle, broken, functions = &opened_.f, killer] {
+        if (killer->joinable()) killer->join();
         else broken ? functions->CommAbort(handle) : functions->CommDestroy(handle);
-        const std::lock_guard lock(end->mutex);
-        end->over = true;
-        end->done.notify_all();
-      }).detach();
-      std::unique_lock lock(end->mutex);
-      if (!end->done.wait_for(lock, kPatience, [&] { return end->over; }))
-        ISTHMUS_WARN("{}: the communicator of rank {} did not end in 10 s and is left behind", opened_.row->family, rank_);
+        return Status{};
+      });
+      if (!ended)
+        ISTHMUS_WARN("{}: the communicator of rank {} did not end in {} s and is left behind, with the thread that ends it",
+                     opened_.row->family, rank_, kPatience);
     } catch (const std::exception &) {}
   }
 
@@ -274,8 +267,11 @@ class NcclCommunicator final : public Communicator {
   const Opened &opened_;
   const std::shared_ptr<device::Stream> stream_;
   const int rank_, size_;
-  mutable std::mutex calls_;  // held in the library's calls: abort ends the communicator between two of them
-  Handle handle_ = nullptr;
+  struct Held {        // by the thread that ends it too, which may be left behind
+    std::mutex calls;  // held in the library's calls: abort ends the communicator between two of them
+    Handle handle = nullptr;
+  };
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::thread killer_;
   std::atomic<bool> aborted_{false};
   mutable std::atomic<bool> failed_{false};

@@ -16,6 +16,7 @@
 
 #include "base/error.hpp"
 #include "ccl/oneccl_leftovers.hpp"
+#include "device/abandoned.hpp"
 #include "device/host.hpp"
 
 namespace isthmus::ccl {

@@ -113,7 +113,7 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
   const device::Runtime *runtime = member_->runtime();
   if (!runtime) return false;
   const auto place = [&](const void *p) {
-    const device::PointerInfo found = runtime->find(p);
+    const device::PointerInfo found = member_->find(p);
     if (found.where != device::Where::Device) return false;
     if (found.device != member_->device())
       fail(Code::Argument, "{}: the buffer at {} is memory of {}:{}, and this rank works on {}:{}", name, p,
@@ -136,7 +136,7 @@ void Communicator::check_lent(int type, int number, const void *memory) const {
   const std::string own = formatted("{}:{}", runtime->vendor(), member_->device());
   if ((type != known.type || number != member_->device()) && (known.shared == 0 || type != known.shared))
     fail(Code::Argument, "this rank works on {}", own);
-  if (memory && runtime->find(memory).where == device::Where::Unknown)
+  if (memory && member_->find(memory).where == device::Where::Unknown)
     fail(Code::Argument, "{}, on which this rank works, has no memory at {}", own, memory);
 }
 

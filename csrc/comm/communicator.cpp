@@ -402,6 +402,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   attempt([&] {
     device = find_device(settings);
     if (!device.host()) {
+      context->begin_on(*device.runtime, device.number);
       mine.info.device = device.text();
       mine.info.device_name = device.runtime->describe(device.number);
       mine.info.numa = device.runtime->numa(device.number);

@@ -67,6 +67,7 @@ class AclCalls {
   static constexpr const char *kVendor = "acl", *kName = "Ascend ACL";
   static constexpr bool kValues = false, kWays = true;
   static constexpr Dlpack kDlpack{12, 0};  // kDLExtDev, as PyTorch has it for devices outside of its own list
+  static constexpr Ends kEnds{"aclrtDestroyStream", "aclrtDestroyEvent", "aclrtFree", "aclrtHostUnregister"};
   using Handle = acl_abi::Handle;
 
   AclCalls(std::string version, int count)
@@ -94,6 +95,18 @@ class AclCalls {
     if (before != 0) the_functions.aclrtSetCurrentContext(reinterpret_cast<Handle>(before));
   }
 
+  // The program may have reset the device whoever else had set it, and then there is no such context any more.
+  bool begin(int device, void *) const {
+    PerDevice &d = at(device);
+    const std::lock_guard lock(d.mutex);
+    const Handle known = d.context.load(std::memory_order_relaxed), before = current_context();
+    if (!known) return false;
+    const bool gone = the_functions.aclrtSetCurrentContext(known) != kSuccess;
+    if (before) the_functions.aclrtSetCurrentContext(before);
+    if (gone) make_context(d, device);
+    return gone;
+  }
+
   Handle make_stream() const {
     Handle stream = nullptr;
     ISTHMUS_ACL(aclrtCreateStreamWithConfig, &stream, 0, kStreamFastLaunch | kStreamFastSync);
@@ -117,11 +130,15 @@ class AclCalls {
       return status_of("aclrtDestroyStreamForce", the_functions.aclrtDestroyStreamForce(stream));
     return {Code::System, "Ascend ACL: a stream that does not come to its end is left behind"};
   }
+  Status try_cut_stream(Handle stream) const {
+    if (the_functions.aclrtStreamAbort) return status_of("aclrtStreamAbort", the_functions.aclrtStreamAbort(stream));
+    return {Code::Unsupported, "Ascend ACL: this version has no aclrtStreamAbort, so what a stream waits for stays"};
+  }
   Status try_stream(Handle stream, int device) const {
     int state = kStreamComplete;
     const Result r = the_functions.aclrtStreamQuery(stream, &state);
     if (r == kSuccess) return {};
-    return {Code::System, formatted("Ascend ACL: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("Ascend ACL: device {} failed with {}, says aclrtStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // the default stream never is
@@ -209,10 +226,10 @@ class AclCalls {
   }
 
  private:
-  static constexpr double kPatience = 2;
+  static constexpr double kPatience = 1;  // less than whoever ends a stream has
   struct PerDevice {
-    std::once_flag once;
-    Handle context = nullptr;
+    std::mutex mutex;  // whoever makes it
+    std::atomic<Handle> context{nullptr};
     AclReports reports{the_functions};
   };
   struct State {
@@ -224,13 +241,16 @@ class AclCalls {
   // Made when the device is first used, and kept: nothing is ever reset or finalised that the program may be using.
   Handle context(int device) const {
     PerDevice &d = at(device);
-    std::call_once(d.once, [&] {
-      const Handle before = current_context();
-      ISTHMUS_ACL(aclrtSetDevice, device);
-      d.context = current_context();
-      if (before) ISTHMUS_ACL(aclrtSetCurrentContext, before);
-    });
-    return d.context;
+    if (const Handle known = d.context.load(std::memory_order_acquire)) return known;
+    const std::lock_guard lock(d.mutex);
+    if (!d.context.load(std::memory_order_relaxed)) make_context(d, device);
+    return d.context.load(std::memory_order_relaxed);
+  }
+  static void make_context(PerDevice &d, int device) {
+    const Handle before = current_context();
+    ISTHMUS_ACL(aclrtSetDevice, device);
+    d.context.store(current_context(), std::memory_order_release);
+    if (before) ISTHMUS_ACL(aclrtSetCurrentContext, before);
   }
 
   std::string version_;

@@ -75,6 +75,7 @@ struct PackageVersion {
   F(aclrtUnSubscribeReport, (uint64_t thread, Handle stream))              \
   F(aclrtSetStreamFailureMode, (Handle, uint64_t))                         \
   F(aclrtDestroyStreamForce, (Handle))                                     \
+  F(aclrtStreamAbort, (Handle))                                            \
   F(aclmdlRICaptureGetInfo, (Handle stream, int *status, Handle *graph))   \
   F(aclsysGetCANNVersion, (int package, PackageVersion *))
 

@@ -57,6 +57,7 @@ class CudaCalls {
   static constexpr const char *kVendor = "cuda", *kName = "NVIDIA driver";
   static constexpr bool kValues = true, kWays = false;
   static constexpr Dlpack kDlpack{2, 13};  // kDLCUDA, kDLCUDAManaged
+  static constexpr Ends kEnds{"cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemHostUnregister"};
   using Handle = cuda_abi::Handle;
 
   CudaCalls(int version, std::vector<Device> numbers)
@@ -83,10 +84,36 @@ class CudaCalls {
   // 1: the default stream, which the driver knows by this number too; 2: that of the thread, alike.
   int64_t dlpack_stream(const void *handle) const { return handle ? reinterpret_cast<intptr_t>(handle) : 1; }
 
-  // The primary context, which the vendor's runtime library uses too. Made when a device is first used, and kept.
+  // The primary context, which the vendor's runtime library uses too. Made when a device is first used, and kept. The program may reset it,
+  // and when it comes back it has the same handle; what we had in it then is nothing the driver may be shown. Newer ones tell it by its number.
   intptr_t enter(int device) const {
-    ISTHMUS_CUDA(cuCtxPushCurrent_v2, context(device));
-    return 0;
+    const PerDevice &d = in_use(device);
+    ISTHMUS_CUDA(cuCtxPushCurrent_v2, d.context.load(std::memory_order_relaxed));
+    if (!the_functions.cuCtxGetId) return 0;
+    unsigned long long now = 0;
+    const Result r = the_functions.cuCtxGetId(d.context.load(std::memory_order_relaxed), &now);
+    if (r == kSuccess && now == d.id.load(std::memory_order_relaxed)) return 0;
+    exit(0);
+    if (r != kSuccess) fail_call("cuCtxGetId", r);
+    fail(Code::System,
+         "NVIDIA driver: device {} has been reset by the program: cuCtxGetId gives another context, and what Isthmus had in "
+         "the last one is gone",
+         device);
+  }
+  bool begin(int device, void *) const {
+    PerDevice &d = at(device);
+    const std::lock_guard lock(d.mutex);
+    const Handle known = d.context.load(std::memory_order_relaxed);
+    if (!known) return false;
+    unsigned flags = 0;
+    int active = 0;
+    ISTHMUS_CUDA(cuDevicePrimaryCtxGetState, d.number, &flags, &active);
+    unsigned long long now = 0;
+    const bool other =
+        active && the_functions.cuCtxGetId && (the_functions.cuCtxGetId(known, &now) != kSuccess || now != d.id.load());
+    if (active && !other) return false;
+    retain(d);
+    return true;
   }
   void exit(intptr_t) const noexcept {
     Handle popped = nullptr;
@@ -105,7 +132,7 @@ class CudaCalls {
     const Aside aside;
     const Result r = the_functions.cuStreamQuery(stream);
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, formatted("NVIDIA driver: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("NVIDIA driver: device {} failed with {}, says cuStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;
@@ -168,7 +195,7 @@ class CudaCalls {
     int device = -1;
     // Any context will do; a thread that has never used the driver has none.
     const Handle known = state_->any_context.load(std::memory_order_acquire);
-    ISTHMUS_CUDA(cuCtxPushCurrent_v2, known ? known : context(0));
+    ISTHMUS_CUDA(cuCtxPushCurrent_v2, known ? known : in_use(0).context.load());
     struct Leave {
       const CudaCalls &calls;
       ~Leave() { calls.exit(0); }
@@ -182,8 +209,9 @@ class CudaCalls {
  private:
   struct PerDevice {
     Device number = 0;
-    std::once_flag once;
-    Handle context = nullptr;
+    std::mutex mutex;  // whoever makes it
+    std::atomic<Handle> context{nullptr};
+    std::atomic<unsigned long long> id{0};  // published by it
   };
   struct State {
     explicit State(const std::vector<Device> &numbers) : devices(numbers.size()) {
@@ -193,13 +221,22 @@ class CudaCalls {
     std::atomic<Handle> any_context{nullptr};
   };
   PerDevice &at(int device) const { return state_->devices[static_cast<size_t>(device)]; }
-  Handle context(int device) const {
+  const PerDevice &in_use(int device) const {
     PerDevice &d = at(device);
-    std::call_once(d.once, [&] {
-      ISTHMUS_CUDA(cuDevicePrimaryCtxRetain, &d.context, d.number);
-      state_->any_context.store(d.context, std::memory_order_release);
-    });
-    return d.context;
+    if (!d.context.load(std::memory_order_acquire)) {
+      const std::lock_guard lock(d.mutex);
+      if (!d.context.load(std::memory_order_relaxed)) retain(d);
+    }
+    return d;
+  }
+  void retain(PerDevice &d) const {
+    Handle context = nullptr;
+    ISTHMUS_CUDA(cuDevicePrimaryCtxRetain, &context, d.number);
+    unsigned long long id = 0;
+    if (the_functions.cuCtxGetId) ISTHMUS_CUDA(cuCtxGetId, context, &id);
+    d.id.store(id, std::memory_order_relaxed);
+    d.context.store(context, std::memory_order_release);
+    state_->any_context.store(context, std::memory_order_release);
   }
 
   int version_;
@@ -220,6 +257,9 @@ void load() {
     fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) has no {}: a driver for CUDA {}.{} or newer is needed", \
          #name, kLeastVersion / 1000, kLeastVersion % 1000 / 10);
   ISTHMUS_CUDA_FUNCTIONS(ISTHMUS_LOAD)
+#undef ISTHMUS_LOAD
+#define ISTHMUS_LOAD(name, arguments) the_functions.name = reinterpret_cast<Result(*) arguments>(::dlsym(library, #name));
+  ISTHMUS_CUDA_OPTIONAL(ISTHMUS_LOAD)
 #undef ISTHMUS_LOAD
 }
 

@@ -33,6 +33,7 @@ inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second 
   F(cuDeviceGetName, (char *, int, Device))                         \
   F(cuDeviceGetPCIBusId, (char *, int, Device))                     \
   F(cuDevicePrimaryCtxRetain, (Handle *, Device))                   \
+  F(cuDevicePrimaryCtxGetState, (Device, unsigned *, int *))        \
   F(cuCtxPushCurrent_v2, (Handle))                                  \
   F(cuCtxPopCurrent_v2, (Handle *))                                 \
   F(cuMemAlloc_v2, (Pointer *, size_t))                             \
@@ -58,9 +59,13 @@ inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second 
   F(cuGetErrorName, (Result, const char **))                        \
   F(cuGetErrorString, (Result, const char **))
 
+// Those that not every version has.
+#define ISTHMUS_CUDA_OPTIONAL(F) F(cuCtxGetId, (Handle, unsigned long long *))
+
 struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
   ISTHMUS_CUDA_FUNCTIONS(ISTHMUS_DECLARE)
+  ISTHMUS_CUDA_OPTIONAL(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
 };
 

@@ -63,6 +63,7 @@ class HipCalls {
   static constexpr const char *kVendor = "hip", *kName = "AMD runtime";
   static constexpr bool kValues = true, kWays = false;
   static constexpr Dlpack kDlpack{10, 0};  // kDLROCM
+  static constexpr Ends kEnds{"hipStreamDestroy", "hipEventDestroy", "hipFree", "hipHostUnregister"};
   using Handle = hip_abi::Handle;
 
   HipCalls(int version, int count) : version_(version), count_(count) {}
@@ -96,6 +97,15 @@ class HipCalls {
     return number == 1 ? 0 : number;
   }
 
+  // No call tells of a reset, but what was registered is not any more.
+  bool begin(int device, void *page) const {
+    if (!page) return false;
+    const intptr_t before = enter(device);
+    void *there = nullptr;
+    const Result r = absorbed(the_functions.hipHostGetDevicePointer(&there, page, 0));
+    exit(before);
+    return r != kSuccess;
+  }
   // The thread's device is put back as it was.
   intptr_t enter(int device) const {
     int before = -1;
@@ -119,7 +129,7 @@ class HipCalls {
     const Aside aside;
     const Result r = absorbed(the_functions.hipStreamQuery(stream));
     if (r == kSuccess || r == kNotReady) return {};
-    return {Code::System, formatted("AMD runtime: device {} failed with {}", device, code_text(r))};
+    return {Code::System, formatted("AMD runtime: device {} failed with {}, says hipStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
     int capture = 0;

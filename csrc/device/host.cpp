@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
 
 namespace isthmus::device {
 namespace {
@@ -30,7 +31,6 @@ constexpr int64_t kSpin = 20'000;               // before the first sleep
 constexpr int64_t kPatience = 2'000'000'000;    // how long the end of a stream waits for what was submitted
 constexpr int64_t kLastPatience = 200'000'000;  // and how long for its thread after that
 constexpr uint64_t kOpen = ~uint64_t{0};
-std::atomic<size_t> the_abandoned{0};
 
 // Where threads sleep that wait for a counter: one for all of them, because whoever sees a counter's value may end the counter at once,
 // and the bell is rung after that.
@@ -363,9 +363,10 @@ class HostRuntime final : public Runtime {
       fail(Code::Argument, "registration of {} bytes at {}: a part of it is registered already", bytes, memory);
     registered_.emplace(at, bytes);
   }
-  void unregister_host(int, void *memory) noexcept override {
+  bool unregister_host(int, void *memory) noexcept override {
     const std::unique_lock lock(mutex_);
     registered_.erase(reinterpret_cast<uintptr_t>(memory));
+    return true;
   }
   void *device_address(int device, const void *memory) const override {
     check(device);
@@ -403,8 +404,5 @@ Runtime &host_runtime() {
   static HostRuntime *const runtime = new HostRuntime;  // streams may outlive static destruction
   return *runtime;
 }
-
-size_t abandoned_threads() noexcept { return the_abandoned.load(std::memory_order_relaxed); }
-void count_abandoned_thread() noexcept { the_abandoned.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace isthmus::device

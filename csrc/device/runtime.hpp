@@ -62,6 +62,8 @@ class Stream {
   virtual void exit(intptr_t) const noexcept {}
   // Whether the user is recording a graph on it, in which nothing of ours may be.
   virtual bool capturing() const = 0;
+  // Stops what runs on it and drops what waits, so that it is soon idle. False: the vendor has no call for that, or it failed.
+  virtual bool cut() noexcept { return false; }
 };
 
 class Entered {
@@ -139,14 +141,17 @@ class Runtime {
 
   // Makes host memory reachable for the device: pinned and mapped. Page-aligned. Registering a range twice is an Error(Argument).
   virtual void register_host(int device, void *memory, size_t bytes) = 0;
-  virtual void unregister_host(int device, void *memory) noexcept = 0;
+  // False: it failed, or the device has held up the call for longer than anybody waits. Then the device may still have it, and the memory has
+  // to stay where it is until the process ends.
+  virtual bool unregister_host(int device, void *memory) noexcept = 0;
   // Where the device finds that byte of registered memory. Error(Argument) if it is not registered.
   virtual void *device_address(int device, const void *memory) const = 0;
   virtual PointerInfo find(const void *memory) const = 0;
+  // Before a context of ours first uses the device. Where the program has reset it since the last one did, what we had there is forgotten, and the
+  // device is begun anew, as far as the vendor lets it.
+  virtual void begin(int) {}
+  // A call at the end of something that the device has held up for longer than anybody waits, and that has not come back; or nullptr.
+  virtual const char *stuck(int) const noexcept { return nullptr; }
 };
-
-// Threads of ours that are stuck in a vendor's call which has no abort: they were left behind, and this is how many there are.
-size_t abandoned_threads() noexcept;
-void count_abandoned_thread() noexcept;  // one more
 
 }  // namespace isthmus::device

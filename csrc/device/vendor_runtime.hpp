@@ -9,7 +9,10 @@
 //   bool waits(int device)                          where there are: whether this device's streams do
 //   Float8 float8(int device)
 //   static constexpr Dlpack kDlpack; int64_t dlpack_stream(const void *handle)   as in Runtime
+//   bool begin(int device, void *page)              whether the device has been reset, from now on used anew; page: what was
+//                                                   registered for it, or null
 //   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
+//   static constexpr Ends kEnds                     what the calls that end something are called
 //   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and
 //   its code, or return the Status where their name begins with try_. The comparison of values is signed.
 //
@@ -25,14 +28,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
 #include "device/registered.hpp"
 #include "device/runtime.hpp"
 #include "device/words.hpp"
@@ -41,6 +49,10 @@ namespace isthmus::device {
 
 // Which way a copy goes, for vendors that have to be told.
 enum class Way : uint8_t { HostToHost, HostToDevice, DeviceToHost, DeviceToDevice };
+
+struct Ends {
+  const char *stream, *event, *memory, *registration;
+};
 
 template <class Calls>
 class VendorRuntime final : public Runtime {
@@ -110,7 +122,7 @@ class VendorRuntime final : public Runtime {
     return calls_.allocate(std::max<size_t>(bytes, 1));
   }
   void release(int device, void *memory) noexcept override {
-    quietly(device, [&] { return calls_.try_release(memory); });
+    quietly(device, Calls::kEnds.memory, [this, memory] { return calls_.try_release(memory); });
   }
 
   void register_host(int device, void *memory, size_t bytes) override {
@@ -126,17 +138,28 @@ class VendorRuntime final : public Runtime {
     try {
       there = calls_.device_pointer(memory);
     } catch (...) {
-      unpin(memory);
+      if (last_user(memory)) calls_.try_unpin(memory);
       throw;
     }
     d.registered.add(memory, bytes, there);
   }
-  void unregister_host(int device, void *memory) noexcept override {
-    quietly(device, [&] { return at(device).registered.remove(memory) ? unpin(memory) : Status{}; });
+  bool unregister_host(int device, void *memory) noexcept override {
+    if (!at(device).registered.remove(memory) || !last_user(memory)) return true;
+    return quietly(device, Calls::kEnds.registration, [this, memory] { return calls_.try_unpin(memory); });
   }
   void *device_address(int device, const void *memory) const override {
     if (void *const there = at(device).registered.there(memory)) return there;
     fail(Code::Argument, "{}: the host memory at {} is not registered for device {}", Calls::kName, memory, device);
+  }
+  void begin(int device) override {
+    PerDevice &d = at(device);
+    if (!calls_.begin(device, d.page.load(std::memory_order_acquire))) return;
+    d.page.store(nullptr, std::memory_order_relaxed);
+    d.gates.forget();
+    d.signals.forget();
+  }
+  const char *stuck(int device) const noexcept override {
+    return devices_[static_cast<size_t>(device)].stuck.load(std::memory_order_acquire);
   }
   PointerInfo find(const void *memory) const override {
     const PointerInfo found = calls_.find(memory);
@@ -168,10 +191,18 @@ class VendorRuntime final : public Runtime {
     VendorStream(VendorRuntime &runtime, int device, Handle stream, bool own)
         : runtime_(runtime), device_(device), stream_(stream), own_(own) {}
     ~VendorStream() override {
-      if (own_) runtime_.quietly(device_, [&] { return runtime_.calls_.try_destroy_stream(stream_); });
+      if (own_)
+        runtime_.quietly(device_, Calls::kEnds.stream,
+                         [&calls = runtime_.calls_, stream = stream_] { return calls.try_destroy_stream(stream); });
     }
     int device() const noexcept override { return device_; }
     void *handle() const noexcept override { return stream_; }
+    bool cut() noexcept override {
+      if constexpr (requires { runtime_.calls_.try_cut_stream(stream_); })
+        return runtime_.quietly(device_, "the call that stops a stream",
+                                [&calls = runtime_.calls_, stream = stream_] { return calls.try_cut_stream(stream); });
+      return false;
+    }
     Status status() const override {
       try {
         const Current current(runtime_, device_);
@@ -199,7 +230,8 @@ class VendorRuntime final : public Runtime {
       event_ = runtime_.calls_.make_event();
     }
     ~VendorEvent() override {
-      runtime_.quietly(device_, [&] { return runtime_.calls_.try_destroy_event(event_); });
+      runtime_.quietly(device_, Calls::kEnds.event,
+                       [&calls = runtime_.calls_, event = event_] { return calls.try_destroy_event(event); });
     }
     void record(Stream &stream) override {
       const Current current(runtime_, device_);
@@ -298,6 +330,10 @@ class VendorRuntime final : public Runtime {
     Registered registered;
     Words gates, signals;
     MarkPool marks;
+    std::atomic<void *> page{nullptr};  // of words, registered: the last one
+    std::atomic<const char *> stuck{nullptr};
+    std::mutex said_mutex;
+    std::set<std::string> said;
   };
 
   PerDevice &at(int device) const {
@@ -319,13 +355,35 @@ class VendorRuntime final : public Runtime {
     return there ? Way::DeviceToDevice : Way::DeviceToHost;
   }
 
-  // What ends something may fail: that is said, and no more can be done.
-  template <class Call>
-  void quietly(int device, Call call) const noexcept {
+  // What ends something may fail, or wait for ever for a device that hangs: that is said, once, and no more can be done. False then.
+  // What comes later would wait for the same, so it is not even begun.
+  bool quietly(int device, const char *name, std::function<Status()> call) const noexcept {
+    constexpr double kPatience = 2;
+    PerDevice &d = devices_[static_cast<size_t>(device)];
+    if (d.stuck.load(std::memory_order_acquire)) return false;
+    Status s;
     try {
-      const Current current(*this, device);
-      if (const Status s = call(); !s.ok()) ISTHMUS_WARN("{}", s.text);
-    } catch (const Error &e) { ISTHMUS_WARN("{}", e.text()); }
+      const auto ended = call_within(
+          kPatience,
+          [this, device, call = std::move(call)] {
+            const Current current(*this, device);
+            return call();
+          },
+          [&d] { d.stuck.store(nullptr, std::memory_order_release); });
+      if (ended && ended->ok()) return true;
+      if (ended) s = *ended;
+      else d.stuck.store(name, std::memory_order_release);
+    } catch (const std::exception &e) { s = {Code::Resource, e.what()}; }
+    const std::lock_guard lock(d.said_mutex);
+    if (d.stuck.load(std::memory_order_relaxed))
+      s.text = formatted(
+          "{}: {} has not come back from device {} in {} s; its thread is left behind, and what Isthmus still has on the "
+          "device stays there until the process ends",
+          Calls::kName, name, device, kPatience);
+    try {
+      if (d.said.insert(s.text).second) ISTHMUS_WARN("{}", s.text);
+    } catch (const std::bad_alloc &) {}
+    return false;
   }
 
   // A page of words, a cache line apart, in memory of the host that the device sees.
@@ -341,6 +399,7 @@ class VendorRuntime final : public Runtime {
       throw;
     }
     auto *const there = static_cast<std::byte *>(device_address(device, memory));
+    at(device).page.store(memory, std::memory_order_release);
     std::vector<Word> words;
     for (size_t at = 0; at + kApart <= page; at += kApart)
       words.push_back({new (static_cast<std::byte *>(memory) + at) std::atomic<uint64_t>(0), there + at});
@@ -380,12 +439,12 @@ class VendorRuntime final : public Runtime {
     }
     ++p.users;
   }
-  Status unpin(void *memory) {
+  bool last_user(void *memory) {
     const std::lock_guard lock(pinned_mutex_);
     const auto it = pinned_.find(memory);
-    if (it == pinned_.end() || --it->second.users > 0) return {};
+    if (it == pinned_.end() || --it->second.users > 0) return false;
     pinned_.erase(it);
-    return calls_.try_unpin(memory);
+    return true;
   }
 
   const Calls calls_;

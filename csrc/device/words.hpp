@@ -38,6 +38,11 @@ class Words {
     const std::lock_guard lock(mutex_);
     free_.push_back(w);
   }
+  // The device knows none of them any more.
+  void forget() noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.clear();
+  }
 
  private:
   std::mutex mutex_;

@@ -137,9 +137,11 @@ Context::~Context() {
     courier->called.notify_all();
     if (courier->thread.joinable()) courier->thread.join();
   }
-  for (const Reached &r : reached_) r.runtime->unregister_host(r.device, r.peer->arena.data() + r.offset);
+  // What a device may still reach stays mapped, here and where a peer is forgotten.
+  for (const Reached &r : reached_)
+    if (!r.runtime->unregister_host(r.device, r.peer->arena.data() + r.offset)) r.peer->arena.keep();
   for (const OnDevice &d : devices_)
-    if (d.there) d.runtime->unregister_host(d.device, arena_.staging_begin());
+    if (d.there && !d.runtime->unregister_host(d.device, arena_.staging_begin())) arena_.keep_mapped();
   mesh_->shut_down();  // no more events; those that come until then still use mesh_
 }
 
@@ -148,7 +150,17 @@ Context::~Context() {
 Context::OnDevice &Context::on_device(device::Runtime &runtime, int device) {
   for (OnDevice &d : devices_)
     if (d.runtime == &runtime && d.device == device) return d;
+  if (const char *call = runtime.stuck(device))
+    fail(Code::System,
+         "{}:{} hangs: {}, of a communicator that this process had before, has not come back from it; start a new process",
+         runtime.vendor(), device, call);
+  runtime.begin(device);
   return devices_.emplace_back(OnDevice{&runtime, device, nullptr, {}});
+}
+
+void Context::begin_on(device::Runtime &runtime, int device) {
+  const std::lock_guard lock(devices_mutex_);
+  on_device(runtime, device);
 }
 
 std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int number) {

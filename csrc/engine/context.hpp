@@ -84,6 +84,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::shared_ptr<Member>> members() const;
   uint64_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
+  // Before anything else on a device. Error(System) where it hangs since an earlier communicator.
+  void begin_on(device::Runtime &runtime, int device);
   // The stream of the vendors' libraries that compute on the host: one for the process, while anybody has it.
   static std::shared_ptr<device::Stream> host_stream();
   // Stream `number` of ours on that device, while anybody has it. Ranks that are threads on one device need their own: the gate of one may

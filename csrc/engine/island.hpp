@@ -68,6 +68,9 @@ class Island {
     return (ended(last_.load()) && !unfinished_.load()) || dead_.load(std::memory_order_acquire);
   }
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
+  uint64_t signalled() const noexcept {  // more whenever the device has come to a signal
+    return shared_->staged->value() + shared_->taken->value() + shared_->ended->value();
+  }
   Status status() const;  // the first failure of the library or the stream
 
   // After abort() no gate holds and nothing more is begun; settled() says whether nothing of ours runs on the stream any more. After

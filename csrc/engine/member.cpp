@@ -465,6 +465,20 @@ void Member::doubt_device(int64_t now) noexcept {
   context_->courier(*this);
 }
 
+device::PointerInfo Member::find(const void *memory) {
+  try {
+    const device::PointerInfo found = runtime_->find(memory);
+    if (found.where != device::Where::Unknown || !memory || failed()) return found;
+    device_doubted_.store(true, std::memory_order_release);
+    look_at_device();
+    if (!failed()) return found;
+  } catch (const Error &e) {
+    fail(e.code(), formatted("the device of {} has failed: {}", rank_text(rank_), e.text()), true);
+  }
+  const Status s = failure();
+  throw Error(s.code, s.text);
+}
+
 void Member::look_at_device() noexcept {
   if (!device_doubted_.exchange(false, std::memory_order_acq_rel)) return;
   Status s;
@@ -497,7 +511,15 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     }
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
-  if (late ? polls_device() && now - late->submitted_ns > 100'000'000 : porting_.load() != 0) doubt_device(now);
+  // The device is asked only where nothing of it has gone on for so long.
+  const uint64_t moved = (late ? late->sequence + late->t : 0) + (island_ ? island_->signalled() : 0) +
+                         (porter_ ? porter_->signalled() : 0) + porting_.load();
+  if (moved != device_moved_) {
+    device_moved_ = moved;
+    device_asked_ns_.store(now, std::memory_order_relaxed);
+  } else if (late ? polls_device() : porting_.load() != 0) {
+    doubt_device(now);
+  }
   if (!failed()) on_message_deadline(now);
   exec_.clear(std::memory_order_release);
   if (failed()) drive();

@@ -209,6 +209,9 @@ class Member : public std::enable_shared_from_this<Member> {
   // The device that this rank works on, or null: whoever prepares an operation asks whose memory it was given.
   device::Runtime *runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
+  // Whose memory that is. What the runtime does not know may have been the device's until the program reset it: then this member fails, and
+  // throws.
+  device::PointerInfo find(const void *memory);
   bool capturing(void *stream);  // the user's stream, of that device
   // For explain(). How long the parts are in which a message of this type is sent (0: whole), and whether one of `bytes` with tag 0 lies in a
   // window on its way, as far as this rank knows: where no slot is free it goes by the link all the same.
@@ -482,7 +485,8 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
   std::vector<std::span<std::byte>> guarded_windows_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
-  std::atomic<int64_t> device_asked_ns_{0};
+  std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
+  uint64_t device_moved_ = 0;                // exec: what had gone on then
   std::atomic<bool> device_doubted_{false};
   const uint64_t part_bytes_;
   const int64_t group_wait_ns_;

@@ -107,6 +107,13 @@ bool Porter::busy() const noexcept {
   return false;
 }
 
+uint64_t Porter::signalled() const noexcept {
+  uint64_t all = 0;
+  for (const Lane *lane : {&out_, &in_, &late_})
+    if (lane->made.load(std::memory_order_acquire)) all += lane->signal->value();
+  return all;
+}
+
 void Porter::abort() noexcept {
   int64_t never = 0;
   aborted_ns_.compare_exchange_strong(never, now_ns());

@@ -51,7 +51,8 @@ class Porter {
   void open(const Op &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
   bool taken(const Op &op) const noexcept { return reached(out_, op); }
   bool landed(const Op &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
-  bool busy() const noexcept;  // some copy is under way
+  bool busy() const noexcept;           // some copy is under way
+  uint64_t signalled() const noexcept;  // more whenever one has ended
 
   void abort() noexcept;  // no gate holds any more
   // After abort(): no copy of ours runs any more, or there is no waiting for it.

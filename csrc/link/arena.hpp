@@ -41,6 +41,7 @@ class Arena {
   // The first `bytes` of staging are pinned for a device: what is allocated from now on lies there, and pages that are freed are kept.
   // A page that went back to the system would come again as another one, and the device would go on writing to the first.
   void staging_is_pinned(size_t bytes);
+  void keep_mapped() noexcept { mapping_.keep(); }  // until the process ends
 
  private:
   struct Region {

@@ -1,3 +1,4 @@
+#include "device/abandoned.hpp"
 #include "observe/dump.hpp"
 
 #include <nlohmann/json.hpp>

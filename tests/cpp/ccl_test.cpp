@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ccl/oneccl.hpp"
+#include "device/abandoned.hpp"
 #include "device/host.hpp"
 
 extern char **environ;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "device/abandoned.hpp"
 #include "device/acl.hpp"
 #include "device/cuda.hpp"
 #include "device/hip.hpp"

@@ -13,6 +13,7 @@
 
 #include "ccl/hccl.hpp"
 #include "ccl_support.hpp"
+#include "device/abandoned.hpp"
 #include "device/acl.hpp"
 #include "device/host.hpp"
 

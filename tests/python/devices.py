@@ -59,6 +59,10 @@ class Vendor:
     def unregister(self, address: int) -> None:
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Resets device 0, whoever else uses it. After here() it can be used anew."""
+        raise NotImplementedError
+
     def stream(self) -> int:
         raise NotImplementedError
 
@@ -144,6 +148,10 @@ class Cuda(Vendor):
             self.call("cuMemcpyDtoH_v2", _pointer(to), _word(source), _size(nbytes))
         else:
             self.call("cuMemcpyDtoHAsync_v2", _pointer(to), _word(source), _size(nbytes), _pointer(stream))
+
+    def reset(self) -> None:
+        self.call("cuDevicePrimaryCtxReset_v2", 0)
+        self.contexts.clear()
 
     def register(self, address: int, nbytes: int) -> None:
         self.call("cuMemHostRegister_v2", _pointer(address), _size(nbytes), 2)
@@ -231,6 +239,9 @@ class Hip(Vendor):
         else:
             self.call("hipMemcpyAsync", _pointer(to), _pointer(source), _size(nbytes), 2, _pointer(stream))
 
+    def reset(self) -> None:
+        self.call("hipDeviceReset")
+
     def register(self, address: int, nbytes: int) -> None:
         self.call("hipHostRegister", _pointer(address), _size(nbytes), 2)
 
@@ -314,6 +325,9 @@ class Acl(Vendor):
 
     def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         self._copy(to, source, nbytes, 2, stream)
+
+    def reset(self) -> None:
+        self.call("aclrtResetDeviceForce", 0)
 
     def register(self, address: int, nbytes: int) -> None:
         """Whole pages: the runtime registers no memory that begins within one."""

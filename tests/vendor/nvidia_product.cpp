@@ -22,6 +22,7 @@ namespace cu = isthmus::device::cuda_abi;
   static_assert(vendor::same_shape<decltype(cu::Functions::name), decltype(&::name)>(), #name " is declared otherwise"); \
   static_assert(std::string_view(#name) == TEXT(name), #name " is an old variant: cuda.h calls another by that name");
 ISTHMUS_CUDA_FUNCTIONS(COMPARE)
+ISTHMUS_CUDA_OPTIONAL(COMPARE)
 #undef COMPARE
 
 static_assert(sizeof(cu::Result) == sizeof(CUresult) && sizeof(cu::Device) == sizeof(CUdevice));

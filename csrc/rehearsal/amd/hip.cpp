@@ -67,6 +67,7 @@ constexpr ErrorText kErrors[] = {
     {kNotFound, "hipErrorNotFound", "named symbol not found"},
     {kNotReady, "hipErrorNotReady", "device not ready"},
     {kIllegalAddress, "hipErrorIllegalAddress", "an illegal memory access was encountered"},
+    {kContextDestroyed, "hipErrorContextIsDestroyed", "context is destroyed"},
     {kAlreadyRegistered, "hipErrorHostMemoryAlreadyRegistered",
      "part or all of the requested memory range is already mapped"},
     {kNotRegistered, "hipErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"},
@@ -119,6 +120,8 @@ bool start() {
     Machine &machine = Machine::get();
     machine.illegal_address.store(kIllegalAddress);
     machine.always_a_device.store(true);
+    for (const char *name : {"HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY"})
+      if (switched_on(name)) machine.blocking.store(true);
     announce_simulation(kRuntimeName);
     return true;
   }();
@@ -243,6 +246,14 @@ EXPORT Result hipDeviceSynchronize() {
     { const auto lock = device.enter(); }
     device.wait_idle();
     return device.broken();
+  });
+}
+
+// The device is as new, and the thread's as before.
+EXPORT Result hipDeviceReset() {
+  return call<"hipDeviceReset">([&](const Entry &, Device &device) -> Result {
+    reset(device, false);
+    return kSuccess;
   });
 }
 

@@ -31,6 +31,7 @@ enum : Result {
   kNotFound = 500,
   kNotReady = 600,
   kIllegalAddress = 700,
+  kContextDestroyed = 709,
   kAlreadyRegistered = 712,
   kNotRegistered = 713,
   kLaunchFailed = 719,
@@ -114,6 +115,7 @@ inline Result number(Code code, const Device *d = nullptr) {
     case Code::CapturedEvent: return kCapturedEvent;
     case Code::NotPermitted: return kNotSupported;  // there is no other number for it
     case Code::Broken: return d && d->broken() ? d->broken() : kUnknown;
+    case Code::Lost: return kContextDestroyed;
   }
   return kUnknown;
 }

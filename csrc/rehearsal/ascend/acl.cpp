@@ -50,6 +50,7 @@ bool start() {
     options();
     if (settings().devices == 0) return false;
     Machine::get().illegal_address.store(kMemoryFailed);
+    if (switched_on("ASCEND_LAUNCH_BLOCKING")) Machine::get().blocking.store(true);
     announce_simulation("Ascend runtime (ACL)");
     return true;
   }();
@@ -80,6 +81,7 @@ Result number(Code code, const Device *d) {
     case Code::CapturedEvent: return kEventCaptured;
     case Code::NotPermitted: return kNotPermitted;
     case Code::Broken: return d && d->broken() ? d->broken() : static_cast<Result>(kInternal);
+    case Code::Lost: return kNoContext;
   }
   return kInternal;
 }

@@ -37,9 +37,24 @@ Result take_away(const Entry &e, const ContextPtr &c) {
   return kSuccess;
 }
 
+// With the device's own context all that stands on the device goes, whatever it belongs to, when what it was given is done.
+Result take_device_away(const Entry &e, Device &d, const ContextPtr &own) {
+  for (const auto &s : Machine::get().streams.all([&](const Stream &one) { return &one.device == &d; }))
+    if (s->capture()) return number(misuse(e.name(), Code::CaptureUnsupported, "a stream of it is being captured"));
+  synchronize(own->default_stream);
+  reset(d, true);
+  books().contexts.lose([&](Context &c) {
+    if (&c.device == &d) c.live.store(false);
+    return &c.device == &d;
+  });
+  if (const ContextPtr c = mine().lock(); c && !c->live.load()) make_current(nullptr);
+  return kSuccess;
+}
+
 Result find_context(const Entry &e, ContextHandle h, ContextPtr *out) {
   *out = books().contexts.find(word(h));
   if (*out) return kSuccess;
+  if (books().contexts.lost(word(h))) return kNoContext;
   return number(misuse(e.name(), Code::BadHandle, "context %p %s", h, books().contexts.why_not(word(h))));
 }
 
@@ -100,7 +115,24 @@ EXPORT Result aclrtResetDevice(int32_t n) {
       if (--users) return kSuccess;
       c.swap(b.of_devices[n]);
     }
-    return take_away(e, c);
+    return take_device_away(e, *Machine::get().device(n), c);
+  });
+}
+
+// The same at once, whoever else has set it.
+EXPORT Result aclrtResetDeviceForce(int32_t n) {
+  return call<"aclrtResetDeviceForce">([&](const Entry &e) -> Result {
+    if (!initialized()) return kUninitialized;
+    if (!Machine::get().device(n)) return kInvalidDevice;
+    ContextPtr c;
+    {
+      Books &b = books();
+      const std::lock_guard lock(b.mutex);
+      b.users[n] = 0;
+      c.swap(b.of_devices[n]);
+    }
+    if (!c) return number(misuse(e.name(), Code::NoDevice, "nobody has set device %d", n));
+    return take_device_away(e, *Machine::get().device(n), c);
   });
 }
 

@@ -25,6 +25,7 @@ Result find(const Entry &e, EventHandle h, AclEventPtr *out) {
   if (!h) return kInvalidParameter;
   *out = std::static_pointer_cast<AclEvent>(Machine::get().events.find(word(h)));
   if (*out) return kSuccess;
+  if (Machine::get().events.lost(word(h))) return kNoContext;
   return number(misuse(e.name(), Code::BadHandle, "event %p %s", h, Machine::get().events.why_not(word(h))));
 }
 

@@ -72,6 +72,7 @@ Result find_stream(const Entry &e, const ContextPtr &c, StreamHandle h, AclStrea
     return kSuccess;
   }
   *out = std::static_pointer_cast<AclStream>(Machine::get().streams.find(word(h)));
+  if (!*out && Machine::get().streams.lost(word(h))) return kNoContext;
   if (!*out) return number(misuse(e.name(), Code::BadHandle, "stream %p %s", h, Machine::get().streams.why_not(word(h))));
   if ((*out)->context.lock() == c) return kSuccess;
   misuse(e.name(), Code::BadHandle, "stream %p is of another context than the thread's", h);

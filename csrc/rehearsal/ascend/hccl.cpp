@@ -278,7 +278,7 @@ EXPORT Result HcclGetCommAsyncError(CommHandle h, Result *out) {
   CommPtr c;
   if (const Result r = find(entry, h, &c)) return r;
   if (!out) return kNullPointer;
-  *out = c->state.load();
+  *out = c->lost() ? static_cast<Result>(kRuntime) : c->state.load();
   return kSuccess;
 }
 

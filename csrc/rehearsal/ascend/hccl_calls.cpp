@@ -99,7 +99,7 @@ Kind kind_of(int type) {
   }
 }
 
-Call new_call(const Entry &e) { return {{e, {}, {}, {}, {}, false, {}}, {}}; }
+Call new_call(const Entry &e) { return {{e, {}, {}, {}, {}, false, true, {}}, {}}; }
 
 Result begin(Call &c, CommHandle h, void *stream) {
   const Entry &e = c.o.entry;
@@ -108,6 +108,7 @@ Result begin(Call &c, CommHandle h, void *stream) {
   if (!stream) return kNullPointer;  // unlike the runtime, the library does not take the context's own stream by this name
   if (const Result r = check_device(e, *c.comm)) return r;
   c.o.stream = Machine::get().streams.find(word(stream));
+  if (!c.o.stream && Machine::get().streams.lost(word(stream))) return kRuntime;
   if (!c.o.stream) misuse(e.name(), Code::BadHandle, "stream %p %s", stream, Machine::get().streams.why_not(word(stream)));
   else if (&c.o.stream->device != &c.comm->device)
     misuse(e.name(), Code::Invalid, "a stream of device %d, the communicator's is %d", c.o.stream->device.ordinal(),

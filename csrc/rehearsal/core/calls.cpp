@@ -24,7 +24,7 @@ Code submit_collective(const Operation &o, const StreamPtr &s, BreaksDevice brea
       [o](Fabric &fabric, const Fabric::Stop &stop) {
         if (alive(o)) o.collective(fabric, stop);
       },
-      o.entry.extras(), breaks_device(o.entry.extras().late));
+      o.entry.extras(), breaks_device(o.entry.extras().late), o.awaited);
 }
 
 Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &s, BreaksDevice breaks_device) {
@@ -46,7 +46,7 @@ Code submit_messages(const std::vector<Operation> &operations, const StreamPtr &
         }
         fabric.run(operations.front().entry.name(), messages, stop, until_taken);
       },
-      x, breaks_device(x.late));
+      x, breaks_device(x.late), operations.front().awaited);
 }
 
 // `second` goes on when `first` has come here. The device's lock is held.
@@ -90,7 +90,7 @@ Code launch(const std::vector<Operation> &operations, BreaksDevice breaks_device
   Communicator &comm = *operations.front().comm;
   if (!s->capture() && comm.prepare(e.name()) != Code::Ok) return Code::NoMemory;
   const auto lock = comm.device.enter();
-  if (comm.device.broken()) return Code::Broken;
+  if (comm.device.broken() || comm.lost()) return Code::Broken;
   const std::lock_guard submission(comm.submission);  // the device's lock may be switched off
   // One communicator's work is done in the order of its calls, whatever the streams.
   if (!s->capture()) {

@@ -17,6 +17,7 @@ struct Operation {
   std::function<void(Fabric &, const Fabric::Stop &)> collective;
   std::vector<Message> messages;
   bool until_taken = false;  // a message is sent when it was received
+  bool awaited = true;       // with blocking launches, the call returns when it has ended
   std::vector<std::shared_ptr<Block>> touches;
 };
 

@@ -8,7 +8,7 @@ constexpr size_t kFirstScratch = 4096, kSecondScratch = 64 << 10;
 }  // namespace
 
 Fabric::Stop Communicator::stop() {
-  return [this] { return aborted() || device.broken(); };
+  return [this] { return aborted() || device.broken() || lost(); };
 }
 
 Code Communicator::scratch(size_t bytes) {
@@ -42,7 +42,7 @@ bool Communicator::split(int color, int key, Token *token, int *new_rank, int *n
 Code Communicator::prepare(const char *) {
   {
     const std::lock_guard lock(mutex_);
-    if (prepared_) return Code::Ok;
+    if (prepared_ || lost()) return Code::Ok;
     prepared_ = true;
   }
   return scratch(kSecondScratch);
@@ -50,8 +50,8 @@ Code Communicator::prepare(const char *) {
 
 Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
                                  std::function<void(Fabric &, const Fabric::Stop &)> work, const Extras &extras,
-                                 int breaks_device) {
-  if (device.broken()) return Code::Broken;
+                                 int breaks_device, bool awaited) {
+  if (device.broken() || lost()) return Code::Broken;
   const auto self = shared_from_this();
   {
     const std::lock_guard lock(mutex_);
@@ -87,7 +87,7 @@ Code Communicator::submit_locked(const Entry &e, const StreamPtr &s,
   };
   Extras slow;
   slow.slow_ms = extras.slow_ms;
-  return rehearsal::submit_locked(e, s, body, false, &slow);
+  return rehearsal::submit_locked(e, s, body, false, &slow, awaited);
 }
 
 void Communicator::finish() {
@@ -114,6 +114,7 @@ void Communicator::destroy(const char *call, bool waits) {
     const std::lock_guard guard(mutex_);
     mine.swap(scratch_);
   }
+  if (lost()) return;  // and so is that
   for (const uintptr_t address : mine) unmap_device_memory(call, address);
 }
 

@@ -13,7 +13,7 @@ namespace rehearsal {
 
 class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  Communicator(Device &d, int r, int n) : device(d), rank(r), size(n) {}
+  Communicator(Device &d, int r, int n) : device(d), rank(r), size(n), resets_(d.resets.load()) {}
   Device &device;
   const int rank, size;
   std::atomic<int> state{0};  // the vendor's code: well, in progress, failed
@@ -28,9 +28,9 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   bool split(int color, int key, Token *token, int *new_rank, int *new_size);
 
   // With the device's lock held. `breaks_device`: the code that sticks to the device if the work is to fail late; 0: the work stands
-  // until it is aborted, and only the communicator says why.
+  // until it is aborted, and only the communicator says why. `awaited`: see submit_locked() of the machine.
   Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void(Fabric &, const Fabric::Stop &)> work,
-                     const Extras &extras, int breaks_device);
+                     const Extras &extras, int breaks_device, bool awaited);
   // What the first work needs; waits until the device is idle.
   Code prepare(const char *call);
 
@@ -39,11 +39,15 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   void destroy(const char *call, bool waits);
   bool busy();  // something of what was submitted is not done
   bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+  bool lost() const noexcept {
+    return device.resets.load(std::memory_order_acquire) != resets_;
+  }  // by a reset of the device
 
  private:
   Fabric::Stop stop();
   Code scratch(size_t bytes);
 
+  const unsigned resets_;
   std::atomic<bool> aborted_{false};
   std::shared_ptr<Fabric> fabric_;
   std::mutex mutex_;

@@ -27,6 +27,7 @@ enum class Code {
   CapturedEvent,
   NotPermitted,
   Broken,  // the device failed; its own number says how
+  Lost,    // it was on a device that has been reset
 };
 
 // What the settings have in store for the work of one call.

@@ -18,6 +18,10 @@ void Stream::capture(std::shared_ptr<Capture> c) {
 
 bool Stream::given_up() const noexcept { return cancelled() || device.broken(); }
 
+void Stream::wait_done(uint64_t items) const {
+  device.wait([&] { return done.load(std::memory_order_acquire) >= items || device.broken(); });
+}
+
 // ---- devices --------------------------------------------------------------------------------------------------------------
 
 Device::Device(int ordinal) : ordinal_(ordinal) {
@@ -223,7 +227,7 @@ Code synchronize(const StreamPtr &s) {
     if (const Code c = invalidated(s); c != Code::Ok) return c;
     until = s->submitted.load(std::memory_order_relaxed);
   }
-  s->device.wait([&] { return s->done.load(std::memory_order_acquire) >= until || s->device.broken(); });
+  s->wait_done(until);
   return s->device.broken() ? Code::Broken : Code::Ok;
 }
 

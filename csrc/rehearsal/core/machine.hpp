@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/memory.hpp"
@@ -55,6 +56,8 @@ class REHEARSAL_API Stream {
     return done.load(std::memory_order_relaxed) < cancelled_.load(std::memory_order_acquire);
   }
   bool given_up() const noexcept;  // that, or the device failed
+  // Returns when the first so many items are done, or will not be.
+  void wait_done(uint64_t items) const;
   bool idle() const noexcept { return done.load(std::memory_order_acquire) >= submitted.load(std::memory_order_relaxed); }
 
  private:
@@ -108,7 +111,9 @@ class REHEARSAL_API Device {
   int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well
   void break_down(int code);
 
-  int retained = 0;  // of the primary context
+  int retained = 0;                // of the primary context
+  std::atomic<bool> ended{false};  // that context, by a reset, until somebody retains it again
+  std::atomic<unsigned> resets{0};
 
  private:
   const int ordinal_;
@@ -150,7 +155,30 @@ class Handles {
   }
   const char *why_not(uint64_t h) const {
     const std::lock_guard lock(mutex_);
+    if (lost_.count(h)) return "was lost when its device was reset";
     return h > base_ && h <= base_ + (count_ << 4) && (h & 15) == 0 ? "was destroyed" : "never existed";
+  }
+  template <class Which>
+  std::vector<std::shared_ptr<T>> all(Which which) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<T>> found;
+    for (const auto &[h, object] : map_)
+      if (which(*object)) found.push_back(object);
+    return found;
+  }
+  // What goes with a reset. Their handles are known for that; how many there were.
+  template <class Which>
+  size_t lose(Which which) {
+    const std::lock_guard lock(mutex_);
+    return std::erase_if(map_, [&](const auto &entry) {
+      if (!which(*entry.second)) return false;
+      lost_.insert(entry.first);
+      return true;
+    });
+  }
+  bool lost(uint64_t h) const {
+    const std::lock_guard lock(mutex_);
+    return lost_.count(h) != 0;
   }
 
  private:
@@ -158,6 +186,7 @@ class Handles {
   mutable std::mutex mutex_;
   uint64_t count_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<T>> map_;
+  std::unordered_set<uint64_t> lost_;
 };
 
 struct Graph {
@@ -176,6 +205,7 @@ class REHEARSAL_API Machine {
   std::atomic<int> global_captures{0};
   std::atomic<int> illegal_address{1};       // the vendor's number for a device that touched what it may not
   std::atomic<bool> always_a_device{false};  // a thread that has chosen none has the first
+  std::atomic<bool> blocking{false};         // a call that gives the device work returns when that has ended
 
  private:
   Machine();
@@ -194,6 +224,9 @@ REHEARSAL_API Code allocate_host(const Entry &e, Device &d, size_t bytes, void *
 REHEARSAL_API Code release_host(const Entry &e, Device &d, void *host, Pinned pinned = Pinned::Allocated);
 REHEARSAL_API Code enter_host(const Entry &e, Device &d, void *host, size_t bytes);
 REHEARSAL_API Code leave_host(const Entry &e, Device &d, void *host);
+// All that the program has on the device is gone: streams, events, memory, registrations. What was submitted is dropped and what runs is
+// let go, unless `waits`: then it is done before.
+REHEARSAL_API void reset(Device &d, bool waits);
 
 // What a side of a copy may be.
 enum class Side {
@@ -227,8 +260,9 @@ REHEARSAL_API Code query(const StreamPtr &s);
 REHEARSAL_API Code synchronize(const StreamPtr &s);
 
 // A body of the skin's own, with the device's lock held already (enter()). While the stream captures it is recorded, not run.
+// `awaited`: with blocking launches the call returns when it has ended. Not so what only makes a stream wait or marks a point of it.
 REHEARSAL_API Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick = false,
-                                 const Extras *extras = nullptr);
+                                 const Extras *extras = nullptr, bool awaited = false);
 
 REHEARSAL_API Code begin_capture(const Entry &e, const StreamPtr &s, int mode);
 REHEARSAL_API Code end_capture(const Entry &e, const StreamPtr &s, uint64_t *graph);

@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 
 namespace rehearsal {
@@ -21,6 +23,7 @@ struct Books {
   Blocks device;                      // by device address
   Blocks host;                        // registered memory, by its address on the host
   std::map<uintptr_t, size_t> freed;  // device addresses that meant something
+  std::set<uintptr_t> lost;           // where what a reset took began, on the device or the host
   std::deque<uintptr_t> freed_in_order;
   std::map<int, size_t> used;
   size_t registered = 0;  // bytes of the host's
@@ -99,10 +102,16 @@ Code leave_host_memory(void *host, Pinned pinned) {
   return Code::Ok;
 }
 
+bool was_lost(uintptr_t address) {
+  Books &b = books();
+  const std::shared_lock lock(b.mutex);
+  return b.lost.count(address) != 0;
+}
+
 }  // namespace
 
 Block::~Block() {
-  if (engine && !is(Pinned::Registered)) ::munmap(engine, round_up(bytes));
+  if (engine && !is(Pinned::Registered) && !pooled) ::munmap(engine, round_up(bytes));
   if (mapping) ::munmap(mapping, mapped);
 }
 
@@ -163,6 +172,7 @@ Code unmap_device_memory(const char *call, uintptr_t address) {
   {
     const std::unique_lock lock(b.mutex);
     const auto found = b.device.find(address);
+    if (found == b.device.end() && b.lost.count(address)) return Code::Invalid;
     if (found == b.device.end())
       what = b.freed.count(address) ? "memory that was freed already" : "not the start of an allocation";
     else if (found->second->on_host()) what = "registered host memory, not an allocation";
@@ -198,6 +208,7 @@ Code map_host_memory(int device, size_t bytes, Pinned pinned, void **host) {
 
 Code unmap_host_memory(const char *call, Pinned pinned, void *host) {
   const Code code = leave_host_memory(host, pinned);
+  if (code != Code::Ok && was_lost(reinterpret_cast<uintptr_t>(host))) return Code::Invalid;
   if (code != Code::Ok) return misuse(call, Code::Invalid, "%p is not host memory that was allocated here", host);
   died(Live::Allocation);
   return code;
@@ -234,6 +245,27 @@ Code unregister_host_memory(void *host) {
   const Code code = leave_host_memory(host, Pinned::Registered);
   if (code == Code::Ok) died(Live::Registration);
   return code;
+}
+
+void lose_memory(int device) {
+  Books &b = books();
+  const std::unique_lock lock(b.mutex);
+  b.used[device] = 0;
+  for (Blocks *blocks : {&b.device, &b.host})
+    std::erase_if(*blocks, [&](const auto &entry) {
+      Block &block = *entry.second;
+      if (block.device != device) return false;
+      b.lost.insert(entry.first);
+      if (!block.live.exchange(false)) return true;  // host memory is in both books
+      if (!block.on_host() || block.address != block.host) retire(b, block);
+      died(block.is(Pinned::Registered) ? Live::Registration : Live::Allocation);
+      if (block.on_host()) b.registered -= block.bytes;
+      if (block.is(Pinned::Signal)) {  // of a pool of the runtime's, which gives them to others
+        block.pooled = true;
+        std::memset(block.engine, 0xA5, block.bytes);
+      }
+      return true;
+    });
 }
 
 size_t memory_used(int device) {

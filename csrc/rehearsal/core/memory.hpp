@@ -30,6 +30,7 @@ struct Block {
   size_t mapped = 0;
   Pinned pinned = Pinned::Registered;
   std::atomic<bool> live{true};
+  bool pooled = false;  // its pages stay, for the next one to have
 
   Block() = default;
   Block(const Block &) = delete;
@@ -63,5 +64,6 @@ Code unmap_host_memory(const char *call, Pinned pinned, void *host);
 Code register_host_memory(const char *call, int device, void *host, size_t bytes);
 Code unregister_host_memory(void *host);
 REHEARSAL_API size_t memory_used(int device);
+void lose_memory(int device);  // all that was allocated there or registered for it
 
 }  // namespace rehearsal

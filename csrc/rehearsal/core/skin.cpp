@@ -47,6 +47,7 @@ StreamPtr find_stream(void *handle, Device &d) {
 Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out) {
   *out = find_stream(handle, d);
   if (*out) return Code::Ok;
+  if (Machine::get().streams.lost(word(handle))) return Code::Lost;
   return misuse(e.name(), Code::BadHandle, "stream %p %s", handle, Machine::get().streams.why_not(word(handle)));
 }
 
@@ -87,6 +88,7 @@ Code destroy_graph(const Entry &e, void *handle) {
 Code find_event(const Entry &e, void *handle, EventPtr *out) {
   *out = Machine::get().events.find(word(handle));
   if (*out) return Code::Ok;
+  if (Machine::get().events.lost(word(handle))) return Code::Lost;
   return misuse(e.name(), Code::BadHandle, "event %p %s", handle, Machine::get().events.why_not(word(handle)));
 }
 

@@ -43,7 +43,8 @@ struct REHEARSAL_API ThreadDefault {
 REHEARSAL_API StreamPtr default_stream(Device &d);  // what null is
 // A stream of the program, or one that it need not make: null and 1, the device's, and 2, the thread's. `d`: whose, if the handle does not say.
 REHEARSAL_API StreamPtr find_stream(void *handle, Device &d);
-REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out);  // misuse if there is none
+// Misuse if there is none; Lost if it went with a reset.
+REHEARSAL_API Code find_stream(const Entry &e, Device &d, void *handle, StreamPtr *out);
 REHEARSAL_API Code create_stream(const Entry &e, Device &d, void **out, unsigned flags, int priority);
 REHEARSAL_API Code destroy_stream(const Entry &e, Device &d, void *handle);
 
@@ -62,7 +63,7 @@ REHEARSAL_API Code destroy_graph(const Entry &e, void *handle);
 
 // ---- events ---------------------------------------------------------------------------------------------------------------
 
-REHEARSAL_API Code find_event(const Entry &e, void *handle, EventPtr *out);
+REHEARSAL_API Code find_event(const Entry &e, void *handle, EventPtr *out);  // likewise
 REHEARSAL_API Code create_event(Device &d, void **out, bool timing);
 REHEARSAL_API Code destroy_event(const Entry &e, void *handle);
 REHEARSAL_API Code record_here(const Entry &e, const EventPtr &event, const StreamPtr &s);  // both of one device

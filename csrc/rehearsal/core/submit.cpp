@@ -90,7 +90,8 @@ Code resolve_word(const Entry &e, uintptr_t address, bool wide, Range *out) {
 
 }  // namespace
 
-Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick, const Extras *extras) {
+Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick, const Extras *extras,
+                   bool awaited) {
   if (const auto capture = s->capture()) {
     ++capture->items;
     return capture->invalid.load() ? Code::CaptureInvalidated : Code::Ok;
@@ -103,6 +104,8 @@ Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> bod
   item.extras = extras ? *extras : e.extras();
   item.quick = quick && !item.extras.hang && !item.extras.late && !item.extras.slow_ms;
   s->queue.push(std::move(item));
+  if (awaited && Machine::get().blocking.load(std::memory_order_relaxed))
+    s->wait_done(s->submitted.load(std::memory_order_relaxed));
   return Code::Ok;
 }
 
@@ -114,14 +117,15 @@ Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintpt
   Range target, source;
   if (const Code c = resolve(e.name(), "destination", to, bytes, to_side, &target); c != Code::Ok) return c;
   if (const Code c = resolve(e.name(), "source", from, bytes, from_side, &source); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), target, source, bytes, &d, &q = s->queue] {
+  const auto body = [call = e.name(), target, source, bytes, &d, &q = s->queue] {
     if (!target.alive(call, d) || !source.alive(call, d)) return;
     const bool apart = target.at + bytes <= source.at || source.at + bytes <= target.at;
     carry(d, q, way_of(target, source), bytes, [&] {
       if (settings().scribble && apart) std::memset(target.at, 0xA5, bytes);
     });
     std::memmove(target.at, source.at, bytes);
-  });
+  };
+  return submit_locked(e, s, body, false, nullptr, true);
 }
 
 Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes) {
@@ -131,11 +135,12 @@ Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value,
   if (bytes == 0) return Code::Ok;
   Range target;
   if (const Code c = resolve(e.name(), "destination", to, bytes, Side::Device, &target); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), target, value, bytes, &d, &q = s->queue] {
+  const auto body = [call = e.name(), target, value, bytes, &d, &q = s->queue] {
     if (!target.alive(call, d)) return;
     carry(d, q, Way::Inside, bytes, [] {});
     std::memset(target.at, value, bytes);
-  });
+  };
+  return submit_locked(e, s, body, false, nullptr, true);
 }
 
 Code wait_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t value, Compare how, bool wide) {
@@ -158,13 +163,14 @@ Code write_value(const Entry &e, const StreamPtr &s, uintptr_t address, uint64_t
   if (d.broken()) return Code::Broken;
   Range word;
   if (const Code c = resolve_word(e, address, wide, &word); c != Code::Ok) return c;
-  return submit_locked(e, s, [call = e.name(), word, value, wide, &d, &q = s->queue] {
+  const auto body = [call = e.name(), word, value, wide, &d, &q = s->queue] {
     if (!word.alive(call, d)) return;
     q.end_at(q.ready_ns());
     if (wide) std::atomic_ref(*reinterpret_cast<uint64_t *>(word.at)).store(value, std::memory_order_release);
     else
       std::atomic_ref(*reinterpret_cast<uint32_t *>(word.at)).store(static_cast<uint32_t>(value), std::memory_order_release);
-  });
+  };
+  return submit_locked(e, s, body, false, nullptr, true);
 }
 
 Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *), void *argument) {
@@ -172,11 +178,12 @@ Code host_function(const Entry &e, const StreamPtr &s, void (*function)(void *),
   const auto lock = d.enter();
   if (d.broken()) return Code::Broken;
   if (!function) return misuse(e.name(), Code::Invalid, "no function");
-  return submit_locked(e, s, [function, argument] {
+  const auto body = [function, argument] {
     in_host_function() = true;
     function(argument);
     in_host_function() = false;
-  });
+  };
+  return submit_locked(e, s, body, false, nullptr, true);
 }
 
 }  // namespace rehearsal

@@ -152,7 +152,7 @@ Result find(const Entry &e, CommHandle h, CommPtr *out) {
 
 Result find_ready(const Entry &e, CommHandle h, CommPtr *out) {
   if (const Result r = find(e, h, out)) return r;
-  const Result state = (*out)->state.load();
+  const Result state = (*out)->now();
   if (state == kInProgress) return note(say(kInvalidArgument, "the communicator is not ready"));
   return note(state);
 }
@@ -297,7 +297,7 @@ EXPORT Result ncclCommGetAsyncError(CommHandle h, Result *out) {
   CommPtr c;
   if (const Result r = find(entry, h, &c)) return r;
   if (!out) return kInvalidArgument;
-  *out = c->state.load();
+  *out = c->now();
   return kSuccess;
 }
 

@@ -75,6 +75,14 @@ struct Comm final : Communicator {
   std::mutex mutex;
   std::map<int, Scalar> scalars;
   int next_op = kOps;
+
+  // Where launches block, a communicator that does not has a thread that waits for them.
+  Result now() {
+    if (lost()) return kUnhandledCuda;
+    const Result said = state.load();
+    return said == kSuccess && !blocking && Machine::get().blocking.load() && busy() ? static_cast<Result>(kInProgress)
+                                                                                     : said;
+  }
 };
 using CommPtr = std::shared_ptr<Comm>;
 

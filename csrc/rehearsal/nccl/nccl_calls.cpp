@@ -23,7 +23,12 @@ Result launch_all(const std::vector<Operation> &operations) {
   }
 }
 Result mixed() { return say(kInvalidUsage, "init and collectives in one group"); }
-Result end_group() { return group().end(launch_all, mixed); }
+Result end_group() {
+  bool follows = false;
+  for (const Operation &o : group().operations) follows |= !o.awaited;
+  const Result r = group().end(launch_all, mixed);
+  return r == kSuccess && follows && Machine::get().blocking.load() ? static_cast<Result>(kInProgress) : r;
+}
 
 // One call while it is made.
 struct Call {
@@ -56,7 +61,10 @@ Result begin(Call &c, CommHandle h, void *stream, int type, int peer) {
   c.o.comm = c.comm;
   if (type < 0 || type >= kTypes) return say(kInvalidArgument, "datatype %d", type);
   if (peer < 0 || peer >= c.comm->size) return say(kInvalidArgument, "rank %d of %d", peer, c.comm->size);
-  if (find_stream(c.o.entry, c.comm->device, stream, &c.o.stream) != Code::Ok) return say(kInvalidArgument, "not a stream");
+  const Code found = find_stream(c.o.entry, c.comm->device, stream, &c.o.stream);
+  if (c.comm->lost() || found == Code::Lost) return say(kUnhandledCuda, "the device was reset");
+  if (found != Code::Ok) return say(kInvalidArgument, "not a stream");
+  c.o.awaited = c.comm->blocking;
   if (&c.o.stream->device != &c.comm->device)
     misuse(c.o.entry.name(), Code::Invalid, "a stream of device %d, the communicator's is %d", c.o.stream->device.ordinal(),
            c.comm->device.ordinal());
@@ -79,7 +87,7 @@ struct Buffers {
 
 Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, int type, int op, int root, CommHandle h,
                   void *stream) {
-  Call c{{e, {}, {}, {}, {}, false, {}}, {}, {}, {}};
+  Call c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, root)) return note(r);
   if (const Result r = find_operation(*c.comm, op, type, &c)) return note(r);
   const uint64_t ranks = static_cast<uint64_t>(c.comm->size), bytes = count * type_size(c.work.type);
@@ -107,7 +115,7 @@ Result collective(const Entry &e, Collective kind, Buffers b, uint64_t count, in
 }
 
 Result message(const Entry &e, bool sends, void *p, uint64_t count, int type, int peer, CommHandle h, void *stream) {
-  Call c{{e, {}, {}, {}, {}, false, {}}, {}, {}, {}};
+  Call c{{e, {}, {}, {}, {}, false, true, {}}, {}, {}, {}};
   if (const Result r = begin(c, h, stream, type, peer)) return note(r);
   Message m{sends, peer, nullptr, count * type_size(c.work.type)};
   if (const Result r = resolve(c, sends ? "sendbuff" : "recvbuff", p, m.bytes, &m.at)) return note(r);

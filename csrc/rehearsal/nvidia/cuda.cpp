@@ -63,6 +63,7 @@ constexpr ErrorText kErrors[] = {
     {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
     {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {kContextDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {kAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
      "part or all of the requested memory range is already mapped"},
     {kNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
@@ -88,6 +89,7 @@ EXPORT Result cuInit(unsigned flags) {
   if (flags != 0) return number(misuse(entry.name(), Code::Invalid, "flags %u", flags));
   if (settings().devices == 0) return kNoDevice;
   Machine::get().illegal_address.store(kIllegalAddress);
+  if (switched_on("CUDA_LAUNCH_BLOCKING")) Machine::get().blocking.store(true);
   announce_simulation("NVIDIA driver");
   return kSuccess;
 }
@@ -190,6 +192,7 @@ EXPORT Result cuDevicePrimaryCtxRetain(Context *out, DeviceNumber n) {
   if (!out) return kInvalidValue;
   const std::lock_guard lock(contexts_mutex());
   ++d->retained;
+  d->ended.store(false, std::memory_order_release);  // it begins anew, at the same place
   *out = context_of(d);
   return kSuccess;
 }
@@ -211,9 +214,23 @@ EXPORT Result cuDevicePrimaryCtxGetState(DeviceNumber n, unsigned *flags, int *a
   if (!flags || !active) return kInvalidValue;
   const std::lock_guard lock(contexts_mutex());
   *flags = 0;
-  *active = d->retained > 0;
+  *active = d->retained > 0 && !d->ended.load();
   return kSuccess;
 }
+
+// Whoever has retained it still has to release it, and it stays current where it is.
+EXPORT Result cuDevicePrimaryCtxReset_v2(DeviceNumber n) {
+  CUDA_CALL("cuDevicePrimaryCtxReset_v2");
+  Device *d = numbered(entry, n);
+  if (!d) return kInvalidDevice;
+  {
+    const std::lock_guard lock(contexts_mutex());
+    if (d->retained == 0 || d->ended.exchange(true)) return kSuccess;  // there is none
+  }
+  reset(*d, false);
+  return kSuccess;
+}
+EXPORT Result cuDevicePrimaryCtxReset(DeviceNumber n) { return cuDevicePrimaryCtxReset_v2(n); }
 
 namespace {
 Result usable(const Entry &e, Context c, Device **out) {
@@ -254,7 +271,8 @@ EXPORT Result cuCtxPushCurrent_v2(Context c) {
 
 EXPORT Result cuCtxPopCurrent_v2(Context *out) {
   CUDA_CALL("cuCtxPopCurrent_v2");
-  CUDA_CURRENT();
+  const Device *const device = current(entry);
+  if (!device) return kInvalidContext;
   if (out) *out = context_of(device);
   device_stack().pop_back();
   return kSuccess;
@@ -265,6 +283,18 @@ EXPORT Result cuCtxGetDevice(DeviceNumber *out) {
   if (!out) return kInvalidValue;
   if (!current_device()) return kInvalidContext;  // a question, and this is its answer
   *out = current_device()->ordinal();
+  return kSuccess;
+}
+
+// Another one after every reset.
+EXPORT Result cuCtxGetId(Context c, unsigned long long *out) {
+  CUDA_CALL("cuCtxGetId");
+  Device *d = c ? nullptr : current(entry);
+  if (c)
+    if (const Result r = usable(entry, c, &d)) return r;
+  if (!d || !out) return d ? kInvalidValue : kInvalidContext;
+  if (d->ended.load(std::memory_order_acquire)) return kContextDestroyed;
+  *out = static_cast<unsigned long long>(d->resets.load()) << 16 | static_cast<unsigned long long>(d->ordinal() + 1);
   return kSuccess;
 }
 

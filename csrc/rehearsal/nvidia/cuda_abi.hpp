@@ -29,6 +29,7 @@ enum : Result {
   kNotFound = 500,
   kNotReady = 600,
   kIllegalAddress = 700,
+  kContextDestroyed = 709,
   kAlreadyRegistered = 712,
   kNotRegistered = 713,
   kLaunchFailed = 719,
@@ -60,6 +61,7 @@ inline Result number(Code code, const Device *d = nullptr) {
     case Code::CapturedEvent: return kCapturedEvent;
     case Code::NotPermitted: return kNotPermitted;
     case Code::Broken: return d && d->broken() ? d->broken() : kUnknown;
+    case Code::Lost: return kContextDestroyed;
   }
   return kUnknown;
 }
@@ -81,9 +83,10 @@ inline Result gate(const Entry &e, bool needs_init) {
 #define CUDA_CALL(name) CUDA_CALL_EARLY(name, true)
 
 // And what those continue with that need a device.
-#define CUDA_CURRENT()                                \
-  ::rehearsal::Device *const device = current(entry); \
-  if (!device) return ::rehearsal::cuda::kInvalidContext
+#define CUDA_CURRENT()                                    \
+  ::rehearsal::Device *const device = current(entry);     \
+  if (!device) return ::rehearsal::cuda::kInvalidContext; \
+  if (device->ended.load(std::memory_order_acquire)) return ::rehearsal::cuda::kContextDestroyed
 
 Device *current(const Entry &e);
 

@@ -4,7 +4,13 @@
 namespace rehearsal::cuda {
 Context stream_context(const Stream &s);
 
-Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) { return number(find_stream(e, d, h, out)); }
+// What a reset took is no error of the driver's once the context has come back: it looks where the thing was.
+static Result found(const Entry &e, Code code, const void *handle) {
+  if (code == Code::Lost) return number(misuse(e.name(), Code::BadHandle, "%p was lost when its device was reset", handle));
+  return number(code);
+}
+
+Result find(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) { return found(e, find_stream(e, d, h, out), h); }
 
 Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
   if (const Result r = find(e, d, h, out)) return r;
@@ -15,7 +21,7 @@ Result find_here(const Entry &e, Device &d, StreamHandle h, StreamPtr *out) {
 
 namespace {
 
-Result find(const Entry &e, EventHandle h, EventPtr *out) { return number(find_event(e, h, out)); }
+Result find(const Entry &e, EventHandle h, EventPtr *out) { return found(e, find_event(e, h, out), h); }
 
 constexpr unsigned kFlush = 1u << 30;
 

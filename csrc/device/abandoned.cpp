@@ -1,0 +1,98 @@
+#include "device/abandoned.hpp"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace isthmus::device {
+namespace {
+
+std::atomic<size_t> the_abandoned{0};
+std::atomic<int> the_stuck{0};
+
+void end_without_destructors(int status, void *) {
+  if (the_stuck.load() == 0) return;
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+struct Watched {
+  std::function<Status()> call;
+  std::function<void()> back;
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::optional<Status> outcome;
+  bool left = false;
+
+  void run() {
+    Status s;
+    try {
+      s = call();
+    } catch (const Error &e) { s = {e.code(), e.text()}; }
+    bool late = false;
+    {
+      const std::lock_guard lock(mutex);
+      outcome = std::move(s);
+      late = left;
+      ended.notify_all();
+    }
+    if (!late) return;
+    if (back) back();
+    abandoned_thread_is_back();
+  }
+};
+
+}  // namespace
+
+size_t abandoned_threads() noexcept { return the_abandoned.load(std::memory_order_relaxed); }
+void count_abandoned_thread() noexcept { the_abandoned.fetch_add(1, std::memory_order_relaxed); }
+
+void abandon_thread() noexcept {
+  static std::once_flag once;
+  std::call_once(once, [] { ::on_exit(end_without_destructors, nullptr); });
+  the_stuck.fetch_add(1);
+  count_abandoned_thread();
+}
+void abandoned_thread_is_back() noexcept { the_stuck.fetch_sub(1); }
+
+std::optional<Status> call_within(double seconds, std::function<Status()> call, std::function<void()> back) {
+  const auto watched = std::make_shared<Watched>();
+  watched->call = std::move(call);
+  watched->back = std::move(back);
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  try {
+    thread = std::thread([watched] { watched->run(); });
+  } catch (const std::exception &) {}
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!thread.joinable()) {
+    watched->run();
+    return watched->outcome;
+  }
+  {
+    std::unique_lock lock(watched->mutex);
+    const auto over = [&] { return watched->outcome.has_value(); };
+    if (!watched->ended.wait_for(lock, std::chrono::duration<double>(seconds), over)) {
+      watched->left = true;
+      abandon_thread();
+    }
+  }
+  if (watched->left) {
+    thread.detach();
+    return std::nullopt;
+  }
+  thread.join();
+  return watched->outcome;
+}
+
+}  // namespace isthmus::device
