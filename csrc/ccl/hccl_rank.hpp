@@ -1,6 +1,8 @@
 // One rank of an island that HCCL serves, and the thread that makes its calls: of hccl.cpp alone.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -99,6 +101,7 @@ struct Rank {
     inside.store(nullptr);
   }
   void loop() {
+    ::pthread_setname_np(::pthread_self(), "isthmus-hccl");
     try {
       const device::Entered device(*stream);
       for (uint64_t next = 1;; ++next) {

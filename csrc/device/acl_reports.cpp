@@ -88,6 +88,7 @@ void AclReports::start(Handle context) {
 }
 
 void AclReports::serve(Handle context) noexcept {
+  ::pthread_setname_np(::pthread_self(), "isthmus-acl");
   f_.aclrtSetCurrentContext(context);
   thread_.store(static_cast<uint64_t>(::pthread_self()));
   while (!stop_.load()) {

@@ -1,5 +1,6 @@
 #include "engine/context.hpp"
 
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 
@@ -512,6 +513,7 @@ void Context::courier(Member &member) {
 
 void Context::courier_loop(Courier &courier) {
   enter_own_thread();
+  ::pthread_setname_np(::pthread_self(), "isthmus-courier");
   std::vector<std::weak_ptr<Member>> jobs, again;
   for (;;) {
     {
@@ -537,6 +539,7 @@ void Context::courier_loop(Courier &courier) {
 
 void Context::progress_loop() {
   own_thread = true;
+  ::pthread_setname_np(::pthread_self(), "isthmus-engine");
   std::vector<std::shared_ptr<Member>> mine;
   uint64_t version = ~uint64_t{0};
   int64_t idle_since = 0, looked = 0;

@@ -1,5 +1,6 @@
 #include "engine/fold_pool.hpp"
 
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -86,6 +87,7 @@ void FoldPool::take_parts() noexcept {
 }
 
 void FoldPool::help() noexcept {
+  ::pthread_setname_np(::pthread_self(), "isthmus-fold");
   uint64_t seen = 0;
   int64_t idle_since = now_ns();
   while (!stop_.load(std::memory_order_acquire)) {

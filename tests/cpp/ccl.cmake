@@ -16,7 +16,9 @@ isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_
              LABELS threads TIMEOUT 900)
 # The reference must not contract a product and a sum (AArch64 would).
 set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
-foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix)
+# Who makes which call of a device's runtime.
+isthmus_test(test_submission SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/submission_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
+foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix test_submission)
   target_compile_definitions(${name} PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
   add_dependencies(${name} rehearsal_all)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <string>
 
+#include "core/journal.hpp"
+
 namespace rehearsal {
 
 struct Counter {
@@ -101,6 +103,7 @@ Counter &counter(const char *name) {
 
 Entry::Entry(Counter &c) : name_(c.name.c_str()), in_child_(ledger().child.load(std::memory_order_relaxed)) {
   if (in_child_) return;
+  note_call(name_);
   c.calls.fetch_add(1, std::memory_order_relaxed);
   const unsigned long nth = c.all.fetch_add(1, std::memory_order_relaxed) + 1;
   if (!c.watched) return;

@@ -1,6 +1,7 @@
 // What goes into the queues: copies, fills, value waits, host functions.
 #include <cstring>
 
+#include "core/journal.hpp"
 #include "core/machine.hpp"
 
 namespace rehearsal {
@@ -92,6 +93,7 @@ Code resolve_word(const Entry &e, uintptr_t address, bool wide, Range *out) {
 
 Code submit_locked(const Entry &e, const StreamPtr &s, std::function<void()> body, bool quick, const Extras *extras,
                    bool awaited) {
+  note_submission(e.name(), s.get());
   if (const auto capture = s->capture()) {
     ++capture->items;
     return capture->invalid.load() ? Code::CaptureInvalidated : Code::Ok;

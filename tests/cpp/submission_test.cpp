@@ -1,0 +1,361 @@
+// Which thread makes which call of a device's runtime for an operation, and on which stream, on every vendor: as the simulation wrote it down.
+//
+// The thread that calls submits all of an operation's device work, in one order, and the user's stream gets two things: the record of where
+// it stands, and one wait for an event behind the last copy. The progress thread makes none of it; all that it calls is the library's
+// question whether the communicator has failed. HCCL's calls, which may wait for other ranks, are made by a thread of the communicator,
+// one at a time, while the calling thread waits for it. What has come for a receive without a stream is copied in by the courier.
+#include "fleet.hpp"
+
+#include <sys/syscall.h>
+
+#include <barrier>
+#include <memory>
+#include <mutex>
+#include <set>
+
+// Under ThreadSanitizer, whose exits take a second each otherwise.
+extern "C" __attribute__((visibility("default"))) const char *__tsan_default_options();
+extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
+
+namespace isthmus_test {
+namespace {
+
+// ---- the journal ------------------------------------------------------------------------------------------------------------------
+
+template <class F>
+F *engine(const char *name) {
+  void *const found = ::dlsym(::dlopen(REHEARSAL "/librehearsal.so", RTLD_NOW), name);
+  if (!found) std::abort();
+  return reinterpret_cast<F *>(found);
+}
+
+struct Line {
+  long thread = 0;
+  std::string thread_name, call;
+  bool submitted = false;  // to `stream`; else the call itself
+  uint64_t stream = 0;
+};
+std::vector<Line> read_journal() {
+  std::string text(1 << 20, 0);
+  const size_t size = engine<size_t(char *, size_t)>("rehearsal_journal_read")(text.data(), text.size());
+  EXPECT_LT(size, text.size());
+  std::istringstream all(text.substr(0, size));
+  std::vector<Line> lines;
+  for (std::string line; std::getline(all, line);) {
+    std::istringstream fields(line);
+    std::string thread, name, call, stream;
+    std::getline(fields, thread, '\t');
+    std::getline(fields, name, '\t');
+    std::getline(fields, call, '\t');
+    std::getline(fields, stream, '\t');
+    lines.push_back({std::stol(thread), name, call, stream != "-", stream == "-" ? 0 : std::stoull(stream)});
+  }
+  return lines;
+}
+
+// What the simulation writes down between begin() and end(), which all ranks of the process call.
+class Watched {
+ public:
+  explicit Watched(int ranks) : all_(ranks) {}
+  void begin(const FleetRank &r) {
+    {
+      const std::lock_guard lock(mutex_);
+      callers_.insert(::syscall(SYS_gettid));
+    }
+    together(r);
+    if (!opened_.exchange(true)) engine<void()>("rehearsal_journal_open")();
+    together(r);
+  }
+  std::vector<Line> end(const FleetRank &r) {
+    together(r);
+    if (opened_.exchange(false)) lines_ = read_journal();
+    all_.arrive_and_wait();
+    std::vector<Line> lines = lines_;
+    all_.arrive_and_wait();
+    return lines;
+  }
+  // Threads of the program, which are ranks.
+  const std::set<long> &callers() const { return callers_; }
+
+ private:
+  // All ranks have come, and no device has anything left to do.
+  void together(const FleetRank &r) {
+    FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
+    all_.arrive_and_wait();
+  }
+  std::barrier<> all_;
+  std::mutex mutex_;
+  std::set<long> callers_;
+  std::atomic<bool> opened_{false};
+  std::vector<Line> lines_;
+};
+
+// ---- what may be there ------------------------------------------------------------------------------------------------------------
+
+struct Words {  // of a vendor
+  const char *vendor, *record, *wait, *gate, *question;
+  std::set<std::string> asking;  // whether the device has failed
+};
+const Words kWords[] = {
+    {"nvidia",
+     "cuEventRecord",
+     "cuStreamWaitEvent",
+     "cuStreamWaitValue64",
+     "ncclCommGetAsyncError",
+     {"cuStreamQuery", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}},
+    {"amd",
+     "hipEventRecord",
+     "hipStreamWaitEvent",
+     "hipStreamWaitValue64",
+     "ncclCommGetAsyncError",
+     {"hipStreamQuery", "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipThreadExchangeStreamCaptureMode"}},
+    {"ascend",
+     "aclrtRecordEvent",
+     "aclrtStreamWaitEvent",
+     nullptr,
+     "HcclGetCommAsyncError",
+     {"aclrtStreamQuery", "aclrtGetCurrentContext", "aclrtSetCurrentContext"}}};
+const Words &words_of(const FleetRank &r) {
+  for (const Words &w : kWords)
+    if (!std::strcmp(w.vendor, r.vendor->name)) return w;
+  std::abort();
+}
+
+std::string text_of(const std::vector<Line> &lines) {
+  std::string text;
+  for (const Line &l : lines)
+    text += std::to_string(l.thread) + " " + l.thread_name + ": " + l.call +
+            (l.submitted ? " to " + std::to_string(l.stream) : std::string()) + "\n";
+  return text;
+}
+bool begins(const std::string &text, const char *with) { return text.rfind(with, 0) == 0; }
+
+enum class Courier { MayNot, MayCopy };
+
+// No thread of ours has made a call, but as it is said above. `callers`: the program's threads. Once an operation has waited
+// for a device for 100 ms, the courier asks the driver whether it has failed.
+void expect_callers_alone(const FleetRank &r, const std::vector<Line> &lines, const std::set<long> &callers,
+                          Courier courier) {
+  for (const Line &l : lines) {
+    if (callers.count(l.thread) || l.call == words_of(r).question) continue;
+    if (l.thread_name == "isthmus-hccl" && begins(l.call, "Hccl")) continue;
+    if (l.thread_name == "isthmus-courier" && (courier == Courier::MayCopy || words_of(r).asking.count(l.call))) continue;
+    ADD_FAILURE() << "rank " << r.rank << ": " << l.thread_name << " called " << l.call << " in\n" << text_of(lines);
+    return;
+  }
+}
+
+// What one operation gave to the user's stream: the record of where it stands, and a wait for an event; as many as it has parts.
+void expect_users_stream(const FleetRank &r, const std::vector<Line> &lines, void *stream, size_t parts) {
+  const uint64_t user = engine<uint64_t(void *)>("rehearsal_stream")(stream);
+  ASSERT_NE(user, 0u);
+  size_t records = 0, waits = 0, others = 0;
+  std::map<long, bool> fresh;  // a call may be two things to a queue
+  for (const Line &l : lines) {
+    if (!l.submitted) fresh[l.thread] = true;
+    if (!l.submitted || l.stream != user || !std::exchange(fresh[l.thread], false)) continue;
+    records += l.call == words_of(r).record;
+    waits += l.call == words_of(r).wait;
+    others += l.call != words_of(r).record && l.call != words_of(r).wait;
+  }
+  EXPECT_EQ(records, parts) << "rank " << r.rank << "\n" << text_of(lines);
+  EXPECT_EQ(waits, parts) << "rank " << r.rank << "\n" << text_of(lines);
+  EXPECT_EQ(others, 0u) << "rank " << r.rank << "\n" << text_of(lines);
+}
+
+// What the rank's thread gave to streams, in order. A gate that is open already is left out, so gates are not of the order.
+std::vector<std::string> order_of(const FleetRank &r, const std::vector<Line> &lines) {
+  std::map<uint64_t, size_t> streams;
+  std::vector<std::string> order;
+  for (const Line &l : lines) {
+    if (!l.submitted || l.thread != ::syscall(SYS_gettid) || (words_of(r).gate && l.call == words_of(r).gate)) continue;
+    const size_t stream = streams.try_emplace(l.stream, streams.size()).first->second;
+    order.push_back(l.call + " " + std::to_string(stream));
+  }
+  return order;
+}
+
+// ---- operations -------------------------------------------------------------------------------------------------------------------
+
+constexpr uint64_t kCount = 150'000;  // several chunks
+struct Operation {
+  const char *name;
+  uint64_t count;
+  isthmus_result (*call)(const FleetRank &, char *in, char *out, uint64_t, const isthmus_call *, isthmus_work_t *);
+};
+constexpr auto kType = ISTHMUS_FLOAT32;
+const Operation kOperations[] = {
+    {"all_reduce", kCount,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_reduce(r.comm, in, out, n, kType, ISTHMUS_MAX, how, work);
+     }},
+    {"small all_reduce", 16,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_reduce(r.comm, in, out, n, kType, ISTHMUS_SUM, how, work);
+     }},
+    {"all_reduce without the library", kCount,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_reduce(r.comm, in, out, n, kType, ISTHMUS_PREMUL_SUM, how, work);
+     }},
+    {"reduce", kCount,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_reduce(r.comm, in, out, n, kType, ISTHMUS_MAX, 0, how, work);
+     }},
+    {"reduce_scatter", kCount / 4,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_reduce_scatter(r.comm, in, out, n, kType, ISTHMUS_SUM, how, work);
+     }},
+    {"broadcast", kCount,
+     [](const FleetRank &r, char *in, char *, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_broadcast(r.comm, in, in, n, kType, 0, how, work);
+     }},
+    {"all_gather", kCount / 4,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_gather(r.comm, in, out, n, kType, how, work);
+     }},
+    {"all_to_all", kCount / 4,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_to_all(r.comm, in, out, n, kType, how, work);
+     }},
+    {"gather", kCount / 4,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_gather(r.comm, in, out, n, kType, 0, how, work);
+     }},
+    {"scatter", kCount / 4,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_scatter(r.comm, in, out, n, kType, 0, how, work);
+     }},
+};
+
+isthmus_call how_of(const FleetRank &r, void *stream) {
+  isthmus_call how{};
+  how.size = sizeof how;
+  how.scale = 2;
+  how.on_stream = r.driver != nullptr;
+  how.stream = stream;
+  return how;
+}
+
+class Submissions : public testing::TestWithParam<const char *> {
+ protected:
+  // body(rank, what watches its process) on every rank of the fleet.
+  static void on_ranks(const std::function<void(FleetRank &, Watched &)> &body) {
+    std::map<int, int> ranks;
+    for (const FleetRank &r : ranks_of(GetParam())) ++ranks[r.process];
+    std::map<int, std::unique_ptr<Watched>> watched;
+    for (const auto &[process, n] : ranks) watched[process] = std::make_unique<Watched>(n);
+    FleetOptions options;
+    options.settings = "CHUNK_BYTES=16K";
+    fly(GetParam(), options, [&](FleetRank &r) { body(r, *watched.at(r.process)); });
+  }
+};
+
+// ---- the tests --------------------------------------------------------------------------------------------------------------------
+
+TEST_P(Submissions, OfACollectiveAreTheCallersInOneOrderAndTheUsersStreamWaitsForOneEvent) {
+  on_ranks([](FleetRank &r, Watched &watched) {
+    FleetMemory in(r, 4 * kCount), out(r, 4 * kCount * 2);
+    void *const stream = r.driver ? r.driver->stream() : nullptr;
+    for (const Operation &o : kOperations) {
+      SCOPED_TRACE(o.name);
+      const isthmus_call how = how_of(r, stream);
+      const auto call = [&] {
+        isthmus_work_t work = nullptr;
+        FLEET_MUST(r, o.call(r, static_cast<char *>(in.at(false, 0)), static_cast<char *>(out.at(false, 0)), o.count, &how,
+                             &work) == ISTHMUS_OK);
+        if (r.driver) r.driver->synchronize(stream);  // so that this thread does nothing for it: the progress thread does
+        FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
+        isthmus_work_release(work);
+      };
+      call();  // the first one of its size may allocate
+      std::vector<std::string> order;
+      for (int turn = 0; turn < 2; ++turn) {
+        watched.begin(r);
+        call();
+        const std::vector<Line> lines = watched.end(r);
+        if (!r.driver) continue;
+        expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
+        expect_users_stream(r, lines, stream, 1);
+        EXPECT_FALSE(order_of(r, lines).empty());
+        if (turn == 1) { EXPECT_EQ(order_of(r, lines), order) << "rank " << r.rank << "\n" << text_of(lines); }
+        order = order_of(r, lines);
+      }
+    }
+    if (stream) r.driver->end(stream);
+  });
+}
+
+// A copy each for the parts of a message, which the user's stream waits for one by one.
+TEST_P(Submissions, OfMessagesOnAStreamAreTheCallers) {
+  on_ranks([](FleetRank &r, Watched &watched) {
+    constexpr uint64_t kPart = 8 * 16 * 1024;  // eight chunks
+    FleetMemory memory(r, 5 * kPart);
+    void *const stream = r.driver ? r.driver->stream() : nullptr;
+    const isthmus_call how = how_of(r, stream);
+    for (const uint64_t parts : {1, 3})
+      for (int turn = 0; turn < 2; ++turn) {  // the first one makes the lanes
+        watched.begin(r);
+        // From rank 0 to the last one, and back.
+        const int other = r.rank == 0 ? r.size - 1 : 0;
+        const bool takes_part = r.rank == 0 || r.rank == r.size - 1;
+        for (int back = 0; back < 2 && takes_part; ++back) {
+          isthmus_work_t work = nullptr;
+          const bool sends = (r.rank == 0) == (back == 0);
+          void *const at = memory.at(false, 0);
+          FLEET_MUST(r, (sends ? isthmus_send(r.comm, at, parts * kPart, ISTHMUS_UINT8, other, 0, &how, &work)
+                               : isthmus_recv(r.comm, at, parts * kPart, ISTHMUS_UINT8, other, 0, nullptr, &how, &work)) ==
+                            ISTHMUS_OK);
+          if (r.driver) r.driver->synchronize(stream);
+          FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
+          isthmus_work_release(work);
+        }
+        const std::vector<Line> lines = watched.end(r);
+        if (!r.driver || turn == 0) continue;
+        expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
+        if (takes_part) expect_users_stream(r, lines, stream, 2 * parts);
+      }
+    if (stream) r.driver->end(stream);
+  });
+}
+
+TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheCouriers) {
+  on_ranks([](FleetRank &r, Watched &watched) {
+    FleetMemory memory(r, 300'000);
+    const int other = r.rank == 0 ? r.size - 1 : 0;
+    for (int turn = 0; turn < 2; ++turn) {
+      watched.begin(r);
+      for (int back = 0; back < 2 && (r.rank == 0 || r.rank == r.size - 1); ++back)
+        FLEET_MUST(r, ((r.rank == 0) == (back == 0)
+                           ? isthmus_send(r.comm, memory.at(false, 0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr)
+                           : isthmus_recv(r.comm, memory.at(false, 0), 100'000, ISTHMUS_UINT8, other, 0, nullptr, nullptr,
+                                          nullptr)) == ISTHMUS_OK);
+      const std::vector<Line> lines = watched.end(r);
+      if (!r.driver || turn == 0) continue;
+      expect_callers_alone(r, lines, watched.callers(), Courier::MayCopy);
+      if (r.rank != 0 && r.rank != r.size - 1) continue;
+      EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const Line &l) {
+        return l.thread_name == "isthmus-courier" && l.submitted;
+      })) << text_of(lines);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Submissions,
+                         testing::Values("nvidia:1,cpu:1", "nvidia:2", "nvidia:2,cpu:1", "amd:1,cpu:1", "amd:2,nvidia:1",
+                                         "ascend:1,cpu:1", "ascend:2", "ascend:2,cpu:1"),
+                         [](const auto &p) {
+                           std::string name = "Of";
+                           for (const char *c = p.param; *c; ++c)
+                             if (std::isalnum(static_cast<unsigned char>(*c))) name += *c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace isthmus_test
+
+int main(int argc, char **argv) {
+  ::setenv("REHEARSAL_DEVICES", "4", 1);
+  ::setenv("REHEARSAL_QUIET", "1", 1);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
