@@ -13,6 +13,6 @@ endif()
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
              LABELS plain)
 isthmus_test(test_plan_proof SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_proof_test.cpp FLOORS plan
-             LIBRARIES isthmus_prover_core LABELS plain TIMEOUT 1500)
+             LIBRARIES isthmus_prover_core LABELS plain TIMEOUT 1500 COST 400)
 isthmus_test(test_plan_mutation SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_mutation_test.cpp FLOORS plan
-             LIBRARIES isthmus_prover_core LABELS plain)
+             LIBRARIES isthmus_prover_core LABELS plain COST 100)

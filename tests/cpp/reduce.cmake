@@ -1,4 +1,4 @@
-isthmus_test(test_reduce SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/reduce_test.cpp FLOORS reduce LABELS plain TIMEOUT 1500)  # emulated, it takes minutes
+isthmus_test(test_reduce SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/reduce_test.cpp FLOORS reduce LABELS plain TIMEOUT 1500 COST 300)  # emulated, it takes minutes
 isthmus_test(test_reduce_numbers SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/reduce_numbers_test.cpp FLOORS reduce LABELS plain)
 # The reference must not contract a product and a sum either (AArch64 would).
 target_compile_options(test_reduce PRIVATE -ffp-contract=off)

@@ -132,13 +132,22 @@ TEST_P(EveryDType, FoldsLikeTheReferenceForSmallCounts) {
 }
 
 TEST_P(EveryDType, FoldsLikeTheReferenceAcrossBlocks) {
+#if defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
+  constexpr unsigned kOneIn = 3;  // slow: a count has two of the six ways to write, but each number of sources has all of them
+#else
+  constexpr unsigned kOneIn = 1;
+#endif
+  unsigned turn = 0;
   for (int o = 0; o < isthmus::kRedOpCount; ++o) {
     const auto op = static_cast<RedOp>(o);
     if (!isthmus::combines(GetParam(), op)) continue;
     for (const size_t sources : {1, 2, 4, 5, 17})
       for (const size_t count : {255, 1025, 8192, 20011}) {
+        ++turn;
         // Up to 160 KiB of results, streamed or not, with a copy or without, whatever the other choices are.
+        unsigned way = 0;
         for (const unsigned bits : {0, 1, 2, 3, 4, 6}) {
+          if ((way++ + turn) % kOneIn != 0) continue;
           Case c = random_case(op, sources, sources == 17 ? count / 4 : count, static_cast<int>(random_() % 3));
           c.stream = bits & 1, c.stream_dst = bits & 2, c.copy = !(bits & 4);
           check(c);

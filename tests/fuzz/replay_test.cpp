@@ -9,8 +9,6 @@
 namespace isthmus::fuzz {
 namespace {
 
-constexpr int kInputs = 40'000;
-
 void mutate(Bytes &b, std::mt19937 &random, const std::vector<Bytes> &seeds) {
   const auto pick = [&](size_t below) {
     return below == 0 ? size_t{0} : std::uniform_int_distribution<size_t>(0, below - 1)(random);
@@ -55,7 +53,7 @@ TEST_P(Replay, HoldsForSeedsAndForManyMutationsOfThem) {
   t.run(reinterpret_cast<const uint8_t *>(""), 0);
   std::mt19937 random(20'240'607);
   Bytes b;
-  for (int i = 0; i < kInputs; ++i) {
+  for (int i = 0; i < t.replays; ++i) {
     if (i % 8 == 0) b = seeds[static_cast<size_t>(i / 8) % seeds.size()];  // else on from the last one
     mutate(b, random, seeds);
     if (b.size() > 20'000) b.resize(20'000);

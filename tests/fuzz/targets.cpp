@@ -368,7 +368,7 @@ const std::vector<Target> &targets() {
                                        {"rendezvous", rendezvous, rendezvous_seeds},
                                        {"address", address, address_seeds},
                                        {"blob", blob, blob_seeds},
-                                       {"profile", profile, profile_seeds},
+                                       {"profile", profile, profile_seeds, 15'000},
                                        {"data_stream", data_stream, data_stream_seeds}};
   return all;
 }

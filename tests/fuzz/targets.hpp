@@ -15,6 +15,7 @@ struct Target {
   const char *name;
   void (*run)(const uint8_t *data, size_t size);
   std::vector<Bytes> (*seeds)();  // valid inputs to mutate
+  int replays = 40'000;           // how many mutations the replay test tries
 };
 const std::vector<Target> &targets();
 
