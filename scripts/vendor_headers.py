@@ -12,8 +12,11 @@ from PyPI (rocm/), which say every signature in text, and every number to whoeve
 Huawei's are in the wheel of its extension of PyTorch, on PyPI: the runtime's (ascend/acl) and the collective library's
 (ascend/hccl), 1 MB of 43. Wheels of that name are for one version of Python each; the headers are the same in all.
 
-And one client, which is a program and no header: CuPy's module for NCCL with what it imports (cupy/), 7 MB of the wheel's
-70. It is for this machine and this Python.
+Intel's are those of oneCCL's C interface, of the version that the tests run and of the oldest that is taken (oneccl/newest,
+oneccl/oldest): two files of each wheel's 30 MB.
+
+And one client, which is a program and no header: CuPy (cupy/), whose arrays and whose module for NCCL the tests use. It is
+for this machine and this Python.
 """
 
 from __future__ import annotations
@@ -40,26 +43,24 @@ PIECES = {
 ASCEND = "torch-npu==2.13.0"
 ASCEND_INSIDE = {name: f"torch_npu/include/third_party/{name}/inc/" for name in ("acl", "hccl")}
 ASCEND_PYTHON = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311")
+# And of Intel's.
+ONECCL = {"newest": "oneccl-devel==2022.2.0", "oldest": "oneccl-devel==2022.1.0"}
+ONECCL_FILES = ("oneapi/ccl.h", "oneapi/ccl/v2/types.h")
 SOURCES = (".pyx", ".pyi")  # of the bindings: nobody reads them
-# CuPy's module, and what it imports to look for the library.
+# CuPy, less what it compiles kernels with, and what it looks for libraries with.
 CUPY = {
-    "cupy-cuda13x==14.2.0": (
-        "__init__",
-        "cuda/__init__",
-        "cuda/_softlink.",
-        "cuda/api/",
-        "cuda/libs/__init__",
-        "cuda/libs/nccl.",
-    ),
-    "cuda-pathfinder==1.9.0": ("pathfinder/",),
+    "cupy-cuda13x==14.2.0": ("cupy/", "cupyx/", "cupy_backends/"),
+    "cuda-pathfinder==1.9.0": ("cuda/pathfinder/",),
 }
-CUPY_INSIDE = {"cupy-cuda13x": "cupy_backends/", "cuda-pathfinder": "cuda/"}
+CUPY_UNUSED = "/include/"
 # Of each wheel the ones that tests/vendor reads, itself or through another.
 NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
     "rocm/bindings/cyhip.pxd",
     "rocm/bindings/cyrccl.pxd",
     "ascend/acl/acl.h",
     "ascend/hccl/hccl.h",
+    *(f"oneccl/{which}/{name}" for which in ONECCL for name in ONECCL_FILES),
+    "cupy/cupy/__init__.py",
     "cupy/cupy_backends/cuda/libs/__init__.py",
     "cupy/cuda/pathfinder/__init__.py",
 )
@@ -103,6 +104,19 @@ def take_ascend(folder: Path) -> None:
                         target.write_bytes(wheel.read(name))
 
 
+def take_oneccl(folder: Path) -> None:
+    for which, requirement in ONECCL.items():
+        with tempfile.TemporaryDirectory() as downloads:
+            download(downloads, requirement)
+            (path,) = Path(downloads).glob("*.whl")
+            with zipfile.ZipFile(path) as wheel:
+                for name in ONECCL_FILES:
+                    target = folder / "oneccl" / which / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    inside = f"{requirement.replace('-', '_').replace('==', '-')}.data/data/include/{name}"
+                    target.write_bytes(wheel.read(inside))
+
+
 def take_wheels(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
         download(downloads, *PIECES)
@@ -133,10 +147,9 @@ def take_cupy(folder: Path) -> None:
         wheels = {path.name.split("-")[0].replace("_", "-"): path for path in Path(downloads).glob("*.whl")}
         for requirement, begins in CUPY.items():
             package = requirement.split("==")[0]
-            wanted = tuple(CUPY_INSIDE[package] + begin for begin in begins)
             with zipfile.ZipFile(wheels[package]) as wheel:
                 for name in wheel.namelist():
-                    if name.startswith(wanted) and not name.endswith("/"):
+                    if name.startswith(begins) and CUPY_UNUSED not in name and not name.endswith("/"):
                         target = folder / "cupy" / name
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
@@ -163,6 +176,7 @@ def take_package(folder: Path) -> None:
 def assemble(folder: Path) -> None:
     take_wheels(folder)
     take_ascend(folder)
+    take_oneccl(folder)
     take_cupy(folder)
     if has_packages():
         take_package(folder)

@@ -338,6 +338,12 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
     return ISTHMUS_OK;
   });
 }
+isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after) {
+  return guarded([&] {
+    Inside(comm)->order_streams(before, after);
+    return ISTHMUS_OK;
+  });
+}
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
   guarded([&] { return sequence = Inside(comm)->member().sequence(), ISTHMUS_OK; });

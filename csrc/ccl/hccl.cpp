@@ -27,7 +27,10 @@ using namespace hccl;
 
 constexpr const char *kFile = "libhccl.so", *kCommunication = "libhcomm.so", *kDeviceFile = "libascendcl.so";
 constexpr const char *kMark = "HcclAllReduce";
-constexpr const char *kInstall = "install Huawei's CANN 8.0 or newer and source its set_env.sh";
+constexpr const char *kWayOut =
+    "install Huawei's CANN 8.0 or newer and source its set_env.sh, say where it is (ISTHMUS_CCL_LIBRARY), or go on without "
+    "it "
+    "(ISTHMUS_CCL=none)";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
 constexpr double kPatience = 10, kDestroyPatience = 2, kBrokenPatience = 0.2;
@@ -247,10 +250,7 @@ class Hccl final : public Library {
     if (!library) library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char *why = ::dlerror();
-      fail(Code::Unsupported,
-           "hccl: {} cannot be opened ({}); {}, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
-           "(ISTHMUS_CCL=none)",
-           name, why ? why : "no reason given", kInstall);
+      fail(Code::Unsupported, "hccl: {} cannot be opened ({}); {}", name, why ? why : "no reason given", kWayOut);
     }
     if (const void *door = ::dlsym(library, kMark); door && is_front_door(door)) {
       // Its first call opens the library behind it.
@@ -258,10 +258,8 @@ class Hccl final : public Library {
       const std::string behind = loaded_behind_door(kFile, kMark);
       library = behind.empty() ? nullptr : ::dlopen(behind.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library)
-        fail(Code::Unsupported,
-             "hccl: {} is Isthmus' own front door, and the library behind it is not found; {}, say where it is "
-             "(ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
-             name, kInstall);
+        fail(Code::Unsupported, "hccl: {} is Isthmus' own front door, and the library behind it is not found; {}", name,
+             kWayOut);
     }
     // Newer versions keep what makes communicators in a library beside it.
     void *const second = ::dlopen(kCommunication, RTLD_NOW | RTLD_LOCAL);
@@ -274,8 +272,8 @@ class Hccl final : public Library {
 #define ISTHMUS_LOAD(function, arguments)                                                                            \
   o_.f.function = reinterpret_cast<Result(*) arguments>(find(#function));                                            \
   if (!o_.f.function)                                                                                                \
-    fail(Code::Unsupported, "hccl: neither {} (version {}) nor {} has Hccl{}: {}", name, o_.version, kCommunication, \
-         #function, kInstall);
+    fail(Code::Unsupported, "hccl: neither {} (version {}) nor {} has Hccl{}; {}", name, o_.version, kCommunication, \
+         #function, kWayOut);
     ISTHMUS_HCCL_FUNCTIONS(ISTHMUS_LOAD)
 #undef ISTHMUS_LOAD
     o_.f.GetCommAsyncError = reinterpret_cast<decltype(o_.f.GetCommAsyncError)>(find("GetCommAsyncError"));

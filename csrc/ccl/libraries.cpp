@@ -48,8 +48,8 @@ bool serves_threads(const std::string &family) noexcept {
   return false;
 }
 
-std::shared_ptr<Library> open_library(const std::string &family, const std::string &path, bool one_host) {
-  if (family == "oneccl") return open_oneccl(path, one_host);
+std::shared_ptr<Library> open_library(const std::string &family, const std::string &path, const std::string &interface) {
+  if (family == "oneccl") return open_oneccl(path, interface);
   if (family == "hccl") return open_hccl(path);
   return open_nccl(family, path);
 }

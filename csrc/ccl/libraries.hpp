@@ -23,8 +23,9 @@ std::string family_for(const std::string &vendor);
 bool serves_threads(const std::string &family) noexcept;
 
 // Opens the library: the file `path`, or what the loader finds where that is empty. Once a process and family; a later call gives the
-// same library whatever it asks for. `one_host`: its ranks are all on this host. Throws Error(Unsupported) with one sentence that says
+// same library whatever it asks for. `interface`: of this host, by which the other ranks
+// are reached, or empty: for libraries that would look for one themselves. Throws Error(Unsupported) with one sentence that says
 // what is missing and what to install, Error(Argument) for an unknown family.
-std::shared_ptr<Library> open_library(const std::string &family, const std::string &path, bool one_host);
+std::shared_ptr<Library> open_library(const std::string &family, const std::string &path, const std::string &interface);
 
 }  // namespace isthmus::ccl

@@ -37,6 +37,10 @@ constexpr Row kRows[] = {
 };
 
 std::string version_text(int code) { return formatted("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+std::string way_out(const Row &row) {
+  return formatted("{} {} or newer, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
+                   row.install, version_text(row.least));
+}
 
 // -1: no such type there.
 int type_number(DType t) noexcept {
@@ -289,10 +293,8 @@ class Nccl final : public Library {
     if (!library) library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char *why = ::dlerror();
-      fail(Code::Unsupported,
-           "{}: {} cannot be opened ({}); {} {} or newer, say where it is (ISTHMUS_CCL_LIBRARY), or go on without it "
-           "(ISTHMUS_CCL=none)",
-           row.family, name, why ? why : "no reason given", row.install, version_text(row.least));
+      fail(Code::Unsupported, "{}: {} cannot be opened ({}); {}", row.family, name, why ? why : "no reason given",
+           way_out(row));
     }
     const auto version_of =
         reinterpret_cast<Result (*)(int *)>(::dlsym(library, (std::string(row.prefix) + "GetVersion").c_str()));
@@ -302,29 +304,24 @@ class Nccl final : public Library {
           opened ? loaded_behind_door(row.file, (std::string(row.prefix) + "GetVersion").c_str()) : std::string();
       library = behind.empty() ? nullptr : ::dlopen(behind.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (!library)
-        fail(Code::Unsupported,
-             "{}: {} is Isthmus' own front door, and the library behind it is not found; {}, say where it is "
-             "(ISTHMUS_CCL_LIBRARY), or go on without it (ISTHMUS_CCL=none)",
-             row.family, name, row.install);
+        fail(Code::Unsupported, "{}: {} is Isthmus' own front door, and the library behind it is not found; {}", row.family,
+             name, way_out(row));
     }
     const auto find = [&](const char *function) { return ::dlsym(library, (std::string(row.prefix) + function).c_str()); };
     const auto get_version = reinterpret_cast<Result (*)(int *)>(find("GetVersion"));
     if (!get_version)
-      fail(Code::Unsupported,
-           "{}: {} has no {}GetVersion, so it is no library of that kind: {}, and say where it is "
-           "(ISTHMUS_CCL_LIBRARY)",
-           row.family, name, row.prefix, row.install);
+      fail(Code::Unsupported, "{}: {} has no {}GetVersion, so it is no library of that kind; {}", row.family, name,
+           row.prefix, way_out(row));
     if (const Result r = get_version(&o_.version); r != kSuccess)
-      fail(Code::Unsupported, "{}: {} does not tell its version ({}GetVersion gives {}), and {} or newer is needed: {}",
-           row.family, name, row.prefix, r, version_text(row.least), row.install);
+      fail(Code::Unsupported, "{}: {} does not tell its version ({}GetVersion gives {}); {}", row.family, name, row.prefix,
+           r, way_out(row));
     if (o_.version < row.least)
-      fail(Code::Unsupported, "{}: {} is version {}, and {} or newer is needed: {}", row.family, name,
-           version_text(o_.version), version_text(row.least), row.install);
-#define ISTHMUS_LOAD(function, arguments)                                                                              \
-  o_.f.function = reinterpret_cast<Result(*) arguments>(find(#function));                                              \
-  if (!o_.f.function)                                                                                                  \
-    fail(Code::Unsupported, "{}: {} (version {}) has no {}{}", row.family, name, version_text(o_.version), row.prefix, \
-         #function);
+      fail(Code::Unsupported, "{}: {} is version {}; {}", row.family, name, version_text(o_.version), way_out(row));
+#define ISTHMUS_LOAD(function, arguments)                                                                                  \
+  o_.f.function = reinterpret_cast<Result(*) arguments>(find(#function));                                                  \
+  if (!o_.f.function)                                                                                                      \
+    fail(Code::Unsupported, "{}: {} (version {}) has no {}{}; {}", row.family, name, version_text(o_.version), row.prefix, \
+         #function, way_out(row));
     ISTHMUS_NCCL_FUNCTIONS(ISTHMUS_LOAD)
 #undef ISTHMUS_LOAD
     o_.f.GetErrorString = reinterpret_cast<decltype(o_.f.GetErrorString)>(find("GetErrorString"));

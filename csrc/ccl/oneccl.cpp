@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "ccl/oneccl_abi.hpp"
 #include "ccl/oneccl_leftovers.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
@@ -22,83 +23,61 @@
 namespace isthmus::ccl {
 namespace {
 
-// ---- the ABI, in our own words: the C interface of oneCCL 2022.1 and later ------------------------------------------------
-
-constexpr size_t kIdBytes = 4096;
-struct Id {
-  char bytes[kIdBytes];
-};
-using Handle = void *;            // a communicator
-using Queue = void *;             // null: buffers in host memory, and the call returns when it is done
-using Result = int;               // 0: success
-constexpr int kLeast = 20220100;  // major * 10000 + minor * 100 + patch
-
-struct Functions {
-  Result (*GetVersion)(int *);
-  Result (*GetUniqueId)(Id *);
-  const char *(*GetLastError)(Handle);
-  Result (*CommInitRank)(Handle *, size_t ranks, Id, int rank);
-  Result (*CommDestroy)(Handle);
-  Result (*AllReduce)(void *, void *, size_t count, int dtype, int op, Handle, Queue);
-  Result (*Reduce)(void *, void *, size_t count, int dtype, int op, int root, Handle, Queue);
-  Result (*Broadcast)(const void *, void *, size_t count, int dtype, int root, Handle, Queue);
-  Result (*AllGather)(void *, void *, size_t count, int dtype, Handle, Queue);
-  Result (*ReduceScatter)(void *, void *, size_t count, int dtype, int op, Handle, Queue);
-  Result (*AllToAll)(void *, void *, size_t count, int dtype, Handle, Queue);
-  Result (*Send)(void *, size_t count, int dtype, int peer, Handle, Queue);
-  Result (*Recv)(void *, size_t count, int dtype, int peer, Handle, Queue);
-};
+using namespace oneccl_abi;
 
 const char *result_text(Result r) {
-  constexpr const char *texts[] = {"success",          "error",          "system error",      "internal error",
-                                   "invalid argument", "invalid usage",  "still in progress", "GPU failure",
-                                   "CPU failure",      "no host memory", "no device memory",  "exception in the plugin",
-                                   "not implemented"};
-  return r >= 0 && static_cast<size_t>(r) < std::size(texts) ? texts[r] : "unknown result";
+  return r >= 0 && static_cast<size_t>(r) < std::size(kResultTexts) ? kResultTexts[r] : "unknown result";
 }
 
 // -1: no such type there.
 int dtype_number(DType t) noexcept {
   switch (t) {
-    case DType::Int8: return 0;
-    case DType::UInt8: return 1;
-    case DType::Int32: return 2;
-    case DType::UInt32: return 3;
-    case DType::Int64: return 4;
-    case DType::UInt64: return 5;
-    case DType::Float16: return 6;
-    case DType::Float32: return 7;
-    case DType::Float64: return 8;
-    case DType::BFloat16: return 9;
+    case DType::Int8: return kInt8;
+    case DType::UInt8: return kUInt8;
+    case DType::Int32: return kInt32;
+    case DType::UInt32: return kUInt32;
+    case DType::Int64: return kInt64;
+    case DType::UInt64: return kUInt64;
+    case DType::Float16: return kFloat16;
+    case DType::Float32: return kFloat32;
+    case DType::Float64: return kFloat64;
+    case DType::BFloat16: return kBFloat16;
     default: return -1;
   }
 }
 int op_number(RedOp op) noexcept {
   switch (op) {
-    case RedOp::Sum: return 0;
-    case RedOp::Prod: return 1;
-    case RedOp::Max: return 2;
-    case RedOp::Min: return 3;
+    case RedOp::Sum: return kSum;
+    case RedOp::Prod: return kProd;
+    case RedOp::Max: return kMax;
+    case RedOp::Min: return kMin;
     default: return -1;
   }
 }
-constexpr int kByte = 1;  // moves carry bytes, so every type works
+constexpr int kByte = kUInt8;  // moves carry bytes, so every type works
 
 // Signals of writes to a peer that is gone must not end the process; threads that the library starts inherit the mask.
 class WithoutPipeSignal {
  public:
   WithoutPipeSignal() {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
+    sigset_t pending;
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGPIPE);
+    ::sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
-  ~WithoutPipeSignal() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~WithoutPipeSignal() {  // one that came meanwhile is the library's
+    constexpr timespec kNow{};
+    if (!was_pending_) ::sigtimedwait(&set_, nullptr, &kNow);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   WithoutPipeSignal(const WithoutPipeSignal &) = delete;
   WithoutPipeSignal &operator=(const WithoutPipeSignal &) = delete;
 
  private:
-  sigset_t before_;
+  sigset_t set_, before_;
+  bool was_pending_ = false;
 };
 
 // ---- one rank of an island ------------------------------------------------------------------------------------------------
@@ -128,7 +107,7 @@ struct Rank {
 };
 
 Status outcome(const Rank &r, const char *call, Result result) {
-  if (result == 0) return {};
+  if (result == kSuccess) return {};
   const char *words = r.f->GetLastError ? r.f->GetLastError(r.handle) : nullptr;
   return {Code::System, formatted("oneccl {}: {} ({}){}{}", call, result_text(result), result, words && *words ? ": " : "",
                                   words && *words ? words : "")};
@@ -152,7 +131,7 @@ Status run(const Arguments &a) {
     a.rank->inside.store(nullptr);
     return {};
   }
-  Result r = 0;
+  Result r = kSuccess;
   switch (a.call) {
     case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
     case Call::Reduce: r = f.Reduce(a.send, a.recv, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
@@ -183,9 +162,44 @@ Status begin(const Life &l) {
   r.keep(outcome(r, "init", result));
   return {};
 }
+// Where the rank that made the id is gone, the library throws out of a destructor when a communicator is ended, and the language ends
+// the process. So the thread that is in there stops for good instead, and is left behind.
+class Unending {
+ public:
+  // Of the library's own C++ run time, which need not be ours.
+  static void find(void *library) {
+    set_ = reinterpret_cast<Handler (*)(Handler)>(::dlsym(library, "_ZSt13set_terminatePFvvE"));
+  }
+  Unending() {
+    here_ = true;
+    if (const Handler before = set_ ? set_(stop) : nullptr; before != stop) before_ = before;
+  }
+  ~Unending() {
+    here_ = false;
+    if (set_) set_(before_);
+  }
+  static int stops() noexcept { return stops_.load(); }  // threads that it has stopped
+  Unending(const Unending &) = delete;
+  Unending &operator=(const Unending &) = delete;
+
+ private:
+  using Handler = void (*)();
+  static void stop() {
+    if (here_) stops_.fetch_add(1);
+    while (here_) ::pause();
+    if (before_) before_();  // of another thread: the program's own
+    std::abort();
+  }
+  inline static Handler (*set_)(Handler) = nullptr;
+  inline static std::atomic<Handler> before_{nullptr};
+  inline static std::atomic<int> stops_{0};
+  inline static thread_local bool here_ = false;
+};
+
 Status end(const Life &l) {
   if (l.rank->handle && !l.rank->aborted.load(std::memory_order_acquire)) {
     l.rank->inside.store("destroy", std::memory_order_release);
+    const Unending unending;
     l.rank->f->CommDestroy(l.rank->handle);
   }
   delete l.rank;
@@ -290,8 +304,10 @@ class OneCclCommunicator final : public Communicator {
       drained = stream_->drain(Deadline(0.1).ns());
     }
     if (drained) {
+      const int stops = Unending::stops();
       stream_->call(kDestroy, end, Life{rank_});
-      if (stream_->drain(Deadline(10).ns())) return;
+      for (const Deadline patience(10); !patience.passed() && Unending::stops() == stops;)
+        if (stream_->drain(Deadline(0.05).ns())) return;
       const char *where = stream_->inside();
       if (where && std::strcmp(where, kDestroy) == 0) abandon(*stream_);  // else what another submitted goes first
     } else if (inside()) {
@@ -307,14 +323,15 @@ class OneCclCommunicator final : public Communicator {
 
 class OneCcl final : public Library {
  public:
-  OneCcl(const std::string &path, bool one_host) {
+  OneCcl(const std::string &path, const std::string &interface) {
     const std::string name = path.empty() ? "libccl.so.2" : path;
     const size_t slash = name.rfind('/');
     const auto set = [](const char *variable, const char *value) { ::setenv(variable, value, 0); };
     set("CCL_WORKER_OFFLOAD", "0");
     set("CCL_ATL_SHM", "1");
     set("CCL_LOG_LEVEL", "error");
-    if (one_host) set("CCL_KVS_IFACE", "lo");
+    if (!interface.empty())
+      for (const char *variable : {"CCL_KVS_IFACE", "FI_TCP_IFACE"}) set(variable, interface.c_str());
     if (slash != std::string::npos) {  // its transport, where it lies beside it and not where the loader looks
       const std::string folder = name.substr(0, slash), providers = folder + "/prov", fabric = folder + "/libfabric.so.1";
       struct stat found;
@@ -325,32 +342,30 @@ class OneCcl final : public Library {
     library_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library_) {
       const char *why = ::dlerror();
-      fail(Code::Unsupported,
-           "oneccl: {} cannot be opened ({}); install oneCCL {}.{} or newer, or say where its libccl.so.2 is", name,
-           why ? why : "no reason given", kLeast / 10000, kLeast / 100 % 100);
+      fail(Code::Unsupported, "oneccl: {} cannot be opened ({}); {}", name, why ? why : "no reason given", way_out());
     }
     remove_leftovers(false);
     static const pid_t opener = ::getpid();
     std::atexit([] {
       if (::getpid() == opener) remove_leftovers(true);
     });
-    find("GetVersion", f_.GetVersion);
+    const auto find = [&](const char *function) { return ::dlsym(library_, (std::string("oneccl") + function).c_str()); };
+    const auto get_version = reinterpret_cast<decltype(f_.GetVersion)>(find("GetVersion"));
+    if (!get_version)
+      fail(Code::Unsupported, "oneccl: {} has no onecclGetVersion, so it is no library of that kind; {}", name, way_out());
     int code = 0;
-    if (f_.GetVersion(&code) != 0 || code < kLeast)
-      fail(Code::Unsupported, "oneccl: {} is version {}; {} or newer is needed", name, text(code), text(kLeast));
+    if (const Result r = get_version(&code); r != kSuccess)
+      fail(Code::Unsupported, "oneccl: {} does not tell its version (onecclGetVersion gives {}); {}", name, r, way_out());
     version_ = text(code);
-    find("GetUniqueId", f_.GetUniqueId);
-    find("CommInitRank", f_.CommInitRank);
-    find("CommDestroy", f_.CommDestroy);
-    find("AllReduce", f_.AllReduce);
-    find("Reduce", f_.Reduce);
-    find("Broadcast", f_.Broadcast);
-    find("AllGather", f_.AllGather);
-    find("ReduceScatter", f_.ReduceScatter);
-    find("AllToAll", f_.AllToAll);
-    find("Send", f_.Send);
-    find("Recv", f_.Recv);
-    f_.GetLastError = reinterpret_cast<decltype(f_.GetLastError)>(::dlsym(library_, "onecclGetLastError"));
+    if (code < kLeastVersion) fail(Code::Unsupported, "oneccl: {} is version {}; {}", name, version_, way_out());
+#define ISTHMUS_FIND(function, arguments)                               \
+  f_.function = reinterpret_cast<Result(*) arguments>(find(#function)); \
+  if (!f_.function)                                                     \
+    fail(Code::Unsupported, "oneccl: {} (version {}) has no oneccl{}; {}", name, version_, #function, way_out());
+    ISTHMUS_ONECCL_FUNCTIONS(ISTHMUS_FIND)
+#undef ISTHMUS_FIND
+    Unending::find(library_);
+    f_.GetLastError = reinterpret_cast<decltype(f_.GetLastError)>(find("GetLastError"));
     Dl_info info{};
     path_ = ::dladdr(reinterpret_cast<void *>(f_.GetVersion), &info) && info.dli_fname ? info.dli_fname : name;
   }
@@ -379,7 +394,8 @@ class OneCcl final : public Library {
     const WithoutPipeSignal masked;
     Id id{};
     const Result r = f_.GetUniqueId(&id);
-    if (r != 0) fail(Code::System, "oneccl unique id: {} ({}); is its transport (libfabric) installed?", result_text(r), r);
+    if (r != kSuccess)
+      fail(Code::System, "oneccl unique id: {} ({}); is its transport (libfabric) installed?", result_text(r), r);
     const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
     return {bytes, bytes + kIdBytes};
   }
@@ -403,13 +419,14 @@ class OneCcl final : public Library {
   }
 
  private:
-  template <class F>
-  void find(const char *name, F &function) {
-    const std::string symbol = std::string("oneccl") + name;
-    function = reinterpret_cast<F>(::dlsym(library_, symbol.c_str()));
-    if (!function) fail(Code::Unsupported, "oneccl: the library has no {}; {} or newer is needed", symbol, text(kLeast));
-  }
   static std::string text(int code) { return formatted("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
+
+  static std::string way_out() {
+    return formatted(
+        "install oneCCL {} or newer, say where its libccl.so.2 is (ISTHMUS_CCL_LIBRARY), or go on without it "
+        "(ISTHMUS_CCL=none)",
+        text(kLeastVersion));
+  }
 
   void *library_ = nullptr;  // never closed: its threads would run on in nothing
   Functions f_{};
@@ -420,11 +437,11 @@ class OneCcl final : public Library {
 
 }  // namespace
 
-std::shared_ptr<Library> open_oneccl(const std::string &path, bool one_host) {
+std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string &interface) {
   static std::mutex mutex;
   static std::shared_ptr<Library> *const library = new std::shared_ptr<Library>;  // outlives static destruction
   const std::lock_guard lock(mutex);
-  if (!*library) *library = std::make_shared<OneCcl>(path, one_host);
+  if (!*library) *library = std::make_shared<OneCcl>(path, interface);
   return *library;
 }
 

@@ -15,8 +15,9 @@ namespace isthmus::ccl {
 // same library whatever it asks for. Throws Error(Unsupported) with one sentence that says what is missing and what to install.
 //
 // oneCCL takes its settings from the environment only. Those that it needs to work beside others on shared cores are set where the user
-// did not set them: CCL_WORKER_OFFLOAD=0 (no polling threads of its own), CCL_ATL_SHM=1, CCL_LOG_LEVEL=error (it warns of its own defaults), and CCL_KVS_IFACE=lo where `one_host`; and
-// FI_PROVIDER_PATH where a folder `prov` lies beside the library.
-std::shared_ptr<Library> open_oneccl(const std::string &path, bool one_host);
+// did not set them: CCL_WORKER_OFFLOAD=0 (no polling threads of its own), CCL_ATL_SHM=1, CCL_LOG_LEVEL=error (it warns of its own defaults), and
+// FI_PROVIDER_PATH where a folder `prov` lies beside the library. `interface`, where it is not empty, is the one that all ranks are
+// reached by: CCL_KVS_IFACE and FI_TCP_IFACE name it, since the library would take the host's first one.
+std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string &interface);
 
 }  // namespace isthmus::ccl

@@ -140,6 +140,24 @@ void Communicator::check_lent(int type, int number, const void *memory) const {
     fail(Code::Argument, "{}, on which this rank works, has no memory at {}", own, memory);
 }
 
+void Communicator::order_streams(void *before, void *after) {
+  device::Runtime *runtime = member_->runtime();
+  if (!runtime) fail(Code::Argument, "order: streams were given, and this rank works on host memory (ISTHMUS_DEVICE)");
+  if (destroyed_.load(std::memory_order_acquire)) fail(Code::Argument, "order: communicator '{}' was destroyed", name());
+  const std::lock_guard lock(ordered_.mutex);
+  const auto adopted = [&](std::unique_ptr<device::Stream> &stream, void *handle) -> device::Stream & {
+    if (!stream || stream->handle() != handle) stream = runtime->adopt(member_->device(), handle);
+    return *stream;
+  };
+  device::Stream &first = adopted(ordered_.before, before), &second = adopted(ordered_.after, after);
+  if (first.capturing() || second.capturing())
+    fail(Code::Unsupported,
+         "order: a stream is being captured into a graph, and what is not in the graph cannot be ordered by it");
+  if (!ordered_.event) ordered_.event = runtime->make_event(member_->device());
+  ordered_.event->record(first);
+  ordered_.event->hold(second);
+}
+
 // The bytes of our types are the open standard's, and a device whose arithmetic takes them for other numbers, or its library, would give
 // other sums: nobody reduces them where there is such a device.
 void Communicator::check_float8(const char *name, DType dtype) const {

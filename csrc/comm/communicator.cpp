@@ -16,6 +16,7 @@
 #include "comm/profile.hpp"
 #include "device/host.hpp"
 #include "device/runtimes.hpp"
+#include "net/address.hpp"
 #include "net/protocol.hpp"
 #include "topology/profile.hpp"
 
@@ -247,7 +248,7 @@ std::shared_ptr<ccl::Library> open_library(const Settings &settings, const boots
     if (ccl::vendor_of(family) != vendor)
       fail(Code::Config, "ISTHMUS_CCL={} does not serve ranks on {} (ISTHMUS_DEVICE)", wanted, device.text());
     try {
-      return ccl::open_library(family, path, false);
+      return ccl::open_library(family, path, "");
     } catch (const Error &e) {
       if (wanted != "auto" || !path.empty()) throw;
       ISTHMUS_WARN("{}; this rank goes on without a library", e.text());
@@ -257,10 +258,8 @@ std::shared_ptr<ccl::Library> open_library(const Settings &settings, const boots
   if (ccl::vendor_of(wanted) != "host")
     fail(Code::Config, "ISTHMUS_CCL={} serves ranks with a device, and this one works on the host: set ISTHMUS_DEVICE",
          wanted);
-  const bool loopback = std::all_of(self.tcp.begin(), self.tcp.end(), [](const std::string &address) {
-    return address.starts_with("127.") || address.starts_with("[::1]");
-  });
-  return ccl::open_library(wanted, path, loopback);
+  // The library's connections take the way that ours take.
+  return ccl::open_library(wanted, path, self.tcp.empty() ? std::string() : net::interface_of(self.tcp.front()));
 }
 
 // The group of `rank` that a library serves, or null. Throws where the library cannot serve two ranks of it in one process.

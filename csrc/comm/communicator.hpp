@@ -64,6 +64,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Throws where `memory` (or nothing yet) of a device that DLPack calls by that type and number is not this rank's: Error(Unsupported)
   // on a rank of the host, Error(Argument) elsewhere. The text is what this rank works on.
   void check_lent(int type, int number, const void *memory) const;
+  // What the user's stream `after` is given from now on runs behind what `before` holds now.
+  void order_streams(void *before, void *after);
   // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
   void prepare(const Request &request, engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
@@ -112,6 +114,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t star_bytes_ = plan::kDefaultStar;  // agreed, as all below that plans are made of
   plan::StarFrom star_from_ = plan::StarFrom::Default;
   std::mutex split_mutex_;
+  struct {  // the user's streams that were ordered last, and the event between them
+    std::mutex mutex;
+    std::unique_ptr<device::Stream> before, after;
+    std::unique_ptr<device::Event> event;
+  } ordered_;
 
   struct Shape {
     plan::Collective collective;

@@ -15,7 +15,9 @@ namespace {
 using namespace acl_abi;
 
 constexpr const char *kLibrary = "libascendcl.so";
-constexpr const char *kNeeded = "CANN 8.3";  // that is known to have all functions
+// The version is one that is known to have all functions.
+constexpr const char *kNeeded =
+    "install CANN 8.3 or newer and source its set_env.sh, or set ISTHMUS_DEVICE=host on this rank to go on without";
 
 Functions the_functions;
 
@@ -262,10 +264,7 @@ void load() {
   void *library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (!library) library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!library)
-    fail(Code::Unsupported,
-         "Ascend's runtime library was not found ({}): install {} or newer and source its set_env.sh, or set "
-         "ISTHMUS_DEVICE=host on this rank",
-         ::dlerror(), kNeeded);
+    fail(Code::Unsupported, "Ascend's runtime library ({}) was not found ({}): {}", kLibrary, ::dlerror(), kNeeded);
 #define ISTHMUS_LOAD(name, arguments) the_functions.name = reinterpret_cast<Result(*) arguments>(::dlsym(library, #name));
   ISTHMUS_ACL_FUNCTIONS(ISTHMUS_LOAD)
   ISTHMUS_ACL_OPTIONAL(ISTHMUS_LOAD)
@@ -306,8 +305,7 @@ AclCalls open() {
   load();
   const std::string version = version_text();
   if (const char *name = missing())
-    fail(Code::Unsupported, "Ascend's runtime library ({}, version {}) has no {}: {} or newer is needed", kLibrary, version,
-         name, kNeeded);
+    fail(Code::Unsupported, "Ascend's runtime library ({}, version {}) has no {}: {}", kLibrary, version, name, kNeeded);
   const Result r = the_functions.aclInit(nullptr);
   unsigned count = 0;
   Result counted = kSuccess;

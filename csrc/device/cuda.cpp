@@ -12,6 +12,12 @@ using namespace cuda_abi;
 
 Functions the_functions;
 
+std::string version_text(int version) { return formatted("{}.{}", version / 1000, version % 1000 / 10); }
+std::string needed() {
+  return formatted("install a driver for CUDA {} or newer, or set ISTHMUS_DEVICE=host on this rank to go on without",
+                   version_text(kLeastVersion));
+}
+
 std::string code_text(Result r) {
   const char *name = nullptr, *text = nullptr;
   the_functions.cuGetErrorName(r, &name);
@@ -64,7 +70,7 @@ class CudaCalls {
       : version_(version), state_(std::make_unique<State>(std::move(numbers))) {}
 
   int devices() const { return static_cast<int>(state_->devices.size()); }
-  std::string version() const { return formatted("{}.{}", version_ / 1000, version_ % 1000 / 10); }
+  std::string version() const { return version_text(version_); }
   std::string describe(int device) const {
     char name[256] = {}, bus[32] = {};
     ISTHMUS_CUDA(cuDeviceGetName, name, sizeof name - 1, at(device).number);
@@ -248,19 +254,21 @@ void load() {
   void *library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (!library) library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library)
-    fail(Code::Unsupported,
-         "NVIDIA's driver library was not found ({}): install the driver, or set ISTHMUS_DEVICE=host on this rank",
-         ::dlerror());
-#define ISTHMUS_LOAD(name, arguments)                                                                                       \
-  if (void *const found = ::dlsym(library, #name)) the_functions.name = reinterpret_cast<Result(*) arguments>(found);       \
-  else                                                                                                                      \
-    fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) has no {}: a driver for CUDA {}.{} or newer is needed", \
-         #name, kLeastVersion / 1000, kLeastVersion % 1000 / 10);
+    fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) was not found ({}): {}", ::dlerror(), needed());
+  const char *missing = nullptr;
+#define ISTHMUS_LOAD(name, arguments)                                                  \
+  the_functions.name = reinterpret_cast<Result(*) arguments>(::dlsym(library, #name)); \
+  if (!the_functions.name && !missing) missing = #name;
   ISTHMUS_CUDA_FUNCTIONS(ISTHMUS_LOAD)
 #undef ISTHMUS_LOAD
 #define ISTHMUS_LOAD(name, arguments) the_functions.name = reinterpret_cast<Result(*) arguments>(::dlsym(library, #name));
   ISTHMUS_CUDA_OPTIONAL(ISTHMUS_LOAD)
 #undef ISTHMUS_LOAD
+  if (!missing) return;
+  int version = 0;
+  const bool told = the_functions.cuDriverGetVersion && the_functions.cuDriverGetVersion(&version) == kSuccess;
+  fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1, {}) has no {}: {}",
+       told ? "for CUDA " + version_text(version) : "which tells no version", missing, needed());
 }
 
 CudaCalls open() {
@@ -275,10 +283,11 @@ CudaCalls open() {
     fail(Code::Unsupported,
          "NVIDIA's driver library is here but finds no device (is one visible to this process? CUDA_VISIBLE_DEVICES): set "
          "ISTHMUS_DEVICE=host on this rank to go on without");
-  if (r != kSuccess) fail_call("cuInit", r);
+  if (r != kSuccess)
+    fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) does not start, cuInit failed with {}: {}", code_text(r),
+         needed());
   if (version < kLeastVersion)
-    fail(Code::Unsupported, "NVIDIA's driver is for CUDA {}.{}, and {}.{} or newer is needed: install a newer driver",
-         version / 1000, version % 1000 / 10, kLeastVersion / 1000, kLeastVersion % 1000 / 10);
+    fail(Code::Unsupported, "NVIDIA's driver library (libcuda.so.1) is for CUDA {}: {}", version_text(version), needed());
   std::vector<Device> numbers(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) ISTHMUS_CUDA(cuDeviceGet, &numbers[static_cast<size_t>(i)], i);
   return {version, std::move(numbers)};

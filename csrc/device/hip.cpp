@@ -17,6 +17,12 @@ constexpr const char *kLibraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "l
 
 Functions the_functions;
 
+std::string version_text(int version) { return formatted("{}.{}", version / 10'000'000, version / 100'000 % 100); }
+std::string needed() {
+  return formatted("install ROCm {} or newer, or set ISTHMUS_DEVICE=host on this rank to go on without",
+                   version_text(kLeastVersion));
+}
+
 std::string code_text(Result r) {
   const char *name = the_functions.hipGetErrorName(r), *text = the_functions.hipGetErrorString(r);
   return formatted("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
@@ -69,7 +75,7 @@ class HipCalls {
   HipCalls(int version, int count) : version_(version), count_(count) {}
 
   int devices() const { return count_; }
-  std::string version() const { return formatted("{}.{}", version_ / 10'000'000, version_ / 100'000 % 100); }
+  std::string version() const { return version_text(version_); }
   std::string describe(int device) const {
     char name[256] = {};
     ISTHMUS_HIP(hipDeviceGetName, name, sizeof name - 1, device);
@@ -246,20 +252,23 @@ void load() {
           (why.empty() || std::string_view(said).find("No such file") == std::string_view::npos))
         why = said;
     }
-  if (!library)
-    fail(Code::Unsupported,
-         "AMD's runtime library was not found ({}): install ROCm, or set ISTHMUS_DEVICE=host on this rank", why);
-#define ISTHMUS_FIND(name_)                                                                                      \
-  the_functions.name_ = reinterpret_cast<decltype(the_functions.name_)>(::dlsym(library, #name_));               \
-  if (!the_functions.name_)                                                                                      \
-    fail(Code::Unsupported, "AMD's runtime library ({}) has no {}: ROCm {}.{} or newer is needed", name, #name_, \
-         kLeastVersion / 10'000'000, kLeastVersion / 100'000 % 100);
-#define ISTHMUS_LOAD(name_, arguments) ISTHMUS_FIND(name_)
+  if (!library) fail(Code::Unsupported, "AMD's runtime library (libamdhip64.so) was not found ({}): {}", why, needed());
+  const char *missing = nullptr;
+#define ISTHMUS_FIND(function)                                                                              \
+  the_functions.function = reinterpret_cast<decltype(the_functions.function)>(::dlsym(library, #function)); \
+  if (!the_functions.function && !missing) missing = #function;
+#define ISTHMUS_LOAD(function, arguments) ISTHMUS_FIND(function)
   ISTHMUS_HIP_FUNCTIONS(ISTHMUS_LOAD)
   ISTHMUS_FIND(hipGetErrorName)
   ISTHMUS_FIND(hipGetErrorString)
 #undef ISTHMUS_LOAD
 #undef ISTHMUS_FIND
+  if (missing) {
+    int version = 0;
+    const bool told = the_functions.hipRuntimeGetVersion && the_functions.hipRuntimeGetVersion(&version) == kSuccess;
+    fail(Code::Unsupported, "AMD's runtime library ({}, {}) has no {}: {}", name,
+         told ? "version " + version_text(version) : "which tells no version", missing, needed());
+  }
   the_functions.hipLaunchHostFunc =
       reinterpret_cast<decltype(the_functions.hipLaunchHostFunc)>(::dlsym(library, "hipLaunchHostFunc"));
 }
@@ -277,11 +286,11 @@ HipCalls open() {
     fail(Code::Unsupported,
          "AMD's runtime library is here but finds no device (is one visible to this process? HIP_VISIBLE_DEVICES): set "
          "ISTHMUS_DEVICE=host on this rank to go on without");
-  if (r != kSuccess) fail_call("hipInit", r);
-  if (counted != kSuccess) fail_call("hipGetDeviceCount", counted);
+  if (r != kSuccess || counted != kSuccess)
+    fail(Code::Unsupported, "AMD's runtime library (libamdhip64.so) does not start, {} failed with {}: {}",
+         r != kSuccess ? "hipInit" : "hipGetDeviceCount", code_text(r != kSuccess ? r : counted), needed());
   if (version < kLeastVersion)
-    fail(Code::Unsupported, "AMD's runtime library is version {}.{}, and {}.{} or newer is needed: install a newer ROCm",
-         version / 10'000'000, version / 100'000 % 100, kLeastVersion / 10'000'000, kLeastVersion / 100'000 % 100);
+    fail(Code::Unsupported, "AMD's runtime library (libamdhip64.so) is version {}: {}", version_text(version), needed());
   return {version, count};
 }
 

@@ -210,4 +210,11 @@ std::vector<Address> local_addresses(const std::string &interface, const std::st
   return out;
 }
 
+std::string interface_of(std::string_view address) {
+  const Address wanted = numeric_address(address);
+  for (const Interface &i : interfaces())
+    if (i.address.same_host(wanted)) return i.name;
+  return {};
+}
+
 }  // namespace isthmus::net

@@ -46,4 +46,7 @@ std::vector<Address> resolve(const std::string &host, uint16_t port);  // never 
 // all interfaces that are up, else loopback). Throws Error(Config) that names the interfaces there are.
 std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint);
 
+// The name of the interface of this host that has the address ("10.0.0.1:80", "[fe80::1%eth0]:80"); empty: none that is up.
+std::string interface_of(std::string_view address);
+
 }  // namespace isthmus::net

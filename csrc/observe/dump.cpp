@@ -54,7 +54,7 @@ std::string libraries_json(const Settings &settings) {
     nlohmann::ordered_json one{{"family", family}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};
     const std::string where = wanted == family || (wanted == "auto" && family == own) ? path : "";
     try {
-      const auto library = ccl::open_library(family, where, false);
+      const auto library = ccl::open_library(family, where, "");
       one["found"] = true;
       one["version"] = library->version();
       one["path"] = library->path();

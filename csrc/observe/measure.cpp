@@ -200,7 +200,7 @@ void measure_devices(Report &report, const Settings &settings, double seconds) {
     try {
       // The path is that of the library that a rank would take.
       const bool named = family == (ccl == "auto" ? ccl::family_for(wanted.vendor) : ccl);
-      const auto library = ccl::open_library(family, named ? settings.text(Setting::CclLibrary) : "", false);
+      const auto library = ccl::open_library(family, named ? settings.text(Setting::CclLibrary) : "", "");
       if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);
       measure_library(report, *runtime, measured, *library);
     } catch (const Error &e) { report.missing(family, e.text()); }

@@ -206,13 +206,17 @@ PyObject *entry(PyObject *dict, const char *name) {
   return value == Py_None ? nullptr : value;
 }
 
-bool has(PyObject *object, const char *attribute) {
+// 1: it has the attribute, 0: it has not, -1 with a Python error: asking for it failed.
+int has(PyObject *object, const char *attribute) {
   PyObject *value = PyObject_GetAttrString(object, attribute);
+  if (!value && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
   PyErr_Clear();
   Py_XDECREF(value);
-  return value != nullptr;
+  return value ? 1 : 0;
 }
 
+// What the array interface, and DLPack on NVIDIA's devices, call the default stream; NULL is that to every runtime.
+void *const kDefaultStream = reinterpret_cast<void *>(1);
 constexpr int64_t kNoNumber = -1;  // DLPack has none for the streams of that device
 
 // Whether the call's rank works on that device, and its driver knows `memory`, where that is not NULL. `number`, where not NULL: what
@@ -234,7 +238,8 @@ bool lent(PyObject *source, const dlpack::Place &place, const void *memory, cons
 }  // namespace
 
 bool Call::join(void *stream, const char *argument) {
-  if (named) return true;
+  if (stream == kDefaultStream) stream = nullptr;
+  if (named) return order_behind(stream, argument);
   if (options.on_stream && options.stream != stream) {
     raise_argument("%s: %s is ready behind stream %p, and another array behind %p: say which one with stream=", call,
                    argument, stream, options.stream);
@@ -242,6 +247,20 @@ bool Call::join(void *stream, const char *argument) {
   }
   stand_on(stream);
   return true;
+}
+
+bool Call::order_behind(void *stream, const char *argument) {
+  if (stream == options.stream) return true;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_order(handle, stream, options.stream);
+  }
+  if (result == ISTHMUS_OK) return true;
+  const std::string text =
+      std::string(call) + ": " + argument + " is ready behind another stream than stream=: " + isthmus_last_error();
+  raise(result, text.c_str());
+  return false;
 }
 
 bool Call::join_default(int64_t number, const char *argument) {
@@ -288,10 +307,20 @@ bool Array::read(PyObject *source, Call &call, const char *argument, Access acce
     return read_numpy(source, call.call, argument, access);
   if (!tensor_type && (tensor_type = loaded_type("torch", "Tensor")) && PyObject_TypeCheck(source, tensor_type))
     return read_torch(source, call, argument, access);
-  if (PyObject_CheckBuffer(source)) return read_buffer(source, call.call, argument, access);
   if (PyCapsule_CheckExact(source)) return read_capsule(source, call, argument, access);
-  if (has(source, "__cuda_array_interface__")) return read_cuda(source, call, argument, access);
-  if (has(source, "__dlpack__")) return read_dlpack(source, call, argument, access);
+  // Arrays on a device may have the buffer protocol as well, as CuPy's have: it says nothing of streams, and gives their memory only
+  // where the host reaches that. So a rank with a device asks for it later, and who is refused is asked for the others.
+  const bool buffer = PyObject_CheckBuffer(source), host = isthmus_comm_device(call.handle) < 0;
+  if (buffer && host && view(source)) return read_buffer(call.call, argument, access);
+  const int cuda = has(source, "__cuda_array_interface__");
+  if (cuda != 0) return cuda > 0 && read_cuda(source, call, argument, access);
+  if (buffer && !host && view(source)) return read_buffer(call.call, argument, access);
+  const int lends = has(source, "__dlpack__");
+  if (lends != 0) return lends > 0 && read_dlpack(source, call, argument, access);
+  if (buffer) {  // the error is its own
+    keep_ = PyMemoryView_FromObject(source);
+    return keep_ && read_buffer(call.call, argument, access);
+  }
   raise_unsupported("%s: %s must be an array (NumPy, torch, or anything with the buffer protocol or DLPack), not %s",
                     call.call, argument, Py_TYPE(source)->tp_name);
   return false;
@@ -356,15 +385,22 @@ bool Array::read_cuda(PyObject *source, Call &operation, const char *argument, A
   if (access == Access::Write && read_only) return refuse_read_only(call, argument);
   if (isthmus_comm_device(operation.handle) < 0) {
     raise_unsupported(
-        "%s: the array (%s) lies in the memory of a device, and this rank works on host memory: set ISTHMUS_DEVICE before "
-        "init, or "
-        "copy it to the host first",
-        call, Py_TYPE(source)->tp_name);
+        "%s: %s (%s) lies in the memory of a device, and this rank works on host memory: set ISTHMUS_DEVICE before "
+        "init, or copy it to the host first",
+        call, argument, Py_TYPE(source)->tp_name);
     return false;
   }
   if (PyObject *behind = entry(dict.ptr(), "stream")) {
-    void *const stream = PyLong_AsVoidPtr(behind);
-    return !PyErr_Occurred() && operation.join(stream, argument);
+    const unsigned long long stream = PyLong_Check(behind) ? PyLong_AsUnsignedLongLong(behind) : 0;
+    PyErr_Clear();
+    if (stream == 0 || stream == static_cast<unsigned long long>(-1)) {
+      raise_argument(
+          "%s: %s has a __cuda_array_interface__ whose stream is %s, which is none: 1 is the default stream, 2 that of the "
+          "thread, other numbers are handles",
+          call, argument, text_of(behind).c_str());
+      return false;
+    }
+    return operation.join(reinterpret_cast<void *>(stream), argument);
   }
   return true;
 }
@@ -484,9 +520,13 @@ bool Array::read_capsule(PyObject *capsule, Call &operation, const char *argumen
   return true;
 }
 
-bool Array::read_buffer(PyObject *source, const char *call, const char *argument, Access access) {
+bool Array::view(PyObject *source) {
   keep_ = PyMemoryView_FromObject(source);
-  if (!keep_) return false;
+  if (!keep_) PyErr_Clear();
+  return keep_ != nullptr;
+}
+
+bool Array::read_buffer(const char *call, const char *argument, Access access) {
   const Py_buffer *view = PyMemoryView_GET_BUFFER(keep_);
   if (!dtype_from_format(view->format, view->itemsize, &dtype)) {
     raise_unsupported("%s: %s has elements of buffer format '%s', which Isthmus does not carry", call, argument,

@@ -29,9 +29,10 @@ struct Call {
     options.size = sizeof options;
     has_options = true;
   }
-  // Stands behind `stream`, where an array is ready, if nothing else was said. False with a Python error: another array is ready
-  // behind another.
+  // An array is ready behind `stream`. Where the caller has named a stream, that is given the order, and nobody waits on the host; else
+  // the call stands on the array's. False with a Python error: another array is ready behind another.
   bool join(void *stream, const char *argument);
+  bool order_behind(void *stream, const char *argument);  // the stream that the caller has named goes on behind that one
   bool join_default(int64_t number,
                     const char *argument);  // the default stream, by the number that DLPack has for it; -1: none
 };
@@ -61,7 +62,8 @@ class Array {
   bool read_torch(PyObject *source, Call &call, const char *argument, Access access);
   bool read_dlpack(PyObject *source, Call &call, const char *argument, Access access);
   bool read_capsule(PyObject *source, Call &call, const char *argument, Access access);
-  bool read_buffer(PyObject *source, const char *call, const char *argument, Access access);
+  bool view(PyObject *source);  // by the buffer protocol; false without an error where that refuses
+  bool read_buffer(const char *call, const char *argument, Access access);
 
   void drop() noexcept;
 

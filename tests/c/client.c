@@ -234,6 +234,8 @@ static void bad_arguments(isthmus_comm_t comm) {
   int64_t number = 7;
   CHECK(isthmus_comm_dlpack(comm, 2, 0, NULL, NULL, &number) == ISTHMUS_ERR_UNSUPPORTED && number == 7);
   CHECK(isthmus_comm_dlpack(NULL, 2, 0, NULL, NULL, NULL) == ISTHMUS_ERR_ARGUMENT);
+  CHECK(isthmus_comm_order(comm, NULL, NULL) == ISTHMUS_ERR_ARGUMENT && strstr(isthmus_last_error(), "host memory"));
+  CHECK(isthmus_comm_order(NULL, NULL, NULL) == ISTHMUS_ERR_ARGUMENT);
   OK(isthmus_comm_error(comm)); /* unharmed by all that */
   OK(isthmus_barrier(comm, NULL, NULL));
 }

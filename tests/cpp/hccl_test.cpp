@@ -47,7 +47,7 @@ TEST(Hccl, SaysWhatItIs) {
   EXPECT_EQ(vendor_of("hccl"), "acl");
   EXPECT_EQ(family_for("acl"), "hccl");
   EXPECT_EQ(families(), (std::vector<std::string>{"oneccl", "nccl", "rccl", "hccl"}));
-  EXPECT_EQ(library(), open_library("hccl", "/nowhere/libhccl.so", false)) << "it is opened once";
+  EXPECT_EQ(library(), open_library("hccl", "/nowhere/libhccl.so", "")) << "it is opened once";
 }
 
 TEST(Hccl, SaysWhatItCan) {

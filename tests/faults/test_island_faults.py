@@ -22,6 +22,7 @@ LIMIT = 2.0
 
 
 def loop(me: Me, count: int) -> dict[str, Any]:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python's own is to ignore it, and a program in C has this
     errors = tempfile.TemporaryFile()
     os.dup2(errors.fileno(), 2)
     os.environ["ISTHMUS_LOG"] = "warn"
@@ -44,6 +45,7 @@ def loop(me: Me, count: int) -> dict[str, Any]:
     first["destroyed"] = time.monotonic() - begin
     first["abandoned"] = isthmus.context_stats()["abandoned_threads"]
     alone.destroy()
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL
     errors.seek(0)
     first["warnings"] = [line for line in errors.read().decode().splitlines() if "a thread of stream" in line]
     return first
@@ -198,6 +200,7 @@ def test_destroy_with_work_in_flight_ends(zygote: Zygote) -> None:
 
 def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote: Zygote) -> None:
     def body(me: Me) -> Any:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         me.send("ready")
         if me.rank == 1:
             time.sleep(60)

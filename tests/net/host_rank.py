@@ -51,10 +51,50 @@ def meet_by_id() -> None:
         print(json.dumps(float(comm.all_reduce(np.ones(4))[0])), flush=True)
 
 
+def right(comm: isthmus.Comm, count: int) -> bool:
+    """Whether the collectives give what NumPy gives."""
+    n, me = comm.size, comm.rank
+    mine = [(np.arange(count) + r) % 5 + 1.0 for r in range(n)]
+    total = np.sum(mine, 0)
+    found = [
+        (comm.all_reduce(mine[me].copy()), total),
+        (comm.all_reduce(mine[me].copy(), "max"), np.max(mine, 0)),
+        (comm.broadcast(mine[me].copy(), n - 1), mine[n - 1]),
+        (comm.all_gather(mine[me]).reshape(-1), np.concatenate(mine)),
+        (comm.reduce_scatter(np.tile(mine[me], n)), total),
+    ]
+    if me == 0:
+        found.append((comm.reduce(mine[me].copy(), 0), total))
+    else:
+        comm.reduce(mine[me].copy(), 0)
+    return all((np.asarray(got) == wanted).all() for got, wanted in found)
+
+
+def of_islands(comm: isthmus.Comm) -> None:
+    turned = comm.split(0, -comm.rank)  # a part that has all ranks, in the opposite order
+    assert turned is not None
+    topology = comm.topology()
+    served = {group["ccl"]: group["ranks"] for group in topology["groups"] if group["ccl"]}
+    print(
+        json.dumps(
+            {
+                "right": [right(comm, count) for count in (7, 100_003)] + [right(turned, 1000)],
+                "turned": turned.rank,
+                "hosts": [host["ranks"] for host in topology["hosts"]],
+                "served": served,
+            }
+        ),
+        flush=True,
+    )
+    comm.destroy()
+
+
 def main() -> None:
     if sys.argv[1] == "by-id":
         return meet_by_id()
     comm = isthmus.init()
+    if sys.argv[1] == "islands":
+        return of_islands(comm)
     if sys.argv[1] == "work":
         where = listens()
         total = comm.all_reduce(np.full(100_000, comm.rank + 1.0))
@@ -67,7 +107,7 @@ def main() -> None:
         return
     comm.barrier()
     print(json.dumps("ready"), flush=True)
-    x = np.ones(1000)
+    x = np.ones(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
     try:
         while True:
             comm.all_reduce(x, "max")

@@ -1,98 +1,21 @@
-"""Two hosts: network namespaces with one cable between them, which a test can cut. Needs root and `ip` (iproute2).
-
-To Isthmus these are two hosts, since a host's identity is its boot and its network namespace: nothing is shared but TCP.
-"""
+"""Ranks on two hosts, which are network namespaces (hosts.py): how they meet, and what they are told when one is gone."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-ADDRESSES = {"IPv4": "10.213.7.{}", "IPv6": "fd5a:213:7::{}"}
-RANK = Path(__file__).with_name("host_rank.py")
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
-
-
-class Hosts:
-    def __init__(self) -> None:
-        self.names = [f"isthmus-{os.getpid()}-{n}" for n in (0, 1)]
-
-    def build(self) -> None:
-        for name in self.names:
-            ip("netns", "add", name)
-        ip("link", "add", "cable0", "netns", self.names[0], "type", "veth", "peer", "name", "cable1", "netns", self.names[1])
-        for n, name in enumerate(self.names):
-            ip("-n", name, "address", "add", ADDRESSES["IPv4"].format(n + 1) + "/24", "dev", f"cable{n}")
-            ip("-n", name, "address", "add", ADDRESSES["IPv6"].format(n + 1) + "/64", "dev", f"cable{n}", "nodad")
-            for link in ("lo", f"cable{n}"):
-                ip("-n", name, "link", "set", link, "up")
-
-    def cut(self) -> None:
-        ip("-n", self.names[0], "link", "set", "cable0", "down")
-
-    def remove(self) -> None:
-        for name in self.names:
-            with suppress(subprocess.CalledProcessError):
-                ip("netns", "del", name)
-
-    def start(self, family: str, *arguments: str, settings: dict[str, str] | None = None) -> list[subprocess.Popen[str]]:
-        """Rank n on host n; they meet at rank 0's address of that family."""
-        host = ADDRESSES[family].format(1)
-        address = f"[{host}]:29511" if family == "IPv6" else f"{host}:29511"
-        ranks = []
-        for n, name in enumerate(self.names):
-            variables = {"ISTHMUS_RANK": str(n), "ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address, **(settings or {})}
-            command = ["ip", "netns", "exec", name, sys.executable, str(RANK), *arguments]
-            pipe = subprocess.PIPE
-            ranks.append(
-                subprocess.Popen(command, env={**os.environ, **variables}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-            )
-        return ranks
+from hosts import ADDRESSES, Hosts, end, line, two_hosts
 
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and iproute2's `ip`")
-    made = Hosts()
-    try:
-        made.build()
-    except subprocess.CalledProcessError as error:
-        made.remove()
-        pytest.skip(f"this kernel or container allows no network namespaces: {error.stderr.strip()}")
-    yield made
-    made.remove()
-
-
-def line(rank: subprocess.Popen[str]) -> Any:
-    """The next line of a rank, which is JSON."""
-    assert rank.stdout is not None
-    said = rank.stdout.readline()
-    if not said:
-        _, error = rank.communicate(timeout=20)
-        raise AssertionError(f"the rank ended with {rank.returncode}: {error[-3000:]}")
-    return json.loads(said)
-
-
-def end(ranks: list[subprocess.Popen[str]]) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.kill()
-        rank.communicate(timeout=20)
+    with two_hosts() as made:
+        yield made
 
 
 @pytest.mark.parametrize("family", ADDRESSES)

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
 from islands import needs_oneccl
+from reference import DTYPES
 from test_islands import all_reduces, many_chunks, other_collectives
 
 
@@ -571,28 +572,38 @@ def test_streams_that_wait_for_other_words(switch: str) -> None:
 
 
 def test_float8_that_is_two_things_is_moved_and_not_reduced() -> None:
-    """gfx942 takes the bytes of float8_e4m3fn for other numbers than everybody else."""
+    """gfx942 takes the bytes of the float8 types for other numbers than everybody else."""
 
-    def body(comm: isthmus.Comm) -> tuple[str, bool]:
-        import ml_dtypes
-
-        data = np.arange(500).astype(np.uint8)
-        x = (data if comm.rank == 0 else np.zeros_like(data)).view(ml_dtypes.float8_e4m3fn)
-        here = mine(comm)
-        here.broadcast(x, 0)
-        moved = bool((x.view(np.uint8) == np.arange(500).astype(np.uint8)).all())
-        try:
-            here.all_reduce(x, "sum", x)
-        except isthmus.UnsupportedError as error:
-            return str(error), moved
-        return "reduced", moved
+    def body(comm: isthmus.Comm) -> tuple[set[str], bool]:
+        here, said, moved = mine(comm), set(), True
+        data = np.arange(600).astype(np.uint8)
+        for dtype in ("float8_e4m3fn", "float8_e5m2"):
+            x = (data if comm.rank == 0 else np.zeros_like(data)).copy().view(DTYPES[dtype])
+            here.broadcast(x, 0)
+            every = here.all_gather(x, np.zeros((comm.size, 600), DTYPES[dtype]))
+            moved = moved and all((block.view(np.uint8) == data).all() for block in (x, *every))
+            reductions: dict[str, Callable[[str], object]] = {
+                "all_reduce": lambda op: here.all_reduce(x, op, x),  # noqa: B023
+                "reduce": lambda op: here.reduce(x, 0, op),  # noqa: B023
+                "reduce_scatter": lambda op: here.reduce_scatter(x, op, x[: 600 // comm.size].copy()),  # noqa: B023
+            }
+            for name, call in reductions.items():
+                for op in ("sum", "avg", "prod", "min", "max"):
+                    try:
+                        call(op)
+                        said.add("reduced")
+                    except isthmus.UnsupportedError as error:
+                        assert str(error).startswith(f"{name}: ") and f"takes the bytes of {dtype} for" in str(error), error
+                        said.add(str(error).replace(f"{name}: ", "").replace(dtype, "float8"))
+        return said, moved
 
     for said, moved in run_fleet("nvidia:1,amd:2", body, switches={"GFX": "942"}):
         assert moved
+        (said,) = said  # one sentence for all of them
         assert "rank 1 (hip:0, Simulated AMD device" in said and "fnuz" in said and "rank 0 (cuda:0, " in said, said
-        assert "float8_e4m3fn" in said and "convert to bfloat16" in said
-    assert run_fleet("nvidia:1,amd:1", body) == [("reduced", True)] * 2
-    for said, _ in run_fleet("amd:2", body, switches={"GFX": "942"}):
+        assert "convert to bfloat16" in said
+    assert run_fleet("nvidia:1,amd:1", body) == [({"reduced"}, True)] * 2
+    for (said,), _ in run_fleet("amd:2", body, switches={"GFX": "942"}):
         assert "rank 0 (hip:0, Simulated AMD device" in said and "fnuz" in said and "rank 1" not in said, said
 
 

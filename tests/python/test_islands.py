@@ -215,6 +215,65 @@ def test_a_communicator_inside_one_island_and_one_across() -> None:
     assert a[1] == [1, 2, 6, 4] and d[1] == [5, 4, 6, 4]
 
 
+def test_parts_of_an_island_have_the_ranks_that_split_says() -> None:
+    """oneCCL's own answers on a communicator that was split are rubbish."""
+
+    def check(comm: isthmus.Comm, rank: int, members: list[int]) -> None:
+        assert (comm.rank, comm.size) == (rank, len(members)), (comm.rank, comm.size, rank, members)
+        for count in (5, 60_000):  # who has which rank is seen in what each gets
+            mine = np.full(count, float(members[rank] + 1))
+            total = float(sum(member + 1 for member in members))
+            assert (comm.all_reduce(mine.copy()) == total).all()
+            gathered = comm.all_gather(mine)
+            assert [float(block[0]) for block in gathered] == [member + 1.0 for member in members]
+            for root, member in enumerate(members):
+                assert (comm.broadcast(mine.copy(), root) == member + 1.0).all(), root
+                reduced = comm.reduce(mine.copy(), root)
+                assert (reduced is None) == (rank != root) and (reduced is None or (reduced == total).all())
+            blocks = np.concatenate([np.full(count, 10.0 * block) for block in range(len(members))])
+            assert (comm.reduce_scatter(blocks) == 10.0 * rank * len(members)).all()
+
+    def body(comm: isthmus.Comm) -> list[str]:
+        me, served = comm.rank, []
+        turned = comm.split(0, -me)
+        halves = comm.split(me % 2, me)
+        of_turned = turned.split(0 if turned.rank > 0 else -1, 7 * turned.rank) if turned else None
+        assert turned is not None and halves is not None
+        check(turned, comm.size - 1 - me, list(range(comm.size))[::-1])
+        check(halves, me // 2, [r for r in range(comm.size) if r % 2 == me % 2])
+        if of_turned:
+            check(of_turned, turned.rank - 1, list(range(comm.size - 1))[::-1])
+        assert (of_turned is None) == (me == comm.size - 1)
+        check(comm, me, list(range(comm.size)))
+        for part in (turned, halves, of_turned):
+            served.append(json.loads(part._explain("all_reduce", 1 << 20, "float32", "sum", 0))["ccl"] if part else "")
+            if part:
+                part.destroy()
+        return served
+
+    first, second, third, _ = run_islands("A:3,b:1", body)
+    assert first == third == ["oneccl", "oneccl", "oneccl"] and second == ["oneccl", "", "oneccl"]
+
+
+def test_groups_of_ranks_of_an_island_need_none_of_the_librarys() -> None:
+    def body(comm: isthmus.Comm) -> list[float]:
+        n, me, count = comm.size, comm.rank, 40_000
+        got = np.zeros((n, count))
+        total, wide = np.full(count, me + 1.0), np.zeros((n, count))
+        for _ in range(3):
+            with isthmus.group():
+                for peer in range(n):
+                    comm.send(np.full(count, 10.0 * me + peer), peer)
+                    comm.recv(got[peer], peer)
+                comm.all_reduce(total, "max")
+                comm.all_gather(np.full(count, float(me)), wide)
+        assert (got == got[:, :1]).all() and (total == n).all() and (wide == wide[:, :1]).all()
+        return [*got[:, 0].tolist(), *wide[:, 0].tolist()]
+
+    for islands in ("A:3", "A:2,b:1"):
+        assert run_islands(islands, body) == [[me, 10.0 + me, 20.0 + me, 0, 1, 2] for me in range(3)], islands
+
+
 def test_the_plan_and_the_topology_name_the_library() -> None:
     def body(comm: isthmus.Comm) -> Any:
         small = comm.explain("all_reduce", nbytes=64)

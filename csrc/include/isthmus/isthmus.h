@@ -137,6 +137,9 @@ ISTHMUS_API int isthmus_comm_blocks(isthmus_comm_t comm);
  * the array; -1: it has no numbers for streams of such devices. */
 ISTHMUS_API isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
                                                int64_t *stream_number);
+/* What the stream `after` is given from now on runs behind what `before` holds now (both as in isthmus_call), and nobody waits on the
+ * host: for arrays that are ready behind another stream than that of the call. */
+ISTHMUS_API isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after);
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it, the time that profiles predict and that of the last such call; of "send" and "recv", whose `root` is the peer, their way. dump: the flight recorder of the

@@ -1,0 +1,109 @@
+"""Two hosts for tests: network namespaces with one cable between them, which a test can cut. Needs root and `ip` (iproute2).
+
+To Isthmus these are two hosts, since a host's identity is its boot and its network namespace: nothing is shared but TCP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ADDRESSES = {"IPv4": "10.213.7.{}", "IPv6": "fd5a:213:7::{}"}
+RANK = Path(__file__).with_name("host_rank.py")
+Process = subprocess.Popen[str]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+
+
+class Hosts:
+    def __init__(self) -> None:
+        self.names = [f"isthmus-{os.getpid()}-{n}" for n in (0, 1)]
+
+    def build(self, nowhere: bool) -> None:
+        for n, name in enumerate(self.names):
+            ip("netns", "add", name)
+            if nowhere:
+                ip("-n", name, "link", "add", "nowhere0", "type", "veth", "peer", "name", "nowhere1")
+                ip("-n", name, "address", "add", f"10.213.6.{n + 1}/24", "dev", "nowhere0")
+                for link in ("nowhere0", "nowhere1"):
+                    ip("-n", name, "link", "set", link, "up")
+        ip("link", "add", "cable0", "netns", self.names[0], "type", "veth", "peer", "name", "cable1", "netns", self.names[1])
+        for n, name in enumerate(self.names):
+            ip("-n", name, "address", "add", ADDRESSES["IPv4"].format(n + 1) + "/24", "dev", f"cable{n}")
+            ip("-n", name, "address", "add", ADDRESSES["IPv6"].format(n + 1) + "/64", "dev", f"cable{n}", "nodad")
+            for link in ("lo", f"cable{n}"):
+                ip("-n", name, "link", "set", link, "up")
+
+    def cut(self) -> None:
+        ip("-n", self.names[0], "link", "set", "cable0", "down")
+
+    def remove(self) -> None:
+        for name in self.names:
+            with suppress(subprocess.CalledProcessError):
+                ip("netns", "del", name)
+
+    def start(self, family: str, *arguments: str, settings: dict[str, str] | None = None) -> list[Process]:
+        """Rank n on host n; they meet at rank 0's address of that family."""
+        return self.start_on((0, 1), [settings or {}] * 2, *arguments, family=family)
+
+    def start_on(
+        self, places: Sequence[int], settings: Sequence[Mapping[str, str]], *arguments: str, family: str = "IPv4"
+    ) -> list[Process]:
+        """Rank n on host places[n], the first on host 0, with settings[n] in its environment."""
+        host = ADDRESSES[family].format(1)
+        address = f"[{host}]:29511" if family == "IPv6" else f"{host}:29511"
+        common = {"ISTHMUS_WORLD_SIZE": str(len(places)), "ISTHMUS_ADDRESS": address}
+        ranks = []
+        for n, (place, own) in enumerate(zip(places, settings, strict=True)):
+            command = ["ip", "netns", "exec", self.names[place], sys.executable, str(RANK), *arguments]
+            given = {**os.environ, "ISTHMUS_RANK": str(n), **common, **own}
+            pipe = subprocess.PIPE
+            ranks.append(subprocess.Popen(command, env=given, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return ranks
+
+
+@contextmanager
+def two_hosts(nowhere: bool = False) -> Iterator[Hosts]:
+    """With `nowhere` each host's first interface is up, has an address, and leads to nobody."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and iproute2's `ip`")
+    made = Hosts()
+    try:
+        made.build(nowhere)
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"this kernel or container allows no network namespaces: {error.stderr.strip()}")
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+def line(rank: Process) -> Any:
+    """The next line of a rank, which is JSON."""
+    assert rank.stdout is not None
+    said = rank.stdout.readline()
+    while "|CCL_" in said:  # oneCCL tells its own settings there
+        said = rank.stdout.readline()
+    if not said:
+        _, error = rank.communicate(timeout=20)
+        raise AssertionError(f"the rank ended with {rank.returncode}: {error[-3000:]}")
+    return json.loads(said)
+
+
+def end(ranks: list[Process]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+        rank.communicate(timeout=20)

@@ -1,0 +1,67 @@
+"""Islands that a library serves on two hosts (hosts.py): real oneCCL, whose connections must take the way that ours take."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hosts import Hosts, end, line, two_hosts
+
+ONECCL = Path(__file__).resolve().parents[2] / "build" / "oneccl" / "libccl.so.2"
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if not ONECCL.exists():
+        reason = "no oneCCL for this machine: make setup fetches it on x86-64"
+        if os.environ.get("CI") and platform.machine() == "x86_64":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with two_hosts(nowhere=True) as made:
+        yield made
+
+
+def ranks_of(islands: str) -> list[dict[str, str]]:
+    """One letter a rank; capitals have the library."""
+    served = {"ISTHMUS_CCL": "oneccl", "ISTHMUS_CCL_LIBRARY": str(ONECCL)}
+    return [{"ISTHMUS_ISLAND": one, "ISTHMUS_TIMEOUT": "30", **(served if one.isupper() else {})} for one in islands]
+
+
+@pytest.mark.parametrize(("islands", "places", "family"), [("AAbA", (0, 1, 1, 1), "IPv4"), ("AA", (0, 1), "IPv6")])
+def test_an_island_on_two_hosts_gives_what_numpy_gives(
+    hosts: Hosts, islands: str, places: tuple[int, ...], family: str
+) -> None:
+    ranks = hosts.start_on(places, ranks_of(islands), "islands", family=family)
+    try:
+        for number, rank in enumerate(ranks):
+            said = line(rank)
+            assert said["right"] == [True] * 3 and said["turned"] == len(ranks) - 1 - number, said
+            assert said["hosts"] == [[r for r, place in enumerate(places) if place == host] for host in (0, 1)], said
+            assert said["served"] == {"oneccl": [r for r, one in enumerate(islands) if one == "A"]}, said
+        assert [rank.wait(20) for rank in ranks] == [0] * len(ranks)
+    finally:
+        end(ranks)
+
+
+@pytest.mark.parametrize("count", [4, 1 << 20], ids=["small", "large"])
+def test_a_rank_that_is_killed_is_named_on_both_hosts(hosts: Hosts, count: int) -> None:
+    ranks = hosts.start_on((0, 1, 1), ranks_of("AAb"), "until-error", str(count))
+    try:
+        for rank in ranks:
+            assert line(rank) == "ready"
+        time.sleep(0.3)
+        killed = time.monotonic()
+        ranks[1].send_signal(signal.SIGKILL)
+        for rank in (ranks[0], ranks[2]):
+            said = line(rank)
+            assert said["kind"] == "PeerLostError" and "rank 1" in said["text"], said
+            assert said["at"] - killed < 5, said
+            assert rank.wait(20) == 0  # also with a thread that is stuck in the library
+    finally:
+        end(ranks)

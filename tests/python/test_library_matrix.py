@@ -1,0 +1,104 @@
+"""Every collective x dtype x op on islands that a vendor's library serves, each at least once: oneCCL's own, and simulated ones.
+
+Contributions are small whole numbers, so whatever order a library adds in, there is one right value; what no library serves
+is the reference's in any case.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+import matrix
+import reference as ref
+from devices import OnDevice, run_fleet
+from islands import needs_oneccl, run_islands
+
+PLAIN = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+BASIC = ("sum", "prod", "min", "max")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+# What the islands' part of an all_reduce is the library's for, where there is a bridge: an avg is a sum there, divided at the end.
+SERVED = {
+    "oneccl": {(dtype, op) for dtype in PLAIN for op in (*BASIC, "avg")},
+    "nccl": {(dtype, op) for dtype in (*PLAIN, *FLOAT8) for op in (*BASIC, "avg")},
+    "rccl": {(dtype, op) for dtype in (*PLAIN, *FLOAT8) for op in (*BASIC, "avg")},
+    "hccl": {(dtype, op) for dtype in ("int8", "int32", "float16", "float32") for op in (*BASIC, "avg")}
+    | {("int16", "sum"), ("int16", "avg")}
+    | {("bfloat16", op) for op in ("sum", "min", "max", "avg")},
+}
+COUNTS = (701, 3)  # by the islands' pieces, and by one rank of each: ISTHMUS_EAGER_BYTES lies between them
+
+
+@functools.cache
+def small(dtype: str, count: int, seed: int) -> ref.Array:
+    """1 and 2, so that every type holds every sum and product of three ranks."""
+    values = (np.arange(count) * 7 + np.arange(count) // 5 + seed) % 2 + 1
+    return (values % 2).astype(np.bool_) if dtype == "bool" else values.astype(np.float32).astype(ref.DTYPES[dtype])
+
+
+def cells() -> list[matrix.Cell]:
+    """Both sizes of every combination; every second one is in place."""
+    found = []
+    for collective in (*matrix.REDUCING, *matrix.MOVING):
+        for count in COUNTS:
+            both = list(matrix.cells(collective, [count]))
+            plain, placed = ([cell for cell in both if cell.in_place is place] for place in (False, True))
+            found += [placed[i] if i % 2 and placed else cell for i, cell in enumerate(plain)]
+    return found
+
+
+def served(comm: isthmus.Comm) -> set[tuple[str, str]]:
+    """What the plan of an all_reduce leaves to the library."""
+    return {
+        (dtype, op)
+        for dtype in ref.DTYPES
+        for op in ref.OPS
+        if ref.combines(dtype, op) and json.loads(comm._explain("all_reduce", 8192, dtype, op, 0))["ccl"]
+    }
+
+
+def every_cell(comm: isthmus.Comm, labels: Sequence[str]) -> Any:
+    matrix._sample = small  # type: ignore[assignment]
+    here: Any = comm if comm.topology()["ranks"][comm.rank]["device"] == "host" else OnDevice(comm)
+    for cell in cells():
+        matrix.run_cell(here, cell, labels)
+    family = next((group["ccl"] for group in comm.topology()["groups"] if comm.rank in group["ranks"]), "")
+    return family, served(comm)
+
+
+def check(found: list[Any], family: str, alone: bool, counts: dict[str, int]) -> None:
+    for rank, (name, by_library) in enumerate(found):
+        wanted = SERVED[family] if name else set()
+        assert by_library == {(dtype, op) for dtype, op in wanted if not (alone and op == "avg")}, (rank, name)
+    assert [name for name, _ in found[:2]] == [family, family]
+    counts[f"{family}, {'an island alone' if alone else 'an island and a host rank'}"] = len(cells())
+
+
+ENVIRONMENT = {"ISTHMUS_EAGER_BYTES": "512"}
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["bridged", "alone"])
+@pytest.mark.parametrize(("vendor", "family"), [("nvidia", "nccl"), ("amd", "rccl"), ("ascend", "hccl")])
+def test_a_simulated_librarys_island(vendor: str, family: str, alone: bool, matrix_counts: dict[str, int]) -> None:
+    fleet, labels = (f"{vendor}:2", "aa") if alone else (f"{vendor}:2,cpu:1", "aab")
+    check(run_fleet(fleet, every_cell, labels, env=ENVIRONMENT), family, alone, matrix_counts)
+
+
+@needs_oneccl
+@pytest.mark.parametrize("alone", [False, True], ids=["bridged", "alone"])
+def test_an_island_of_oneccl(alone: bool, matrix_counts: dict[str, int]) -> None:
+    islands, labels = ("A:2", "aa") if alone else ("A:2,b:1", "aab")
+    check(run_islands(islands, every_cell, labels, env=ENVIRONMENT), "oneccl", alone, matrix_counts)
+
+
+def test_no_combination_is_left_out() -> None:
+    found = {(cell.collective, cell.dtype, cell.op) for cell in cells()}
+    everything = [cell for collective in (*matrix.REDUCING, *matrix.MOVING) for cell in matrix.cells(collective)]
+    assert found == {(cell.collective, cell.dtype, cell.op) for cell in everything}
+    assert all(served <= {(cell.dtype, cell.op) for cell in everything} for served in SERVED.values())
