@@ -453,43 +453,6 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   return over;
 }
 
-// A device that has failed signals nothing more. The driver is asked by the courier and not here: its call could wait for the very work
-// that goes on when this thread has opened a gate.
-void Member::doubt_device(int64_t now) noexcept {
-  constexpr int64_t kDoubt = 100'000'000;
-  int64_t asked = device_asked_ns_.load(std::memory_order_relaxed);
-  if (!runtime_ || now - asked < kDoubt || !device_asked_ns_.compare_exchange_strong(asked, now, std::memory_order_relaxed))
-    return;
-  if (asked == 0) return;  // 100 ms after the first doubt
-  device_doubted_.store(true, std::memory_order_release);
-  context_->courier(*this);
-}
-
-device::PointerInfo Member::find(const void *memory) {
-  try {
-    const device::PointerInfo found = runtime_->find(memory);
-    if (found.where != device::Where::Unknown || !memory || failed()) return found;
-    device_doubted_.store(true, std::memory_order_release);
-    look_at_device();
-    if (!failed()) return found;
-  } catch (const Error &e) {
-    fail(e.code(), formatted("the device of {} has failed: {}", rank_text(rank_), e.text()), true);
-  }
-  const Status s = failure();
-  throw Error(s.code, s.text);
-}
-
-void Member::look_at_device() noexcept {
-  if (!device_doubted_.exchange(false, std::memory_order_acq_rel)) return;
-  Status s;
-  for (const auto *mine : {&device_streams_.first, &device_streams_.second})
-    if (const auto stream = mine->lock(); stream && s.ok()) s = stream->status();
-  if (s.ok()) return;
-  // Whoever submits may stand at a gate with the mutex, until he hears of the failure. Then we are asked again.
-  if (const std::unique_lock order(island_mutex_, std::try_to_lock); order.owns_lock() && island_) island_->died();
-  fail(s.code, formatted("the device of {} has failed: {}", rank_text(rank_), s.text), true);
-}
-
 int64_t Member::check_deadlines(int64_t now) noexcept {
   if (failed()) {
     drive();

@@ -250,7 +250,8 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_plan(Op *op) noexcept;
   bool begin_plan(Op *op) noexcept;
   void begin_if_first(Op *op) noexcept;
-  void doubt_device(int64_t now) noexcept;
+  void doubt_device(int64_t now) noexcept;  // doubt.cpp
+  void device_failed(const Status &s) noexcept;
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;
@@ -488,6 +489,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
   uint64_t device_moved_ = 0;                // exec: what had gone on then
   std::atomic<bool> device_doubted_{false};
+  std::atomic<bool> device_silent_{false};  // its driver has not answered, so nobody asks again
   const uint64_t part_bytes_;
   const int64_t group_wait_ns_;
   std::unique_ptr<Porter> porter_;

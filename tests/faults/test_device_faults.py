@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -187,22 +188,37 @@ def test_what_is_slow_is_waited_for(fleet: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fleet", "fault"),
+    ("fleet", "fault", "frees"),
     [
-        ("ascend:2,cpu:1", "HcclReduceScatter:2"),
-        ("nvidia:2,cpu:1", "cuMemcpyAsync:9"),
-        ("amd:2,cpu:1", "hipMemcpyAsync:9"),
-        ("ascend:2,cpu:1", "aclrtMemcpyAsync:9"),
+        ("ascend:2,cpu:1", "HcclReduceScatter:2", False),
+        ("nvidia:2,cpu:1", "cuMemcpyAsync:9", False),
+        ("nvidia:2,cpu:1", "cuMemcpyAsync:9", True),
+        ("amd:2,cpu:1", "hipMemcpyAsync:9", False),
+        ("ascend:2,cpu:1", "aclrtMemcpyAsync:9", False),
     ],
 )
-def test_what_hangs_on_a_device_is_a_timeout_on_all_ranks_and_can_be_left(tmp_path: Path, fleet: str, fault: str) -> None:
-    """The device never comes out of it: memory that it may still touch is not freed, and the process leaves at once."""
+def test_what_hangs_on_a_device_is_a_timeout_on_all_ranks_and_can_be_left(
+    tmp_path: Path, fleet: str, fault: str, frees: bool
+) -> None:
+    """The device never comes out of it: memory that it may still touch is not freed, and the process leaves at once.
+
+    Also where a thread of the program stands in the driver, with its lock, because it frees memory.
+    """
 
     def body(comm: isthmus.Comm, folder: str) -> None:
         x: Any = np.ones(160_000, np.float32)
         y: Any = np.ones(160_000 * comm.size, np.float32)
         if not on_host():
             x, y = DeviceArray.of(x), DeviceArray.of(y)
+            memory = vendor().allocate(4096)
+
+            def free() -> None:
+                time.sleep(1.5)
+                vendor().here()
+                vendor().free(memory)
+
+            if frees:
+                threading.Thread(target=free, daemon=True).start()
         said, begun = "nothing failed", time.monotonic()
         try:
             for _ in range(20):

@@ -43,6 +43,13 @@ void Device::add_blocking(const StreamPtr &s) {
   blocking_.push_back(s);
 }
 
+void Device::drop() {
+  null_->cancel();
+  const std::lock_guard lock(blocking_mutex_);
+  for (const auto &known : blocking_)
+    if (const StreamPtr s = known.lock()) s->cancel();
+}
+
 std::vector<Reached> Device::behind(const Stream &s) {
   std::vector<Reached> found;
   const auto add = [&](const StreamPtr &other) {  // one queue has an order of its own
