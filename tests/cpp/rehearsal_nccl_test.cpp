@@ -361,6 +361,65 @@ TEST(Rehearsal, CommunicatorsSplit) {
   });
 }
 
+TEST(Rehearsal, CommunicatorsShrink) {
+  expect_clean({{"REHEARSAL_DEVICES", "3"}}, [] {
+    std::atomic<int> gone{0};
+    ranks(3, [&](int rank, Handle comm, Handle) {
+      if (rank == 1) {  // has no call to make
+        CHECK(comes([&] { return gone.load() == 2; }));
+        return;
+      }
+      int excluded[] = {1, 3};
+      Handle left = nullptr;
+      const auto shrink = [&](Handle of, int count, int flags) {
+        return nc("CommShrink", of, excluded, count, &left, nullptr, flags);
+      };
+      IS(shrink(comm, 0, 0), 4);
+      IS(shrink(comm, 2, 0), 4);  // there is no rank 3
+      IS(shrink(comm, 1, 4), 4);
+      excluded[0] = rank;
+      IS(shrink(comm, 1, 0), 4);
+      excluded[0] = 1;
+      for (const int flags : {0, 0, 1}) {  // the same again is another one
+        IS(shrink(comm, 1, flags), 0);
+        int size = 0, place = -1;
+        IS(nc("CommCount", left, &size), 0);
+        IS(nc("CommUserRank", left, &place), 0);
+        IS(size, 2);
+        IS(place, rank / 2);
+        IS(nc("CommDestroy", left), 0);
+      }
+      ++gone;
+    });
+  });
+}
+
+TEST(Rehearsal, RanksMeetByTheFirstOfSeveralIds) {
+  expect_clean({{"REHEARSAL_DEVICES", "3"}}, [] {
+    use(0);
+    UniqueId ids[3];
+    for (UniqueId &id : ids) IS(nc("GetUniqueId", &id), 0);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 3; ++r)
+      threads.emplace_back([&, r] {
+        use(r);
+        Handle comm = nullptr;
+        IS(nc("CommInitRankScalable", &comm, 3, r, 0, ids, nullptr), 4);
+        IS(nc("CommInitRankScalable", &comm, 3, r, 4, ids, nullptr), 4);
+        UniqueId wrong[2] = {ids[0], {}};
+        IS(nc("CommInitRankScalable", &comm, 3, r, 2, wrong, nullptr), 4);
+        IS(nc("CommInitRankScalable", &comm, 3, r, 3, ids, nullptr), 0);
+        int size = 0;
+        IS(nc("CommCount", comm, &size), 0);
+        IS(size, 3);
+        IS(nc("CommDestroy", comm), 0);
+      });
+    for (std::thread &t : threads) t.join();
+    Handle again = nullptr;
+    IS(nc("CommInitRank", &again, 1, ids[1], 0), 2);  // its maker has been told
+  });
+}
+
 TEST(Rehearsal, MisuseOfCollectivesIsLoud) {
   const Environment two = {{"REHEARSAL_DEVICES", "2"}};
   const End mismatch = run(two, [] {

@@ -54,6 +54,7 @@
 #include "nccl_alone_like.h"
 #include "nccl_newer_like.h"
 #include "rccl_alone_like.h"
+#include "rccl_older_like.h"
 
 #include <dlfcn.h>
 #include <limits.h>

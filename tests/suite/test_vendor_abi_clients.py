@@ -236,6 +236,17 @@ def test_the_clients_declarations_are_the_vendors(which: str, tmp_path: Path) ->
     assert not errors, errors
 
 
+def test_the_clients_declare_nothing_but_in_their_headers() -> None:
+    """Where it is compared."""
+    declared = {file.name: FUNCTION.findall(file.read_text()) for file in sorted(CLIENTS.glob("*.c"))}
+    assert len(declared) > 10 and not any(declared.values()), declared
+    assert all(
+        len(FUNCTION.findall(header.read_text())) > 0
+        for header in CLIENTS.glob("*_like.h")
+        if "per_thread" not in header.name
+    )
+
+
 WRONG = {
     "nccl": [
         ("bytes[128]", "bytes[64]", "unique_id is of another size"),
@@ -249,7 +260,11 @@ WRONG = {
     ],
     "newer nccl": [
         ("int ranks, int rank, int count, unique_id *ids,", "int ranks, int rank, unique_id *ids,", "Scalable is declared"),
-        ("comm_handle comm, int *excluded, int count,", "comm_handle comm, int *excluded, size_t count,", "Shrink is declared"),
+        (
+            "comm_handle comm, int *excluded, int count,",
+            "comm_handle comm, int *excluded, size_t count,",
+            "Shrink is declared",
+        ),
     ],
     "newer rccl": [("size_t bytes, void **handle", "int bytes, void **handle", "ncclCommRegister is declared")],
     "nccl alone": [("int flags", "long flags", "ncclCommSuspend is declared")],
