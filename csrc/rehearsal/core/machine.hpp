@@ -84,7 +84,8 @@ class REHEARSAL_API Device {
   explicit Device(int ordinal);
   int ordinal() const noexcept { return ordinal_; }
   const StreamPtr &null_stream() const noexcept { return null_; }
-  StreamPtr thread_stream();  // the calling thread's own
+  StreamPtr thread_stream();             // the calling thread's own
+  std::vector<StreamPtr> own_streams();  // the null one, and those of all threads
   void add_blocking(const StreamPtr &s);
   std::vector<Reached> behind(const Stream &s);  // what its next work waits for, by what the two are
   Queue &next_queue();

@@ -6,7 +6,7 @@ namespace {
 
 void let_go(Device &d) {
   for (const StreamPtr &s : Machine::get().streams.all([&](const Stream &one) { return &one.device == &d; })) s->cancel();
-  for (const bool of_thread : {false, true}) d.special_stream(of_thread)->cancel();
+  for (const StreamPtr &s : d.own_streams()) s->cancel();
 }
 
 void end_captures(Device &d) {
