@@ -28,6 +28,9 @@ add_custom_command(TARGET test_nccl POST_BUILD COMMAND ${CMAKE_COMMAND} -E creat
                    WORKING_DIRECTORY $<TARGET_FILE_DIR:test_nccl>)
 add_test(NAME test_rccl COMMAND $<TARGET_FILE_DIR:test_nccl>/test_rccl)
 set_tests_properties(test_rccl PROPERTIES PROCESSORS 2 TIMEOUT 300 LABELS threads ENVIRONMENT "TEST_CCL=rccl")
+# Streams where each has a hardware queue of its own: no order is an accident.
+add_test(NAME test_device_rank_streams COMMAND test_device_rank --gtest_filter=DeviceRank.*Stream*:DeviceMessage.*Stream*)
+set_tests_properties(test_device_rank_streams PROPERTIES PROCESSORS 2 TIMEOUT 900 LABELS threads ENVIRONMENT REHEARSAL_QUEUES=16)
 # The same ranks on a device whose streams cannot wait for the host: calls block instead, so what holds up a stream on purpose is left out.
 add_test(NAME test_device_rank_without_values
          COMMAND test_device_rank --gtest_filter=*DeviceRanks*:*DeviceMessages*:-*Stream*:*InFlight*:*FromAny*)

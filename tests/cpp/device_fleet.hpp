@@ -206,13 +206,19 @@ struct Pinned {
 };
 
 // A stream of the user's, and a word that it can be made to wait for.
+// Each kind: the device's own by both its names, the calling thread's own, one that the device's own waits for, and one that it does not.
+enum class OfKind : uintptr_t { Null, Legacy, Thread, Blocking, NonBlocking };
+inline constexpr OfKind kEveryKind[] = {OfKind::Null, OfKind::Legacy, OfKind::Thread, OfKind::Blocking, OfKind::NonBlocking};
 struct UserStream {
-  UserStream() : word(8) { must_cu("StreamCreate", &stream, 1u); }
+  explicit UserStream(OfKind kind = OfKind::NonBlocking) : stream(reinterpret_cast<Handle>(kind)), word(8) {
+    if (made()) must_cu("StreamCreate", &stream, kind == OfKind::NonBlocking ? 1u : 0u);
+  }
   ~UserStream() {
     open();
     must_cu("StreamSynchronize", stream);
-    must_cu("StreamDestroy_v2", stream);
+    if (made()) must_cu("StreamDestroy_v2", stream);
   }
+  bool made() const { return reinterpret_cast<uintptr_t>(stream) > static_cast<uintptr_t>(OfKind::Thread); }
   void stand() { must_cu("StreamWaitValue32_v2", stream, word.device, 1u, 0u); }
   void open() { std::atomic_ref(*static_cast<uint32_t *>(word.host)).store(1, std::memory_order_release); }
   Handle stream = nullptr;

@@ -166,40 +166,44 @@ TEST_P(DeviceMessages, GroupsExchangeOnAStream) {
 
 // What the stream holds at the call is sent, and what comes behind a receive on its stream finds the message; the host waits for nothing.
 TEST(DeviceMessage, TheUsersStreamOrdersThem) {
-  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
-    for (const size_t bytes : {size_t{8}, size_t{100'000}, size_t{2'500'000}})
-      fly(fleet, [bytes](Rank &r) {
-        ring(r, 100, 1, false);
-        Memory x(r, bytes);
-        if (r.rank == 1) {
-          OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
-          MUST(x.get(bytes) == letter(0, 0, bytes));
-          OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 1, nullptr, nullptr));
-          return;
-        }
-        UserStream user;
-        Pinned data(bytes), result(bytes);
-        const Bytes sent = letter(0, 0, bytes);
-        std::memcpy(data.host, sent.data(), bytes);
-        const isthmus_call how = on(user.stream);
-        Work send, recv;
-        user.stand();
-        must_cu("MemcpyAsync", number(x.at()), data.device, bytes, user.stream);
-        const double took = seconds_of([&] {
-          OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 0, &how, &send.work));
-          must_cu("MemsetD8Async", number(x.at()), static_cast<unsigned char>(0xdd), bytes, user.stream);
-          OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 1, nullptr, &how, &recv.work));
-          must_cu("MemcpyAsync", result.device, number(x.at()), bytes, user.stream);
-        });
-        EXPECT_LT(took, 3) << "the calls have waited for the user's stream";
-        std::this_thread::sleep_for(20ms);
-        EXPECT_EQ(isthmus_work_test(send.work), ISTHMUS_IN_PROGRESS);
-        user.open();
-        MUST(within(20, [&] { return cu("StreamQuery", user.stream) == 0; }));
-        MUST(std::memcmp(result.host, sent.data(), bytes) == 0);
-        OK(send.wait());
-        OK(recv.wait());
+  const auto messages = [](const char *fleet, size_t bytes, OfKind kind) {
+    fly(fleet, [bytes, kind](Rank &r) {
+      ring(r, 100, 1, false);
+      Memory x(r, bytes);
+      if (r.rank == 1) {
+        OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 0, nullptr, nullptr, nullptr));
+        MUST(x.get(bytes) == letter(0, 0, bytes));
+        OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 0, 1, nullptr, nullptr));
+        return;
+      }
+      UserStream user(kind);
+      Pinned data(bytes), result(bytes);
+      const Bytes sent = letter(0, 0, bytes);
+      std::memcpy(data.host, sent.data(), bytes);
+      const isthmus_call how = on(user.stream);
+      Work send, recv;
+      user.stand();
+      must_cu("MemcpyAsync", number(x.at()), data.device, bytes, user.stream);
+      const double took = seconds_of([&] {
+        OK(isthmus_send(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 0, &how, &send.work));
+        must_cu("MemsetD8Async", number(x.at()), static_cast<unsigned char>(0xdd), bytes, user.stream);
+        OK(isthmus_recv(r.comm, x.at(), bytes, ISTHMUS_UINT8, 1, 1, nullptr, &how, &recv.work));
+        must_cu("MemcpyAsync", result.device, number(x.at()), bytes, user.stream);
       });
+      EXPECT_LT(took, 3) << "the calls have waited for the user's stream";
+      std::this_thread::sleep_for(20ms);
+      EXPECT_EQ(isthmus_work_test(send.work), ISTHMUS_IN_PROGRESS);
+      user.open();
+      MUST(within(20, [&] { return cu("StreamQuery", user.stream) == 0; }));
+      MUST(std::memcmp(result.host, sent.data(), bytes) == 0);
+      OK(send.wait());
+      OK(recv.wait());
+    });
+  };
+  for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
+    for (const size_t bytes : {size_t{8}, size_t{100'000}, size_t{2'500'000}}) messages(fleet, bytes, OfKind::NonBlocking);
+  for (const OfKind kind : {OfKind::Null, OfKind::Legacy, OfKind::Thread, OfKind::Blocking})
+    messages("0a 1b", 100'000, kind);
 }
 
 // A receive that is ordered later: made before the send that its peer waits for, on a device with one queue; what the stream held at the call

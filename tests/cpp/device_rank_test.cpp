@@ -232,6 +232,7 @@ INSTANTIATE_TEST_SUITE_P(Fleets, DeviceRanks, testing::ValuesIn(kFleets), title)
 TEST_P(DeviceRanks, EveryCollectiveIsRight) {
   fly(GetParam(), [](Rank &r) {
     MUST(isthmus_comm_device(r.comm) == r.device);
+    MUST(isthmus_comm_blocks(r.comm) == (!r.host() && std::getenv("REHEARSAL_CUDA_NO_STREAM_VALUES") ? 1 : 0));
     for (const Place place : {Apart, InPlace})
       for (const size_t count : {size_t{1}, size_t{1000}, kLarge}) every_collective(r, count, place, Device);
   });
@@ -455,12 +456,12 @@ class Watch {
 
 // The data comes to the stream only after the call has returned; what comes behind the call on the stream sees the result, and the host
 // waits for nothing in between. The first call of its kind may allocate, which a driver may only do while the device is idle.
-void behind_a_stream(const Rank &r, Kind kind, size_t count, bool null_stream, bool first = false) {
+void behind_a_stream(const Rank &r, Kind kind, size_t count, bool first = false, OfKind stream_kind = OfKind::NonBlocking) {
   Collective c(r, kind, ISTHMUS_FLOAT32, ISTHMUS_SUM, count, count % 2 ? InPlace : Apart);
   if (!first) Collective(r, kind, ISTHMUS_FLOAT32, ISTHMUS_SUM, count, count % 2 ? InPlace : Apart).run();
   if (r.host()) return c.run();
-  UserStream user;
-  const Handle stream = null_stream ? nullptr : user.stream;
+  UserStream user(stream_kind);
+  const Handle stream = user.stream;
   Pinned data(c.bytes()), result(c.bytes());
   std::memcpy(data.host, c.before().data(), c.bytes());
   c.memory().put(Bytes(c.bytes(), 0xee));
@@ -488,7 +489,7 @@ void behind_a_stream(const Rank &r, Kind kind, size_t count, bool null_stream, b
 TEST_P(DeviceRanks, TheUsersStreamOrdersAnOperation) {
   fly(GetParam(), [](Rank &r) {
     for (const Kind kind : {AllReduce, AllGather, ReduceScatter, AllToAll})
-      for (const size_t count : {1, 1000, 100'001}) behind_a_stream(r, kind, count, false);
+      for (const size_t count : {1, 1000, 100'001}) behind_a_stream(r, kind, count);
   });
 }
 
@@ -498,14 +499,16 @@ TEST(DeviceRank, ALargerCallDoesNotWaitForTheUsersStreamEither) {
     for (const Kind kind : {AllReduce, Reduce, AllGather, ReduceScatter, AllToAll})
       fly(fleet, [&](Rank &r) {
         Collective(r, kind, ISTHMUS_FLOAT32, ISTHMUS_SUM, 1000).run();
-        behind_a_stream(r, kind, kLarge, false, true);
+        behind_a_stream(r, kind, kLarge, true);
       });
 }
 
-TEST(DeviceRank, TheDefaultStreamIsAStream) {
-  fly("0a 1a -b", [](Rank &r) {
-    for (const size_t count : {10, 50'000}) behind_a_stream(r, AllReduce, count, true);
-  });
+TEST(DeviceRank, EveryKindOfStreamIsAStream) {
+  for (const char *fleet : {"0a 1a -b", "0a 1b"})
+    fly(fleet, [](Rank &r) {
+      for (const OfKind kind : kEveryKind)
+        for (const size_t count : {10, 50'000}) behind_a_stream(r, AllReduce, count, false, kind);
+    });
 }
 
 // Several in a row, each on what the one before it left, and nobody waits.

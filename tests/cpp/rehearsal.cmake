@@ -1,7 +1,8 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_rehearsal SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_test.cpp LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
+isthmus_test(test_rehearsal SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_nccl_test.cpp
+             ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_stream_test.cpp LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
 isthmus_test(test_rehearsal_engine SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_engine_test.cpp LIBRARIES ${CMAKE_DL_LIBS})
 isthmus_test(test_rehearsal_hip SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_hip_test.cpp LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
 isthmus_test(test_rehearsal_acl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_acl_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/rehearsal_acl_misuse_test.cpp

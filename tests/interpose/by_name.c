@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
+#include "nccl_like.h"
+
 const char *whose(void);
 int number(void);
 
@@ -20,7 +22,7 @@ static const char *name(void) {
 
 static int (*get(void))(int *) {
   void *volatile handle = dlopen(name(), RTLD_NOW);
-  return handle ? (int (*)(int *))dlsym(handle, "ncclGetVersion") : NULL;
+  return handle ? (__typeof__(&ncclGetVersion))dlsym(handle, "ncclGetVersion") : NULL;
 }
 int number(void) {
   int (*call)(int *) = get(), value = -1;

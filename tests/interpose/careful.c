@@ -2,6 +2,8 @@
  * rank is -1 was destroyed before. What it takes for a communicator it would use. */
 #include <stdint.h>
 
+#include "nccl_like.h"
+
 enum { GOOD = 0, INVALID_ARGUMENT = 4 };
 static const uint64_t number = 0x0280028002800280;
 
@@ -23,29 +25,29 @@ struct odd_comm {
   int state;
 };
 
-int ncclCommCount(const struct comm *comm, int *count);
-int ncclCommCount(const struct comm *comm, int *count) {
+int ncclCommCount(comm_handle handle, int *count) {
+  const struct comm *comm = handle;
   if (!comm || comm->first != number || comm->last != number) return INVALID_ARGUMENT;
   *count = comm->ranks;
   return GOOD;
 }
 /* As in versions that look for a communicator that was destroyed before they look at the numbers. */
-int ncclCommDestroy(struct comm *comm);
-int ncclCommDestroy(struct comm *comm) {
-  const struct odd_comm *odd = (const struct odd_comm *)comm;
+int ncclCommDestroy(comm_handle handle) {
+  const struct comm *comm = handle;
+  const struct odd_comm *odd = handle;
   if (comm->rank != -1 && comm->ranks > 0 && comm->device != -1 && comm->bus != -1) return GOOD;
   if (odd->rank != -1 && odd->ranks > 0 && odd->device != -1) return GOOD;
   return INVALID_ARGUMENT;
 }
 /* As in versions that ask whether it was aborted first, and then look at the numbers. */
-int ncclCommFinalize(struct comm *comm);
-int ncclCommFinalize(struct comm *comm) {
+int ncclCommFinalize(comm_handle handle) {
+  struct comm *comm = handle;
   if (*comm->abort_flag) comm->more[0] = 1; /* ends the program: a handle is not written to */
   return comm->first == number ? GOOD : INVALID_ARGUMENT;
 }
 /* As in versions that look at no number at all, but at what became of it last. */
-int ncclCommUserRank(const struct odd_comm *comm, int *rank);
-int ncclCommUserRank(const struct odd_comm *comm, int *rank) {
+int ncclCommUserRank(comm_handle handle, int *rank) {
+  const struct odd_comm *comm = handle;
   if (comm->state != GOOD) return comm->state;
   *rank = comm->rank;
   return GOOD;

@@ -4,6 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "nccl_like.h"
+#include "nccl_newer_like.h"
+#include "rccl_alone_like.h"
+#include "rccl_older_like.h"
+
 #ifndef VERSION
 #define VERSION 21903
 #endif
@@ -16,7 +21,6 @@ __attribute__((visibility("default"))) int ncclGetVersion(int *version) {
   return 0;
 }
 #endif
-int ncclGroupStart(void);
 int ncclGroupStart(void) {
 #ifdef KEEPS_CONFIGS
   return 0;
@@ -24,16 +28,13 @@ int ncclGroupStart(void) {
   last_error = "a group failed";
   return 3;
 }
-const char *ncclGetErrorString(int result);
 const char *ncclGetErrorString(int result) { return result == 5 ? "invalid usage, says the fake" : "says the fake"; }
-const char *ncclGetLastError(void *comm);
 const char *ncclGetLastError(void *comm) {
   (void)comm;
   return last_error;
 }
 
 /* The file that answers this library's own call of its public function. */
-int ncclCommGetUniqueId(void *comm, char *file);
 int ncclCommGetUniqueId(void *comm, char *file) {
   Dl_info info;
   (void)comm;
@@ -43,11 +44,7 @@ int ncclCommGetUniqueId(void *comm, char *file) {
 }
 
 #if defined(INIT_MULTI) || defined(KEEPS_CONFIGS)
-struct id {
-  unsigned char bytes[128];
-};
-int ncclGetUniqueId(struct id *id);
-int ncclGetUniqueId(struct id *id) {
+int ncclGetUniqueId(unique_id *id) {
   memset(id, 0, sizeof *id);
   return 0;
 }
@@ -77,29 +74,24 @@ static int keep(const void *config) {
   ++configs;
   return 0;
 }
-int ncclCommInitRankConfig(void **comm, int ranks, struct id id, int rank, void *config);
-int ncclCommInitRankConfig(void **comm, int ranks, struct id id, int rank, void *config) {
+int ncclCommInitRankConfig(void **comm, int ranks, unique_id id, int rank, void *config) {
   (void)id;
   *comm = (void *)77;
   return ranks == 1 && rank == 0 ? keep(config) : 4;
 }
-int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, struct id *ids, void *config);
-int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, struct id *ids, void *config) {
+int ncclCommInitRankScalable(void **comm, int ranks, int rank, int count, unique_id *ids, void *config) {
   *comm = (void *)77;
   return ranks == 1 && rank == 0 && count == 1 && ids ? keep(config) : 4;
 }
-int ncclCommSplit(void *comm, int color, int key, void **part, void *config);
 int ncclCommSplit(void *comm, int color, int key, void **part, void *config) {
   *part = (void *)78;
   return comm == (void *)77 && color == 5 && key == 6 ? keep(config) : 4;
 }
-int ncclGroupEnd(void);
 int ncclGroupEnd(void) { return 0; }
 #endif
 
 #ifdef INIT_MULTI
-int ncclCommInitRankMulti(void **comm, int ranks, struct id id, int rank, int number);
-int ncclCommInitRankMulti(void **comm, int ranks, struct id id, int rank, int number) {
+int ncclCommInitRankMulti(void **comm, int ranks, unique_id id, int rank, int number) {
   static char text[64];
   *comm = (void *)77;
   snprintf(text, sizeof text, "rank %d of %d, and %d", rank, ranks, number);
@@ -112,7 +104,7 @@ int ncclCommInitRankMulti(void **comm, int ranks, struct id id, int rank, int nu
 /* As a plug-in that the library loads would: by whatever answers in the whole process. */
 __attribute__((constructor)) static void loaded(void) {
   int version = 0;
-  int (*get)(int *) = (int (*)(int *))dlsym(dlopen(NULL, RTLD_LAZY), "ncclGetVersion");
+  int (*get)(int *) = (__typeof__(&ncclGetVersion))dlsym(dlopen(NULL, RTLD_LAZY), "ncclGetVersion");
   fprintf(stderr, "while loaded: %d\n", get ? get(&version) : -1);
 }
 #endif

@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "hccl_like.h"
+
 #ifndef VERSION
 #define VERSION 7
 #endif
@@ -12,20 +14,16 @@
 int hcclAllReduce(void);
 int hcclAllReduce(void) { return 0; }
 #else
-int HcclAllReduce(void *from, void *to, uint64_t count, int type, int op, void *comm, void *stream);
 int HcclAllReduce(void *from, void *to, uint64_t count, int type, int op, void *comm, void *stream) {
   (void)from, (void)to, (void)count, (void)type, (void)op, (void)comm, (void)stream;
   return 3;
 }
 #ifndef SPLIT /* else it is in the other library */
-uint32_t HcclGetCommConfigCapability(void);
 uint32_t HcclGetCommConfigCapability(void) { return VERSION; }
 #endif
-const char *HcclGetErrorString(int result);
 const char *HcclGetErrorString(int result) { return result == 5 ? "not supported, says the fake" : "says the fake"; }
 
 /* The file that answers this library's own call of its public function. */
-int HcclGetCommName(void *comm, char *file);
 int HcclGetCommName(void *comm, char *file) {
   Dl_info info;
   (void)comm;
@@ -35,9 +33,8 @@ int HcclGetCommName(void *comm, char *file) {
 }
 
 #ifdef SPLIT /* as the newest: what is not its own comes from the next library that has it */
-int HcclBarrier(void *comm, void *stream);
 int HcclBarrier(void *comm, void *stream) {
-  int (*next)(void *, void *) = (int (*)(void *, void *))dlsym(RTLD_NEXT, "HcclBarrier");
+  __typeof__(&HcclBarrier) next = (__typeof__(&HcclBarrier))dlsym(RTLD_NEXT, "HcclBarrier");
   return next ? next(comm, stream) : 4;
 }
 #endif
@@ -46,7 +43,7 @@ int HcclBarrier(void *comm, void *stream) {
 #ifdef CALLS_WHILE_LOADED
 /* As a plug-in that the library loads would: by whatever answers in the whole process. */
 __attribute__((constructor)) static void loaded(void) {
-  int (*get)(void *) = (int (*)(void *))dlsym(dlopen(NULL, RTLD_LAZY), "HcclCommDestroy");
+  __typeof__(&HcclCommDestroy) get = (__typeof__(&HcclCommDestroy))dlsym(dlopen(NULL, RTLD_LAZY), "HcclCommDestroy");
   fprintf(stderr, "while loaded: %d\n", get ? get(NULL) : -1);
 }
 #endif

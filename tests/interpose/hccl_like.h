@@ -24,6 +24,7 @@ int HcclCommInitAll(uint32_t ranks, int32_t *devices, comm_handle *comms);
 int HcclCommInitClusterInfo(const char *file, uint32_t rank, comm_handle *comm);
 int HcclCreateSubCommConfig(comm_handle *comm, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t rank, void *config,
                             comm_handle *part);
+int HcclCommRegister(comm_handle comm, void *memory, uint64_t bytes, void **handle, uint32_t flags);
 int HcclCommSuspend(comm_handle comm);
 int HcclCommResume(comm_handle comm);
 int HcclCommDestroy(comm_handle comm);
@@ -54,9 +55,12 @@ int HcclSend(void *from, uint64_t count, int type, uint32_t peer, comm_handle co
 int HcclRecv(void *to, uint64_t count, int type, uint32_t peer, comm_handle comm, void *stream);
 int HcclBatchSendRecv(message *messages, uint32_t count, comm_handle comm, void *stream);
 int HcclBarrier(comm_handle comm, void *stream);
+int HcclGroupStart(void);
+int HcclGroupEnd(void);
 
 int aclInit(const char *settings);
 int aclrtSetDevice(int32_t device);
+int aclrtGetDevice(int32_t *device);
 int aclrtMalloc(void **p, size_t bytes, int policy);
 int aclrtMemcpy(void *to, size_t room, const void *from, size_t bytes, int kind);
 int aclrtCreateStream(void **stream);

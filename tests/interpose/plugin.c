@@ -3,10 +3,10 @@
 #include <dlfcn.h>
 
 #ifdef ASCEND
-unsigned HcclGetCommConfigCapability(void);
+#include "hccl_like.h"
 #define FUNCTION HcclGetCommConfigCapability
 #else
-int ncclGetVersion(int *version);
+#include "nccl_like.h"
 #define FUNCTION ncclGetVersion
 #endif
 

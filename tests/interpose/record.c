@@ -8,6 +8,7 @@
 #include "hccl_like.h"
 #else
 #include "nccl_like.h"
+#include "nccl_newer_like.h"
 #endif
 
 #include <dlfcn.h>
@@ -112,6 +113,12 @@ CALL(ncclCommInitRank, (comm_handle * c, int of, unique_id id, int as), (c, of, 
      digest(&id, sizeof id - OURS), as, *c)
 CALL(ncclCommInitRankConfig, (comm_handle * c, int of, unique_id id, int as, void *config), (c, of, id, as, config),
      " %d i%llx %d %#llx n%p", of, digest(&id, sizeof id - OURS), as, digest_config(config), *c)
+CALL(ncclCommInitRankScalable, (comm_handle * c, int of, int as, int count, unique_id *id, void *config),
+     (c, of, as, count, id, config), " %d %d %d i%llx i%llx %#llx n%p", of, as, count, digest(&id[0], sizeof *id - OURS),
+     digest(&id[count - 1], sizeof *id - OURS), digest_config(config), *c)
+CALL(ncclCommShrink, (comm_handle c, int *excluded, int count, comm_handle *part, void *config, int flags),
+     (c, excluded, count, part, config, flags), " c%p %d %d %#llx n%p %d", c, excluded[0], count, digest_config(config), *part,
+     flags)
 CALL(ncclCommInitAll, (comm_handle * c, int number, const int *devices), (c, number, devices), " %d %d %d n%p n%p", number,
      devices[0], devices[number - 1], c[0], c[number - 1])
 CALL(ncclCommSplit, (comm_handle c, int color, int key, comm_handle *part, void *config), (c, color, key, part, config),

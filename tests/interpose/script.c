@@ -8,6 +8,7 @@
  *   use NAME                                               from now on ids are left and found in that file, not in id
  *   init [BLOCKING]                                        a communicator of all ranks; the communicators have numbers from 0 on
  *   join RANK RANKS [BLOCKING]                             the same with that rank, inside of a group say
+ *   scalable RANK RANKS NAME                               the same with two ids: that of the file which `use` names, and of NAME
  *   multi                                                  init by the function for several ranks of one device (RCCL)
  *   all N                                                  communicators of this process alone, one of each of its devices from N - 1 to 0
  *   early RANK RANKS                                       the same; the program copies the handle when the call returns, and uses its variable
@@ -50,6 +51,10 @@
 #ifndef ASCEND /* script_hccl.c says those calls in HCCL's words */
 #include "nccl_like.h"
 #endif
+#include "nccl_alone_like.h"
+#include "nccl_newer_like.h"
+#include "rccl_alone_like.h"
+#include "rccl_older_like.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -171,12 +176,14 @@ static void *read_input(size_t bytes) {
 static void make_id(void) {
   static unique_id id; /* one variable for all ids, and before the first one it holds anything */
   static int used;
-  FILE *f = fopen(file("id.part"), "w");
-  char from[4096];
+  FILE *f;
+  char part[32], from[4096]; /* several ranks may make one */
+  snprintf(part, sizeof part, "id.part.%d", rank);
+  f = fopen(file(part), "w");
   if (!used++) memset(&id, 0xaa, sizeof id);
   OK(ncclGetUniqueId(&id));
   if (!f || fwrite(&id, sizeof id, 1, f) != 1 || fclose(f)) die("writing the id", line_number);
-  strcpy(from, file("id.part"));
+  strcpy(from, file(part));
   if (rename(from, file(id_file))) die("renaming the id", line_number);
 }
 
@@ -223,8 +230,8 @@ static void init_early(int as, int of) {
   *variable = &something_else;
 }
 
-/* What only newer libraries have. */
-#define FOUND(name, ...) ((int (*)(__VA_ARGS__))found(name))
+/* What only newer libraries have, or one vendor's. */
+#define FOUND(name) ((__typeof__(&name))found(#name))
 #ifndef ASCEND
 static void *found(const char *name) {
   void *f = dlsym(RTLD_DEFAULT, name);
@@ -234,8 +241,7 @@ static void *found(const char *name) {
 static void more(char *line) { die(line, line_number); }
 static int all_to_all_v(const void *from, const size_t *out, const size_t *out_places, void *to, const size_t *in, const size_t *in_places,
                         int type, comm_handle comm, void *s) {
-  return FOUND("ncclAlltoAllv", const void *, const size_t *, const size_t *, void *, const size_t *, const size_t *, int, comm_handle,
-               void *)(from, out, out_places, to, in, in_places, type, comm, s);
+  return FOUND(ncclAlltoAllv)(from, out, out_places, to, in, in_places, type, comm, s);
 }
 static int by_matrix(const void *from, void *to, const size_t *counts, int type, comm_handle comm, void *s) {
   printf("none for %p %p %p %d %p %p\n", from, to, (const void *)counts, type, comm, s);
@@ -248,13 +254,25 @@ static void init_multi(void) {
   unique_id id;
   read_id(&id);
   now = made++;
-  told("multi", FOUND("ncclCommInitRankMulti", comm_handle *, int, unique_id, int, int)(&comms[now], ranks, id, rank, rank));
+  told("multi", FOUND(ncclCommInitRankMulti)(&comms[now], ranks, id, rank, rank));
+}
+
+static void init_scalable(int as, int of, const char *further) {
+  char first[sizeof id_file];
+  unique_id ids[2];
+  read_id(&ids[0]);
+  strcpy(first, id_file);
+  snprintf(id_file, sizeof id_file, "%s", further);
+  read_id(&ids[1]);
+  strcpy(id_file, first);
+  now = made++;
+  told("scalable", FOUND(ncclCommInitRankScalable)(&comms[now], of, as, 2, ids, NULL));
 }
 
 static void init_all(int number) {
   int devices[DEVICES], i;
   for (i = 0; i < number; ++i) devices[i] = number - 1 - i;
-  told("all", FOUND("ncclCommInitAll", comm_handle *, int, const int *)(&comms[made], number, devices));
+  told("all", FOUND(ncclCommInitAll)(&comms[made], number, devices));
   now = made;
   made += number;
 }
@@ -265,7 +283,7 @@ static void simulate(void) {
     unsigned magic, version;
     float seconds;
   } info = {sizeof info, 0x74685283, 22200, -1};
-  told("simulate", FOUND("ncclGroupSimulateEnd", void *)(&info));
+  told("simulate", FOUND(ncclGroupSimulateEnd)(&info));
   printf("%d simulated: %g\n", line_number, (double)info.seconds);
 }
 
@@ -340,10 +358,9 @@ static void operate(const char *call, int type, int op, size_t count, int root, 
   else if (scatters) code = ncclReduceScatter(from, to, count, type, op, comms[now], s);
   else if (!strcmp(call, "send")) code = ncclSend(from, count, type, root, comms[now], s);
   else if (receives) code = ncclRecv(to, count, type, root, comms[now], s);
-  else if (exchanges) code = FOUND("ncclAlltoAll", const void *, void *, size_t, int, comm_handle, void *)(from, to, count, type, comms[now], s);
+  else if (exchanges) code = FOUND(ncclAlltoAll)(from, to, count, type, comms[now], s);
   else if (collects || rooted)
-    code = FOUND(collects ? "ncclGather" : "ncclScatter", const void *, void *, size_t, int, int, comm_handle, void *)(
-        from, to, count, type, root, comms[now], s);
+    code = (collects ? FOUND(ncclGather) : FOUND(ncclScatter))(from, to, count, type, root, comms[now], s);
   else die(call, line_number);
   told(call, code);
   keep_output(to, to_bytes, s);
@@ -469,7 +486,7 @@ static void obey(char *line) {
   } else if (!strcmp(call, "shrink")) {
     const int parent = now;
     comm_handle *part = &comms[made];
-    told("shrink", FOUND("ncclCommShrink", comm_handle, int *, int, comm_handle *, void *, int)(comms[parent], &a, a >= 0, part, NULL, b));
+    told("shrink", FOUND(ncclCommShrink)(comms[parent], &a, a >= 0, part, NULL, b));
     if (*part) now = made++;
   } else if (!strcmp(call, "ask")) {
     if (!comms[now]) {
@@ -495,6 +512,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "end")) told("end", ncclGroupEnd());
   else if (!strcmp(call, "simulate")) simulate();
   else if (!strcmp(call, "multi")) init_multi();
+  else if (!strcmp(call, "scalable") && sscanf(line, "%*s %d %d %63s", &a, &b, word) == 3) init_scalable(a, b, word);
   else if (!strcmp(call, "all")) init_all(a);
   else if (!strcmp(call, "hold")) {
     end_release();
@@ -525,8 +543,8 @@ static void obey(char *line) {
   else if (!strcmp(call, "abort")) told("abort", ncclCommAbort(comms[now]));
   else if (!strcmp(call, "register")) {
     void *handle = NULL;
-    told("register", FOUND("ncclCommRegister", comm_handle, void *, size_t, void **)(comms[now], streams, 8, &handle));
-  } else if (!strcmp(call, "suspend")) told("suspend", FOUND("ncclCommSuspend", comm_handle, int)(comms[now], 1));
+    told("register", FOUND(ncclCommRegister)(comms[now], streams, 8, &handle));
+  } else if (!strcmp(call, "suspend")) told("suspend", FOUND(ncclCommSuspend)(comms[now], 1));
   else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);
   else if (!strcmp(call, "expect") && sscanf(line, "%*s %63s", word) == 1) expect(word);

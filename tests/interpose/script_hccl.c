@@ -52,7 +52,6 @@ static int ncclCommInitRankConfig(comm_handle *comm, int of, unique_id id, int a
 static int ncclCommGetAsyncError(comm_handle comm, int *state) { return HcclGetCommAsyncError(comm, state); }
 static int ncclCommCount(comm_handle comm, int *count) { return HcclGetRankSize(comm, (uint32_t *)count); }
 static int ncclCommUserRank(comm_handle comm, int *as) { return HcclGetRankId(comm, (uint32_t *)as); }
-int aclrtGetDevice(int32_t *device);
 static int ncclCommCuDevice(comm_handle comm, int *device) {
   (void)comm;
   return aclrtGetDevice(device);
@@ -72,8 +71,6 @@ static int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residen
 static int ncclRedOpDestroy(int op, comm_handle comm) { return none(op && comm ? "factors" : "such factors"); }
 static int ncclCommFinalize(comm_handle comm) { return comm ? 0 : 1; } /* programs for HCCL wait for their streams */
 static int ncclCommDestroy(comm_handle comm) { return HcclCommDestroy(comm); }
-int HcclGroupStart(void);
-int HcclGroupEnd(void);
 static int ncclGroupStart(void) { return HcclGroupStart(); }
 static int ncclGroupEnd(void) { return HcclGroupEnd(); }
 static int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, comm_handle comm, void *s) {
@@ -103,7 +100,6 @@ static int all_to_all(const void *from, void *to, size_t count, int type, comm_h
 static int scatter(const void *from, void *to, size_t count, int type, int root, comm_handle comm, void *s) {
   return HcclScatter((void *)from, to, count, type_of(type), (uint32_t)root, comm, s);
 }
-int HcclCommRegister(comm_handle comm, void *p, uint64_t bytes, void **handle, uint32_t flags);
 static int register_memory(comm_handle comm, void *p, size_t bytes, void **handle) {
   return HcclCommRegister(comm, p, bytes, handle, 0);
 }

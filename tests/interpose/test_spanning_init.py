@@ -209,6 +209,24 @@ def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[st
     assert f"ncclCommInitRankMulti: the library at {DOORS['rccl'].real} has no such function" in alone[0].printed
 
 
+@pytest.mark.parametrize("vendors", ["na", "an", "nan", "nn"])
+def test_ranks_may_come_with_several_ids(vendors: str, scripted: dict[str, Path]) -> None:
+    """Made by different ranks; the census is held with the first. Whether a rank's library has the call matters only where
+    that gets the communicator."""
+    ranks = fleet(vendors)
+    ranks[1].say("use second", "id", "use id")
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say(f"scalable {number} {len(ranks)} second", "ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(len(ranks)) and rank.printed.startswith(f"rank {number} of {len(ranks)} on ")
+        assert (HANDED if vendors == "nn" else SPANS) in rank.logged and "was not ended" not in rank.logged
+
+
 INIT_MULTI = """
 import ctypes, sys
 class Id(ctypes.Structure):

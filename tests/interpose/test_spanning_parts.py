@@ -111,7 +111,7 @@ def test_a_shrink_that_excludes_nobody_is_refused(scripted: dict[str, Path]) -> 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[str, Path], tmp_path: Path) -> None:
-    """Ranks 0 and 2 are NVIDIA's; without rank 1 its library gets the rest. The simulated libraries have no such call."""
+    """Ranks 0 and 2 are NVIDIA's; without rank 1 its library gets the rest."""
     ranks = fleet("nan")
     ranks[0].say("id")
     left = [r for r in range(3) if r != gone]

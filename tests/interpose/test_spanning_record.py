@@ -73,15 +73,25 @@ def named(records: list[list[str]]) -> list[list[str]]:
 
 
 def recorded(
-    vendors: str, lines: list[str], inputs: int, behind: bool, library: Path, programs: dict[str, Path], folder: Path
+    vendors: str,
+    lines: list[str],
+    inputs: int,
+    behind: bool,
+    library: Path,
+    programs: dict[str, Path],
+    folder: Path,
+    last: list[str] | None = None,
 ) -> tuple[list[list[str]], list[bytes]]:
-    """What the library of each rank was called with, and what the ranks got. {} in a line is the rank."""
+    """What the library of each rank was called with, and what the ranks got. {} in a line is the rank. The last rank may
+    have lines of its own. There are two ids."""
     ranks, door = fleet(vendors), DOORS[VENDORS[vendors[0]]]
     folder.mkdir()
     if len(ranks) > 1:
         ranks[0].say("id")
+        ranks[1].say("use second", "id", "use id")
     for number, rank in enumerate(ranks):
-        rank.say(*(line.format(number, next=(number + 1) % len(ranks), last=(number - 1) % len(ranks)) for line in lines))
+        mine = lines if last is None or rank is not ranks[-1] else last
+        rank.say(*(line.format(number, next=(number + 1) % len(ranks), last=(number - 1) % len(ranks)) for line in mine))
         rank.inputs.append(bytes(range(1, 101)) * (inputs // 100 + 1))
         rank.environment["RECORD"] = str(folder / f"record.{number}")
         rank.environment["LD_LIBRARY_PATH"] = f"{library.parent}:{door.simulated}"
@@ -126,16 +136,21 @@ INITS = {
 }
 
 
+NCCLS_INITS = {"scalable": ["scalable {0} 2 second"]}  # that the simulated RCCL, which is older, does not have
+
+
 def by_name(record: list[str], name: str) -> list[str]:
     return [line for line in record if line.startswith(name)]
 
 
-@pytest.mark.parametrize("vendors", ["nn", "aa"])
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize(
+    ("init", "vendors"),
+    [*((init, vendors) for init in INITS for vendors in ("nn", "aa")), *((init, "nn") for init in NCCLS_INITS)],
+)
 def test_a_library_is_called_with_what_it_is_called_with_without_isthmus(
     init: str, vendors: str, recorder: Recorder, scripted: dict[str, Path], tmp_path: Path
 ) -> None:
-    library, lines = recorder(vendors[0]), [*INITS[init], *NCCLS_CALLS, *END]
+    library, lines = recorder(vendors[0]), [*(INITS | NCCLS_INITS)[init], *NCCLS_CALLS, *END]
     bare, wanted = recorded(vendors, lines, 4000, False, library, scripted, tmp_path / "bare")
     behind, got = recorded(vendors, lines, 4000, True, library, scripted, tmp_path / "behind")
     assert wanted == got and len(wanted[0]) > 100
@@ -145,6 +160,35 @@ def test_a_library_is_called_with_what_it_is_called_with_without_isthmus(
         # The version of the library, for the first init and for the line of the log: all that differs.
         version = by_name(after, "ncclGetVersion")
         assert len(version) == 2 and [line for line in after if line not in version] == before
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_what_is_left_of_a_communicator_is_called_with_the_same(
+    flags: int, recorder: Recorder, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of three ranks by the first two. The flag ends what the whole has to do, and it is aborted here in either case."""
+    library = recorder("n")
+    lines = [
+        "init",
+        "all_reduce 7 0 5 0 0 0",
+        "wait",
+        "expect done",
+        f"shrink 2 {flags}",
+        "ask",
+        "all_reduce 7 0 5 0 0 1",
+        "wait",
+    ]
+    lines += ["destroy", "comm 0", "abort"]
+    last = ["init", "all_reduce 7 0 5 0 0 0", "wait", "touch done", "abort"]
+    bare, wanted = recorded("nnn", lines, 4000, False, library, scripted, tmp_path / "bare", last)
+    behind, got = recorded("nnn", lines, 4000, True, library, scripted, tmp_path / "behind", last)
+    assert wanted == got and len(wanted[0]) == 40 and "not made" not in str(bare)
+    for number, (before, after) in enumerate(zip(bare, behind, strict=True)):
+        shrinks = by_name(before, "ncclCommShrink")
+        assert shrinks == (
+            [f"ncclCommShrink | =0 | communicator 0 | 2 | 1 | 0 | communicator 1 | {flags}"] if number < 2 else []
+        )
+        assert [line for line in after if "GetVersion" not in line] == before
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -28,6 +28,8 @@ REHEARSED = sorted([*(REHEARSAL / "nvidia").glob("*.cpp"), *(REHEARSAL / "nccl")
 
 # An exported function of the rehearsal: EXPORT, its result, its name.
 EXPORT = re.compile(r"^EXPORT\s[^;{}()]*?\b(\w+)\s*\(", re.MULTILINE)
+# One that is declared, and called by that of a longer name, in which null is the thread's stream.
+OF_THREAD = re.compile(r"^OF_THREAD\((\w+), (\w*)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,6 +108,7 @@ def test_the_rehearsals_declarations_are_the_vendors(source: Path, tmp_path: Pat
     text = source.read_text()
     names = EXPORT.findall(text)
     assert len(names) == len(re.findall(r"^EXPORT\b", text, re.MULTILINE)), "an EXPORT that is no function with its name"
+    names += [name for plain, suffix in OF_THREAD.findall(text) for name in (plain, plain + suffix)]
     assert len(set(names)) == len(names)
     (tmp_path / "renamed.inc").write_text("".join(f"#define {name} rehearsed_{name}\n" for name in names))
     (tmp_path / "restored.inc").write_text("".join(f"#undef {name}\n" for name in names))

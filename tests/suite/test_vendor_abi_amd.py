@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from test_vendor_abi import EXPORT, HEADERS, OURS, REHEARSAL, compile_only, headers, vendor_headers  # noqa: F401
+from test_vendor_abi import EXPORT, HEADERS, OF_THREAD, OURS, REHEARSAL, compile_only, headers, vendor_headers  # noqa: F401
 
 HIP = sorted((REHEARSAL / "amd").glob("*.cpp"))
 RCCL = sorted((REHEARSAL / "nccl").glob("*.cpp"))
@@ -109,12 +109,15 @@ class Published:
 def exported(source: Path, major: int) -> list[str]:
     """The functions of `source` in the library of that version."""
     text = source.read_text()
+    older = r"^#if REHEARSAL_NCCL_VERSION >= .*\n(?:.*\n)*?#endif\n"  # what RCCL is too old for
+    text = re.sub(older, "", text, flags=re.MULTILINE)
     parts = re.split(r"^#if HIP_MAJOR >= (\d+).*\n((?:.*\n)*?)#endif\n", text, flags=re.MULTILINE)
     kept = parts[0]
     for least, inside, behind in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         kept += (inside if major >= int(least) else "") + behind
     names = EXPORT.findall(kept)
     assert len(names) == len(re.findall(r"^EXPORT\b", kept, re.MULTILINE)), "an EXPORT that is no function with its name"
+    names += [name for plain, _ in OF_THREAD.findall(kept) for name in (plain, f"{plain}_spt")]
     assert len(set(names)) == len(names)
     return names
 

@@ -37,6 +37,7 @@ class Client:
     vendor: str  # nvidia, amd, ascend
     macro: str = ""  # with which it is compiled
     least: int = 1  # how many functions it has at least
+    needs: tuple[str, ...] = ()  # headers before it
     structs: tuple[str, ...] = ()  # that are taken from it, where it is no header
     sizes: tuple[tuple[str, str], ...] = ()
     fields: tuple[tuple[str, str, str], ...] = ()  # the struct, the vendor's, and "ours=theirs" of each
@@ -66,6 +67,10 @@ DEVICE = "device_like.h"
 CLIENTS_OF = {
     "nccl": Client("nccl_like.h", "nvidia", least=25, sizes=NCCL_SIZES),
     "rccl": Client("nccl_like.h", "amd", least=25, sizes=NCCL_SIZES),
+    "newer nccl": Client("nccl_newer_like.h", "nvidia", least=8, needs=("nccl_like.h",)),
+    "newer rccl": Client("nccl_newer_like.h", "amd", least=8, needs=("nccl_like.h",)),
+    "nccl alone": Client("nccl_alone_like.h", "nvidia", least=1, needs=("nccl_like.h",)),
+    "rccl alone": Client("rccl_alone_like.h", "amd", least=1, needs=("nccl_like.h",)),
     "hccl": Client(
         "hccl_like.h",
         "ascend",
@@ -183,7 +188,8 @@ def complaints(client: Client, folder: Path, clients: Path = CLIENTS) -> str:
         assert all(found), client.structs
         ours = "\n".join(one[0] for one in found if one)
     else:
-        ours = f'#include "{clients / client.file}"'
+        files = [CLIENTS / need for need in client.needs] + [clients / client.file]
+        ours = "\n".join(f'#include "{file}"' for file in files)
     checks = [
         f'static_assert(vendor::same_shape<decltype(&like::{name}), decltype(&::{name})>(), "{name} is declared otherwise");'
         for name in names
@@ -230,6 +236,17 @@ def test_the_clients_declarations_are_the_vendors(which: str, tmp_path: Path) ->
     assert not errors, errors
 
 
+def test_the_clients_declare_nothing_but_in_their_headers() -> None:
+    """Where it is compared."""
+    declared = {file.name: FUNCTION.findall(file.read_text()) for file in sorted(CLIENTS.glob("*.c"))}
+    assert len(declared) > 10 and not any(declared.values()), declared
+    assert all(
+        len(FUNCTION.findall(header.read_text())) > 0
+        for header in CLIENTS.glob("*_like.h")
+        if "per_thread" not in header.name
+    )
+
+
 WRONG = {
     "nccl": [
         ("bytes[128]", "bytes[64]", "unique_id is of another size"),
@@ -241,6 +258,17 @@ WRONG = {
         ("int color, int key,", "int color, size_t key,", "ncclCommSplit is declared"),
         ("void *scalar, int type, int residence,", "void *scalar, int type,", "ncclRedOpCreatePreMulSum is declared"),
     ],
+    "newer nccl": [
+        ("int ranks, int rank, int count, unique_id *ids,", "int ranks, int rank, unique_id *ids,", "Scalable is declared"),
+        (
+            "comm_handle comm, int *excluded, int count,",
+            "comm_handle comm, int *excluded, size_t count,",
+            "Shrink is declared",
+        ),
+    ],
+    "newer rccl": [("size_t bytes, void **handle", "int bytes, void **handle", "ncclCommRegister is declared")],
+    "nccl alone": [("int flags", "long flags", "ncclCommSuspend is declared")],
+    "rccl alone": [("const size_t *places, void *to", "const int *places, void *to", "ncclAlltoAllv is declared")],
     "hccl": [
         ("internal[4108]", "internal[4096]", "root_info is of another size"),
         ("  uint64_t count;\n  int type;\n", "  int type;\n  uint64_t count;\n", "count is elsewhere"),

@@ -96,20 +96,6 @@ Result init(const Entry &e, uint32_t size, const RootInfo *root, uint32_t rank, 
   return note(start(e, out, *d, {static_cast<int>(rank), static_cast<int>(size)}, token, config, false));
 }
 
-// Members of a part find each other without the rest: all of them know the whole's token, the part's number and its ranks.
-Token token_of_part(const Comm &c, uint64_t number, const uint32_t *ranks, uint32_t count) {
-  uint64_t words[2] = {0xcbf29ce484222325, 0x84222325cbf29ce4};
-  const auto mix = [&](uint64_t v) {
-    for (uint64_t &w : words) w = (w ^ v ^ (w >> 29)) * 0x100000001b3 + 0x9e3779b97f4a7c15;
-  };
-  for (const unsigned char b : c.token) mix(b);
-  mix(number);
-  for (uint32_t i = 0; i < count; ++i) mix(ranks[i]);
-  Token token;
-  std::memcpy(token.data(), words, sizeof words);
-  return token;
-}
-
 Result check_part(const Comm &c, const uint32_t *ranks, uint32_t count, uint32_t mine) {
   if (count < 1 || count > static_cast<uint32_t>(c.size) || mine >= count) return kParameter;
   const std::set<uint32_t> different(ranks, ranks + count);
@@ -209,7 +195,9 @@ EXPORT Result HcclCreateSubCommConfig(CommHandle *whole, uint32_t count, uint32_
     const std::lock_guard lock(c->mutex);
     if (!c->parts.insert(number).second) return note(kParameter);  // a number is used once
   }
-  const Token token = token_of_part(*c, number, ranks, count);
+  std::vector<uint64_t> words{number};
+  words.insert(words.end(), ranks, ranks + count);
+  const Token token = token_of_part(c->token, words);
   if (mine == 0 && !open_rendezvous(token)) return note(kSystem);
   const Seat seat{static_cast<int>(mine), static_cast<int>(count)};
   return note(start(entry, out, c->device, seat, token, config, true));

@@ -37,17 +37,18 @@ StreamPtr Device::thread_stream() {
   return mine;
 }
 
+std::vector<StreamPtr> Device::own_streams() {
+  std::vector<StreamPtr> found{null_};
+  const std::lock_guard lock(blocking_mutex_);
+  for (const auto &known : blocking_)
+    if (StreamPtr one = known.lock(); one && one->special) found.push_back(std::move(one));
+  return found;
+}
+
 void Device::add_blocking(const StreamPtr &s) {
   const std::lock_guard lock(blocking_mutex_);
   std::erase_if(blocking_, [](const auto &known) { return known.expired(); });
   blocking_.push_back(s);
-}
-
-void Device::drop() {
-  null_->cancel();
-  const std::lock_guard lock(blocking_mutex_);
-  for (const auto &known : blocking_)
-    if (const StreamPtr s = known.lock()) s->cancel();
 }
 
 std::vector<Reached> Device::behind(const Stream &s) {

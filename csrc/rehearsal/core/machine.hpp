@@ -84,9 +84,9 @@ class REHEARSAL_API Device {
   explicit Device(int ordinal);
   int ordinal() const noexcept { return ordinal_; }
   const StreamPtr &null_stream() const noexcept { return null_; }
-  StreamPtr thread_stream();  // the calling thread's own
+  StreamPtr thread_stream();             // the calling thread's own
+  std::vector<StreamPtr> own_streams();  // the null one, and those of all threads
   void add_blocking(const StreamPtr &s);
-  void drop();  // what its null stream and those of threads and of the program's that block with it were given is let go
   std::vector<Reached> behind(const Stream &s);  // what its next work waits for, by what the two are
   Queue &next_queue();
   CopyEngine &engine(Way way) noexcept { return engines_[static_cast<size_t>(way)]; }

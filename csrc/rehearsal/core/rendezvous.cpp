@@ -132,6 +132,27 @@ bool new_rendezvous(Token *token) {
   return open_rendezvous(*token);
 }
 
+bool end_rendezvous(const Token &token) {
+  int fd = -1;
+  const Met met = meet(
+      token, 0, 1, 0, [] { return false; }, &fd, false);
+  if (fd >= 0) ::close(fd);
+  return met == Met::Ok;
+}
+
+Token token_of_part(const Token &whole, const std::vector<uint64_t> &more) {
+  uint64_t words[2] = {0xcbf29ce484222325, 0x84222325cbf29ce4};
+  const auto mix = [&](uint64_t v) {
+    for (uint64_t &w : words) w = (w ^ v ^ (w >> 29)) * 0x100000001b3 + 0x9e3779b97f4a7c15;
+  };
+  for (const unsigned char b : whole) mix(b);
+  for (const uint64_t v : more) mix(v);
+  Token token;
+  static_assert(sizeof words == sizeof token);
+  std::memcpy(token.data(), words, sizeof words);
+  return token;
+}
+
 bool open_rendezvous(const Token &token) {
   const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un a;

@@ -6,7 +6,7 @@ namespace {
 
 void let_go(Device &d) {
   for (const StreamPtr &s : Machine::get().streams.all([&](const Stream &one) { return &one.device == &d; })) s->cancel();
-  d.drop();
+  for (const StreamPtr &s : d.own_streams()) s->cancel();
 }
 
 void end_captures(Device &d) {

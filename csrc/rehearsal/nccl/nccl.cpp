@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -58,16 +59,19 @@ Result outcome(Met met, const Comm &c) {
 
 // Joins, and says what became of it. A communicator that failed in a blocking call is gone.
 Result join(const char *call, const CommPtr &c, const Token &token) {
-  const Result r = outcome(c->join(call, token), *c);
+  const Result r = outcome(c->join(call, token, {}, c->patient), *c);
   if (r != kSuccess && (c->blocking || c->aborted())) c->destroy(call, false);
   if (r != kSuccess && c->blocking) forget(c->handle);
   if (!c->aborted()) c->state.store(r);
   return r;
 }
 
-Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking) {
+Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
+             bool patient = false) {
   const CommPtr c = add(std::make_shared<Comm>(d, rank, size));
   c->blocking = blocking;
+  c->token = token;
+  c->patient = patient;
   *out = c->handle;
   c->state.store(kInProgress);
   const char *call = e.name();
@@ -99,7 +103,16 @@ Result read(const Config *config, bool *blocking) {
   return kSuccess;
 }
 
-Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config) {
+Result read(const UniqueId &id, Token *token) {
+  uint64_t magic;
+  std::memcpy(&magic, id.bytes, sizeof magic);
+  std::memcpy(token->data(), id.bytes + sizeof magic, token->size());
+  return magic == kIdMagic ? static_cast<Result>(kSuccess) : say(kInvalidArgument, "not an id of this library");
+}
+
+// `further`: ids whose makers have nothing to do here, one of which each rank tells so.
+Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int rank, const Config *config,
+            std::span<const UniqueId> further = {}) {
   Device *d = current_device();
   if (!d) {
     misuse(e.name(), Code::NoContext, "no context is current in this thread");
@@ -109,13 +122,16 @@ Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int r
   if (!out) return note(kInvalidArgument);
   *out = nullptr;
   if (size < 1 || rank < 0 || rank >= size) return note(say(kInvalidArgument, "rank %d of %d", rank, size));
-  uint64_t magic;
-  Token token;
-  std::memcpy(&magic, id.bytes, sizeof magic);
-  std::memcpy(token.data(), id.bytes + sizeof magic, token.size());
-  if (magic != kIdMagic) return note(say(kInvalidArgument, "not an id of this library"));
+  Token token, other;
+  if (const Result r = read(id, &token)) return note(r);
+  for (const UniqueId &one : further)
+    if (const Result r = read(one, &other)) return note(r);
   bool blocking = true;
   if (const Result r = read(config, &blocking)) return note(r);
+  if (static_cast<size_t>(rank) < further.size()) {
+    read(further[static_cast<size_t>(rank)], &other);
+    if (!end_rendezvous(other)) return note(say(kSystem, "no connection to the root of the communicator"));
+  }
   return start(e, out, *d, size, token, rank, blocking);
 }
 
@@ -214,6 +230,14 @@ EXPORT Result ncclCommInitRankConfig(CommHandle *out, int size, UniqueId id, int
   return init(entry, out, size, id, rank, config);
 }
 
+#if REHEARSAL_NCCL_VERSION >= 22300
+EXPORT Result ncclCommInitRankScalable(CommHandle *out, int size, int rank, int count, UniqueId *ids, const Config *config) {
+  NCCL_CALL("ncclCommInitRankScalable");
+  if (!ids || count < 1 || count > size) return note(say(kInvalidArgument, "%d ids for %d ranks", count, size));
+  return init(entry, out, size, ids[0], rank, config, {ids + 1, static_cast<size_t>(count - 1)});
+}
+#endif
+
 EXPORT Result ncclCommInitAll(CommHandle *out, int count, const int *devices) {
   NCCL_CALL("ncclCommInitAll");
   if (!out || count < 1 || !Machine::started()) return kInvalidArgument;
@@ -248,6 +272,41 @@ EXPORT Result ncclCommSplit(CommHandle h, int color, int key, CommHandle *out, c
   if (!c->split(color, key, &token, &rank, &size)) return say(kRemote, "aborted");
   return color < 0 ? static_cast<Result>(kSuccess) : start(entry, out, c->device, size, token, rank, blocking);
 }
+
+#if REHEARSAL_NCCL_VERSION >= 22700
+// Called by those that remain, and by no other.
+EXPORT Result ncclCommShrink(CommHandle h, int *excluded, int count, CommHandle *out, const Config *config, int flags) {
+  NCCL_CALL("ncclCommShrink");
+  CommPtr c;
+  if (const Result r = find_ready(entry, h, &c)) return r;
+  if (!out || !excluded || count < 1 || count >= c->size || (flags & ~kShrinkAbort))
+    return note(say(kInvalidArgument, "%d ranks of %d to exclude, flags %#x", count, c->size, static_cast<unsigned>(flags)));
+  *out = nullptr;
+  const std::set<int> gone(excluded, excluded + count);
+  if (*gone.begin() < 0 || *gone.rbegin() >= c->size || gone.count(c->rank))
+    return note(say(kInvalidArgument, "rank %d of %d excludes itself, or a rank that there is not", c->rank, c->size));
+  bool blocking = true;
+  if (const Result r = read(config, &blocking)) return note(r);
+  if (flags & kShrinkAbort) {
+    c->abort();
+  } else if (c->busy()) {
+    misuse(entry.name(), Code::IllegalState, "work of the communicator is not done");
+    return note(kInvalidUsage);
+  }
+  std::vector<uint64_t> words(gone.begin(), gone.end());
+  {
+    const std::lock_guard lock(c->mutex);
+    words.push_back(c->shrinks[gone]++);
+  }
+  int rank = 0, first = 0;
+  for (int r = 0; r < c->rank; ++r) rank += !gone.count(r);
+  while (gone.count(first)) ++first;
+  const Token token = token_of_part(c->token, words);
+  if (c->rank == first && !open_rendezvous(token)) return note(say(kSystem, "no socket"));
+  const int size = c->size - static_cast<int>(gone.size());
+  return note(start(entry, out, c->device, size, token, rank, blocking, true));
+}
+#endif
 
 EXPORT Result ncclCommFinalize(CommHandle h) {
   NCCL_CALL("ncclCommFinalize");

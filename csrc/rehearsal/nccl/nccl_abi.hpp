@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "core/calls.hpp"
@@ -48,6 +49,7 @@ struct SimInfo {  // what a simulated group is told about
   float seconds;
 };
 constexpr uint32_t kSimInfoMagic = 0x74685283;
+constexpr int kShrinkAbort = 1;  // of ncclCommShrink: ends what the whole still has to do
 
 constexpr int kTypes = 12, kOps = 5;
 static_assert(static_cast<int>(Type::I8) == 0 && static_cast<int>(Type::U64) == 5 && static_cast<int>(Type::F16) == 6 &&
@@ -72,6 +74,9 @@ struct Comm final : Communicator {
   using Communicator::Communicator;
   CommHandle handle = nullptr;
   bool blocking = true;
+  Token token{};                              // by which its ranks met
+  bool patient = false;                       // whoever listens for them may come later
+  std::map<std::set<int>, uint64_t> shrinks;  // without these ranks, so often
   std::mutex mutex;
   std::map<int, Scalar> scalars;
   int next_op = kOps;
