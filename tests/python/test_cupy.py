@@ -213,3 +213,29 @@ def test_the_default_stream_of_a_thread_orders_too() -> None:
         return float(x.get()[-1])
 
     assert run_fleet("nvidia:2", body) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1", "amd:1"])
+def test_a_stream_that_is_captured_orders_nothing(fleet: str) -> None:
+    def body(comm: isthmus.Comm) -> Any:
+        there, said = vendor(), []
+        captured, ours = there.stream(), there.stream()
+        x = Interface.of(np.ones(10, np.float32))
+        x.stream = captured  # type: ignore[attr-defined]
+        there.begin_capture(captured)
+        for options in ({}, {"stream": ours}):
+            try:
+                comm.all_reduce(x, **options)
+            except isthmus.UnsupportedError as error:
+                said.append(str(error))
+        there.end_capture(captured)
+        for options in ({}, {"stream": ours}):
+            comm.all_reduce(x, **options)
+        there.synchronize(ours)
+        for one in (captured, ours):
+            there.end_stream(one)
+        return said, float(x.get()[-1])
+
+    ((said, last),) = run_fleet(fleet, body)
+    assert len(said) == 2 and all("being captured into a graph" in text for text in said), said
+    assert "x is ready behind another stream than stream=" in said[1] and last == 1.0, said

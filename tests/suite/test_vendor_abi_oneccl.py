@@ -33,10 +33,10 @@ def test_the_products_declarations_are_the_vendors(version: str) -> None:
 
 WRONG = [
     ("kIdBytes = 4096", "kIdBytes = 128", "kIdBytes"),
-    ("  kUInt8,\n", "", "kFloat32"),
-    ("  kBFloat16\n", "  kBFloat16 = 11\n", "kBFloat16"),
+    ("kUInt8, ", "", "kFloat32"),
+    ("kFloat64, kBFloat16 }", "kFloat64, kBFloat16 = 11 }", "kBFloat16"),
     ("{ kSum, kProd, kMax, kMin }", "{ kSum, kProd, kMin, kMax }", "kMax"),
-    ('"GPU failure",', '"timeout", "GPU failure",', "onecclNotImplemented"),
+    ('"GPU failure", ', '"timeout", "GPU failure", ', "onecclNotImplemented"),
     ("major * 10000", "major * 1000", "version_code"),
     ("size_t ranks, Id, int rank", "int ranks, Id, int rank", "onecclCommInitRank is declared otherwise"),
     ("F(AllToAll, (const void *, void *, size_t, ", "F(AllToAll, (const void *, void *, ", "onecclAllToAll is declared"),
