@@ -133,7 +133,8 @@ TEST_P(EveryDType, FoldsLikeTheReferenceForSmallCounts) {
 
 TEST_P(EveryDType, FoldsLikeTheReferenceAcrossBlocks) {
 #if defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
-  constexpr unsigned kOneIn = 3;  // slow: a count has two of the six ways to write, but each number of sources has all of them
+  constexpr unsigned kOneIn =
+      3;  // slow: a count has two of the six ways to write, but each number of sources has all of them
 #else
   constexpr unsigned kOneIn = 1;
 #endif
