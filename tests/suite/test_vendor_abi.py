@@ -90,7 +90,8 @@ def test_the_oldest_driver_that_is_taken_has_every_function() -> None:
     text = CUDA.read_text()
     least = re.search(r"kLeastVersion = (\d+)", text)
     assert least
-    functions = re.findall(r"\bF\((cu\w+),", text)
+    needed, optional = text.split("ISTHMUS_CUDA_OPTIONAL(F)", 1)
+    functions = re.findall(r"\bF\((cu\w+),", needed)
     assert len(functions) > 20
     since = {}
     for function in functions:
@@ -100,6 +101,9 @@ def test_the_oldest_driver_that_is_taken_has_every_function() -> None:
         since[function] = versions[0] if function == name else versions[-1]
     late = {function: version for function, version in since.items() if version > int(least.group(1))}
     assert not late, f"kLeastVersion is {least.group(1)}, but these came later: {late}"
+    for function in re.findall(r"\bF\((cu\w+),", optional):
+        versions = {int(version) for version in re.findall(rf"\bPFN_{function}_v(\d+)\b", published)}
+        assert versions and min(versions) > int(least.group(1)), f"{function} is of every driver that is taken: {versions}"
 
 
 @pytest.mark.skipif(not REHEARSED, reason="no rehearsal of NVIDIA in csrc/rehearsal")
