@@ -471,7 +471,7 @@ isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *s
     if (bytes && (!send || !recv)) i::fail(Code::Argument, "meeting_exchange: send and recv must not be NULL");
     const auto *from = static_cast<const std::byte *>(send);
     const auto deliver = [&](const std::vector<i::bootstrap::Blob> &blobs) {
-      for (size_t r = 0; r < blobs.size(); ++r)
+      for (size_t r = 0; bytes != 0 && r < blobs.size(); ++r)
         if (blobs[r].size() == bytes) std::memcpy(static_cast<std::byte *>(recv) + r * bytes, blobs[r].data(), bytes);
     };
     try {

@@ -87,4 +87,14 @@ TEST(Meeting, WhoComesAndNeverAnswersCostsTheTimeoutOfOneExchangeAndIsNamed) {
   }
 }
 
+TEST(Meeting, AnExchangeOfNothingNeedsNoMemory) {
+  isthmus_ticket ticket;
+  ASSERT_EQ(isthmus_meeting_create(&ticket), ISTHMUS_OK) << isthmus_last_error();
+  isthmus_meeting_t alone = nullptr;
+  ASSERT_EQ(isthmus_meeting_join(&ticket, 0, 1, kTimeout, &alone), ISTHMUS_OK) << isthmus_last_error();
+  EXPECT_EQ(isthmus_meeting_exchange(alone, nullptr, nullptr, 0), ISTHMUS_OK) << isthmus_last_error();
+  EXPECT_EQ(isthmus_meeting_exchange(alone, nullptr, nullptr, 1), ISTHMUS_ERR_ARGUMENT);
+  isthmus_meeting_leave(alone);
+}
+
 }  // namespace
