@@ -74,6 +74,7 @@ TEST = (
     Package("qemu-user-static", partial(command, "qemu-aarch64-static", "qemu-aarch64"), "AArch64 tests"),
     Package("clang-tidy", partial(command, "clang-tidy"), "faults that the compiler does not see"),
     Package("binutils", partial(command, "readelf"), "a look into the built library"),
+    Package("ccache", partial(command, "ccache"), "what two of the suite's builds have alike is compiled once"),
 )
 PROFILES = {"build": BUILD, "test": BUILD + TEST}
 
