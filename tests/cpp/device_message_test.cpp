@@ -22,8 +22,10 @@ INSTANTIATE_TEST_SUITE_P(Fleets, DeviceMessages, testing::Values("0a -a", "0a 1b
 // Messages of several parts. ThreadSanitizer looks at every byte.
 #if defined(__SANITIZE_THREAD__)
 constexpr size_t kParts = 1'200'003, kManyParts = 4'000'000;
+constexpr unsigned kTalks = 3;
 #else
 constexpr size_t kParts = 5'000'003, kManyParts = 12'000'000;
+constexpr unsigned kTalks = 6;
 #endif
 constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";  // without windows
 constexpr const char *kLittleWindows = "STAGING_BYTES=16777216;CHUNK_BYTES=8192";
@@ -559,7 +561,7 @@ TEST(DeviceMessage, AreWhatWasSentHoweverEachSideCalls) {
       fly(
           fleet,
           [](Rank &r) {
-            for (unsigned seed = 1; seed <= 6; ++seed) talk(r, seed);
+            for (unsigned seed = 1; seed <= kTalks; ++seed) talk(r, seed);
           },
           options);
   }
