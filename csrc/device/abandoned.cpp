@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -36,7 +37,9 @@ struct Watched {
     Status s;
     try {
       s = call();
-    } catch (const Error &e) { s = {e.code(), e.text()}; }
+    } catch (const Error &e) { s = {e.code(), e.text()}; } catch (const std::exception &e) {
+      s = {Code::Resource, e.what()};
+    }
     bool late = false;
     {
       const std::lock_guard lock(mutex);
