@@ -176,7 +176,9 @@ isthmus_result call(isthmus_comm_t comm, const Task &t, bool in_place) {
     case Collective::AllReduce:
     case Collective::Reduce:
     case Collective::ReduceScatter: {
-      isthmus_call options{sizeof options, 0, premul_scale(t.rank), nullptr, 0, nullptr};
+      isthmus_call options{};
+      options.size = sizeof options;
+      options.scale = premul_scale(t.rank);
       const isthmus_call *with = t.op == ISTHMUS_PREMUL_SUM ? &options : nullptr;
       if (t.collective == Collective::AllReduce)
         return isthmus_all_reduce(comm, send, recv, t.count, t.dtype, t.op, with, nullptr);

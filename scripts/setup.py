@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import oneccl
 import system_packages
 import vendor_headers
+import vllm_wrappers
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -30,6 +31,7 @@ STAMPS = ROOT / "build" / "stamps"
 TORCH = "torch==2.13.0"
 ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
 VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
+VLLM = ROOT / "build" / "vllm"  # for tests/interpose
 GOALS = ("build", "demo", "test", "bench", "lint")
 
 
@@ -180,6 +182,8 @@ def main(goal: str) -> None:
                 lambda: vendor_headers.complete(VENDOR_HEADERS),
                 lambda: run(PYTHON, vendor_headers.__file__, VENDOR_HEADERS),
             )
+            recipe = digest([Path(vllm_wrappers.__file__)])
+            step("vllm", recipe, lambda: vllm_wrappers.complete(VLLM), lambda: run(PYTHON, vllm_wrappers.__file__, VLLM))
         inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
         inputs += sources("scripts/interpose_entries.py")  # which the build runs
         inputs = [p for p in inputs if "results" not in p.parts]

@@ -169,7 +169,7 @@ def tsan(stage: Stage) -> None:
         "-L",
         "threads",
         before=fixed if allowed else (),
-        env={"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"},
+        env={"TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 suppressions={ROOT / 'tests' / 'tsan.supp'}"},
     )
 
 

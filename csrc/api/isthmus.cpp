@@ -36,6 +36,7 @@ struct isthmus_comm {
   std::shared_ptr<Communicator> communicator;  // null once destroyed and left by all
   std::atomic<bool> destroyed{false};
   std::atomic<uint32_t> inside{0};  // calls that use it just now
+  std::atomic<bool> left{false};    // destroy has not waited for those: the last of them lets go of it
   isthmus_comm *next = nullptr;     // in the list of destroyed handles
 };
 
@@ -75,10 +76,15 @@ class Inside {
     if (!comm) i::fail(Code::Argument, "the communicator is NULL");
     comm->inside.fetch_add(1, std::memory_order_seq_cst);
     if (!comm->destroyed.load(std::memory_order_seq_cst)) return;
-    comm->inside.fetch_sub(1, std::memory_order_release);
+    if (comm->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm);
     i::fail(Code::Argument, "the communicator was destroyed");
   }
-  ~Inside() { comm_->inside.fetch_sub(1, std::memory_order_release); }
+  ~Inside() {
+    if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
+  }
+  static void let_go(isthmus_comm_t comm) noexcept {
+    if (comm->left.load(std::memory_order_seq_cst) && comm->left.exchange(false)) comm->communicator.reset();
+  }
   Inside(const Inside &) = delete;
   Inside &operator=(const Inside &) = delete;
   Communicator *operator->() const noexcept { return comm_->communicator.get(); }
@@ -122,12 +128,14 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       const isthmus_call c = versioned(call, "isthmus_call");
       r.timeout = c.timeout;
       r.scale = c.scale;
+      r.factor = c.factor;
       r.label = c.label;
       r.on_stream = c.on_stream != 0;
       r.order_later = c.on_stream == 2;
       if (r.order_later && i::comm::group_open())
         i::fail(Code::Argument, "recv: in a group nothing can be ordered later (on_stream = 2)");
       r.stream = c.stream;
+      r.device_memory = c.device_memory;
     }
     const Inside inside(comm);
     Communicator &communicator = *inside;
@@ -269,13 +277,14 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     if (i::bootstrap::forked()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
     comm->communicator->destroy();
     // Pending operations have ended, so other threads' calls are on their way out. One of this thread (destroy called from inside a
-    // call, by an interrupt check or a callback) is not: then the memory stays, it is only not used again.
+    // call, by an interrupt check or a callback) is not, nor one that is stuck in a vendor's library: it lets go of the rest when it ends.
     const int64_t until = i::now_ns() + 2'000'000'000;
     while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
       comm->communicator->member().context().wake();
       ::sched_yield();
     }
-    if (comm->inside.load(std::memory_order_seq_cst) == 0) comm->communicator.reset();
+    comm->left.store(true, std::memory_order_seq_cst);
+    if (comm->inside.load(std::memory_order_seq_cst) == 0) Inside::let_go(comm);
     return ISTHMUS_OK;
   });
 }

@@ -64,7 +64,7 @@ constexpr bool combines(DType t, RedOp op) noexcept {
     case RedOp::BAnd:
     case RedOp::BOr:
     case RedOp::BXor: return is_integer(t) || t == DType::Bool;
-    case RedOp::PremulSum: return is_float(t);
+    case RedOp::PremulSum: return is_float(t) || is_integer(t);
   }
   return false;
 }

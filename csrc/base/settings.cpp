@@ -22,10 +22,12 @@ constexpr SettingRow kSettings[] = {
      "host:port where rank 0 listens for the rendezvous; empty: MASTER_ADDR and MASTER_PORT + 1"},
     {Setting::Bridge, "ISTHMUS_BRIDGE", K::Choice, "auto", 0, 0, "auto|shm|tcp", true,
      "link between islands: auto takes shared memory on one host and TCP between hosts; shm is an error where that cannot "
-     "be; tcp forces TCP between islands"},
+     "be; tcp forces TCP between islands, of which ranks without a label have one for each maker of devices, and one for "
+     "the host"},
     {Setting::BridgeRates, "ISTHMUS_BRIDGE_RATES", K::Text, "", 0, 0, "", true,
-     "relative rates of the islands' bridges, as \"a:10,b:1\" by label; a faster one carries more. Empty: by the "
-     "ranks' profiles (ISTHMUS_PROFILE), else all alike"},
+     "relative rates of the islands' bridges, as \"a:10,nvidia:1\" by label, or by the devices' maker (nvidia, amd, ascend) "
+     "or host where they have none; a faster one carries more. Empty: by the ranks' profiles (ISTHMUS_PROFILE), else all "
+     "alike"},
     {Setting::Ccl, "ISTHMUS_CCL", K::Choice, "auto", 0, 0, "auto|none|oneccl|nccl|rccl|hccl", false,
      "collective library that serves this rank's island; ranks with the same library and label form one. auto: the device's "
      "own, if it is there; none for host ranks"},
@@ -63,7 +65,8 @@ constexpr SettingRow kSettings[] = {
      "program or the installed packages use, else of what this machine has",
      true},
     {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
-     "label of this rank's island; equal labels form one island"},
+     "label of this rank's island; equal labels form one island. Empty: the island of the ranks without a label that have "
+     "devices of the same maker"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
     {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false, "log level, to stderr"},

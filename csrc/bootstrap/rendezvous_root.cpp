@@ -21,6 +21,7 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive a little later are told why
+constexpr int64_t kTellNs = 5'000'000'000;      // of a wait: then the log says for whom
 constexpr double kHearSeconds = 0.25;           // for the others to read the failure and close
 
 // Serves as rank 0, or, where it stands for no rank, for all of them.
@@ -59,7 +60,13 @@ class Root final : public Exchange {
     while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
       if (!mine && left()) return {};
       const Deadline patience = Deadline::at_ns(mine ? std::numeric_limits<int64_t>::max() : patience_ns());
-      if (pump(patience.ns() < deadline.ns() ? patience : deadline)) continue;
+      const int64_t tell_ns = first_ns_ == 0 ? std::numeric_limits<int64_t>::max() : first_ns_ + kTellNs;
+      if (pump(Deadline::at_ns(std::min({patience.ns(), deadline.ns(), tell_ns})))) continue;
+      if (now_ns() >= tell_ns) {
+        tell_who_is_missing();
+        first_ns_ = 0;
+        continue;
+      }
       if (deadline.passed()) set_failure(Code::Timeout, missing_text(deadline.seconds()));
       else if (!gathered() && failure_.ok() && now_ns() >= patience_ns())
         set_failure(Code::Timeout, missing_text(waited()) + "; those that came wait no longer (ISTHMUS_CENSUS)");
@@ -78,7 +85,7 @@ class Root final : public Exchange {
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
     kin_.clear();
     all_kin_ = true;
-    longest_ns_ = came_ns_ = 0;
+    longest_ns_ = came_ns_ = first_ns_ = 0;
     distributing_ = true;
     for (const bool own : {false, true})
       for (size_t r = first_; r < by_rank_.size(); ++r)
@@ -139,6 +146,7 @@ class Root final : public Exchange {
     if (came_ns_ == 0) kin_.assign(kin.begin(), kin.end());
     all_kin_ = all_kin_ && std::equal(kin.begin(), kin.end(), kin_.begin(), kin_.end());
     longest_ns_ = std::max(longest_ns_, m.patience.ns);
+    if (came_ns_ == 0 && m.patience.ns > 0) first_ns_ = now_ns();
     came_ns_ = now_ns();
   }
   bool flushed() const {
@@ -150,6 +158,23 @@ class Root final : public Exchange {
   double waited() const {
     return 0.1 * std::round(static_cast<double>(now_ns() - start_ns_) * 1e-8);
   }  // seconds, to a tenth
+
+  // Those that came wait for long, and none of them knows for whom.
+  void tell_who_is_missing() const {
+    std::vector<int> absent;
+    for (size_t r = first_; r < by_rank_.size(); ++r)
+      if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
+    if (absent.empty()) return;
+    const int64_t until = patience_ns();
+    ISTHMUS_WARN(
+        "{} of {} did not come within {:g} s to where a communicator's ranks meet ({}), and the others wait, {}. Such a "
+        "rank may be "
+        "late or have ended, or run without Isthmus or with ISTHMUS_DISABLE=1 (then set that for all ranks)",
+        ranks_text(absent), world_, static_cast<double>(kTellNs) * 1e-9, where_,
+        until == std::numeric_limits<int64_t>::max()
+            ? std::string("until ISTHMUS_TIMEOUT")
+            : formatted("for up to {:.0f} s more (ISTHMUS_CENSUS)", static_cast<double>(until - now_ns()) * 1e-9));
+  }
 
   std::string missing_text(double seconds) const {
     std::vector<int> absent, silent;
@@ -382,6 +407,7 @@ class Root final : public Exchange {
   Blob kin_;
   bool all_kin_ = true;
   int64_t longest_ns_ = 0, came_ns_ = 0;
+  int64_t first_ns_ = 0;       // when the first of them came; 0: none, or it was told who is missing
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;
 };

@@ -18,6 +18,7 @@
 #include "ccl/front_door.hpp"
 #include "ccl/hccl_rank.hpp"
 #include "device/acl_abi.hpp"
+#include "device/calling.hpp"
 #include "device/runtimes.hpp"
 
 namespace isthmus::ccl {
@@ -159,7 +160,7 @@ class HcclCommunicator final : public Communicator {
     if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failed.load(std::memory_order_acquire))
       return;
     const int64_t until = now_ns() + kFollow;
-    if (ask(t, until)) return;
+    if (device::called("hccl", t.name, [&] { return ask(t, until); })) return;
     if (now_ns() < until) rank_->keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
     else
       rank_->keep({Code::Timeout, formatted("hccl {}: not on its stream in time; the other ranks of the island have not "

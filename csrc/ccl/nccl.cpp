@@ -19,6 +19,7 @@
 #include "ccl/front_door.hpp"
 #include "ccl/nccl_abi.hpp"
 #include "device/abandoned.hpp"
+#include "device/calling.hpp"
 
 namespace isthmus::ccl {
 namespace {
@@ -227,7 +228,7 @@ class NcclCommunicator final : public Communicator {
     const std::lock_guard lock(held_->calls);
     if (aborted_.load(std::memory_order_acquire) || !held_->handle || failed_.load(std::memory_order_acquire)) return;
     const device::Entered device(*stream_);
-    const Result r = made();
+    const Result r = device::called(opened_.row->family, name, made);
     keep(outcome(opened_, name, r, held_->handle));
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
@@ -235,7 +236,8 @@ class NcclCommunicator final : public Communicator {
   void follow(const char *call, int64_t until_ns) const {
     for (int i = 0;; ++i) {
       Result state = kSuccess;
-      const Result r = f().CommGetAsyncError(held_->handle, &state);
+      const Result r =
+          device::called(opened_.row->family, call, [&] { return f().CommGetAsyncError(held_->handle, &state); });
       if (r != kSuccess || state != kInProgress)
         return keep(outcome(opened_, call, r != kSuccess ? r : state, held_->handle));
       if (aborted_.load(std::memory_order_acquire))

@@ -69,8 +69,8 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.number(b.protocol);
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
-  for (const std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
-                               &b.info.process, &b.settings, &b.name, &b.trouble.text})
+  for (const std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.maker,
+                               &b.info.device_name, &b.info.process, &b.settings, &b.name, &b.trouble.text})
     w.text(*s);
   w.number(static_cast<uint32_t>(b.trouble.code));
   w.number(static_cast<uint8_t>(b.info.fnuz));
@@ -96,7 +96,7 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   RankBlob b;
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
-  for (std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.device_name,
+  for (std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.maker, &b.info.device_name,
                          &b.info.process, &b.settings, &b.name, &b.trouble.text})
     r.text(*s);
   uint32_t code = 0;

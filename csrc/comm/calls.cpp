@@ -1,5 +1,8 @@
 // From a user's request, in elements, to an operation, in bytes: validation, operands, the choice between cells and plan.
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
 
 #include "comm/communicator.hpp"
 #include "nlohmann/json.hpp"
@@ -109,7 +112,7 @@ bool Communicator::planned_flat(const plan::Request &r) const {
   return flat != 0;
 }
 
-bool Communicator::on_device(const char *name, const void *send, const void *recv) const {
+bool Communicator::on_device(const char *name, const void *send, const void *recv, int claims) const {
   const device::Runtime *runtime = member_->runtime();
   if (!runtime) return false;
   const auto place = [&](const void *p) {
@@ -122,10 +125,25 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
   };
   if (!send || !recv) return place(send ? send : recv);
   const bool in = place(send), out = send == recv ? in : place(recv);
-  if (in != out)
+  if (in != out) {
+    if (claims & (in ? 2 : 1)) check_claim(name, in ? "recv" : "send", in ? recv : send);
     fail(Code::Argument, "{}: send is memory of {} and recv of {}; give both of one", name, in ? "the device" : "the host",
          out ? "the device" : "the host");
+  }
   return in;
+}
+
+void Communicator::check_claim(const char *name, const char *argument, const void *memory) const {
+  const device::Runtime *runtime = member_->runtime();
+  if (!runtime || !memory || member_->find(memory).where != device::Where::Unknown) return;
+  const std::string own = formatted("{}:{}", runtime->vendor(), member_->device());
+  fail(
+      Code::Argument,
+      "{}: {} at {} was given as memory of a device, and the runtime of {}, on which this rank works, knows no memory at "
+      "this "
+      "address: was it freed, is it the host's, or another vendor's? Pass memory that was allocated on {}, or pinned memory "
+      "that its runtime knows",
+      name, argument, memory, own, own);
 }
 
 void Communicator::check_lent(int type, int number, const void *memory) const {
@@ -203,6 +221,21 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   return p;
 }
 
+namespace {
+
+// Of PREMUL_SUM of integers: the bits that the type has count.
+uint64_t factor_of(const char *name, DType t, const Request &r) {
+  uint64_t factor = 0;
+  static_assert(std::endian::native == std::endian::little);
+  if (r.factor) return std::memcpy(&factor, r.factor, dtype_size(t)), factor;
+  if (std::trunc(r.scale) != r.scale || !(std::abs(r.scale) < 0x1p63))
+    fail(Code::Argument, "{}: premul_sum of {} takes a whole number for its factor, and that is {:g}", name, dtype_name(t),
+         r.scale);
+  return static_cast<uint64_t>(static_cast<int64_t>(r.scale));
+}
+
+}  // namespace
+
 void Communicator::prepare(const Request &r, engine::Op &op) {
   const Collective c = r.collective;
   const char *name = plan::collective_name(c);
@@ -241,6 +274,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   call.in = static_cast<const std::byte *>(r.send);
   call.out = static_cast<std::byte *>(r.recv);
   call.scale = r.scale;
+  if (red == RedOp::PremulSum && is_integer(t)) call.factor = factor_of(name, t, r);
   call.timeout = r.timeout > 0 ? r.timeout : timeout();
   if (r.label) op.label.assign(r.label);
   call.on_stream = r.on_stream;
@@ -269,7 +303,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (p2p) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
-    call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out);
+    call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out, r.device_memory);
+    if (r.device_memory && !call.device && call.bytes)
+      c == Collective::Send ? check_claim(name, "send", call.in) : check_claim(name, "recv", call.out);
     call.order_later &= call.device;
     return;
   }
@@ -280,7 +316,8 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
              receives =
                  c != Collective::Barrier &&
                  (me == call.root || (c != Collective::Reduce && c != Collective::Gather && c != Collective::GatherV));
-  if (sends || receives) call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr);
+  if (sends || receives)
+    call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr, r.device_memory);
   bool one_hop = false;
   plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
   // The shortest path needs no list of blocks: one block, known by its size.
@@ -300,6 +337,14 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     fail(Code::Argument, "{}: {} must not be NULL on rank {}", name, reads && !call.in ? "send" : "recv", me);
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);
   if (writes && !call.out && any(o.out_bytes)) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name, me);
+  if (r.device_memory && !call.device) {
+    const bool one = !call.in || !call.out || in_place;  // whichever the caller has named, it is that
+    const bool short_path = one_hop && single;           // without a list of blocks
+    if (call.in && reads && (one || r.device_memory & 1) && (short_path ? call.bytes != 0 : any(o.in_bytes)))
+      check_claim(name, "send", call.in);
+    if (call.out && writes && (one || r.device_memory & 2) && (short_path ? call.bytes != 0 : any(o.out_bytes)))
+      check_claim(name, "recv", call.out);
+  }
   if (is_varying(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
   if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(chunk_bytes_));
   if (one_hop) {

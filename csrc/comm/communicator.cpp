@@ -93,7 +93,8 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
     const size_t comma = rates.find(',');
     const std::string_view entry = rates.substr(0, comma), label = entry.substr(0, entry.rfind(':'));
     rates = comma == std::string_view::npos ? std::string_view{} : rates.substr(comma + 1);
-    if (std::none_of(t.groups.begin(), t.groups.end(), [&](const auto &g) { return g.island == label; })) continue;
+    if (std::none_of(t.ranks.begin(), t.ranks.end(), [&](const auto &r) { return topology::island_of(r) == label; }))
+      continue;
     if (!out.empty()) out += ',';
     out += entry;
   }
@@ -216,6 +217,16 @@ struct Device {
   bool host() const noexcept { return runtime == nullptr; }
   std::string text() const { return host() ? "host" : formatted("{}:{}", runtime->vendor(), number); }
 };
+
+// In seconds: short of the vote's deadline, so that all hear how it ended.
+double early(Deadline deadline) { return 0.8 * static_cast<double>(deadline.left_ns()) * 1e-9; }
+
+// What asks a device may be held up for ever by one that hangs: see Context::ask().
+template <class T, class F>
+T asked(const Device &device, Deadline deadline, F calls) {
+  if (device.host()) return calls();
+  return engine::Context::asked<T>(*device.runtime, device.number, Deadline(early(deadline)), std::move(calls));
+}
 
 // Throws Error(Config) for what names no device, Error(Unsupported) that says what is missing.
 Device find_device(const Settings &settings) {
@@ -401,11 +412,20 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   attempt([&] {
     device = find_device(settings);
     if (!device.host()) {
-      context->begin_on(*device.runtime, device.number);
+      struct About {
+        std::string name;
+        int numa;
+        device::Float8 float8;
+      };
+      const auto about = asked<About>(device, deadline, [context, on = device] {
+        context->begin_on(*on.runtime, on.number);
+        return About{on.runtime->describe(on.number), on.runtime->numa(on.number), on.runtime->float8(on.number)};
+      });
       mine.info.device = device.text();
-      mine.info.device_name = device.runtime->describe(device.number);
-      mine.info.numa = device.runtime->numa(device.number);
-      mine.info.fnuz = device.runtime->float8(device.number) == device::Float8::Fnuz;
+      mine.info.maker = device.runtime->maker();
+      mine.info.device_name = about.name;
+      mine.info.numa = about.numa;
+      mine.info.fnuz = about.float8 == device::Float8::Fnuz;
     }
     // A part of a communicator has the parent's: the file may be gone by now, or be another one.
     if (parent) {
@@ -451,7 +471,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   const topology::Group *island = served_group(comm->topology_, rank);
   Blob id;
   attempt([&] {
-    if (island && island->ranks[0] == rank) id = library->make_id(device.number);
+    if (island && island->ranks[0] == rank)
+      id = asked<Blob>(device, deadline, [library, number = device.number] { return library->make_id(number); });
   });
   const auto streamed = [&](int q) { return !topology.flat && topology.group_of[q] != topology.group_of[rank]; };
   std::vector<bootstrap::Peer *> processes(ranks.size(), nullptr);
@@ -495,10 +516,20 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       if (device.host()) {
         served.stream = engine::Context::host_stream();
       } else {  // two streams each
-        served.stream = context->device_stream(*device.runtime, device.number, 2 * ordinal);
-        served.beside = context->device_stream(*device.runtime, device.number, 2 * ordinal + 1);
+        struct Ours {
+          std::shared_ptr<device::Stream> stream, beside;
+          std::byte *arena;
+        };
+        const auto ours = asked<Ours>(device, deadline, [context, on = device, ordinal] {
+          return Ours{context->device_stream(*on.runtime, on.number, 2 * ordinal),
+                      context->device_stream(*on.runtime, on.number, 2 * ordinal + 1),
+                      context->arena_on(*on.runtime, on.number)};
+        });
+        served.stream = ours.stream;
+        served.beside = ours.beside;
+        served.arena = ours.arena;
       }
-      served.arena = device.host() ? context->arena().base() : context->arena_on(*device.runtime, device.number);
+      if (device.host()) served.arena = context->arena().base();
     });
   if (island) {
     served_by = formatted(", served by {} {} ({})", library->family(), library->version(), library->path());
@@ -509,11 +540,13 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     attempt([&] {
       const auto &by_leader = ballots[static_cast<size_t>(island->ranks[0])].extra;
       const int position = comm->topology_.index_of[static_cast<size_t>(rank)];
-      // Short of the vote's deadline, so that all hear how it ended.
-      const Deadline early(0.8 * static_cast<double>(deadline.left_ns()) * 1e-9);
       try {
-        served.communicator =
-            library->join({by_leader, position, static_cast<int>(island->ranks.size()), early}, served.stream);
+        served.communicator = asked<std::unique_ptr<ccl::Communicator>>(
+            device, deadline,
+            [library, by_leader, position, size = static_cast<int>(island->ranks.size()), stream = served.stream,
+             early = Deadline(0.9 * early(deadline))] {
+              return library->join({by_leader, position, size, early}, stream);
+            });
       } catch (const Error &e) {
         for (const int q : island->ranks)
           if (const auto *peer = processes[static_cast<size_t>(q)]; peer && peer->lost.load())
@@ -581,7 +614,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
                                    (comm->libraries_ || comm->devices_ ? 256 : 64) * comm->chunk_bytes_);
-    comm->member_ = std::make_shared<engine::Member>(std::move(setup));
+    const auto given = std::make_shared<engine::MemberSetup>(std::move(setup));
+    comm->member_ = asked<std::shared_ptr<engine::Member>>(
+        device, deadline, [given] { return std::make_shared<engine::Member>(std::move(*given)); });
     made = true;  // the ring is the member's to give back as well
     int local = 0;
     auto &arena = context->arena();
@@ -606,6 +641,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     comm->stream_bytes_ = stream_threshold(local);
     context->set_member(mine.index, comm->member_);
   });
+  attempt([&] {
+    if (!device.host()) engine::Context::refuse_stuck(*device.runtime, device.number);
+  });
   // No frame for us may come before this point is reached everywhere: what comes for an unknown index is dropped.
   Blob said(sizeof place);
   std::memcpy(said.data(), &place, sizeof place);
@@ -625,7 +663,13 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
         fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
       rings.push_back(p);
     }
-    comm->fix_rings(rings, part, device.runtime, device.number);
+    try {
+      comm->fix_rings(rings, part, device.runtime, device.number, deadline);
+    } catch (const Error &e) {  // the others have heard that all went well
+      const std::string text = formatted("init of '{}' on rank {}: {}", name, rank, e.text());
+      comm->member_->fail(e.code(), text, true);
+      throw Error(e.code(), text);
+    }
   }
   for (auto *peer : processes)
     if (peer && peer->lost.load()) comm->member_->peer_lost(*peer, peer->lost_text());
@@ -658,7 +702,8 @@ void Communicator::choose_star(const std::vector<int64_t> &given) {
 
 // Rings have their fixed places where all that share memory have one. The device of this rank uses them where it reaches them all; that
 // is its own affair, since it changes neither what the others find in a slot nor when.
-void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device) {
+void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,
+                             Deadline deadline) {
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0) return member_->fix_rings(0, {});  // some rank has no room
@@ -667,9 +712,11 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
   const auto windows = [&](size_t q) { return (places.size() - 1) * places[q].slots * part; };
   bool all = runtime != nullptr;
   for (size_t q = 0; all && q < places.size(); ++q) {
-    const engine::PeerRank &p = member_->peers()[q];
-    all =
-        (rings[q] = context_->reach(*runtime, device, p.process, places[q].offset, places[q].bytes + windows(q))) != nullptr;
+    rings[q] = asked<std::byte *>(
+        {runtime, device}, deadline,
+        [context = context_, runtime, device, process = member_->peers()[q].process, offset = places[q].offset,
+         bytes = places[q].bytes + windows(q)] { return context->reach(*runtime, device, process, offset, bytes); });
+    all = rings[q] != nullptr;
   }
   std::vector<engine::Member::TheirWindow> theirs;
   for (size_t q = 0; q < places.size(); ++q) {

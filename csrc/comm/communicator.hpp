@@ -38,11 +38,13 @@ struct Request {
   int root = 0;  // or the peer
   int tag = 0;
   double timeout = 0, scale = 1;
+  const void *factor = nullptr;  // see isthmus_call
   const char *label = nullptr;
   bool on_stream = false;  // ordered on the user's stream
   bool order_later = false;
   void *stream = nullptr;
-  int64_t star = -1;  // for measurements: what takes the star in this call, bytes, the same on all ranks; -1: as agreed
+  int device_memory = 0;  // as in isthmus_call
+  int64_t star = -1;      // for measurements: what takes the star in this call, bytes, the same on all ranks; -1: as agreed
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -89,10 +91,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
   };
   void choose_star(const std::vector<int64_t> &given);
-  void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device);
+  void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,
+                 Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
-  bool on_device(const char *name, const void *send, const void *recv) const;
+  // `claims`: Request::device_memory.
+  bool on_device(const char *name, const void *send, const void *recv, int claims) const;
+  // Of what on_device() has not taken for the device's: whether the caller says that it is, and its runtime does not know it.
+  void check_claim(const char *name, const char *argument, const void *memory) const;
   bool planned_flat(const plan::Request &r) const;
 
   engine::Context::Use use_;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -11,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 
 namespace isthmus::device {
@@ -66,7 +68,20 @@ void abandon_thread() noexcept {
 }
 void abandoned_thread_is_back() noexcept { the_stuck.fetch_sub(1); }
 
-std::optional<Status> call_within(double seconds, std::function<Status()> call, std::function<void()> back) {
+void keep_for_good(void *memory) noexcept {
+  struct Kept {
+    void *memory;
+    const Kept *before;
+  };
+  static std::atomic<const Kept *> last{nullptr};
+  if (!memory) return;
+  auto *const kept = new (std::nothrow) Kept{memory, last.load()};
+  if (!kept) return;  // it stays all the same
+  while (!last.compare_exchange_weak(kept->before, kept)) {}
+}
+
+std::optional<Status> call_within(double seconds, std::function<Status()> call, std::function<void()> back,
+                                  const std::function<bool()> &enough) {
   const auto watched = std::make_shared<Watched>();
   watched->call = std::move(call);
   watched->back = std::move(back);
@@ -85,7 +100,13 @@ std::optional<Status> call_within(double seconds, std::function<Status()> call, 
   {
     std::unique_lock lock(watched->mutex);
     const auto over = [&] { return watched->outcome.has_value(); };
-    if (!watched->ended.wait_for(lock, std::chrono::duration<double>(seconds), over)) {
+    constexpr auto kAsk = std::chrono::milliseconds(50);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                              std::chrono::duration<double>(seconds));
+    const auto soon = [&] { return enough ? std::min(until, std::chrono::steady_clock::now() + kAsk) : until; };
+    while (!watched->ended.wait_until(lock, soon(), over) && std::chrono::steady_clock::now() < until &&
+           !(enough && enough())) {}
+    if (!over()) {
       watched->left = true;
       abandon_thread();
     }

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/clock.hpp"
+#include "device/calling.hpp"
 #include "device/acl_abi.hpp"
 #include "device/acl_reports.hpp"
 #include "device/vendor_runtime.hpp"
@@ -49,10 +50,10 @@ Status status_of(const char *call, Result r) {
   throw Error(s.code, s.text);
 }
 
-#define ISTHMUS_ACL(name, ...)                                                                     \
-  do {                                                                                             \
-    if (const Result isthmus_result = the_functions.name(__VA_ARGS__); isthmus_result != kSuccess) \
-      fail_call(#name, isthmus_result);                                                            \
+#define ISTHMUS_ACL(name, ...)                                                                                  \
+  do {                                                                                                          \
+    const Result isthmus_result = called("Ascend ACL", #name, [&] { return the_functions.name(__VA_ARGS__); }); \
+    if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                           \
   } while (false)
 
 // What the thread works in, or null: most threads of a program have none.
@@ -66,7 +67,7 @@ Handle current_context() {
 
 class AclCalls {
  public:
-  static constexpr const char *kVendor = "acl", *kName = "Ascend ACL";
+  static constexpr const char *kVendor = "acl", *kMaker = "ascend", *kName = "Ascend ACL";
   static constexpr bool kValues = false, kWays = true;
   static constexpr Dlpack kDlpack{12, 0};  // kDLExtDev, as PyTorch has it for devices outside of its own list
   static constexpr Ends kEnds{"aclrtDestroyStream", "aclrtDestroyEvent", "aclrtFree", "aclrtHostUnregister"};
@@ -146,7 +147,8 @@ class AclCalls {
     if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // the default stream never is
     int capture = kCaptureNone;
     Handle graph = nullptr;
-    const Result r = the_functions.aclmdlRICaptureGetInfo(stream, &capture, &graph);
+    const Result r = called(kName, "aclmdlRICaptureGetInfo",
+                            [&] { return the_functions.aclmdlRICaptureGetInfo(stream, &capture, &graph); });
     if (r == kNotSupported) return false;
     if (r != kSuccess) fail_call("aclmdlRICaptureGetInfo", r);
     return capture != kCaptureNone;
@@ -170,7 +172,8 @@ class AclCalls {
 
   void call_host(int device, Handle stream, Marks::Mark &mark) const {
     if (!state_->reports.load(std::memory_order_relaxed)) {
-      const Result r = the_functions.aclrtLaunchHostFunc(stream, Marks::reached, &mark);
+      const Result r = called(kName, "aclrtLaunchHostFunc",
+                              [&] { return the_functions.aclrtLaunchHostFunc(stream, Marks::reached, &mark); });
       if (r == kSuccess) return;
       if (r != kNotSupported || !the_functions.aclrtLaunchCallback) fail_call("aclrtLaunchHostFunc", r);
       state_->reports.store(true, std::memory_order_relaxed);
@@ -200,11 +203,12 @@ class AclCalls {
     Result r = kNotSupported;
     const char *call = "aclrtHostRegisterV2";
     if (the_functions.aclrtHostRegisterV2)
-      r = the_functions.aclrtHostRegisterV2(memory, bytes, kRegisterV2Mapped | kRegisterV2Pinned);
+      r = called(kName, call,
+                 [&] { return the_functions.aclrtHostRegisterV2(memory, bytes, kRegisterV2Mapped | kRegisterV2Pinned); });
     if (r == kNotSupported && the_functions.aclrtHostRegister) {
       void *there = nullptr;  // where kernels find it
       call = "aclrtHostRegister";
-      r = the_functions.aclrtHostRegister(memory, bytes, kRegisterMapped, &there);
+      r = called(kName, call, [&] { return the_functions.aclrtHostRegister(memory, bytes, kRegisterMapped, &there); });
     }
     if (r == kAlreadyRegistered) fail(Code::Argument, "Ascend ACL: the range is registered already: {}", code_text(r));
     if (r != kSuccess) fail_call(call, r);
@@ -218,7 +222,8 @@ class AclCalls {
     if (!memory) return {};
     const intptr_t before = enter(0);  // a thread without a context is told nothing, and any will do
     PointerAttributes a;
-    const Result r = the_functions.aclrtPointerGetAttributes(memory, &a);
+    const Result r =
+        called(kName, "aclrtPointerGetAttributes", [&] { return the_functions.aclrtPointerGetAttributes(memory, &a); });
     exit(before);
     if (r == kParameter || r == kInvalidParameter) return {};
     if (r != kSuccess) fail_call("aclrtPointerGetAttributes", r);

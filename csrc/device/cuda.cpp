@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "device/calling.hpp"
 #include "device/cuda_abi.hpp"
 #include "device/vendor_runtime.hpp"
 
@@ -36,10 +37,10 @@ Status status_of(const char *call, Result r) {
   throw Error(s.code, s.text);
 }
 
-#define ISTHMUS_CUDA(name, ...)                                                                    \
-  do {                                                                                             \
-    if (const Result isthmus_result = the_functions.name(__VA_ARGS__); isthmus_result != kSuccess) \
-      fail_call(#name, isthmus_result);                                                            \
+#define ISTHMUS_CUDA(name, ...)                                                                                    \
+  do {                                                                                                             \
+    const Result isthmus_result = called("NVIDIA driver", #name, [&] { return the_functions.name(__VA_ARGS__); }); \
+    if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                              \
   } while (false)
 
 Pointer number(const void *p) { return static_cast<Pointer>(reinterpret_cast<uintptr_t>(p)); }
@@ -60,7 +61,7 @@ class Aside {
 
 class CudaCalls {
  public:
-  static constexpr const char *kVendor = "cuda", *kName = "NVIDIA driver";
+  static constexpr const char *kVendor = "cuda", *kMaker = "nvidia", *kName = "NVIDIA driver";
   static constexpr bool kValues = true, kWays = false;
   static constexpr Dlpack kDlpack{2, 13};  // kDLCUDA, kDLCUDAManaged
   static constexpr Ends kEnds{"cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemHostUnregister"};
@@ -184,7 +185,9 @@ class CudaCalls {
   }
   Status try_release(void *memory) const { return status_of("cuMemFree", the_functions.cuMemFree_v2(number(memory))); }
   void pin(void *memory, size_t bytes) const {
-    const Result r = the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
+    const Result r = called(kName, "cuMemHostRegister", [&] {
+      return the_functions.cuMemHostRegister_v2(memory, bytes, kRegisterPortable | kRegisterMapped);
+    });
     if (r == kAlreadyRegistered) fail(Code::Argument, "NVIDIA driver: the range is registered already: {}", code_text(r));
     if (r != kSuccess) fail_call("cuMemHostRegister", r);
   }
@@ -206,9 +209,13 @@ class CudaCalls {
       const CudaCalls &calls;
       ~Leave() { calls.exit(0); }
     } leave{*this};
-    if (the_functions.cuPointerGetAttribute(&type, kPointerMemoryType, number(memory)) != kSuccess) return {};
-    the_functions.cuPointerGetAttribute(&device, kPointerDevice, number(memory));
-    the_functions.cuPointerGetAttribute(&managed, kPointerManaged, number(memory));
+    // Of memory that nobody made known to it the driver says this and nothing else: all other codes are failures.
+    const Result r = called(kName, "cuPointerGetAttribute",
+                            [&] { return the_functions.cuPointerGetAttribute(&type, kPointerMemoryType, number(memory)); });
+    if (r == kInvalidValue) return {};
+    if (r != kSuccess) fail_call("cuPointerGetAttribute", r);
+    ISTHMUS_CUDA(cuPointerGetAttribute, &device, kPointerDevice, number(memory));
+    ISTHMUS_CUDA(cuPointerGetAttribute, &managed, kPointerManaged, number(memory));
     return {type == kMemoryDevice || managed != 0 ? Where::Device : Where::Registered, device};
   }
 

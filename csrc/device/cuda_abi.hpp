@@ -13,7 +13,8 @@ using Device = int;
 using Pointer = unsigned long long;
 using Handle = void *;  // a context, a stream, an event
 
-inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600, kAlreadyRegistered = 712;
+inline constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kNotReady = 600,
+                        kAlreadyRegistered = 712;
 inline constexpr int kCaptureRelaxed = 2;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <fstream>
 
+#include "device/calling.hpp"
 #include "device/hip_abi.hpp"
 #include "device/vendor_runtime.hpp"
 
@@ -45,10 +46,10 @@ Status status_of(const char *call, Result r) {
   throw Error(s.code, s.text);
 }
 
-#define ISTHMUS_HIP(name, ...)                                                                     \
-  do {                                                                                             \
-    if (const Result isthmus_result = the_functions.name(__VA_ARGS__); isthmus_result != kSuccess) \
-      fail_call(#name, isthmus_result);                                                            \
+#define ISTHMUS_HIP(name, ...)                                                                                   \
+  do {                                                                                                           \
+    const Result isthmus_result = called("AMD runtime", #name, [&] { return the_functions.name(__VA_ARGS__); }); \
+    if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                            \
   } while (false)
 
 // While a program records a graph in the mode that is meant for all threads, a question to the driver would end its recording, unless the
@@ -66,7 +67,7 @@ class Aside {
 
 class HipCalls {
  public:
-  static constexpr const char *kVendor = "hip", *kName = "AMD runtime";
+  static constexpr const char *kVendor = "hip", *kMaker = "amd", *kName = "AMD runtime";
   static constexpr bool kValues = true, kWays = false;
   static constexpr Dlpack kDlpack{10, 0};  // kDLROCM
   static constexpr Ends kEnds{"hipStreamDestroy", "hipEventDestroy", "hipFree", "hipHostUnregister"};
@@ -173,7 +174,9 @@ class HipCalls {
   // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
   void *make_gate_word() const {
     void *word = nullptr;
-    const Result r = absorbed(the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory));
+    const Result r = absorbed(called(kName, "hipExtMallocWithFlags", [&] {
+      return the_functions.hipExtMallocWithFlags(&word, sizeof(uint64_t), kMallocSignalMemory);
+    }));
     if (r == kInvalidValue || r == kNotSupported) return nullptr;
     if (r != kSuccess) fail_call("hipExtMallocWithFlags", r);
     return word;
@@ -189,7 +192,9 @@ class HipCalls {
   }
   Status try_release(void *memory) const { return status_of("hipFree", the_functions.hipFree(memory)); }
   void pin(void *memory, size_t bytes) const {
-    const Result r = the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
+    const Result r = called(kName, "hipHostRegister", [&] {
+      return the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
+    });
     absorbed(r);
     // What is wrong about a range that is whole pages and mapped is, to newer versions too, that it cannot be pinned.
     if (r == kInvalidValue || r == kOutOfMemory)

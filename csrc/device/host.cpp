@@ -299,6 +299,7 @@ class HostSignal final : public Signal {
 
 class HostRuntime final : public Runtime {
  public:
+  const char *maker() const noexcept override { return "host"; }
   const char *vendor() const noexcept override { return "host"; }
   std::string version() const override { return "1"; }
   int devices() const override { return 1; }

@@ -112,6 +112,7 @@ using Wake = void (*)(void *context);
 class Runtime {
  public:
   virtual ~Runtime() = default;
+  virtual const char *maker() const noexcept = 0;   // who makes the devices, as ranks without a label name their island
   virtual const char *vendor() const noexcept = 0;  // "host", ...
   virtual std::string version() const = 0;          // of the library that was found, for people
   virtual int devices() const = 0;
@@ -150,8 +151,11 @@ class Runtime {
   // Before a context of ours first uses the device. Where the program has reset it since the last one did, what we had there is forgotten, and the
   // device is begun anew, as far as the vendor lets it.
   virtual void begin(int) {}
-  // A call at the end of something that the device has held up for longer than anybody waits, and that has not come back; or nullptr.
+  // A call that the device has held up for longer than anybody waits, and that has not come back; or nullptr.
   virtual const char *stuck(int) const noexcept { return nullptr; }
+  // A thread of a caller's has been left behind in that call (static text), or has come back from it: stuck() says so.
+  virtual void does_not_come_back(int, const char *) noexcept {}
+  virtual void came_back(int) noexcept {}
 };
 
 }  // namespace isthmus::device

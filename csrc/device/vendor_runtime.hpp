@@ -1,7 +1,7 @@
 // The runtime of a vendor's devices: all that is the same whoever made them. What differs, the vendor's calls, is the class
 // `Calls`:
 //
-//   static constexpr const char *kVendor, *kName;   "cuda", "NVIDIA driver"
+//   static constexpr const char *kVendor, *kMaker, *kName;   "cuda", "nvidia", "NVIDIA driver"
 //   static constexpr bool kValues                   whether there are calls that wait for and write values of 64 bits
 //   static constexpr bool kWays                     whether copy() is told the Way
 //   using Handle = void *                           a stream, an event
@@ -61,6 +61,7 @@ class VendorRuntime final : public Runtime {
 
   explicit VendorRuntime(Calls calls) : calls_(std::move(calls)), devices_(static_cast<size_t>(calls_.devices())) {}
 
+  const char *maker() const noexcept override { return Calls::kMaker; }
   const char *vendor() const noexcept override { return Calls::kVendor; }
   std::string version() const override { return calls_.version(); }
   int devices() const override { return static_cast<int>(devices_.size()); }
@@ -159,8 +160,13 @@ class VendorRuntime final : public Runtime {
     d.signals.forget();
   }
   const char *stuck(int device) const noexcept override {
-    return devices_[static_cast<size_t>(device)].stuck.load(std::memory_order_acquire);
+    const PerDevice &d = devices_[static_cast<size_t>(device)];
+    return d.stuck_threads.load(std::memory_order_acquire) > 0 ? d.stuck.load(std::memory_order_relaxed) : nullptr;
   }
+  void does_not_come_back(int device, const char *call) noexcept override {
+    devices_[static_cast<size_t>(device)].hold(call);
+  }
+  void came_back(int device) noexcept override { devices_[static_cast<size_t>(device)].let_go(); }
   PointerInfo find(const void *memory) const override {
     const PointerInfo found = calls_.find(memory);
     if (found.where != Where::Unknown) return found;
@@ -330,8 +336,14 @@ class VendorRuntime final : public Runtime {
     Registered registered;
     Words gates, signals;
     MarkPool marks;
-    std::atomic<void *> page{nullptr};  // of words, registered: the last one
-    std::atomic<const char *> stuck{nullptr};
+    std::atomic<void *> page{nullptr};         // of words, registered: the last one
+    std::atomic<const char *> stuck{nullptr};  // the last call that one of these has not come back from
+    std::atomic<int> stuck_threads{0};
+    void hold(const char *call) noexcept {
+      stuck.store(call, std::memory_order_relaxed);
+      stuck_threads.fetch_add(1, std::memory_order_release);
+    }
+    void let_go() noexcept { stuck_threads.fetch_sub(1, std::memory_order_release); }  // may come before hold()
     std::mutex said_mutex;
     std::set<std::string> said;
   };
@@ -360,7 +372,7 @@ class VendorRuntime final : public Runtime {
   bool quietly(int device, const char *name, std::function<Status()> call) const noexcept {
     constexpr double kPatience = 2;
     PerDevice &d = devices_[static_cast<size_t>(device)];
-    if (d.stuck.load(std::memory_order_acquire)) return false;
+    if (stuck(device)) return false;
     Status s;
     try {
       const auto ended = call_within(
@@ -369,17 +381,19 @@ class VendorRuntime final : public Runtime {
             const Current current(*this, device);
             return call();
           },
-          [&d] { d.stuck.store(nullptr, std::memory_order_release); });
+          [&d] { d.let_go(); });
       if (ended && ended->ok()) return true;
-      if (ended) s = *ended;
-      else d.stuck.store(name, std::memory_order_release);
+      if (!ended) {
+        d.hold(name);
+        s.text = formatted(
+            "{}: {} has not come back from device {} in {} s; its thread is left behind, and what Isthmus still has on the "
+            "device stays there until the process ends",
+            Calls::kName, name, device, kPatience);
+      } else {
+        s = *ended;
+      }
     } catch (const std::exception &e) { s = {Code::Resource, e.what()}; }
     const std::lock_guard lock(d.said_mutex);
-    if (d.stuck.load(std::memory_order_relaxed))
-      s.text = formatted(
-          "{}: {} has not come back from device {} in {} s; its thread is left behind, and what Isthmus still has on the "
-          "device stays there until the process ends",
-          Calls::kName, name, device, kPatience);
     try {
       if (d.said.insert(s.text).second) ISTHMUS_WARN("{}", s.text);
     } catch (const std::bad_alloc &) {}
@@ -423,21 +437,20 @@ class VendorRuntime final : public Runtime {
 
   // A range is pinned once, for all devices; each of them has an address of its own for it.
   void pin(void *memory, size_t bytes) {
-    const std::lock_guard lock(pinned_mutex_);
-    Pinned &p = pinned_[memory];
-    if (p.users > 0 && p.bytes < bytes)
-      fail(Code::Argument, "{}: only {} bytes at {} are registered already, and not {}", Calls::kName, p.bytes, memory,
-           bytes);
-    if (p.users == 0) {
-      try {
-        calls_.pin(memory, bytes);
-      } catch (...) {
-        pinned_.erase(memory);
-        throw;
+    const std::lock_guard one(pinning_mutex_);
+    {
+      const std::lock_guard lock(pinned_mutex_);
+      if (const auto it = pinned_.find(memory); it != pinned_.end()) {
+        if (it->second.bytes < bytes)
+          fail(Code::Argument, "{}: only {} bytes at {} are registered already, and not {}", Calls::kName, it->second.bytes,
+               memory, bytes);
+        ++it->second.users;
+        return;
       }
-      p.bytes = bytes;
     }
-    ++p.users;
+    calls_.pin(memory, bytes);
+    const std::lock_guard lock(pinned_mutex_);
+    pinned_[memory] = {bytes, 1};
   }
   bool last_user(void *memory) {
     const std::lock_guard lock(pinned_mutex_);
@@ -448,7 +461,8 @@ class VendorRuntime final : public Runtime {
   }
 
   const Calls calls_;
-  std::mutex pinned_mutex_;
+  std::mutex pinning_mutex_;  // whoever pins, which a device that hangs may hold up
+  std::mutex pinned_mutex_;   // never held over a call of the vendor's
   std::map<void *, Pinned> pinned_;
   mutable std::vector<PerDevice> devices_;
 };

@@ -26,8 +26,13 @@ class Words {
  public:
   template <class More>  // std::vector<Word>(); nothing is taken where it makes none
   std::optional<Word> take(More more) {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) free_ = more();
+    std::unique_lock lock(mutex_);
+    if (free_.empty()) {
+      lock.unlock();  // a device that hangs may hold up what makes them, and nobody who gives one back
+      const std::vector<Word> made = more();
+      lock.lock();
+      free_.insert(free_.end(), made.begin(), made.end());
+    }
     if (free_.empty()) return std::nullopt;
     const Word w = free_.back();
     free_.pop_back();

@@ -9,6 +9,8 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
+#include "device/calling.hpp"
 #include "device/host.hpp"
 #include "engine/member.hpp"
 
@@ -24,7 +26,8 @@ constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
 constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
 
 std::mutex current_mutex;
-std::weak_ptr<Context> current_context;
+// Never destroyed: a thread of an init that nobody waits for may still use it while the process ends.
+std::weak_ptr<Context> &current_context = *new std::weak_ptr<Context>;
 std::atomic<int> local_ranks{1};
 thread_local bool own_thread = false;           // the progress or the control thread
 thread_local const Context *watches = nullptr;  // whose sockets this thread watches
@@ -139,8 +142,9 @@ Context::~Context() {
     if (courier->thread.joinable()) courier->thread.join();
   }
   // What a device may still reach stays mapped, here and where a peer is forgotten.
-  for (const Reached &r : reached_)
-    if (!r.runtime->unregister_host(r.device, r.peer->arena.data() + r.offset)) r.peer->arena.keep();
+  for (const OnDevice &d : devices_)
+    for (const OnDevice::Reached &r : d.reached)
+      if (!d.runtime->unregister_host(d.device, r.peer->arena.data() + r.offset)) r.peer->arena.keep();
   for (const OnDevice &d : devices_)
     if (d.there && !d.runtime->unregister_host(d.device, arena_.staging_begin())) arena_.keep_mapped();
   mesh_->shut_down();  // no more events; those that come until then still use mesh_
@@ -148,25 +152,69 @@ Context::~Context() {
 
 // ---- links ---------------------------------------------------------------------------------------------------------------------------
 
-Context::OnDevice &Context::on_device(device::Runtime &runtime, int device) {
-  for (OnDevice &d : devices_)
-    if (d.runtime == &runtime && d.device == device) return d;
+void Context::refuse_stuck(const device::Runtime &runtime, int device) {
   if (const char *call = runtime.stuck(device))
     fail(Code::System,
          "{}:{} hangs: {}, of a communicator that this process had before, has not come back from it; start a new process",
          runtime.vendor(), device, call);
-  runtime.begin(device);
-  return devices_.emplace_back(OnDevice{&runtime, device, nullptr, {}});
+}
+
+void Context::ask(device::Runtime &runtime, int device, Deadline deadline, std::function<void()> calls) {
+  refuse_stuck(runtime, device);
+  const int64_t begun = now_ns();
+  const auto spot = std::make_shared<device::Spot>();
+  const auto ended = device::call_within(
+      static_cast<double>(deadline.left_ns()) * 1e-9,
+      [spot, calls = std::move(calls)] {
+        struct Here {
+          device::Spot *const outer;
+          explicit Here(device::Spot *mine) : outer(std::exchange(device::spot_here, mine)) {}
+          ~Here() { device::spot_here = outer; }
+        } const here(spot.get());
+        calls();
+        return Status{};
+      },
+      [&runtime, device] { runtime.came_back(device); }, [&] { return runtime.stuck(device) != nullptr; });
+  if (ended) {
+    if (!ended->ok()) throw Error(ended->code, ended->text);
+    return;
+  }
+  const char *const before = runtime.stuck(device);
+  const char *const call = spot->inside() ? spot->call.load(std::memory_order_relaxed) : nullptr;
+  const char *const library = spot->library.load(std::memory_order_relaxed);
+  runtime.does_not_come_back(device, before ? before : call ? call : "a call of the last init");
+  if (before) refuse_stuck(runtime, device);
+  fail(Code::System, "{}:{} hangs: {}{}{}{} has not come back from it in {:.1f} s; start a new process", runtime.vendor(),
+       device, call ? call : "what init asked of it", call ? " (" : "", call ? library : "", call ? ")" : "",
+       static_cast<double>(now_ns() - begun) * 1e-9);
+}
+
+Context::OnDevice &Context::known(device::Runtime &runtime, int device) {
+  const std::lock_guard lock(devices_mutex_);
+  for (OnDevice &d : devices_)
+    if (d.runtime == &runtime && d.device == device) return d;
+  OnDevice &d = devices_.emplace_back();
+  d.runtime = &runtime;
+  d.device = device;
+  return d;
+}
+
+void Context::begin(OnDevice &d) {
+  if (!d.begun) d.runtime->begin(d.device);
+  d.begun = true;
 }
 
 void Context::begin_on(device::Runtime &runtime, int device) {
-  const std::lock_guard lock(devices_mutex_);
-  on_device(runtime, device);
+  OnDevice &d = known(runtime, device);
+  const std::lock_guard lock(d.mutex);
+  begin(d);
 }
 
 std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int number) {
-  const std::lock_guard lock(devices_mutex_);
-  auto &streams = on_device(runtime, device).streams;
+  OnDevice &d = known(runtime, device);
+  const std::lock_guard lock(d.mutex);
+  begin(d);
+  auto &streams = d.streams;
   if (streams.size() <= static_cast<size_t>(number)) streams.resize(static_cast<size_t>(number) + 1);
   auto &mine = streams[static_cast<size_t>(number)];
   if (auto stream = mine.lock()) return stream;
@@ -176,8 +224,9 @@ std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime,
 }
 
 std::byte *Context::arena_on(device::Runtime &runtime, int device) {
-  const std::lock_guard lock(devices_mutex_);
-  OnDevice &d = on_device(runtime, device);
+  OnDevice &d = known(runtime, device);
+  const std::lock_guard lock(d.mutex);
+  begin(d);
   if (!d.there) {
     std::byte *const staging = arena_.staging_begin();
     const size_t wanted = arena_.staging_limit();
@@ -208,14 +257,14 @@ std::byte *Context::arena_on(device::Runtime &runtime, int device) {
 std::byte *Context::reach(device::Runtime &runtime, int device, bootstrap::Peer *peer, uint64_t offset, uint64_t bytes) {
   try {
     if (!peer) return arena_on(runtime, device) + offset;
-    const std::lock_guard lock(devices_mutex_);
-    for (const Reached &r : reached_)
-      if (r.runtime == &runtime && r.device == device && r.peer == peer && r.offset == offset && r.bytes == bytes)
-        return r.there;
+    OnDevice &d = known(runtime, device);
+    const std::lock_guard lock(d.mutex);
+    for (const OnDevice::Reached &r : d.reached)
+      if (r.peer == peer && r.offset == offset && r.bytes == bytes) return r.there;
     std::byte *const memory = peer->arena.data() + offset;
     runtime.register_host(device, memory, bytes);
     auto *const there = static_cast<std::byte *>(runtime.device_address(device, memory));
-    reached_.push_back({&runtime, device, peer, offset, bytes, there});
+    d.reached.push_back({peer, offset, bytes, there});
     return there;
   } catch (const Error &e) {
     ISTHMUS_WARN("{}:{} does not reach the slots of pid {}, so processors copy from them: {}", runtime.vendor(), device,

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -84,7 +85,19 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::shared_ptr<Member>> members() const;
   uint64_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // Before anything else on a device. Error(System) where it hangs since an earlier communicator.
+  // Makes calls of a device's runtime or library that a device which hangs would hold up, on a thread of their own, until the deadline. Throws
+  // what they throw, and Error(System) where they have not come back, or something before has not. `calls` may run on then, so it holds all that
+  // it uses.
+  static void ask(device::Runtime &runtime, int device, Deadline deadline, std::function<void()> calls);
+  template <class T>
+  static T asked(device::Runtime &runtime, int device, Deadline deadline, std::function<T()> calls) {
+    const auto answer = std::make_shared<std::optional<T>>();
+    ask(runtime, device, deadline, [answer, calls = std::move(calls)] { answer->emplace(calls()); });
+    return std::move(**answer);
+  }
+  // Error(System) where a call of an earlier communicator's has not come back from the device.
+  static void refuse_stuck(const device::Runtime &runtime, int device);
+  // Before anything else on a device. This, and the three below, are for ask().
   void begin_on(device::Runtime &runtime, int device);
   // The stream of the vendors' libraries that compute on the host: one for the process, while anybody has it.
   static std::shared_ptr<device::Stream> host_stream();
@@ -223,22 +236,23 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::unique_ptr<bootstrap::Mesh> mesh_;
 
   struct OnDevice {
-    device::Runtime *runtime;
-    int device;
-    std::byte *there;  // base() of the arena; null: not registered
+    device::Runtime *runtime = nullptr;
+    int device = -1;
+    std::byte *there = nullptr;  // base() of the arena; null: not registered
     std::vector<std::weak_ptr<device::Stream>> streams;
+    struct Reached {
+      bootstrap::Peer *peer;
+      uint64_t offset, bytes;
+      std::byte *there;
+    };
+    std::vector<Reached> reached;
+    bool begun = false;
+    std::mutex mutex;  // held in calls of the runtime, from which one that hangs does not come back; guards what is above
   };
-  OnDevice &on_device(device::Runtime &runtime, int device);  // under devices_mutex_
-  std::mutex devices_mutex_;
+  OnDevice &known(device::Runtime &runtime, int device);
+  static void begin(OnDevice &d);  // under its mutex
+  std::mutex devices_mutex_;       // never held over a call of a runtime; guards the list's growth
   std::deque<OnDevice> devices_;
-  struct Reached {
-    device::Runtime *runtime;
-    int device;
-    bootstrap::Peer *peer;
-    uint64_t offset, bytes;
-    std::byte *there;
-  };
-  std::vector<Reached> reached_;                            // likewise
   std::mutex spare_rings_mutex_;                            // never held over a call of a runtime
   std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;  // offset, bytes
 

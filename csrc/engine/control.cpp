@@ -135,7 +135,7 @@ Context::Answer Context::answer_query(uint32_t index, uint32_t epoch, uint64_t s
   Answer a;
   const auto asked = member_at(index);
   if (asked && asked->epoch() == epoch) a = asked->answer(sequence);
-  std::string busy;
+  std::string busy = asked ? asked->inside_text() : std::string();
   for (const auto &m : members())
     if (m != asked && busy.empty()) busy = m->waiting_text();
   std::memcpy(a.busy, busy.data(), std::min(busy.size(), sizeof a.busy - 1));

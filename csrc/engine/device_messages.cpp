@@ -7,6 +7,7 @@
 // that the peer waits for.
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <optional>
 
 #include "base/clock.hpp"
@@ -28,7 +29,7 @@ thread_local std::vector<Held> held_here;  // what this thread has to see to bef
 // ---- pinned memory -------------------------------------------------------------------------------------------------------------------
 
 // Sends may use a quarter of all staging, receives whose message has been announced another, and those that wait for theirs an eighth: so
-// none of them keeps another, nor a collective, from going on. A small message's place cannot be asked for later.
+// none of them keeps another, nor a collective, from going on. Small messages do not count: they are sent without having been asked for.
 std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place) noexcept {
   const uint64_t bytes = std::max(std::bit_ceil(message), kSmallestStage);
   auto &used = context_->message_staging(static_cast<int>(place));
@@ -69,6 +70,9 @@ void Member::give_stage(Stage stage) noexcept {
   context_->arena().free_staging(stage.offset);
 }
 
+bool Member::small(const Op *op) noexcept { return op->call.bytes <= kEagerMessage; }
+bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Place::Small : Place::Send); }
+
 bool Member::give_place(Op *op, Stage stage) noexcept {
   op->place = stage.offset;
   op->place_bytes = stage.bytes;
@@ -86,7 +90,8 @@ void Member::unstage(Op *op) noexcept {
   op->staged = false;
   const bool send = op->call.collective == plan::Collective::Send;
   const bool copying =
-      op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op));
+      stages_lost_.load(std::memory_order_relaxed) ||
+      (op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op)));
   const auto place = static_cast<Place>(op->place_kind);
   if (!copying) return give_stage({op->place_bytes, op->place, place});
   context_->message_staging(op->place_kind).fetch_sub(op->place_bytes, std::memory_order_relaxed);
@@ -127,6 +132,7 @@ void Member::submit_parts(Op *op) noexcept {
     part->deadline_ns = op->deadline_ns;
     part->grouped = op->grouped;
     part->promised = op->promised && by_window(part);
+    OpPool::retain(part);  // this thread may come out of the runtime after it is over
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
       const Status why = failure();
@@ -134,6 +140,7 @@ void Member::submit_parts(Op *op) noexcept {
     } else {
       submit_message(part);
     }
+    OpPool::instance().release(part);
   }
   if (whole_message) whole_message.unlock();
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
@@ -142,19 +149,24 @@ void Member::submit_parts(Op *op) noexcept {
 // The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them. Who
 // cannot wait does not wait here either: another thread may stand in the runtime until this one has gone on. Then the two messages are in
 // no order, and if they are for the same rank, and one is of several parts, their receives say so.
-std::unique_lock<std::recursive_mutex> Member::in_order(const Op &op) noexcept {
-  std::recursive_mutex &mutex = order_[op.call.collective == plan::Collective::Send ? 0 : 1];
-  return can_wait_here() ? std::unique_lock(mutex) : std::unique_lock(mutex, std::try_to_lock);
+std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noexcept {
+  std::recursive_timed_mutex &mutex = order_[op.call.collective == plan::Collective::Send ? 0 : 1];
+  std::unique_lock numbered(mutex, std::try_to_lock);
+  if (!can_wait_here()) return numbered;
+  // Whoever has it may be stuck in the runtime. After a failure there is no order any more. (Of the clocks ThreadSanitizer knows this one.)
+  while (!numbered && !failed() && now_ns() < op.deadline_ns)
+    (void)numbered.try_lock_until(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+  return numbered;
 }
 
 void Member::submit_message(Op *op) noexcept {
   const bool send = op->call.collective == plan::Collective::Send;
-  std::unique_lock<std::recursive_mutex> numbered;
+  std::unique_lock<std::recursive_timed_mutex> numbered;
   if (by_window(op)) numbered = in_order(*op);
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
     // This thread may be held up in the runtime, and the deadline is to be seen all the same.
-    if (op->call.on_stream) context_->activate(*this);
+    context_->activate(*this);
     return send ? send_from_device(op) : recv_to_device(op);
   }
   if (send) start_send(op, true);
@@ -181,7 +193,8 @@ void Member::hold(Op *op, void *stream) noexcept {
 
 void Member::send_from_device(Op *op) noexcept {
   op->port = Port::Taken;
-  const std::lock_guard porter(porter_mutex_);
+  const Turn::Held porter = turn_for(porter_turn_, op);
+  if (!porter) return end_failed(op);
   bool behind = false;
   {
     const std::lock_guard lock(match_lock_);
@@ -192,13 +205,11 @@ void Member::send_from_device(Op *op) noexcept {
   }
   if (failed() || !porter_) return;  // drive() ends it
   try {
-    const bool small = op->call.bytes <= kEagerMessage;
     const bool patient = !op->call.on_stream || can_wait_here();
-    if (small ? stage(op, Place::Small)
-              : !behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage(op, Place::Send))))
+    if ((!behind || small(op)) && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op))))
       return porter_->take(*op);
     if (op->call.on_stream) porter_->mark(*op);
-  } catch (const Error &e) { return fail(e.code(), describe(*op) + ": " + e.text(), true); }
+  } catch (const Error &e) { return not_submitted(*op, e); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
     const std::lock_guard lock(match_lock_);
@@ -213,9 +224,9 @@ void Member::send_from_device(Op *op) noexcept {
 }
 
 void Member::recv_to_device(Op *op) noexcept {
-  const std::lock_guard porter(porter_mutex_);
+  const Turn::Held porter = turn_for(porter_turn_, op);
+  if (!porter) return end_failed(op);
   if (failed() || !porter_) return (void)start_recv(op);  // drive() ends it
-  const bool small = op->call.bytes <= kEagerMessage;
   struct Keep {  // once it has begun, it may be over before its submission has ended
     Op *op = nullptr;
     ~Keep() {
@@ -236,15 +247,15 @@ void Member::recv_to_device(Op *op) noexcept {
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       op->port = Port::Expected;
-      begun = (by_window(op) && start_recv(op)) || (stage(op, small ? Place::Small : Place::Ahead) && start_recv(op));
+      begun = (by_window(op) && start_recv(op)) || (stage(op, small(op) ? Place::Small : Place::Ahead) && start_recv(op));
       if (begun) return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
-    if (small && !op->staged && !stage(op, Place::Small))
+    if (small(op) && !by_window(op) && !op->staged && !stage(op, Place::Small))
       isthmus::fail(Code::Resource, "no pinned memory is free for it (ISTHMUS_STAGING_BYTES)");
   } catch (const Error &e) {
-    fail(e.code(), describe(*op) + ": " + e.text(), true);
-    if (begun) return;
+    if (begun) return not_submitted(*op, e);
+    not_submitted(*op, e);
   }
   if (op->port == Port::Caller && may_wait_here(op)) hold(op, op->call.stream);
   start_recv(op);
@@ -263,11 +274,11 @@ void Member::order(Op *op, void *stream) noexcept {
 }
 
 void Member::order_part(Op *op, void *stream) noexcept {
-  const std::lock_guard porter(porter_mutex_);
-  if (op->over() || failed() || !porter_) return;
+  const Turn::Held porter = turn_for(porter_turn_, op);
+  if (!porter || op->over() || failed() || !porter_) return;
   try {
     if (!order_now(op, stream) && may_wait_here(op)) hold(op, stream);
-  } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
+  } catch (const Error &e) { not_submitted(*op, e); }
 }
 
 // Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
@@ -338,16 +349,16 @@ bool Member::stage_all(const Op *behind) {
 
 // As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the collective first.
 void Member::place_sends(const Op *before) noexcept {
-  const std::lock_guard porter(porter_mutex_);
-  if (failed() || !porter_) return;
+  const Turn::Held porter = turn_for(porter_turn_, before);
+  if (!porter || failed() || !porter_) return;
   try {
     stage_all(before);
-  } catch (const Error &e) { fail(e.code(), describe(*before) + ": " + e.text(), true); }
+  } catch (const Error &e) { not_submitted(*before, e); }
 }
 
 // A send that was left for later. False: no pinned memory is free for it.
 bool Member::take_waiting(Op *op) {
-  if (!op->staged && !into_window(op) && !stage(op, Place::Send)) {
+  if (!op->staged && !into_window(op) && !stage_send(op)) {
     const std::lock_guard lock(match_lock_);
     run_short(op);
     return false;
@@ -424,12 +435,12 @@ bool Member::may_settle(const Op &op) const noexcept {
 bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
   if (op->call.collective == plan::Collective::Send) return true;
-  const std::lock_guard porter(porter_mutex_);
-  if (failed() || !porter_ || op->over()) return true;
+  const Turn::Held porter = turn_for(porter_turn_, op);
+  if (!porter || failed() || !porter_ || op->over()) return true;
   try {
     const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
     if (!order_now(op, stream)) return op->ungated = all_placed, false;
-  } catch (const Error &e) { fail(e.code(), describe(*op) + ": " + e.text(), true); }
+  } catch (const Error &e) { not_submitted(*op, e); }
   return true;
 }
 
@@ -519,6 +530,12 @@ bool Member::grant_next() noexcept {
   granting_.take(op);
   porting_.fetch_sub(1, std::memory_order_release);
   if (place) give_place(op, *free);
+  if (std::exchange(op->held, false)) {
+    const auto aside =
+        std::find_if(arrived_.begin(), arrived_.end(), [op](const std::unique_ptr<Arrived> &a) { return a->claimed == op; });
+    take_aside(op, **aside);
+    return come(op), true;
+  }
   receiving_.append(op);
   clear_to_send(op, op->source, op->message_id);
   return true;
@@ -551,8 +568,8 @@ bool Member::carry_messages() noexcept {
   courier_called_.store(false, std::memory_order_relaxed);
   bool memory = true;  // may be there for a send that finds no slot
   for (;;) {
-    const std::lock_guard porter(porter_mutex_);
-    if (failed() || !porter_) return false;
+    const Turn::Held porter = turn_for(porter_turn_, nullptr);
+    if (!porter || failed() || !porter_) return false;
     Op *op = nullptr;
     bool later = false;
     {
@@ -577,7 +594,7 @@ bool Member::carry_messages() noexcept {
       }
       if (!take_waiting(op)) memory = false;
     } catch (const Error &e) {
-      fail(e.code(), describe(*op) + ": " + e.text(), true);
+      not_submitted(*op, e);
       return false;
     }
   }
@@ -586,8 +603,10 @@ bool Member::carry_messages() noexcept {
 bool Member::messages_settled() noexcept {
   if (!porter_) return true;
   porter_->abort();
-  const std::unique_lock porter(porter_mutex_, std::try_to_lock);
-  return porter.owns_lock() && (!porter_ || porter_->settled(now_ns()));
+  if (const Turn::Held porter = porter_turn_.try_take()) return !porter_ || porter_->settled(now_ns());
+  if (!leave_behind(porter_turn_)) return false;
+  stages_lost_.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 }  // namespace isthmus::engine

@@ -39,8 +39,8 @@ void Member::mismatch(uint64_t sequence, int q) noexcept {
     if (context_->query(p.process, p.their_index, epoch_, sequence, kAnswerMs, Deadline(kPatienceSeconds), a) && a.known)
       theirs = describe(a.what, a.bytes);
   }
-  const Description &mine = mail_->description(sequence);
-  const std::string ours = describe(mine.what.load(), mine.bytes.load());
+  const Called mine = called(sequence);
+  const std::string ours = mine.known ? describe(mine.what, mine.bytes) : "something else";
   fail(Code::Mismatch,
        formatted("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
                  "make the same calls in "
@@ -56,16 +56,15 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
   a.done = done_.load(std::memory_order_acquire);
   a.waiting_on = waiting_on_.load(std::memory_order_relaxed);
   a.failed = failed();
-  const Description &d = mail_->description(sequence);
-  if (d.sequence.load(std::memory_order_acquire) == sequence) {
+  if (const Called own = called(sequence); own.known && sequence <= a.entered) {
     a.known = 1;
-    a.digest = d.digest.load();
-    a.what = d.what.load();
-    a.bytes = d.bytes.load();
+    a.digest = own.digest;
+    a.what = own.what;
+    a.bytes = own.bytes;
   } else if (a.entered > 0) {
-    const Description &last = mail_->description(a.entered);
-    a.what = last.what.load();
-    a.bytes = last.bytes.load();
+    const Called last = called(a.entered);
+    a.what = last.what;
+    a.bytes = last.bytes;
   }
   if (a.entered <= a.done) {  // not inside a collective: the message that a thread waits for, or else the oldest
     a.waiting_on = -1;
@@ -141,14 +140,15 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
           return formatted("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
                            chain);
       }
-      return formatted("{} is still inside it and waits for nobody: it is slow, or its transfer is{}", rank_text(q), chain);
+      return formatted("{} is still inside it and waits for nobody: it is slow, or its transfer is{}{}", rank_text(q), busy,
+                       chain);
     }
     if (std::find(seen.begin(), seen.end(), next) != seen.end())
       return formatted(
           "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
           "that "
-          "all ranks use them in the same order{}",
-          rank_text(q), next, chain);
+          "all ranks use them in the same order{}{}",
+          rank_text(q), next, busy, chain);
     seen.push_back(q);
     chain += formatted(" (rank {} waits for rank {})", q, next);
     q = next;
@@ -165,6 +165,7 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
                               : formatted("what was given to {} has not ended", island_family_);
   const Deadline patience(kPatienceSeconds);
   int outside = -1;  // whom a rank of the group waits for
+  std::string busy;  // what one of them is in
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
     Context::Answer a;
@@ -172,12 +173,14 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
         !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, kAnswerMs, patience, a) ||
         a.entered < op.sequence || (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, code));
+    if (a.busy[0] && busy.empty()) busy = formatted("{} is in {}", rank_text(q), a.busy);
     const int on = a.waiting_on;
     if (on >= 0 && on < world_ && std::find(island_ranks_.begin(), island_ranks_.end(), on) == island_ranks_.end())
       outside = on;
   }
   if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
-  return in + ", and all ranks of its group have called it: the library or its device is slow or stuck";
+  return in + ", and all ranks of its group have called it: the library or its device is slow or stuck" +
+         (busy.empty() ? busy : "; " + busy);
 }
 
 void Member::on_deadline(const Op &op) noexcept {
@@ -189,6 +192,7 @@ void Member::on_deadline(const Op &op) noexcept {
           : op.plan && !op.plan->device.empty() && island_ ? library_text(op, code)
                                                            : "it waited for no rank";
   else who = culprit(op, first, code);
+  if (const std::string inside = inside_text(); !inside.empty()) who += formatted("; {} is in {}", rank_text(rank_), inside);
   fail(code, formatted("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
 }
 
@@ -234,6 +238,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
   const std::string who = held                          ? own_device_text(copy)
                           : first < 0 || first == rank_ ? "no rank has sent a message that matches"
                                                         : culprit(copy, first, code);
+  const std::string inside = inside_text();
   {
     const std::lock_guard lock(match_lock_);
     bool there = false;
@@ -242,7 +247,10 @@ void Member::on_message_deadline(int64_t now) noexcept {
         there = o == late && o->submitted_ns == copy.submitted_ns;
     if (!there) return;
   }
-  fail(code, formatted("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who), true);
+  fail(code,
+       formatted("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who) +
+           (inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)),
+       true);
 }
 
 }  // namespace isthmus::engine

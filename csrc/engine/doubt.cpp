@@ -1,5 +1,6 @@
 // Whether the device of a rank still works: one that has failed, or that the program has reset, signals nothing more. Its driver is asked by
-// the courier and not by whoever waits: the call could wait for the very work that goes on when that thread has opened a gate.
+// the courier and not by whoever waits: the call could wait for the very work that goes on when that thread has opened a gate. And what is done
+// about threads that do not come back from the calls in which they give it work.
 #include <algorithm>
 
 #include "base/clock.hpp"
@@ -24,7 +25,15 @@ void Member::device_failed(const Status &s) noexcept {
   fail(s.code, formatted("the device of {} has failed: {}", rank_text(rank_), s.text), true);
 }
 
+// Who asks it of a driver that is known to hang would be stuck as well.
+void Member::refuse_stuck() const {
+  if (!runtime_ || !failed() || !runtime_->stuck(device_)) return;
+  const Status why = failure();
+  throw Error(why.code, why.text);
+}
+
 device::PointerInfo Member::find(const void *memory) {
+  refuse_stuck();
   try {
     const device::PointerInfo found = runtime_->find(memory);
     if (found.where != device::Where::Unknown || !memory || failed()) return found;
@@ -53,8 +62,57 @@ void Member::look_at_device() noexcept {
   }
   if (s.ok()) return;
   // Whoever submits may stand at a gate with the mutex, until he hears of the failure. Then we are asked again.
-  if (const std::unique_lock order(island_mutex_, std::try_to_lock); order.owns_lock() && island_) island_->died();
+  if (const Turn::Held order = island_turn_.try_take(); order && island_) island_->died();
   device_failed(s);
+}
+
+Turn::Held Member::turn_for(Turn &turn, const Op *op) noexcept {
+  return turn.take(op, [&] {
+    if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
+      fail(Code::Timeout,
+           formatted("{} did not finish within {:g} s: another thread of {} is before it{}{}", describe(*op),
+                     op->call.timeout, rank_text(rank_), inside_text().empty() ? "" : ", in ", inside_text()),
+           true);
+    return failed();
+  });
+}
+
+bool Member::leave_behind(Turn &turn) noexcept {
+  return turn.leave_behind(now_ns(), formatted("communicator '{}', rank {}", name_, rank_), runtime_, device_);
+}
+
+bool Member::only_stuck() const noexcept {
+  if (!island_turn_.left() && !porter_turn_.left()) return false;
+  {
+    const std::lock_guard lock(queue_lock_);
+    if (head()) return false;
+  }
+  const std::lock_guard lock(match_lock_);
+  return std::all_of(std::begin(lists_), std::end(lists_), [](const OpList *list) { return list->head == nullptr; });
+}
+
+std::string Member::inside_text() const {
+  for (const Turn *turn : {&island_turn_, &porter_turn_})
+    if (const std::string call = turn->call(); !call.empty())
+      return formatted("{}{}, which has not come back", call,
+                       runtime_ ? formatted(" on {}:{}", runtime_->vendor(), device_) : "");
+  return {};
+}
+
+// One that is in none of the lists yet, because the thread that begins it is held up before.
+void Member::late_submission(int64_t now) noexcept {
+  std::string late;
+  for (const Turn *turn : {&island_turn_, &porter_turn_})
+    turn->if_late(now, [&](const Op &op) {
+      late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, rank_text(rank_),
+                       inside_text());
+    });
+  if (!late.empty()) fail(Code::Timeout, late, true);
+}
+
+// After a failure the operation may be over, and another's.
+void Member::not_submitted(const Op &op, const Error &e) noexcept {
+  if (!failed()) fail(e.code(), describe(op) + ": " + e.text(), true);
 }
 
 }  // namespace isthmus::engine

@@ -48,10 +48,7 @@ void Member::publish(Op *op, uint64_t ring) noexcept {
   d.digest.store(op->digest, std::memory_order_relaxed);
   d.bytes.store(op->call.bytes, std::memory_order_relaxed);
   d.ring.store(ring, std::memory_order_relaxed);
-  d.what.store(static_cast<uint64_t>(op->call.collective) | static_cast<uint64_t>(op->call.dtype) << 8 |
-                   static_cast<uint64_t>(op->call.op) << 16 |
-                   static_cast<uint64_t>(static_cast<uint32_t>(op->call.root)) << 32,
-               std::memory_order_relaxed);
+  d.what.store(what(op->call), std::memory_order_relaxed);
   d.sequence.store(op->sequence, std::memory_order_release);
 }
 
@@ -77,12 +74,11 @@ void Member::post_cell(Op *op) noexcept {
       }
       if (c.op == RedOp::PremulSum && c.collective != Collective::AllToAll && c.collective != Collective::Scatter &&
           c.collective != Collective::ScatterV)
-        reduce::scale(cell.payload, cell.payload, static_cast<size_t>(to - cell.payload) / dtype_size(c.dtype), c.dtype,
-                      c.scale);
+        scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
   }
   if (bytes) {
     if (c.op == RedOp::PremulSum && (c.collective == Collective::AllReduce || c.collective == Collective::Reduce))
-      reduce::scale(to, c.in, bytes / dtype_size(c.dtype), c.dtype, c.scale);
+      scale(to, c.in, bytes, c);
     else hand_over_.copy(to, c.in, bytes);
   }
   cell.digest.store(op->digest, std::memory_order_relaxed);

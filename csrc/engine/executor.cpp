@@ -280,7 +280,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       std::byte *to = address(op, step.dst, c);
       const std::byte *from = address(op, p.sources[step.source], c);
       if (!to || !from) return Outcome::Blocked;
-      if (step.scaled) reduce::scale(to, from, bytes / element, op->call.dtype, op->call.scale);
+      if (step.scaled) scale(to, from, bytes, op->call);
       else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
       else if (to != from) reduce::copy(to, from, wide, step.stream && op->streams);
       return Outcome::Moved;

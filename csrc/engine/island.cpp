@@ -5,6 +5,8 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
+#include "device/calling.hpp"
 
 namespace isthmus::engine {
 
@@ -56,7 +58,7 @@ Island::~Island() {
   if (idle()) return;
   shared_->stream.reset();
   shared_->beside.reset();
-  (void)shared_.release();  // a queue that has not run to its end still points to it
+  device::keep_for_good(shared_.release());  // a queue that has not run to its end still points to it
 }
 
 Status Island::status() const {
@@ -162,6 +164,7 @@ void Island::rejoin() {
 }
 
 void Island::finish(uint64_t sequence) noexcept {
+  if (device::left_behind_here()) return;
   try {
     rejoin();
     shared_->ended->arm(*shared_->stream, sequence);

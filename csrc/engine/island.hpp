@@ -56,6 +56,8 @@ class Island {
   bool waits() const noexcept { return waits_; }  // the submitting thread does, in place of the stream
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
+  // The thread that submits does not come back, so what was submitted does not come to its end.
+  void leave_behind() noexcept { left_behind_.store(true, std::memory_order_release); }
 
   // The host list's side. Any thread.
   void go(uint64_t sequence) noexcept { open(shared_->go, sequence); }

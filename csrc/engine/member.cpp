@@ -106,18 +106,19 @@ void Member::submit(Op *op) noexcept {
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
   if (op->is_p2p() && part_bytes_ != 0 && op->call.bytes > part_bytes_) return submit_parts(op);
   pending_.fetch_add(1, std::memory_order_acq_rel);
-  if (failed()) {
-    const Status why = failure();
-    op->sequence = sequence_.load(std::memory_order_relaxed);
-    end_op(op, why.code, about(*op, why.text));
-    return;
-  }
+  if (failed()) return end_failed(op);
   switch (op->call.collective) {
     case plan::Collective::Send:
     case plan::Collective::Recv: submit_message(op); break;
     default: island_ ? submit_to_island(op) : enqueue(op);
   }
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
+}
+
+void Member::end_failed(Op *op) noexcept {
+  const Status why = failure();
+  if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed);
+  end_op(op, why.code, about(*op, why.text));
 }
 
 void Member::enqueue(Op *op) noexcept {
@@ -139,7 +140,8 @@ void Member::submit_to_island(Op *op) noexcept {
                 describe(*op) + ": it cannot be begun in a callback, because the call waits where the device cannot", true);
   }
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
-  const std::lock_guard order(island_mutex_);
+  const Turn::Held order = turn_for(island_turn_, op);
+  if (!order) return end_failed(op);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
   if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
   if (!plan || plan->device.empty()) {
@@ -164,11 +166,11 @@ void Member::submit_to_island(Op *op) noexcept {
         },
         this);
   } catch (const Error &e) {
-    const bool begun = op->sequence != 0;
+    const uint64_t begun = op->sequence;
     op->broken.store(true, std::memory_order_release);
-    if (!begun) enqueue(op);
-    fail(e.code(), describe(*op) + ": " + e.text(), true);  // before its end is signalled: it has not come to its end
-    if (begun) island_->finish(op->sequence);
+    if (begun == 0) enqueue(op);
+    not_submitted(*op, e);  // before its end is signalled: it has not come to its end
+    if (begun != 0) island_->finish(begun);
   }
 }
 
@@ -188,10 +190,22 @@ void Member::ask_for_interrupt() noexcept {
 }
 
 bool Member::capturing(void *stream) {
-  // Whoever submits to a device that cannot wait for the host may hold the mutex for as long as the exchange takes.
-  const std::unique_lock order(island_mutex_, std::try_to_lock);
-  if (!order.owns_lock()) return runtime_ && runtime_->adopt(device_, stream)->capturing();
-  return island_ && island_->capturing(stream);
+  refuse_stuck();
+  struct Pending {  // so that after a failure somebody looks whether this thread comes back
+    std::atomic<uint32_t> &count;
+    explicit Pending(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_acq_rel); }
+    ~Pending() { count.fetch_sub(1, std::memory_order_acq_rel); }
+  } const pending(pending_);
+  // Whoever submits to a device that cannot wait for the host may have the turn for as long as the exchange takes.
+  try {
+    const Turn::Held order = island_turn_.try_take();
+    if (!order) return runtime_ && runtime_->adopt(device_, stream)->capturing();
+    return island_ && island_->capturing(stream);
+  } catch (const Error &) {
+    if (!failed()) throw;
+  }
+  const Status why = failure();
+  throw Error(why.code, why.text);
 }
 
 // Host memory given to a rank whose library works on its device: by way of pinned memory, whole.
@@ -222,8 +236,8 @@ void Member::bounce_out(Op *op, bool well) noexcept {
 // The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
 void Member::abort_island() noexcept {
   {
-    const std::unique_lock order(island_mutex_, std::try_to_lock);  // else a thread submits just now
-    if (!order.owns_lock() || !island_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
+    const Turn::Held order = island_turn_.try_take();  // else a thread submits just now
+    if (!order || !island_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
   }
   island_->abort();
 }
@@ -231,8 +245,12 @@ void Member::abort_island() noexcept {
 bool Member::island_settled() noexcept {
   if (!island_) return true;
   abort_island();  // first: whoever submits may wait for room behind a gate
-  const std::unique_lock order(island_mutex_, std::try_to_lock);
-  if (!order.owns_lock()) return false;
+  const Turn::Held order = island_turn_.try_take();
+  if (!order) {
+    if (!leave_behind(island_turn_)) return false;
+    island_->leave_behind();
+    return true;
+  }
   const uint64_t entered = entered_.load(std::memory_order_acquire);
   const bool alone = std::any_of(island_ranks_.begin(), island_ranks_.end(), [&](int q) {
     const PeerRank &p = peers_[q];
@@ -484,6 +502,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     doubt_device(now);
   }
   if (!failed()) on_message_deadline(now);
+  if (!failed()) late_submission(now);
   exec_.clear(std::memory_order_release);
   if (failed()) drive();
   return now;
@@ -577,16 +596,17 @@ void Member::leave_library(bool broken) noexcept {
   const bool here = driven_here == this;  // in a callback of an operation that this thread has ended
   while (!here && exec_.test_and_set(std::memory_order_acquire)) ::sched_yield();
   std::unique_ptr<Island> island;
-  {
-    const std::lock_guard order(island_mutex_);
+  // What a thread that is stuck works with is left to it.
+  if (const Turn::Held order = island_turn_.take(nullptr, [this] { return leave_behind(island_turn_); }))
     island = std::move(island_);
-  }
-  {
-    const std::lock_guard porter(porter_mutex_);
-    if (porter_) porter_->abort();
-    porter_.reset();
+  if (porter_) porter_->abort();
+  if (const Turn::Held porter = porter_turn_.take(nullptr, [this] { return leave_behind(porter_turn_); })) porter_.reset();
+  if (!island) {
+    abort_island();
+    island_->leave_behind();
   }
   if (!here) exec_.clear(std::memory_order_release);
+  if (!island) return void(ring_lost_ = true);
   if (island_ranks_.empty()) {  // no library: the stream has run to its end, or is left as it is
     ring_lost_ = !island->idle();
     return;
@@ -640,7 +660,7 @@ void Member::leave(int64_t until_ns) noexcept {
   }
   const bool broken = failed() || has_work();
   fail(Code::Aborted, formatted("the communicator was destroyed on rank {}", rank_), has_work());
-  while (has_work()) {
+  while (has_work() && !only_stuck()) {
     if (!drive()) ::sched_yield();
   }
   // A peer may be inside an operation that failed here: it reads our slots until it has ended it too, or has left.
@@ -658,8 +678,7 @@ void Member::leave(int64_t until_ns) noexcept {
   std::vector<Reader> readers;
   for (int q = 0; q < world_; ++q)
     if (q != rank_ && peers_[q].mail)
-      readers.push_back({q, peers_[q].process, peers_[q].mail,
-                         peers_[q].from.offset != 0 && !topology_.ranks[static_cast<size_t>(q)].device.empty()});
+      readers.push_back({q, peers_[q].process, peers_[q].mail, peers_[q].from.offset != 0 && !on_host(q)});
   Context *context = context_.get();
   let_in(true);
   {
@@ -736,17 +755,19 @@ std::string Member::describe(const Op &op) const {
   if (op.is_p2p()) {
     const bool send = c.collective == plan::Collective::Send;
     const uint64_t bytes = op.whole ? op.whole : c.bytes;
-    return formatted("{} {} {} (tag {}, {}, {} elements) on rank {} of '{}'",
-                     op.label.empty() ? (send ? "send" : "recv") : op.label, send ? "to" : "from",
-                     c.root < 0 ? std::string("any rank") : rank_text(c.root), c.tag, dtype_name(c.dtype),
-                     bytes / dtype_size(c.dtype), rank_, name_);
+    // Programs whose messages have no tags, or are bytes, hear of none and of bytes.
+    const std::string tag = c.tag == 0 ? std::string() : formatted("tag {}, ", c.tag),
+                      what = c.dtype == DType::UInt8
+                                 ? formatted("{} bytes", bytes)
+                                 : formatted("{}, {} elements", dtype_name(c.dtype), bytes / dtype_size(c.dtype));
+    return formatted("{} {} {} ({}{}) on rank {} of '{}'", op.label.empty() ? (send ? "send" : "recv") : op.label,
+                     send ? "to" : "from", c.root < 0 ? std::string("any rank") : rank_text(c.root), tag, what, rank_,
+                     name_);
   }
-  const uint64_t what = static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 |
-                        static_cast<uint64_t>(c.op) << 16 | static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
   std::string progress;
   if (op.plan && op.chunks > 1) progress = formatted(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
   return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
-                   describe(what, c.bytes), rank_, name_, path_text(op), progress);
+                   describe(what(c), c.bytes), rank_, name_, path_text(op), progress);
 }
 
 std::string Member::path_text(const Op &op) const {
@@ -762,13 +783,25 @@ std::string Member::about(const Op &op, const std::string &text) const {
 }
 
 std::string Member::waiting_text() const {
-  std::string text;
-  if (const int q = waiting_on_.load(std::memory_order_relaxed); q >= 0 && entered_.load() > done_.load()) {
-    const Description &d = mail_->description(entered_.load(std::memory_order_acquire));
-    text = formatted("#{} {} of '{}', waiting for {}", entered_.load(), describe(d.what.load(), d.bytes.load()), name_,
-                     rank_text(q));
-  }
-  return text;
+  const int q = waiting_on_.load(std::memory_order_relaxed);
+  const uint64_t entered = entered_.load(std::memory_order_acquire);
+  if (q < 0 || entered <= done_.load(std::memory_order_acquire)) return {};
+  const Called own = called(entered);
+  if (!own.known) return {};  // it ended while we looked
+  return formatted("#{} {} of '{}', waiting for {}", entered, describe(own.what, own.bytes), name_, rank_text(q));
+}
+
+// What this rank has entered it publishes a little later, and until then an older operation's description stands there.
+Member::Called Member::called(uint64_t sequence) const noexcept {
+  Called own;
+  queue_lock_.lock();
+  for (const Op *o = head(); o && o->sequence <= sequence; o = o->queue_next)
+    if (o->sequence == sequence) own = {true, what(o->call), o->call.bytes, o->digest};
+  queue_lock_.unlock();
+  if (own.known) return own;
+  const Description &d = mail_->description(sequence);
+  if (d.sequence.load(std::memory_order_acquire) != sequence) return own;
+  return {true, d.what.load(), d.bytes.load(), d.digest.load()};
 }
 
 std::vector<Record> Member::in_flight() const {

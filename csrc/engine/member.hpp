@@ -21,6 +21,7 @@
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
 #include "engine/porter.hpp"
+#include "engine/turn.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
 
@@ -66,7 +67,7 @@ struct PeerRank {                      // what this member knows of one rank
     uint32_t slots = 0;          // 0: none
     std::byte *there = nullptr;  // where our device finds it; null: it does not reach it
     uint64_t numbered = 0;
-    uint64_t asked = 0;  // the most that was ever asked for (porter mutex, as are the next two)
+    uint64_t asked = 0;  // the most that was ever asked for (porter's turn, as are the next two)
     uint64_t seen = 0;   // of what has landed, and when that or something else last went on
     int64_t seen_ns = 0;
   } to;
@@ -201,6 +202,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept;
   void peer_left_library(uint32_t rank) noexcept;
   Context::Answer answer(uint64_t sequence) const noexcept;
+  std::string inside_text() const;   // the vendor's call that a thread of ours gives the device work in, or empty
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
   // A device signals without waking anybody. Whoever waits for it looks again after a sixteenth of what he has waited: late by little, and
   // cheap where a wait is long.
@@ -230,11 +232,26 @@ class Member : public std::enable_shared_from_this<Member> {
   static void set_interrupt_check(int (*check)()) noexcept;
   std::string describe(const Op &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
   static std::string describe(uint64_t what, uint64_t bytes);
+  // A call as a mailbox and an answer have it.
+  static uint64_t what(const Call &c) noexcept {
+    return static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.op) << 16 |
+           static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
+  }
   std::vector<Record> in_flight() const;
   std::atomic<bool> active{false};  // listed with the progress thread
 
  private:
   enum class Outcome : uint8_t { Blocked, Moved, Ended };
+  static void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) noexcept {
+    const uint64_t count = bytes / dtype_size(c.dtype);
+    if (is_integer(c.dtype)) reduce::scale_integers(to, from, count, c.dtype, c.factor);
+    else reduce::scale(to, from, count, c.dtype, c.scale);
+  }
+  struct Called {
+    bool known = false;
+    uint64_t what = 0, bytes = 0, digest = 0;
+  };
+  Called called(uint64_t sequence) const noexcept;  // by this rank, whether its description is published or not
   Outcome advance(Op *op) noexcept;
   void end_head(Op *op) noexcept;  // it has come to its end
   bool end_what_memory_completes() noexcept;
@@ -251,6 +268,14 @@ class Member : public std::enable_shared_from_this<Member> {
   bool begin_plan(Op *op) noexcept;
   void begin_if_first(Op *op) noexcept;
   void doubt_device(int64_t now) noexcept;  // doubt.cpp
+  // For its submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
+  Turn::Held turn_for(Turn &turn, const Op *op) noexcept;
+  bool leave_behind(Turn &turn) noexcept;  // exec, after a failure: its holder is stuck, and nobody waits for it any more
+  bool only_stuck() const noexcept;        // what has not ended are calls of such threads
+  void late_submission(int64_t now) noexcept;
+  void refuse_stuck() const;         // throws what has failed
+  void end_failed(Op *op) noexcept;  // it has failed before it began
+  void not_submitted(const Op &op, const Error &e) noexcept;
   void device_failed(const Status &s) noexcept;
   bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
@@ -288,14 +313,14 @@ class Member : public std::enable_shared_from_this<Member> {
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
   void place_sends(const Op *before) noexcept;
-  bool stage_all(const Op *behind);  // under the porter mutex, as are the next two; throw what the runtime throws
+  bool stage_all(const Op *behind);  // with the porter's turn, as are the next two; throw what the runtime throws
   bool order_now(Op *op, void *stream);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept;  // and the match lock, as are the next two
   bool placed(Op *op) noexcept;  // whether it is to be taken from the context's count as well, once its copy is submitted
   void run_short(Op *op) noexcept;
   static bool can_wait_here() noexcept;
-  std::unique_lock<std::recursive_mutex> in_order(const Op &op) noexcept;
+  std::unique_lock<std::recursive_timed_mutex> in_order(const Op &op) noexcept;
   void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
   void order_part(Op *op, void *stream) noexcept;
   bool stage_posted(Op *op) noexcept;
@@ -313,6 +338,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void give_stage(Stage stage) noexcept;
   static bool give_place(Op *op, Stage stage) noexcept;
   bool stage(Op *op, Place place) noexcept;
+  bool stage_send(Op *op) noexcept;
+  static bool small(const Op *op) noexcept;  // it may be sent without having been asked for
   void unstage(Op *op) noexcept;
   bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
   void free_stages() noexcept;
@@ -321,11 +348,17 @@ class Member : public std::enable_shared_from_this<Member> {
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
   bool by_window(int tag, uint64_t bytes) const noexcept;  // windows.cpp
   bool by_window(const Op *op) const noexcept { return by_window(op->call.tag, op->call.bytes); }
-  void number_send(Op *op) noexcept;                          // match lock
-  void claim(Op *op) noexcept;                                // match lock
-  bool claimable(const Op *op) const noexcept;                // match lock
-  void number_receive(Op *op, int source) noexcept;           // match lock
-  bool may_come(const Op *op) const noexcept;                 // match lock
+  void number_send(Op *op) noexcept;                 // match lock
+  void claim(Op *op) noexcept;                       // match lock
+  bool claimable(const Op *op) const noexcept;       // match lock
+  void number_receive(Op *op, int source) noexcept;  // match lock
+  bool may_come(const Op *op) const noexcept;        // match lock
+  bool has_place(const Op *op) const noexcept { return !on_stage(op) || op->staged || (op->windowed && may_come(op)); }
+  bool begin_taking(Op *op) noexcept;  // match lock
+  struct Arrived;
+  void hold_aside(Op *op) noexcept;                 // match lock; messages.cpp
+  void take_aside(Op *op, Arrived &from) noexcept;  // match lock
+  bool on_host(int rank) const noexcept { return topology_.ranks[static_cast<size_t>(rank)].device == "host"; }
   bool may_gate(int source, uint64_t number) const noexcept;  // match lock
   void say_asked(int source) noexcept;                        // match lock
   void in_its_order(int source, uint64_t number) noexcept;    // match lock: its copy is submitted, or it has left its slot
@@ -412,14 +445,14 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t scratch_offset_ = 0, scratch_bytes_ = 0;
   std::vector<uint64_t> old_rings_;
 
-  // The device side, or null. The island mutex orders submissions: sequence numbers rise as the stream's work does.
+  // The device side, or null. The island's turn orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;
   device::Runtime *runtime_ = nullptr;  // of a device whose memory the host cannot touch
   int device_ = -1;
   std::atomic<bool> island_polls_{false};
   std::string island_family_;
   std::vector<int> island_ranks_;  // that the library serves with this one
-  std::mutex island_mutex_;
+  Turn island_turn_;
   bool behind_host_ = true;  // the last operation submitted had no device work
 
   // queue lock
@@ -482,7 +515,7 @@ class Member : public std::enable_shared_from_this<Member> {
   uint32_t window_slots_ = 0;              // of ours, each
   uint32_t any_source_ = 0;                // match lock: receives from any rank that may take a message of a window
   uint32_t any_apart_ = 0;                 // match lock: and stand behind gates
-  std::recursive_mutex order_[2];          // sends, receives: the order of their numbers is that of their calls
+  std::recursive_timed_mutex order_[2];    // sends, receives: the order of their numbers is that of their calls
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
   std::vector<std::span<std::byte>> guarded_windows_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
@@ -494,7 +527,8 @@ class Member : public std::enable_shared_from_this<Member> {
   const int64_t group_wait_ns_;
   std::unique_ptr<Porter> porter_;
   bool porter_gates_ = true;
-  std::mutex porter_mutex_;  // whoever submits copies; taken before the match lock
+  Turn porter_turn_;                      // whoever submits copies; taken before the match lock
+  std::atomic<bool> stages_lost_{false};  // the device may still come to any of them
   link::SpinLock stages_lock_;
   std::vector<Stage> stages_;  // spare pinned memory
   std::atomic<uint64_t> next_message_{0};

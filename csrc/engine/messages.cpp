@@ -1,7 +1,9 @@
 // Point to point: matching by (source, tag) in the order sent. A small message travels with its data and is put aside where no
-// receive waits for it, as far as credit allows; a large one is announced, and its data flows straight into the receive's buffer
+// receive waits for it or its place is not free, as far as credit allows; a large one is announced, and its data flows straight into the receive's buffer
 // once there is one. Announcements and small messages keep their order on a link, so matching is in order.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/member.hpp"
 #include "base/copy.hpp"
@@ -97,14 +99,17 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
 bool Member::fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept {
   const uint64_t asked = op->whole ? op->whole : op->call.bytes;
   if (whole == asked && total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
-  const auto elements = [](uint64_t bytes, uint8_t t) {
-    return t < kDTypeCount
+  const auto is_bytes = [](uint8_t t) { return t == static_cast<uint8_t>(DType::UInt8); };
+  const auto elements = [&](uint64_t bytes, uint8_t t) {
+    return is_bytes(t) ? formatted("{} bytes", bytes)
+           : t < kDTypeCount
                ? formatted("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
                : formatted("{} bytes of unknown type {}", bytes, t);
   };
   op->text =
-      formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same count and dtype", describe(*op),
-                rank_text(source), elements(whole, dtype), elements(asked, static_cast<uint8_t>(op->call.dtype)));
+      formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}", describe(*op),
+                rank_text(source), elements(whole, dtype), elements(asked, static_cast<uint8_t>(op->call.dtype)),
+                is_bytes(dtype) && is_bytes(static_cast<uint8_t>(op->call.dtype)) ? "number of bytes" : "count and dtype");
   return false;
 }
 
@@ -141,6 +146,24 @@ void Member::end_wrong(Op *op, std::string text) noexcept {
   }
   fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
   if (!device) end_op(op, Code::Mismatch, std::move(text));
+}
+
+// The whole message is there, but no place for it.
+void Member::hold_aside(Op *op) noexcept {
+  op->held = true;
+  granting_.append(op);
+  porting_.fetch_add(1, std::memory_order_release);
+  context_->wake();
+}
+
+void Member::take_aside(Op *op, Arrived &from) noexcept {
+  if (op->windowed) touch_windows();
+  copy_bytes(op->data(context_->arena().base()), from.data.data(), from.total);
+  consumed(from.source, from.total);
+  const auto it = std::find_if(arrived_.begin(), arrived_.end(),
+                               [&from](const std::unique_ptr<Arrived> &a) { return a.get() == &from; });
+  spare_.push_back(std::move(*it));
+  arrived_.erase(it);
 }
 
 bool Member::grant(Op *op, int source, uint64_t id) noexcept {
@@ -206,15 +229,17 @@ bool Member::start_recv(Op *op) noexcept {
         if (wrong.empty()) return true;
         break;
       }
-      if (!a.complete) {
+      if (!begin_taking(op)) {
+        wrong = op->text;
+        break;
+      }
+      if (!a.complete || !has_place(op)) {
         a.claimed = op;
-        flowing_.append(op);
+        if (a.complete) hold_aside(op);
+        else flowing_.append(op);
         return true;
       }
-      copy_bytes(op->data(context_->arena().base()), a.data.data(), a.total);
-      consumed(a.source, a.total);
-      spare_.push_back(std::move(*it));
-      arrived_.erase(it);
+      take_aside(op, a);
       if (on_stage(op)) {
         come(op);
         return true;
@@ -252,7 +277,7 @@ void Member::consumed(int source, uint64_t bytes) noexcept {
 
 link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
   const int source = static_cast<int>(h.source);
-  Op *wrong = nullptr, *ready = nullptr;
+  Op *wrong = nullptr, *ready = nullptr, *claims = nullptr;
   link::Accept result = link::Accept::Drop;
   {
     std::lock_guard lock(match_lock_);
@@ -263,7 +288,8 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
       case link::FrameKind::RequestToSend:
       case link::FrameKind::Placed: {
         const bool rendezvous = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
-        if (!rendezvous && !placed && h.bytes != h.total) return link::Accept::Drop;  // small messages come whole
+        const bool whole = !rendezvous && !placed;
+        if (whole && (h.bytes != h.total || h.total > kEagerMessage)) return link::Accept::Drop;
         if (Op *op = posted_.take_first(waits_for_it)) {
           met(op, source);
           op->message_id = h.id;
@@ -277,12 +303,18 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
             if (!lies_there(op, h.slot)) wrong = op;
           } else if (rendezvous) {
             if (!grant(op, source, h.id)) wrong = op;
+          } else if (!begin_taking(op)) {
+            wrong = op;
+          } else if (!has_place(op)) {
+            claims = op;
           } else {
+            if (op->windowed) touch_windows();
             receiving_.append(op);
             to = op->data(context_->arena().base());
             result = link::Accept::Take;
           }
-          break;
+          if (!claims) break;
+          flowing_.append(op);
         }
         std::unique_ptr<Arrived> a;
         if (spare_.empty()) {
@@ -301,10 +333,9 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         a->part = h.part;
         a->rendezvous = rendezvous;
         a->complete = false;
-        a->claimed = nullptr;
+        a->claimed = claims;
         a->lies = placed ? h.slot : -1;
-        if (!rendezvous && !placed) {
-          if (h.total > kEagerMessage) return link::Accept::Drop;
+        if (whole) {
           a->data.resize(std::max<uint64_t>(h.total, 1));
           to = a->data.data();
           result = link::Accept::Take;
@@ -357,10 +388,8 @@ void Member::received_message(const link::FrameHeader &h) {
         if (a.claimed) {
           over = a.claimed;
           flowing_.take(over);
-          copy_bytes(over->data(context_->arena().base()), a.data.data(), a.total);
-          consumed(source, a.total);
-          spare_.push_back(std::move(*it));
-          arrived_.erase(it);
+          if (!has_place(over)) return hold_aside(over);
+          take_aside(over, a);
           if (on_stage(over)) return come(over);
         }
         break;
@@ -380,6 +409,8 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
         if (!op) continue;
+        if (std::exchange(op->held, false))
+          std::erase_if(arrived_, [op](const std::unique_ptr<Arrived> &a) { return a->claimed == op; });
         if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
       }

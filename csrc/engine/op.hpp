@@ -27,6 +27,7 @@ struct Call {  // what the user asked for, validated, in bytes
   std::byte *out = nullptr;
   uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
   double scale = 1;
+  uint64_t factor = 1;       // the same for integers
   double timeout = 0;        // seconds; > 0
   bool device = false;       // in and out are memory of this rank's device
   bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
@@ -104,6 +105,7 @@ struct Op {
   bool short_of_memory = false;     // and found none of the first
   bool promised = false;            // a receive whose sender knows that it is about to be called
   bool apart = false;               // among those behind gates with a place of their own
+  bool held = false;                // its message was put aside whole, and waits for its place
   int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
   Op *port_next = nullptr;          // in the order of the gates

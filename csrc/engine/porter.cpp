@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
 
 namespace isthmus::engine {
 
@@ -20,9 +21,9 @@ Porter::~Porter() {
   for (Lane *lane : {&out_, &in_, &late_}) {
     if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
     // What the device has not come to still points to them.
-    (void)lane->signal.release();
-    (void)lane->gate.release();
-    (void)lane->stream.release();
+    device::keep_for_good(lane->signal.release());
+    device::keep_for_good(lane->gate.release());
+    device::keep_for_good(lane->stream.release());
   }
 }
 

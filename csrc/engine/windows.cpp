@@ -41,10 +41,9 @@ void count(uint64_t &upto, std::vector<uint64_t> &apart, uint64_t number) {
 }  // namespace
 
 void Member::fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirWindow> &theirs) {
-  const auto device = [this](int q) { return !topology_.ranks[static_cast<size_t>(q)].device.empty(); };
   window_slots_ = slots;
   for (int q = 0; q < world_; ++q) {
-    if (q == rank_ || (!device(q) && !device(rank_))) continue;
+    if (q == rank_ || (on_host(q) && on_host(rank_))) continue;
     PeerRank &p = peers_[static_cast<size_t>(q)];
     if (slots != 0) p.from.offset = mine + window_of(rank_, q) * slots * part_bytes_;
     p.to.slots = theirs[static_cast<size_t>(q)].slots;
@@ -53,16 +52,13 @@ void Member::fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirW
 }
 
 // Both sides come to the same answer: a message and its receive that differ in size fail the communicator.
-bool Member::by_window(int tag, uint64_t bytes) const noexcept {
-  return tag == 0 && bytes > kEagerMessage && bytes <= part_bytes_;
-}
+bool Member::by_window(int tag, uint64_t bytes) const noexcept { return tag == 0 && bytes > 0 && bytes <= part_bytes_; }
 
 bool Member::takes_window(bool send, int peer, uint64_t bytes) const noexcept {
   const PeerRank &p = peers_[static_cast<size_t>(peer)];
   if (part_bytes_ == 0 || !by_window(0, std::min(bytes, part_bytes_))) return false;
   // A rank of the host sends by the link.
-  return send ? p.to.slots != 0 && p.to.there
-              : p.from.offset != 0 && topology_.ranks[static_cast<size_t>(peer)].device != "host";
+  return send ? p.to.slots != 0 && p.to.there : p.from.offset != 0 && !on_host(peer);
 }
 
 void Member::announce(Op *op) noexcept {
@@ -224,7 +220,7 @@ void Member::number_receive(Op *op, int source) noexcept {
   if (from.offset != 0 && by_window(op)) op->number = ++from.matched;
 }
 
-// By the link into its slot: once that is free.
+// By the link or a processor into its slot: once that is free.
 bool Member::may_come(const Op *op) const noexcept {
   return !op->windowed || op->number <= peers_[static_cast<size_t>(op->source)].from.landed + window_slots_;
 }
@@ -246,6 +242,13 @@ bool Member::is_its_turn(Op *op) noexcept {
       "{}: {} has sent message {} of its window where {} was to come; all ranks must run the same version of Isthmus",
       describe(*op), rank_text(op->source), op->number, op->claim);
   return false;
+}
+
+// A small message that came with its data needs no slot of its own.
+bool Member::begin_taking(Op *op) noexcept {
+  if (!is_its_turn(op)) return false;
+  if (!op->windowed) slot_left(op);
+  return true;
 }
 
 bool Member::lies_there(Op *op, uint32_t slot) noexcept {

@@ -19,6 +19,26 @@ struct Reason {
 };
 std::atomic<const Reason *> reasons;
 
+// What a program can do in its place.
+const char *instead_of(const char *name) noexcept {
+  static constexpr const char *kInstead[][2] = {
+      {"ncclCommGrow", "Make a new communicator of all ranks, old and new, with a unique id and an init"},
+      {"ncclCommRevoke", "Call ncclCommAbort, which ends what is pending on all ranks"},
+      {"ncclCommSuspend", "To free what it holds, destroy it, and make it again when it is needed"},
+      {"ncclCommResume", "It cannot have been suspended; destroy it instead, and make it again when it is needed"},
+      {"HcclCommSuspend", "To stop what it does, destroy it, and make it again when it is needed"},
+      {"HcclCommResume", "It cannot have been suspended; destroy it instead, and make it again when it is needed"},
+      {"ncclAllReduceWithBias", "Call ncclAllReduce, and add the bias to its result"},
+      {"ncclPutSignal", "Use ncclSend and ncclRecv"},
+      {"ncclSignal", "Use ncclSend and ncclRecv of one element"},
+      {"ncclWaitSignal", "Use ncclSend and ncclRecv of one element"},
+      {"HcclCommRegister", "Its operations take any memory, registered or not"},
+  };
+  for (const auto &[function, words] : kInstead)
+    if (strcmp(function, name) == 0) return words;
+  return "docs/interpose.md, \"Communicators that span vendors\", lists what it can do";
+}
+
 }  // namespace
 
 const char *reason_for(const char *name, const Real &r, bool spans) noexcept {
@@ -31,9 +51,8 @@ const char *reason_for(const char *name, const Real &r, bool spans) noexcept {
   made->spans = spans;
   Words words(made->text, sizeof made->text);
   if (spans) {
-    words << name
-          << ": this communicator spans several vendors or islands, and what this function is for is there inside of "
-          << vendor().name << " alone. docs/interpose.md lists what such a communicator can do";
+    words << name << ": this communicator spans several vendors or islands, and only " << vendor().name
+          << " itself can do this, for ranks that are all its own. " << instead_of(name);
   } else {
     words << name << ": the real library has no such function; it is ";
     describe(words, r);

@@ -85,7 +85,8 @@ std::string devices_json() {
 }
 
 std::string context_json() {
-  nlohmann::ordered_json out{{"active", false}, {"simd", reduce::target()}};
+  nlohmann::ordered_json out{
+      {"active", false}, {"simd", reduce::target()}, {"abandoned_threads", device::abandoned_threads()}};
   if (const auto c = engine::Context::current()) {
     const auto s = c->stats();
     out = {{"active", true},

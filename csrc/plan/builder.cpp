@@ -124,9 +124,12 @@ bool Builder::libraries() const noexcept {
 
 void Builder::choose_island_chunk(uint64_t regions) {
   const auto lines = [](uint64_t bytes) { return std::max(bytes / kLine * kLine, kLine); };
-  size_t multiple = 1;
+  size_t multiple = 1, largest = 1;
   for (size_t g = 0; g < clusters.members.size(); ++g)
-    if (clusters.library[g]) multiple = std::lcm(multiple, clusters.size(g));
+    if (clusters.library[g]) {
+      multiple = std::lcm(multiple, clusters.size(g));
+      largest = std::max(largest, clusters.size(g));
+    }
   const uint64_t unit = kLine * multiple;
   // A vendor's call costs microseconds, so its chunks are larger than those that fit a processor's caches.
   // Where all share memory, slots lie in rings of a fixed size (most_ring_bytes).
@@ -134,7 +137,11 @@ void Builder::choose_island_chunk(uint64_t regions) {
   const uint64_t target = std::clamp(request.bytes / 64, least, shared_slots ? least : 2 * least);
   const uint64_t part = lines(target / std::max<uint64_t>(regions, 1));
   const uint64_t about = std::max<uint64_t>((request.bytes + part - 1) / part, 1);
-  plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;
+  // A chunk that is shorter than the others goes piece by piece, a call or two each. In groups of more than two it had better be one piece: so
+  // all others are whole, and it is the little that is left. (No piece is cut in an all_gather.)
+  if (largest > 2 && request.collective != Collective::AllGather && request.bytes >= unit)
+    plan.chunk = std::max(request.bytes / about / unit, uint64_t{1}) * unit;
+  else plan.chunk = ((request.bytes + about - 1) / about + unit - 1) / unit * unit;
   plan.chunks = static_cast<uint32_t>(std::max<uint64_t>((request.bytes + plan.chunk - 1) / plan.chunk, 1));
   if (plan.chunks >= (uint64_t{1} << kValueBits) - 64)
     fail(Code::Unsupported, "{} of {} bytes needs {} chunks of {} bytes: raise ISTHMUS_CHUNK_BYTES",
@@ -264,10 +271,12 @@ void Builder::recv_token(int peer, Extent e, Span to) {
   plan.steps.back().token = true;
 }
 
-void Builder::call(IslandCall call, When when, const Extent &e, Span from, Span to, int root) {
-  if (e.length == 0 || (when == When::PartChunk && request.bytes % plan.chunk == 0) ||
-      (when == When::FullChunk && request.bytes < plan.chunk))
-    return;
+void Builder::call(IslandCall call, When when, Extent e, Span from, Span to, int root) {
+  if (when == When::PartChunk) {
+    const uint64_t short_one = request.bytes % plan.chunk;
+    e.length = std::min(e.length, short_one - std::min(e.base, short_one));
+  }
+  if (e.length == 0 || (when == When::FullChunk && request.bytes < plan.chunk)) return;
   Step &s = step(StepKind::Ccl);
   s.call = call;
   s.op = request.op == RedOp::Avg && others > 0 ? RedOp::Sum : request.op;

@@ -113,7 +113,7 @@ class Builder {
   void recv(int peer, const Extent &e, Span to);
   void send_token(int peer, Extent e, Span from);
   void recv_token(int peer, Extent e, Span to);
-  void call(IslandCall call, When when, const Extent &e, Span from, Span to, int root = 0);
+  void call(IslandCall call, When when, Extent e, Span from, Span to, int root = 0);
   void taken();                                               // no link reads what was sent of this chunk any more
   void post(uint8_t counter);                                 // the value c + 1
   void wait(int peer, uint8_t counter);                       // for c + 1

@@ -2,9 +2,10 @@
 //
 // all_reduce between groups. A reduce-scatter of every chunk gives rank j of a group of g the j-th of g equal pieces; the owners of
 // a segment, one in every group, exchange it and round it (share_of); an all-gather spreads the results in the group. A last chunk
-// that is shorter goes piece by piece, by reduce and broadcast. The device works in the plan's one order: copy in of chunks 0 to
-// kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for what stands behind it. Copies
-// in stand on the second stream, behind the reduce-scatter of their chunk, beside the copy out and the all-gather of an earlier one.
+// that is shorter goes piece by piece, by reduce and broadcast: mostly it is one piece (choose_island_chunk). The device works in the plan's
+// one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for
+// what stands behind it. Copies in stand on the second stream, behind the reduce-scatter of their chunk, beside the copy out and the
+// all-gather of an earlier one.
 #include <algorithm>
 
 #include "plan/builder.hpp"

@@ -390,6 +390,7 @@ bool Array::read_cuda(PyObject *source, Call &operation, const char *argument, A
         call, argument, Py_TYPE(source)->tp_name);
     return false;
   }
+  operation.claims_device(access == Access::Write);
   if (PyObject *behind = entry(dict.ptr(), "stream")) {
     const unsigned long long stream = PyLong_Check(behind) ? PyLong_AsUnsignedLongLong(behind) : 0;
     PyErr_Clear();

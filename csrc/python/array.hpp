@@ -18,6 +18,7 @@ struct Call {
   const char *call;  // its name, for messages
   isthmus_comm_t handle = nullptr;
   isthmus_call options = {};
+  uint64_t factor = 1;  // where `options` points to it
   bool has_options = false;
   bool named = false;       // the caller gave stream=
   bool by_default = false;  // it stands on the default stream, since an array is ready there
@@ -26,6 +27,12 @@ struct Call {
   void stand_on(void *stream) noexcept {
     options.stream = stream;
     options.on_stream = 1;
+    options.size = sizeof options;
+    has_options = true;
+  }
+  // An array that is to be read, or written, says that it lies on a device.
+  void claims_device(bool written) noexcept {
+    options.device_memory |= written ? 2 : 1;
     options.size = sizeof options;
     has_options = true;
   }

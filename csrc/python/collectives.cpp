@@ -335,15 +335,23 @@ bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeou
   return true;
 }
 
-bool Launch::scale(PyObject *factor, isthmus_redop op) {
-  if ((op == ISTHMUS_PREMUL_SUM) != (factor != nullptr)) {
-    raise_argument(factor ? "%s: scale= is premul_sum's factor and means nothing for another op"
-                          : "%s: op premul_sum needs scale=, this rank's factor",
+bool Launch::scale(PyObject *by, isthmus_redop op) {
+  if ((op == ISTHMUS_PREMUL_SUM) != (by != nullptr)) {
+    raise_argument(by ? "%s: scale= is premul_sum's factor and means nothing for another op"
+                      : "%s: op premul_sum needs scale=, this rank's factor",
                    call);
     return false;
   }
-  if (!factor) return true;
-  options.scale = PyFloat_AsDouble(factor);
+  if (!by) return true;
+  // A whole number, which a double may not hold: its lowest bits are what integers are multiplied by.
+  if (PyIndex_Check(by)) {
+    PyObject *const whole = PyNumber_Index(by);
+    if (!whole) return false;
+    factor = PyLong_AsUnsignedLongLongMask(whole);
+    Py_DECREF(whole);
+    options.factor = &factor;
+  }
+  options.scale = PyFloat_AsDouble(by);
   options.size = sizeof options;
   has_options = true;
   return !PyErr_Occurred();

@@ -24,7 +24,7 @@ struct Launch : Call {
   // False with a Python error.
   bool open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream);
   // PREMUL_SUM's factor: needed for that op, refused for any other.
-  bool scale(PyObject *factor, isthmus_redop op);
+  bool scale(PyObject *by, isthmus_redop op);
 };
 
 // Calls `start(isthmus_work_t *)` without the GIL. Blocking: returns `result` (or NULL with an error). Asynchronous: a Work that

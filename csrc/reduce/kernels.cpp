@@ -152,6 +152,12 @@ void divide(const Job &job) noexcept {
   if (job.copy) __builtin_memcpy(job.copy, job.dst, job.count * sizeof(T));
 }
 
+template <class T>  // unsigned: products are the same for both signs
+void multiply(const Job &job) noexcept {
+  const auto factor = static_cast<T>(job.whole);
+  for (size_t i = 0; i < job.count; ++i) write(job.dst, i, static_cast<T>(1u * read<T>(job.source[0], i) * factor));
+}
+
 #if HWY_TARGET == HWY_SCALAR
 // One lane holds no pair, so the scalar kernels have their own loop.
 template <class T>
@@ -251,8 +257,9 @@ extern const Table ISTHMUS_REDUCE_TABLE = {
      nullptr, nullptr, widen<Float8E4M3>, widen<Float8E5M2>},
     {divide<int8_t>, divide<uint8_t>, divide<int16_t>, divide<uint16_t>, divide<int32_t>, divide<uint32_t>, divide<int64_t>,
      divide<uint64_t>, nullptr, finish<Float16>, finish<BFloat16>, nullptr, nullptr, finish<Float8E4M3>, finish<Float8E5M2>},
-    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, scale<Float16>, scale<BFloat16>,
-     scale<Plain<float>>, scale<Plain<double>>, scale<Float8E4M3>, scale<Float8E5M2>},
+    {multiply<uint8_t>, multiply<uint8_t>, multiply<uint16_t>, multiply<uint16_t>, multiply<uint32_t>, multiply<uint32_t>,
+     multiply<uint64_t>, multiply<uint64_t>, nullptr, scale<Float16>, scale<BFloat16>, scale<Plain<float>>,
+     scale<Plain<double>>, scale<Float8E4M3>, scale<Float8E5M2>},
     kStream,
 };
 

@@ -19,11 +19,12 @@ inline constexpr unsigned kMaxSources = 4;  // sources that one pass of a kernel
 
 struct Job {
   const void *source[kMaxSources];
-  unsigned sources;  // 1..kMaxSources
-  void *dst;         // may equal any source exactly, where the elements have the same size
-  void *copy;        // or nullptr
-  size_t count;      // lanes
-  double number;     // divisor (0: no division) of fold and finish; factor of scale
+  unsigned sources;    // 1..kMaxSources
+  void *dst;           // may equal any source exactly, where the elements have the same size
+  void *copy;          // or nullptr
+  size_t count;        // lanes
+  double number;       // divisor (0: no division) of fold and finish; factor of scale
+  uint64_t whole = 0;  // factor of scale of integers
 };
 using Kernel = void (*)(const Job &) noexcept;
 
@@ -33,7 +34,7 @@ struct Table {
   Kernel accumulate[kLanes][kPrims];  // narrow floats: dst (f32) = source[0] (f32) op source[1] (narrow)
   Kernel widen[kLanes];               // narrow floats: dst (f32) = source[0]
   Kernel finish[kLanes];  // narrow floats: dst = round(source[0] (f32) / number); integers: dst = source[0] / number
-  Kernel scale[kLanes];   // floats: dst = round(source[0] * number)
+  Kernel scale[kLanes];   // floats: dst = round(source[0] * number); integers: dst = source[0] * whole
   // Copy with non-temporal stores; the caller fences. nullptr where memcpy does it as well.
   void (*stream)(void *dst, const void *src, size_t bytes) noexcept;
 };

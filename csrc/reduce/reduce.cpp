@@ -270,7 +270,11 @@ void fold(const Fold &task, size_t count) noexcept {
 void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept {
   if (count == 0) return;
   const ControlWord ieee(true);
-  active().scale[static_cast<int>(lane_of(dtype))]({{src}, 1, dst, nullptr, count, factor});
+  active().scale[static_cast<int>(lane_of(dtype))]({{src}, 1, dst, nullptr, count, factor, 0});
+}
+
+void scale_integers(void *dst, const void *src, size_t count, DType dtype, uint64_t factor) noexcept {
+  if (count != 0) active().scale[static_cast<int>(lane_of(dtype))]({{src}, 1, dst, nullptr, count, 1, factor});
 }
 
 void copy(void *dst, const void *src, size_t bytes, bool stream) noexcept {

@@ -44,6 +44,8 @@ void fold(const Fold &task, size_t count) noexcept;
 
 // dst[i] = round(float(src[i]) * factor) in dtype, factor converted to accumulator(dtype) first. dst may equal src.
 void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept;
+// The same of integers, which wrap: of the factor the bits count that the type has.
+void scale_integers(void *dst, const void *src, size_t count, DType dtype, uint64_t factor) noexcept;
 
 // memcpy with a hint: `stream` means the destination will not be read soon (non-temporal stores, fenced before return).
 void copy(void *dst, const void *src, size_t bytes, bool stream) noexcept;

@@ -14,20 +14,19 @@
 namespace isthmus::topology {
 namespace {
 
-std::string island_name(const RankInfo &r) { return r.island.empty() ? "the unnamed island" : "island '" + r.island + "'"; }
-
 const std::string &host_name(const RankInfo &r) { return r.hostname.empty() ? r.host : r.hostname; }
 
 void check_shm_bridge(const std::vector<RankInfo> &ranks) {
   for (size_t r = 1; r < ranks.size(); ++r)
-    if (ranks[r].island != ranks[0].island || ranks[r].host != ranks[0].host)
+    if (island_of(ranks[r]) != island_of(ranks[0]) || ranks[r].host != ranks[0].host)
       for (size_t q = 0; q < r; ++q)
-        if (ranks[r].island != ranks[q].island && ranks[r].host != ranks[q].host)
+        if (island_of(ranks[r]) != island_of(ranks[q]) && ranks[r].host != ranks[q].host)
           fail(Code::Config,
-               "ISTHMUS_BRIDGE=shm, but {} (rank {}) is on host '{}' and {} (rank {}) is on host '{}': shared memory does "
+               "ISTHMUS_BRIDGE=shm, but island '{}' (rank {}) is on host '{}' and island '{}' (rank {}) is on host '{}': "
+               "shared memory does "
                "not reach "
                "between hosts. Use ISTHMUS_BRIDGE=auto or tcp",
-               island_name(ranks[q]), q, host_name(ranks[q]), island_name(ranks[r]), r, host_name(ranks[r]));
+               island_of(ranks[q]), q, host_name(ranks[q]), island_of(ranks[r]), r, host_name(ranks[r]));
 }
 
 double rate_over(const RankInfo &info, bool memory) noexcept {
@@ -51,13 +50,31 @@ void weigh(Topology &t) {
   t.digest = digest_of(t);
 }
 
+// "'a', 'b'"
+std::string names_of_islands(const Topology &t) {
+  std::vector<std::string> names;
+  for (const RankInfo &r : t.ranks)
+    if (std::find(names.begin(), names.end(), island_of(r)) == names.end()) names.push_back(island_of(r));
+  std::string text;
+  for (const std::string &name : names) text += (text.empty() ? "'" : ", '") + name + "'";
+  return text;
+}
+
+// The name of the island that all ranks of the group are of, or empty.
+std::string name_of(const Topology &t, const Group &g) {
+  const std::string &name = island_of(t.ranks[static_cast<size_t>(g.ranks[0])]);
+  const bool all =
+      std::all_of(g.ranks.begin(), g.ranks.end(), [&](int r) { return island_of(t.ranks[static_cast<size_t>(r)]) == name; });
+  return all ? name : std::string();
+}
+
 }  // namespace
 
 bool one_memory(const Topology &t) noexcept {
   bool one_island = true;
   for (const RankInfo &r : t.ranks) {
     if (r.host != t.ranks[0].host) return false;
-    one_island = one_island && r.island == t.ranks[0].island;
+    one_island = one_island && island_of(r) == island_of(t.ranks[0]);
   }
   return one_island || t.bridge != Bridge::Tcp;
 }
@@ -117,10 +134,11 @@ Topology make_topology(std::vector<RankInfo> ranks, Bridge bridge) {
   for (size_t r = 0; r < world; ++r) {
     const RankInfo &info = t.ranks[r];
     one_host = one_host && info.host == t.ranks[0].host;
-    one_island = one_island && info.island == t.ranks[0].island;
+    one_island = one_island && island_of(info) == island_of(t.ranks[0]);
     libraries = libraries || !info.ccl.empty();
-    const auto [at, fresh] = known.try_emplace({info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
-                                               static_cast<int>(t.groups.size()));
+    const auto [at, fresh] = known.try_emplace(
+        {bridge == Bridge::Tcp ? island_of(info) : info.island, info.ccl.empty() ? info.host : std::string(), info.ccl},
+        static_cast<int>(t.groups.size()));
     if (fresh) t.groups.push_back({info.island, info.host, {}, info.ccl, info.ccl_table});
     Group &group = t.groups[static_cast<size_t>(at->second)];
     group.ccl_table.keep(info.ccl_table);
@@ -164,6 +182,7 @@ Topology dissolve(const Topology &t, const std::vector<bool> &keep) {
 void apply_rates(Topology &t, std::string_view rates) {
   if (t.measured) t.weights.assign(t.groups.size(), 1.0);
   t.measured = false;
+  std::vector<double> declared(t.groups.size(), 0.0);
   std::string_view rest = rates;
   while (!rest.empty()) {
     const size_t comma = rest.find(',');
@@ -176,13 +195,21 @@ void apply_rates(Topology &t, std::string_view rates) {
       if (error != std::errc{} || end != entry.data() + entry.size()) rate = 0;
     }
     if (!(rate > 0 && rate <= 1e6))
-      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: '{}' is not label:rate with a rate above 0 and at most 1000000", rates,
+      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: '{}' is not island:rate with a rate above 0 and at most 1000000", rates,
            entry);
     bool found = false;
-    for (size_t g = 0; g < t.groups.size(); ++g)
-      if (t.groups[g].island == entry.substr(0, colon)) t.weights[g] = rate, found = true;
-    if (!found) fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is labelled '{}'", rates, entry.substr(0, colon));
+    for (size_t r = 0; r < t.ranks.size(); ++r)
+      if (island_of(t.ranks[r]) == entry.substr(0, colon)) {
+        found = true;
+        double &least = declared[static_cast<size_t>(t.group_of[r])];
+        least = least > 0 ? std::min(least, rate) : rate;
+      }
+    if (!found)
+      fail(Code::Config, "ISTHMUS_BRIDGE_RATES={}: no island is named '{}'; there is {}", rates, entry.substr(0, colon),
+           names_of_islands(t));
   }
+  for (size_t g = 0; g < t.groups.size(); ++g)
+    if (declared[g] > 0) t.weights[g] = declared[g];
   t.digest = digest_of(t);
 }
 
@@ -204,7 +231,7 @@ std::string to_json(const Topology &t) {
     const RankInfo &info = t.ranks[r];
     const double rate = rate_over(info, memory);
     find(hosts, info.host, host_name(info)).ranks.push_back(static_cast<int>(r));
-    Set &island = find(islands, info.island, info.island);
+    Set &island = find(islands, island_of(info), info.island);
     island.ranks.push_back(static_cast<int>(r));
     if (std::find(island.hosts.begin(), island.hosts.end(), host_name(info)) == island.hosts.end())
       island.hosts.push_back(host_name(info));
@@ -227,9 +254,11 @@ std::string to_json(const Topology &t) {
               {"islands", json::array()}, {"groups", json::array()}, {"ranks", std::move(all)}};
   for (const Set &h : hosts) out["hosts"].push_back({{"host", h.key}, {"hostname", h.name}, {"ranks", h.ranks}});
   for (const Set &i : islands)
-    out["islands"].push_back({{"label", i.key}, {"ranks", i.ranks}, {"host", i.hosts.front()}, {"hosts", i.hosts}});
+    out["islands"].push_back(
+        {{"name", i.key}, {"label", i.name}, {"ranks", i.ranks}, {"host", i.hosts.front()}, {"hosts", i.hosts}});
   for (size_t g = 0; g < t.groups.size(); ++g)
-    out["groups"].push_back({{"island", t.groups[g].island},
+    out["groups"].push_back({{"name", name_of(t, t.groups[g])},
+                             {"island", t.groups[g].island},
                              {"host", t.groups[g].host},
                              {"ccl", t.groups[g].ccl},
                              {"ranks", t.groups[g].ranks},

@@ -1,6 +1,9 @@
 // Who is where: what every rank tells the others, and the groups that follow from it. Pure data.
 //
-// A *group* is what the planner treats as one unit: the ranks of one island (by label) on one host that share memory.
+// A rank's *island* has its label's name, and that of its device's maker where it has no label; such ranks of the host are island "host".
+//
+// A *group* is what the planner treats as one unit: the ranks on one host that share memory and have one label. Ranks without one are
+// told apart by their islands only where the bridge is "tcp", which parts those.
 // Groups are ordered by their lowest rank, ranks in a group by number. When every rank of the communicator shares memory
 // with every other (one host, bridge not "tcp"), the plan is flat: all ranks read each other's slots, and groups only say
 // the order of the sums.
@@ -31,12 +34,13 @@ struct RankInfo {
   std::string process;          // 32 hex digits: identity of the process; ranks that are threads share it
   int64_t pid = 0;
   int numa = -1;
-  std::string ccl;          // family of the collective library that the rank has for its island ("oneccl"), or empty
-  std::string ccl_version;  // for people
-  IslandTable ccl_table;    // what it can do
-  bool fnuz = false;        // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
-  Rates rates;              // of its host's profile; all 0 where it has none
-  Star star;                // likewise
+  std::string ccl;             // family of the collective library that the rank has for its island ("oneccl"), or empty
+  std::string ccl_version;     // for people
+  IslandTable ccl_table;       // what it can do
+  bool fnuz = false;           // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
+  Rates rates;                 // of its host's profile; all 0 where it has none
+  Star star;                   // likewise
+  std::string maker = "host";  // of its device ("nvidia"): the name of its island where it has no label
 };
 
 struct Group {
@@ -62,6 +66,9 @@ struct Topology {
   uint64_t digest = 0;  // of everything above that plans depend on
   int size() const noexcept { return static_cast<int>(ranks.size()); }
 };
+
+// The name of the rank's island.
+inline const std::string &island_of(const RankInfo &r) noexcept { return r.island.empty() ? r.maker : r.island; }
 
 // The digest of `t`: to be taken again by whoever changes `weights` after make_topology.
 uint64_t digest_of(const Topology &t) noexcept;
@@ -89,12 +96,13 @@ int64_t measured_star(const Topology &t) noexcept;
 // Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
 // relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
 void apply_profiles(Topology &t);
-// Sets the weights from "label:rate,label:rate" (the setting BridgeRates), labels not named keep 1, and takes the digest again. Throws
-// Error(Config): a label that no island has, a rate that is not above 0 and at most 1e6, anything else that cannot be read.
+// Sets the weights from "island:rate,island:rate" (the setting BridgeRates), islands not named keep 1, and takes the digest again. A group of
+// several islands takes the least of its islands' rates. Throws Error(Config): a name that no island has, a rate that is not above 0 and at most
+// 1e6, anything else that cannot be read.
 void apply_rates(Topology &t, std::string_view rates);
-// {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"label", "ranks", "host", "hosts"}],
-//  "groups": [{"island", "host", "ranks", "weight"}], "ranks": [{"rank", "host", "hostname", "island", "device", "pid",
-//      ..}]}
+// {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"name", "label", "ranks", "host", "hosts"}],
+//  "groups": [{"name" (of its island, empty where it has several), "island", "host", "ranks", "weight"}],
+//  "ranks": [{"rank", "host", "hostname", "island", "device", "pid", ..}]}
 std::string to_json(const Topology &t);
 
 }  // namespace isthmus::topology

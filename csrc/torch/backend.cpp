@@ -153,6 +153,7 @@ Backend::WorkPtr Backend::submit(Request request,
   if (stream) {
     options.on_stream = 1;
     options.stream = stream->native_handle();
+    options.device_memory = 3;
   }
 
   if (coalescing::open()) {

@@ -12,9 +12,9 @@ from . import _elf
 from ._comm import settings
 from ._doors import AUDITOR, DOORS, HOOK, Door, door_of_file, in_preload, read
 from ._errors import ArgumentError
-from ._programs import VLLM_PATH, Program, answer
+from ._programs import VLLM_PATH, Program, User, answer
 
-__all__ = ["Choice", "beside_the_program", "choose", "door_here", "wanted_door"]
+__all__ = ["Choice", "beside_the_program", "choose", "door_here", "users_of_a_door", "wanted_door"]
 
 _SANITIZER = re.compile(r"lib(a|t|l|m|ub|hwa)san\.so")
 
@@ -100,10 +100,34 @@ def choose(
     return choice
 
 
+def users_of_a_door(program: Program) -> list[User]:
+    """Those that say whose door it is. pyhccl, which is of no use without HCCL and needs none to be installed, says so where
+    there is one.
+    """
+    packages = program.python.folders if program.python else ()
+
+    def has_library(user: User) -> bool:
+        there = answer(program, user, "now", user.door).library or user.door.installed(program.environment, packages)
+        return there is not None
+
+    return [user for user in program.users if user.name != "pyhccl" or has_library(user)]
+
+
+def _behind(program: Program) -> str:
+    """Where Isthmus sees the program itself."""
+    launcher = program.launcher or Path(program.command[0]).name
+    if program.launcher:
+        return f", or stand behind {launcher}, where the program is seen: {launcher} ... isthmus run --interpose -- PROGRAM"
+    if launcher == "torchrun":
+        return ", or stand behind torchrun: torchrun --no-python ... isthmus run --interpose -- python PROGRAM"
+    return ""
+
+
 def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
     given = DOORS[vendor] if vendor else wanted_door()
-    used = program.doors
-    users = {door.library: next(u for u in program.users if u.door == door) for door in used}
+    all_users = users_of_a_door(program)
+    used = [door for door in DOORS.values() if any(user.door == door for user in all_users)]
+    users = {door.library: next(user for user in all_users if user.door == door) for door in used}
     if given:
         clash = [door for door in used if door != given and door.functions == given.functions]
         if clash and given not in used:
@@ -116,7 +140,7 @@ def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
     if len(used) == 1:
         user = users[used[0].library]
         return used[0], f"{user.name} uses {used[0].soname}"
-    ask = "say which with --vendor"
+    ask = f"say which with --vendor{_behind(program)}"
     packages = program.python.folders if program.python else ()
     if used:
         # A program that can do with either has the names of both in it.

@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import _elf
@@ -21,7 +21,7 @@ from ._doors import DOORS, FOLDER, HOOK, Door, door_of_file, read
 from ._errors import ArgumentError
 from ._loader import Loaded, Process
 
-__all__ = ["VLLM_PATH", "WAYS", "Answer", "Program", "Python", "User", "answer", "examine", "python_users"]
+__all__ = ["VARIABLES", "VLLM_PATH", "WAYS", "Answer", "Program", "Python", "User", "answer", "examine", "python_users"]
 
 # Programs that only start another one, in whose place the other is looked at.
 _WRAPPERS = ("env", "nice", "nohup", "timeout", "taskset", "numactl", "setsid", "stdbuf", "time", "ionice", "chrt")
@@ -53,10 +53,14 @@ _FILES = {
     "jax": ("jax_plugins/*/*.so",),
     "tensorflow": ("tensorflow/libtensorflow_*.so*",),
     "nccl4py": ("nccl/core/**/*.so", "nccl/bindings/**/*.so"),
+    "pyhccl": ("pyhccl/_C*.so",),
 }
 _LOAD_BY_PATH = ("torch", "cupy", "jax")
 _PYNCCL = "vllm/distributed/device_communicators/pynccl_wrapper.py"
 VLLM_PATH = "VLLM_NCCL_SO_PATH"
+# Who takes the path of the library from a variable. pyhccl takes the folder from another one, where that file is not there.
+VARIABLES = {"vllm": VLLM_PATH, "pyhccl": "PYHCCL_LIBRARY"}
+_PYHCCL_FOLDER = "PYHCCL_LIBRARY_PATH"
 
 WAYS = ("now", "preload", "hook", "import", "library_path", "audit")
 
@@ -98,11 +102,6 @@ class Program:
     python: Python | None = None
     users: list[User] = field(default_factory=list)
     unreachable: str = ""  # why no variable leads it to a door
-
-    @property
-    def doors(self) -> list[Door]:
-        """The vendors whose libraries it uses."""
-        return [door for door in DOORS.values() if any(user.door == door for user in self.users)]
 
 
 @dataclass(frozen=True)
@@ -248,12 +247,22 @@ def python_users(python: Python, environment: Mapping[str, str]) -> list[User]:
                 users += _of_path(name, file)
             if files:
                 break
+    users = [_told_by_variables(user, environment) if user.name == "pyhccl" else user for user in users]
     wrapper = python.has(_PYNCCL)
     if wrapper:
         door = next((user.door for user in users if user.name == "torch"), DOORS["nccl"])
         path = environment.get(VLLM_PATH, "")
         users.append(User("vllm", None, door, "path" if "/" in path else "name", path or door.soname))
     return users
+
+
+def _told_by_variables(user: User, environment: Mapping[str, str]) -> User:
+    """pyhccl opens the first that there is: what one variable names, the library in the folder of another, the name."""
+    folder = environment.get(_PYHCCL_FOLDER, "")
+    for path in (environment.get(VARIABLES[user.name], ""), f"{folder}/{user.door.soname}" if folder else ""):
+        if "/" in path and _readable(Path(path)):
+            return replace(user, how="path", text=path)
+    return user
 
 
 def _linked_users(program: Program) -> list[User]:

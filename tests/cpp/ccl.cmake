@@ -9,7 +9,7 @@ set_tests_properties(test_island PROPERTIES PROCESSORS 2)
 isthmus_test(test_nccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/nccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
 isthmus_test(test_hccl SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/hccl_test.cpp FLOORS ccl LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
 isthmus_test(test_device_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_rank_test.cpp
-             ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
+             ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/stuck_call_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
              TIMEOUT 900)
 # Every collective, dtype and op on fleets of every vendor.
 isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS}

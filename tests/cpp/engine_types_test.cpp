@@ -92,7 +92,7 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
         pairs.push_back({static_cast<DType>(t), static_cast<RedOp>(o), static_cast<int>(pairs.size()) % kReducings});
     });
   });
-  ASSERT_EQ(pairs.size(), 113u);
+  ASSERT_EQ(pairs.size(), 121u);
   each(kReducings, [&](int k) {
     each(kDTypeCount, [&](int t) {
       const auto dtype = static_cast<DType>(t);
@@ -125,6 +125,7 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
     isthmus_call call{};
     call.size = sizeof call;
     call.scale = matrix::factor(rank);
+    call.factor = matrix::whole_factor(rank);
     const auto expect = [&](size_t from, size_t bytes) {
       std::copy_n(c.expected.begin() + static_cast<ptrdiff_t>(from), bytes, expected.begin());
     };

@@ -119,7 +119,7 @@ TEST(FleetMatrix, EveryCombinationAndEveryShapeOccurs) {
     EXPECT_EQ(dtypes.size(), static_cast<size_t>(isthmus::kDTypeCount)) << kShapes[s].name;
     EXPECT_EQ(ops.size(), static_cast<size_t>(isthmus::kRedOpCount)) << kShapes[s].name;
   }
-  EXPECT_EQ(shapes.size(), 4 * 113u + 10 * 17u);
+  EXPECT_EQ(shapes.size(), 4 * 121u + 10 * 17u);
   for (const auto &[cell, where] : shapes) EXPECT_GE(where.size(), 3u) << kNames[cell.kind];
 }
 
@@ -302,6 +302,7 @@ void run(const FleetRank &r, const Case &c, FleetMemory &memory, void *stream) {
   isthmus_call how{};
   how.size = sizeof how;
   how.scale = matrix::factor(r.rank);
+  how.factor = matrix::whole_factor(r.rank);
   how.on_stream = stream && !on_host && c.number % 2 == 0;
   how.stream = stream;
   FLEET_MUST(r, call(r, c, c.reads(r.rank) ? memory.at(on_host, send * size) : nullptr,

@@ -16,11 +16,27 @@ using isthmus::RedOp;
 using Data = std::vector<uint8_t>;
 
 inline constexpr size_t kFactors = 5;
-inline constexpr double kFactor[kFactors] = {0.5, -3.0, 1.1, 0.0, 1e-3};  // of PREMUL_SUM, by rank
+inline constexpr double kFactor[kFactors] = {0.5, -3.0, 1.1, 0.0, 1e-3};                    // of PREMUL_SUM, by rank
+inline constexpr int64_t kWhole[kFactors] = {7, -3, 0x0123456789abcdef, 0, INT64_MIN + 1};  // of integers
 inline double factor(int rank) { return kFactor[static_cast<size_t>(rank) % kFactors]; }
+inline const void *whole_factor(int rank) { return &kWhole[static_cast<size_t>(rank) % kFactors]; }
 
-// Each element times the factor in the accumulator type, rounded to the dtype.
-inline void scale(DType t, Data &data, size_t count, double by) {
+// Each element times the rank's factor in the accumulator type, rounded to the dtype.
+inline void scale(DType t, Data &data, size_t count, int rank) {
+  const auto multiply = [&]<class T>(T) {
+    const auto by = static_cast<uint64_t>(kWhole[static_cast<size_t>(rank) % kFactors]);
+    for (size_t i = 0; i < count; ++i)
+      reference::store(data.data(), i, static_cast<T>(uint64_t{reference::load<T>(data.data(), i)} * by));
+  };
+  if (isthmus::is_integer(t)) {
+    switch (isthmus::dtype_size(t)) {
+      case 1: return multiply(uint8_t{});
+      case 2: return multiply(uint16_t{});
+      case 4: return multiply(uint32_t{});
+      default: return multiply(uint64_t{});
+    }
+  }
+  const double by = factor(rank);
   for (size_t i = 0; i < count; ++i) {
     if (t == DType::Float64) {
       reference::store(data.data(), i, reference::load<double>(data.data(), i) * by);
@@ -60,7 +76,7 @@ inline Data folded(const std::vector<std::vector<int>> &islands, DType t, RedOp 
   for (const auto &island : islands) {
     for (const int r : island) {
       Data &d = given[static_cast<size_t>(r)];
-      if (op == RedOp::PremulSum) scale(t, d, elements, factor(r));
+      if (op == RedOp::PremulSum) scale(t, d, elements, r);
       sources.push_back({d.data(), false});
     }
     ends.push_back(static_cast<uint32_t>(sources.size()));

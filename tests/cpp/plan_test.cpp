@@ -135,6 +135,22 @@ TEST(Plan, SharesOfTheBridgeAttainTheLeastTime) {
   }
 }
 
+// Whatever its bytes: what the ranks of a group cannot share equally is one piece, a call more each way.
+TEST(Plan, AMessageThatALibrarysRanksCannotShareEquallyTakesTwoCallsMore) {
+  for (const char *world : {"NNNNNNNNa", "NNNaNNNNb", "NNNNMMMMMMa"})
+    for (const uint64_t bytes : {(256u << 10) + 4, 668'676u, (1u << 20) - 4, 3'000'000u, (64u << 20) + 4})
+      for (const Collective c : {Collective::AllReduce, Collective::Broadcast}) {
+        const auto plan = plan_collective(world_of(world), 0, request_of(c, bytes));
+        int in_full = 0, in_short = 0;
+        for (const Step &s : plan->steps) {
+          if (s.kind != StepKind::Ccl || s.when == When::Always) continue;
+          ++(s.when == When::FullChunk ? in_full : in_short);
+        }
+        EXPECT_LE(in_short, in_full) << collective_name(c) << " of " << bytes << " over " << world;
+        EXPECT_LE(in_short, 2) << collective_name(c) << " of " << bytes << " over " << world;
+      }
+}
+
 TEST(Plan, OnePlusOneCopiesNothing) {
   const auto t = world_of("ab");
   auto op = operation_of(Collective::AllReduce, 1 << 20, 65536);

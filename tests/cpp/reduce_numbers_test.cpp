@@ -286,6 +286,32 @@ TEST_P(Numbers, ScaleMultipliesInTheAccumulatorType) {
   }
 }
 
+TEST_P(Numbers, ScaleOfIntegersWraps) {
+  std::mt19937_64 random(19);
+  for (int i = 0; i < isthmus::kDTypeCount; ++i) {
+    const auto t = static_cast<DType>(i);
+    if (!isthmus::is_integer(t)) continue;
+    const size_t size = isthmus::dtype_size(t);
+    for (const uint64_t factor : {uint64_t{0}, uint64_t{1}, ~uint64_t{2}, uint64_t{0x8123456789abcdef}})
+      for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{67}, size_t{5000}}) {
+        Buffer in(n * size, random() % 64), out(n * size, random() % 64), expected(n * size, 0);
+        fill(t, in.data(), n, random);
+        for (size_t k = 0; k < n; ++k) {
+          uint64_t v = 0;
+          std::memcpy(&v, in.data() + k * size, size);
+          v *= factor;
+          std::memcpy(expected.data() + k * size, &v, size);
+        }
+        isthmus::reduce::scale_integers(out.data(), in.data(), n, t, factor);
+        ASSERT_EQ(std::memcmp(out.data(), expected.data(), n * size), 0)
+            << isthmus::dtype_name(t) << " " << factor << " " << n;
+        isthmus::reduce::scale_integers(in.data(), in.data(), n, t, factor);
+        ASSERT_EQ(std::memcmp(in.data(), expected.data(), n * size), 0) << "in place: " << isthmus::dtype_name(t);
+        ASSERT_TRUE(in.edges_intact() && out.edges_intact());
+      }
+  }
+}
+
 TEST_P(Numbers, CopyCopiesAllBytesAndNoOther) {
   std::mt19937_64 random(17);
   std::vector<size_t> sizes;

@@ -44,6 +44,37 @@ TEST(RehearsalHccl, WhatItDoesNotHaveIsRefused) {
   });
 }
 
+// Neither way, whoever's struct it lies in.
+TEST(RehearsalHccl, NoLibraryMeetsTheRanksOfAnother) {
+  const End end = run({{"REHEARSAL_DEVICES", "2"}}, [] {
+    for (const char *other : {"nvidia/libnccl.so.2", "amd/librccl.so.1"}) {
+      use(0);
+      RootInfo root{};
+      IS(call(other, "ncclGetUniqueId", static_cast<void *>(&root)), 0);
+      join(2, root, 0, 1);
+      root = new_root();
+      int waiting = 0;
+      std::thread rank([&] {
+        use(0);
+        Handle comm = nullptr;
+        waiting = hc("CommInitRootInfo", 2u, static_cast<const void *>(&root), 0u, &comm);
+      });
+      Handle comm = nullptr;
+      UniqueId id;
+      std::memcpy(id.bytes, root.bytes, sizeof id);
+      IS(call(other, "ncclCommInitRank", &comm, 2, id, 1), 4);
+      rank.join();
+      CHECK(waiting == 1 || waiting == 11);  // it came before the other, or after
+    }
+  });
+  EXPECT_TRUE(end.clean()) << end.status << end.said;
+  for (const char *line :
+       {"HcclCommInitRootInfo: the id was made by NCCL, ", "HcclCommInitRootInfo: the id was made by RCCL, ",
+        "ncclCommInitRank: the id was made by HCCL, and no rank of NCCL ",
+        "ncclCommInitRank: the id was made by HCCL, and no rank of RCCL "})
+    EXPECT_TRUE(end.has(line)) << end.said;
+}
+
 TEST(RehearsalHccl, CommunicatorsThatCannotBe) {
   expect_clean({{"REHEARSAL_DEVICES", "2"}, {"HCCL_CONNECT_TIMEOUT", "1"}}, [] {
     RootInfo root{};

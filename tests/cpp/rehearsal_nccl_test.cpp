@@ -394,6 +394,45 @@ TEST(Rehearsal, CommunicatorsShrink) {
   });
 }
 
+// AMD's library has NVIDIA's interface, and each refuses the other's ids; the ranks that wait for such a rank end, too.
+TEST(Rehearsal, NoLibraryMeetsTheRanksOfAnother) {
+  const End end = run({{"REHEARSAL_DEVICES", "2"}}, [] {
+    const auto rc = [](const char *name, auto... a) {
+      return call("amd/librccl.so.1", (std::string("nccl") + name).c_str(), a...);
+    };
+    const auto meets = [](auto &own, auto &other) {
+      use(0);
+      UniqueId id;
+      IS(own("GetUniqueId", &id), 0);
+      int waiting = 0;
+      std::thread rank([&] {
+        use(0);
+        Handle comm = nullptr;
+        waiting = own("CommInitRank", &comm, 2, id, 0);
+      });
+      Handle comm = nullptr;
+      IS(other("CommInitRank", &comm, 2, id, 1), 4);
+      rank.join();
+      CHECK(waiting == 5 || waiting == 2);  // it came before the other, or after
+      // Nor by an id that says that it is the other's.
+      UniqueId forged;
+      IS(other("GetUniqueId", &forged), 0);
+      IS(own("GetUniqueId", &id), 0);
+      std::memcpy(forged.bytes + 8, id.bytes + 8, 16);
+      IS(other("CommInitRank", &comm, 1, forged, 0), 5);
+      CHECK(!comm);
+    };
+    const auto nccl = [](const char *name, auto... a) { return nc(name, a...); };
+    meets(nccl, rc);
+    meets(rc, nccl);
+  });
+  EXPECT_TRUE(end.clean()) << end.status << end.said;
+  for (const char *pair : {"NCCL, and no rank of RCCL", "RCCL, and no rank of NCCL"})
+    EXPECT_TRUE(end.has((std::string("rehearsal: ncclCommInitRank: the id was made by ") + pair).c_str())) << end.said;
+  for (const char *name : {"NCCL", "RCCL"})
+    EXPECT_TRUE(end.has((std::string("a rank of another library came, and no rank of ") + name).c_str())) << end.said;
+}
+
 TEST(Rehearsal, RanksMeetByTheFirstOfSeveralIds) {
   expect_clean({{"REHEARSAL_DEVICES", "3"}}, [] {
     use(0);

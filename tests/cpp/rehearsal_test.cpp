@@ -385,6 +385,27 @@ TEST(Rehearsal, MemoryFreedBeforeTheWorkThatUsesItIsFound) {
   EXPECT_TRUE(end.has("was freed before the work")) << end.said;
 }
 
+TEST(Rehearsal, AFaultForGoodStaysOnItsDevice) {
+  expect_clean({{"REHEARSAL_FAIL_FOR_GOOD", "cuMemcpyAsync:2:719"}}, [] {
+    use(0);
+    Pinned p;
+    const Handle s = new_stream(), e = new_event();
+    const Address a = allocate(16);
+    unsigned type = 0;
+    IS(cu("MemcpyAsync", a, p.device, size_t{4}, s), 0);
+    IS(cu("StreamSynchronize", s), 0);
+    IS(cu("PointerGetAttribute", &type, 2, a), 0);
+    IS(cu("MemcpyAsync", a, p.device, size_t{4}, s), 719);
+    IS(cu("MemcpyAsync", a, p.device, size_t{4}, s), 719);
+    IS(cu("PointerGetAttribute", &type, 2, a), 719);
+    IS(cu("EventRecord", e, s), 719);
+    IS(cu("StreamQuery", s), 719);
+    IS(cu("EventDestroy_v2", e), 0);
+    IS(cu("StreamDestroy_v2", s), 0);
+    IS(cu("MemFree_v2", a), 0);
+  });
+}
+
 TEST(Rehearsal, FaultsOnDemand) {
   expect_clean(
       {{"REHEARSAL_FAIL", "cuMemcpyAsync:2:719,cuEventCreate:1:2"}, {"REHEARSAL_FAIL_LATE", "cuMemsetD8Async:2:700"}}, [] {

@@ -44,6 +44,58 @@ TEST(Topology, OneHostIsFlatUnlessTcpIsForcedBetweenIslands) {
   EXPECT_FALSE(make_topology(ranks_of("aabb", "xxyy"), Bridge::Auto).flat);
 }
 
+// One letter a rank: the maker of its device, and h for none; without labels.
+std::vector<RankInfo> ranks_made_by(const std::string &makers, const std::string &hosts) {
+  std::vector<RankInfo> ranks = ranks_of(std::string(makers.size(), '-'), hosts);
+  for (size_t i = 0; i < makers.size(); ++i)
+    if (makers[i] != 'h') ranks[i].maker = makers[i], ranks[i].device = "device:0";
+  return ranks;
+}
+
+TEST(Topology, WithoutLabelsTcpPartsTheMakersOfDevicesAndTheHost) {
+  const Topology t = make_topology(ranks_made_by("nahn", "xxxx"), Bridge::Tcp);
+  EXPECT_FALSE(t.flat);
+  EXPECT_FALSE(one_memory(t));
+  EXPECT_EQ(t.group_of, (std::vector<int>{0, 1, 2, 0}));
+  EXPECT_TRUE(make_topology(ranks_made_by("nnn", "xxx"), Bridge::Tcp).flat) << "one island has no bridge";
+  EXPECT_TRUE(make_topology(ranks_made_by("hh", "xx"), Bridge::Tcp).flat);
+  for (const Bridge bridge : {Bridge::Auto, Bridge::Shm})
+    EXPECT_TRUE(make_topology(ranks_made_by("nahn", "xxxx"), bridge).flat);
+  EXPECT_EQ(make_topology(ranks_made_by("nhnh", "xxyy"), Bridge::Auto).groups.size(), 2u)
+      << "what shares memory on a host stays together where nothing parts it";
+}
+
+TEST(Topology, ALabelGoesBeforeTheMaker) {
+  auto ranks = ranks_made_by("nah", "xxx");
+  for (RankInfo &r : ranks) r.island.assign(1, 'a');
+  EXPECT_TRUE(make_topology(ranks, Bridge::Tcp).flat);
+  ranks[2].island.clear();
+  EXPECT_EQ(make_topology(ranks, Bridge::Tcp).group_of, (std::vector<int>{0, 0, 1}));
+}
+
+TEST(Topology, LibrariesThatCannotServeLeaveMakersParted) {
+  auto ranks = ranks_made_by("naan", "xxxx");
+  for (RankInfo &r : ranks) r.ccl = r.maker + "ccl";
+  const Topology without = dissolve(make_topology(ranks, Bridge::Tcp), {});
+  EXPECT_FALSE(without.flat);
+  EXPECT_EQ(without.group_of, (std::vector<int>{0, 1, 1, 0}));
+}
+
+TEST(Topology, RatesAreDeclaredByMakerWhereThereIsNoLabel) {
+  Topology t = make_topology(ranks_made_by("nah", "xxx"), Bridge::Tcp);
+  apply_rates(t, "n:4,host:2");
+  EXPECT_EQ(t.weights, (std::vector<double>{4, 1, 2}));
+  try {
+    apply_rates(t, "n:4,z:1");
+    FAIL() << "no error";
+  } catch (const Error &e) {
+    EXPECT_NE(e.text().find("no island is named 'z'; there is 'n', 'a', 'host'"), std::string::npos) << e.text();
+  }
+  t = make_topology(ranks_made_by("nah", "xxx"), Bridge::Auto);
+  apply_rates(t, "n:4,a:3,host:2");
+  EXPECT_EQ(t.weights, (std::vector<double>{2})) << "a group of several islands is as fast as the slowest of them";
+}
+
 TEST(Topology, ShmBridgeBetweenHostsIsAnErrorThatNamesThem) {
   try {
     make_topology(ranks_of("aab", "xxy"), Bridge::Shm);
@@ -169,7 +221,12 @@ TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
   EXPECT_EQ(j["islands"][0]["label"], "a");
   EXPECT_EQ(j["islands"][0]["hosts"], nlohmann::json({"node-x", "node-y"}));
   EXPECT_EQ(j["groups"].size(), 3u);
+  EXPECT_EQ(j["groups"][1]["name"], "a");
   EXPECT_EQ(j["ranks"][2]["island"], "b");
+  const auto unnamed = nlohmann::json::parse(to_json(make_topology(ranks_made_by("nah", "xxx"), Bridge::Auto)));
+  EXPECT_EQ(unnamed["islands"].size(), 3u) << "islands without labels are islands, too";
+  EXPECT_EQ(unnamed["islands"][2]["name"], "host");
+  EXPECT_EQ(unnamed["groups"][0]["name"], "") << "of several islands";
 }
 
 }  // namespace

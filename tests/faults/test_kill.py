@@ -54,6 +54,28 @@ def test_the_others_fail_and_name_it(zygote: Zygote, shape: str, victim: int, co
         check([rank.result() for rank in ranks if rank.rank != victim], victim, since)
 
 
+def test_during_an_operation_the_text_says_which(zygote: Zygote) -> None:
+    """The type and the count are the caller's, also where it cannot begin yet: the victim has not ended the one before."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        if me.rank == 1:
+            time.sleep(60)
+        comm.broadcast(np.ones(100_000), 0)  # its root waits for nobody
+        me.send("entered")
+        return me.caught(lambda: comm.all_reduce(np.ones(4_000_000, np.float32)))
+
+    with job(zygote, 2, body) as ranks:
+        all_say(ranks, "ready")
+        ranks[0].expect("entered")
+        time.sleep(0.3)
+        since = ranks[1].signal(signal.SIGKILL)
+        report = ranks[0].result()
+        check([report], 1, since)
+        assert "this rank was in #2 all_reduce (float32, sum, 4000000 elements)" in report["text"], report
+
+
 def test_its_sleeping_children_do_not_keep_it_alive(zygote: Zygote, shape: str) -> None:
     """DataLoader's workers hold copies of every descriptor of their parent."""
 

@@ -18,6 +18,9 @@ typedef union {
 typedef void *comm_handle;
 
 int HcclGetRootInfo(root_info *root);
+int HcclGetRootInfoScalable(root_info *root);
+int HcclCommInitRootInfoScalable(uint32_t ranks, uint32_t roots, const root_info *infos, uint32_t rank, uint32_t further,
+                                 const void *config, comm_handle *comm);
 int HcclCommInitRootInfo(uint32_t ranks, const root_info *root, uint32_t rank, comm_handle *comm);
 int HcclCommInitRootInfoConfig(uint32_t ranks, const root_info *root, uint32_t rank, const void *config, comm_handle *comm);
 int HcclCommInitAll(uint32_t ranks, int32_t *devices, comm_handle *comms);

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from every_type import all_are_done, every_type
+from on_device import AMD, fetched, hand_out, handed, on_device, work_on_the_device
 
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-AMD = os.environ["VENDOR"] == "rccl"
 FLOAT, SUM = 7, 0
 
 
@@ -61,7 +61,6 @@ class Extension(ctypes.Structure):
 
 
 library = ctypes.CDLL("librccl.so.1" if AMD else "libnccl.so.2")
-runtime = ctypes.CDLL("libamdhip64.so.6" if AMD else "libcuda.so.1")
 library.ncclGetLastError.restype = ctypes.c_char_p
 
 
@@ -69,39 +68,8 @@ def sound(code: int, what: str) -> None:
     assert code == 0, f"{what} gave {code}: {library.ncclGetLastError(None)}"
 
 
-def on_device(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
-    place, nbytes = ctypes.c_void_p(), ctypes.c_size_t(array.nbytes)
-    source = ctypes.c_void_p(array.ctypes.data)
-    if AMD:
-        sound(runtime.hipMalloc(ctypes.byref(place), nbytes), "hipMalloc")
-        sound(runtime.hipMemcpy(place, source, nbytes, 1), "hipMemcpy")
-    else:
-        sound(runtime.cuMemAlloc_v2(ctypes.byref(place), nbytes), "cuMemAlloc")
-        sound(runtime.cuMemcpyHtoD_v2(place, source, nbytes), "cuMemcpyHtoD")
-    return place
-
-
 def from_device(place: ctypes.c_void_p, count: int) -> list[float]:
-    array = np.zeros(count, np.float32)
-    to, nbytes = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
-    if AMD:
-        sound(runtime.hipStreamSynchronize(None), "hipStreamSynchronize")
-        sound(runtime.hipMemcpy(to, place, nbytes, 2), "hipMemcpy")
-    else:
-        sound(runtime.cuStreamSynchronize(None), "cuStreamSynchronize")
-        sound(runtime.cuMemcpyDtoH_v2(to, place, nbytes), "cuMemcpyDtoH")
-    return [float(x) for x in array]
-
-
-def work_on_the_device() -> None:
-    if AMD:
-        sound(runtime.hipInit(0), "hipInit")
-        sound(runtime.hipSetDevice(0), "hipSetDevice")
-        return
-    context = ctypes.c_void_p()
-    sound(runtime.cuInit(0), "cuInit")
-    sound(runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), "cuDevicePrimaryCtxRetain")
-    sound(runtime.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    return [float(x) for x in np.frombuffer(fetched(place.value, 4 * count), np.float32)]
 
 
 def unique_ids(count: int) -> ctypes.Array[UniqueId]:
@@ -109,13 +77,8 @@ def unique_ids(count: int) -> ctypes.Array[UniqueId]:
     if RANK == 0:
         for one in found:
             sound(library.ncclGetUniqueId(ctypes.byref(one)), "ncclGetUniqueId")
-        (FOLDER / "part").write_bytes(bytes(found))
-        (FOLDER / "part").rename(name)
-    until = time.monotonic() + 30
-    while not name.exists():
-        assert time.monotonic() < until, "no id"
-        time.sleep(0.002)
-    return (UniqueId * count).from_buffer_copy(name.read_bytes())
+        hand_out(name, bytes(found))
+    return (UniqueId * count).from_buffer_copy(handed(name))
 
 
 def unique_id() -> UniqueId:
@@ -165,17 +128,6 @@ def types() -> Any:
 
     def place(array: np.ndarray[Any, Any]) -> int:
         return on_device(array).value or 0
-
-    def fetched(at: int, nbytes: int) -> bytes:
-        got = np.zeros(nbytes, np.uint8)
-        to, size = ctypes.c_void_p(got.ctypes.data), ctypes.c_size_t(nbytes)
-        if AMD:
-            sound(runtime.hipStreamSynchronize(None), "hipStreamSynchronize")
-            sound(runtime.hipMemcpy(to, ctypes.c_void_p(at), size, 2), "hipMemcpy")
-        else:
-            sound(runtime.cuStreamSynchronize(None), "cuStreamSynchronize")
-            sound(runtime.cuMemcpyDtoH_v2(to, ctypes.c_void_p(at), size), "cuMemcpyDtoH")
-        return got.tobytes()
 
     group = library.ncclGroupStart, library.ncclGroupEnd
     wrong = every_type(Methods(comm), group, RANK, RANKS, place, fetched)

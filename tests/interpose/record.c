@@ -74,6 +74,11 @@ CALL(HcclCommInitRootInfo, (uint32_t of, const root_info *id, uint32_t as, comm_
      " %u i%llx %u n%p", of, digest(id, sizeof *id - OURS), as, *c)
 CALL(HcclCommInitRootInfoConfig, (uint32_t of, const root_info *id, uint32_t as, const void *config, comm_handle *c),
      (of, id, as, config, c), " %u i%llx %u %#llx n%p", of, digest(id, sizeof *id - OURS), as, digest_config(config), *c)
+CALL(HcclGetRootInfoScalable, (root_info * id), (id), " i%llx", digest(id, sizeof *id - OURS))
+CALL(HcclCommInitRootInfoScalable,
+     (uint32_t of, uint32_t count, const root_info *id, uint32_t as, uint32_t further, const void *config, comm_handle *c),
+     (of, count, id, as, further, config, c), " %u %u i%llx i%llx %u %u %#llx n%p", of, count, digest(&id[0], sizeof *id - OURS),
+     digest(&id[count - 1], sizeof *id - OURS), as, further, digest_config(config), *c)
 CALL(HcclCommInitAll, (uint32_t number, int32_t *devices, comm_handle *c), (number, devices, c), " %u %d %d n%p n%p", number,
      devices[0], devices[number - 1], c[0], c[number - 1])
 CALL(HcclCreateSubCommConfig,

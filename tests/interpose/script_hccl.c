@@ -12,11 +12,14 @@
  *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
  *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
  *   typed TYPE OP                             an all_reduce of nothing with HCCL's own numbers
+ *   meetings                                  waits up to 10 s for all of this process to end, and prints how many go on
+ *   root                                      as `id`, for inits with several: `scalable` takes such alone
  */
 #define _GNU_SOURCE
 #define ASCEND
 #include "hccl_like.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +36,8 @@ static int op_of(int op) { return op < 4 ? op : 99; }
 
 static const char *ncclGetErrorString(int code) { return HcclGetErrorString(code); }
 static const char *ncclGetLastError(comm_handle comm) { return comm ? "" : "-"; }
-static int ncclGetUniqueId(unique_id *id) { return HcclGetRootInfo(id); }
+static int of_several;
+static int ncclGetUniqueId(unique_id *id) { return of_several ? HcclGetRootInfoScalable(id) : HcclGetRootInfo(id); }
 static int ncclCommInitRank(comm_handle *comm, int of, unique_id id, int as) {
   return HcclCommInitRootInfo((uint32_t)of, &id, (uint32_t)as, comm);
 }
@@ -48,6 +52,11 @@ static int ncclCommInitRankConfig(comm_handle *comm, int of, unique_id id, int a
   struct hccl_config config = {sizeof(struct hccl_config), 0xf0f0f0f0, 1, 0, 200, 1, "by name"};
   (void)nccls;
   return HcclCommInitRootInfoConfig((uint32_t)of, &id, (uint32_t)as, &config, comm);
+}
+static int init_of_several(comm_handle *comm, int of, int as, int count, unique_id *ids, void *nccls) {
+  struct hccl_config config = {sizeof(struct hccl_config), 0xf0f0f0f0, 1, 0, 200, 1, "of several"};
+  (void)nccls;
+  return HcclCommInitRootInfoScalable((uint32_t)of, (uint32_t)count, ids, (uint32_t)as, 0, &config, comm);
 }
 static int ncclCommGetAsyncError(comm_handle comm, int *state) { return HcclGetCommAsyncError(comm, state); }
 static int ncclCommCount(comm_handle comm, int *count) { return HcclGetRankSize(comm, (uint32_t *)count); }
@@ -107,6 +116,7 @@ static int all_of_them(comm_handle *made, int number, const int *devices) { retu
 static void *found(const char *name) {
   void *f;
   if (!strcmp(name, "ncclCommInitAll")) return (void *)all_of_them;
+  if (!strcmp(name, "ncclCommInitRankScalable")) return (void *)init_of_several;
   if (!strcmp(name, "ncclAlltoAll")) return (void *)all_to_all;
   if (!strcmp(name, "ncclScatter")) return (void *)scatter;
   if (!strcmp(name, "ncclCommRegister")) return (void *)register_memory;
@@ -202,6 +212,23 @@ static void missing(const char *call) {
   else die(call, line_number);
 }
 
+static int meetings(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  struct dirent *task;
+  char path[300], name[32];
+  int found = 0;
+  while (tasks && (task = readdir(tasks))) {
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+    f = fopen(path, "r");
+    if (!f) continue; /* it has ended */
+    if (fgets(name, sizeof name, f)) found += !strcmp(name, "isthmus-meeting\n");
+    fclose(f);
+  }
+  if (tasks) closedir(tasks);
+  return found;
+}
+
 static void more(char *line) {
   char call[64] = "", name[128] = "";
   int a = 0, b = 0, c = 0, d = 0, used = 0;
@@ -216,6 +243,14 @@ static void more(char *line) {
   else if (!strcmp(call, "huge") && given == 2) told(call, HcclSend(spare, (uint64_t)1 << a, 10, (uint32_t)((rank + 1) % ranks), comms[now], streams[0]));
   else if (!strcmp(call, "missing")) missing(line + used);
   else if (!strcmp(call, "part")) make_part(line + used);
+  else if (!strcmp(call, "meetings")) {
+    for (a = 0; a < 1000 && meetings(); ++a) usleep(10000);
+    printf("%d meetings\n", meetings());
+  } else if (!strcmp(call, "root")) {
+    of_several = 1;
+    make_id();
+    of_several = 0;
+  }
   else if (!strcmp(call, "name")) {
     OK(HcclGetCommName(comms[now], name));
     printf("called %s\n", name);

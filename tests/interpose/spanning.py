@@ -19,6 +19,7 @@ VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
 FLOATS = np.arange(5, dtype=np.float32)
 SPANS, HANDED = "Isthmus carries the communicator", "gets the communicator"  # what the log says of one
+INITS = {"init", "join", "scalable", "multi"}
 # Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
 WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1", "ISTHMUS_TIMEOUT": "10"}
 TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")  # of one process; rank 1 has another
@@ -84,14 +85,39 @@ def start(
     return job
 
 
+def joins(rank: Rank) -> bool:
+    """Whether it asks for a communicator."""
+    return any(line.split()[0] in INITS for line in rank.lines)
+
+
+def carried(ranks: Sequence[Rank]) -> None:
+    """Isthmus carried their communicators, as the log says: right values alone are no sign of it."""
+    for number, rank in enumerate(ranks):
+        if joins(rank):
+            assert SPANS in rank.logged, f"rank {number}: no communicator spanned: {rank.printed}{rank.logged}"
+
+
 def run(
-    ranks: Sequence[Rank], programs: Mapping[str, Path], folder: Path | None = None, seconds: float = 45, behind: bool = True
+    ranks: Sequence[Rank],
+    programs: Mapping[str, Path],
+    folder: Path | None = None,
+    seconds: float = 45,
+    behind: bool = True,
+    spans: bool = True,
 ) -> None:
-    """Runs them all to their ends and notes what they did. One that has none has no code."""
+    """Runs them all to their ends and notes what they did. One that has none has no code.
+
+    Where they are of several vendors, or of islands by their labels, Isthmus must have carried a communicator of each,
+    unless the job is one (`spans`) in which that cannot be.
+    """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="spanning-") as made:
-            return run(ranks, programs, Path(made), seconds, behind)
+            return run(ranks, programs, Path(made), seconds, behind, spans)
     folder.mkdir(parents=True, exist_ok=True)
+    islands = {(rank.vendor, rank.environment.get("ISTHMUS_ISLAND")) for rank in ranks if joins(rank)}
+    crosses = spans and len(islands) > 1
+    for rank in ranks if crosses else []:
+        rank.environment.setdefault("ISTHMUS_LOG", "info")
     job = start(ranks, programs, folder, behind)
     until = time.monotonic() + seconds
     try:
@@ -109,6 +135,8 @@ def run(
             rank.logged = (folder / f"stderr.{number}").read_text()
             output = folder / f"out.{number}"
             rank.output = output.read_bytes() if output.exists() else b""
+    if crosses:
+        carried(ranks)
 
 
 def check(ranks: Sequence[Rank]) -> None:

@@ -37,6 +37,11 @@ def doctor(*words: str | Path, folder: Path | None = None, status: int = 0, **en
     return report
 
 
+def made(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The users that a test has made. pyhccl is installed beside Isthmus."""
+    return [user for user in report["users"] if user["user"] != "pyhccl"]
+
+
 def variables_of(way: str, door: Path, environment: dict[str, str | Path]) -> dict[str, str | Path]:
     """The ways of docs/interpose.md."""
     searched = f"{FOLDER}:{environment.get('LD_LIBRARY_PATH', '')}"
@@ -138,7 +143,7 @@ def test_of_torch(tmp_path: Path) -> None:
     """Its RPATH goes before LD_LIBRARY_PATH. As it is shown by test_interpose_import and test_interpose_run."""
     real, library = packages.nvidia(tmp_path), packages.torch(tmp_path)
     report = doctor(sys.executable, "train.py", folder=tmp_path)
-    (user,) = report["users"]
+    (user,) = made(report)
     assert (user["user"], user["file"], user["how"], user["binds"]) == ("torch", str(library), "linked", str(real))
     ways = {"now": False, "preload": True, "hook": True, "import": True, "library_path": False, "audit": True}
     assert user["ways"] == ways and report["program"]["kind"] == "Python"
@@ -150,7 +155,7 @@ def test_of_torch(tmp_path: Path) -> None:
 def test_of_torch_for_amd(tmp_path: Path) -> None:
     """Its library has a name of its own, to which the door does not answer; but the door's functions come first."""
     library = packages.torch_for_amd(tmp_path)
-    (user,) = doctor(sys.executable, "train.py", folder=tmp_path)["users"]
+    (user,) = made(doctor(sys.executable, "train.py", folder=tmp_path))
     assert (user["library"], user["binds"]) == ("rccl", str(library.with_name("librccl.so")))
     assert user["ways"]["preload"] and user["ways"]["import"] and not user["ways"]["library_path"]
 
@@ -159,7 +164,7 @@ def test_of_torch_for_ascend(tmp_path: Path) -> None:
     """It has no RPATH, so that the folder of the doors may go first, too."""
     library, door = packages.torch_npu(tmp_path), DOORS["hccl"]
     report = doctor(sys.executable, "train.py", folder=tmp_path, LD_LIBRARY_PATH=str(door.simulated))
-    (user,) = report["users"]
+    (user,) = made(report)
     assert (user["user"], user["file"], user["how"], user["binds"]) == ("torch_npu", str(library), "linked", str(door.real))
     ways = {"now": False, "preload": True, "hook": True, "import": True, "library_path": True, "audit": True}
     assert user["ways"] == ways and report["choice"]["why"] == "torch_npu uses libhccl.so"
@@ -170,7 +175,7 @@ def test_of_cupy_jax_and_vllm_in_one_environment(tmp_path: Path) -> None:
     packages.cupy(tmp_path)
     packages.jax(tmp_path, "/usr/local/cuda/lib64/libnccl.so.2")
     packages.vllm(tmp_path)
-    users = {user["user"]: user for user in doctor(sys.executable, "serve.py", folder=tmp_path)["users"]}
+    users = {user["user"]: user for user in made(doctor(sys.executable, "serve.py", folder=tmp_path))}
     assert {name: user["how"] for name, user in users.items()} == {"cupy": "linked", "jax": "path", "vllm": "name"}
     assert users["vllm"]["ways"]["variable"] and users["vllm"]["ways"]["preload"]
     assert users["cupy"]["binds"] == str(real), "CuPy loads it by its path, since its own file leads nowhere"
@@ -179,16 +184,67 @@ def test_of_cupy_jax_and_vllm_in_one_environment(tmp_path: Path) -> None:
 
 def test_of_jax_which_puts_the_librarys_name_together(tmp_path: Path) -> None:
     real, plugin = packages.nvidia(tmp_path), packages.jax(tmp_path)
-    (user,) = doctor(sys.executable, "train.py", folder=tmp_path)["users"]
+    (user,) = made(doctor(sys.executable, "train.py", folder=tmp_path))
     assert (user["user"], user["file"], user["how"], user["text"]) == ("jax", str(plugin), "name", "libnccl.so.2")
     assert user["binds"] == str(real), "by its RPATH"
     assert user["ways"]["preload"] and user["ways"]["import"] and not user["ways"]["library_path"]
 
 
+EVERY_WAY = {"preload", "hook", "library_path", "audit", "import", "variable"}
+
+
+@pytest.mark.parametrize(
+    ("told", "how", "leading"),
+    [
+        ({}, "name", EVERY_WAY),
+        ({"PYHCCL_LIBRARY": "{}/libhccl.so"}, "path", {"hook", "audit", "variable"}),
+        ({"PYHCCL_LIBRARY_PATH": "{}"}, "path", {"hook", "audit", "variable"}),
+        (
+            {"PYHCCL_LIBRARY": "/nowhere/libhccl.so"},
+            "name",
+            {"preload", "hook", "library_path", "audit", "import", "variable"},
+        ),
+    ],
+    ids=["by its name", "by a path", "in a folder", "by a path that is none"],
+)
+def test_of_pyhccl(told: dict[str, str], how: str, leading: set[str]) -> None:
+    """As it is in its wheel. A door says what it found at the first call; where calls pass by, nobody says anything."""
+    pytest.importorskip("pyhccl", reason="pyhccl has no wheel for this Python")
+    door, calls = PACKAGED["hccl"].path, "import pyhccl\nassert pyhccl.HcclGetErrorString(0)\n"
+    given = {name: value.format(DOORS["hccl"].simulated) for name, value in told.items()}
+    environment: dict[str, str | Path] = {"LD_LIBRARY_PATH": str(DOORS["hccl"].simulated), **given}
+    report = doctor(sys.executable, "train.py", **environment)
+    (user,) = [user for user in report["users"] if user["user"] == "pyhccl"]
+    assert (user["library"], user["how"], user["binds"]) == ("hccl", how, str(DOORS["hccl"].real))
+    assert {way for way, leads in user["ways"].items() if leads} == leading and not user["ways"]["now"]
+    for way, leads in user["ways"].items():
+        if way in ("import", "variable"):
+            more = environment | ({"PYHCCL_LIBRARY": door} if way == "variable" else {})
+        else:
+            more = variables_of(way, door, environment)
+        text = ("import isthmus.interpose\n" if way == "import" else "") + calls
+        ended = run(sys.executable, "-c", text, PYTHONPATH=PYTHON_PATH, ISTHMUS_LOG="info", **more)
+        assert ended.returncode == 0, f"{way}: {ended.stderr}"
+        assert ("interpose: HCCL in" in ended.stderr) == leads, f"{way}: doctor says {leads}: {ended.stderr}"
+    command = (sys.executable, "-m", "isthmus", "run", "--interpose", "--", sys.executable, "-c", calls)
+    ended = run(*command, PYTHONPATH=PYTHON_PATH, ISTHMUS_LOG="info", **environment)
+    assert ended.returncode == 0 and f"interpose: HCCL in {DOORS['hccl'].simulated}/" in ended.stderr, ended.stderr
+
+
+@pytest.mark.usefixtures("none_installed")
+def test_pyhccl_without_hccl_says_nothing_of_whose_door() -> None:
+    """It is listed, and the door is that of the library which is there."""
+    pytest.importorskip("pyhccl", reason="pyhccl has no wheel for this Python")
+    report = doctor(sys.executable, "train.py", LD_LIBRARY_PATH=str(DOORS["nccl"].simulated))
+    (user,) = [user for user in report["users"] if user["user"] == "pyhccl"]
+    assert user["binds"] is None and user["text"] == "libhccl.so"
+    assert report["choice"]["library"] == "nccl" and "is installed" in report["choice"]["why"]
+
+
 def test_of_a_library_that_is_inside_of_torch(tmp_path: Path) -> None:
     path = packages.torch_with_nccl_inside(tmp_path)
     report = doctor(sys.executable, "train.py", folder=tmp_path, status=1)
-    (user,) = report["users"]
+    (user,) = made(report)
     assert user["how"] == "inside" and not any(user["ways"].values()) and report["choice"] is None
     assert report["error"].startswith(f"{path} has NCCL inside")
 

@@ -157,10 +157,18 @@ def test_a_program_for_either_vendor_gets_the_door_of_what_is_installed(door: Do
 
 
 @pytest.mark.usefixtures("none_installed")
-def test_a_program_that_tells_nothing_gets_the_door_of_what_is_installed(door: Door) -> None:
+def test_a_program_that_tells_nothing_gets_the_door_of_what_is_installed(door: Door, tmp_path: Path) -> None:
     assert variables("--", "sh", LD_LIBRARY_PATH=door.simulated)["LD_PRELOAD"] == str(path_of(door))
     text = refusal("--", "sh")
     assert text.startswith("nothing here uses a vendor's library, and none of libnccl.so.2, ")
+    assert text.endswith("; say which with --vendor")
+    for launcher in ("mpirun", "torchrun"):
+        script = tmp_path / launcher
+        script.write_text("#!/bin/sh\nexec sh\n")
+        script.chmod(0o755)
+        told = refusal("--", script, "-n", "2", "sh")
+        between = " --no-python" if launcher == "torchrun" else ""
+        assert f"stand behind {launcher}" in told and f"{launcher}{between} ... isthmus run --interpose -- " in told, told
     both = f"{DOORS['nccl'].simulated}:{DOORS['rccl'].simulated}"
     text = refusal("--", "sh", LD_LIBRARY_PATH=both)
     assert text.startswith("more than one vendor's library is installed (NCCL in ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -115,7 +116,9 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
 
 @pytest.mark.parametrize("late", ["one by one", "of several vendors"])
 def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path], tmp_path: Path) -> None:
-    """While others come; and, where one vendor's library could not serve those that came, for ISTHMUS_TIMEOUT."""
+    """While others come; and, where one vendor's library could not serve those that came, for ISTHMUS_TIMEOUT.
+
+    The log says for whom."""
     ranks = fleet("nnna" if late == "one by one" else "nan")
     sums(ranks, "init")
     waits = 3.0
@@ -133,6 +136,13 @@ def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path
         timer.join()
     check(ranks)
     assert all(rank.output == summed(len(ranks)) and SPANS in rank.logged for rank in ranks)
+    # Once, by the process that made the id, when it has waited for 5 s.
+    waited = re.compile(
+        r"warning\] rank (\d) of \d did not come within 5 s .*, and the others wait, (.*)\. .*ISTHMUS_DISABLE=1"
+    )
+    told = [waited.findall(rank.logged) for rank in ranks]
+    until = "for up to 2 s more (ISTHMUS_CENSUS)" if late == "one by one" else "until ISTHMUS_TIMEOUT"
+    assert told == [[(str(len(ranks) - 1), until)]] + [[]] * (len(ranks) - 1), told
 
 
 def touch_when_two_have_gone(folder: Path) -> threading.Thread:
@@ -178,11 +188,44 @@ def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(script
     for rank in ranks:
         rank.environment["ISTHMUS_CENSUS"] = "0.5"
     late = touch_when_two_have_gone(tmp_path)
-    run(ranks, scripted, tmp_path)
+    run(ranks, scripted, tmp_path, spans=False)
     late.join()
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert "no longer listens" in ranks[2].printed and "ISTHMUS_CENSUS" in ranks[2].printed, ranks[2].printed
     assert all("rank 2: did not come" in rank.logged for rank in ranks[:2])
+
+
+@preloaded
+@pytest.mark.parametrize("vendors", ["na", "an", "hn", "ha"])
+def test_without_isthmus_no_job_of_several_vendors_works(vendors: str, scripted: dict[str, Path]) -> None:
+    """No library meets another's ranks, so what is right in the other tests is right because of Isthmus."""
+    ranks = fleet(vendors)
+    sums(ranks, "init", "ask", after=())
+    ranks[0].environment["HCCL_CONNECT_TIMEOUT"] = "1"
+    run(ranks, scripted, behind=False, spans=False)
+    told = [re.search(r" init: (\d+), .*\nnone\n", rank.printed) for rank in ranks]
+    codes = [match and int(match[1]) for match in told]
+    # The first may wait for the second, or find that it has come and gone.
+    assert codes[0] in ((9,) if vendors[0] == "h" else (5, 2)) and codes[1] == 4, ranks
+    # Of HCCL's longer root info a program gives others the end, which is empty.
+    maker = DOORS[ranks[0].vendor].name
+    assert ("not an id of" if maker == "HCCL" else f"the id was made by {maker}") in ranks[1].logged
+    assert all(summed(2) not in rank.output for rank in ranks)
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_rank_without_isthmus_ends_a_job_of_several_vendors_with_an_error(off: int, scripted: dict[str, Path]) -> None:
+    """Its library can make nothing of the other's id, nor the other's of its own."""
+    ranks = fleet("na")
+    sums(ranks, "init", "ask", after=())
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = "0.5"
+    ranks[off].environment["ISTHMUS_DISABLE"] = "1"
+    run(ranks, scripted, spans=False)
+    for rank in ranks:
+        assert re.search(r" init: [245], .*\nnone\n", rank.printed), rank
+        assert summed(2) not in rank.output
+    assert "the id was made by NCCL, and no rank of RCCL can meet its ranks" in ranks[1].logged
 
 
 def test_an_id_that_was_made_without_isthmus_is_the_vendors(scripted: dict[str, Path]) -> None:
@@ -232,7 +275,7 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks[2].say("ask")  # has no communicator
     for rank in ranks:
         rank.environment["ISTHMUS_TIMEOUT"] = "1"
-    run(ranks, scripted)
+    run(ranks, scripted, spans=False)
     for rank in ranks[:2]:
         assert rank.code == 0
         assert "init: 6, remote process exited" in rank.printed and "rank 2 of 3 did not arrive within" in rank.printed

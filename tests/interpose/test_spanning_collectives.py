@@ -24,7 +24,8 @@ TYPES = [np.dtype(n) for n in NAMES] + [
 OPS = ["sum", "prod", "max", "min", "avg"]
 # Of AMD's devices some take the bytes of 8-bit floats for other numbers, and these do not.
 SAME_FLOAT8 = {"REHEARSAL_GFX": "950"}
-FLOAT, HOST, DEVICE = 7, 1, 0
+INT64, FLOAT, BFLOAT16 = 4, 7, 9
+HOST, DEVICE = 1, 0
 COUNT = 1001
 
 
@@ -186,13 +187,23 @@ def test_reduce_gives_the_root_alone(vendors: str, scripted: dict[str, Path]) ->
     job.end(scripted)
 
 
+def long_messages(vendors: str, op: str) -> Job:
+    """Of several chunks each, and none a whole number of them; the reduction is that of the 16-bit floats."""
+    job, world = Job(vendors), len(vendors)
+    mine = [contribution(r, 700_001, TYPES[FLOAT]) for r in range(world)]
+    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * world)
+    job.operation("all_gather", FLOAT, 0, mine, [np.concatenate(mine)] * world)
+    job.operation("broadcast", FLOAT, 0, mine, [mine[3]] * world, root=3)
+    short = [contribution(r, 1_300_003, TYPES[BFLOAT16]) for r in range(world)]
+    job.operation("all_reduce", BFLOAT16, OPS.index(op), short, [folded(short, op)] * world, place=1)
+    wide = [contribution(r, world * 170_001, TYPES[INT64]) for r in range(world)]
+    pieces = np.split(folded(wide, "prod"), world)
+    job.operation("reduce_scatter", INT64, OPS.index("prod"), wide, list(pieces))
+    return job
+
+
 def test_long_messages(scripted: dict[str, Path]) -> None:
-    job = Job("nana")
-    mine = [contribution(r, 700_001, np.dtype(np.float32)) for r in range(4)]
-    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * 4)
-    job.operation("all_gather", FLOAT, 0, mine, [np.concatenate(mine)] * 4)
-    job.operation("broadcast", FLOAT, 0, mine, [mine[3]] * 4, root=3)
-    job.end(scripted)
+    long_messages("nana", "avg").end(scripted)
 
 
 @pytest.mark.parametrize("residence", [HOST, DEVICE])
@@ -220,6 +231,27 @@ def test_sums_with_a_factor_of_each_rank(residence: int, scripted: dict[str, Pat
             same = rank.output[at : at + len(want)] == want
             assert same, f"{TYPES[kind]}: {np.frombuffer(rank.output[at:], TYPES[kind])[:4]}"
             at += len(want)
+
+
+@pytest.mark.parametrize("residence", [0, 1])
+def test_sums_of_integers_with_a_factor_of_each_rank_wrap(residence: int, scripted: dict[str, Path]) -> None:
+    """As the vendors' libraries multiply: numbers of the type, of which one fits into no float."""
+    ranks, kinds = fleet("nan"), range(6)
+    factors = [3, 2**63 + 2**31 + 2**15 + 2**7 - 3, 0]
+    ranks[0].say("id")
+    wanted = b""
+    for kind in kinds:
+        mine = [contribution(r, COUNT, TYPES[kind]) for r in range(3)]
+        of_type = [np.array([f], np.uint64).astype(TYPES[kind]) for f in factors]
+        wanted += (mine[0] * of_type[0] + mine[1] * of_type[1]).tobytes()
+        for rank, factor, data in zip(ranks, of_type, mine, strict=True):
+            rank.inputs += [factor.tobytes(), data.tobytes()]
+    for rank in ranks:
+        rank.say("init", *[f"scale {k} {residence}\nall_reduce {k} -1 {COUNT} 0 0 0" for k in kinds], "wait", "destroy")
+    run(ranks, scripted)
+    check(ranks)
+    same = [rank.output == wanted for rank in ranks]
+    assert all(same)
 
 
 def test_nothing_of_it_is_a_success(scripted: dict[str, Path]) -> None:

@@ -16,7 +16,21 @@ import pytest
 from doors import DOORS, HERE, preloaded
 from interpose_entries import read_table
 from spanning import FLOATS, HANDED, SPANS, Rank, check, environment, fleet, given, run, start, summed, sums
-from test_spanning_collectives import COUNT, FLOAT, OPS, SAME_FLOAT8, TYPES, Array, Job, contribution, folded, reduces
+from test_spanning_collectives import (
+    BFLOAT16,
+    COUNT,
+    FLOAT,
+    INT64,
+    OPS,
+    SAME_FLOAT8,
+    TYPES,
+    Array,
+    Job,
+    contribution,
+    folded,
+    long_messages,
+    reduces,
+)
 
 PARAMETER, NOT_SUPPORTED, TIMEOUT, REMOTE = 1, 5, 9, 21
 HCCL_OPS = OPS[:4]  # it has no average
@@ -69,7 +83,7 @@ def moves(job: Job, kind: int, dtype: np.dtype[np.generic]) -> None:
     job.operation("scatter", kind, 0, wide, list(cut[root]), root=root)
 
 
-@pytest.mark.parametrize("vendors", ["ah", "nahha"])
+@pytest.mark.parametrize("vendors", ["nh", "ah", "nahha"])
 def test_what_moves_without_adding(vendors: str, scripted: dict[str, Path]) -> None:
     job = Job(vendors)
     for kind, dtype in enumerate(TYPES):
@@ -77,9 +91,10 @@ def test_what_moves_without_adding(vendors: str, scripted: dict[str, Path]) -> N
     job.end(scripted)
 
 
-def test_reduce_gives_the_root_alone(scripted: dict[str, Path]) -> None:
+@pytest.mark.parametrize("vendors", ["hn", "ah", "nhah"])
+def test_reduce_gives_the_root_alone(vendors: str, scripted: dict[str, Path]) -> None:
     """Of every type and reduction; in place the others keep what they have."""
-    job = Job("nhah")
+    job = Job(vendors)
     for rank in job.ranks:
         rank.environment |= SAME_FLOAT8
     reduces(job, HCCL_OPS)
@@ -124,12 +139,7 @@ def test_floats_of_8_bits_that_hccl_alone_has_are_bytes_to_others(vendors: str, 
 
 
 def test_long_messages(scripted: dict[str, Path]) -> None:
-    job = Job("hnha")
-    mine = [contribution(r, 700_001, np.dtype(np.float32)) for r in range(4)]
-    job.operation("all_reduce", FLOAT, 0, mine, [folded(mine, "sum")] * 4)
-    job.operation("all_gather", FLOAT, 0, mine, [np.concatenate(mine)] * 4)
-    job.operation("broadcast", FLOAT, 0, mine, [mine[3]] * 4, root=3)
-    job.end(scripted)
+    long_messages("hnha", "max").end(scripted)
 
 
 def test_what_hccl_alone_has_between_islands_of_its_own(scripted: dict[str, Path]) -> None:
@@ -167,19 +177,30 @@ def test_what_hccl_alone_has_between_islands_of_its_own(scripted: dict[str, Path
         assert rank.printed == "" and rank.output == b"".join(x.tobytes() for x in want[number])
 
 
-def test_blocks_of_different_sizes_between_vendors(scripted: dict[str, Path]) -> None:
-    """RCCL has such a call, NCCL has not."""
-    ranks = fleet("hah")
+@pytest.mark.parametrize("vendors", ["ha", "hah"])
+def test_blocks_of_different_sizes_between_vendors(vendors: str, scripted: dict[str, Path]) -> None:
+    """Of every type, small ones and longer than a chunk. RCCL has such a call, NCCL has not."""
+    ranks, world = fleet(vendors), len(vendors)
     ranks[1].say("id")
-    count, dtype = 700, np.dtype(np.float64)
-    blocks = [[(np.arange(count + s + 2 * d) % 9 + s).astype(dtype) for d in range(3)] for s in range(3)]
-    for number, rank in enumerate(ranks):
-        rank.say("init", f"exchange 8 {count} 0 0", "wait", "destroy")
-        rank.inputs.append(np.concatenate(blocks[number]).tobytes())
+    for rank in ranks:
+        rank.say("init")
+    want: list[list[Array]] = [[] for _ in ranks]
+    for kind, count in [(kind, 700 - 50 * kind) for kind in range(len(TYPES))] + [(BFLOAT16, 700_001), (INT64, 200_001)]:
+        # Each block begins with other numbers than its neighbours.
+        blocks = [
+            [((np.arange(count + s + 2 * d) + 4 * d + 2 * s) % 11).astype(TYPES[kind]) for d in range(world)]
+            for s in range(world)
+        ]
+        for number, rank in enumerate(ranks):
+            rank.say(f"exchange {kind} {count} 0 0")
+            rank.inputs.append(np.concatenate(blocks[number]).tobytes())
+            want[number] += [blocks[s][number] for s in range(world)]
+    for rank in ranks:
+        rank.say("wait", "destroy")
     run(ranks, scripted)
     check(ranks)
     for number, rank in enumerate(ranks):
-        same = rank.output == b"".join(blocks[s][number].tobytes() for s in range(3))
+        same = rank.output == b"".join(x.tobytes() for x in want[number])
         assert same, f"rank {number}"
 
 
@@ -317,6 +338,44 @@ def test_the_ranks_of_hccl_alone_get_the_library(scripted: dict[str, Path]) -> N
         assert rank.output == summed(3) and f"HCCL {HANDED}" in rank.logged
 
 
+@pytest.mark.parametrize("in_group", [False, True], ids=["alone", "in a group"])
+@pytest.mark.parametrize("vendors", ["hhh", "hnh", "hha", "hhnan"])
+def test_ranks_may_come_with_several_root_infos(vendors: str, in_group: bool, scripted: dict[str, Path]) -> None:
+    """Made by the first and the last rank of HCCL's. The census is held with the first, whose last bytes are the others' id;
+    no meeting of the second goes on.
+    """
+    ranks, last = fleet(vendors), vendors.rindex("h")
+    ranks[0].say("root")
+    ranks[last].say("use second", "root", "use id")
+    for number, rank in enumerate(ranks):
+        call = f"scalable {number} {len(ranks)} second" if rank.vendor == "hccl" else "init"
+        rank.say(*(["group", call, "end"] if in_group and rank.vendor == "hccl" else [call]))
+        rank.say(
+            "ask", "all_reduce 7 0 5 0 0 0", "wait", *(["name", "meetings"] if rank.vendor == "hccl" else []), "destroy"
+        )
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.output == summed(len(ranks)) and rank.printed.startswith(f"rank {number} of {len(ranks)} on ")
+        assert (HANDED if set(vendors) == {"h"} else SPANS) in rank.logged and "further id" not in rank.logged, rank.logged
+        assert rank.vendor != "hccl" or "called of several\n0 meetings\n" in rank.printed, rank.printed
+
+
+def test_several_root_infos_of_a_job_that_lacks_a_rank_name_it(scripted: dict[str, Path]) -> None:
+    ranks = fleet("hha")
+    ranks[0].say("root", "scalable 0 3 second")
+    ranks[1].say("use second", "root")  # and does not come
+    ranks[2].say("init")
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+    run(ranks, scripted, spans=False)
+    assert [rank.code for rank in ranks] == [0, 0, 0]
+    assert f"scalable: {TIMEOUT}, timeout" in ranks[0].printed and "rank 1 of 3 did not arrive within" in ranks[0].logged
+    assert "init: 6, remote process exited" in ranks[2].printed
+
+
 @preloaded
 def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: dict[str, Path], tmp_path: Path) -> None:
     """Recorded by the simulated library: every call of it, and of the runtime, with how often it was made."""
@@ -375,7 +434,7 @@ def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks[2].say("ask")  # has no communicator
     for rank in ranks:
         rank.environment["ISTHMUS_TIMEOUT"] = "1"
-    run(ranks, scripted)
+    run(ranks, scripted, spans=False)
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert f"init: {TIMEOUT}, timeout" in ranks[0].printed and "rank 2 of 3 did not arrive within" in ranks[0].logged
     assert "init: 6, remote process exited" in ranks[1].printed

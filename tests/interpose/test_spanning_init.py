@@ -99,7 +99,7 @@ def test_a_group_that_fails_leaves_no_handle(scripted: dict[str, Path]) -> None:
     ranks[0].say("id", "group", "join 0 2", "destroy", "end", "ask", "destroy")
     ranks[0].say("use other", "id", "group", "early 0 2", "end", "bare all_reduce 0", "destroy")
     ranks[1].say("join 1 3", "use other", "join 1 3")  # of another number of ranks
-    run(ranks, scripted)
+    run(ranks, scripted, spans=False)
     told = ranks[0].printed.splitlines()
     assert ranks[0].code == 0, ranks[0].logged
     assert "destroy: 5, " in told[0] and "that has not ended" in told[0], told
@@ -144,11 +144,11 @@ def test_a_thread_that_cannot_be_made_fails_the_init(scripted: dict[str, Path], 
     ranks[0].say("id", "refuse 0", "init 0", "ask")
     ranks[1].say("init 0", "poll 7", "abort")
     refusing(ranks[0])
-    run(ranks, scripted)
+    run(ranks, scripted, spans=False)
     told = ranks[0].printed.splitlines()
     assert ranks[0].code == ranks[1].code == 0, ranks[0].logged + ranks[1].logged
     assert " init: 2, " in told[0] and "no thread to make the communicator" in told[0] and told[1:] == ["none"], told
-    assert " state: 6, " in ranks[1].printed, ranks[1].printed
+    assert " state: 2, " in ranks[1].printed and "no longer listens" in ranks[1].printed, ranks[1].printed
 
 
 @preloaded
@@ -194,6 +194,36 @@ def test_an_init_that_does_not_block_says_when_it_is_done(scripted: dict[str, Pa
         assert told[1].endswith("state: 0, ") and rank.output == summed(2)
 
 
+@pytest.mark.parametrize("vendors", ["na", "an", "nn", "aa"])
+def test_an_init_that_does_not_block_waits_for_nobody(vendors: str, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 1 comes to the census when rank 0's call has returned. Till then the state is "in progress"."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init 0", "bare all_reduce 0", "touch returned", "poll 7")
+    ranks[1].say("expect returned", "sleep 100", "init 0", "poll 7")
+    for number, rank in enumerate(ranks):
+        rank.say("ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy", "destroy")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    for number, rank in enumerate(ranks):
+        assert rank.code == 0, rank.printed + rank.logged
+        told = rank.printed.splitlines()
+        assert " init: 7, " in told[0] and (number == 1 or " all_reduce: 4, " in told.pop(1)), told
+        assert told[1].endswith("state: 0, ") and told[2].startswith(f"rank {number} of 2 on "), told
+        assert " destroy: 4, " in told[3] and len(told) == 4, told
+        assert rank.output == summed(2) and (HANDED if len(set(vendors)) == 1 else SPANS) in rank.logged
+
+
+def test_an_init_may_be_aborted_while_its_ranks_meet(scripted: dict[str, Path], tmp_path: Path) -> None:
+    ranks = fleet("na")
+    ranks[0].say("id", "init 0", "abort", "touch aborted", "bare all_reduce 0", "expect seen")
+    ranks[1].say("expect aborted", "init 0", "poll 7", "poll 0", "touch seen", "abort")
+    run(ranks, scripted, tmp_path)
+    assert ranks[0].code == ranks[1].code == 0, ranks[0].logged + ranks[1].logged
+    assert "was destroyed or aborted" in ranks[0].printed.splitlines()[-1], ranks[0].printed
+    assert " state: 6, " in ranks[1].printed.splitlines()[-1], ranks[1].printed
+
+
 def test_rccls_init_of_several_ranks_of_a_device_spans_vendors(scripted: dict[str, Path]) -> None:
     """Whether the rank's library has it does not matter then. Where that is to have the communicator, it does."""
     ranks = fleet("na")
@@ -225,6 +255,27 @@ def test_ranks_may_come_with_several_ids(vendors: str, scripted: dict[str, Path]
     for number, rank in enumerate(ranks):
         assert rank.output == summed(len(ranks)) and rank.printed.startswith(f"rank {number} of {len(ranks)} on ")
         assert (HANDED if vendors == "nn" else SPANS) in rank.logged and "was not ended" not in rank.logged
+
+
+NO_PLACE = """
+import ctypes, sys
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+library, one, driver, context = ctypes.CDLL(sys.argv[1]), Id(), ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == driver.cuCtxSetCurrent(context) == 0
+library.ncclGetLastError.restype = ctypes.c_char_p
+assert library.ncclGetUniqueId(ctypes.byref(one)) == 0
+codes = library.ncclCommSuspend(None, 1) != 0, library.ncclCommInitRank(None, 1, one, 0)
+print(*codes, library.ncclGetLastError(None).decode())
+"""
+
+
+@preloaded
+def test_an_init_without_a_place_for_the_handle_says_so() -> None:
+    """Not what went wrong before it."""
+    environment = {"LD_LIBRARY_PATH": str(DOORS["nccl"].simulated), "REHEARSAL_QUIET": "1", "ISTHMUS_INTERFACE": "lo"}
+    ended = run_program(sys.executable, "-c", NO_PLACE, DOORS["nccl"].path, **environment)
+    assert ended.stdout == "True 4 ncclCommInitRank: the address for the communicator is NULL\n", ended
 
 
 INIT_MULTI = """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
-from spanning import check, fleet, given, run, summed, sums
+from spanning import WITHOUT_GATES, check, fleet, given, run, summed, sums
 
 
 def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
@@ -27,6 +28,31 @@ def test_a_killed_rank_is_seen_by_the_others(scripted: dict[str, Path], tmp_path
         assert len(told) == 2
 
 
+@pytest.mark.parametrize(
+    ("vendors", "ending", "together"),
+    [("hn", "kill", False), ("hn", "destroy", True), ("na", "kill", True), ("na", "destroy", False)],
+)
+def test_a_call_that_waits_says_that_the_exchange_failed(
+    vendors: str, ending: str, together: bool, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """No stream of rank 0's waits for the host, so the call returns when the exchange is over. Rank 1 never comes to it."""
+    ranks = fleet(vendors)
+    ranks[0].environment |= WITHOUT_GATES
+    ranks[0].say("id", "init", "touch ready", *(["group"] if together else []), "bare all_reduce 0")
+    ranks[0].say(*(["end"] if together else []), "poll 0", "destroy")
+    ranks[1].say("init", "expect ready", "sleep 200", ending)
+    run(ranks, scripted, tmp_path)
+    assert ranks[0].code == 0, ranks[0].printed + ranks[0].logged
+    told = ranks[0].printed.splitlines()
+    code = 21 if vendors[0] == "h" else 6
+    assert f" {'end' if together else 'all_reduce'}: {code}, " in told[0] and f" state: {code}, " in told[1], told
+    call = "HcclGroupEnd: " if together else "HcclAllReduce: "
+    why = ranks[0].logged if vendors[0] == "h" else told[0]  # HCCL has no call that gives a text
+    assert (call in why) == (vendors[0] == "h") and "rank 1" in why and "#1 all_reduce (float32, sum, 1 elements)" in why, (
+        why
+    )
+
+
 def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
     ranks = fleet("na")
     sums(ranks, "init", after=())
@@ -37,6 +63,21 @@ def test_an_abort_is_seen_by_the_others(scripted: dict[str, Path], tmp_path: Pat
     assert " state: 6, " in ranks[0].printed and "the program called abort" in ranks[0].printed, ranks[0].printed
     told = ranks[1].printed.splitlines()
     assert all("was destroyed or aborted" in line for line in (told[0], told[1], told[2], told[-1])), told
+
+
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_an_abort_ends_what_is_pending(vendors: str, scripted: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 1 has not called it. The stream comes to its end, and the others hear of the abort."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init", "bare all_reduce 0", "touch ready", "sleep 100", "abort", "touch aborted", "wait")
+    ranks[1].say("init", "expect ready", "expect aborted", "poll 0", "bare all_reduce 0", "wait", "destroy")
+    begun = time.monotonic()
+    run(ranks, scripted, tmp_path)
+    assert time.monotonic() - begun < 10  # the deadline is at 20
+    assert ranks[0].code == ranks[1].code == 0 and ranks[0].printed == "", ranks[0].printed + ranks[0].logged
+    told = ranks[1].printed.splitlines()
+    assert " state: 6, " in told[0] and "the program called abort" in told[0] and "rank 0" in told[0], told
+    assert " all_reduce: 6, " in told[1] and len(told) == 2, told
 
 
 @pytest.mark.parametrize("vendors", ["na", "an"])
@@ -108,7 +149,23 @@ def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, 
         assert rank.code == 0 and rank.output == summed(2)
         assert "suspend: 5, invalid usage" in rank.printed
         assert "ncclCommSuspend: this communicator spans several vendors or islands" in rank.printed
+        assert "To free what it holds, destroy it" in rank.printed
         assert "warning] interpose: ncclCommSuspend: this" in rank.logged
+
+
+def test_messages_of_different_lengths_are_told_in_bytes(scripted: dict[str, Path]) -> None:
+    """Their types need not be the same, and NCCL's have no tags."""
+    ranks = fleet("na")
+    ranks[0].say("id", "init", "recv 7 0 1000 1 0 0", "poll 0", "abort")
+    ranks[1].say("init", "send 7 0 500 0 0 0", "poll 0", "abort")
+    ranks[1].inputs.append(bytes(2000))
+    run(ranks, scripted)
+    told = ranks[0].printed
+    assert ranks[0].code == 0 and "recv from rank 1" in told and "(4000 bytes) on rank 0 of" in told, told + ranks[0].logged
+    assert "sent 2000 bytes but the receive asked for 4000 bytes; both sides must name the same number of bytes" in told, (
+        told
+    )
+    assert "tag" not in told and "uint8" not in told and "dtype" not in told, told
 
 
 def test_a_library_that_reads_what_a_handle_points_to_refuses_ours(scripted: dict[str, Path], tmp_path: Path) -> None:

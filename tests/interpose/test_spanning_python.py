@@ -14,16 +14,19 @@ import pytest
 
 from doors import DOORS, HERE, ROOT
 from interpose_entries import read_table
-from spanning import environment
+from spanning import SPANS, environment
 
 ROWS = read_table(ROOT / "csrc" / "interpose" / "nccl.symbols")
 
 
 def job(vendors: str, case: str, folder: Path, islands: str = "", program: str = "pynccl.py", **more: str) -> list[Any]:
-    """What the ranks of a case found. A program other than pynccl.py is for NVIDIA's."""
+    """What the ranks of a case found. A program other than pynccl.py is for NVIDIA's. Between vendors, or islands by their
+    labels, Isthmus carried the communicator of each."""
     processes = []
     for number, letter in enumerate(vendors):
-        given = environment(letter) | more | ({"ISTHMUS_ISLAND": islands[number]} if islands else {})
+        given = (
+            environment(letter) | {"ISTHMUS_LOG": "info"} | more | ({"ISTHMUS_ISLAND": islands[number]} if islands else {})
+        )
         script = HERE / (program if letter == "n" else "pynccl.py")
         words = [sys.executable, str(script), str(number), str(len(vendors)), str(folder), case]
         processes.append(subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -34,6 +37,8 @@ def job(vendors: str, case: str, folder: Path, islands: str = "", program: str =
             process.kill()
     for number, process in enumerate(processes):
         assert process.returncode == 0, f"rank {number}: {ended[number]}"
+        if len(set(zip(vendors, islands or vendors, strict=True))) > 1:
+            assert SPANS in ended[number][1], f"rank {number}: no communicator spanned: {ended[number]}"
     return [json.loads(out) for out, _ in ended]
 
 
@@ -166,7 +171,7 @@ def test_every_other_function_refuses_our_communicator(letter: str, tmp_path: Pa
     rows = [row for row in ROWS if row.policy == "refuse" and row.is_in(vendor)]
     names, codes = [row.name for row in rows], {row.name: {"Result": 5, "int": -1, "Team": 0}[row.result] for row in rows}
     assert len(names) >= 15 and set(codes.values()) == {5, -1, 0}
-    for told, result in job(letter * 2, "vendors_own", tmp_path, islands="xy", NAMES=" ".join(names), ISTHMUS_LOG="off"):
+    for told, result in job(letter * 2, "vendors_own", tmp_path, islands="xy", NAMES=" ".join(names)):
         assert result == [3.0] * 3 and len(told) == len(names)
         for name, (code, text) in told.items():
             assert code == codes[name] and text.startswith(f"{name}: this communicator spans several vendors"), name

@@ -506,6 +506,14 @@ class OnDevice:
         return on_device
 
 
+def expect_ways(topology: Mapping[str, Any]) -> None:
+    """Ranks of one island share memory; between islands, by label or by the devices' maker, goes what was asked for."""
+    name = {rank: island["name"] for island in topology["islands"] for rank in island["ranks"]}
+    for link in topology["links"]:
+        over_tcp = topology["bridge"] == "tcp" and name[link["to"]] != name[topology["rank"]]
+        assert link["kind"] == ("self" if link["to"] == topology["rank"] else "tcp" if over_tcp else "memory"), topology
+
+
 def run_fleet(
     fleet: str,
     body: Callable[..., Any],

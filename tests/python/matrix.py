@@ -90,11 +90,11 @@ def _sample(dtype: str, count: int, seed: int) -> ref.Array:
 @functools.lru_cache(maxsize=64)
 def _reduced(dtype: str, op: str, count: int, world: int, groups: tuple[tuple[int, ...], ...]) -> ref.Array:
     inputs = [_sample(dtype, count, rank) for rank in range(world)]
-    return ref.reduce(inputs, dtype, op, groups, [scale(rank) for rank in range(world)])
+    return ref.reduce(inputs, dtype, op, groups, [scale(dtype, rank) for rank in range(world)])
 
 
-def scale(rank: int) -> float:
-    return 0.3 + 0.7 * rank
+def scale(dtype: str, rank: int) -> float:
+    return 3 + 7 * rank if dtype in ref.INTEGERS else 0.3 + 0.7 * rank
 
 
 def uneven(count: int, world: int) -> list[int]:
@@ -125,7 +125,7 @@ _Outcome = tuple[Guarded, ref.Array, list[tuple[Guarded, ref.Array]]]
 
 
 def _options(comm: isthmus.Comm, cell: Cell) -> dict[str, Any]:
-    return {"op": cell.op, "scale": scale(comm.rank) if cell.op == "premul_sum" else None}
+    return {"op": cell.op, "scale": scale(cell.dtype, comm.rank) if cell.op == "premul_sum" else None}
 
 
 def _reference(cell: Cell, count: int, world: int, groups: tuple[tuple[int, ...], ...]) -> ref.Array:

@@ -47,7 +47,7 @@ def combines(dtype: str, op: str) -> bool:
     if op in ("min", "max"):
         return dtype not in COMPLEX
     if op == "premul_sum":
-        return dtype in FLOATS
+        return dtype in FLOATS or dtype in INTEGERS
     return dtype in INTEGERS or dtype == "bool"
 
 
@@ -113,7 +113,7 @@ def canonical(array: Array, dtype: str) -> Array:
 def _scaled(x: Array, dtype: str, scale: float) -> Array:
     if dtype in NARROW:
         return (x.astype(np.float32) * np.float32(scale)).astype(DTYPES[dtype])
-    return x * DTYPES[dtype].type(scale)
+    return x * DTYPES[dtype].type(scale)  # whole, for integers
 
 
 def _fold(wide: Sequence[Array], op: str, groups: Sequence[Sequence[int]]) -> Array:

@@ -358,12 +358,40 @@ def test_a_bad_argument_is_named_and_harms_nothing(call: Any, text: str, threads
 
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    [("complex64", "min"), ("float32", "band"), ("bool", "avg"), ("int32", "premul_sum"), ("complex128", "premul_sum")],
+    [("complex64", "min"), ("float32", "band"), ("bool", "avg"), ("bool", "premul_sum"), ("complex128", "premul_sum")],
 )
 def test_a_combination_without_a_meaning_is_named(dtype: str, op: str, threads: Run) -> None:
     def body(comm: isthmus.Comm) -> None:
         with pytest.raises(isthmus.UnsupportedError, match=f"(?s)(?=.*{dtype})(?=.*{op})"):
             comm.all_reduce(np.ones(2, dtype), op, scale=1.0 if op == "premul_sum" else None)
+
+    threads(2, body)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_premul_sum_of_integers_is_exact_and_wraps(dtype: str, threads: Run) -> None:
+    """For few and for many elements: of 2**n + a factor a counts, and what no double holds does too."""
+    bits = 8 * np.dtype(dtype).itemsize
+    factors = [-3, 2**bits - 2 ** (bits - 3) - 1]
+
+    def body(comm: isthmus.Comm) -> list[Any]:
+        data = [np.arange(n).astype(dtype) * (comm.rank + 5) for n in (7, 300_001)]
+        return [comm.all_reduce(x, "premul_sum", scale=factors[comm.rank]) for x in data]
+
+    for sums in threads(2, body):
+        for x, n in zip(sums, (7, 300_001), strict=True):
+            each = [np.arange(n).astype(dtype) * (r + 5) for r in range(2)]
+            want = sum(d.astype(np.uint64) * np.uint64(f % 2**64) for d, f in zip(each, factors, strict=True))
+            assert x.dtype == dtype and (x == want.astype(dtype)).all()
+
+
+def test_premul_sum_of_integers_takes_whole_factors(threads: Run) -> None:
+    def body(comm: isthmus.Comm) -> None:
+        x = np.ones(2, np.int32)
+        for scale in (0.5, float("nan"), 2.0**63):
+            with pytest.raises(isthmus.ArgumentError, match="premul_sum of int32 takes a whole number"):
+                comm.all_reduce(x, "premul_sum", scale=scale)
+        assert (comm.all_reduce(x, "premul_sum", scale=-2.0) == -4).all()
 
     threads(2, body)
 

@@ -20,7 +20,7 @@ import pytest
 
 import isthmus
 import matrix
-from devices import DeviceArray, OnDevice, on_host, run_fleet, vendor
+from devices import DeviceArray, OnDevice, expect_ways, on_host, run_fleet, vendor
 from islands import needs_oneccl
 from reference import DTYPES
 from test_islands import all_reduces, many_chunks, other_collectives
@@ -79,6 +79,7 @@ def test_a_pairwise_cover_on_device_memory_gives_the_references_bits(
 
 
 def islands_of_libraries(comm: isthmus.Comm) -> int:
+    expect_ways(comm.topology())
     where = mine(comm)
     other_collectives(where)
     return all_reduces(where)
@@ -114,7 +115,11 @@ def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, brid
 @pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,nvidia:2"])
 @pytest.mark.parametrize("bridge", [None, "tcp"])
 def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str | None) -> None:
-    run_fleet(fleet, lambda comm: many_chunks(mine(comm)), bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
+    def body(comm: isthmus.Comm) -> None:
+        expect_ways(comm.topology())
+        many_chunks(mine(comm))
+
+    run_fleet(fleet, body, bridge=bridge, env={"ISTHMUS_CHUNK_BYTES": "4K"}, timeout=240)
 
 
 @needs_oneccl
@@ -358,7 +363,7 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
             return sum(link.get("bytes_sent", 0) for link in comm.topology()["links"])
 
         before = sent()
-        for count in (5000, 100_000, 1_000_003, 3_000_001):  # in one slot, and in more parts than there are slots
+        for count in (1, 700, 5000, 100_000, 1_000_003, 3_000_001):  # in one slot, and in more parts than there are slots
             for stream in (None, vendor().stream()):
                 x, y = DeviceArray.of(np.arange(count, dtype=np.float32) + me), DeviceArray.of(np.zeros(count, np.float32))
                 if stream is None:  # all are asked for before they are sent
@@ -375,7 +380,20 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
                     wrong.append(f"message of {count}")
                 if closed() < windows:
                     wrong.append(f"message of {count}, stream {stream}: {closed()} bytes closed, and windows have {windows}")
-        if sent() - before > 10_000:  # frames that say where a message lies
+        # Small ones, and more than there are slots.
+        many = [DeviceArray.of(np.full(1000 + i, 100.0 * me + i, np.float32)) for i in range(40)]
+        for stream in (None, vendor().stream()):
+            into = [DeviceArray.of(np.zeros(1000 + i, np.float32)) for i in range(40)]
+            with isthmus.group():
+                for x, y in zip(many, into, strict=True):
+                    comm.recv(y, (me - 1) % world, stream=stream)
+                    comm.send(x, (me + 1) % world, stream=stream)
+            if stream is not None:
+                vendor().synchronize(stream)
+            for i, y in enumerate(into):
+                if not (y.get() == 100.0 * ((me - 1) % world) + i).all():
+                    wrong.append(f"message {i} of many, stream {stream}")
+        if sent() - before > 20_000:  # frames that say where a message lies
             wrong.append(f"{sent() - before} bytes went by links")
         return wrong
 

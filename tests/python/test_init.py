@@ -247,9 +247,9 @@ def test_a_setting_of_the_process_is_the_first_communicators() -> None:
 @pytest.mark.parametrize(
     ("rates", "text"),
     [
-        ("a:2,c:1", "no island is labelled 'c'"),
+        ("a:2,c:1", "no island is named 'c'; there is 'a'"),
         ("a:0", "a rate above 0"),
-        ("a", "is not label:rate"),
+        ("a", "is not island:rate"),
         ("a:nan", "rate above 0"),
     ],
 )

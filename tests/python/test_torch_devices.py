@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from devices import on_host, run_fleet, vendor
+from devices import expect_ways, on_host, run_fleet, vendor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +43,10 @@ def every_collective() -> int:
     import torch
     import torch.distributed as dist
 
+    import isthmus.torch
+
     device = start()
+    expect_ways(isthmus.torch.topology())
     rank, world = dist.get_rank(), dist.get_world_size()
     ranks = range(world)
     checked = 0

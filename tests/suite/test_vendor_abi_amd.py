@@ -132,7 +132,7 @@ def complaints(source: Path, major: int, folder: Path, published: str = "") -> s
         (folder / "published.inc").write_text(published or Published(names).header)
     defines = [f'-DREHEARSAL_SOURCE="{source}"', f"-DHIP_MAJOR={major}", "-D__HIP_PLATFORM_AMD__"]
     if source.parent.name == "nccl":
-        defines.append("-DREHEARSAL_NCCL_VERSION=22203")
+        defines += ["-DREHEARSAL_NCCL_VERSION=22203", '-DREHEARSAL_NCCL_LIBRARY="RCCL"']
     vendors = [HEADERS / "hip5"] if major == 5 else []
     return compile_only(OURS / "amd_rehearsal.cpp", folder, REHEARSAL, *vendors, defines=tuple(defines))
 

@@ -1,6 +1,6 @@
 // What one source of the rehearsal exports under AMD's names, compared with what AMD publishes. Only compiled, never run:
 // tests/suite/test_vendor_abi_amd.py, which writes the three lists from the source's EXPORT lines and defines REHEARSAL_SOURCE, HIP_MAJOR, and
-// REHEARSAL_NCCL_VERSION if the source is one of RCCL's. HIP_MAJOR 5 is compared with the header of HIP 5.2. For 7 there is no header to be
+// REHEARSAL_NCCL_VERSION and REHEARSAL_NCCL_LIBRARY if the source is one of RCCL's. HIP_MAJOR 5 is compared with the header of HIP 5.2. For 7 there is no header to be
 // had: published.inc is made of AMD's bindings of HIP 7 and RCCL for Python, with the signatures, structs and numbers in them.
 // The source's functions get names of their own here, because one name cannot be declared in two ways.
 

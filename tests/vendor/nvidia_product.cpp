@@ -30,6 +30,7 @@ static_assert(std::is_same_v<cu::Pointer, CUdeviceptr>);
 static_assert(sizeof(cu::Handle) == sizeof(CUcontext) && sizeof(cu::Handle) == sizeof(CUstream));
 static_assert(sizeof(cu::Handle) == sizeof(CUevent));
 static_assert(cu::kSuccess == CUDA_SUCCESS);
+static_assert(cu::kInvalidValue == CUDA_ERROR_INVALID_VALUE);
 static_assert(cu::kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(cu::kNoDevice == CUDA_ERROR_NO_DEVICE);
 static_assert(cu::kNotReady == CUDA_ERROR_NOT_READY);

@@ -1,6 +1,6 @@
 // What one source of the rehearsal exports under NVIDIA's names, compared with the published headers. Only compiled, never run:
 // tests/suite/test_vendor_abi.py, which writes the three lists from the source's EXPORT lines and defines REHEARSAL_SOURCE,
-// and REHEARSAL_NCCL_VERSION if the source is one of NCCL's.
+// and REHEARSAL_NCCL_VERSION and REHEARSAL_NCCL_LIBRARY if the source is one of NCCL's.
 // The source's functions get names of their own here, because one name cannot be declared in two ways.
 
 #include "renamed.inc"  // #define cuInit rehearsed_cuInit, ...

@@ -69,7 +69,7 @@ typedef enum isthmus_dtype {
 /* Numbers (docs/numbers.md): contributions are added islands in order, ranks in order; float16, bfloat16 and float8 are
  * accumulated in float32 and rounded once. AVG divides the sum by the world size before that rounding; integers divide toward
  * zero. BOOL: SUM is "or", PROD is "and". MIN and MAX propagate NaN. No AVG or PREMUL_SUM on BOOL, no MIN/MAX on complex,
- * bitwise operations on integers and BOOL only, PREMUL_SUM on floating types only. */
+ * bitwise operations on integers and BOOL only, PREMUL_SUM on integers and floating types only. */
 typedef enum isthmus_redop {
   ISTHMUS_SUM = 0, ISTHMUS_AVG = 1, ISTHMUS_PROD = 2, ISTHMUS_MIN = 3, ISTHMUS_MAX = 4, ISTHMUS_BAND = 5, ISTHMUS_BOR = 6,
   ISTHMUS_BXOR = 7, ISTHMUS_PREMUL_SUM = 8 /* each rank's data times that rank's isthmus_call.scale, then SUM */,
@@ -109,6 +109,12 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */
   int on_stream;
   void *stream;
+  /* PREMUL_SUM of integers: this rank's factor as one element of the data's type, read in the call; products wrap. NULL: `scale`, which must
+   * then be a whole number. Other types do not look at it. */
+  const void *factor;
+  /* Memory that the device's runtime does not know is host memory, unless the caller says that `send` (1), `recv` (2) or both (3) are a
+   * device's: then it is ISTHMUS_ERR_ARGUMENT. Pinned memory that the runtime knows is taken in any case. */
+  int device_memory;
 } isthmus_call;
 
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */

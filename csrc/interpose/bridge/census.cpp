@@ -1,6 +1,7 @@
 #include "census.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -111,6 +112,31 @@ void meet(Arrival &a) {
   if (a.verdict == Verdict::Spans) return;
   isthmus_meeting_leave(a.meeting);
   a.meeting = nullptr;
+}
+
+std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, size_t enders) {
+  std::vector<isthmus_ticket> share;
+  for (size_t n = 1; n < tails.size(); ++n) {
+    const auto same = [&](const Tail &known) { return std::memcmp(&known, &tails[n], sizeof known) == 0; };
+    if (n % enders != which || !tails[n].maker) continue;
+    if (std::none_of(tails.begin(), tails.begin() + static_cast<ptrdiff_t>(n), same)) share.push_back(tails[n].ticket);
+  }
+  return share;
+}
+
+// A rank 0 of one comes to each, and leaves.
+void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell) {
+  constexpr double kSeconds = 5;  // for all; the processes that made them have just sent them to the ranks
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kSeconds);
+  for (const isthmus_ticket &ticket : tickets) {
+    const double left = std::chrono::duration<double>(until - std::chrono::steady_clock::now()).count();
+    if (left <= 0) return tell(true, "not all meetings of further ids were ended in time");
+    isthmus_meeting_t meeting = nullptr;
+    isthmus_result r = isthmus_meeting_join(&ticket, 0, 1, left, &meeting);
+    if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(meeting, nullptr, nullptr, 0);
+    if (r != ISTHMUS_OK) tell(false, "the meeting of a further id: " + outcome(r).text);
+    isthmus_meeting_leave(meeting);
+  }
 }
 
 }  // namespace isthmus::bridge

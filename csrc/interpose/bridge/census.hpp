@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "id.hpp"
@@ -61,5 +64,11 @@ Finding finding(const char *call, const char *vendor, const Arrival &arrival);
 // came belong together and with the maker of the id: the real library may then know them. So are all others for a rank of the maker's vendor
 // that does not reach the meeting.
 void meet(Arrival &arrival);
+
+// Of several ids the census is held with the first. Of the meetings of the others, each once, those that one of `enders` has to end. A tail
+// without a maker is of an id that was made without Isthmus.
+std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, size_t enders);
+// Ends them: nobody else comes. What went wrong is told, and whether it is doubtful.
+void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell);
 
 }  // namespace isthmus::bridge

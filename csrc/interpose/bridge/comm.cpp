@@ -28,9 +28,11 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   call.size = sizeof call;
   call.timeout = o.timeout;
   call.scale = o.scale;
+  call.factor = &o.factor;
   if (!o.label.empty()) call.label = o.label.c_str();
   call.on_stream = 1;
   call.stream = o.stream;
+  call.device_memory = 3;  // so the interfaces have it: what is no device's there is the program's mistake
   switch (o.call) {
     case Call::AllReduce: return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
     case Call::Reduce: return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
@@ -85,8 +87,11 @@ Outcome OperationGroup::launch() {
   Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
   if (!ended.ok()) return ended;
   const auto work = std::make_shared<Work>(handle);
-  for (const CommPtr &comm : comms_) comm->note(work);
-  return {};
+  for (const CommPtr &comm : comms_) {
+    comm->note(work);
+    if (ended.ok()) ended = comm->known(*work);
+  }
+  return ended;
 }
 
 OperationGroup::~OperationGroup() {
@@ -178,6 +183,10 @@ Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
 
 void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
 void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
+// Whoever has found it just before still hears that it is being made.
+void Comm::pass_on() {
+  traits_.family->leave([] {});
+}
 
 Outcome Comm::status() {
   isthmus_comm_t comm = nullptr;
@@ -197,8 +206,9 @@ isthmus_comm_t Comm::get() noexcept {
 }
 
 bool Comm::blocks() noexcept {
-  isthmus_comm_t comm = get();
-  return comm && isthmus_comm_blocks(comm) != 0;
+  if (blocks_ < 0)
+    if (isthmus_comm_t comm = get()) blocks_ = isthmus_comm_blocks(comm) != 0;
+  return blocks_ > 0;
 }
 
 Outcome Comm::open() {
@@ -214,8 +224,17 @@ Outcome Comm::run(const Operation &operation) {
     if (Outcome o = status(); !o.ok()) return o;
   isthmus_work_t work = nullptr;
   Outcome o = submit(comm, operation, operation.call == Call::Barrier ? nullptr : &work);
-  if (o.ok()) note(std::make_shared<Work>(work));
-  return o;
+  if (!o.ok()) return o;
+  const auto begun = std::make_shared<Work>(work);
+  note(begun);
+  return known(*begun);
+}
+
+Outcome Comm::known(const Work &work) {
+  if (!blocks()) return {};
+  Outcome now = work.outcome_now();
+  // What has not ended when its communicator has failed will fail.
+  return now.code == ISTHMUS_IN_PROGRESS ? status() : now;
 }
 
 void Comm::note(std::shared_ptr<Work> work) {

@@ -48,6 +48,7 @@ struct Operation {
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;  // or peer
   double scale = 1;
+  uint64_t factor = 1;             // the same for integers: the bits that the type has
   const void *scale_at = nullptr;  // where it is on the device, when the stream has come so far
   void *stream = nullptr;
   double timeout = 0;  // seconds; 0: the communicator's
@@ -66,6 +67,7 @@ class Work {
   Work(const Work &) = delete;
   Work &operator=(const Work &) = delete;
   bool over() const { return !work_ || isthmus_work_test(work_) != ISTHMUS_IN_PROGRESS; }
+  Outcome outcome_now() const { return work_ ? outcome(isthmus_work_test(work_)) : Outcome{}; }
   Outcome wait() const { return work_ ? outcome(isthmus_work_wait(work_, 0)) : Outcome{}; }
 
  private:
@@ -75,7 +77,8 @@ class Work {
 // A factor of sums, as a program made it for later.
 struct Scale {
   isthmus_dtype dtype = ISTHMUS_FLOAT32;
-  double factor = 1;
+  double number = 1;
+  uint64_t whole = 1;  // for integers
   const void *at = nullptr;
 };
 
@@ -121,6 +124,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
   void fail(Outcome why);  // it will not be
+  void pass_on();          // the vendor's library has made it, and nobody will come to this one
 
   Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
@@ -131,6 +135,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome destroy();                        // waits likewise
   void abort();
   void note(std::shared_ptr<Work> work);
+  // What the call that has just begun it can say of it. Where calls wait for the exchange, that is how the exchange ended.
+  Outcome known(const Work &work);
 
   int add(const Scale &scale);  // its number
   bool find(int number, Scale &scale);
@@ -150,6 +156,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::map<int, Scale> scales_;                                 // under mutex_
   int next_scale_ = 0;                                          // under mutex_
   std::atomic<int> parts_{0};
+  std::atomic<int> blocks_{-1};  // -1: not known yet
 };
 using CommPtr = std::shared_ptr<Comm>;
 

@@ -359,8 +359,10 @@ struct Guarded<F> {
 constexpr interpose::hccl::Calls make_calls() {
   interpose::hccl::Calls c{};
   c.HcclGetRootInfo = Guarded<get_root_info>::call;
+  c.HcclGetRootInfoScalable = Guarded<get_root_info_scalable>::call;
   c.HcclCommInitRootInfo = Guarded<init>::call;
   c.HcclCommInitRootInfoConfig = Guarded<init_config>::call;
+  c.HcclCommInitRootInfoScalable = Guarded<init_scalable>::call;
   c.HcclCreateSubCommConfig = Guarded<create_part>::call;
   c.HcclGetRankSize = Guarded<rank_size>::call;
   c.HcclGetRankId = Guarded<rank_id>::call;

@@ -45,8 +45,11 @@ struct Init {
   std::string name;
   Place place;
   std::function<Result()> real;  // makes the call of the real library as the program made it
+  std::vector<Tail> tails;       // of all root infos, where there are several
   Arrival arrival;
 };
+// The census of its ranks. Meetings of further root infos end.
+void arrive(Init &init);
 // Says in the log what the census found.
 void tell(const Init &init);
 // Makes the communicator that spans vendors.
@@ -69,7 +72,11 @@ Outcome settle(const Comm &comm, Operation &operation);
 // ---- the functions that make communicators -----------------------------------------------------------------------------------------
 Result get_root_info(RootInfo *root);
 Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out);
+Result get_root_info_scalable(RootInfo *root);
 Result init_config(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, Handle *out);
+// `further` is for what HCCL has not yet, and is 0.
+Result init_scalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank, uint32_t further,
+                     const Config *config, Handle *out);
 Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t mine, Config *config,
                    Handle *out);
 

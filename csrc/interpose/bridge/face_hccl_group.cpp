@@ -59,7 +59,7 @@ Result group_end() {
     keep_first(first_of(at_once(
         door(), p->inits.size(),
         [&](size_t n) {
-          meet(p->inits[n]->arrival);
+          arrive(*p->inits[n]);
           return kSuccess;
         },
         thrown)));

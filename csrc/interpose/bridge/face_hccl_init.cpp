@@ -63,7 +63,7 @@ class KeptConfig {
 
 // `real` makes the call of the real library as the program made it; in a group when that ends.
 Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank, const std::string &name, Handle *out,
-            std::function<Result()> real) {
+            std::function<Result()> real, std::vector<Tail> tails = {}) {
   auto i = std::make_unique<Init>();
   Arrival &a = i->arrival;
   if (!read_ticket(root, a.tail)) return real();
@@ -74,13 +74,14 @@ Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank
   i->out = out;
   i->name = name;
   i->real = std::move(real);
+  i->tails = std::move(tails);
   if (in_group()) {
     *out = nullptr;
     if (const Outcome o = devices().current(i->place); !o.ok()) return note(failed(call, o));
     pending().inits.push_back(std::move(i));
     return kSuccess;
   }
-  meet(a);
+  arrive(*i);
   tell(*i);
   if (a.verdict == Verdict::Vendor) return i->real();
   *out = nullptr;
@@ -103,6 +104,20 @@ int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
 }
 
 }  // namespace
+
+// Ranks of other vendors may know the first id alone, so those of HCCL share the others.
+void arrive(Init &i) {
+  Arrival &a = i.arrival;
+  meet(a);
+  const auto of_ours = [&](const Record &one) { return std::strcmp(one.family, a.mine.family) == 0; };
+  const auto ours = std::count_if(a.ranks.begin(), a.ranks.end(), of_ours);
+  if (i.tails.size() < 2 || ours == 0) return;
+  const auto before = std::count_if(a.ranks.begin(), a.ranks.begin() + a.rank, of_ours);
+  const auto share = share_of(i.tails, static_cast<size_t>(before), static_cast<size_t>(ours));
+  end_meetings(share, [&](bool doubtful, const std::string &text) {
+    say(doubtful ? Level::Warn : Level::Info, std::string(i.call) + ": " + text);
+  });
+}
 
 void tell(const Init &i) {
   const Finding found = finding(i.call, door().name, i.arrival);
@@ -131,9 +146,12 @@ Result build(Init &i) {
                  "too many communicators that span vendors are in use, or there is no memory for their handles");
 }
 
-Result get_root_info(RootInfo *root) {
-  auto *f = real<Result(RootInfo *)>("HcclGetRootInfo");
-  if (!f) return lacks("HcclGetRootInfo");
+namespace {
+
+// Of either call HCCL's published source writes a description of the root to the beginning, of 200 bytes or so, and reads no more.
+Result make_root_info(const char *call, RootInfo *root) {
+  auto *f = real<Result(RootInfo *)>(call);
+  if (!f) return lacks(call);
   if (!root) return f(root);
   RootInfo made{};  // the library writes the beginning, and need not clear the rest
   if (const Result r = f(&made)) return r;
@@ -149,8 +167,6 @@ Result get_root_info(RootInfo *root) {
   return kSuccess;
 }
 
-namespace {
-
 Result init_real(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
   constexpr const char *kCall = "HcclCommInitRootInfo";
   auto *f = real<Result(uint32_t, const RootInfo *, uint32_t, Handle *)>(kCall);
@@ -162,7 +178,17 @@ Result init_real_config(uint32_t size, const RootInfo *root, uint32_t rank, cons
   return f ? f(size, root, rank, config, out) : lacks(kCall);
 }
 
+Result init_real_scalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank, uint32_t further,
+                          const Config *config, Handle *out) {
+  constexpr const char *kCall = "HcclCommInitRootInfoScalable";
+  auto *f = real<Result(uint32_t, uint32_t, const RootInfo *, uint32_t, uint32_t, const Config *, Handle *)>(kCall);
+  return f ? f(size, count, roots, rank, further, config, out) : lacks(kCall);
+}
+
 }  // namespace
+
+Result get_root_info(RootInfo *root) { return make_root_info("HcclGetRootInfo", root); }
+Result get_root_info_scalable(RootInfo *root) { return make_root_info("HcclGetRootInfoScalable", root); }
 
 // What the program's variables hold may be something else when a group ends.
 Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
@@ -180,6 +206,23 @@ Result init_config(uint32_t size, const RootInfo *root, uint32_t rank, const Con
   if (in_group())
     real = [=, kept = *root, asked = KeptConfig(config)] { return init_real_config(size, &kept, rank, asked.get(), out); };
   return join("HcclCommInitRootInfoConfig", size, *root, rank, name, out, std::move(real));
+}
+
+Result init_scalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank, uint32_t further,
+                     const Config *config, Handle *out) {
+  std::string name;
+  if (!config || !read(config, name) || !may_span(size, roots, rank, out) || count < 1 || count > size || further != 0)
+    return init_real_scalable(size, count, roots, rank, further, config, out);
+  const std::span<const RootInfo> all(roots, count);
+  std::vector<Tail> tails(count);
+  for (size_t n = 0; n < all.size(); ++n)
+    if (!read_ticket(all[n], tails[n])) tails[n] = {};
+  std::function<Result()> real = [=] { return init_real_scalable(size, count, roots, rank, further, config, out); };
+  if (in_group())
+    real = [=, kept = std::vector<RootInfo>(all.begin(), all.end()), asked = KeptConfig(config)] {
+      return init_real_scalable(size, count, kept.data(), rank, further, asked.get(), out);
+    };
+  return join("HcclCommInitRootInfoScalable", size, all[0], rank, name, out, std::move(real), std::move(tails));
 }
 
 // The members alone call it, so nothing is collective over the parent: the first of them gives the others a root info.

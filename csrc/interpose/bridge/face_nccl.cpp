@@ -83,20 +83,21 @@ T load(const void *p) {
   return value;
 }
 
+// One element, as an integer of that width, and as a float where it is one.
+uint64_t bits(isthmus_dtype type, const void *p) {
+  uint64_t value = 0;
+  std::memcpy(&value, p, isthmus_dtype_size(type));
+  return value;
+}
 double number(isthmus_dtype type, const void *p) {
   switch (type) {
-    case ISTHMUS_INT8: return load<int8_t>(p);
-    case ISTHMUS_UINT8: return load<uint8_t>(p);
-    case ISTHMUS_INT32: return load<int32_t>(p);
-    case ISTHMUS_UINT32: return load<uint32_t>(p);
-    case ISTHMUS_INT64: return static_cast<double>(load<int64_t>(p));
-    case ISTHMUS_UINT64: return static_cast<double>(load<uint64_t>(p));
     case ISTHMUS_FLOAT16: return small_float(load<uint16_t>(p), 5, 10);
     case ISTHMUS_BFLOAT16: return small_float(load<uint16_t>(p), 8, 7);
     case ISTHMUS_FLOAT8_E4M3FN: return small_float(load<uint8_t>(p), 4, 3);
     case ISTHMUS_FLOAT8_E5M2: return small_float(load<uint8_t>(p), 5, 2);
     case ISTHMUS_FLOAT64: return load<double>(p);
-    default: return static_cast<double>(load<float>(p));
+    case ISTHMUS_FLOAT32: return static_cast<double>(load<float>(p));
+    default: return 1;
   }
 }
 
@@ -108,7 +109,9 @@ Outcome read_factor(Devices &from, const Traits &traits, Operation &o) {
   from.enter(traits.place);
   Outcome read = from.read(bytes, o.scale_at, isthmus_dtype_size(o.dtype), o.stream);
   from.enter(before);
-  if (read.ok()) o.scale = number(o.dtype, bytes);
+  if (!read.ok()) return read;
+  o.scale = number(o.dtype, bytes);
+  o.factor = bits(o.dtype, bytes);
   return read;
 }
 
@@ -147,7 +150,8 @@ class Asking {
                                  ", the data " + isthmus_dtype_name(o.dtype));
     } else {
       o.op = ISTHMUS_PREMUL_SUM;
-      o.scale = scale.factor;
+      o.scale = scale.number;
+      o.factor = scale.whole;
       o.scale_at = scale.at;
     }
     return *this;
@@ -308,8 +312,12 @@ Result create_premul_sum(Op *op, void *scalar, Type type, int residence, Handle 
     return refused(kInvalidArgument, kCall, "an argument is NULL or out of range");
   Scale s;
   s.dtype = kTypes[type];
-  if (residence == kHost) s.factor = number(s.dtype, scalar);
-  else s.at = scalar;
+  if (residence == kHost) {
+    s.number = number(s.dtype, scalar);
+    s.whole = bits(s.dtype, scalar);
+  } else {
+    s.at = scalar;
+  }
   *op = comm->add(s) + kOpCount;
   return kSuccess;
 }
@@ -385,9 +393,14 @@ Result deregister_window(Handle comm, interpose::Window given) {
 }
 
 Result async_error(Handle handle, Result *out) {
+  constexpr const char *kCall = "ncclCommGetAsyncError";
   const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm("ncclCommGetAsyncError");
-  if (!out) return refused(kInvalidArgument, "ncclCommGetAsyncError", "an argument is NULL");
+  if (!comm) {  // since the door looked it may have become the vendor's
+    const Handle known = bridge::behind(handle);
+    auto *f = known ? real<Result(Handle, Result *)>(kCall) : nullptr;
+    return f ? f(known, out) : no_comm(kCall);
+  }
+  if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");
   const Outcome o = comm->status();
   *out = number_of(o.code);
   return kSuccess;
@@ -437,12 +450,16 @@ Result destroy(Handle handle) {
   if (comm && comm->traits().promised)
     return refused(kInvalidUsage, kCall, "the communicator is made when the group ends, and that has not ended");
   comm = bridge::take_back(handle);
-  return comm ? failed(kCall, comm->destroy()) : no_comm(kCall);
+  if (comm) return failed(kCall, comm->destroy());
+  Result ended;  // it may have become the vendor's meanwhile
+  return end_real(kCall, handle, ended) ? ended : no_comm(kCall);
 }
 Result abort(Handle handle) {
-  if (Result ended; end_real("ncclCommAbort", handle, ended)) return ended;
+  constexpr const char *kCall = "ncclCommAbort";
+  Result ended;
+  if (end_real(kCall, handle, ended)) return ended;
   const CommPtr comm = bridge::take_back(handle);
-  if (!comm) return no_comm("ncclCommAbort");
+  if (!comm) return end_real(kCall, handle, ended) ? ended : no_comm(kCall);  // it may have become the vendor's meanwhile
   comm->abort();
   return kSuccess;
 }

@@ -1,6 +1,5 @@
 // How communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -66,18 +65,20 @@ Result not_begun(Init &i, const std::string &why) {
   return r;
 }
 
-Result start(const std::shared_ptr<Init> &i) {
-  if (i->asked.blocking) return build(*i);
+template <class Act>
+Result apart(const std::shared_ptr<Init> &i, Act act) {
   try {
-    std::thread([i] {
+    std::thread([i, act] {
       ++door().thread()->inside;
       try {
-        build(*i);
+        act(*i);
       } catch (const std::exception &e) { thrown(e); }
     }).detach();
   } catch (const std::exception &e) { return not_begun(*i, e.what()); }
   return kInProgress;
 }
+
+Result start(const std::shared_ptr<Init> &i) { return i->asked.blocking ? build(*i) : apart(i, build); }
 
 // The real library's call. Where it writes the handle: the program's variable, or behind what the program was promised.
 Result make_real(Init &i) {
@@ -85,26 +86,44 @@ Result make_real(Init &i) {
   return out ? i.real(out) : aborted(i.call);
 }
 
-// The meetings of ids that only the real library has a use for: a rank 0 of one comes to each, and leaves.
-void end_others(const Init &i) {
-  constexpr double kSeconds = 5;  // for all; the processes that made them have just sent them to the ranks
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kSeconds);
-  for (const isthmus_ticket &ticket : i.others) {
-    const double left = std::chrono::duration<double>(until - std::chrono::steady_clock::now()).count();
-    if (left <= 0) return say(Level::Warn, std::string(i.call) + ": not all meetings of further ids were ended in time");
-    isthmus_meeting_t meeting = nullptr;
-    isthmus_result r = isthmus_meeting_join(&ticket, 0, 1, left, &meeting);
-    if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(meeting, nullptr, nullptr, 0);
-    if (r != ISTHMUS_OK) say(Level::Info, std::string(i.call) + ": the meeting of a further id: " + outcome(r).text);
-    isthmus_meeting_leave(meeting);
-  }
-}
-
 Result arrive(Init &i) {
   if (i.target->given_up()) return aborted(i.call);
   meet(i.arrival);
-  end_others(i);
+  end_meetings(i.others, [&](bool doubtful, const std::string &text) {
+    say(doubtful ? Level::Warn : Level::Info, std::string(i.call) + ": " + text);
+  });
   return kSuccess;
+}
+
+// Of an init that does not block: the census and what follows, on a thread of its own. The program has a handle, and asks for its state.
+void carry_on(Init &i) {
+  arrive(i);
+  tell(i);
+  if (i.arrival.verdict == Verdict::Spans) {
+    build(i);
+    return;
+  }
+  const auto none = [&](Outcome why) {
+    say(Level::Warn, std::string(i.call) + ": " + why.text);
+    i.comm->fail(std::move(why));
+  };
+  if (i.arrival.verdict == Verdict::Failed) return none(i.arrival.outcome);
+  const Outcome given_up{ISTHMUS_ERR_ABORTED, "the program gave the communicator up while its ranks met"};
+  void *const handle = i.target->handle();
+  if (find(handle) != i.comm) return none(given_up);
+  const Moved moved(devices());
+  devices().enter(i.place);
+  Handle theirs = nullptr;
+  const Result r = i.real(&theirs);
+  if (failure(r) || !theirs) {
+    auto *why = real<const char *(Handle)>("ncclGetLastError");
+    const char *text = why ? why(nullptr) : nullptr;
+    return none({ISTHMUS_ERR_SYSTEM, std::string(door().name) + " did not make the communicator (" + std::to_string(r) +
+                                         ")" + (text && *text ? std::string(": ") + text : std::string())});
+  }
+  if (become_alias(handle, i.comm, theirs)) return i.comm->pass_on();
+  if (auto *end = real<Result(Handle)>("ncclCommAbort")) end(theirs);
+  none(given_up);
 }
 
 }  // namespace
@@ -168,6 +187,17 @@ Result get_unique_id(UniqueId *id) {
 
 // ---- init --------------------------------------------------------------------------------------------------------------------------
 
+namespace {
+
+Result begin_apart(const std::shared_ptr<Init> &i) {
+  i->target->clear();
+  if (const Outcome o = devices().current(i->place); !o.ok()) return failed(i->call, o);
+  if (const Result r = open(*i)) return r;
+  return apart(i, carry_on);
+}
+
+}  // namespace
+
 Result begin(std::unique_ptr<Init> i) {
   if (in_group()) {
     if (const Outcome o = devices().current(i->place); !o.ok()) return note(failed(i->call, o));
@@ -176,6 +206,7 @@ Result begin(std::unique_ptr<Init> i) {
     pending().inits.push_back(std::move(i));
     return kSuccess;
   }
+  if (!i->asked.blocking && !i->target->promised()) return begin_apart(std::move(i));
   if (const Result r = arrive(*i)) return r;
   tell(*i);
   if (i->arrival.verdict == Verdict::Vendor) return make_real(*i);
@@ -188,16 +219,11 @@ Result begin(std::unique_ptr<Init> i) {
 
 namespace {
 
-// The meetings behind the first id that this rank has to end: each is some rank's.
-std::vector<isthmus_ticket> others_of(std::span<const UniqueId> ids, int rank, int size) {
-  std::vector<isthmus_ticket> others;
-  Tail tail;
-  for (size_t n = 1; n < ids.size(); ++n) {
-    const auto same = [&](const UniqueId &known) { return std::memcmp(&known, &ids[n], sizeof known) == 0; };
-    if (n % static_cast<size_t>(size) != static_cast<size_t>(rank) || !read_tail(ids[n].bytes, tail)) continue;
-    if (std::none_of(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(n), same)) others.push_back(tail.ticket);
-  }
-  return others;
+std::vector<Tail> tails_of(std::span<const UniqueId> ids) {
+  std::vector<Tail> tails(ids.size());
+  for (size_t n = 0; n < ids.size(); ++n)
+    if (!read_tail(ids[n].bytes, tails[n])) tails[n] = {};
+  return tails;
 }
 
 using RealInit = std::function<Result(Handle *, Config *)>;
@@ -205,18 +231,20 @@ using RealInit = std::function<Result(Handle *, Config *)>;
 Result init(const char *call, Handle *out, int size, std::span<const UniqueId> ids, int rank, const Config *config,
             const RealInit &real, TargetPtr target = nullptr) {
   auto i = std::make_unique<Init>();
+  if (!out)
+    tell_again(keep(std::string(call) + ": the address for the communicator is NULL"));  // NCCL says less, or nothing
   // Of what is wrong the real library tells.
   if (!out || ids.empty() || size < 1 || rank < 0 || rank >= size || !read_tail(ids[0].bytes, i->arrival.tail) ||
       !read(config, i->asked))
     return real(out, const_cast<Config *>(config));
   i->call = call;
   i->target = target ? std::move(target) : std::make_shared<Target>(out);
-  i->others = others_of(ids, rank, size);
+  i->others = share_of(tails_of(ids), static_cast<size_t>(rank), static_cast<size_t>(size));
   i->arrival.mine = record_of(door().family, door().version);
   i->arrival.rank = rank;
   i->arrival.world = size;
   i->config = std::make_shared<KeptConfig>(config);
-  if (in_group()) i->real = [real, kept = i->config](Handle *to) { return real(to, kept->get()); };
+  if (in_group() || !i->asked.blocking) i->real = [real, kept = i->config](Handle *to) { return real(to, kept->get()); };
   else i->real = [&real, config](Handle *to) { return real(to, const_cast<Config *>(config)); };
   return begin(std::move(i));
 }

@@ -150,6 +150,15 @@ void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
   static_assert(sizeof the_aliases[0] == sizeof(void *) && std::atomic<void *>::is_always_lock_free);
   return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
 }
+bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  const size_t place = place_of(handle);
+  if (!t.has(place, comm)) return false;
+  the_aliases[place].store(real, std::memory_order_release);
+  t.comms[place] = nullptr;
+  return true;
+}
 void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);
   return place < kMost ? the_aliases[place].load(std::memory_order_acquire) : nullptr;

@@ -20,6 +20,9 @@ bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_
 // A handle of that one becomes another name of a communicator of the vendor's: where the vendor's library writes its own handle, at any time
 // until the alias is dropped. Null: it is no longer that one's.
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm);
+// The same for one that the vendor's library has made; at every moment the handle is a name of one or the other. False: it is no longer that
+// one's.
+bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real);
 void *behind(const void *handle) noexcept;  // the vendor's handle; null: it is no alias, or not yet, or not any more
 void *alias_of(const void *real) noexcept;  // the handle that stands for this one of the vendor's; null: none does
 void drop_alias(const void *handle) noexcept;

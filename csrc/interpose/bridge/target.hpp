@@ -27,6 +27,8 @@ class Target {
   void clear() {  // where nothing was promised
     if (state_ == State::Empty) *out_ = nullptr;
   }
+  bool promised() const { return state_ == State::Promised; }
+  void *handle() const { return handle_; }  // that it has given
   void **variable() const { return out_; }
   // Once it is known. The program's variable, if that still has the handle that was promised, gets the vendor's own, or null.
   void settle() noexcept;

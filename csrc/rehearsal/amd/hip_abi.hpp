@@ -137,7 +137,7 @@ Result remember(Result r);
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kNotInitialized;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
-  return e.fault();
+  return fault_of(e);
 }
 
 // One call of that function. `body` gets the entry, and the thread's device if it asks for it.

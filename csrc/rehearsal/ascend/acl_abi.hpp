@@ -154,7 +154,7 @@ Result number(Code code, const Device *d = nullptr);
 inline Result gate(const Entry &e) {
   if (e.in_child()) return kInternal;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
-  return e.fault();
+  return fault_of(e);
 }
 
 // One call of that function. `body` gets the entry, and the thread's context if it asks for it.

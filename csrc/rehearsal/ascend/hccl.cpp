@@ -10,7 +10,8 @@
 namespace rehearsal::hccl {
 namespace {
 
-constexpr uint64_t kRootMagic = 0x6c63'6368'7268'6561;
+constexpr Library kLibrary = library_named("HCCL");
+enum class Root : unsigned char { Alone, OfSeveral };  // what the byte behind the id says
 
 Handles<Comm> &comms() {
   static Handles<Comm> *const the_comms = new Handles<Comm>(4);
@@ -30,7 +31,8 @@ Result outcome(Met met, const Comm &c) {
     case Met::Stopped: return c.device.broken() ? kRuntime : kTimeout;
     case Met::System: return kConnect;
     case Met::Mismatch:
-    case Met::DuplicateDevice: return kParameter;
+    case Met::DuplicateDevice:
+    case Met::OtherLibrary: return kParameter;
   }
   return kInternal;
 }
@@ -63,7 +65,7 @@ struct Seat {
 
 Result start(const Entry &e, CommHandle *out, Device &d, Seat seat, const Token &token, const Config *config, bool patient) {
   *out = nullptr;
-  const auto c = std::make_shared<Comm>(d, seat.rank, seat.size);
+  const auto c = std::make_shared<Comm>(kLibrary, d, seat.rank, seat.size);
   c->token = token;
   c->cut_off = kInternal;
   c->name = config && config->size >= sizeof(Config) && config->name[0]
@@ -83,16 +85,32 @@ Result check(const Config *config) {
   return config->deterministic > 2 && config->deterministic != kNotSet ? kParameter : kSuccess;
 }
 
-Result init(const Entry &e, uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, CommHandle *out) {
+Result make(RootInfo *root, Root kind) {
+  if (!root) return kNullPointer;
+  if (!current_device()) return kRuntime;
+  guard_forks();
+  Token token;
+  if (!new_rendezvous(kLibrary, &token)) return kSystem;
+  *root = {};
+  write_id(kLibrary, token, root->bytes);
+  root->bytes[kIdBytes] = static_cast<unsigned char>(kind);
+  return kSuccess;
+}
+
+Result read(const Entry &e, const RootInfo &root, Root wanted, Token *token) {
+  std::string why;
+  if (!read_id(e.name(), kLibrary, root.bytes, token, &why)) return kParameter;
+  return static_cast<Result>(root.bytes[kIdBytes] == static_cast<unsigned char>(wanted) ? kSuccess : kParameter);
+}
+
+Result init(const Entry &e, uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, CommHandle *out,
+            Root kind = Root::Alone) {
   if (!root || !out) return note(kNullPointer);
   if (size < 1 || size > 32768 || rank >= size) return note(kParameter);
   Device *d = current_device();
   if (!d || d->broken()) return note(kRuntime);
-  uint64_t magic;
   Token token;
-  std::memcpy(&magic, root->bytes, sizeof magic);
-  std::memcpy(token.data(), root->bytes + sizeof magic, token.size());
-  if (magic != kRootMagic) return note(kParameter);
+  if (const Result r = read(e, *root, kind, &token)) return note(r);
   return note(start(e, out, *d, {static_cast<int>(rank), static_cast<int>(size)}, token, config, false));
 }
 
@@ -137,15 +155,29 @@ using rehearsal::hccl::find;
 
 EXPORT Result HcclGetRootInfo(RootInfo *root) {
   HCCL_CALL("HcclGetRootInfo");
-  if (!root) return kNullPointer;
-  if (!current_device()) return kRuntime;
-  guard_forks();
+  return make(root, Root::Alone);
+}
+
+EXPORT Result HcclGetRootInfoScalable(RootInfo *root) {
+  HCCL_CALL("HcclGetRootInfoScalable");
+  return make(root, Root::OfSeveral);
+}
+
+// The first root's rendezvous is that of all ranks; a rank tells each of the others that it has nothing to do.
+EXPORT Result HcclCommInitRootInfoScalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank,
+                                           uint32_t further, const Config *config, CommHandle *out) {
+  HCCL_CALL("HcclCommInitRootInfoScalable");
+  if (!roots || !out || !config) return note(kNullPointer);
+  if (const Result r = check(config)) return note(r);
+  if (count < 1 || count > size || further != 0) return note(kParameter);
   Token token;
-  if (!new_rendezvous(&token)) return kSystem;
-  *root = {};
-  std::memcpy(root->bytes, &kRootMagic, sizeof kRootMagic);
-  std::memcpy(root->bytes + sizeof kRootMagic, token.data(), token.size());
-  return kSuccess;
+  for (uint32_t n = 0; n < count; ++n)
+    if (const Result r = read(entry, roots[n], Root::OfSeveral, &token)) return note(r);
+  if (rank > 0 && rank < count) {
+    read(entry, roots[rank], Root::OfSeveral, &token);
+    if (!end_rendezvous(kLibrary, token)) return note(kConnect);
+  }
+  return init(entry, size, roots, rank, config, out, Root::OfSeveral);
 }
 
 EXPORT Result HcclCommInitRootInfo(uint32_t size, const RootInfo *root, uint32_t rank, CommHandle *out) {
@@ -167,7 +199,7 @@ EXPORT Result HcclCommInitAll(uint32_t count, int32_t *devices, CommHandle *out)
   for (uint32_t i = 0; i < count; ++i)
     if (!Machine::get().device(devices[i])) return kParameter;
   Token token;
-  if (!new_rendezvous(&token)) return kSystem;
+  if (!new_rendezvous(kLibrary, &token)) return kSystem;
   std::vector<Result> results(count);
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < count; ++i)
@@ -198,7 +230,7 @@ EXPORT Result HcclCreateSubCommConfig(CommHandle *whole, uint32_t count, uint32_
   std::vector<uint64_t> words{number};
   words.insert(words.end(), ranks, ranks + count);
   const Token token = token_of_part(c->token, words);
-  if (mine == 0 && !open_rendezvous(token)) return note(kSystem);
+  if (mine == 0 && !open_rendezvous(kLibrary, token)) return note(kSystem);
   const Seat seat{static_cast<int>(mine), static_cast<int>(count)};
   return note(start(entry, out, c->device, seat, token, config, true));
 }

@@ -8,14 +8,10 @@ using namespace rehearsal::hccl;
   HCCL_CALL(name);   \
   return kNotSupported
 
-// Communicators out of a file that says where every rank is, or over many roots.
+// Communicators out of a file that says where every rank is.
 EXPORT Result HcclCommInitClusterInfo(const char *, uint32_t, CommHandle *) { ABSENT("HcclCommInitClusterInfo"); }
 EXPORT Result HcclCommInitClusterInfoConfig(const char *, uint32_t, Config *, CommHandle *) {
   ABSENT("HcclCommInitClusterInfoConfig");
-}
-EXPORT Result HcclGetRootInfoScalable(RootInfo *) { ABSENT("HcclGetRootInfoScalable"); }
-EXPORT Result HcclCommInitRootInfoScalable(uint32_t, uint32_t, RootInfo *, uint32_t, uint32_t, Config *, CommHandle *) {
-  ABSENT("HcclCommInitRootInfoScalable");
 }
 
 // Memory that a communicator is told of before it is used.

@@ -1,5 +1,7 @@
 #include "core/communicator.hpp"
 
+#include <cstdio>
+
 namespace rehearsal {
 namespace {
 
@@ -22,15 +24,20 @@ Code Communicator::scratch(size_t bytes) {
   return code;
 }
 
-Met Communicator::join(const char *, const Token &token, std::chrono::milliseconds most, bool patient) {
+Met Communicator::join(const char *call, const Token &token, std::chrono::milliseconds most, bool patient) {
   if (scratch(kFirstScratch) != Code::Ok) return Met::System;
   std::shared_ptr<Fabric> fabric;
   const int64_t until = now_us() + std::chrono::microseconds(most).count();
   const auto stopped = [this, until, most] { return aborted() || device.broken() || (most.count() && now_us() > until); };
-  const Met met = Fabric::join(token, rank, size, device.ordinal(), stopped, &fabric, patient);
+  const Met met = Fabric::join(library, token, rank, size, device.ordinal(), stopped, &fabric, patient);
   if (met == Met::Ok) {
     fabric_ = std::move(fabric);
     ready.store(true, std::memory_order_release);
+  }
+  if (met == Met::OtherLibrary) {
+    std::fprintf(stderr, "rehearsal: %s: a rank of another library came, and no rank of %.4s can meet it\n", call,
+                 library.data());
+    std::fflush(stderr);
   }
   return met;
 }

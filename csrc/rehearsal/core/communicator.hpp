@@ -13,7 +13,9 @@ namespace rehearsal {
 
 class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  Communicator(Device &d, int r, int n) : device(d), rank(r), size(n), resets_(d.resets.load()) {}
+  Communicator(const Library &l, Device &d, int r, int n)
+      : library(l), device(d), rank(r), size(n), resets_(d.resets.load()) {}
+  const Library library;
   Device &device;
   const int rank, size;
   std::atomic<int> state{0};  // the vendor's code: well, in progress, failed

@@ -80,8 +80,9 @@ size_t segment_bytes(int size) {
   return sizeof(Line) + n * sizeof(Member) + n * n * sizeof(Channel);
 }
 
-Fabric::Fabric(void *base, size_t bytes, int rank, int size)
-    : base_(static_cast<std::byte *>(base)),
+Fabric::Fabric(const Library &library, void *base, size_t bytes, int rank, int size)
+    : library_(library),
+      base_(static_cast<std::byte *>(base)),
       bytes_(bytes),
       rank_(rank),
       size_(size),
@@ -90,16 +91,16 @@ Fabric::Fabric(void *base, size_t bytes, int rank, int size)
 
 Fabric::~Fabric() { ::munmap(base_, bytes_); }
 
-Met Fabric::join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out,
-                 bool patient) {
+Met Fabric::join(const Library &library, const Token &token, int rank, int size, int device, const Stop &stop,
+                 std::shared_ptr<Fabric> *out, bool patient) {
   int fd = -1;
-  const Met met = meet(token, rank, size, device, stop, &fd, patient);
+  const Met met = meet(library, token, rank, size, device, stop, &fd, patient);
   if (met != Met::Ok) return met;
   const size_t bytes = segment_bytes(size);
   void *base = fd < 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (fd >= 0) ::close(fd);
   if (base == MAP_FAILED) return Met::System;
-  std::shared_ptr<Fabric> fabric(new Fabric(base, bytes, rank, size));
+  std::shared_ptr<Fabric> fabric(new Fabric(library, base, bytes, rank, size));
   Word &arrived = arrivals(fabric->base_).value;
   arrived.fetch_add(1, std::memory_order_acq_rel);
   if (!wait_or_stop([&] { return reached(arrived, static_cast<uint32_t>(size)); }, stop)) return Met::Stopped;
@@ -263,7 +264,7 @@ bool Fabric::split(int color, int key, const Stop &stop, Token *token, int *new_
   if (color < 0) return true;
   const int leader = order.front().second;
   if (leader == rank_) {
-    if (!new_rendezvous(&mine.token)) return false;
+    if (!new_rendezvous(library_, &mine.token)) return false;
     mine.token_published.value.store(number, std::memory_order_release);
   }
   if (!wait_or_stop([&] { return reached(of(leader).token_published.value, number); }, stop)) return false;

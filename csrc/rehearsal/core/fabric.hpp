@@ -39,8 +39,8 @@ class REHEARSAL_API Fabric {
   using Stop = std::function<bool()>;
 
   // Returns when all ranks have it.
-  static Met join(const Token &token, int rank, int size, int device, const Stop &stop, std::shared_ptr<Fabric> *out,
-                  bool patient = false);
+  static Met join(const Library &library, const Token &token, int rank, int size, int device, const Stop &stop,
+                  std::shared_ptr<Fabric> *out, bool patient = false);
   ~Fabric();
   Fabric(const Fabric &) = delete;
   Fabric &operator=(const Fabric &) = delete;
@@ -55,11 +55,12 @@ class REHEARSAL_API Fabric {
 
  private:
   struct Shared;
-  Fabric(void *base, size_t bytes, int rank, int size);
+  Fabric(const Library &library, void *base, size_t bytes, int rank, int size);
   bool exchange(const char *call, const Work &w, const Stop &stop, const std::function<void(std::byte *)> &put,
                 const std::function<void()> &take, size_t bytes);
   const std::byte *piece(int rank) const;
 
+  const Library library_;
   std::byte *const base_;
   const size_t bytes_;
   const int rank_, size_;

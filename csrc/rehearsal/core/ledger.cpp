@@ -95,7 +95,8 @@ Counter &counter(const char *name) {
   if (!c) {
     c = std::make_unique<Counter>();
     c->name = key;
-    for (const auto *list : {&settings().fail, &settings().fail_late, &settings().hang, &settings().slow})
+    for (const auto *list :
+         {&settings().fail, &settings().fail_for_good, &settings().fail_late, &settings().hang, &settings().slow})
       for (const Fault &f : *list) c->watched |= plain(f.call.c_str()) == key;
   }
   return *c;
@@ -113,6 +114,10 @@ Entry::Entry(Counter &c) : name_(c.name.c_str()), in_child_(ledger().child.load(
     return static_cast<const Fault *>(nullptr);
   };
   if (const Fault *f = chosen(settings().fail)) fault_ = f->number;
+  if (const Fault *f = chosen(settings().fail_for_good)) {
+    fault_ = f->number;
+    for_good_ = true;
+  }
   if (const Fault *f = chosen(settings().fail_late)) extras_.late = f->number;
   if (const Fault *f = chosen(settings().slow)) extras_.slow_ms = f->number;
   extras_.hang = chosen(settings().hang) != nullptr;

@@ -47,12 +47,14 @@ class REHEARSAL_API Entry {
   const char *name() const noexcept { return name_; }
   bool in_child() const noexcept { return in_child_; }  // of a fork: the engine's threads are not here
   int fault() const noexcept { return fault_; }         // the code to return, nothing done; 0: none
+  bool for_good() const noexcept { return for_good_; }  // and so do later calls on that device
   const Extras &extras() const noexcept { return extras_; }
 
  private:
   const char *name_ = "";
   bool in_child_ = false;
   int fault_ = 0;
+  bool for_good_ = false;
   Extras extras_;
 };
 

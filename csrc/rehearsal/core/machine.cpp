@@ -97,6 +97,11 @@ void Device::break_down(int code) {
   announce();
 }
 
+void Device::break_down_for_good(int code) {
+  break_down(code);
+  for_good_.store(true, std::memory_order_release);
+}
+
 Machine::Machine() {
   guard_forks();
   for (int i = 0; i < settings().devices; ++i) devices_.push_back(std::make_unique<Device>(i));

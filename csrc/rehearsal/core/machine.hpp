@@ -111,6 +111,9 @@ class REHEARSAL_API Device {
 
   int broken() const noexcept { return broken_.load(std::memory_order_acquire); }  // a vendor's code that sticks; 0: well
   void break_down(int code);
+  // Likewise, and calls that work on the device give that code from now on. What ends something still ends it, as a real one's end would.
+  void break_down_for_good(int code);
+  int fails() const noexcept { return for_good_.load(std::memory_order_acquire) ? broken() : 0; }
 
   int retained = 0;                // of the primary context
   std::atomic<bool> ended{false};  // that context, by a reset, until somebody retains it again
@@ -128,6 +131,7 @@ class REHEARSAL_API Device {
   std::mutex done_mutex_;
   std::condition_variable done_;
   std::atomic<int> broken_{0};
+  std::atomic<bool> for_good_{false};
 };
 
 // Handles that are no pointers and never come twice, so that a handle that was destroyed is known for one.

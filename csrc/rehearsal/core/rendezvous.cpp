@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <set>
@@ -23,11 +24,19 @@ namespace {
 struct Hello {
   uint64_t magic = 0x52454845'41525345;
   Token process{};  // of whose devices there may be one rank each
-  int32_t rank = 0, size = 0, device = 0, version = 1;
+  Library library{};
+  int32_t rank = 0, size = 0, device = 0;
 };
 struct Reply {
   int32_t met = 0;
 };
+
+struct Id {
+  std::array<char, 4> ours{'r', 'e', 'h', ':'};
+  Library library{};
+  Token token{};
+};
+static_assert(sizeof(Id) == kIdBytes);
 
 const Token &this_process() {
   static const Token token = [] {
@@ -86,7 +95,7 @@ bool receive_reply(int socket, Met *met, int *fd) {
 }
 
 // The thread of a token: until all ranks are there, or one that does not fit.
-void gather(int listener) {
+void gather(int listener, Library library) {
   std::map<int, int> sockets;
   std::set<std::pair<Token, int>> devices;
   int size = 0;
@@ -105,8 +114,8 @@ void gather(int listener) {
       continue;
     }
     if (size == 0) size = h.size;
-    if (h.size != size || h.version != Hello{}.version || h.rank < 0 || h.rank >= size || sockets.count(h.rank))
-      met = Met::Mismatch;
+    if (h.library != library) met = Met::OtherLibrary;
+    else if (h.size != size || h.rank < 0 || h.rank >= size || sockets.count(h.rank)) met = Met::Mismatch;
     else if (!devices.insert({h.process, h.device}).second) met = Met::DuplicateDevice;
     if (met == Met::Ok) sockets[h.rank] = s;
     else unfit = s;
@@ -127,17 +136,40 @@ void gather(int listener) {
 
 }  // namespace
 
-bool new_rendezvous(Token *token) {
+bool new_rendezvous(const Library &library, Token *token) {
   if (::getrandom(token->data(), token->size(), 0) != static_cast<ssize_t>(token->size())) return false;
-  return open_rendezvous(*token);
+  return open_rendezvous(library, *token);
 }
 
-bool end_rendezvous(const Token &token) {
+bool end_rendezvous(const Library &library, const Token &token) {
   int fd = -1;
   const Met met = meet(
-      token, 0, 1, 0, [] { return false; }, &fd, false);
+      library, token, 0, 1, 0, [] { return false; }, &fd, false);
   if (fd >= 0) ::close(fd);
   return met == Met::Ok;
+}
+
+void write_id(const Library &library, const Token &token, unsigned char *id) {
+  const Id made{Id{}.ours, library, token};
+  std::memcpy(id, &made, sizeof made);
+}
+
+bool read_id(const char *call, const Library &library, const unsigned char *id, Token *token, std::string *why) {
+  Id read;
+  std::memcpy(&read, id, sizeof read);
+  *token = read.token;
+  const bool simulated = read.ours == Id{}.ours;
+  if (simulated && read.library == library) return true;
+  const std::string mine(library.data(), library.size()), other(read.library.data(), read.library.size());
+  *why = simulated ? "the id was made by " + other + ", and no rank of " + mine + " can meet its ranks"
+                   : "not an id of " + mine;
+  std::fprintf(stderr, "rehearsal: %s: %s\n", call, why->c_str());
+  std::fflush(stderr);
+  int fd = -1;
+  if (simulated)  // it comes as a rank of its own library, which ends those that wait; what they say is nothing to it
+    meet(
+        library, read.token, 0, 1, 0, [] { return true; }, &fd, false);
+  return false;
 }
 
 Token token_of_part(const Token &whole, const std::vector<uint64_t> &more) {
@@ -153,7 +185,7 @@ Token token_of_part(const Token &whole, const std::vector<uint64_t> &more) {
   return token;
 }
 
-bool open_rendezvous(const Token &token) {
+bool open_rendezvous(const Library &library, const Token &token) {
   const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un a;
   const socklen_t length = address_of(token, &a);
@@ -165,12 +197,13 @@ bool open_rendezvous(const Token &token) {
   sigset_t all, before;
   sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread(gather, listener).detach();
+  std::thread(gather, listener, library).detach();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return true;
 }
 
-Met meet(const Token &token, int rank, int size, int device, const std::function<bool()> &stop, int *fd, bool patient) {
+Met meet(const Library &library, const Token &token, int rank, int size, int device, const std::function<bool()> &stop,
+         int *fd, bool patient) {
   *fd = -1;
   const int s = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (s < 0) return Met::System;
@@ -178,6 +211,7 @@ Met meet(const Token &token, int rank, int size, int device, const std::function
   const socklen_t length = address_of(token, &a);
   Hello h;
   h.process = this_process();
+  h.library = library;
   h.rank = rank;
   h.size = size;
   h.device = device;

@@ -71,6 +71,7 @@ Settings read() {
   truth("REHEARSAL_QUIET", s.quiet);
   if (const char *path = std::getenv("REHEARSAL_TRACE")) s.trace = path;
   faults("REHEARSAL_FAIL", s.fail, true);
+  faults("REHEARSAL_FAIL_FOR_GOOD", s.fail_for_good, true);
   faults("REHEARSAL_FAIL_LATE", s.fail_late, true);
   faults("REHEARSAL_HANG", s.hang, false);
   faults("REHEARSAL_SLOW", s.slow, true);

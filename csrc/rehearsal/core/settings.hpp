@@ -38,7 +38,7 @@ struct Settings {
   bool abort_on_misuse = true;
   bool quiet = false;
   std::string trace;
-  std::vector<Fault> fail, fail_late, hang, slow;
+  std::vector<Fault> fail, fail_for_good, fail_late, hang, slow;
 };
 
 REHEARSAL_API const Settings &settings();

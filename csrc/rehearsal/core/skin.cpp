@@ -18,6 +18,24 @@ void announce_simulation(const char *what) {
   });
 }
 
+namespace {
+// Questions about the machine are answered, and what ends something ends it.
+bool needs_a_device_that_works(const char *call) {
+  for (const char *part : {"Destroy", "Free", "Unregister", "Ctx", "Context", "Device", "Error", "Err", "Version", "Init",
+                           "Name", "Thread", "Status"})
+    if (std::strstr(call, part)) return false;
+  return true;
+}
+}  // namespace
+
+int fault_of(const Entry &e) {
+  Device *const device = Machine::started() ? current_device() : nullptr;
+  if (device && e.for_good()) device->break_down_for_good(e.fault());
+  if (e.fault() || !device) return e.fault();
+  const int code = device->fails();
+  return code && needs_a_device_that_works(e.name()) ? code : 0;
+}
+
 int pci_domain() { return ::getpid() & 0xffff; }
 
 void device_uuid(int ordinal, unsigned char uuid[16]) {

@@ -25,6 +25,9 @@ struct Name {
 // Says once in a process that it is simulated.
 REHEARSAL_API void announce_simulation(const char *what);
 
+// The code that the settings give this call, or that its thread's device has for all since one failed for good. 0: none.
+REHEARSAL_API int fault_of(const Entry &e);
+
 // ---- where a device is: each process has devices of its own, so their places in the machine differ, too --------------------
 
 REHEARSAL_API int pci_domain();

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kVersion = REHEARSAL_NCCL_VERSION;
 constexpr int kClearsIds = 22304;  // the version from which on the library writes all bytes of an id
-constexpr uint64_t kIdMagic = 0x6469'6c61'6573'7268;
+constexpr Library kLibrary = library_named(REHEARSAL_NCCL_LIBRARY);
 
 struct Books {
   std::mutex mutex;
@@ -53,6 +53,7 @@ Result outcome(Met met, const Comm &c) {
     case Met::System: return say(kSystem, "no connection to the root of the communicator");
     case Met::Mismatch: return say(kInvalidUsage, "a rank came twice, or with another number of ranks");
     case Met::DuplicateDevice: return say(kInvalidUsage, "Duplicate GPU detected : two ranks on one device");
+    case Met::OtherLibrary: return say(kInvalidUsage, "a rank of another library came to the communicator");
   }
   return kInternal;
 }
@@ -68,7 +69,7 @@ Result join(const char *call, const CommPtr &c, const Token &token) {
 
 Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &token, int rank, bool blocking,
              bool patient = false) {
-  const CommPtr c = add(std::make_shared<Comm>(d, rank, size));
+  const CommPtr c = add(std::make_shared<Comm>(kLibrary, d, rank, size));
   c->blocking = blocking;
   c->token = token;
   c->patient = patient;
@@ -103,11 +104,10 @@ Result read(const Config *config, bool *blocking) {
   return kSuccess;
 }
 
-Result read(const UniqueId &id, Token *token) {
-  uint64_t magic;
-  std::memcpy(&magic, id.bytes, sizeof magic);
-  std::memcpy(token->data(), id.bytes + sizeof magic, token->size());
-  return magic == kIdMagic ? static_cast<Result>(kSuccess) : say(kInvalidArgument, "not an id of this library");
+Result read(const Entry &e, const UniqueId &id, Token *token) {
+  std::string why;
+  return read_id(e.name(), kLibrary, id.bytes, token, &why) ? static_cast<Result>(kSuccess)
+                                                            : say(kInvalidArgument, "%s", why.c_str());
 }
 
 // `further`: ids whose makers have nothing to do here, one of which each rank tells so.
@@ -123,14 +123,14 @@ Result init(const Entry &e, CommHandle *out, int size, const UniqueId &id, int r
   *out = nullptr;
   if (size < 1 || rank < 0 || rank >= size) return note(say(kInvalidArgument, "rank %d of %d", rank, size));
   Token token, other;
-  if (const Result r = read(id, &token)) return note(r);
+  if (const Result r = read(e, id, &token)) return note(r);
   for (const UniqueId &one : further)
-    if (const Result r = read(one, &other)) return note(r);
+    if (const Result r = read(e, one, &other)) return note(r);
   bool blocking = true;
   if (const Result r = read(config, &blocking)) return note(r);
   if (static_cast<size_t>(rank) < further.size()) {
-    read(further[static_cast<size_t>(rank)], &other);
-    if (!end_rendezvous(other)) return note(say(kSystem, "no connection to the root of the communicator"));
+    read(e, further[static_cast<size_t>(rank)], &other);
+    if (!end_rendezvous(kLibrary, other)) return note(say(kSystem, "no connection to the root of the communicator"));
   }
   return start(e, out, *d, size, token, rank, blocking);
 }
@@ -191,10 +191,9 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
   if (!id) return kInvalidArgument;
   guard_forks();
   Token token;
-  if (!new_rendezvous(&token)) return say(kSystem, "no socket");
+  if (!new_rendezvous(kLibrary, &token)) return say(kSystem, "no socket");
   if (kVersion >= kClearsIds) *id = {};
-  std::memcpy(id->bytes, &kIdMagic, sizeof kIdMagic);
-  std::memcpy(id->bytes + sizeof kIdMagic, token.data(), token.size());
+  write_id(kLibrary, token, id->bytes);
   return kSuccess;
 }
 
@@ -242,7 +241,7 @@ EXPORT Result ncclCommInitAll(CommHandle *out, int count, const int *devices) {
   NCCL_CALL("ncclCommInitAll");
   if (!out || count < 1 || !Machine::started()) return kInvalidArgument;
   Token token;
-  if (!new_rendezvous(&token)) return kSystem;
+  if (!new_rendezvous(kLibrary, &token)) return kSystem;
   for (int i = 0; i < count; ++i)
     if (!Machine::get().device(devices ? devices[i] : i))
       return say(kInvalidArgument, "no device %d", devices ? devices[i] : i);
@@ -302,7 +301,7 @@ EXPORT Result ncclCommShrink(CommHandle h, int *excluded, int count, CommHandle 
   for (int r = 0; r < c->rank; ++r) rank += !gone.count(r);
   while (gone.count(first)) ++first;
   const Token token = token_of_part(c->token, words);
-  if (c->rank == first && !open_rendezvous(token)) return note(say(kSystem, "no socket"));
+  if (c->rank == first && !open_rendezvous(kLibrary, token)) return note(say(kSystem, "no socket"));
   const int size = c->size - static_cast<int>(gone.size());
   return note(start(entry, out, c->device, size, token, rank, blocking, true));
 }

@@ -70,7 +70,7 @@ inline Result number(Code code, const Device *d = nullptr) {
 inline Result gate(const Entry &e, bool needs_init) {
   if (e.in_child()) return kNotInitialized;
   if (in_host_function()) return number(misuse(e.name(), Code::NotPermitted, "called by a host function"));
-  if (e.fault()) return e.fault();
+  if (const int fault = fault_of(e)) return fault;
   if (needs_init && !Machine::started())
     return misuse(e.name(), Code::Invalid, "called before cuInit"), static_cast<Result>(kNotInitialized);
   return kSuccess;

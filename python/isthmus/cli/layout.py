@@ -40,9 +40,12 @@ class Layout:
         self.hosts = [Host(name) for name in names.values()]
         by_identity = dict(zip(names, self.hosts, strict=True))
         members: dict[str, list[list[int]]] = {identity: [] for identity in names}
+        known: set[str] = set()
         for index, group in enumerate(topology["groups"]):
             numbers: list[int] = group["ranks"]
-            label = str(group.get("island") or ("all ranks" if len(topology["groups"]) == 1 else f"#{index}"))
+            alone = "all ranks" if len(topology["groups"]) == 1 else ""
+            label = str(group.get("island") or alone or group.get("name") or f"#{index}")
+            known.add(label)
             inside = _kinds(links, [[number] for number in numbers])
             if group.get("ccl") and len(numbers) > 1:
                 inside = f"{group['ccl']} {ranks[numbers[0]].get('ccl_version', '')}".strip()
@@ -53,8 +56,7 @@ class Layout:
             if len(host.islands) > 1:
                 host.bridge = _kinds(links, members[identity])
         self.bridge = _kinds(links, [[n for group in groups for n in group] for groups in members.values()])
-        islands = len({str(group.get("island", "")) for group in topology["groups"]})
-        self.title = f"{_count(len(ranks), 'rank')} on {_count(islands, 'island')} and {_count(len(self.hosts), 'host')}"
+        self.title = f"{_count(len(ranks), 'rank')} on {_count(len(known), 'island')} and {_count(len(self.hosts), 'host')}"
         if topology.get("rehearsal"):
             self.title += f" (rehearsal of {topology['rehearsal']})"
 

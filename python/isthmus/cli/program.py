@@ -24,7 +24,6 @@ _WAYS = {
     "import": "import isthmus.interpose",
     "library_path": "LD_LIBRARY_PATH",
     "audit": "LD_AUDIT",
-    "variable": _programs.VLLM_PATH,
 }
 
 
@@ -80,7 +79,7 @@ def _user(user: User, program: Program) -> dict[str, Any]:
     now = _programs.answer(program, user, "now", user.door)
     door = user.door.path
     ways = {way: _leads(program, user, way) for way in _programs.WAYS if way != "import" or program.python}
-    if user.name == "vllm":
+    if user.name in _programs.VARIABLES:
         ways["variable"] = door.is_file()
     return {
         "user": user.name,
@@ -113,7 +112,7 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"[bold]{escape(user['user'])}[/]{escape(where)} {escape(_how(user))}", soft_wrap=True)
         for library, count in _bindings(user):
             console.print(f"  {'now':26}{count} → {library}", soft_wrap=True)
-        for way, label in _WAYS.items():
+        for way, label in {**_WAYS, "variable": _programs.VARIABLES.get(user["user"], "")}.items():
             if way in user["ways"]:
                 leads = "[green]leads to the front door[/]" if user["ways"][way] else "[yellow]passes by[/]"
                 console.print(f"  {label:26}{leads}")

@@ -20,8 +20,8 @@ from pathlib import Path
 from .. import _elf
 from .._doors import Door, door_of_file, read
 from .._errors import Error
-from .._interpose import beside_the_program, door_here, wanted_door
-from .._programs import Program, Python, User, python_users
+from .._interpose import beside_the_program, door_here, users_of_a_door, wanted_door
+from .._programs import Program, Python, python_users
 
 __all__ = ["door"]
 
@@ -44,11 +44,11 @@ def _mapped() -> list[tuple[Path, _elf.Elf]]:
     return found
 
 
-def _choose(users: list[User]) -> Door:
+def _choose(program: Program) -> Door:
     given = wanted_door()
     if given:
         return given
-    used = {user.door.library: user for user in users}
+    used = {user.door.library: user for user in users_of_a_door(program)}
     if len(used) == 1:
         return next(iter(used.values())).door
     ask = "say which with ISTHMUS_INTERPOSE"
@@ -65,7 +65,8 @@ def _enter() -> Path | None:
     doors = [path for path, elf in mapped if elf.is_door]
     python = Python(Path(sys.executable), tuple(folder for folder in sys.path if folder))
     users = python_users(python, os.environ)
-    chosen = _choose(users)
+    program = Program([], dict(os.environ), python.executable, read(python.executable), python=python, users=users)
+    chosen = _choose(program)
     if doors and not any(path.name == chosen.soname for path in doors):
         raise Error(f"isthmus.interpose: {doors[0]} is loaded, and {chosen.name}'s front door is asked for: one a process")
     if doors:
@@ -83,7 +84,6 @@ def _enter() -> Path | None:
     if lacks:
         raise Error(f"isthmus.interpose: the front door lacks {', '.join(sorted(lacks))}, which an installed package needs")
     if chosen.setting not in os.environ:
-        program = Program([], dict(os.environ), python.executable, read(python.executable), python=python, users=users)
         real = beside_the_program(program, chosen)
         if real:  # the door reads it at its first call
             os.environ[chosen.setting] = str(real)

@@ -1,0 +1,61 @@
+#include "engine/turn.hpp"
+
+#include "base/log.hpp"
+#include "device/abandoned.hpp"
+
+namespace isthmus::engine {
+
+void Turn::give(device::Spot *outer) noexcept {
+  device::spot_here = outer;
+  if (op_) {
+    const std::lock_guard lock(op_lock_);
+    op_ = nullptr;
+  }
+  if (spot_.left()) {
+    device::abandoned_thread_is_back();
+    if (runtime_) runtime_->came_back(device_);
+    spot_.state.store(device::Spot::kOut, std::memory_order_release);
+  }
+  state_.exchange(kFree, std::memory_order_seq_cst);
+  if (waiters_.load(std::memory_order_seq_cst) == 0) return;
+  { const std::lock_guard lock(mutex_); }  // whoever looked and is about to sleep, sleeps by now
+  given_.notify_one();
+}
+
+bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept {
+  constexpr int64_t kPatience = 2'000'000'000;
+  if (spot_.left()) return true;
+  const bool inside = spot_.inside();
+  const uint64_t number = spot_.number.load(std::memory_order_relaxed);
+  if (!inside || number != seen_ || seen_ns_ == 0) {
+    seen_ = number;
+    seen_ns_ = now_ns;
+    return false;
+  }
+  if (now_ns - seen_ns_ < kPatience) return false;
+  const std::string what = this->call();
+  const char *const call = spot_.call.load(std::memory_order_relaxed);
+  runtime_ = runtime;
+  device_ = device;
+  // Before it is said: who comes back then takes it back.
+  device::abandon_thread();
+  if (runtime) runtime->does_not_come_back(device, call);
+  uint32_t in = device::Spot::kIn;
+  if (!spot_.state.compare_exchange_strong(in, device::Spot::kLeft, std::memory_order_acq_rel)) {
+    device::abandoned_thread_is_back();
+    if (runtime) runtime->came_back(device);
+    return false;
+  }
+  ISTHMUS_WARN(
+      "{}: a thread has not come back from {} in {} s; it is left behind, and what the communicator "
+      "has on the device stays there",
+      who, what, kPatience / 1'000'000'000);
+  return true;
+}
+
+std::string Turn::call() const {
+  if (!spot_.inside()) return {};
+  return formatted("{} ({})", spot_.call.load(std::memory_order_relaxed), spot_.library.load(std::memory_order_relaxed));
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,103 @@
+// Whose turn it is to give a device work: one thread at a time, so that the order of submission is that of the numbers. Whoever has it calls the
+// vendor's runtime and library, and may not come back from there. So nobody waits for the turn for ever, and a holder that does not come back is
+// left behind: counted, and named by its call. It may come back after all, finds that the communicator has failed, and touches nothing more.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "device/calling.hpp"
+#include "device/runtime.hpp"
+#include "engine/op.hpp"
+#include "link/frame.hpp"
+
+namespace isthmus::engine {
+
+class Turn {
+ public:
+  class Held {
+   public:
+    Held() = default;
+    Held(Held &&other) noexcept : turn_(std::exchange(other.turn_, nullptr)), outer_(other.outer_) {}
+    Held &operator=(Held &&) = delete;
+    ~Held() {
+      if (turn_) turn_->give(outer_);
+    }
+    explicit operator bool() const noexcept { return turn_ != nullptr; }
+
+   private:
+    friend class Turn;
+    Held(Turn *turn, device::Spot *outer) noexcept : turn_(turn), outer_(outer) {}
+    Turn *turn_ = nullptr;
+    device::Spot *outer_ = nullptr;
+  };
+
+  Held try_take(const Op *op = nullptr) noexcept {
+    uint32_t free = kFree;
+    if (!state_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return {};
+    return begin(op);
+  }
+  // Waits for it, unless `over` holds, which is asked now and then. `op`: what is submitted, which stays what it is meanwhile.
+  template <class Over>
+  Held take(const Op *op, Over over) noexcept {
+    uint32_t free = kFree;
+    if (state_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return begin(op);
+    struct Waits {
+      std::atomic<uint32_t> &count;
+      explicit Waits(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_seq_cst); }
+      ~Waits() { count.fetch_sub(1, std::memory_order_relaxed); }
+    } const waits{waiters_};
+    const auto got = [&] {
+      free = kFree;
+      return state_.compare_exchange_strong(free, kHeld, std::memory_order_seq_cst);
+    };
+    for (std::unique_lock lock(mutex_);;) {
+      if (given_.wait_for(lock, std::chrono::milliseconds(20), got)) return begin(op);
+      lock.unlock();
+      if (over()) return {};
+      lock.lock();
+    }
+  }
+
+  // Whether the holder has not come back from one call since this was first asked about it, 2 s ago: then it is left behind, until it comes.
+  // `who`, for the log; `runtime` is told, where there is one. One thread at a time.
+  bool leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept;
+  bool left() const noexcept { return spot_.left(); }
+  // The call that the holder is in, for people; empty: it is in none.
+  std::string call() const;
+  // Of the operation that is submitted just now, if it is one that its thread has been in a call for and whose deadline has passed.
+  template <class Late>
+  void if_late(int64_t now_ns, Late late) const noexcept {
+    const std::lock_guard lock(op_lock_);
+    if (op_ && now_ns >= op_->deadline_ns && spot_.inside()) late(*op_);
+  }
+
+ private:
+  static constexpr uint32_t kFree = 0, kHeld = 1;
+  Held begin(const Op *op) noexcept {
+    if (op) {
+      const std::lock_guard lock(op_lock_);
+      op_ = op;
+    }
+    return {this, std::exchange(device::spot_here, &spot_)};
+  }
+  void give(device::Spot *outer) noexcept;
+
+  std::atomic<uint32_t> state_{kFree}, waiters_{0};
+  std::mutex mutex_;
+  std::condition_variable given_;
+  device::Spot spot_;
+  mutable link::SpinLock op_lock_;
+  const Op *op_ = nullptr;
+  uint64_t seen_ = 0;  // by leave_behind()
+  int64_t seen_ns_ = 0;
+  device::Runtime *runtime_ = nullptr;  // while the holder is left behind
+  int device_ = -1;
+};
+
+}  // namespace isthmus::engine

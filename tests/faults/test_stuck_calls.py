@@ -1,0 +1,186 @@
+"""A thread that does not come back from a call of a driver, in which it gives its device work: everybody else goes on.
+
+The device stands, and its driver is locked by a thread of the program that frees memory. So every other thread's calls wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+import isthmus
+from devices import DeviceArray, on_host, run_fleet, vendor
+
+DEVICE = {"nvidia": "cuda", "amd": "hip", "ascend": "acl"}
+CALLS = {
+    "nvidia": r"cu[A-Z]\w+ \(NVIDIA driver\) on cuda:0|(all_reduce|reduce_scatter) \(nccl\) on cuda:0",
+    "amd": r"hip[A-Z]\w+ \(AMD runtime\) on hip:0",
+    "ascend": r"acl\w+ \(Ascend ACL\) on acl:0|(all_reduce|reduce_scatter) \(hccl\) on acl:0",
+}
+
+
+def stands() -> Callable[[], None]:
+    """From now on the device stands, and a thread of the program has its driver locked, until the result is called."""
+    memory, goes_on = vendor().allocate(4096), vendor().hold(vendor().stream())
+
+    def free() -> None:
+        vendor().here()
+        vendor().free(memory)
+
+    threading.Thread(target=free, daemon=True).start()
+    time.sleep(0.3)
+    return goes_on
+
+
+class Call(threading.Thread):
+    """A call on a thread of its own, and how it failed."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.call, self.said = call, ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.call()
+            self.said = "nothing failed"
+        except isthmus.Error as error:
+            self.said = str(error)
+
+
+def after(call: Callable[[], object], seconds: float) -> str:
+    """How it failed, if it has ended by then."""
+    one = Call(call)
+    one.join(seconds)
+    return one.said or f"it has not ended in {seconds} s"
+
+
+def all_reduce(comm: isthmus.Comm, x: Any, stream: int | None) -> None:
+    comm.all_reduce(x, "max", x, stream=stream)
+
+
+def send(comm: isthmus.Comm, x: Any, stream: int | None) -> None:
+    comm.send(x, 1 - comm.rank, stream=stream)
+
+
+def recv(comm: isthmus.Comm, x: Any, stream: int | None) -> None:
+    comm.recv(x, 1 - comm.rank, stream=stream)
+
+
+PEER = {all_reduce: all_reduce, send: recv, recv: send}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "what", "on_stream"),
+    [
+        ("nvidia:1,cpu:1", all_reduce, False),
+        ("nvidia:2,cpu:1", all_reduce, False),
+        ("nvidia:1,cpu:1", all_reduce, True),
+        ("nvidia:1,cpu:1", send, False),
+        ("nvidia:1,cpu:1", recv, False),
+        ("amd:1,cpu:1", all_reduce, False),
+        ("ascend:2,cpu:1", all_reduce, False),
+        ("ascend:1,cpu:1", recv, True),
+    ],
+)
+def test_a_caller_that_is_stuck_holds_up_nobody_else(
+    tmp_path: Path, fleet: str, what: Callable[..., None], on_stream: bool
+) -> None:
+    """Not another call of the communicator, nor its end, nor a new one; and it comes back when the driver lets it go."""
+
+    def body(folder: str, what: Callable[..., None], on_stream: bool) -> None:
+        comm = isthmus.init()
+        answer: dict[str, Any] = {}
+
+        def again() -> None:
+            begun = time.monotonic()
+            answer["again"] = after(lambda: isthmus.init(timeout=6).barrier(), 20)
+            answer["refused"] = time.monotonic() - begun
+
+        x: Any = np.ones(160_000, np.float32)
+        if on_host():
+            all_reduce(comm, x, None)
+            answer["said"] = after(lambda: (PEER[what](comm, x, None), comm.barrier()), 20)
+            comm.destroy()
+            again()
+        else:
+            x = DeviceArray.of(x)
+            stream = vendor().stream() if on_stream else None
+            all_reduce(comm, x, stream)
+            goes_on = stands() if comm.rank == 0 else None
+            stuck = Call(lambda: what(comm, x, stream))
+            time.sleep(0.5)
+            answer["said"] = after(comm.barrier, 20)
+            begun = time.monotonic()
+            comm.abort("seen")
+            comm.destroy()
+            answer["destroyed"] = time.monotonic() - begun
+            again()
+            answer["abandoned"] = isthmus.context_stats()["abandoned_threads"]
+            if goes_on:
+                goes_on()
+            stuck.join(10)
+            answer["stuck"] = stuck.said
+        (Path(folder) / f"said.{os.environ['ISTHMUS_RANK']}").write_text(json.dumps(answer))
+
+    run_fleet(fleet, body, str(tmp_path), what, on_stream, init=False, env={"ISTHMUS_TIMEOUT": "2"}, timeout=60)
+    ranks = [json.loads((tmp_path / f"said.{rank}").read_text()) for rank in range(len(list(tmp_path.iterdir())))]
+    device, name = ranks[0], DEVICE[fleet.split(":")[0]]
+    for rank in ranks:
+        # Who comes first may give up before it is known, as may a rank of its island whom it lets wait.
+        refused = rf".*init of 'world' on rank 0: {name}:0 hangs: .* has not come back from it.*; start a new process"
+        early = "did not take part|not all 2 ranks of the island joined in time"
+        assert re.match(refused, rank["again"]) or (len(ranks) > 2 and re.search(early, rank["again"])), rank
+        assert rank["refused"] < 8, rank
+        by_courier = what is recv and not on_stream  # then no call of the program's is in the driver
+        if not by_courier:
+            assert "rank 0 (pid " in rank["said"] and re.search(CALLS[fleet.split(":")[0]], rank["said"]), rank
+    assert device["destroyed"] < 1 and device["abandoned"] >= 1, device
+    assert device["stuck"] and "nothing failed" not in device["stuck"] and "came back too late" not in device["stuck"], (
+        device
+    )
+
+
+@pytest.mark.parametrize(("fleet", "late"), [("nvidia:1,cpu:1", 0.0), ("amd:1,cpu:1", 1.0), ("ascend:1,cpu:1", 1.0)])
+def test_a_new_communicator_beside_the_end_of_one_whose_device_hangs_is_refused(
+    tmp_path: Path, fleet: str, late: float
+) -> None:
+    """Before it is known that the device hangs: the calls that end what was there have not come back, and may yet."""
+
+    def body(folder: str, late: float) -> None:
+        comm = isthmus.init()
+        x: Any = np.ones(160_000, np.float32)
+        if not on_host():
+            x = DeviceArray.of(x)
+            vendor().hold(vendor().stream())
+        first = after(lambda: all_reduce(comm, x, None), 10)
+        ends = Call(comm.destroy)
+        time.sleep(late)
+        begun = time.monotonic()
+        said = after(lambda: isthmus.init(timeout=5).barrier(), 20)
+        took = time.monotonic() - begun
+        ends.join(10)
+        answer = {"first": first, "said": said, "took": took, "ended": ends.said}
+        (Path(folder) / f"said.{os.environ['ISTHMUS_RANK']}").write_text(json.dumps(answer))
+        os._exit(0)
+
+    run_fleet(fleet, body, str(tmp_path), late, init=False, env={"ISTHMUS_TIMEOUT": "1"}, timeout=60)
+    for rank in range(2):
+        answer = json.loads((tmp_path / f"said.{rank}").read_text())
+        name = DEVICE[fleet.split(":")[0]]
+        assert "within 1 s" in answer["first"], answer
+        # Whoever came to init first may have given up before it was known.
+        refused = rf".*init of 'world' on rank 0: {name}:0 hangs: .* has not come back from it.*; start a new process"
+        assert re.match(refused, answer["said"]) or (rank == 1 and "rank 0 of 2" in answer["said"]), answer
+        assert answer["took"] < 8 and answer["ended"] == "nothing failed", answer
