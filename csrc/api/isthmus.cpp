@@ -268,6 +268,30 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   });
 }
 
+isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, int abort, const char *name,
+                                   isthmus_comm_t *result) {
+  return guarded([&] {
+    if (!result) i::fail(Code::Argument, "shrink: result must not be NULL");
+    *result = nullptr;
+    if (count < 0 || (count > 0 && !excluded)) i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
+    const std::vector<int> gone(excluded, excluded + count);
+    auto handle = std::make_unique<isthmus_comm>();
+    handle->communicator = Inside(comm)->shrink(gone, abort != 0, name ? name : "");
+    *result = handle.release();
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
+                                     size_t bytes, double timeout) {
+  return guarded([&] {
+    if (count < 1 || !ranks) i::fail(Code::Argument, "exchange: {} ranks and no list of them", count);
+    Inside(comm)->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes},
+                           static_cast<std::byte *>(recv), timeout);
+    return ISTHMUS_OK;
+  });
+}
+
 isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
   return guarded([&] {
     if (!comm) return ISTHMUS_OK;

@@ -27,55 +27,6 @@ using bootstrap::Blob;
 
 std::string host_id(const bootstrap::Endpoint &e) { return bootstrap::hex(e.host); }
 
-// Rendezvous by an existing communicator: sizes first, then the blobs padded to the largest.
-class ParentExchange final : public bootstrap::Exchange {
- public:
-  ParentExchange(Communicator &parent, std::vector<int> members) : parent_(parent), members_(std::move(members)) {}
-  std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
-    const auto world = static_cast<size_t>(parent_.size());
-    const double left = static_cast<double>(deadline.left_ns()) * 1e-9;
-    uint64_t size = mine.size();
-    std::vector<uint64_t> sizes(world);
-    gather(&size, sizes.data(), sizeof size, left);
-    const uint64_t largest = *std::max_element(sizes.begin(), sizes.end());
-    if (largest > (uint64_t{1} << 20)) fail(Code::Mismatch, "a rank announced a description of {} bytes", largest);
-    std::vector<std::byte> padded(mine), all(world * largest);
-    padded.resize(largest);
-    gather(padded.data(), all.data(), largest, left);
-    std::vector<Blob> out;
-    for (const int r : members_) {
-      const auto *p = all.data() + static_cast<size_t>(r) * largest;
-      out.emplace_back(p, p + sizes[static_cast<size_t>(r)]);
-    }
-    return out;
-  }
-
- private:
-  void gather(const void *in, void *out, uint64_t bytes, double timeout) {
-    Request r;
-    r.collective = plan::Collective::AllGather;
-    r.send = in;
-    r.recv = out;
-    r.count = bytes;
-    r.dtype = static_cast<int>(DType::UInt8);
-    r.timeout = std::max(timeout, 0.001);
-    r.label = "split";
-    engine::Op *op = engine::OpPool::instance().take();
-    struct Release {
-      engine::Op *op;
-      ~Release() { engine::OpPool::instance().release(op); }
-    } release{op};
-    parent_.prepare(r, *op);
-    parent_.member().run(op);
-    parent_.member().wait(op, INT64_MAX);
-    const Code code = op->result;
-    const std::string text = op->text;
-    if (code != Code::Ok) throw Error(code, text);
-  }
-  Communicator &parent_;
-  std::vector<int> members_;
-};
-
 // Outputs are written past the caches where those of the host's ranks are twice its last cache. Measured: a quarter of it costs half the
 // speed, since the reader then finds nothing there.
 uint64_t stream_threshold(int local_ranks) {
@@ -737,45 +688,6 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
     member_->guard(std::move(slots));
     member_->guard_windows(std::move(closed));
   }
-}
-
-std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
-  if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  std::lock_guard lock(split_mutex_);
-  const Deadline deadline(timeout());
-  struct Choice {
-    int32_t color, key;
-  } choice{color, key};
-  std::vector<int> everybody(static_cast<size_t>(size()));
-  for (int r = 0; r < size(); ++r) everybody[r] = r;
-  Blob mine(sizeof choice);
-  std::memcpy(mine.data(), &choice, sizeof choice);
-  ParentExchange all(*this, everybody);
-  const auto choices = all.all_gather(mine, deadline);
-  std::vector<std::pair<int, int>> order;  // (key, rank) of my color
-  for (int r = 0; r < size(); ++r) {
-    Choice c;
-    if (choices[r].size() != sizeof c) fail(Code::Mismatch, "rank {} did not take part in the split as expected", r);
-    std::memcpy(&c, choices[r].data(), sizeof c);
-    if (color >= 0 && c.color == color) order.emplace_back(c.key, r);
-  }
-  std::sort(order.begin(), order.end());
-  std::vector<int> members;
-  int rank = -1;
-  for (const auto &[k, r] : order) {
-    if (r == this->rank()) rank = static_cast<int>(members.size());
-    members.push_back(r);
-  }
-  if (color < 0) {  // takes part in the parent's exchanges all the same: they are collective over the parent
-    members.clear();
-    ParentExchange others(*this, members);
-    for (int i = 0; i < 3; ++i) others.all_gather({}, deadline);
-    return nullptr;
-  }
-  ParentExchange exchange(*this, members);
-  Settings settings = settings_;
-  return make(exchange, rank, static_cast<int>(members.size()), name.empty() ? this->name() + "/split" : name, settings,
-              use_.again(), this, deadline);
 }
 
 Communicator::~Communicator() { destroy(); }

@@ -51,6 +51,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> init(const InitOptions &options);             // collective
   std::shared_ptr<Communicator> split(int color, int key, const std::string &name);  // collective; null for color < 0
+  // Collective over the ranks that are not excluded. `abort`: aborts this one first.
+  std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, bool abort, const std::string &name);
+  // See isthmus_comm_exchange().
+  void exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout);
   ~Communicator();
 
   void destroy() noexcept;

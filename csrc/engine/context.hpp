@@ -28,7 +28,7 @@
 namespace isthmus::engine {
 
 // Control messages between processes; bodies are packed structs (control.cpp).
-enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6 };
+enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
 
 class Context final : public bootstrap::MeshEvents, public link::FrameSink {
  public:

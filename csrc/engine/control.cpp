@@ -73,6 +73,14 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
           (*r.gone)[b.rank].store(true);
       break;
     }
+    case Control::OutOfBand: {
+      OutOfBandHead h;
+      if (take(body, h))
+        if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
+          h.given_up ? m->out_of_band().withdrawn(h.rank, h.number)
+                     : m->out_of_band().came(h.rank, h.about, h.number, body);
+      break;
+    }
     default: break;
   }
   return true;
@@ -83,6 +91,7 @@ void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const s
   switch (static_cast<Control>(type)) {
     case Control::Abort:
     case Control::Credit:
+    case Control::OutOfBand:
     case Control::Leave: control(nullptr, static_cast<Control>(type), body); break;
     case Control::Query: {
       QueryBody q;

@@ -36,6 +36,7 @@ Member::Member(MemberSetup s)
       mailbox_offset_(s.mailbox_offset),
       mail_(std::launder(reinterpret_cast<Mailbox *>(context_->arena().base() + s.mailbox_offset))),
       peers_(static_cast<size_t>(world_)),
+      out_of_band_(world_),
       sources_(static_cast<size_t>(std::max(world_, 2))),
       hand_over_(context_->stores()),
       fixed_ring_(s.fixed_ring),
@@ -184,8 +185,13 @@ void Member::begin_if_first(Op *op) noexcept {
   exec_.clear(std::memory_order_release);
 }
 
+bool Member::interrupt_wanted() noexcept {
+  auto *check = interrupt_check.load(std::memory_order_acquire);
+  return check && check() != 0;
+}
+
 void Member::ask_for_interrupt() noexcept {
-  if (auto *check = interrupt_check.load(std::memory_order_acquire); check && check() != 0)
+  if (interrupt_wanted())
     fail(Code::Interrupted, formatted("interrupted on {} while it waited", rank_text(rank_)), true);
 }
 

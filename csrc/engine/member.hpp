@@ -20,6 +20,7 @@
 #include "engine/island.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
+#include "engine/out_of_band.hpp"
 #include "engine/porter.hpp"
 #include "engine/turn.hpp"
 #include "reduce/reduce.hpp"
@@ -189,6 +190,9 @@ class Member : public std::enable_shared_from_this<Member> {
   void fail(Code code, std::string text, bool flood) noexcept;
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
+  // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
+  // the member has failed. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
+  void exchange(std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all, Deadline deadline);
   // Local end: waits until `until_ns` for pending operations, then fails the rest; tells the peers. Idempotent.
   void leave(int64_t until_ns) noexcept;
 
@@ -201,6 +205,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // stage: see say_leave()
   void peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept;
   void peer_left_library(uint32_t rank) noexcept;
+  OutOfBand &out_of_band() noexcept { return out_of_band_; }
   Context::Answer answer(uint64_t sequence) const noexcept;
   std::string inside_text() const;   // the vendor's call that a thread of ours gives the device work in, or empty
   std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
@@ -293,9 +298,11 @@ class Member : public std::enable_shared_from_this<Member> {
   void submit_to_island(Op *op) noexcept;
   template <class Holds>
   void sleep_until(Holds holds) noexcept;
+  static bool interrupt_wanted() noexcept;
   void ask_for_interrupt() noexcept;  // fails the member if the program wants to stop
   void say_leave(int rank, uint32_t stage) noexcept;
   void leave_library(bool broken) noexcept;
+  void say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up, std::span<const std::byte> bytes) noexcept;
   void abort_island() noexcept;
   void forget_on_links() noexcept;
   bool slots_held(Op *op) noexcept;                  // what it read in slots of others was what they wrote for it
@@ -418,6 +425,8 @@ class Member : public std::enable_shared_from_this<Member> {
   const uint64_t mailbox_offset_;
   Mailbox *mail_;
   std::vector<PeerRank> peers_;
+  OutOfBand out_of_band_;
+  std::atomic<uint64_t> out_of_band_number_{0};
   std::vector<int> fold_order_;  // ranks, groups in order
   std::vector<uint32_t> group_ends_;
 

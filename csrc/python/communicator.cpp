@@ -218,6 +218,20 @@ py::object Communicator::split(int color, int key, const std::optional<std::stri
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
+py::object Communicator::shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name) {
+  isthmus_comm_t c = handle("shrink");
+  if (!c) throw PythonError();
+  const Use use(this);
+  isthmus_comm_t child = nullptr;
+  isthmus_result result;
+  {
+    NoGil nogil;
+    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()), abort ? 1 : 0, text(name), &child);
+  }
+  check(result);
+  return py::capsule(static_cast<void *>(child), kHandleCapsule);
+}
+
 std::string Communicator::topology() {
   isthmus_comm_t c = handle("topology");
   if (!c) throw PythonError();

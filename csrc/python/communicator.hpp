@@ -47,6 +47,7 @@ class Communicator {
   uint64_t sequence();
   py::object error();  // None, or the exception that says why it can no longer be used
   py::object split(int color, int key, const std::optional<std::string> &name);  // a capsule, or None
+  py::object shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name);  // a capsule
   std::string topology();
   std::string dump();
   std::string explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root);

@@ -74,6 +74,7 @@ void add_communicator(py::module_ &m) {
            "Ends every pending and later operation on every rank in AbortedError. Does not block.")
       .def("set_timeout", &Communicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")
       .def("_split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
+      .def("_shrink", &Communicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
       .def("_topology", &Communicator::topology)
       .def("_dump", &Communicator::dump)
       .def("_measure_star", &Communicator::measure_star, py::arg("seconds"))

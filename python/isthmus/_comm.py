@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -53,6 +53,16 @@ class Comm(_core.Comm):
             return None
         child = Comm(handle)
         child._name = name or f"{self.name}.{color}"
+        return child
+
+    def shrink(self, exclude: Sequence[int], *, abort: bool = False, name: str | None = None) -> Comm:
+        """Collective over the ranks that are left: all but those in `exclude`, which need not live.
+
+        With abort=True this communicator is aborted first; that is how the ranks go on that have lost others. It is still to
+        be destroyed. Where a further rank is lost meanwhile, all that are left get an error, and may call again.
+        """
+        child = Comm(self._shrink(list(exclude), abort, name))
+        child._name = name or f"{self.name}/shrink"
         return child
 
     def explain(

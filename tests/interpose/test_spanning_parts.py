@@ -120,7 +120,7 @@ def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[s
         if number == gone:
             rank.say("expect done", "destroy")
             continue
-        rank.say(f"shrink {gone} 1", f"shrink {gone} 0", "ask", "all_reduce 7 0 5 0 0 0", "wait", "touch done", "destroy")
+        rank.say(f"shrink {gone} 2", f"shrink {gone} 0", "ask", "all_reduce 7 0 5 0 0 0", "wait", "touch done", "destroy")
         rank.inputs.append(given(number))
         rank.environment["ISTHMUS_LOG"] = "info"
     run(ranks, scripted, tmp_path)
@@ -129,8 +129,45 @@ def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[s
         rank, place = ranks[number], left.index(number)
         assert rank.code == 0, rank.printed + rank.logged
         told = rank.printed.splitlines()
-        assert "shrink: 5, " in told[0] and "NCCL_SHRINK_ABORT" in told[0]
+        assert "shrink: 4, " in told[0] and "flags 2: neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT" in told[0]
         assert told[1].startswith(f"rank {place} of 2")
         assert rank.output == (FLOATS * sum(r + 1 for r in left)).tobytes()
         line = next(line for line in rank.logged.splitlines() if f"ncclCommShrink, rank {place} of 2: " in line)
         assert (HANDED if gone == 1 else SPANS) in line
+
+
+@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(("vendors", "gone"), [("nana", 3), ("nana", 0), ("nan", 1), ("aann", 1)])
+def test_the_ranks_that_remain_go_on_when_one_has_died(
+    vendors: str, gone: int, blocking: bool, group: bool, scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """With an operation pending that can never end. Ranks 0 and 2 of three are NVIDIA's, so its library gets what is left."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    left = [r for r in range(len(ranks)) if r != gone]
+    for number, rank in enumerate(ranks):
+        rank.say("init" if blocking else "init 0", *([] if blocking else ["poll 7"]))
+        if number == gone:
+            rank.say(*[f"expect ready.{r}" for r in left], "kill")
+            continue
+        rank.say("bare all_reduce 0", f"touch ready.{number}", "poll 0", f"shrink {gone} 0")
+        rank.say(*["group"] * group, "comm 0", f"shrink {gone} 1", *["end"] * group)
+        rank.say(*(["poll 7"] if not blocking else []), "ask", "all_reduce 7 0 5 0 0 0", "wait", "destroy")
+        rank.say("comm 0", "bare all_reduce 0", "abort")
+        rank.inputs.append(given(number))
+        rank.environment["ISTHMUS_LOG"] = "info"
+    run(ranks, scripted, tmp_path)
+    assert ranks[gone].code == -9
+    alone = len({vendors[r] for r in left}) == 1
+    for number in left:
+        rank, place = ranks[number], left.index(number)
+        assert rank.code == 0, rank.printed + rank.logged
+        told = [line for line in rank.printed.splitlines() if " state: 7, " not in line and " state: 0, " not in line]
+        assert any(" state: 6, " in line and f"rank {gone}" in line for line in told), told
+        assert any(" shrink: 6, " in line for line in told), told  # without the flag
+        assert f"rank {place} of {len(left)} on 0" in told, told
+        assert told[-1].split()[1:3] == ["all_reduce:", "6,"], told  # the parent stays as it was
+        assert rank.output == (FLOATS * sum(r + 1 for r in left)).tobytes()
+        line = next(line for line in rank.logged.splitlines() if f"ncclCommShrink, rank {place} of {len(left)}: " in line)
+        assert (HANDED if alone else SPANS) in line

@@ -125,6 +125,19 @@ ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* s
 ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm); /* collective */
 /* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL. */
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
+/* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
+ * *result has them in the same order. abort != 0: `comm` is aborted first, which is how the ranks go on that have lost others; 0: its
+ * operations go on, and one that has failed is refused. `comm` is still to be destroyed, before or after. Where a further rank is lost
+ * meanwhile, all that are left get an error, and may call again with a longer list. */
+ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, int abort, const char *name,
+                                               isthmus_comm_t *result);
+/* All-gather of `bytes` (1 to 4096, the same on all) of host memory among some ranks: `ranks`, ascending, the caller's among them, the same
+ * list on all of them. recv: count * bytes, in their order. It goes over the control connections, beside all operations, and works on a
+ * communicator that has failed or was aborted, so that the ranks which are left can agree on what they do next. Not for bulk data. Calls with
+ * the same list meet in their order. Any thread. timeout: seconds; 0: the communicator's. Where it has failed on one rank (lost, late) it may
+ * have succeeded on another. */
+ISTHMUS_API isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int count, const void *send, void *recv,
+                                                 size_t bytes, double timeout);
 /* Waits for pending operations up to the communicator's timeout, then frees. Not collective; never hangs. NULL is allowed. */
 ISTHMUS_API isthmus_result isthmus_comm_destroy(isthmus_comm_t comm);
 /* Local, idempotent, does not block: every pending and later operation on every rank ends in ISTHMUS_ERR_ABORTED. */

@@ -10,7 +10,6 @@ namespace isthmus::bridge::nccl {
 namespace {
 
 using interpose::kInvalidArgument;
-using interpose::kInvalidUsage;
 using interpose::kSuccess;
 using interpose::kSystemError;
 
@@ -139,19 +138,19 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
 
 Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *config, int flags) {
   constexpr const char *kCall = "ncclCommShrink";
-  constexpr int kDefault = 0, kTag = 1;  // programs' messages have the tag 0
+  constexpr int kDefault = 0, kAbort = 1;
   const CommPtr parent = bridge::find(handle);
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
   if (!out || !excluded || count < 1)
     return note(refused(kInvalidArgument, kCall, "an argument is NULL, or no rank is excluded"));
   Asked asked;
   if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
-  if (flags != kDefault)
-    return note(refused(
-        kInvalidUsage, kCall,
-        "a communicator that spans vendors is not shrunk while operations fail (NCCL_SHRINK_ABORT): abort it, and make "
-        "a new one of the ranks that remain"));
-  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kCall, o));
+  if (flags != kDefault && flags != kAbort)
+    return note(refused(kInvalidArgument, kCall,
+                        "flags " + std::to_string(flags) + ": neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT"));
+  const isthmus_comm_t over = parent->get();
+  // One whose ranks have failed or are gone is what aborting is for.
+  if (const Outcome o = parent->status(); !o.ok() && (flags == kDefault || !over)) return note(not_ready(kCall, o));
   std::vector<int> left;
   for (int r = 0; r < parent->traits().size; ++r)
     if (std::find(excluded, excluded + count, r) == excluded + count) left.push_back(r);
@@ -161,22 +160,19 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   const auto kept = inherited(parent, config);
   const TargetPtr target = target_of(parent, out, config ? asked.blocking : parent->traits().blocking);
   if (!target) return note(no_handle(kCall));
+  if (flags == kAbort) isthmus_comm_abort(over, "ncclCommShrink with NCCL_SHRINK_ABORT");
   return act_or_defer(parent, [=] {
-    // Those who are excluded do not call, so nothing is collective over the parent: the first who remains gives the others an id.
+    // Those who are excluded do not call, and may be gone, so nothing is collective over the parent: the first who remains gives the others
+    // an id.
+    std::vector<UniqueId> ids(left.size());
     UniqueId id{};
-    const auto bytes = static_cast<uint64_t>(sizeof id);
-    if (mine == 0) {
+    if (mine == 0)
       if (const Result r = get_unique_id(&id)) return r;
-      for (size_t q = 1; q < left.size(); ++q)
-        if (const Outcome o =
-                outcome(isthmus_send(parent->get(), &id, bytes, ISTHMUS_UINT8, left[q], kTag, nullptr, nullptr));
-            !o.ok())
-          return failed(kCall, o);
-    } else if (const Outcome o =
-                   outcome(isthmus_recv(parent->get(), &id, bytes, ISTHMUS_UINT8, left[0], kTag, nullptr, nullptr, nullptr));
-               !o.ok()) {
+    if (const Outcome o = outcome(isthmus_comm_exchange(parent->get(), left.data(), static_cast<int>(left.size()), &id,
+                                                        ids.data(), sizeof id, 0));
+        !o.ok())
       return failed(kCall, o);
-    }
+    id = ids[0];
     if (Tail tail; !read_tail(id.bytes, tail))
       return refused(kSystemError, kCall, "rank " + std::to_string(left[0]) + " could not make an id; its log says why");
     return init_as(kCall, target, static_cast<int>(left.size()), id, mine, kept->get());

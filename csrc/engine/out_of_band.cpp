@@ -1,0 +1,121 @@
+#include "engine/out_of_band.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+constexpr int64_t kLookNs = 20'000'000;  // between two looks whether the other rank is still there, and whether the program wants to stop
+
+// Of the ranks and the size: FNV-1a.
+uint64_t subject_of(std::span<const int> ranks, size_t bytes) {
+  uint64_t h = 0xcbf29ce484222325ull;
+  const auto add = [&](uint64_t value) {
+    for (int i = 0; i < 8; ++i) h = (h ^ (value >> (8 * i) & 0xff)) * 0x100000001b3ull;
+  };
+  add(bytes);
+  for (const int r : ranks) add(static_cast<uint64_t>(r));
+  return h;
+}
+
+}  // namespace
+
+void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes) {
+  if (from >= from_.size() || bytes.size() > kMostBytes) return;
+  {
+    const std::lock_guard lock(mutex_);
+    auto &kept = from_[from];
+    if (kept.size() >= kMostKept) kept.pop_front();
+    kept.push_back({about, number, {bytes.begin(), bytes.end()}});
+  }
+  changed_.notify_all();
+}
+
+void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
+  if (from >= from_.size()) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(from_[from], [&](const Message &m) { return m.number == number; });
+}
+
+std::optional<OutOfBand::Bytes> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
+  std::unique_lock lock(mutex_);
+  auto &kept = from_[static_cast<size_t>(from)];
+  for (;;) {
+    const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about; });
+    if (at != kept.end()) {
+      Bytes bytes = std::move(at->bytes);
+      kept.erase(at);
+      return bytes;
+    }
+    const int64_t left = until_ns - now_ns();
+    if (left <= 0) return std::nullopt;
+    changed_.wait_for(lock, std::chrono::nanoseconds(left));
+  }
+}
+
+bool OutOfBand::has_other(int from, uint64_t about) {
+  const std::lock_guard lock(mutex_);
+  const auto &kept = from_[static_cast<size_t>(from)];
+  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about != about; });
+}
+
+void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up,
+                             std::span<const std::byte> bytes) noexcept {
+  const OutOfBandHead head{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), given_up, about, number};
+  std::array<std::byte, sizeof head + OutOfBand::kMostBytes> body;
+  std::memcpy(body.data(), &head, sizeof head);
+  if (!bytes.empty()) std::memcpy(body.data() + sizeof head, bytes.data(), bytes.size());
+  context_->control(peers_[rank].process, Control::OutOfBand, std::span(body).first(sizeof head + bytes.size()));
+}
+
+void Member::exchange(std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all, Deadline deadline) {
+  const uint64_t subject = subject_of(ranks, mine.size());
+  const uint64_t number = out_of_band_number_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const auto name = [&] { return formatted("exchange of {} bytes out of band on '{}'", mine.size(), name_); };
+  struct Undo {  // whoever gives up must not be met later by others who try again
+    Member &member;
+    std::span<const int> ranks;
+    uint64_t subject, number;
+    bool done = false;
+    ~Undo() {
+      for (const int q : ranks)
+        if (!done && q != member.rank_) member.say_out_of_band(q, subject, number, 1, {});
+    }
+  } undo{*this, ranks, subject, number};
+  for (const int q : ranks)
+    if (q != rank_) say_out_of_band(q, subject, number, 0, mine);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int q = ranks[i];
+    std::byte *const to = all + i * mine.size();
+    if (q == rank_) {
+      std::memcpy(to, mine.data(), mine.size());
+      continue;
+    }
+    PeerRank &p = peers_[q];
+    for (std::optional<OutOfBand::Bytes> got; !got;) {
+      // Asked before the look: what a rank said before it went has come before that is known.
+      const bool lost = p.process && p.process->lost.load(std::memory_order_acquire);
+      const bool left = p.left.load(std::memory_order_acquire);
+      got = out_of_band_.take(q, subject, std::min(now_ns() + kLookNs, lost || left ? 0 : deadline.ns()));
+      if (got) {
+        std::memcpy(to, got->data(), std::min(got->size(), mine.size()));  // the sizes are one where the subject is
+        break;
+      }
+      if (lost) isthmus::fail(Code::PeerLost, "{}: {} is gone: {}", name(), rank_text(q), p.process->lost_text());
+      if (left) isthmus::fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", name(), rank_text(q));
+      if (deadline.passed())
+        isthmus::fail(Code::Timeout, "{}: {} {}", name(), rank_text(q),
+                  out_of_band_.has_other(q, subject) ? "exchanges with other ranks, or another size: give the same list on all"
+                                                     : "has not called it in time");
+      if (interrupt_wanted()) isthmus::fail(Code::Interrupted, "{}: interrupted while it waited for {}", name(), rank_text(q));
+    }
+  }
+  undo.done = true;
+}
+
+}  // namespace isthmus::engine

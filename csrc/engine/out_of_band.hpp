@@ -1,0 +1,45 @@
+// What ranks tell each other beside the operations, over the control connections: it works on communicators that have failed or were aborted,
+// so that the ranks that are left can agree on what to do next.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace isthmus::engine {
+
+struct OutOfBandHead {  // of the control message; the bytes follow
+  uint32_t member, epoch, rank, given_up;
+  uint64_t about, number;
+};
+
+// What has come and nobody has taken yet. Thread-safe.
+class OutOfBand {
+ public:
+  static constexpr size_t kMostBytes = 4096;  // of a message
+  static constexpr size_t kMostKept = 16;     // of one rank; then the oldest is dropped
+  using Bytes = std::vector<std::byte>;
+  explicit OutOfBand(int world) : from_(static_cast<size_t>(world)) {}
+
+  // `about`: which exchange it belongs to; `number`: of its sender's. What does not fit is dropped.
+  void came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes);
+  void withdrawn(uint32_t from, uint64_t number);  // its sender has given up
+  // The oldest of that rank about that, waiting at most until `until_ns`.
+  std::optional<Bytes> take(int from, uint64_t about, int64_t until_ns);
+  bool has_other(int from, uint64_t about);  // there is one about something else
+
+ private:
+  struct Message {
+    uint64_t about, number;
+    Bytes bytes;
+  };
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::deque<Message>> from_;
+};
+
+}  // namespace isthmus::engine

@@ -1,0 +1,134 @@
+"""What is left of a communicator goes on without the ranks that were lost."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isthmus
+from jobs import Me, Zygote, all_say, job, results
+
+
+def total(comm: isthmus.Comm, me: Me) -> float:
+    """The sum of what the ranks had for numbers at first, by an operation that goes in chunks."""
+    x = np.full(300_000, me.rank, np.float64)
+    comm.all_reduce(x)
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+def forever(comm: isthmus.Comm) -> None:
+    x = np.ones(200_000, np.float32)
+    while True:
+        comm.all_reduce(x, "max")
+
+
+@pytest.mark.parametrize("victims", [[0], [2], [1, 3]], ids=str)
+def test_the_survivors_make_a_new_one(zygote: Zygote, shape: str, victims: list[int]) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init(name="job")
+        me.send("ready")
+        lost = me.caught(lambda: forever(comm))
+        gone = me.hear()
+        rest = comm.shrink(gone, abort=True)
+        found = (rest.rank, rest.size, rest.name, total(rest, me))
+        comm.destroy()
+        again = rest.split(0, -rest.rank)  # it is one like any other
+        assert again is not None
+        return lost["kind"], found, (again.rank, total(again, me)), total(rest, me)
+
+    with job(zygote, 5, body, shape) as ranks:
+        all_say(ranks, "ready")
+        for victim in victims:
+            ranks[victim].signal(signal.SIGKILL)
+        left = [rank for rank in ranks if rank.rank not in victims]
+        for rank in left:
+            rank.tell(victims)
+        total_left = float(sum(rank.rank for rank in left))
+        for place, (kind, found, again, last) in enumerate(results(left)):
+            assert kind == "PeerLostError"
+            assert found == (place, len(left), "job/shrink", total_left)
+            assert again == (len(left) - 1 - place, total_left) and last == total_left
+
+
+def test_a_rank_that_is_lost_meanwhile_is_named_and_they_call_again(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        me.send("ready")
+        me.caught(lambda: forever(comm))
+        me.hear()
+        if me.rank == 1:
+            me.send("waits")
+            me.hear()  # until it is killed
+        first = me.caught(lambda: comm.shrink([3], abort=True))
+        return first["kind"], first["text"], total(comm.shrink([1, 3], abort=True, name="rest"), me)
+
+    with job(zygote, 4, body, shape) as ranks:
+        all_say(ranks, "ready")
+        ranks[3].signal(signal.SIGKILL)
+        for rank in ranks[:3]:
+            rank.tell("go on")
+        ranks[1].expect("waits")
+        ranks[1].signal(signal.SIGKILL)
+        for kind, text, found in results([ranks[0], ranks[2]]):
+            assert kind == "PeerLostError" and "rank 1" in text and "is gone" in text, text
+            assert found == 2.0
+
+
+def test_it_has_the_deadline_of_the_communicator_and_names_who_is_missing(zygote: Zygote, shape: str) -> None:
+    """Rank 1 has another list, rank 2 does not call; nobody takes one's word for another's."""
+
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.set_timeout(1)
+        said = me.caught(lambda: comm.shrink([2] if me.rank == 0 else [], abort=True)) if me.rank < 2 else None
+        me.send("tried")
+        me.hear()
+        comm.set_timeout(20)
+        return said, total(comm.shrink([], abort=True), me)
+
+    with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "tried")
+        for rank in ranks:
+            rank.tell("all together")
+        said = results(ranks)
+        assert [found for _, found in said] == [3.0] * 3
+        first, second = said[0][0], said[1][0]
+        assert first["kind"] == second["kind"] == "TimeoutError" and first["took"] < 5 > second["took"]
+        assert "rank 1" in first["text"] and "exchanges with other ranks" in first["text"], first
+        assert "rank 0" in second["text"] and "exchanges with other ranks" in second["text"], second
+
+
+def test_without_abort_operations_go_on(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        work = comm.all_reduce(x := np.full(100_000, me.rank, np.float64), async_op=True)
+        found = total(comm.shrink([1]), me) if me.rank != 1 else None
+        work.wait()
+        return found, float(x[0]), total(comm, me)
+
+    with job(zygote, 3, body, shape) as ranks:
+        assert results(ranks) == [(2.0, 3.0, 3.0), (None, 3.0, 3.0), (2.0, 3.0, 3.0)]
+
+
+def test_what_cannot_be_is_refused_at_once(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        wrong = [me.caught(lambda list=list: comm.shrink(list)) for list in ([2], [-1], [me.rank])]
+        ok = total(comm, me)
+        comm.abort("enough")
+        wrong.append(me.caught(lambda: comm.shrink([1 - me.rank])))
+        comm.destroy()
+        wrong.append(me.caught(lambda: comm.shrink([1 - me.rank], abort=True)))
+        return [one["text"] for one in wrong], max(one["took"] for one in wrong), ok
+
+    with job(zygote, 2, body) as ranks:
+        for rank, (texts, took, ok) in enumerate(results(ranks)):
+            assert took < 1 and ok == 1.0
+            assert "rank 2 of 2 cannot be excluded" in texts[0] and "rank -1 of 2" in texts[1]
+            assert f"rank {rank} is among those that are excluded" in texts[2]
+            assert "enough" in texts[3] and "is shrunk with abort" in texts[3], texts[3]
+            assert "destroyed" in texts[4]
