@@ -273,7 +273,8 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "shrink: result must not be NULL");
     *result = nullptr;
-    if (count < 0 || (count > 0 && !excluded)) i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
+    if (count < 0 || (count > 0 && !excluded))
+      i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
     handle->communicator = Inside(comm)->shrink(gone, abort != 0, name ? name : "");

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kFarewellNs = 250'000'000;  // for messages that are still queued when the mesh is destroyed
 constexpr size_t kReadsAtOnce = 64;           // of one peer, before the others have their turn
+constexpr const char *kUnreachable = "is unreachable: its control connection failed";
 
 }  // namespace
 
@@ -99,7 +100,10 @@ void Mesh::State::flush(Peer &peer) {
   Peer::State &p = *peer.state_;
   while (p.sent < p.out.size()) {
     const ssize_t n = net::send_some(p.control.get(), std::span<const std::byte>(p.out).subspan(p.sent));
-    if (n < 0) p.sent = p.out.size();  // broken: reading tells, and says why
+    if (n < 0) {  // reading tells that it is broken
+      p.send_error = errno;
+      p.sent = p.out.size();
+    }
     if (n <= 0) break;
     p.sent += static_cast<size_t>(n);
   }
@@ -125,6 +129,10 @@ void Mesh::State::on_readable(Peer &peer) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   Peer::State &p = *peer.state_;
   std::string end;
+  const auto error_of_sending = [&p] {  // 0: there was none, or only that the peer had closed the connection
+    const std::lock_guard lock(p.mutex);
+    return p.send_error == EPIPE || p.send_error == ECONNRESET ? 0 : p.send_error;
+  };
   // A peer that has ended says no more, so all that it said is heard before it is lost.
   for (size_t reads = 0; end.empty() && (reads < kReadsAtOnce || p.ended); ++reads) {
     uint16_t type = 0;
@@ -142,14 +150,17 @@ void Mesh::State::on_readable(Peer &peer) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
+      // A socket tells its error once, and whoever sent may have been told: then reading finds an end and nothing else.
+      const int sending = error_of_sending();
       end = p.bye     ? "shut Isthmus down"
+            : sending ? system_text(kUnreachable, sending)
             : p.ended ? "ended"
             : p.pidfd ? "ended, or closed its control connection"
                       : "closed its control connection; it has probably ended";
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else {
-      end = system_text("is unreachable: its control connection failed", errno);
+      end = system_text(kUnreachable, errno);
     }
   }
   if (!end.empty()) lose(peer, formatted("{} {}", process_text(peer.endpoint), end));

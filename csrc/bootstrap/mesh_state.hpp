@@ -18,11 +18,12 @@
 namespace isthmus::bootstrap {
 
 struct Peer::State {
-  mutable std::mutex mutex;  // guards the next six
+  mutable std::mutex mutex;  // guards the next seven
   UniqueFd control;          // written by any sender, read and closed by the control thread
   net::GuardedFd pidfd;      // empty where the peer is not on this host
   net::ByteVector out;       // queued, not yet taken by the kernel, from `sent` on
   size_t sent = 0;
+  int send_error = 0;  // errno of the send that found the connection broken
   bool full_logged = false;
   std::string why;  // once lost
 

@@ -102,15 +102,18 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
               use_.again(), this, deadline);
 }
 
-void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout) {
+void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv,
+                            double timeout) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", name());
   if (send.empty() || send.size() > engine::OutOfBand::kMostBytes || !send.data() || !recv)
-    fail(Code::Argument, "exchange: {} bytes: give 1 to {}, and buffers for them", send.size(), engine::OutOfBand::kMostBytes);
+    fail(Code::Argument, "exchange: {} bytes: give 1 to {}, and buffers for them", send.size(),
+         engine::OutOfBand::kMostBytes);
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end() || ranks.empty() ||
       ranks.front() < 0 || ranks.back() >= size() || std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
     fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them", size() - 1, rank());
-  if (timeout < 0) fail(Code::Argument, "exchange: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-  member_->exchange(ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
+  if (timeout < 0)
+    fail(Code::Argument, "exchange: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
+  member_->exchange("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, bool abort, const std::string &name) {
@@ -131,11 +134,12 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
   if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
-  member_->exchange(left, id, ids.data(), deadline);
+  member_->exchange("shrink", left, id, ids.data(), deadline);
   std::memcpy(id.data(), ids.data(), id.size());
   const int number = static_cast<int>(mine - left.begin()), world = static_cast<int>(left.size());
   const auto exchange = bootstrap::id_exchange(id, number, world, settings_, deadline);
-  return make(*exchange, number, world, name.empty() ? this->name() + "/shrink" : name, settings_, use_.again(), this, deadline);
+  return make(*exchange, number, world, name.empty() ? this->name() + "/shrink" : name, settings_, use_.again(), this,
+              deadline);
 }
 
 }  // namespace isthmus::comm

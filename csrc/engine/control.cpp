@@ -77,8 +77,7 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
       OutOfBandHead h;
       if (take(body, h))
         if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
-          h.given_up ? m->out_of_band().withdrawn(h.rank, h.number)
-                     : m->out_of_band().came(h.rank, h.about, h.number, body);
+          h.given_up ? m->out_of_band().withdrawn(h.rank, h.number) : m->out_of_band().came(h.rank, h.about, h.number, body);
       break;
     }
     default: break;

@@ -191,8 +191,7 @@ bool Member::interrupt_wanted() noexcept {
 }
 
 void Member::ask_for_interrupt() noexcept {
-  if (interrupt_wanted())
-    fail(Code::Interrupted, formatted("interrupted on {} while it waited", rank_text(rank_)), true);
+  if (interrupt_wanted()) fail(Code::Interrupted, formatted("interrupted on {} while it waited", rank_text(rank_)), true);
 }
 
 bool Member::capturing(void *stream) {

@@ -191,8 +191,9 @@ class Member : public std::enable_shared_from_this<Member> {
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
   // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
-  // the member has failed. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
-  void exchange(std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all, Deadline deadline);
+  // the member has failed. `what`: for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
+  void exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
+                Deadline deadline);
   // Local end: waits until `until_ns` for pending operations, then fails the rest; tells the peers. Idempotent.
   void leave(int64_t until_ns) noexcept;
 
@@ -302,7 +303,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void ask_for_interrupt() noexcept;  // fails the member if the program wants to stop
   void say_leave(int rank, uint32_t stage) noexcept;
   void leave_library(bool broken) noexcept;
-  void say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up, std::span<const std::byte> bytes) noexcept;
+  void say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up,
+                       std::span<const std::byte> bytes) noexcept;
   void abort_island() noexcept;
   void forget_on_links() noexcept;
   bool slots_held(Op *op) noexcept;                  // what it read in slots of others was what they wrote for it

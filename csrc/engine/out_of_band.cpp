@@ -10,7 +10,8 @@
 namespace isthmus::engine {
 namespace {
 
-constexpr int64_t kLookNs = 20'000'000;  // between two looks whether the other rank is still there, and whether the program wants to stop
+constexpr int64_t kLookNs =
+    20'000'000;  // between two looks whether the other rank is still there, and whether the program wants to stop
 
 // Of the ranks and the size: FNV-1a.
 uint64_t subject_of(std::span<const int> ranks, size_t bytes) {
@@ -31,7 +32,7 @@ void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<c
     const std::lock_guard lock(mutex_);
     auto &kept = from_[from];
     if (kept.size() >= kMostKept) kept.pop_front();
-    kept.push_back({about, number, {bytes.begin(), bytes.end()}});
+    kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
   }
   changed_.notify_all();
 }
@@ -39,14 +40,15 @@ void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<c
 void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
   if (from >= from_.size()) return;
   const std::lock_guard lock(mutex_);
-  std::erase_if(from_[from], [&](const Message &m) { return m.number == number; });
+  for (Message &m : from_[from]) m.withdrawn |= m.number == number;
 }
 
 std::optional<OutOfBand::Bytes> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
   std::unique_lock lock(mutex_);
   auto &kept = from_[static_cast<size_t>(from)];
   for (;;) {
-    const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about; });
+    const auto at =
+        std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
     if (at != kept.end()) {
       Bytes bytes = std::move(at->bytes);
       kept.erase(at);
@@ -73,10 +75,13 @@ void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t
   context_->control(peers_[rank].process, Control::OutOfBand, std::span(body).first(sizeof head + bytes.size()));
 }
 
-void Member::exchange(std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all, Deadline deadline) {
+void Member::exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
+                      Deadline deadline) {
   const uint64_t subject = subject_of(ranks, mine.size());
   const uint64_t number = out_of_band_number_.fetch_add(1, std::memory_order_relaxed) + 1;
-  const auto name = [&] { return formatted("exchange of {} bytes out of band on '{}'", mine.size(), name_); };
+  const auto name = [&] {
+    return formatted("{} of '{}' on rank {}, {} of {} ranks", what, name_, rank_, ranks.size(), world_);
+  };
   struct Undo {  // whoever gives up must not be met later by others who try again
     Member &member;
     std::span<const int> ranks;
@@ -110,9 +115,10 @@ void Member::exchange(std::span<const int> ranks, std::span<const std::byte> min
       if (left) isthmus::fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", name(), rank_text(q));
       if (deadline.passed())
         isthmus::fail(Code::Timeout, "{}: {} {}", name(), rank_text(q),
-                  out_of_band_.has_other(q, subject) ? "exchanges with other ranks, or another size: give the same list on all"
-                                                     : "has not called it in time");
-      if (interrupt_wanted()) isthmus::fail(Code::Interrupted, "{}: interrupted while it waited for {}", name(), rank_text(q));
+                      out_of_band_.has_other(q, subject) ? "names other ranks (or another size): all must give the same list"
+                                                         : "has not called it in time");
+      if (interrupt_wanted())
+        isthmus::fail(Code::Interrupted, "{}: interrupted while it waited for {}", name(), rank_text(q));
     }
   }
   undo.done = true;

@@ -27,15 +27,16 @@ class OutOfBand {
 
   // `about`: which exchange it belongs to; `number`: of its sender's. What does not fit is dropped.
   void came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes);
-  void withdrawn(uint32_t from, uint64_t number);  // its sender has given up
+  void withdrawn(uint32_t from, uint64_t number);  // its sender has given up: it is not taken any more
   // The oldest of that rank about that, waiting at most until `until_ns`.
   std::optional<Bytes> take(int from, uint64_t about, int64_t until_ns);
-  bool has_other(int from, uint64_t about);  // there is one about something else
+  bool has_other(int from, uint64_t about);  // there is, or was until it was withdrawn, one about something else
 
  private:
   struct Message {
     uint64_t about, number;
     Bytes bytes;
+    bool withdrawn = false;
   };
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -98,8 +98,8 @@ def test_it_has_the_deadline_of_the_communicator_and_names_who_is_missing(zygote
         assert [found for _, found in said] == [3.0] * 3
         first, second = said[0][0], said[1][0]
         assert first["kind"] == second["kind"] == "TimeoutError" and first["took"] < 5 > second["took"]
-        assert "rank 1" in first["text"] and "exchanges with other ranks" in first["text"], first
-        assert "rank 0" in second["text"] and "exchanges with other ranks" in second["text"], second
+        assert "rank 1" in first["text"] and "names other ranks" in first["text"], first
+        assert "rank 0" in second["text"] and "names other ranks" in second["text"], second
 
 
 def test_without_abort_operations_go_on(zygote: Zygote, shape: str) -> None:

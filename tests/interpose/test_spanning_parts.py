@@ -166,7 +166,7 @@ def test_the_ranks_that_remain_go_on_when_one_has_died(
         told = [line for line in rank.printed.splitlines() if " state: 7, " not in line and " state: 0, " not in line]
         assert any(" state: 6, " in line and f"rank {gone}" in line for line in told), told
         assert any(" shrink: 6, " in line for line in told), told  # without the flag
-        assert f"rank {place} of {len(left)} on 0" in told, told
+        assert any(line.startswith(f"rank {place} of {len(left)} on ") for line in told), told
         assert told[-1].split()[1:3] == ["all_reduce:", "6,"], told  # the parent stays as it was
         assert rank.output == (FLOATS * sum(r + 1 for r in left)).tobytes()
         line = next(line for line in rank.logged.splitlines() if f"ncclCommShrink, rank {place} of {len(left)}: " in line)

@@ -118,7 +118,10 @@ def test_the_rehearsals_declarations_are_the_vendors(source: Path, tmp_path: Pat
     (tmp_path / "restored.inc").write_text("".join(f"#undef {name}\n" for name in names))
     (tmp_path / "compared.inc").write_text("".join(f"COMPARE({name})\n" for name in names))
     is_nccl = source.parent.name == "nccl"
-    defines = (f'-DREHEARSAL_SOURCE="{source}"', *(["-DREHEARSAL_NCCL_VERSION=22903", '-DREHEARSAL_NCCL_LIBRARY="NCCL"'] if is_nccl else []))
+    defines = (
+        f'-DREHEARSAL_SOURCE="{source}"',
+        *(["-DREHEARSAL_NCCL_VERSION=22903", '-DREHEARSAL_NCCL_LIBRARY="NCCL"'] if is_nccl else []),
+    )
     errors = compile_only(OURS / "nvidia_rehearsal.cpp", tmp_path, REHEARSAL, defines=defines)
     assert not errors, errors
 

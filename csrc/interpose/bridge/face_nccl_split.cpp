@@ -168,8 +168,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     UniqueId id{};
     if (mine == 0)
       if (const Result r = get_unique_id(&id)) return r;
-    if (const Outcome o = outcome(isthmus_comm_exchange(parent->get(), left.data(), static_cast<int>(left.size()), &id,
-                                                        ids.data(), sizeof id, 0));
+    if (const Outcome o = outcome(
+            isthmus_comm_exchange(parent->get(), left.data(), static_cast<int>(left.size()), &id, ids.data(), sizeof id, 0));
         !o.ok())
       return failed(kCall, o);
     id = ids[0];
