@@ -271,6 +271,67 @@ TEST_P(Shapes, AbortEndsPendingWorkOnEveryRank) {
   });
 }
 
+TEST_P(Shapes, WithoutRankZeroTheOthersShrinkIt) {
+  const int world = GetParam().world;
+  if (world < 2) return;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    if (rank == 0) return;
+    std::vector<int64_t> x(300000);
+    isthmus_work_t work = nullptr;  // rank 0 never calls it
+    ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, x.data(), x.data(), x.size(), kType, ISTHMUS_SUM, nullptr, &work));
+    std::vector<int> left;
+    for (int r = 1; r < world; ++r) left.push_back(r);
+    std::vector<int64_t> said(left.size());
+    const int64_t mine = value(rank, 5);
+    for (int times = 0; times < 3; ++times) {
+      ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, left.data(), world - 1, &mine, said.data(), sizeof mine, 0));
+      for (const int r : left) EXPECT_EQ(said[static_cast<size_t>(r - 1)], value(r, 5));
+    }
+    isthmus_comm_t rest = nullptr;
+    const int gone[] = {0};
+    ISTHMUS_OK_OR_SAY(isthmus_comm_shrink(comm, gone, 1, 1, nullptr, &rest));
+    EXPECT_NE(isthmus_work_wait(work, 0), ISTHMUS_OK);
+    isthmus_work_release(work);
+    std::vector<int64_t> sum = contribution(rank, 50000);
+    ISTHMUS_OK_OR_SAY(isthmus_all_reduce(rest, sum.data(), sum.data(), sum.size(), kType, ISTHMUS_SUM, nullptr, nullptr));
+    EXPECT_EQ(wrong(sum.data(), sum.size(), [&](uint64_t i) { return sum_of(world, i) - value(0, i); }), 0u);
+    ISTHMUS_OK_OR_SAY(isthmus_comm_destroy(rest));
+  });
+}
+
+TEST_P(Shapes, WhatCannotBeExchangedIsRefused) {
+  const int world = GetParam().world;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    char in[5000] = {}, out[5000];
+    const int all[] = {0, 1, 2, 3, 4, 5, 6, 7}, twice[] = {rank, rank}, beyond[] = {rank, world},
+              other[] = {(rank + 1) % world};
+    const auto refused = [&](const int *ranks, int count, const void *send, void *recv, size_t bytes, double timeout) {
+      EXPECT_EQ(isthmus_comm_exchange(comm, ranks, count, send, recv, bytes, timeout), ISTHMUS_ERR_ARGUMENT);
+    };
+    refused(nullptr, 1, in, out, 1, 0);
+    refused(all, 0, in, out, 1, 0);
+    refused(all, -1, in, out, 1, 0);
+    refused(twice, 2, in, out, 1, 0);
+    refused(beyond, 2, in, out, 1, 0);
+    if (world > 1) refused(other, 1, in, out, 1, 0);
+    refused(&rank, 1, in, out, 0, 0);
+    refused(&rank, 1, in, out, 4097, 0);
+    refused(&rank, 1, nullptr, out, 1, 0);
+    refused(&rank, 1, in, nullptr, 1, 0);
+    refused(&rank, 1, in, out, 1, -1);
+    in[0] = 7;
+    ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, &rank, 1, in, out, 4096, 0));  // with itself
+    EXPECT_EQ(out[0], 7);
+    isthmus_comm_t rest = nullptr;
+    EXPECT_EQ(isthmus_comm_shrink(comm, nullptr, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, &rank, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, &world, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, all, 1, 0, nullptr, nullptr), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(rest, nullptr);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
 TEST_P(Shapes, DestroyWithPendingWorkEndsIt) {
   on_ranks(GetParam(), [&](isthmus_comm_t comm, int) {
     isthmus_comm_t part = nullptr;

@@ -142,7 +142,7 @@ def test_the_ranks_that_remain_may_go_on_without_one(gone: int, scripted: dict[s
 def test_the_ranks_that_remain_go_on_when_one_has_died(
     vendors: str, gone: int, blocking: bool, group: bool, scripted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """With an operation pending that can never end. Ranks 0 and 2 of three are NVIDIA's, so its library gets what is left."""
+    """With an operation pending that can never end. Ranks 0 and 2 of three are NVIDIA's: its library gets what is left."""
     ranks = fleet(vendors)
     ranks[0].say("id")
     left = [r for r in range(len(ranks)) if r != gone]
