@@ -47,6 +47,12 @@ def test_nothing_that_rccl_alone_has_is_missing() -> None:
     assert exported("rccl") <= known | {f"p{name}" for name in known}
 
 
+def test_nothing_that_hccls_headers_declare_is_missing() -> None:
+    lines = (HERE / "names" / "hccl-headers.txt").read_text().splitlines()
+    declared = {line for line in lines if not line.startswith("#")}
+    assert len(declared) > 100 and declared <= exported("hccl")
+
+
 def test_what_is_left_out_was_in_two_versions_alone_and_nobody_asks_for_it() -> None:
     having = {wheel.version for wheel in LISTS["nccl"] if wheel.names & LEFT_OUT}
     assert having == {"2.30.3", "2.30.4"}
