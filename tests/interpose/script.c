@@ -28,6 +28,8 @@
  *   kind STREAM KIND                                       that stream is from now on 0, 1: the NULL one, 2: the thread's, 3: a blocking one, 4: not so
  *   bare CALL STREAM                                       all_reduce, broadcast, send (to the next rank) or recv (from the one before) of one
  *                                                          float, and nothing else: no memory, no copies, no output
+ *   wild MINE INPUT STREAM                                 all_reduce with an address of nothing, or of the program's own memory (MINE 1), for its
+ *                                                          output, or its input
  *   scale TYPE RESIDENCE                                   makes a factor of the next input
  *   unscale                                                destroys it
  *   group, end                                             begins and ends a group
@@ -375,6 +377,12 @@ static void bare(const char *call, void *s) {
   else die(call, line_number);
 }
 
+static void wild(int mine, int input, void *s) {
+  static float own[100];
+  void *nothing = (void *)(uintptr_t)0x7eadbeef0000, *wrong = mine ? (void *)own : nothing;
+  told("wild", ncclAllReduce(input ? wrong : spare, input ? spare : wrong, 1, 7, 0, comms[now], s));
+}
+
 static void wait_for_all(void) {
   const int before = device_now;
   int i, d;
@@ -531,6 +539,7 @@ static void obey(char *line) {
   } else if (!strcmp(call, "capture")) begin_capture(streams[a]);
   else if (!strcmp(call, "stop")) end_capture(streams[a]);
   else if (!strcmp(call, "bare") && sscanf(line, "%*s %63s %d", word, &a) == 2) bare(word, streams[a]);
+  else if (!strcmp(call, "wild")) wild(a, b, streams[c]);
   else if (!strcmp(call, "device")) work_on(a);
   else if (!strcmp(call, "sleep")) usleep(1000u * (unsigned)a);
   else if (!strcmp(call, "peek")) peek();

@@ -80,6 +80,23 @@ def test_an_abort_ends_what_is_pending(vendors: str, scripted: dict[str, Path], 
     assert " all_reduce: 6, " in told[1] and len(told) == 2, told
 
 
+@pytest.mark.parametrize("vendors", ["na", "an", "hn"])
+def test_an_address_that_is_no_devices_is_refused_and_nothing_is_lost(vendors: str, scripted: dict[str, Path]) -> None:
+    """An address of nothing, or of the program's own memory: not read, not written, not sent. The communicator goes on."""
+    ranks = fleet(vendors)
+    sums(ranks, "init", *[f"wild {mine} {end} 0" for mine in (0, 1) for end in (0, 1)])
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        told = rank.printed.splitlines()
+        assert len(told) == 4 and rank.output == summed(2)
+        wrong = 1 if vendors[number] == "h" else 4
+        texts = rank.logged.splitlines() if vendors[number] == "h" else told
+        for line, end in zip(told, ("recv", "send") * 2, strict=True):
+            assert f" wild: {wrong}, " in line, line
+            assert any(f"all_reduce: {end} at 0x" in text and "Pass memory that was allocated on" in text for text in texts), texts
+
+
 @pytest.mark.parametrize("vendors", ["na", "an"])
 @pytest.mark.parametrize("wrong", ["broadcast 7 0 5 9 0 1", "bare all_reduce 2"])
 def test_of_a_group_in_which_a_call_is_refused_nothing_is_launched(
