@@ -112,6 +112,18 @@ def test_islands_with_the_vendors_library_give_what_numpy_gives(fleet: str, brid
     assert len(set(done)) == 1 and done[0] > 0
 
 
+@pytest.mark.parametrize("bridge", [None, "tcp"])
+def test_bridges_are_weighed_by_the_makers_names(bridge: str | None) -> None:
+    """Islands that nobody has labelled: what is declared of a maker's is theirs."""
+
+    def body(comm: isthmus.Comm) -> list[float]:
+        islands_of_libraries(comm)
+        return [group["weight"] for group in comm.topology()["groups"]]
+
+    rates = {"ISTHMUS_BRIDGE_RATES": "nvidia:4,amd:1"}
+    assert run_fleet("nvidia:2,amd:1,nvidia:1", body, bridge=bridge, env=rates, timeout=240) == [[4, 1]] * 4
+
+
 @pytest.mark.parametrize("fleet", ["nvidia:2,cpu:1", "amd:2,nvidia:1", "ascend:2,nvidia:2"])
 @pytest.mark.parametrize("bridge", [None, "tcp"])
 def test_messages_of_twenty_chunks_use_their_slots_again(fleet: str, bridge: str | None) -> None:
