@@ -1,4 +1,4 @@
-"""MPI programs, one for each vendor's library, of which mpirun makes one job. MPI carries the id from the first to the others."""
+"""MPI programs, one for each vendor's library, of which mpirun makes one job. MPI carries the id to the others."""
 
 from __future__ import annotations
 
