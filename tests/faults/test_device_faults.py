@@ -18,6 +18,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
 from devices import DeviceArray, on_host, run_fleet, vendor
 
+KINDS = ("stream", "event", "communicator", "allocation", "registration")
+# What a process keeps of its devices, however many communicators it had: the pages with the words that streams wait for.
+KEPT = {"cuda": {"registration": 1}, "hip": {"registration": 1, "allocation": 2}, "acl": {}}
+
+
+def left_over() -> dict[str, int]:
+    """What the process has on its device beyond what it keeps. The last of it goes when the others have left, too."""
+    engine = ctypes.CDLL("librehearsal.so")
+    engine.rehearsal_live.restype = ctypes.c_size_t
+    kept = KEPT[os.environ["ISTHMUS_DEVICE"].split(":")[0]]
+    until = time.monotonic() + 5
+    while True:
+        left = {kind: int(engine.rehearsal_live(kind.encode())) - kept.get(kind, 0) for kind in KINDS}
+        if not any(left.values()) or time.monotonic() > until:
+            return left
+        time.sleep(0.01)
+
 
 def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
     """Operations of all stages, until one ends in an error: what it said, how long it took, what is left after destroy."""
@@ -41,12 +58,8 @@ def until_it_fails(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
         comm.abort("seen")
     took = time.monotonic() - begun
     comm.destroy()
-    left: dict[str, int] = {}
-    if device:
-        engine = ctypes.CDLL("librehearsal.so")
-        engine.rehearsal_live.restype = ctypes.c_size_t
-        left = {what: int(engine.rehearsal_live(what.encode())) for what in ("stream", "event", "communicator")}
-    return said, took, left
+    del x, y
+    return said, took, left_over() if device else {}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +181,10 @@ def test_the_same_of_every_vendors_copies_and_library(fleet: str, switch: str, f
         if fault.split(":")[2].startswith("5070"):
             assert "507015" in said, said
         assert took < 25
+        if fault.startswith("aclrtMemcpyAsync") and left:
+            # HCCL cannot end a call to which its other rank never comes. What the queue behind it still points to stays.
+            assert left["allocation"] in (0, 1)
+            left["allocation"] = 0
         assert not any(left.values()), left
 
 

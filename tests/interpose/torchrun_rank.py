@@ -1,4 +1,4 @@
-"""A script for torchrun that knows nothing of Isthmus: ranks meet through PyTorch, and sum by their devices' vendors' library.
+"""A script for torchrun that knows nothing of Isthmus: ranks meet by PyTorch, and sum by their devices' vendors' library.
 
 The library is called by ctypes, since PyTorch's own call of it needs a build for the device.
 """
