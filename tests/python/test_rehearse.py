@@ -130,9 +130,28 @@ def test_doctor_says_whether_a_devices_streams_wait_for_the_host(vendor: str, de
     doctor = [sys.executable, "-m", "isthmus", "doctor", "--no-test"]
     ended = command("rehearse", "--fleet", f"{vendor}:1", "--", *doctor, env={"COLUMNS": "400"})
     said = " ".join(line.removeprefix(f"[rehearsal 0 {vendor}] ").strip() for line in ended.stdout.splitlines())
-    assert f"ISTHMUS_DEVICE={device} makes a rank work on it" in said, ended.stdout + ended.stderr
+    assert f"ISTHMUS_DEVICE={device}, as this environment has it: a rank works on it" in said, ended.stdout + ended.stderr
+    assert "ranks on host memory, where ISTHMUS_DEVICE=host" in said and "the default" not in said.split("torch")[0], said
     sentence = "its streams cannot wait for the host, so calls block until the exchange is done"
     assert (sentence not in said) == waits, said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (None, "ranks on host memory; ISTHMUS_DEVICE=host, the default"),
+        ("host", "ranks on host memory; ISTHMUS_DEVICE=host, as this environment has it"),
+        ("cuda", "ISTHMUS_DEVICE=cuda, as this environment has it: a rank works on the one of its local number"),
+        ("cuda:1", "ISTHMUS_DEVICE=cuda:1, as this environment has it: a rank works on it"),
+        ("hip", "ISTHMUS_DEVICE=cuda:1 makes a rank work on it"),
+    ],
+)
+def test_doctor_says_on_what_a_rank_would_work(chosen: str | None, words: str) -> None:
+    """Here in a process that finds two simulated devices of NVIDIA's."""
+    libraries = Path(isthmus.__file__).parent / "rehearsal" / "nvidia"
+    env = {"LD_LIBRARY_PATH": str(libraries), "REHEARSAL_DEVICES": "2", "REHEARSAL_QUIET": "1", "COLUMNS": "400"}
+    ended = command("doctor", "--no-test", env=env | ({"ISTHMUS_DEVICE": chosen} if chosen else {}))
+    assert words in " ".join(ended.stdout.split()), ended.stdout + ended.stderr
 
 
 def test_data_is_marked_in_a_rehearsal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def test_a_fleet_whose_devices_answer_late_takes_the_star_for_longer_messages(tm
             results = job.wait(100)
         assert [result.returncode for result in results] == [0] * 4, results
         assert "SIMULATED" in results[0].stdout and "star over memory up to" in results[0].stdout, results[0]
+        assert "a job measures nothing else: it has no rates. isthmus tune on a host by itself" in results[0].stdout
         profile = json.loads((tmp_path / str(latency)).read_text())
         assert profile["simulated"] is True and profile["rehearsal"] == "nvidia:3,cpu:1" and profile["schema"] == 1
         assert profile["star"].keys() == {"memory"}
@@ -55,6 +56,7 @@ def test_a_job_adds_what_it_measured_to_the_profile_of_its_host_and_its_ranks_ta
         results = job.wait(60)
     assert [result.returncode for result in results] == [0, 0], results
     assert "star over tcp up to" in results[0].stdout and "SIMULATED" not in results[0].stdout
+    assert "a job measures nothing else: its rates are those it had" in results[0].stdout
     profile = json.loads(path.read_text())
     measured = profile["star"].pop("tcp")
     assert measured["min"] <= measured["bytes"] <= measured["max"] and measured["note"] == "2 ranks in 2 groups: host, host"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -122,7 +123,13 @@ def examine() -> list[Finding]:
 
 def devices() -> list[Finding]:
     """The devices whose memory a rank could work on; host memory always."""
-    findings = [Finding("host", "ok", "ranks on host memory; ISTHMUS_DEVICE=host, the default")]
+    chosen, given = "host", False
+    with contextlib.suppress(Error):  # a setting that cannot be read; environment() says which
+        row = next(row for row in settings() if row["name"] == "ISTHMUS_DEVICE")
+        chosen, given = str(row["value"]), bool(row["given"])
+    here = "as this environment has it" if given else "the default"
+    how = f"; ISTHMUS_DEVICE=host, {here}" if chosen == "host" else ", where ISTHMUS_DEVICE=host"
+    findings = [Finding("host", "ok", f"ranks on host memory{how}")]
     for found in json.loads(_core.devices()):
         if not found["found"]:
             findings.append(
@@ -130,7 +137,12 @@ def devices() -> list[Finding]:
             )
         for device in found["devices"]:
             name = f"{found['vendor']}:{device['number']}"
-            text = f"{device['name']}, version {found['version']}; ISTHMUS_DEVICE={name} makes a rank work on it"
+            text = f"{device['name']}, version {found['version']}; "
+            if chosen in (name, found["vendor"]):
+                text += f"ISTHMUS_DEVICE={chosen}, as this environment has it: "
+                text += "a rank works on it" if chosen == name else "a rank works on the one of its local number"
+            else:
+                text += f"ISTHMUS_DEVICE={name} makes a rank work on it"
             if not device["gates"]:
                 text += "; its streams cannot wait for the host, so calls block until the exchange is done"
             findings.append(Finding(name, "ok", text))

@@ -207,6 +207,13 @@ def show_star(console: Console, profile: dict[str, Any], link: str) -> None:
     console.print(
         f"star over {link} up to {star['bytes']} bytes ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True
     )
+    rates = "its rates are those it had" if profile["entries"] else "it has no rates"
+    console.print(
+        f"a job measures nothing else: {rates}. isthmus tune on a host by itself measures those of its memory, copies, "
+        "TCP over loopback and libraries",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def show(console: Console, profile: dict[str, Any]) -> None:
