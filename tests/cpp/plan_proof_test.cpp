@@ -17,9 +17,9 @@ constexpr int kProved = 14;  // all but send and recv
 // Under a sanitizer, and under emulation, the proof is a test of the prover's and the planner's own memory: each world still has every
 // collective, but only one in so many of its combinations. A prime, so that none of the loops is always met at the same place.
 #if defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
-constexpr int kOneIn = 23, kRounds = 57;
+constexpr int kOneIn = 23, kRounds = 150;
 #else
-constexpr int kOneIn = 1, kRounds = 400;
+constexpr int kOneIn = 1, kRounds = 3000;
 #endif
 
 constexpr uint64_t kReach = uint64_t{1} << 40;
@@ -229,42 +229,63 @@ TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {
   ASSERT_TRUE(v.ok) << v.text;
 }
 
+// A round's world and its operations are all of its seed, which a failure names. An island is of the host or of devices, and served by a
+// library or not; of devices, some reach the rings, or all, or none, or not far enough.
 TEST(Proof, RandomWorldsAndSequencesHold) {
-  std::mt19937 random(20240229);
-  const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
-  for (int round = 0; round < kRounds; ++round) {
+  constexpr uint32_t kFirstSeed = 20240229;
+  int with_devices = 0, with_own_and_served = 0, reached = 0, reused = 0;
+  for (uint32_t seed = kFirstSeed; seed < kFirstSeed + kRounds; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
     const int world = 1 + pick(12), islands = 1 + pick(4), hosts = 1 + pick(3);
-    std::string island_text, host_text;
+    const bool devices = pick(3), libraries = pick(2);
+    std::string letters, island_text, host_text;
+    for (int i = 0; i < islands; ++i) {
+      const char first = devices && pick(3) ? (libraries && pick(2) ? 'N' : 'n') : libraries && pick(2) ? 'A' : 'a';
+      letters += static_cast<char>(first + i);
+    }
     for (int r = 0; r < world; ++r) {
-      island_text += static_cast<char>('a' + pick(islands));
+      island_text += letters[static_cast<size_t>(pick(islands))];
       host_text += static_cast<char>('x' + pick(hosts));
     }
-    for (int i = pick(2) ? 0 : islands; i < islands; ++i)  // libraries for some islands
-      if (pick(2))
-        std::replace(island_text.begin(), island_text.end(), static_cast<char>('a' + i), static_cast<char>('A' + i));
     auto t = world_of(island_text, host_text, pick(2) ? topology::Bridge::Tcp : topology::Bridge::Auto);
     for (double &w : t.weights) w = pick(3) ? 1.0 : 0.25 * (1 + pick(20));
     t.digest = topology::digest_of(t);
-    const uint32_t slots = pick(5) ? 2 + static_cast<uint32_t>(pick(4)) : 16;
+    Options options;
+    if (pick(2)) options.reaching = uint64_t{random()} << 32 | random();
+    const uint32_t slots = pick(5) ? 2 + static_cast<uint32_t>(pick(5)) : 16;
     std::vector<Operation> operations;
-    for (int i = 0; i < 1 + pick(4); ++i) {
+    for (int i = 0, n = 1 + pick(4); i < n; ++i) {
       const DType dtypes[] = {DType::Float32, DType::BFloat16, DType::Float8E5M2, DType::Float64};
       const DType dtype = dtypes[pick(4)];
-      Operation op =
-          operation_of(static_cast<Collective>(pick(kProved)),
-                       static_cast<uint64_t>(pick(3) ? pick(900) : pick(5)) * dtype_size(dtype), 64 << pick(5), slots);
+      const int longest[] = {5, 900, 900, 6000};
+      Operation op = operation_of(static_cast<Collective>(pick(kProved)),
+                                  static_cast<uint64_t>(pick(longest[pick(4)])) * dtype_size(dtype), 64 << pick(5), slots);
       op.request.dtype = dtype;
       op.request.op = pick(3) ? RedOp::Sum : RedOp::PremulSum;
       op.request.root = pick(world);
       op.request.small_bytes = static_cast<uint64_t>(pick(2) * 512);
+      op.request.reach = pick(2) ? kReach : static_cast<uint64_t>(pick(2) * pick(32 * 1024));
       op.in_place = pick(2) && in_place_allowed(op.request.collective);
       add_sizes(op, world, dtype_size(dtype));
+      const auto plan = plan::plan_collective(t, 0, op.request);
+      reused += plan->slots && plan->chunks > 2 * plan->slots && topology::has_devices(t);
+      reached += topology::has_devices(t) && topology::one_memory(t) && op.request.reach && options.reaching;
       operations.push_back(op);
     }
-    const Verdict v = prove(t, operations);
-    ASSERT_TRUE(v.ok) << "round " << round << ", hosts " << host_text << ": " << name_of(island_text, operations.back())
-                      << ": " << v.text;
+    with_devices += topology::has_devices(t);
+    const auto any = [&](char from, char to) {
+      return std::any_of(island_text.begin(), island_text.end(), [=](char c) { return c >= from && c <= to; });
+    };
+    with_own_and_served += any('n', 'z') && any('N', 'Z');
+    const Verdict v = prove(t, operations, options);
+    ASSERT_TRUE(v.ok) << "seed " << seed << ", hosts " << host_text << ", reaching " << options.reaching << ": "
+                      << name_of(island_text, operations.back()) << ": " << v.text;
   }
+  EXPECT_GT(with_devices, kRounds / 3);
+  EXPECT_GT(with_own_and_served, kRounds / 20);
+  EXPECT_GT(reached, kRounds / 10);
+  EXPECT_GT(reused, kRounds / 10);
 }
 
 // Up to which size messages take the star is measured, so it may be anything from never to the most that there is.

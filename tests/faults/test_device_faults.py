@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
-from devices import DeviceArray, on_host, run_fleet, vendor
+from devices import DeviceArray, expect_ways, on_host, run_fleet, vendor
 
 KINDS = ("stream", "event", "communicator", "allocation", "registration")
 # What a process keeps of its devices, however many communicators it had: the pages with the words that streams wait for.
@@ -97,6 +98,106 @@ def ended_everywhere(fleet: str, fault: str, words: str) -> None:
 )
 def test_the_same_where_amds_runtime_fails(fault: str, words: str) -> None:
     ended_everywhere("amd:2,cpu:1", fault, words)
+
+
+# What fails, by vendor and stage: the operation, the call, and how the error begins and ends. Of a reduction to the
+# host's rank the devices' ranks only copy out, but for what their library moves; of a broadcast from it they only copy
+# in. The devices of Ascend have no gates: a function that they call on the host tells of what they have done, and that
+# is their launch. NVIDIA's do the same where their streams know no values. (AMD's always do.)
+_DRIVERS = {"nvidia": "NVIDIA driver: ", "amd": "AMD runtime: ", "ascend": "Ascend ACL: "}
+_STAGES = {
+    "nvidia": {
+        "copy out": ("reduce", "cuMemcpyAsync:12:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        "copy in": ("broadcast", "cuMemcpyAsync:12:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        "event record": ("all_reduce", "cuEventRecord:5:999", "cuEventRecord failed with CUDA_ERROR_UNKNOWN (999"),
+        "event wait": ("all_reduce", "cuStreamWaitEvent:5:999", "cuStreamWaitEvent failed with CUDA_ERROR_UNKNOWN (999"),
+        "gate wait": (
+            "all_reduce",
+            "cuStreamWaitValue64:20:999",
+            "cuStreamWaitValue64_v2 failed with CUDA_ERROR_UNKNOWN (999",
+        ),
+        "gate write": (
+            "all_reduce",
+            "cuStreamWriteValue64:20:999",
+            "cuStreamWriteValue64_v2 failed with CUDA_ERROR_UNKNOWN (999",
+        ),
+        "library": ("all_reduce", "ncclReduceScatter:5:3", "nccl reduce_scatter: internal error.*(3)"),
+        "launch": ("all_reduce", "cuLaunchHostFunc:9:999", "cuLaunchHostFunc failed with CUDA_ERROR_UNKNOWN (999"),
+    },
+    "amd": {
+        "copy out": ("reduce", "hipMemcpyAsync:12:700", "hipMemcpyAsync failed with hipErrorIllegalAddress (700"),
+        "copy in": ("broadcast", "hipMemcpyAsync:12:700", "hipMemcpyAsync failed with hipErrorIllegalAddress (700"),
+        "event record": ("all_reduce", "hipEventRecord:5:999", "hipEventRecord failed with hipErrorUnknown (999"),
+        "event wait": ("all_reduce", "hipStreamWaitEvent:5:999", "hipStreamWaitEvent failed with hipErrorUnknown (999"),
+        "gate wait": ("all_reduce", "hipStreamWaitValue64:20:999", "hipStreamWaitValue64 failed with hipErrorUnknown (999"),
+        "gate write": (
+            "all_reduce",
+            "hipStreamWriteValue64:20:999",
+            "hipStreamWriteValue64 failed with hipErrorUnknown (999",
+        ),
+        "library": ("all_reduce", "ncclReduceScatter:5:3", "rccl reduce_scatter: internal error.*(3)"),
+    },
+    "ascend": {
+        "copy out": ("reduce", "aclrtMemcpyAsync:12:507015", "aclrtMemcpyAsync failed with .*507015"),
+        "copy in": ("broadcast", "aclrtMemcpyAsync:12:507015", "aclrtMemcpyAsync failed with .*507015"),
+        "event record": ("all_reduce", "aclrtRecordEvent:5:507015", "aclrtRecordEvent failed with .*507015"),
+        "event wait": ("all_reduce", "aclrtStreamWaitEvent:5:507015", "aclrtStreamWaitEvent failed with .*507015"),
+        "library": ("all_reduce", "HcclReduceScatter:5:4", "hccl reduce_scatter: .*4"),
+        "launch": ("all_reduce", "aclrtLaunchHostFunc:9:507015", "aclrtLaunchHostFunc failed with .*507015"),
+    },
+}
+
+
+@pytest.mark.parametrize("bridge", ["shm", "tcp"])
+@pytest.mark.parametrize(("maker", "stage"), [(maker, stage) for maker, stages in _STAGES.items() for stage in stages])
+def test_every_stage_of_every_vendor_over_every_link_fails_on_all_ranks_with_vendor_call_and_code(
+    maker: str, stage: str, bridge: str
+) -> None:
+    """In the middle of an operation of 20 chunks; events order whole operations, too. Then abort and destroy succeed."""
+
+    def body(comm: isthmus.Comm, operation: str) -> tuple[str, float, float]:
+        expect_ways(comm.topology())
+        assert comm.topology()["bridge"] == os.environ["ISTHMUS_BRIDGE"]
+        host = comm.size - 1
+        x: Any = np.ones(160_000, np.float32)
+        stream = None
+        if not on_host():
+            x, stream = DeviceArray.of(x), vendor().stream()
+        said, begun = "nothing failed", time.monotonic()
+        try:
+            for _ in range(3):
+                if operation == "reduce":
+                    comm.reduce(x, host, "max", stream=stream)
+                elif operation == "broadcast":
+                    comm.broadcast(x, host, stream=stream)
+                else:
+                    comm.all_reduce(x, "max", x, stream=stream)
+            comm.barrier()
+        except isthmus.Error as error:
+            said = str(error)
+        took, begun = time.monotonic() - begun, time.monotonic()
+        comm.abort("seen")
+        comm.destroy()
+        ended = time.monotonic() - begun
+        if stream is not None:
+            vendor().end_stream(stream)
+        return said, took, ended
+
+    operation, fault, words = _STAGES[maker][stage]
+    switches = {"FAIL": fault}
+    if stage == "launch" and maker == "nvidia":
+        switches["CUDA_NO_STREAM_VALUES"] = "1"
+    results = run_fleet(
+        f"{maker}:2,cpu:1", body, operation, bridge=bridge, switches=switches, env={"ISTHMUS_CHUNK_BYTES": "4096"}
+    )
+    # The error of the rank whose call failed is the end of everybody's.
+    chunk = r"(, chunk \d+ of 20)?" if stage.startswith("event") else r", chunk \d+ of 20"
+    failed = rf"{operation} \(.*\) on rank [01] of 'world' over \w+ and [a-z ]+{chunk}: "
+    failed += "" if stage == "library" else _DRIVERS[maker]
+    expected = failed + ".*".join(map(re.escape, words.split(".*")))
+    for said, took, ended in results:
+        assert re.search(expected, said), said
+        assert took < 15 and ended < 5, (took, ended)
 
 
 @pytest.mark.parametrize("fault", ["cuMemcpyAsync", "cuStreamWaitValue64", "cuStreamWriteValue64", "cuStreamWaitEvent"])
