@@ -52,16 +52,19 @@ std::vector<Task> tasks(const Options &o, Collective c, int rank, int world) {
 std::vector<RankLine> rank_lines(const Session &s, const std::string &label) {
   struct Line {
     int32_t pid;
-    char host[64], island[64];
+    char host[64], island[64], device[64];
   } mine{};
   mine.pid = getpid();
   gethostname(mine.host, sizeof mine.host - 1);
   std::snprintf(mine.island, sizeof mine.island, "%s", label.c_str());
+  if (const char *device = std::getenv("ISTHMUS_DEVICE"); device && std::strcmp(device, "host") != 0)
+    std::snprintf(mine.device, sizeof mine.device, "%s", device);
   std::vector<Line> all(static_cast<size_t>(s.world));
   check(isthmus_all_gather(s.comm, &mine, all.data(), sizeof mine, ISTHMUS_UINT8, nullptr, nullptr),
         "all_gather of the ranks");
   std::vector<RankLine> lines;
-  for (size_t r = 0; r < all.size(); ++r) lines.push_back({static_cast<int>(r), all[r].pid, all[r].host, all[r].island});
+  for (size_t r = 0; r < all.size(); ++r)
+    lines.push_back({static_cast<int>(r), all[r].pid, all[r].host, all[r].island, all[r].device});
   return lines;
 }
 

@@ -155,8 +155,10 @@ void Report::begin(Collective c) {
               o.bridge.empty() ? "as configured" : o.bridge.c_str());
   std::printf("#\n# Using devices\n");
   for (const RankLine &r : ranks_)
-    std::printf("#  Rank %2d Group %2d Pid %6d on %10s device %2d [0000:00:00] host memory%s%s\n", r.rank, 0, r.process_id,
-                r.host.c_str(), r.rank, r.island.empty() ? "" : ", island ", r.island.c_str());
+    std::printf("#  Rank %2d Group %2d Pid %6d on %10s device %2d [0000:00:00] host memory%s%s%s%s%s\n", r.rank, 0,
+                r.process_id, r.host.c_str(), r.rank, r.island.empty() ? "" : ", island ", r.island.c_str(),
+                r.device.empty() ? "" : "; that of ", r.device.c_str(),
+                r.device.empty() ? "" : ", which the rank works on, is not measured");
   std::printf("#\n");
   std::printf("# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n", "", "", "",
               "", "");
@@ -236,11 +238,15 @@ int Report::finish() {
              {"ranks", world_},
              {"threads_per_process", o.threads},
              {"launched_by", how_},
+             {"memory", "host"},
+             {"devices_not_measured", Json::array()},
              {"islands", Json::array()},
              {"bridge", o.bridge.empty() ? "as configured" : o.bridge},
              {"simulated", rehearsed_fleet() != nullptr},
              {"rows", Json::array()}};
     for (const RankLine &r : ranks_) out["islands"].push_back(r.island);
+    for (const RankLine &r : ranks_)
+      if (!r.device.empty()) out["devices_not_measured"].push_back({{"rank", r.rank}, {"device", r.device}});
     for (const Row &row : rows_) {
       const Task &t = row.task;
       out["rows"].push_back({{"collective", collective_name(t.collective)},

@@ -11,6 +11,7 @@ namespace isthmus::bench {
 struct RankLine {
   int rank, process_id;
   std::string host, island;
+  std::string device;  // that the rank works on, whose memory is not measured; empty: none
 };
 
 struct Row {

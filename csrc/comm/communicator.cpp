@@ -700,7 +700,7 @@ void Communicator::destroy() noexcept {
 }
 
 void Communicator::abort(const std::string &reason) noexcept {
-  member_->fail(Code::Aborted, formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason), true);
+  member_->abort(formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason));
 }
 
 void Communicator::set_timeout(double seconds) {

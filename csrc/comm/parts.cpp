@@ -135,6 +135,10 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   std::vector<std::byte> ids(left.size() * id.size());
   if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
   member_->exchange("shrink", left, id, ids.data(), deadline);
+  // Who has said its word and died would be waited for in vain.
+  for (const int q : left)
+    if (const auto *process = member_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())
+      fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", this->name(), rank(), q, process->lost_text());
   std::memcpy(id.data(), ids.data(), id.size());
   const int number = static_cast<int>(mine - left.begin()), world = static_cast<int>(left.size());
   const auto exchange = bootstrap::id_exchange(id, number, world, settings_, deadline);

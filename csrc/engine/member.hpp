@@ -186,12 +186,17 @@ class Member : public std::enable_shared_from_this<Member> {
   Op *take_inline() noexcept;
   void give_inline(Op *op) noexcept;
 
+  void abort(std::string text) noexcept {  // by the program
+    aborts_.fetch_add(1, std::memory_order_acq_rel);
+    fail(Code::Aborted, std::move(text), true);
+  }
   // Failure. First writer wins; floods where `flood`. Any thread.
   void fail(Code code, std::string text, bool flood) noexcept;
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
   // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
-  // the member has failed. `what`: for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
+  // the member has failed. It ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it is: the same
+  // on all, and for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
   void exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
                 Deadline deadline);
   // Local end: waits until `until_ns` for pending operations, then fails the rest; tells the peers. Idempotent.
@@ -428,7 +433,7 @@ class Member : public std::enable_shared_from_this<Member> {
   Mailbox *mail_;
   std::vector<PeerRank> peers_;
   OutOfBand out_of_band_;
-  std::atomic<uint64_t> out_of_band_number_{0};
+  std::atomic<uint64_t> out_of_band_number_{0}, aborts_{0};
   std::vector<int> fold_order_;  // ranks, groups in order
   std::vector<uint32_t> group_ends_;
 

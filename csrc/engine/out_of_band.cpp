@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <string_view>
+#include <string_view>
 
 #include "base/clock.hpp"
 #include "engine/member.hpp"
@@ -13,12 +15,13 @@ namespace {
 constexpr int64_t kLookNs =
     20'000'000;  // between two looks whether the other rank is still there, and whether the program wants to stop
 
-// Of the ranks and the size: FNV-1a.
-uint64_t subject_of(std::span<const int> ranks, size_t bytes) {
+// Of what it is, the ranks and the size: FNV-1a.
+uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t bytes) {
   uint64_t h = 0xcbf29ce484222325ull;
   const auto add = [&](uint64_t value) {
     for (int i = 0; i < 8; ++i) h = (h ^ (value >> (8 * i) & 0xff)) * 0x100000001b3ull;
   };
+  for (const char c : what) add(static_cast<unsigned char>(c));
   add(bytes);
   for (const int r : ranks) add(static_cast<uint64_t>(r));
   return h;
@@ -30,29 +33,47 @@ void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<c
   if (from >= from_.size() || bytes.size() > kMostBytes) return;
   {
     const std::lock_guard lock(mutex_);
-    auto &kept = from_[from];
-    if (kept.size() >= kMostKept) kept.pop_front();
+    auto &kept = from_[from].kept;
+    make_room(kept);
     kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
   }
   changed_.notify_all();
 }
 
+void OutOfBand::make_room(std::deque<Message> &kept) {
+  if (kept.size() < kMostKept) return;
+  const auto given_up = std::find_if(kept.begin(), kept.end(), [](const Message &m) { return m.withdrawn; });
+  kept.erase(given_up != kept.end() ? given_up : kept.begin());
+}
+
+void OutOfBand::give_back(int from, Message message) {
+  const std::lock_guard lock(mutex_);
+  auto &[kept, given_up] = from_[static_cast<size_t>(from)];
+  message.withdrawn = std::find(given_up.begin(), given_up.end(), message.number) != given_up.end();
+  make_room(kept);
+  kept.push_front(std::move(message));
+}
+
 void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
   if (from >= from_.size()) return;
   const std::lock_guard lock(mutex_);
-  for (Message &m : from_[from]) m.withdrawn |= m.number == number;
+  auto &[kept, given_up] = from_[from];
+  const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.number == number; });
+  if (at != kept.end()) return void(at->withdrawn = true);
+  if (given_up.size() >= kMostKept) given_up.pop_front();
+  given_up.push_back(number);
 }
 
-std::optional<OutOfBand::Bytes> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
+std::optional<OutOfBand::Message> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
   std::unique_lock lock(mutex_);
-  auto &kept = from_[static_cast<size_t>(from)];
+  auto &kept = from_[static_cast<size_t>(from)].kept;
   for (;;) {
     const auto at =
         std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
     if (at != kept.end()) {
-      Bytes bytes = std::move(at->bytes);
+      Message message = std::move(*at);
       kept.erase(at);
-      return bytes;
+      return message;
     }
     const int64_t left = until_ns - now_ns();
     if (left <= 0) return std::nullopt;
@@ -62,7 +83,7 @@ std::optional<OutOfBand::Bytes> OutOfBand::take(int from, uint64_t about, int64_
 
 bool OutOfBand::has_other(int from, uint64_t about) {
   const std::lock_guard lock(mutex_);
-  const auto &kept = from_[static_cast<size_t>(from)];
+  const auto &kept = from_[static_cast<size_t>(from)].kept;
   return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about != about; });
 }
 
@@ -77,21 +98,27 @@ void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t
 
 void Member::exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
                       Deadline deadline) {
-  const uint64_t subject = subject_of(ranks, mine.size());
+  const uint64_t subject = subject_of(what, ranks, mine.size());
   const uint64_t number = out_of_band_number_.fetch_add(1, std::memory_order_relaxed) + 1;
   const auto name = [&] {
     return formatted("{} of '{}' on rank {}, {} of {} ranks", what, name_, rank_, ranks.size(), world_);
   };
-  struct Undo {  // whoever gives up must not be met later by others who try again
+  const uint64_t aborts = aborts_.load(std::memory_order_acquire);
+  // Whoever gives up must not be met later by others who try again, and when it tries again it has need of what they had said.
+  struct Undo {
     Member &member;
     std::span<const int> ranks;
     uint64_t subject, number;
     bool done = false;
+    std::vector<std::pair<int, OutOfBand::Message>> taken{};
     ~Undo() {
+      if (done) return;
       for (const int q : ranks)
-        if (!done && q != member.rank_) member.say_out_of_band(q, subject, number, 1, {});
+        if (q != member.rank_) member.say_out_of_band(q, subject, number, 1, {});
+      for (auto &[q, message] : taken) member.out_of_band_.give_back(q, std::move(message));
     }
   } undo{*this, ranks, subject, number};
+  undo.taken.reserve(ranks.size());
   for (const int q : ranks)
     if (q != rank_) say_out_of_band(q, subject, number, 0, mine);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -102,13 +129,15 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
       continue;
     }
     PeerRank &p = peers_[q];
-    for (std::optional<OutOfBand::Bytes> got; !got;) {
+    for (std::optional<OutOfBand::Message> got; !got;) {
       // Asked before the look: what a rank said before it went has come before that is known.
       const bool lost = p.process && p.process->lost.load(std::memory_order_acquire);
       const bool left = p.left.load(std::memory_order_acquire);
       got = out_of_band_.take(q, subject, std::min(now_ns() + kLookNs, lost || left ? 0 : deadline.ns()));
       if (got) {
-        std::memcpy(to, got->data(), std::min(got->size(), mine.size()));  // the sizes are one where the subject is
+        std::memcpy(to, got->bytes.data(),
+                    std::min(got->bytes.size(), mine.size()));  // the sizes are one where the subject is
+        undo.taken.emplace_back(q, std::move(*got));
         break;
       }
       if (lost) isthmus::fail(Code::PeerLost, "{}: {} is gone: {}", name(), rank_text(q), p.process->lost_text());
@@ -117,6 +146,10 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
         isthmus::fail(Code::Timeout, "{}: {} {}", name(), rank_text(q),
                       out_of_band_.has_other(q, subject) ? "names other ranks (or another size): all must give the same list"
                                                          : "has not called it in time");
+      if (left_.load(std::memory_order_acquire))
+        isthmus::fail(Code::Aborted, "{}: the communicator was destroyed here meanwhile", name());
+      if (aborts_.load(std::memory_order_acquire) != aborts)
+        isthmus::fail(Code::Aborted, "{}: the communicator was aborted here meanwhile", name());
       if (interrupt_wanted())
         isthmus::fail(Code::Interrupted, "{}: interrupted while it waited for {}", name(), rank_text(q));
     }

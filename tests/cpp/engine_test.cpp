@@ -299,6 +299,52 @@ TEST_P(Shapes, WithoutRankZeroTheOthersShrinkIt) {
   });
 }
 
+// Rank 1 gives up and comes again, rank 0 waits all the time, rank 2 comes late: nobody has lost what the others said.
+TEST_P(Shapes, WhoGivesUpAnExchangeMayComeAgain) {
+  const int world = GetParam().world;
+  if (world < 3) return;
+  std::atomic<bool> gave_up{false};
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const int first[] = {0, 1, 2};
+    const int64_t mine = value(rank, 7);
+    int64_t said[3] = {};
+    if (rank > 2) {
+      ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+      return;
+    }
+    if (rank == 1) {
+      EXPECT_EQ(isthmus_comm_exchange(comm, first, 3, &mine, said, sizeof mine, 0.1), ISTHMUS_ERR_TIMEOUT);
+      EXPECT_TRUE(std::strstr(isthmus_last_error(), "rank 2")) << isthmus_last_error();
+      gave_up = true;
+    }
+    while (rank == 2 && !gave_up) std::this_thread::yield();
+    ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, first, 3, &mine, said, sizeof mine, 20));
+    for (const int r : first) EXPECT_EQ(said[r], value(r, 7));
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+TEST_P(Shapes, AnAbortHereEndsAnExchangeOfAnAbortedCommunicator) {
+  std::atomic<bool> over{false};
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    const int world = GetParam().world, both[] = {0, 1};
+    if (world < 2 || rank > 1) return;
+    char in = 1, out[2];
+    ISTHMUS_OK_OR_SAY(isthmus_comm_abort(comm, "first"));
+    while (rank == 1 && !over) std::this_thread::yield();
+    if (rank == 1) return;  // it does not come, and destroys its side only now, which would end the exchange as well
+    std::thread other([&] {
+      for (; !over; std::this_thread::sleep_for(std::chrono::milliseconds(5))) isthmus_comm_abort(comm, "again");
+    });
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_EQ(isthmus_comm_exchange(comm, both, 2, &in, out, 1, 30), ISTHMUS_ERR_ABORTED);
+    EXPECT_TRUE(std::strstr(isthmus_last_error(), "aborted here meanwhile")) << isthmus_last_error();
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+    over = true;
+    other.join();
+  });
+}
+
 TEST_P(Shapes, WhatCannotBeExchangedIsRefused) {
   const int world = GetParam().world;
   on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {

@@ -9,6 +9,12 @@
 namespace isthmus::engine {
 namespace {
 
+// Of the oldest message.
+std::optional<std::vector<std::byte>> take(OutOfBand &o, int from, uint64_t about, int64_t until_ns = 0) {
+  auto message = o.take(from, about, until_ns);
+  return message ? std::optional(std::move(message->bytes)) : std::nullopt;
+}
+
 std::vector<std::byte> text(const char *s) {
   const auto *p = reinterpret_cast<const std::byte *>(s);
   return {p, p + std::char_traits<char>::length(s)};
@@ -20,14 +26,14 @@ TEST(OutOfBand, GivesTheOldestOfThatRankAboutThat) {
   o.came(1, 8, 2, text("other"));
   o.came(1, 7, 3, text("second"));
   o.came(2, 7, 1, text("his"));
-  EXPECT_FALSE(o.take(0, 7, 0));
-  EXPECT_EQ(o.take(1, 7, 0), text("first"));
+  EXPECT_FALSE(take(o, 0, 7));
+  EXPECT_EQ(take(o, 1, 7), text("first"));
   EXPECT_TRUE(o.has_other(1, 7));
-  EXPECT_EQ(o.take(1, 7, 0), text("second"));
-  EXPECT_FALSE(o.take(1, 7, 0));
-  EXPECT_EQ(o.take(1, 8, 0), text("other"));
+  EXPECT_EQ(take(o, 1, 7), text("second"));
+  EXPECT_FALSE(take(o, 1, 7));
+  EXPECT_EQ(take(o, 1, 8), text("other"));
   EXPECT_FALSE(o.has_other(1, 7));
-  EXPECT_EQ(o.take(2, 7, 0), text("his"));
+  EXPECT_EQ(take(o, 2, 7), text("his"));
 }
 
 TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
@@ -36,8 +42,8 @@ TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   o.came(1, 7, 2, text("new"));
   o.withdrawn(1, 1);
   o.withdrawn(1, 9);
-  EXPECT_EQ(o.take(1, 7, 0), text("new"));
-  EXPECT_FALSE(o.take(1, 7, 0));
+  EXPECT_EQ(take(o, 1, 7), text("new"));
+  EXPECT_FALSE(take(o, 1, 7));
   EXPECT_TRUE(o.has_other(1, 8)) << "an error may still tell of it";
 }
 
@@ -45,8 +51,35 @@ TEST(OutOfBand, KeepsOnlyTheNewestOfWhoSaysTooMuch) {
   OutOfBand o(2);
   for (uint64_t n = 0; n < 3 * OutOfBand::kMostKept; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
   for (uint64_t n = 2 * OutOfBand::kMostKept; n < 3 * OutOfBand::kMostKept; ++n)
-    EXPECT_EQ(o.take(1, 7, 0), text(std::to_string(n).c_str()));
-  EXPECT_FALSE(o.take(1, 7, 0));
+    EXPECT_EQ(take(o, 1, 7), text(std::to_string(n).c_str()));
+  EXPECT_FALSE(take(o, 1, 7));
+}
+
+TEST(OutOfBand, OfWhoSaysTooMuchWhatItHasGivenUpGoesFirst) {
+  OutOfBand o(2);
+  for (uint64_t n = 0; n < OutOfBand::kMostKept; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));
+  o.withdrawn(1, 5);
+  o.came(1, 7, 99, text("new"));
+  for (const uint64_t n : {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+    EXPECT_EQ(take(o, 1, 7), text(std::to_string(n).c_str()));
+  EXPECT_EQ(take(o, 1, 7), text("new"));
+}
+
+TEST(OutOfBand, WhatIsGivenBackIsTheOldestAgainAndCanBeWithdrawn) {
+  OutOfBand o(2);
+  o.came(1, 7, 1, text("first"));
+  o.came(1, 7, 2, text("second"));
+  o.give_back(1, *o.take(1, 7, 0));
+  auto first = o.take(1, 7, 0);
+  EXPECT_EQ(first->bytes, text("first"));
+  o.give_back(1, std::move(*first));
+  o.withdrawn(1, 1);
+  EXPECT_EQ(take(o, 1, 7), text("second"));
+  o.came(1, 7, 3, text("third"));
+  auto third = o.take(1, 7, 0);
+  o.withdrawn(1, 3);  // while somebody has it
+  o.give_back(1, std::move(*third));
+  EXPECT_FALSE(take(o, 1, 7));
 }
 
 TEST(OutOfBand, DropsWhatNoRankCanHaveSaid) {
@@ -55,21 +88,21 @@ TEST(OutOfBand, DropsWhatNoRankCanHaveSaid) {
   o.came(UINT32_MAX, 7, 1, text("nobody"));
   o.withdrawn(UINT32_MAX, 1);
   o.came(1, 7, 1, std::vector<std::byte>(OutOfBand::kMostBytes + 1));
-  EXPECT_FALSE(o.take(1, 7, 0));
+  EXPECT_FALSE(take(o, 1, 7));
   o.came(1, 7, 2, std::vector<std::byte>(OutOfBand::kMostBytes));
-  EXPECT_EQ(o.take(1, 7, 0)->size(), OutOfBand::kMostBytes);
+  EXPECT_EQ(take(o, 1, 7)->size(), OutOfBand::kMostBytes);
 }
 
 TEST(OutOfBand, WaitsUntilItComesOrTheTimeHasPassed) {
   OutOfBand o(2);
   const int64_t begun = now_ns();
-  EXPECT_FALSE(o.take(1, 7, begun + 20'000'000));
+  EXPECT_FALSE(take(o, 1, 7, begun + 20'000'000));
   EXPECT_GE(now_ns() - begun, 20'000'000);
   std::thread other([&] {
     o.came(1, 8, 1, text("not this"));
     o.came(1, 7, 2, text("this"));
   });
-  EXPECT_EQ(o.take(1, 7, now_ns() + 60'000'000'000), text("this"));
+  EXPECT_EQ(take(o, 1, 7, now_ns() + 60'000'000'000), text("this"));
   other.join();
 }
 

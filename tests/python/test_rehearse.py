@@ -173,6 +173,18 @@ def test_the_figures_of_a_benchmark_are_marked(tmp_path: Path) -> None:
     assert json.loads(files[0].read_text())["simulated"] is True
 
 
+def test_a_benchmark_says_that_it_measures_no_devices_memory(tmp_path: Path) -> None:
+    file = tmp_path / "ours"
+    bench = [str(Path(isthmus.__file__).parent / "bin" / "isthmus-bench"), *"all_reduce -b 1K -e 1K -n 2".split()]
+    ended = command("rehearse", "--fleet", "amd:1,cpu:1", "--", *bench, "--json", str(file))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ranks = [line for line in ended.stdout.splitlines() if "#  Rank" in line]
+    assert ranks[0].endswith("host memory; that of hip:0, which the rank works on, is not measured"), ranks
+    assert ranks[1].endswith("host memory"), ranks
+    found = json.loads(file.read_text())
+    assert found["memory"] == "host" and found["devices_not_measured"] == [{"rank": 0, "device": "hip:0"}]
+
+
 def test_every_switch_of_the_simulation_is_known_and_explained() -> None:
     root = Path(__file__).resolve().parents[2]
     sources = (root / "csrc" / "rehearsal").glob("*/*.cpp")

@@ -143,6 +143,11 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
   if (!out || !excluded || count < 1)
     return note(refused(kInvalidArgument, kCall, "an argument is NULL, or no rank is excluded"));
+  for (int i = 0; i < count; ++i)
+    if (excluded[i] < 0 || excluded[i] >= parent->traits().size)
+      return note(
+          refused(kInvalidArgument, kCall,
+                  "rank " + std::to_string(excluded[i]) + " is not in 0 to " + std::to_string(parent->traits().size - 1)));
   Asked asked;
   if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (flags != kDefault && flags != kAbort)
