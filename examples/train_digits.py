@@ -4,8 +4,9 @@
     torchrun --standalone --nproc-per-node 4 examples/train_digits.py --islands 2
 
 With `--device auto` each rank computes on the device that its process has, real or rehearsed, and on the CPU where it has
-none: all of them in one group. With `--islands 2` the first half of the ranks is the island "east" and the rest "west", as
-if they were two sites, with TCP between them. The digits are those inside scikit-learn: nothing is downloaded.
+none: all of them in one group. A rank whose tensors are not on the device that Isthmus works on ends the program. With
+`--islands 2` the first half of the ranks is the island "east" and the rest "west", as if they were two sites, with TCP
+between them. The digits are those inside scikit-learn: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def device_of(choice: str) -> torch.device:
     """Where this rank computes."""
-    if choice == "cpu":
+    if choice == "cpu" or os.environ.get("ISTHMUS_DEVICE") == "host":
         return torch.device("cpu")
     if os.environ.get("REHEARSAL_FLEET") and os.environ.get("ISTHMUS_DEVICE", "host") != "host":
         from isthmus import rehearsal_torch  # a simulated device: the memory is the simulated vendor's, the CPU computes
@@ -74,7 +75,14 @@ def device_of(choice: str) -> torch.device:
     return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...]) -> float:
+def expect_at(place: str, what: str, *tensors: torch.Tensor) -> None:
+    """Ends the program where one is on the CPU and `place`, in Isthmus' words, is a device; or the other way round."""
+    for tensor in tensors:
+        if (tensor.device.type == "cpu") != (place == "host"):
+            raise SystemExit(f"rank {dist.get_rank()} works on {place}, and its {what} are on {tensor.device}")
+
+
+def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...], place: str) -> float:
     """Trains, and says how it goes; the held-out accuracy at the end."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y, test_x, test_y = digits
@@ -88,8 +96,10 @@ def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...]) -> f
         total = torch.zeros((), device=x.device)
         for step in range(steps):
             mine = order[(step * world + rank) * BATCH : (step * world + rank + 1) * BATCH].to(x.device)
+            batch, labels = x[mine], y[mine]
+            expect_at(place, "batches", batch, labels)
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x[mine]), y[mine])
+            loss = nn.functional.cross_entropy(model(batch), labels)
             loss.backward()
             optimizer.step()
             schedule.step()
@@ -103,16 +113,16 @@ def train(model: DistributedDataParallel, digits: tuple[torch.Tensor, ...]) -> f
 
 
 def bits_agree(model: nn.Module) -> bool:
-    """Whether every rank holds the same parameters, bit for bit."""
+    """Whether every rank holds the same parameters, bit for bit. Says what they are, and where."""
     digest = hashlib.sha256()
     for p in model.parameters():
         digest.update(p.detach().cpu().numpy().tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    for rank, theirs in enumerate(everyone):
-        say(f"  rank {rank}: parameters {theirs.numpy().tobytes().hex()[:32]}")
-    return all(theirs.equal(everyone[0]) for theirs in everyone)
+    mine = (digest.hexdigest(), ", ".join(sorted({str(p.device) for p in model.parameters()})))
+    everyone = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for rank, (bits, where) in enumerate(everyone):
+        say(f"  rank {rank}: parameters {bits[:32]} on {where}")
+    return len({bits for bits, _ in everyone}) == 1
 
 
 def show_topology() -> None:
@@ -141,13 +151,17 @@ def main() -> int:
     device = device_of(options.device)
     dist.init_process_group("isthmus")
 
+    # Isthmus says itself what it works on for this rank. Tensors of the CPU would do there, too, and the device stand idle.
+    place = isthmus.torch.topology()["ranks"][dist.get_rank()]["device"] if options.device == "auto" else "host"
     digits = tuple(part.to(device) for part in data())
     torch.manual_seed(0)
-    model = DistributedDataParallel(network().to(device))
+    layers = network().to(device)
+    expect_at(place, "parameters", *layers.parameters())
+    model = DistributedDataParallel(layers)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
     world = dist.get_world_size()
     say(f"Training on {len(digits[0])} digits with {world} ranks; {gradients / 1e6:.2f} MB of gradients a step")
-    reached = train(model, digits)
+    reached = train(model, digits, place)
 
     say("\nThe topology")
     show_topology()

@@ -96,7 +96,8 @@ def main(work: Path) -> None:
         print(f"-- {title}: {time.monotonic() - begin:.1f} s", flush=True)
 
     say("virtual environment", sys.executable, "-m", "venv", venv)
-    say("pip install .", python, "-m", "pip", "install", "--progress-bar", "off", source)
+    # In a build directory below the sources: in the temporary one that pip would take, ccache knows no file again.
+    say("pip install .", python, "-m", "pip", "install", "--progress-bar", "off", "-Cbuild-dir=build/release", source)
     say("import", python, "-c", textwrap.dedent(IMPORT))
     say("isthmus.torch", python, "-c", textwrap.dedent(TORCH))
     say(

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -36,11 +37,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "csrc" / "interpose"
 NAMES = ROOT / "tests" / "interpose" / "names"
 # Whatever machine this runs on, the same wheels are looked at. pip takes the names of older systems one by one.
-MANYLINUX = ("2_35", "2_34", "2_31", "2_28", "2_27", "2_24", "2_18", "2_17", "2014", "2010", "1")
-PLATFORMS = [f"manylinux{'_' if '_' in tag else ''}{tag}_x86_64" for tag in MANYLINUX] + ["linux_x86_64"]
-WHEELS = [word for platform in PLATFORMS for word in ("--platform", platform)]
-WHEELS += ["--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
-WHEELS += ["--abi", "abi3", "--abi", "none"]
+MANYLINUX = [f"_2_{minor}" for minor in range(39, 4, -1)] + ["2014", "2010", "1"]
+PLATFORMS = [f"manylinux{tag}_x86_64" for tag in MANYLINUX] + ["linux_x86_64"]
+# Of a wheel for one Python each the first of these that there is. pip is asked for one at a time.
+PYTHONS = ("3.11", "3.10", "3.12", "3.13", "3.14")
 
 NCCL, HCCL = re.compile(r"p?nccl[A-Z]\w*"), re.compile(r"H(ccl|com)[A-Z]\w*")
 
@@ -60,7 +60,21 @@ LEFT_OUT = frozenset(
 
 
 class NoAnswer(Exception):
-    """The index said nothing of a package."""
+    """No index can be reached, or pip is to ask none."""
+
+
+class NoPackage(Exception):
+    """The index says that it has none of that name."""
+
+
+class OtherAnswer(Exception):
+    """The index says something else, or has nothing that is asked for: somebody should look at it."""
+
+
+# What pip's log says of an index that does not answer, of one that has no such package, and of one that answers otherwise.
+UNREACHED = re.compile(r"(?:connection error|Max retries exceeded|\b5\d\d Server Error|Ignoring indexes:).*")
+NO_PACKAGE = re.compile(r"Could not fetch URL .*\b404 Client Error")
+NO_LIST = re.compile(r"(?:Could not fetch URL (?!.*\b404 Client Error)|Skipping page ).*")
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class Source:
     door: str  # whose table has the names
     names: Callable[[zipfile.ZipFile], set[str]]
     about: str
+    pythons: tuple[str, ...] = PYTHONS[:1]  # one, where a wheel is for all of them
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -144,7 +159,9 @@ SOURCES = {
         of_nccl,
         "What libnccl.so.2 exports, in NVIDIA's wheels.",
     ),
-    "torch": Source(("torch",), (2, 2), "nccl", of_torch, "What the libraries of PyTorch for CUDA ask for of NCCL's."),
+    "torch": Source(
+        ("torch",), (2, 2), "nccl", of_torch, "What the libraries of PyTorch for CUDA ask for of NCCL's.", PYTHONS
+    ),
     "rccl": Source(("rocm-bindings-systems",), (0,), "rccl", of_rccl, "What AMD's bindings declare of RCCL's functions."),
     "torch-npu": Source(
         ("torch-npu",),
@@ -152,6 +169,7 @@ SOURCES = {
         "hccl",
         of_torch_npu,
         "What PyTorch for Ascend is linked against or declares of HCCL's functions. HCCL itself is in no package.",
+        PYTHONS,
     ),
 }
 
@@ -200,28 +218,66 @@ def write_list(path: Path, about: str, wheels: list[Wheel]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def versions(package: str, oldest: tuple[int, ...], timeout: float = 120) -> list[str]:
-    """What the index has of it, the oldest first, without builds for one machine (2.13.0+cpu)."""
+def wheels_for(python: str) -> list[str]:
+    """The words by which pip looks at the wheels for that Python, and for any."""
+    words = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    words += ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp"]
+    return words + [word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)]
+
+
+def asked(package: str, python: str, timeout: float) -> list[str]:
+    """What the index has of it for that Python; empty if there is none, but others."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--json", "--timeout", "15", "--retries", "1"]
-    try:
-        ended = subprocess.run(
-            [*command, *WHEELS, package], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout
-        )
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"no word of {package} within {timeout} s") from None
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"  # says why there is none: what pip prints is the same whether an index answers or not
+        try:
+            ended = subprocess.run(
+                [*command, "--log", str(log), *wheels_for(python), package],
+                text=True,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"no word of {package} within {timeout} s") from None
+        said = log.read_text(errors="replace") if log.is_file() else ""
+    if ended.returncode == 0:
+        return list(json.loads(ended.stdout)["versions"])
     if ended.returncode == 2:  # a pip that does not know these words
         raise SystemExit(ended.stderr)
-    if ended.returncode != 0:
-        raise NoAnswer((ended.stderr.strip() or "pip says nothing").splitlines()[-1])
-    found = [version for version in json.loads(ended.stdout)["versions"] if "+" not in version]
-    return sorted((version for version in found if numbers(version) >= oldest), key=numbers)
+    if unreached := UNREACHED.search(said):
+        raise NoAnswer(f"{package}: {unreached[0]}")
+    if wrong := NO_LIST.search(said):
+        raise OtherAnswer(f"{package}: {wrong[0]}")
+    if NO_PACKAGE.search(said):
+        raise NoPackage(f"the index has no {package}")
+    if "No matching distribution found" in ended.stderr:
+        return []
+    raise OtherAnswer(f"pip says of {package}: {ended.stderr.strip() or 'nothing'}")
 
 
-def fetch(package: str, version: str, names: Callable[[zipfile.ZipFile], set[str]]) -> Wheel:
+def versions(
+    package: str, oldest: tuple[int, ...], pythons: tuple[str, ...] = PYTHONS[:1], timeout: float = 120
+) -> dict[str, str]:
+    """What the index has of it, the oldest first, each with the first Python that it is for; without builds for one machine
+    (2.13.0+cpu)."""
+    found: dict[str, str] = {}
+    with ThreadPoolExecutor() as several:
+        for python, there in zip(pythons, several.map(lambda one: asked(package, one, timeout), pythons), strict=True):
+            for version in there:
+                found.setdefault(version, python)
+    if not found:
+        raise OtherAnswer(f"the index has {package}, and no wheel of it for Python {', '.join(pythons)} on {PLATFORMS[0]}")
+    known = sorted((version for version in found if "+" not in version and numbers(version) >= oldest), key=numbers)
+    return {version: found[version] for version in known}
+
+
+def fetch(package: str, version: str, python: str, names: Callable[[zipfile.ZipFile], set[str]]) -> Wheel:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", folder]
         # ===: not a build for one machine of the same version.
-        subprocess.run([*command, *WHEELS, f"{package}==={version}"], check=True, stdin=subprocess.DEVNULL)
+        words = [*command, *wheels_for(python), f"{package}==={version}"]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
         (path,) = Path(folder).glob("*.whl")
         with open(path, "rb") as file:
             digest = hashlib.sha256()
@@ -237,9 +293,9 @@ def renew(name: str, again: bool) -> list[str]:
     path = list_of(name)
     known = {wheel.key: wheel for wheel in read_list(path)} if path.is_file() else {}
     for package in source.packages:
-        for version in versions(package, source.oldest):
+        for version, python in versions(package, source.oldest, source.pythons).items():
             if again or (package, version) not in known:
-                wheel = fetch(package, version, source.names)
+                wheel = fetch(package, version, python, source.names)
                 if not wheel.names:
                     raise SystemExit(
                         f"interpose_names: {package} {version} has none of the names; is it made otherwise now?"

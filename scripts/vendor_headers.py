@@ -4,7 +4,8 @@
 Nothing of Isthmus is built with them, and none is kept in the tree. Standard library only.
 
 NVIDIA's headers come from PyPI's wheels: nccl.h includes the runtime's headers, those the compiler's (crt/) and one of the
-C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL itself is nearly all.
+C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL itself is nearly all. That is kept,
+too (nccl/libnccl.so.2, 344 MB, for x86-64): a library of a vendor's own, which the interposer's tests run without a device.
 
 Of AMD's there are two: the header of HIP 5.2, from Debian's package (hip5/), and AMD's own bindings of HIP 7 for Python,
 from PyPI (rocm/), which say every signature in text, and every number to whoever imports them.
@@ -29,12 +30,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+NCCL = "nvidia-nccl-cu13==2.32.3"
+# The library in that wheel, and where it goes: beside the headers, and not among them.
+NCCL_INSIDE, NCCL_LIBRARY = "nvidia/nccl/lib/libnccl.so.2", "nccl/libnccl.so.2"
 # The wheel, the folder inside, and how the names begin of the files that are taken out of it.
 PIECES = {
     "nvidia-cuda-runtime==13.5.37": ("nvidia/cu13/include/", ""),
     "nvidia-cuda-crt==13.5.37": ("nvidia/cu13/include/", "crt/"),
     "nvidia-cuda-cccl==13.3.5.0.6": ("nvidia/cu13/include/", "nv/"),
-    "nvidia-nccl-cu13==2.32.3": ("nvidia/nccl/include/", "nccl.h"),
+    NCCL: ("nvidia/nccl/include/", "nccl.h"),
     "rocm-bindings-core==10.0.0.0.1.2": ("", "rocm/"),
     "rocm-bindings-hip==10.0.0.0.1.2": ("", "rocm/"),
     "rocm-bindings-systems==10.0.0.0.1.2": ("", "rocm/"),
@@ -53,8 +57,9 @@ CUPY = {
     "cuda-pathfinder==1.9.0": ("cuda/pathfinder/",),
 }
 CUPY_UNUSED = "/include/"
-# Of each wheel the ones that tests/vendor reads, itself or through another.
+# Of each wheel the ones that tests read, themselves or through another, or run.
 NEEDED = ("cuda.h", "cudaTypedefs.h", "cuda_runtime.h", "cuda_fp16.h", "crt/host_config.h", "nv/target", "nccl.h") + (
+    NCCL_LIBRARY,
     "rocm/bindings/cyhip.pxd",
     "rocm/bindings/cyrccl.pxd",
     "ascend/acl/acl.h",
@@ -128,6 +133,11 @@ def take_wheels(folder: Path) -> None:
                         target = folder / name.removeprefix(inside)
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
+        with zipfile.ZipFile(wheels[NCCL.split("==")[0]]) as wheel:
+            target = folder / NCCL_LIBRARY
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with wheel.open(NCCL_INSIDE) as library, open(target, "wb") as file:  # too large to hold in memory
+                shutil.copyfileobj(library, file)
 
 
 def take_cupy(folder: Path) -> None:

@@ -8,8 +8,8 @@ constexpr const char *kDTypes[kDTypeCount] = {"int8",    "uint8",         "int16
                                               "int64",   "uint64",        "bool",        "float16",   "bfloat16",  "float32",
                                               "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"};
 constexpr const char *kRedOps[kRedOpCount] = {"sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum"};
-constexpr const char *kIslandCallNames[kIslandCalls] = {"all_reduce",     "reduce",     "broadcast", "all_gather",
-                                                        "reduce_scatter", "all_to_all", "send",      "recv"};
+constexpr const char *kIslandCallNames[kIslandCalls] = {
+    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "send", "recv"};
 }  // namespace
 
 const char *dtype_name(DType t) noexcept {

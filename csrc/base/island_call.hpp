@@ -10,8 +10,8 @@
 
 namespace isthmus {
 
-enum class IslandCall : uint8_t { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv };
-inline constexpr int kIslandCalls = 8;
+enum class IslandCall : uint8_t { AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, AllToAllV, Send, Recv };
+inline constexpr int kIslandCalls = 9;
 const char *island_call_name(IslandCall call) noexcept;  // "all_reduce", ...
 constexpr bool reduces(IslandCall call) noexcept {
   return call == IslandCall::AllReduce || call == IslandCall::Reduce || call == IslandCall::ReduceScatter;

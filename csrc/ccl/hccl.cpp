@@ -34,7 +34,7 @@ constexpr const char *kWayOut =
     "(ISTHMUS_CCL=none)";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
-constexpr double kPatience = 10, kDestroyPatience = 2, kBrokenPatience = 0.2;
+constexpr double kPatience = 10, kBrokenPatience = 2, kThreadPatience = 0.5;
 
 // -1: not reduced there by every device.
 int type_number(DType t) noexcept {
@@ -71,6 +71,7 @@ class HcclCommunicator final : public Communicator {
     rank_->stream = std::move(stream);
     rank_->rank = join.rank;
     rank_->size = join.size;
+    rank_->items.resize(2 * static_cast<size_t>(join.size));
     std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
     sigset_t all, before;  // the program's signals are for its own threads
     sigfillset(&all);
@@ -79,12 +80,9 @@ class HcclCommunicator final : public Communicator {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     Task init;
     init.name = kInit;
-    if (!ask(init, join.deadline.ns()) && !rank_->failed.load())
-      rank_->keep(
-          {Code::Timeout, formatted("hccl init: not all {} ranks of the island joined in time (this is rank {} of it)",
-                                    size(), this->rank())});
-    if (!rank_->failed.load()) return;
-    const Status s = status();
+    const bool made = ask(init, join.deadline.ns(), &join);
+    if (made && !rank_->failed.load()) return;
+    const Status s = status().ok() ? join.waited("hccl") : status();
     leave();
     throw Error(s.code, s.text);
   }
@@ -117,6 +115,20 @@ class HcclCommunicator final : public Communicator {
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     move(Call::AllToAll, send, recv, count, dtype, 0);
   }
+  // A batch of messages, each with a buffer of its own: blocks need not be of one allocation, as they must for the library's all_to_all.
+  void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
+    // A thread that is left behind in a call keeps its list: nothing is asked of it after that.
+    if (rank_->aborted.load(std::memory_order_acquire)) return;
+    uint64_t n = 0;
+    auto *const from = const_cast<std::byte *>(static_cast<const std::byte *>(send));
+    for (size_t q = 0; q < static_cast<size_t>(size()); ++q) {
+      const auto peer = static_cast<uint32_t>(q);
+      if (b.send_bytes[q] > 0) rank_->items[n++] = {kSends, from + b.send_at[q], b.send_bytes[q], kByte, peer};
+      if (b.recv_bytes[q] > 0)
+        rank_->items[n++] = {kReceives, static_cast<std::byte *>(recv) + b.recv_at[q], b.recv_bytes[q], kByte, peer};
+    }
+    submit({island_call_name(Call::AllToAllV), Call::AllToAllV, nullptr, nullptr, n, kByte, 0, 0});
+  }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
     move(Call::Send, buffer, nullptr, count, dtype, peer);
   }
@@ -140,7 +152,8 @@ class HcclCommunicator final : public Communicator {
     if (!lock.owns_lock() || !r.handle) return false;
     Result state = kSuccess;
     const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
-    if (result != kAgain) r.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state));
+    // The stream is not asked: this thread drives operations, and the driver may be locked by whoever waits for the device.
+    if (result != kAgain) r.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
     return r.failed.load(std::memory_order_acquire);
   }
   const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }
@@ -168,7 +181,7 @@ class HcclCommunicator final : public Communicator {
                                             t.name)});
   }
   // The thread makes the call; whether it has been made when this returns.
-  bool ask(const Task &t, int64_t until_ns) {
+  bool ask(const Task &t, int64_t until_ns, const Join *join = nullptr) {
     Rank &r = *rank_;
     r.task = t;
     const uint64_t number = r.asked.load(std::memory_order_relaxed) + 1;
@@ -176,7 +189,9 @@ class HcclCommunicator final : public Communicator {
     r.work.ring();
     const auto made = [&] { return r.done.load(std::memory_order_acquire) >= number; };
     const bool always = t.name == kDestroy;
-    const auto over = [&] { return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire); };
+    const auto over = [&] {
+      return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire) || (join && join->in_vain());
+    };
     Rank::wait(r.back, over, until_ns);
     if (!made()) r.aborted.store(true);  // nobody waits for it any more
     return made();
@@ -184,33 +199,27 @@ class HcclCommunicator final : public Communicator {
   // Whether all that the stream was given before is done; waits so long for it.
   bool idle(double seconds) const noexcept {
     std::unique_ptr<device::Event> behind;
-    try {
-      behind = device::open_runtime("acl").make_event(stream().device());
-      behind->record(stream());
-      Deadline deadline(seconds);
-      bool cut = false;
-      while (!behind->reached()) {
-        if (deadline.passed()) {
-          // After a failure the stream may stand in the part of a rank that does not come. What is recorded once it was stopped is reached.
-          if (cut || !broken() || !rank_->stream->cut()) {
+    for (int tries = 0; tries < 2; ++tries) {  // a call that fails once may be one of these
+      try {
+        if (!behind) behind = device::open_runtime("acl").make_event(stream().device());
+        behind->record(stream());
+        for (const Deadline deadline(seconds); !behind->reached();
+             std::this_thread::sleep_for(std::chrono::microseconds(100)))
+          if (deadline.passed()) {
             (void)behind.release();  // the stream still has it
             return false;
           }
-          cut = true;
-          deadline = Deadline(seconds);
-          behind->record(stream());
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        return true;
+      } catch (const Error &) {
+        if (behind && broken() && !stream().status().ok()) return true;  // a device that has failed does no more
       }
-      return true;
-    } catch (const Error &) {
-      return behind && broken() && !stream().status().ok();
-    }  // a device that has failed does no more
+    }
+    return false;
   }
   bool broken() const noexcept { return rank_->aborted.load() || rank_->failed.load(); }
   // The library's communicator may end when all that it has to do is done, which a call that failed may have left so, or when the stream was
-  // stopped. Where neither comes it is left as it is. The library waits for no other rank there, but a device that hangs may hold up this call
-  // as well.
+  // stopped, which the engine does; other communicators' work stands there, too. Where that does not come it is left as it is. The library waits
+  // for no other rank there, but a device that hangs may hold up this call as well.
   void leave() noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
@@ -218,12 +227,12 @@ class HcclCommunicator final : public Communicator {
     if (free && idle(broken() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
-      ask(destroy, Deadline(broken() ? kDestroyPatience : kPatience).ns());
+      ask(destroy, Deadline(broken() ? kBrokenPatience : kPatience).ns());
     }
     r.stop.store(true);
     r.work.ring();
     const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
-    if (Rank::wait(r.back, ended, Deadline(kBrokenPatience).ns())) return thread_.join();
+    if (Rank::wait(r.back, ended, Deadline(kThreadPatience).ns())) return thread_.join();
     abandon();
   }
   void abandon() noexcept {
@@ -298,6 +307,7 @@ class Hccl final : public Library {
     const auto stream = device::open_runtime("acl").make_stream(device, "id");
     const device::Entered entered(*stream);
     Id id{};
+    if (o_.last_words) (void)o_.last_words();  // of this thread without a device, before it was entered
     if (const Status s = outcome(o_, "root info", o_.f.GetRootInfo(&id)); !s.ok()) throw Error(s.code, s.text);
     const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
     return {bytes, bytes + kIdBytes};

@@ -17,6 +17,15 @@ using Queue = void *;   // a stream of the device's runtime
 inline constexpr Result kSuccess = 0, kNotSupported = 5, kAgain = 20;
 enum Type : int { kInt8 = 0, kInt16 = 1, kInt32 = 2, kFloat16 = 3, kFloat32 = 4, kBFloat16 = 11 };
 enum Operation : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
+struct BatchItem {  // of a batch of messages: one at the most each way with each rank
+  int what;         // kSends, kReceives
+  void *buffer;
+  uint64_t count;
+  int type;
+  uint32_t peer;
+};
+static_assert(sizeof(BatchItem) == 32);
+enum : int { kSends = 0, kReceives = 1 };
 inline constexpr int kPackageHccl = 3;  // of aclsysGetCANNVersion
 
 // name without its prefix, arguments
@@ -31,7 +40,8 @@ inline constexpr int kPackageHccl = 3;  // of aclsysGetCANNVersion
   F(ReduceScatter, (void *, void *, uint64_t, int type, int op, Handle, Queue))                          \
   F(AlltoAll, (const void *, uint64_t, int type, const void *, uint64_t, int type_there, Handle, Queue)) \
   F(Send, (void *, uint64_t, int type, uint32_t peer, Handle, Queue))                                    \
-  F(Recv, (void *, uint64_t, int type, uint32_t peer, Handle, Queue))
+  F(Recv, (void *, uint64_t, int type, uint32_t peer, Handle, Queue))                                    \
+  F(BatchSendRecv, (BatchItem *, uint32_t items, Handle, Queue))
 
 struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;

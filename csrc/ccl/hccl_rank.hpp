@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
@@ -31,13 +32,25 @@ struct Opened {
   std::string version, path;
 };
 
-inline Status outcome(const Opened &o, const char *call, Result r) {
+// `here`: whether the call was made by this thread just now, so that the device's library may have words for it.
+inline Status outcome(const Opened &o, const char *call, Result r, bool here = true) {
   if (r == kSuccess) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
-  const char *last = o.last_words ? o.last_words() : nullptr;
+  const char *last = here && o.last_words ? o.last_words() : nullptr;
   return {Code::System, formatted("hccl {}: {} ({}){}{}{}", call, text && *text ? text : "error", r,
                                   r == kNotSupported ? "; ISTHMUS_CCL=none goes on without the library" : "",
                                   last && *last ? ": " : "", last && *last ? last : "")};
+}
+
+// The same of a call on a stream. The library says of a device's failure no more than that there is one; the stream knows which, if its
+// driver answers: whoever waits for the device may have locked it.
+inline Status outcome(const Opened &o, const char *call, Result r, const std::shared_ptr<device::Stream> &stream) {
+  constexpr double kAnswer = 2;
+  Status s = outcome(o, call, r);
+  if (s.ok()) return s;
+  const auto device = device::call_within(kAnswer, [stream] { return stream->status(); });
+  if (device && !device->ok()) s.text += "; its stream has failed: " + device->text;
+  return s;
 }
 
 inline constexpr const char *kInit = "init", *kDestroy = "destroy";
@@ -59,6 +72,7 @@ struct Rank {
   Id id{};
   int rank = 0, size = 1;
   Task task;
+  std::vector<BatchItem> items;  // of a task that is an all_to_all_v
   std::atomic<uint64_t> asked{0}, done{0};
   Doorbell work, back;
   std::atomic<bool> aborted{false}, failed{false}, stop{false}, ended{false}, left{false};
@@ -88,6 +102,7 @@ struct Rank {
       case Call::AllGather: return f.AllGather(in, t.recv, t.count, t.dtype, handle, queue);
       case Call::ReduceScatter: return f.ReduceScatter(in, t.recv, t.count, t.dtype, t.op, handle, queue);
       case Call::AllToAll: return f.AlltoAll(in, t.count, t.dtype, t.recv, t.count, t.dtype, handle, queue);
+      case Call::AllToAllV: return f.BatchSendRecv(items.data(), static_cast<uint32_t>(t.count), handle, queue);
       case Call::Send: return f.Send(in, t.count, t.dtype, peer, handle, queue);
       case Call::Recv: return f.Recv(t.recv, t.count, t.dtype, peer, handle, queue);
     }
@@ -97,13 +112,14 @@ struct Rank {
     const std::lock_guard lock(calling);
     // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
     inside.store(task.name);
-    if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task)));
+    if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task), stream));
     inside.store(nullptr);
   }
   void loop() {
     ::pthread_setname_np(::pthread_self(), "isthmus-hccl");
     try {
       const device::Entered device(*stream);
+      if (library->last_words) (void)library->last_words();  // of the thread without a device, before this
       for (uint64_t next = 1;; ++next) {
         wait(
             work, [&] { return asked.load(std::memory_order_acquire) >= next || stop.load(); }, now_ns() + kFollow);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "base/dtype.hpp"
+#include "base/error.hpp"
 #include "base/island_call.hpp"
 #include "device/runtime.hpp"
 
@@ -30,6 +32,12 @@ struct Capabilities {
   bool one_stream =
       false;            // all communicators of a process must share one stream, so their calls are in one order everywhere
   size_t id_bytes = 0;  // of what make_id() gives
+};
+
+// What all_to_all_v gives to and takes from each rank of the island: bytes, whole elements, and where in the two buffers. Both sides must
+// say the same of a block; libraries compare nothing. Read during the call only.
+struct Blocks {
+  std::span<const uint64_t> send_bytes, send_at, recv_bytes, recv_at;
 };
 
 class Communicator {
@@ -51,12 +59,16 @@ class Communicator {
   virtual void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype,
                               RedOp op) = 0;                                               // send: size() * count
   virtual void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // both: size() * count
+  virtual void all_to_all_v(const void *send, void *recv, const Blocks &blocks) = 0;       // not in place
   virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;
   virtual void recv(void *buffer, uint64_t count, DType dtype, int peer) = 0;
 
   // Any thread, at any time, more than once. Nothing more is begun. A call that waits for a peer ends, or where the library cannot end it,
   // is left behind by the destructor, with the stream that it blocks.
   virtual void abort() noexcept = 0;
+  // After abort(): the library may still begin what was submitted before. Until this is false, or some time is up, what holds that back on
+  // the stream should hold.
+  virtual bool aborting() const noexcept { return false; }
 
   // Whether status() is not OK, or the stream runs no more; cheap.
   virtual bool failed() const noexcept = 0;
@@ -72,6 +84,16 @@ struct Join {
   std::span<const std::byte> id;  // from make_id() of one rank of the island
   int rank = 0, size = 1;
   Deadline deadline{60};
+  // Asked now and then while the library waits for the others; cheap. True: some rank of the island cannot join any more. May be empty.
+  std::function<bool()> hopeless = {};
+
+  bool in_vain() const { return hopeless && hopeless(); }
+  // What a rank says that has waited for the others until the deadline, or in vain.
+  Status waited(const char *family) const {
+    const std::string why = in_vain() ? std::string("a rank of the island cannot join")
+                                      : formatted("not all {} ranks of the island joined in time", size);
+    return {Code::Timeout, formatted("{} init: {} (this is rank {} of it)", family, why, rank)};
+  }
 };
 
 class Library {  // one vendor's, opened once a process; thread-safe
@@ -84,7 +106,7 @@ class Library {  // one vendor's, opened once a process; thread-safe
   virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
   virtual Status usable() const { return {}; }  // not OK: no island can be joined from this process any more, and why
   virtual std::vector<std::byte> make_id(int device = 0) = 0;  // device: that of the rank that asks
-  // Collective over the island. Error(Timeout) at the deadline.
+  // Collective over the island. Error(Timeout) at the deadline, and soon after waiting is hopeless.
   virtual std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) = 0;
 };
 

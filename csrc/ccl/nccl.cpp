@@ -105,15 +105,11 @@ class NcclCommunicator final : public Communicator {
     const device::Entered device(*stream_);
     const Result r = f().CommInitRankConfig(&held_->handle, size_, id, rank_, &config);
     keep(outcome(opened_, "init", r));
-    if (!failed()) follow("init", join.deadline.ns());
+    if (!failed()) follow("init", join.deadline.ns(), &join);
     if (!failed()) return;
-    const Status s = status();
+    const Status s = status().code == Code::Timeout ? join.waited(opened_.row->family) : status();
     leave();
-    throw Error(s.code, s.code == Code::Timeout
-                            ? formatted("{} init: not all {} ranks of the island joined in time (this is "
-                                        "rank {} of it)",
-                                        opened_.row->family, size_, rank_)
-                            : s.text);
+    throw Error(s.code, s.text);
   }
   ~NcclCommunicator() override { leave(); }
 
@@ -150,16 +146,11 @@ class NcclCommunicator final : public Communicator {
   }
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::AllToAll, count, [&] {
-      Result r = f().GroupStart();
-      if (r != kSuccess) return r;
-      for (int q = 0; q < size_ && r == kSuccess; ++q) {
-        const auto at = static_cast<size_t>(q) * bytes;
-        r = f().Send(static_cast<const std::byte *>(send) + at, bytes, kUInt8, q, held_->handle, queue());
-        if (r == kSuccess) r = f().Recv(static_cast<std::byte *>(recv) + at, bytes, kUInt8, q, held_->handle, queue());
-      }
-      const Result end = f().GroupEnd();  // a group is never left open
-      return r == kSuccess ? end : r;
+    exchange(Call::AllToAll, send, recv, [&](size_t q) { return Exchange{bytes, q * bytes, bytes, q * bytes}; });
+  }
+  void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
+    exchange(Call::AllToAllV, send, recv, [&](size_t q) {
+      return Exchange{b.send_bytes[q], b.send_at[q], b.recv_bytes[q], b.recv_at[q]};
     });
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
@@ -182,8 +173,12 @@ class NcclCommunicator final : public Communicator {
         const std::lock_guard lock(held->calls);
         if (held->handle) functions->CommAbort(held->handle);
         held->handle = nullptr;
+        held->ended.store(true, std::memory_order_release);
       });
-    } catch (const std::exception &) {}  // no thread: the communicator is left as it is
+    } catch (const std::exception &) { held_->ended.store(true); }  // no thread: the communicator is left as it is
+  }
+  bool aborting() const noexcept override {
+    return aborted_.load(std::memory_order_acquire) && !held_->ended.load(std::memory_order_acquire);
   }
   bool failed() const noexcept override {
     if (failed_.load(std::memory_order_acquire)) return true;
@@ -221,6 +216,29 @@ class NcclCommunicator final : public Communicator {
       fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", opened_.row->family, island_call_name(call),
            peer, size_ - 1);
   }
+  // With one rank: bytes that go there and come from there, and where in the two buffers.
+  struct Exchange {
+    uint64_t gives, from, takes, to;
+  };
+  // A group of sends and receives, of what `with` says of each rank of the island.
+  template <class F>
+  void exchange(Call call, const void *send, void *recv, F with) {
+    uint64_t any = 0;
+    for (size_t q = 0; q < static_cast<size_t>(size_); ++q) any |= with(q).gives | with(q).takes;
+    submit(call, any, [&] {
+      Result r = f().GroupStart();
+      if (r != kSuccess) return r;
+      for (int q = 0; q < size_ && r == kSuccess; ++q) {
+        const Exchange x = with(static_cast<size_t>(q));
+        if (x.gives > 0)
+          r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, held_->handle, queue());
+        if (r == kSuccess && x.takes > 0)
+          r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, held_->handle, queue());
+      }
+      const Result end = f().GroupEnd();  // a group is never left open
+      return r == kSuccess ? end : r;
+    });
+  }
   template <class F>
   void submit(Call call, uint64_t count, F made) {
     if (count == 0) return;
@@ -233,7 +251,7 @@ class NcclCommunicator final : public Communicator {
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
   // Waits until what was begun is on the stream.
-  void follow(const char *call, int64_t until_ns) const {
+  void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const {
     for (int i = 0;; ++i) {
       Result state = kSuccess;
       const Result r =
@@ -242,7 +260,7 @@ class NcclCommunicator final : public Communicator {
         return keep(outcome(opened_, call, r != kSuccess ? r : state, held_->handle));
       if (aborted_.load(std::memory_order_acquire))
         return keep({Code::Aborted, formatted("{} {}: aborted", opened_.row->family, call)});
-      if (now_ns() > until_ns)
+      if (now_ns() > until_ns || (join && join->in_vain()))
         return keep({Code::Timeout, formatted("{} {}: not on its stream in time; the other ranks of the island have not "
                                               "come to it",
                                               opened_.row->family, call)});
@@ -276,6 +294,7 @@ class NcclCommunicator final : public Communicator {
   struct Held {        // by the thread that ends it too, which may be left behind
     std::mutex calls;  // held in the library's calls: abort ends the communicator between two of them
     Handle handle = nullptr;
+    std::atomic<bool> ended{false};  // by abort()
   };
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::thread killer_;

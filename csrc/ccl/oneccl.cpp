@@ -91,6 +91,7 @@ struct Rank {
   std::atomic<bool> aborted{false};
   std::atomic<bool> failed{false};            // status says why
   std::atomic<const char *> inside{nullptr};  // the call of this rank that the thread is in
+  std::atomic<bool> begun{false};             // init has been made, or left out
   mutable std::mutex mutex;
   Status status;
 
@@ -121,49 +122,9 @@ struct Arguments {
   Call call;
 };
 
-// The stream has no part in a failure of one communicator: others share it.
-Status run(const Arguments &a) {
-  const Functions &f = *a.rank->f;
-  Handle h = a.rank->handle;
-  // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
-  a.rank->inside.store(island_call_name(a.call));
-  if (a.rank->aborted.load() || a.rank->failed.load()) {
-    a.rank->inside.store(nullptr);
-    return {};
-  }
-  Result r = kSuccess;
-  switch (a.call) {
-    case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
-    case Call::Reduce: r = f.Reduce(a.send, a.recv, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
-    case Call::Broadcast: r = f.Broadcast(a.send, a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
-    case Call::AllGather: r = f.AllGather(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
-    case Call::ReduceScatter: r = f.ReduceScatter(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
-    case Call::AllToAll: r = f.AllToAll(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
-    case Call::Send: r = f.Send(a.send, a.count, a.dtype, a.peer, h, nullptr); break;
-    case Call::Recv: r = f.Recv(a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
-  }
-  a.rank->inside.store(nullptr, std::memory_order_release);
-  a.rank->keep(outcome(*a.rank, island_call_name(a.call), r));
-  return {};
-}
-
-struct Life {
-  Rank *rank;
-};
-Status begin(const Life &l) {
-  Rank &r = *l.rank;
-  r.inside.store("init");
-  if (r.aborted.load()) {  // nobody waits for it any more, and nobody would meet it there
-    r.inside.store(nullptr);
-    return {};
-  }
-  const Result result = r.f->CommInitRank(&r.handle, static_cast<size_t>(r.size), r.id, r.rank);
-  r.inside.store(nullptr, std::memory_order_release);
-  r.keep(outcome(r, "init", result));
-  return {};
-}
-// Where the rank that made the id is gone, the library throws out of a destructor when a communicator is ended, and the language ends
-// the process. So the thread that is in there stops for good instead, and is left behind.
+// Where a rank is gone, the library throws out of a destructor: when a communicator is ended and its id was that rank's, and, it seems, when
+// its transport notices in a call. The language then ends the process. So the thread that is in there stops for good instead, and is left behind
+// as one that hangs there.
 class Unending {
  public:
   // Of the library's own C++ run time, which need not be ours.
@@ -176,7 +137,8 @@ class Unending {
   }
   ~Unending() {
     here_ = false;
-    if (set_) set_(before_);
+    if (!set_) return;
+    if (const Handler now = set_(before_); now != stop) set_(now);  // the program has set another one meanwhile
   }
   static int stops() noexcept { return stops_.load(); }  // threads that it has stopped
   Unending(const Unending &) = delete;
@@ -196,6 +158,50 @@ class Unending {
   inline static thread_local bool here_ = false;
 };
 
+// The stream has no part in a failure of one communicator: others share it.
+Status run(const Arguments &a) {
+  const Functions &f = *a.rank->f;
+  Handle h = a.rank->handle;
+  // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
+  a.rank->inside.store(island_call_name(a.call));
+  if (a.rank->aborted.load() || a.rank->failed.load()) {
+    a.rank->inside.store(nullptr);
+    return {};
+  }
+  Result r = kSuccess;
+  const Unending unending;
+  switch (a.call) {
+    case Call::AllReduce: r = f.AllReduce(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::Reduce: r = f.Reduce(a.send, a.recv, a.count, a.dtype, a.op, a.peer, h, nullptr); break;
+    case Call::Broadcast: r = f.Broadcast(a.send, a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::AllGather: r = f.AllGather(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
+    case Call::ReduceScatter: r = f.ReduceScatter(a.send, a.recv, a.count, a.dtype, a.op, h, nullptr); break;
+    case Call::AllToAll: r = f.AllToAll(a.send, a.recv, a.count, a.dtype, h, nullptr); break;
+    case Call::AllToAllV: break;  // never asked
+    case Call::Send: r = f.Send(a.send, a.count, a.dtype, a.peer, h, nullptr); break;
+    case Call::Recv: r = f.Recv(a.recv, a.count, a.dtype, a.peer, h, nullptr); break;
+  }
+  a.rank->inside.store(nullptr, std::memory_order_release);
+  a.rank->keep(outcome(*a.rank, island_call_name(a.call), r));
+  return {};
+}
+
+struct Life {
+  Rank *rank;
+};
+Status begin(const Life &l) {
+  Rank &r = *l.rank;
+  r.inside.store("init");
+  if (!r.aborted.load()) {  // else nobody waits for it any more, and nobody would meet it there
+    const Unending unending;
+    const Result result = r.f->CommInitRank(&r.handle, static_cast<size_t>(r.size), r.id, r.rank);
+    r.keep(outcome(r, "init", result));
+  }
+  r.inside.store(nullptr, std::memory_order_release);
+  r.begun.store(true, std::memory_order_release);
+  return {};
+}
+
 Status end(const Life &l) {
   if (l.rank->handle && !l.rank->aborted.load(std::memory_order_acquire)) {
     l.rank->inside.store("destroy", std::memory_order_release);
@@ -213,7 +219,7 @@ constexpr const char *kDestroy = "oneccl destroy";
 // that it was to have.
 void end_without_destructors(int status, void *) {
   std::fflush(nullptr);
-  remove_leftovers(true);
+  remove_own_leftovers();
   ::_exit(status);
 }
 void abandon(device::HostStream &stream) noexcept {
@@ -231,14 +237,19 @@ class OneCclCommunicator final : public Communicator {
     rank_->size = join.size;
     std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
     stream_->call("oneccl init", begin, Life{rank_});
-    const bool drained = stream_->drain(join.deadline.ns());
+    constexpr int64_t kLook = 50'000'000;
+    // Not until the stream is drained: others may give it work meanwhile that waits for this.
+    const auto begun = [&] { return rank_->begun.load(std::memory_order_acquire); };
+    while (!begun() && stream_->usable() && !join.deadline.passed() && !join.in_vain())
+      (void)stream_->drain(std::min(now_ns() + kLook, join.deadline.ns()));
+    const bool drained = begun();
+    const Status waited = drained ? Status{} : join.waited("oneccl");
     const Status status = drained ? rank_->first_failure() : Status{};
     if (drained && status.ok()) return;
     abort();
     leave();
     if (drained) throw Error(status.code, status.text);
-    fail(Code::Timeout, "oneccl init: not all {} ranks of the island joined in time (this is rank {} of it)", join.size,
-         join.rank);
+    throw Error(waited.code, waited.text);
   }
   ~OneCclCommunicator() override { leave(); }
 
@@ -264,6 +275,9 @@ class OneCclCommunicator final : public Communicator {
   }
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     move(Call::AllToAll, send, recv, count, dtype, 0);
+  }
+  void all_to_all_v(const void *, void *, const Blocks &) override {
+    fail(Code::Unsupported, "oneccl all_to_all_v: the library's has no displacements");
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
     move(Call::Send, buffer, nullptr, count, dtype, peer);
@@ -338,16 +352,17 @@ class OneCcl final : public Library {
       if (::stat(providers.c_str(), &found) == 0) set("FI_PROVIDER_PATH", providers.c_str());
       if (::stat(fabric.c_str(), &found) == 0) ::dlopen(fabric.c_str(), RTLD_NOW | RTLD_LOCAL);
     }
+    note_earlier_files();
     const WithoutPipeSignal masked;
     library_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library_) {
       const char *why = ::dlerror();
       fail(Code::Unsupported, "oneccl: {} cannot be opened ({}); {}", name, why ? why : "no reason given", way_out());
     }
-    remove_leftovers(false);
+    remove_leftovers_of_the_dead();
     static const pid_t opener = ::getpid();
     std::atexit([] {
-      if (::getpid() == opener) remove_leftovers(true);
+      if (::getpid() == opener) remove_own_leftovers();
     });
     const auto find = [&](const char *function) { return ::dlsym(library_, (std::string("oneccl") + function).c_str()); };
     const auto get_version = reinterpret_cast<decltype(f_.GetVersion)>(find("GetVersion"));
@@ -380,6 +395,7 @@ class OneCcl final : public Library {
     return c;
   }
   bool can(Call call, DType dtype, RedOp op) const noexcept override {
+    if (call == Call::AllToAllV) return false;  // its blocks have no displacements
     return !reduces(call) || (dtype_number(dtype) >= 0 && op_number(op) >= 0);
   }
 

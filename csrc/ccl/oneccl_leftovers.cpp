@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -41,6 +43,27 @@ bool in_first_namespace() {
   return fs::read_symlink("/proc/self/ns/pid", error).string() == kFirstNamespace && !error;
 }
 
+// Calls see(path, process, file) for each file of the transport's that is this user's.
+template <class See>
+void each_file(See see) {
+  std::error_code error;
+  for (const auto &entry : fs::directory_iterator(kFolder, error)) {
+    const std::string path = entry.path();
+    const pid_t pid = process_of(entry.path().filename());
+    struct stat file;
+    if (pid <= 0 || ::lstat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode) || file.st_uid != ::geteuid()) continue;
+    see(path, pid, file);
+  }
+}
+
+// Calls see(path) for each of the folder's files that the process has mapped, by the name that it still has.
+template <class See>
+void each_mapped(const fs::path &process, See see) {
+  std::ifstream maps(process / "maps");
+  for (std::string line; std::getline(maps, line);)
+    if (const size_t at = line.find(kFolder); at != std::string::npos) see(line.substr(at));
+}
+
 // Drops from `paths` what some process has mapped, and all where that cannot be seen.
 void keep_unmapped(std::vector<std::string> &paths) {
   std::error_code error;
@@ -48,35 +71,69 @@ void keep_unmapped(std::vector<std::string> &paths) {
     const std::string name = entry.path().filename();
     if (paths.empty()) return;
     if (!std::isdigit(static_cast<unsigned char>(name[0]))) continue;
-    std::ifstream maps(entry.path() / "maps");
-    for (std::string line; std::getline(maps, line);)
-      if (line.find(kFolder) != std::string::npos)
-        std::erase_if(paths, [&](const std::string &path) { return line.ends_with(path); });
+    each_mapped(entry.path(), [&](const std::string &mapped) { std::erase(paths, mapped); });
   }
   if (error) paths.clear();
 }
 
+// Drops what this process has not mapped.
+void keep_mapped_here(std::vector<std::string> &paths) {
+  if (paths.empty()) return;
+  std::vector<std::string> here;
+  each_mapped("/proc/self", [&](const std::string &mapped) { here.push_back(mapped); });
+  std::erase_if(paths, [&](const std::string &path) { return std::find(here.begin(), here.end(), path) == here.end(); });
+}
+
+// The files that had this process's number before it opened the library. Written under open_oneccl()'s lock; read when the process
+// ends, so it has no destructor. Where there were more than it holds, no file counts as ours.
+constexpr size_t kMostEarlier = 64;
+struct Earlier {
+  dev_t device;
+  ino_t number;
+};
+std::array<Earlier, kMostEarlier> the_earlier;
+size_t the_earlier_count = 0;
+
+bool was_there(const struct stat &file) {
+  if (the_earlier_count > kMostEarlier) return true;
+  const auto end = the_earlier.begin() + static_cast<std::ptrdiff_t>(the_earlier_count);
+  return std::any_of(the_earlier.begin(), end,
+                     [&](const Earlier &e) { return e.device == file.st_dev && e.number == file.st_ino; });
+}
+
 }  // namespace
 
-void remove_leftovers(bool own) noexcept {
+void note_earlier_files() noexcept {
   try {
+    each_file([](const std::string &, pid_t pid, const struct stat &file) {
+      if (pid != ::getpid() || was_there(file)) return;
+      if (the_earlier_count < kMostEarlier) the_earlier[the_earlier_count] = {file.st_dev, file.st_ino};
+      ++the_earlier_count;
+    });
+  } catch (...) { the_earlier_count = kMostEarlier + 1; }  // nobody knows what was there
+}
+
+void remove_leftovers_of_the_dead() noexcept {
+  try {
+    if (!in_first_namespace()) return;
     std::vector<std::string> gone;
-    const bool others = in_first_namespace();
-    std::error_code error;
-    for (const auto &entry : fs::directory_iterator(kFolder, error)) {
-      const std::string path = entry.path();
-      const pid_t pid = process_of(entry.path().filename());
-      struct stat file;
-      if (pid <= 0 || ::lstat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode) || file.st_uid != ::geteuid()) continue;
-      if (pid == ::getpid()) {
-        if (own) ::unlink(path.c_str());
-      } else if (others && ::kill(pid, 0) != 0 && errno == ESRCH) {
-        gone.push_back(path);
-      }
-    }
+    each_file([&](const std::string &path, pid_t pid, const struct stat &) {
+      if (::kill(pid, 0) != 0 && errno == ESRCH) gone.push_back(path);
+    });
     if (!gone.empty()) keep_unmapped(gone);
     for (const std::string &path : gone) ::unlink(path.c_str());
   } catch (...) {}  // no memory: the next process tries again
+}
+
+void remove_own_leftovers() noexcept {
+  try {
+    std::vector<std::string> ours;
+    each_file([&](const std::string &path, pid_t pid, const struct stat &file) {
+      if (pid == ::getpid() && !was_there(file)) ours.push_back(path);
+    });
+    keep_mapped_here(ours);
+    for (const std::string &path : ours) ::unlink(path.c_str());
+  } catch (...) {}  // no memory: they stay
 }
 
 }  // namespace isthmus::ccl

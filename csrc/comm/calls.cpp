@@ -345,6 +345,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     if (call.out && writes && (one || r.device_memory & 2) && (short_path ? call.bytes != 0 : any(o.out_bytes)))
       check_claim(name, "recv", call.out);
   }
+  // What only the root uses may be anything elsewhere, and nobody copies it.
+  if (!reads && (c == Collective::Scatter || c == Collective::ScatterV)) call.in = nullptr;
+  if (!writes && (c == Collective::Gather || c == Collective::GatherV)) call.out = nullptr;
   if (is_varying(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
   if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(chunk_bytes_));
   if (one_hop) {

@@ -140,7 +140,7 @@ struct Ballot {
 };
 
 // Ends a step of init on all ranks alike: each says whether it could do its part, and where one could not, all throw that one's reason,
-// so that nobody takes its end for the cause. Returns the ballots.
+// so that nobody takes its end for the cause. Nor is who waited in vain the cause where another has failed. Returns the ballots.
 std::vector<Ballot> vote(bootstrap::Exchange &exchange, const std::string &name, Status trouble, bool no_memory, Blob extra,
                          Deadline deadline) {
   using Vote = Ballot::Vote;
@@ -150,14 +150,16 @@ std::vector<Ballot> vote(bootstrap::Exchange &exchange, const std::string &name,
     votes = exchange.all_gather(mine.pack(), deadline);
   } catch (const Error &e) {
     if (trouble.ok()) throw;
+    if (trouble.code == Code::Timeout) trouble.code = e.code();  // who waited in vain knows no cause
     trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
   }
-  if (!trouble.ok()) throw Error(trouble.code, trouble.text);
   std::vector<Ballot> out;
-  for (size_t r = 0; r < votes.size(); ++r) {
-    out.push_back(Ballot::unpack(votes[r], name, r));
-    if (out.back().vote == Vote::Failed) throw Error(out.back().trouble.code, out.back().trouble.text);
-  }
+  const Status *cause = trouble.ok() ? nullptr : &trouble;
+  const auto waited = [](const Status &s) { return s.code == Code::Timeout; };
+  for (size_t r = 0; r < votes.size(); ++r) out.push_back(Ballot::unpack(votes[r], name, r));
+  for (const Ballot &b : out)
+    if (b.vote == Ballot::Vote::Failed && (!cause || (waited(*cause) && !waited(b.trouble)))) cause = &b.trouble;
+  if (cause) throw Error(cause->code, cause->text);
   return out;
 }
 
@@ -446,19 +448,8 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     connect(q, same_host);
     no_memory |= same_host && processes[q] && !processes[q]->arena;
   }
-  const std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(id), deadline);
-  for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
-  if (no_memory && bridge == topology::Bridge::Shm) {
-    std::string who;
-    for (size_t q = 0; q < ballots.size(); ++q)
-      if (ballots[q].vote == Ballot::Vote::NoMemory) who += formatted("{}{}", who.empty() ? "" : ", ", q);
-    fail(Code::Config,
-         "init of '{}': ISTHMUS_BRIDGE=shm, and rank {} cannot share memory with others of its host, whose log says why; "
-         "ISTHMUS_BRIDGE=auto takes TCP there",
-         name, who);
-  }
+  // Before the vote: who waits inside a library for a rank that has no stream would take it for late.
   engine::IslandSetup served;
-  std::string served_by;
   if (island || !device.host())
     attempt([&] {
       served.runtime = device.host() ? &device::host_runtime() : device.runtime;
@@ -482,8 +473,26 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       }
       if (device.host()) served.arena = context->arena().base();
     });
+  // From here on the others can tell this rank that they fail, and who has the ballots knows that they all listen.
+  const auto failed_elsewhere = context->making(mine.index, ranks[0].epoch);
+  const std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(id), deadline);
+  for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
+  if (no_memory && bridge == topology::Bridge::Shm) {
+    std::string who;
+    for (size_t q = 0; q < ballots.size(); ++q)
+      if (ballots[q].vote == Ballot::Vote::NoMemory) who += formatted("{}{}", who.empty() ? "" : ", ", q);
+    fail(Code::Config,
+         "init of '{}': ISTHMUS_BRIDGE=shm, and rank {} cannot share memory with others of its host, whose log says why; "
+         "ISTHMUS_BRIDGE=auto takes TCP there",
+         name, who);
+  }
+  std::string served_by;
   if (island) {
     served_by = formatted(", served by {} {} ({})", library->family(), library->version(), library->path());
+    const std::string versions = topology::unequal_versions(comm->topology_, *island);
+    if (!versions.empty() && rank == island->ranks[0] && !parent)
+      ISTHMUS_WARN("communicator '{}': {} of one island: libraries of several versions may not understand each other", name,
+                   versions);
     served.library = library;
     served.ranks = island->ranks;
     // Of what plans of islands keep on the device, the most is two chunks and a piece (islands.cpp).
@@ -491,20 +500,34 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     attempt([&] {
       const auto &by_leader = ballots[static_cast<size_t>(island->ranks[0])].extra;
       const int position = comm->topology_.index_of[static_cast<size_t>(rank)];
+      // A join that never comes back must not keep the context.
+      const auto hopeless = [while_there = std::weak_ptr(context), failed_elsewhere, processes, members = island->ranks] {
+        const auto there = while_there.lock();
+        return !there || failed_elsewhere->load() || std::any_of(members.begin(), members.end(), [&](int q) {
+          const auto *peer = processes[static_cast<size_t>(q)];
+          return peer && peer->lost.load();
+        });
+      };
       try {
         served.communicator = asked<std::unique_ptr<ccl::Communicator>>(
             device, deadline,
             [library, by_leader, position, size = static_cast<int>(island->ranks.size()), stream = served.stream,
-             early = Deadline(0.9 * early(deadline))] {
-              return library->join({by_leader, position, size, early}, stream);
+             early = Deadline(0.9 * early(deadline)), hopeless] {
+              return library->join({by_leader, position, size, early, hopeless}, stream);
             });
       } catch (const Error &e) {
         for (const int q : island->ranks)
           if (const auto *peer = processes[static_cast<size_t>(q)]; peer && peer->lost.load())
             throw Error(Code::PeerLost, formatted("{}; rank {} is gone: {}", e.text(), q, peer->lost_text()));
-        throw;
+        if (versions.empty()) throw;
+        throw Error(e.code(), formatted("{}; {}: install one version on all", e.text(), versions));
       }
     });
+    if (!trouble.ok() && trouble.code != Code::Timeout)  // they may wait for this rank inside the library
+      for (const int q : island->ranks) {
+        const auto at = static_cast<size_t>(q);
+        if (q != rank) context->tell_failure(processes[at], ranks[at].index, ranks[0].epoch, trouble);
+      }
   }
   if (no_memory) {  // where one pair could not share memory, nobody pretends to
     ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
@@ -561,6 +584,10 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       setup.fixed_ring_bytes = undo.ring_bytes;
     }
     setup.island = std::move(served);
+    for (const int g : comm->topology_.group_of) {
+      const topology::Group &group = comm->topology_.groups[static_cast<size_t>(g)];
+      setup.served_in.push_back(!group.ccl.empty() && group.ranks.size() > 1 ? g : -1);
+    }
     setup.group_wait_ns = settings.integer(Setting::GroupWaitMs) * 1'000'000;
     // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
     setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),

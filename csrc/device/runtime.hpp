@@ -64,6 +64,8 @@ class Stream {
   virtual bool capturing() const = 0;
   // Stops what runs on it and drops what waits, so that it is soon idle. False: the vendor has no call for that, or it failed.
   virtual bool cut() noexcept { return false; }
+  // How often it was stopped: who shares it with others sees that what he had there was dropped.
+  virtual uint64_t cuts() const noexcept { return 0; }
 };
 
 class Entered {

@@ -204,11 +204,16 @@ class VendorRuntime final : public Runtime {
     int device() const noexcept override { return device_; }
     void *handle() const noexcept override { return stream_; }
     bool cut() noexcept override {
-      if constexpr (requires { runtime_.calls_.try_cut_stream(stream_); })
-        return runtime_.quietly(device_, "the call that stops a stream",
-                                [&calls = runtime_.calls_, stream = stream_] { return calls.try_cut_stream(stream); });
+      if constexpr (requires { runtime_.calls_.try_cut_stream(stream_); }) {
+        cuts_.fetch_add(1);  // before anything is dropped
+        if (runtime_.quietly(device_, "the call that stops a stream",
+                             [&calls = runtime_.calls_, stream = stream_] { return calls.try_cut_stream(stream); }))
+          return true;
+        cuts_.fetch_sub(1);
+      }
       return false;
     }
+    uint64_t cuts() const noexcept override { return cuts_.load(); }
     Status status() const override {
       try {
         const Current current(runtime_, device_);
@@ -223,6 +228,7 @@ class VendorRuntime final : public Runtime {
     void exit(intptr_t before) const noexcept override { runtime_.calls_.exit(before); }
 
    private:
+    std::atomic<uint64_t> cuts_{0};
     VendorRuntime &runtime_;
     const int device_;
     const Handle stream_;

@@ -465,12 +465,21 @@ uint32_t Context::reserve_index() {
 
 void Context::release_index(uint32_t index) {
   std::lock_guard lock(members_mutex_);
+  std::erase_if(making_, [index](const Making &m) { return m.index == index; });
   free_indices_.push_back(index);
 }
 
 void Context::set_member(uint32_t index, std::shared_ptr<Member> member) {
   std::lock_guard lock(members_mutex_);
+  std::erase_if(making_, [index](const Making &m) { return m.index == index; });
   members_[index] = std::move(member);
+}
+
+std::shared_ptr<const std::atomic<bool>> Context::making(uint32_t index, uint32_t epoch) {
+  auto failed = std::make_shared<std::atomic<bool>>(false);
+  const std::lock_guard lock(members_mutex_);
+  making_.push_back({index, epoch, failed});
+  return failed;
 }
 
 std::shared_ptr<Member> Context::member_at(uint32_t index) const {
@@ -519,11 +528,13 @@ void Context::sweep() noexcept {
       retired_[i] = std::move(retired_.back());
       retired_.pop_back();
     }
+    freeing_ += static_cast<int>(ready.size());
   }
   for (auto &r : ready) {
     r.free_it();
-    std::lock_guard lock(members_mutex_);
-    free_indices_.push_back(r.index);
+    release_index(r.index);
+    std::lock_guard lock(retired_mutex_);
+    --freeing_;
   }
 }
 
@@ -579,6 +590,7 @@ void Context::courier_loop(Courier &courier) {
       const auto member = job.lock();
       const auto same = [&](const auto &other) { return !other.owner_before(member) && !member.owner_before(other); };
       if (!member) continue;
+      member->stop_stream();
       member->look_at_device();
       if (std::none_of(again.begin(), again.end(), same) && member->carry_messages()) again.push_back(member);
     }
@@ -699,11 +711,17 @@ void Context::report_broken(int64_t now) noexcept {
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
   const FoldPool *const pool = fold_pool_.load(std::memory_order_acquire);
+  const int leaving = [&] {
+    const std::lock_guard lock(retired_mutex_);
+    return static_cast<int>(retired_.size()) + freeing_;
+  }();
   return {c.threads + 1 + (pool ? pool->threads() : 0),
           c.descriptors + 2,
           c.peers,
           static_cast<int>(link_count_.load()),
           static_cast<int>(members().size()),
+          leaving,
+          rings_lost_.load(std::memory_order_relaxed),
           arena_.staging_used(),
           arena_.staging_limit()};
 }

@@ -81,6 +81,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void set_member(uint32_t index, std::shared_ptr<Member> member);
   // After this no thread of ours is inside the member on behalf of a link, and no link holds anything of it.
   void remove_member(uint32_t index);
+  // For a member that is still being made, until its index is released or its member is set: raised when a rank of it says that it has failed
+  // (Control::Abort), which others may not hear otherwise while they wait inside a library.
+  std::shared_ptr<const std::atomic<bool>> making(uint32_t index, uint32_t epoch);
   std::shared_ptr<Member> member_at(uint32_t index) const;
   std::vector<std::shared_ptr<Member>> members() const;
   uint64_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -113,6 +116,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // 0 where there is too little staging for it.
   uint64_t take_fixed_ring(uint64_t bytes) noexcept;
   void give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept;
+  void lose_rings(int rings) noexcept { rings_lost_.fetch_add(rings, std::memory_order_relaxed); }
 
   // Progress.
   bool has_links() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
@@ -151,11 +155,14 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
+  // Tells the process of a rank that this one fails, with whatever it has of that index.
+  bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Status &why) noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
   // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
   struct Answer {
     uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
     int32_t waiting_on = -1;
+    uint32_t turn = 0;  // of the host list, in the operation that it is in
     uint8_t failed = 0, known = 0,
             in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
     char busy[256] = {};     // what else that process waits for, may be empty
@@ -166,6 +173,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
 
   struct Stats {
     int threads, descriptors, peers, links, members;
+    int leaving;     // members that were destroyed, whose slots peers may still read
+    int rings_lost;  // rings that a device may still write to, and that nobody gets until the context ends
     size_t staging_used, staging_limit;
   };
   Stats stats() const;
@@ -269,6 +278,11 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   mutable std::mutex members_mutex_;  // guards the table's growth and every change of it
   std::vector<std::shared_ptr<Member>> members_;
   std::vector<uint32_t> free_indices_;
+  struct Making {
+    uint32_t index, epoch;
+    std::shared_ptr<std::atomic<bool>> failed;
+  };
+  std::vector<Making> making_;  // under members_mutex_
   std::atomic<uint64_t> serial_{0};
 
   std::mutex active_mutex_;
@@ -276,7 +290,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::atomic<uint64_t> active_version_{0};
   Doorbell progress_bell_;  // where the progress thread sleeps while it has nothing to drive
 
-  std::mutex retired_mutex_;
+  mutable std::mutex retired_mutex_;
   struct Retired {
     uint32_t index, epoch;
     Gone gone;
@@ -284,6 +298,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::function<void()> free_it;
   };
   std::vector<Retired> retired_;
+  int freeing_ = 0;  // of those, taken out by sweep(), whose slots are about to be free
+  std::atomic<int> rings_lost_{0};
 
   std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
   mutable std::mutex query_mutex_;

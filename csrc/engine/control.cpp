@@ -49,9 +49,14 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
   switch (type) {
     case Control::Abort: {
       AbortHead h;
-      if (take(body, h))
-        if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
-          m->fail(static_cast<Code>(h.code), std::string(reinterpret_cast<const char *>(body.data()), body.size()), false);
+      if (!take(body, h)) break;
+      {
+        const std::lock_guard lock(members_mutex_);
+        for (const Making &m : making_)
+          if (m.index == h.member && m.epoch == h.epoch) m.failed->store(true);
+      }
+      if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
+        m->fail(static_cast<Code>(h.code), std::string(reinterpret_cast<const char *>(body.data()), body.size()), false);
       break;
     }
     case Control::Credit: {
@@ -83,6 +88,15 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
     default: break;
   }
   return true;
+}
+
+bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Status &why) noexcept {
+  const size_t bytes = std::min<size_t>(why.text.size(), 4096);
+  const AbortHead head{their_index, epoch, static_cast<uint32_t>(why.code), static_cast<uint32_t>(bytes)};
+  std::vector<std::byte> body(sizeof head + bytes);
+  std::memcpy(body.data(), &head, sizeof head);
+  std::memcpy(body.data() + sizeof head, why.text.data(), bytes);
+  return control(peer, Control::Abort, body);
 }
 
 void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) {

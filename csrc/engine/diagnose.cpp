@@ -55,6 +55,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
   a.entered = entered_.load(std::memory_order_acquire);
   a.done = done_.load(std::memory_order_acquire);
   a.waiting_on = waiting_on_.load(std::memory_order_relaxed);
+  a.turn = turn_.load(std::memory_order_relaxed);
   a.failed = failed();
   if (const Called own = called(sequence); own.known && sequence <= a.entered) {
     a.known = 1;
@@ -131,17 +132,30 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
     if (a.done >= op.sequence)
       return formatted("{} has finished it, but what it sent has not arrived; check the network{}", rank_text(q), chain);
     const int next = a.waiting_on;
-    if (next < 0 ||
-        next >= world_) {  // it was not asleep: slow, or held up this moment. A rank that does not answer at all is likelier
+    // It is not asleep: slow, held up this moment, or in a call of its island's library, which waits for another rank of the
+    // island. A rank that does not answer at all is likelier, or one of that island that has not come.
+    if (next < 0 || next >= world_) {
+      const int island = served_in_[static_cast<size_t>(q)];
+      int missing = -1;
+      std::string others;  // in calls of their own
       for (int r = 0; r < world_; ++r) {
         if (r == rank_ || r == q || std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
         Context::Answer other;
         if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, kAnswerMs, patience, other))
           return formatted("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
                            chain);
+        const bool beside = island >= 0 && served_in_[static_cast<size_t>(r)] == island;
+        if (beside && missing < 0 && other.entered < op.sequence) missing = r;
+        if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", rank_text(r), other.busy);
       }
-      return formatted("{} is still inside it and waits for nobody: it is slow, or its transfer is{}{}", rank_text(q), busy,
-                       chain);
+      if (missing >= 0) {
+        seen.push_back(q);
+        chain += formatted(" (rank {} waits for its island's rank {})", q, missing);
+        q = missing;
+        continue;
+      }
+      return formatted("{} is still inside it and waits for nobody{}{}{}{}", rank_text(q),
+                       others.empty() ? ": it is slow, or its transfer is" : " that it knows of", busy, others, chain);
     }
     if (std::find(seen.begin(), seen.end(), next) != seen.end())
       return formatted(
@@ -161,10 +175,15 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
   if (island_ranks_.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      island_family_, device_);
-  const std::string in = call ? formatted("{} is in {}", island_family_, call)
-                              : formatted("what was given to {} has not ended", island_family_);
+  const std::string standing = island_->standing(op);
+  const std::string in = formatted("{}{}{}",
+                                   call ? formatted("{} is in {}", island_family_, call)
+                                        : formatted("what was given to {} has not ended", island_family_),
+                                   standing.empty() ? "" : ": ", standing);
   const Deadline patience(kPatienceSeconds);
   int outside = -1;  // whom a rank of the group waits for
+  int behind = -1;   // a rank of the group whose own device has not come as far as this one's
+  uint32_t turn = op.t;
   std::string busy;  // what one of them is in
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
@@ -174,11 +193,18 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
         a.entered < op.sequence || (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, code));
     if (a.busy[0] && busy.empty()) busy = formatted("{} is in {}", rank_text(q), a.busy);
+    if (a.waiting_on < 0 && a.done < op.sequence && a.turn < turn) {
+      behind = q;
+      turn = a.turn;
+    }
     const int on = a.waiting_on;
     if (on >= 0 && on < world_ && std::find(island_ranks_.begin(), island_ranks_.end(), on) == island_ranks_.end())
       outside = on;
   }
   if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
+  if (behind >= 0)
+    return formatted("{}; {} waits for its own device, which is {} chunk{} behind this rank's: it is slow or stuck{}", in,
+                     rank_text(behind), op.t - turn, op.t - turn == 1 ? "" : "s", busy.empty() ? busy : "; " + busy);
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck" +
          (busy.empty() ? busy : "; " + busy);
 }

@@ -2,6 +2,8 @@
 // the courier and not by whoever waits: the call could wait for the very work that goes on when that thread has opened a gate. And what is done
 // about threads that do not come back from the calls in which they give it work.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -44,6 +46,38 @@ device::PointerInfo Member::find(const void *memory) {
   } catch (const Error &e) { device_failed({e.code(), e.text()}); }
   const Status why = failure();
   throw Error(why.code, why.text);
+}
+
+// The call needs no room in the queue of the stream, so it frees who waits for that, too.
+void Member::stop_stream() noexcept {
+  constexpr double kAnswer = 3, kEmpty = 0.1;
+  constexpr int kTries = 10;
+  if (stop_.load(std::memory_order_acquire) != Stop::Asked) return;
+  Stop found = Stop::Refused;
+  try {
+    const auto stream = device_streams_.first.lock();
+    if (stream) {
+      const auto stopped = device::call_within(kAnswer, [stream, runtime = runtime_, device = device_]() -> Status {
+        std::unique_ptr<device::Event> behind;
+        // Who stood in a call that had no room gets it now, and what he gives the stream may wait as well: once more.
+        for (int i = 0; i < kTries; ++i) {
+          if (!stream->cut()) return {Code::Unsupported, ""};
+          try {
+            if (!behind) behind = runtime->make_event(device);
+            behind->record(*stream);             // what is recorded once it was stopped is reached
+          } catch (const Error &) { continue; }  // a call that fails once may be this one
+          for (const Deadline deadline(kEmpty); !deadline.passed();
+               std::this_thread::sleep_for(std::chrono::microseconds(100)))
+            if (behind->reached()) return {};
+        }
+        (void)behind.release();  // the stream still has it
+        return {Code::Timeout, ""};
+      });
+      if (stopped && stopped->ok()) found = Stop::Done;
+    }
+  } catch (const std::exception &) {}
+  stop_.store(found, std::memory_order_release);
+  context_->wake();
 }
 
 void Member::look_at_device() noexcept {

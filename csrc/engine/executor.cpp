@@ -2,6 +2,7 @@
 // returns Blocked; the next try begins at the same step.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <numeric>
@@ -129,15 +130,36 @@ bool Member::island_sound(Op *op) noexcept {
   return false;
 }
 
+bool Member::tells_sizes(const plan::Plan &p, int q) const noexcept {
+  return q != rank_ && p.sizes_by_links && !peers_[q].mail &&
+         std::find(island_ranks_.begin(), island_ranks_.end(), q) != island_ranks_.end();
+}
+
 bool Member::compare_sizes(Op *op) noexcept {
+  const plan::Plan &p = *op->plan;
+  plan::Step step;
+  for (; op->step < static_cast<uint32_t>(world_); ++op->step) {
+    step.peer = static_cast<int32_t>(op->step);
+    if (!tells_sizes(p, step.peer)) continue;
+    const uint64_t &given = op->operands().in_bytes[op->step];
+    if (send_step(op, step, 0, sizeof given, reinterpret_cast<const std::byte *>(&given)) == Outcome::Blocked) return false;
+  }
   for (int q = static_cast<int>(op->next_rank); q < world_; ++q, op->next_rank = static_cast<uint32_t>(q)) {
-    if (q == rank_ || !peers_[q].mail) continue;
-    if (peers_[q].mail->description(op->sequence).sequence.load(std::memory_order_acquire) < op->sequence) {
-      op->blocked_on = q;
-      return false;
+    uint64_t sent = 0;
+    if (tells_sizes(p, q)) {
+      step.peer = q;
+      if (recv_step(op, step, sizeof their_size_, reinterpret_cast<std::byte *>(&their_size_)) == Outcome::Blocked)
+        return false;
+      sent = their_size_;
+    } else {
+      if (q == rank_ || !peers_[q].mail) continue;
+      if (peers_[q].mail->description(op->sequence).sequence.load(std::memory_order_acquire) < op->sequence) {
+        op->blocked_on = q;
+        return false;
+      }
+      if (!check_peer(op, q)) return false;
+      sent = peers_[q].mail->block(rank_, world_, cell_bytes_).load(std::memory_order_relaxed);
     }
-    if (!check_peer(op, q)) return false;
-    const uint64_t sent = peers_[q].mail->block(rank_, world_, cell_bytes_).load(std::memory_order_relaxed);
     const uint64_t expected = op->operands().out_bytes[static_cast<size_t>(q)];
     if (sent == expected) continue;
     const uint64_t size = dtype_size(op->call.dtype);
@@ -196,6 +218,7 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
   const plan::Plan &p = *op->plan;
   if (op->phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
+    op->step = 0;
     op->phase = Phase::Running;
   }
   if (op->phase == Phase::Running) {

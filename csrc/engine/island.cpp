@@ -18,18 +18,15 @@ namespace {
 constexpr int64_t kGrace = 100'000'000;
 constexpr int64_t kRunning = 500'000'000, kSecondBytes = 500'000'000;  // where all ranks have come: longer, and by its size
 constexpr int64_t kPatience = 2'000'000'000;                           // and for what is not in the library
+constexpr int64_t kAbort = 100'000'000;                           // for the library to hear of it, before the gates let go
+constexpr int64_t kStop = 200'000'000, kStopped = 5'000'000'000;  // before the stream is stopped, and until it was
 
-// How far the blocks reach.
-uint64_t extent_of(std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {
-  uint64_t end = 0;
-  for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
-  return end;
-}
 }  // namespace
 
 Island::Island(IslandSetup setup, device::Wake wake, void *context)
     : shared_(new Shared), wake_(wake), wake_context_(context) {
   static_cast<IslandSetup &>(*shared_) = std::move(setup);
+  shared_->blocks.resize(4 * shared_->ranks.size());
   const int device = shared_->stream->device();
   const device::Capabilities can = shared_->runtime->capabilities(device);
   waits_ = can.gate == device::GateKind::None;
@@ -47,6 +44,8 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
   shared_->ended = shared_->runtime->make_signal(device, wake, context);
   wakes_ = can.signals_wake;
   private_ = !can.host_access;
+  endless_ = private_ && shared_->library && !shared_->library->capabilities().abort;
+  cuts_.store(shared_->stream->cuts());
   if (shared_->first_scratch > 0) {
     shared_->scratch = shared_->runtime->allocate(device, shared_->first_scratch);
     shared_->scratch_bytes = shared_->first_scratch;
@@ -54,6 +53,7 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
 }
 
 Island::~Island() {
+  if (aborted_ns_.load() != 0) let_go();
   shared_->communicator.reset();
   if (idle()) return;
   shared_->stream.reset();
@@ -63,6 +63,11 @@ Island::~Island() {
 
 Status Island::status() const {
   Status s = shared_->communicator ? shared_->communicator->status() : Status{};
+  if (s.ok() && shared_->stream->cuts() != cuts_.load())
+    s = {Code::System,
+         formatted("its stream was stopped, because another communicator of this device failed and {} has no call that "
+                   "ends what waits there",
+                   family())};
   if (s.ok()) s = shared_->stream->status();
   return s.ok() && shared_->beside ? shared_->beside->status() : s;
 }
@@ -105,6 +110,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   const plan::Plan &p = *op.plan;
   device::Stream &stream = *shared_->stream;
   last_bytes_.store(op.call.bytes);
+  if (idle()) cuts_.store(stream.cuts());
   device::Stream *const user = op.call.on_stream ? &user_stream(op.call.stream) : nullptr;
   last_.store(op.sequence);
   if (user) {
@@ -113,8 +119,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   }
   if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t in_bytes = op.bounce ? extent_of(op.operands().in_displ, op.operands().in_bytes) : 0,
-                 out_bytes = op.bounce ? extent_of(op.operands().out_displ, op.operands().out_bytes) : 0;
+  const uint64_t in_bytes = op.bounce ? op.given_in() : 0, out_bytes = op.bounce ? op.given_out() : 0;
   const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
   if (need > shared_->scratch_bytes) {
     void *const more = shared_->runtime->allocate(stream.device(), need);
@@ -164,11 +169,16 @@ void Island::rejoin() {
 }
 
 void Island::finish(uint64_t sequence) noexcept {
-  if (device::left_behind_here()) return;
-  try {
-    rejoin();
-    shared_->ended->arm(*shared_->stream, sequence);
-  } catch (const Error &) { unfinished_.store(true); }
+  // Twice: a call that fails once may be this one, and what is not known to have ended is nobody's any more.
+  for (int tries = 0; tries < 2; ++tries) {
+    if (device::left_behind_here()) return;
+    try {
+      rejoin();
+      shared_->ended->arm(*shared_->stream, sequence);
+      return;
+    } catch (const Error &) {}
+  }
+  unfinished_.store(true);
 }
 
 void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
@@ -193,7 +203,8 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
     return (s.memory == Memory::Input ? shared_->in : shared_->out) + offset;
   };
   std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
-  if (step.kind == StepKind::Move) shared_->runtime->copy(stream, to, from, bytes, &shared_->cancelled);
+  if (step.kind == StepKind::Ccl && step.call == IslandCall::AllToAllV) exchange_blocks(op, p.sources[step.source]);
+  else if (step.kind == StepKind::Move) shared_->runtime->copy(stream, to, from, bytes, &shared_->cancelled);
   else call(op, step, from, to, bytes / dtype_size(op.call.dtype));
 }
 
@@ -208,25 +219,103 @@ void Island::call(const Op &op, const plan::Step &step, const void *from, void *
     case IslandCall::AllGather: return c.all_gather(from, to, count, dtype);
     case IslandCall::ReduceScatter: return c.reduce_scatter(from, to, count, dtype, red);
     case IslandCall::AllToAll: return c.all_to_all(from, to, count, dtype);
+    case IslandCall::AllToAllV: return;  // exchange_blocks()
     case IslandCall::Send: return c.send(from, count, dtype, step.peer);
     case IslandCall::Recv: return c.recv(to, count, dtype, step.peer);
   }
 }
 
+// The blocks of the user's buffers that are those of the group's ranks; or, of memory of the device, which has them back to back by position.
+void Island::exchange_blocks(const Op &op, const plan::Span &from) {
+  const plan::Operands o = op.operands();
+  const size_t n = shared_->ranks.size();
+  const std::span<uint64_t> give(shared_->blocks.data(), n), give_at(give.data() + n, n), take(give.data() + 2 * n, n),
+      take_at(give.data() + 3 * n, n);
+  const bool copied = from.memory == Memory::Device;
+  uint64_t at = 0;
+  for (size_t j = 0; j < n; ++j) {
+    const auto q = static_cast<size_t>(shared_->ranks[j]);
+    give[j] = o.in_bytes[q];
+    give_at[j] = copied ? at : o.in_displ[q];
+    take[j] = o.out_bytes[q];
+    take_at[j] = o.out_displ[q];
+    at += give[j];
+  }
+  const std::byte *const base = copied ? static_cast<std::byte *>(shared_->scratch) + from.base : shared_->in;
+  shared_->communicator->all_to_all_v(base, shared_->out, {give, give_at, take, take_at});
+}
+
+std::string Island::standing(const Op &op) const {
+  if (ended(op.sequence)) return {};
+  const plan::Plan &p = *op.plan;
+  uint32_t skew = 0;
+  for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
+  const uint32_t chunks = plan::chunks_of(p, op.operands());
+  struct Given {
+    const plan::Step *step = nullptr;
+    uint32_t chunk = 0;
+  } first, second, last;
+  size_t given = 0;
+  const auto name = [&](const Given &g) {
+    const std::string what = g.step->kind == StepKind::Move ? "a copy" : island_call_name(g.step->call);
+    return chunks > 1 ? what + formatted(" of chunk {} of {}", g.chunk + 1, chunks) : what;
+  };
+  const auto text = [&]() -> std::string {
+    if (given == 0) return {};
+    if (given == 1) return name(last);
+    const std::string more = given > 3 ? formatted(", {} more", given - 3) : std::string();
+    return name(first) + (given > 2 ? ", " + name(second) : std::string()) + more + " or " + name(last);
+  };
+  for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
+    for (const plan::Stage &s : p.device) {
+      if (t < s.skew || t - s.skew >= chunks) continue;
+      const uint32_t c = t - s.skew;
+      for (uint32_t i = 0; i < s.steps; ++i) {
+        const plan::Step &step = p.steps[s.step + i];
+        const int64_t v = step.mul * c + step.add;
+        const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(v);
+        if (step.kind == StepKind::Wait) {
+          if (v > 0 && shared_->ready.value.load(std::memory_order_acquire) < value) return text();
+        } else if (step.kind == StepKind::Post) {
+          if (posted(step.counter) < value) return text();
+          given = 0;
+        } else if (plan::runs_for(p, step, c) && plan::extent_bytes(step.extent, c, op.operands()) > 0) {
+          last = {&step, c};
+          ++given;
+          if (given == 1) first = last;
+          if (given == 2) second = last;
+        }
+      }
+    }
+  return text();
+}
+
+// A call that stands behind a gate may be one that must not begin: of sizes that do not fit, say.
 void Island::abort() noexcept {
-  int64_t never = 0;
-  if (!aborted_ns_.compare_exchange_strong(never, now_ns())) return;
-  shared_->cancelled.store(true, std::memory_order_release);
-  if (shared_->communicator) shared_->communicator->abort();
+  int64_t since = 0;
+  const int64_t now = now_ns();
+  if (aborted_ns_.compare_exchange_strong(since, now)) {
+    since = now;
+    shared_->cancelled.store(true, std::memory_order_release);
+    if (shared_->communicator) shared_->communicator->abort();
+  }
+  if (!shared_->communicator || !shared_->communicator->aborting() || now - since >= kAbort) let_go();
+}
+
+void Island::let_go() noexcept {
+  if (let_go_.exchange(true)) return;
   for (Door *door : {&shared_->go, &shared_->ready})
     if (door->gate) door->gate->poison();
   wake_(wake_context_);
 }
 
-bool Island::settled(int64_t now, bool alone) noexcept {
+bool Island::wants_stop(int64_t now) const noexcept { return endless_ && !idle() && now - aborted_ns_.load() >= kStop; }
+
+bool Island::settled(int64_t now, bool alone, bool refused) noexcept {
   if (ended(last_.load()) || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
   const int64_t passed = now - aborted_ns_.load();
   const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
+  if (endless_ && !refused && passed < kStopped) return false;  // it is about to be stopped
   if (passed < (alone ? kGrace : running)) return false;
   if (const char *call = doing()) {
     ISTHMUS_WARN("{} is stuck in {}, which has no call that ends it: its thread is left behind", family(), call);

@@ -57,7 +57,10 @@ class Island {
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
   // The thread that submits does not come back, so what was submitted does not come to its end.
-  void leave_behind() noexcept { left_behind_.store(true, std::memory_order_release); }
+  void leave_behind() noexcept {
+    left_behind_.store(true, std::memory_order_release);
+    if (aborted_ns_.load() != 0) let_go();
+  }
 
   // The host list's side. Any thread.
   void go(uint64_t sequence) noexcept { open(shared_->go, sequence); }
@@ -69,18 +72,28 @@ class Island {
   bool idle() const noexcept {
     return (ended(last_.load()) && !unfinished_.load()) || dead_.load(std::memory_order_acquire);
   }
+  // What of the device list of `op`, which was submitted, the device may not have come past, for people: "reduce_scatter of chunk 3 of 20 or a
+  // copy of chunk 3 of 20". Calls of the library and copies from its last signal on to its next, or to a gate that is closed; empty: none.
+  std::string standing(const Op &op) const;
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
   uint64_t signalled() const noexcept {  // more whenever the device has come to a signal
     return shared_->staged->value() + shared_->taken->value() + shared_->ended->value();
   }
   Status status() const;  // the first failure of the library or the stream
 
-  // After abort() no gate holds and nothing more is begun; settled() says whether nothing of ours runs on the stream any more. After
-  // some time it gives up: a thread that is stuck in the library is then left behind. Any thread.
+  // After abort() nothing more is begun, and no gate holds as soon as the library keeps to that too: so it is called again until settled(),
+  // which says whether nothing of ours runs on the stream any more. After some time that gives up: a thread that is stuck in the library is
+  // then left behind. Any thread.
   void abort() noexcept;
-  // `alone`: some rank of the group will not make the call that may run now, so it need not be given time to end.
-  bool settled(int64_t now_ns, bool alone) noexcept;
-  bool failed() const noexcept { return shared_->communicator && shared_->communicator->failed(); }  // status() is not OK
+  // `alone`: some rank of the group will not make the call that may run now, so it need not be given time to end. `refused`: the stream cannot be
+  // stopped.
+  bool settled(int64_t now_ns, bool alone, bool refused) noexcept;
+  // After abort(): only stopping the stream ends what may still stand there, because the library cannot, and it has had its time. Whoever frees
+  // memory would wait for it for ever. Once the stream was stopped, died().
+  bool wants_stop(int64_t now_ns) const noexcept;
+  bool failed() const noexcept {  // status() is not OK
+    return (shared_->communicator && shared_->communicator->failed()) || shared_->stream->cuts() != cuts_.load();
+  }
 
   // What serves the rank: the library's family, else the runtime's vendor.
   const char *family() const noexcept { return shared_->library ? shared_->library->family() : shared_->runtime->vendor(); }
@@ -91,7 +104,7 @@ class Island {
   // The user's memory can only be reached by the device.
   bool private_memory() const noexcept { return private_; }
   int device() const noexcept { return shared_->stream->device(); }
-  // The device has failed: it does nothing any more of what it was given.
+  // The device has failed, or its stream was stopped: it does nothing any more of what it was given.
   void died() noexcept { dead_.store(true, std::memory_order_release); }
   // Where its work stands. The second may be null.
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> streams() const {
@@ -108,9 +121,11 @@ class Island {
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);
   void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
-  void rejoin();  // the first stream goes on when the second has ended what it was given
+  void let_go() noexcept;  // opens all gates for good
+  void rejoin();           // the first stream goes on when the second has ended what it was given
   device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
+  void exchange_blocks(const Op &op, const plan::Span &from);  // AllToAllV
 
   // What the queue of the stream points to; left behind with a stuck thread.
   struct Shared : IslandSetup {
@@ -134,10 +149,13 @@ class Island {
     void *scratch = nullptr;
     size_t scratch_bytes = 0;
     std::vector<void *> outgrown;  // that what was submitted before may still use
+    std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other
   };
   std::unique_ptr<Shared> shared_;
   std::vector<std::byte *> rings_;
   bool wakes_ = true, private_ = false, waits_ = false;
+  bool endless_ = false;           // the library has no call that ends what waits on its stream
+  std::atomic<uint64_t> cuts_{0};  // of the stream, when it was last given work and had none of ours
   device::Wake wake_;
   void *wake_context_;
   Wait wait_ = nullptr;  // of the submission that goes on
@@ -145,6 +163,7 @@ class Island {
   std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};
+  std::atomic<bool> let_go_{false};
   std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false};
 };
 

@@ -41,6 +41,7 @@ Member::Member(MemberSetup s)
       hand_over_(context_->stores()),
       fixed_ring_(s.fixed_ring),
       fixed_ring_allocated_(s.fixed_ring_bytes),
+      served_in_(s.served_in.empty() ? std::vector<int>(static_cast<size_t>(world_), -1) : std::move(s.served_in)),
       part_bytes_(s.part_bytes),
       group_wait_ns_(s.group_wait_ns) {
   for (const auto &g : topology_.groups) {
@@ -107,7 +108,11 @@ void Member::submit(Op *op) noexcept {
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
   if (op->is_p2p() && part_bytes_ != 0 && op->call.bytes > part_bytes_) return submit_parts(op);
   pending_.fetch_add(1, std::memory_order_acq_rel);
-  if (failed()) return end_failed(op);
+  if (failed()) {
+    // Who hears of a failure may free memory, which waits for all that the device has to do: not before what stands there is stopped.
+    const bool stands = island_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
+    return stands && driven_here != this && !Context::inside_link() ? enqueue(op) : end_failed(op);
+  }
   switch (op->call.collective) {
     case plan::Collective::Send:
     case plan::Collective::Recv: submit_message(op); break;
@@ -215,13 +220,8 @@ bool Member::capturing(void *stream) {
 
 // Host memory given to a rank whose library works on its device: by way of pinned memory, whole.
 void Member::bounce_in(Op *op) {
-  const auto reach = [](std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {
-    uint64_t end = 0;
-    for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
-    return end;
-  };
   const auto o = op->operands();
-  const uint64_t in = (reach(o.in_displ, o.in_bytes) + 255) / 256 * 256, out = reach(o.out_displ, o.out_bytes);
+  const uint64_t in = (op->given_in() + 255) / 256 * 256, out = op->given_out();
   op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1), false);
   op->bounce_out = op->bounce + in;
   for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
@@ -247,10 +247,28 @@ void Member::abort_island() noexcept {
   island_->abort();
 }
 
+// `turn`: nobody submits now. Who submits while the stream is stopped may give it more behind that, so then it is done once again.
+bool Member::wants_stop_of_stream(int64_t now, bool turn) noexcept {
+  const Stop stop = stop_.load(std::memory_order_acquire);
+  if (stop == Stop::Done && turn) {
+    if (stopped_in_turn_) island_->died();
+    else stop_.store(Stop::None, std::memory_order_release);
+  }
+  if (stop == Stop::Refused || !island_->wants_stop(now)) return false;
+  if (stop_.load(std::memory_order_acquire) == Stop::None) {
+    stopped_in_turn_ = turn;
+    stop_.store(Stop::Asked, std::memory_order_release);
+    context_->courier(*this);
+  }
+  return true;
+}
+
 bool Member::island_settled() noexcept {
   if (!island_) return true;
   abort_island();  // first: whoever submits may wait for room behind a gate
+  const int64_t now = now_ns();
   const Turn::Held order = island_turn_.try_take();
+  const bool wants_stop = wants_stop_of_stream(now, static_cast<bool>(order));
   if (!order) {
     if (!leave_behind(island_turn_)) return false;
     island_->leave_behind();
@@ -262,8 +280,9 @@ bool Member::island_settled() noexcept {
     return q != rank_ && ((p.process && p.process->lost.load()) || p.left.load() || !p.mail ||
                           p.mail->description(entered).sequence.load(std::memory_order_acquire) < entered);
   });
-  const int64_t now = now_ns();
-  if (island_->settled(now, alone)) return true;
+  if (island_->settled(now, alone, stop_.load(std::memory_order_acquire) == Stop::Refused)) return true;
+  if (wants_stop)
+    return false;  // its driver may be locked by whoever waits for the device: it is asked how it does when that is over
   doubt_device(now);
   return false;
 }
@@ -334,6 +353,7 @@ bool Member::drive_operations() noexcept {
       }
       if (o == Outcome::Blocked) {
         waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
+        turn_.store(op->t, std::memory_order_relaxed);
         break;
       }
       moved = true;
@@ -534,19 +554,8 @@ void Member::fail(Code code, std::string text, bool flood) noexcept {
 }
 
 void Member::flood(Code code, const std::string &text) noexcept {
-  struct {
-    uint32_t member, epoch, code, bytes;
-  } head{0, epoch_, static_cast<uint32_t>(code), 0};
-  const size_t bytes = std::min<size_t>(text.size(), 4096);
-  head.bytes = static_cast<uint32_t>(bytes);
-  std::vector<std::byte> body(sizeof head + bytes);
-  std::memcpy(body.data() + sizeof head, text.data(), bytes);
-  for (int q = 0; q < world_; ++q) {
-    if (q == rank_) continue;
-    head.member = peers_[q].their_index;
-    std::memcpy(body.data(), &head, sizeof head);
-    context_->control(peers_[q].process, Control::Abort, body);
-  }
+  for (int q = 0; q < world_; ++q)
+    if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, {code, text});
 }
 
 void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
@@ -698,6 +707,7 @@ void Member::leave(int64_t until_ns) noexcept {
   if (scratch_offset_) rings.push_back(scratch_offset_);
   ring_offset_ = ring_bytes_ = scratch_offset_ = scratch_bytes_ = 0;
   if (ring_lost_) {  // nobody's until the context ends
+    context_->lose_rings(static_cast<int>(rings.size()) + (fixed_ring_ != 0));
     rings.clear();
     fixed_ring_ = 0;
   }

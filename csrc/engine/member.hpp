@@ -115,9 +115,10 @@ struct MemberSetup {
   std::string name;
   uint64_t mailbox_offset = 0;
   uint64_t cell_bytes = 0, credit_window = 0;
-  int64_t group_wait_ns = 0;  // see ISTHMUS_GROUP_WAIT_MS
-  uint64_t part_bytes = 0;    // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
-  IslandSetup island;         // with a communicator where a library serves this rank
+  int64_t group_wait_ns = 0;   // see ISTHMUS_GROUP_WAIT_MS
+  uint64_t part_bytes = 0;     // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
+  IslandSetup island;          // with a communicator where a library serves this rank
+  std::vector<int> served_in;  // by rank: the number of the island in which a library serves it; -1: none does
   uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from Context::take_fixed_ring(); 0: none
 };
 
@@ -177,6 +178,9 @@ class Member : public std::enable_shared_from_this<Member> {
   bool carry_messages() noexcept;
   // By the courier, where check_deadlines() has asked for it: whether the device has failed.
   void look_at_device() noexcept;
+  // By the courier, where island_settled() has asked for it.
+  void stop_stream() noexcept;
+  bool wants_stop_of_stream(int64_t now, bool turn) noexcept;  // exec
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
   bool wait(Op *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
@@ -288,7 +292,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void end_failed(Op *op) noexcept;  // it has failed before it began
   void not_submitted(const Op &op, const Error &e) noexcept;
   void device_failed(const Status &s) noexcept;
-  bool compare_sizes(Op *op) noexcept;  // false: not all have published theirs, or the member has failed
+  bool compare_sizes(Op *op) noexcept;  // false: not all have published or sent theirs, or the member has failed
+  bool tells_sizes(const plan::Plan &p, int rank) const noexcept;  // to that rank and from it, by a link
   std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Op *op, int rank) noexcept;
   Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
@@ -468,6 +473,8 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<bool> island_polls_{false};
   std::string island_family_;
   std::vector<int> island_ranks_;  // that the library serves with this one
+  const std::vector<int>
+      served_in_;  // by rank, as in MemberSetup: who waits inside a library waits for ranks of the same island
   Turn island_turn_;
   bool behind_host_ = true;  // the last operation submitted had no device work
 
@@ -485,6 +492,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // published for diagnosis
   std::atomic<uint64_t> entered_{0}, done_{0};
   std::atomic<int32_t> waiting_on_{-1};
+  std::atomic<uint32_t> turn_{0};  // of the operation that waits
   std::atomic<Op *> awaited_message_{
       nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
@@ -497,6 +505,7 @@ class Member : public std::enable_shared_from_this<Member> {
     std::byte *to = nullptr;
     Op *op = nullptr;
   } recv_;
+  uint64_t their_size_ = 0;               // compare_sizes(): what came last by a link
   std::atomic<int32_t> wrong_frame_{-1};  // rank whose frame does not fit the operation; exec turns it into an error
   struct Arrived {                        // a message without a receive yet
     int source = -1;
@@ -538,6 +547,9 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
   uint64_t device_moved_ = 0;                // exec: what had gone on then
   std::atomic<bool> device_doubted_{false};
+  enum class Stop : uint8_t { None, Asked, Done, Refused };  // of the island's stream, by the courier
+  std::atomic<Stop> stop_{Stop::None};
+  bool stopped_in_turn_ = false;            // exec: nobody submitted when it was asked for
   std::atomic<bool> device_silent_{false};  // its driver has not answered, so nobody asks again
   const uint64_t part_bytes_;
   const int64_t group_wait_ns_;

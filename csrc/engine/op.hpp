@@ -2,9 +2,11 @@
 // allocated once a shape has been seen.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,18 @@ struct Op {
             {b + in_blocks, in_blocks},
             {b + 2 * in_blocks, out_blocks},
             {b + 2 * in_blocks + out_blocks, out_blocks}};
+  }
+
+  // How far the blocks of what the user gave reach. 0 where nothing was given, but for the result of a reduce, which a library may use on
+  // every rank.
+  uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
+  uint64_t given_out() const noexcept {
+    return call.out || call.collective == plan::Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
+  }
+  static uint64_t reach(std::span<const uint64_t> displ, std::span<const uint64_t> bytes) noexcept {
+    uint64_t end = 0;
+    for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
+    return end;
   }
 
   // Progress, owned by the holder of the member's `exec` flag.

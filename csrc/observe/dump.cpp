@@ -97,6 +97,8 @@ std::string context_json() {
            {"peers", s.peers},
            {"links", s.links},
            {"communicators", s.members},
+           {"leaving", s.leaving},
+           {"rings_lost", s.rings_lost},
            {"staging_used", s.staging_used},
            {"staging_limit", s.staging_limit},
            {"endpoint", {{"hostname", c->mesh().self().hostname}, {"tcp", c->mesh().self().tcp}}}};

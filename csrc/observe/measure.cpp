@@ -123,7 +123,7 @@ void measure_library(Report &report, device::Runtime &runtime, const std::vector
       b.finish(0);
       const std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "tune library");
       const auto event = runtime.make_event(device);
-      const auto comm = library.join({id, r, size, Deadline(kPatience)}, stream);
+      const auto comm = library.join({id, r, size, Deadline(kPatience), {}}, stream);
       for (int i = -1; i < kRepetitions; ++i) {
         const int64_t begin = now_ns();
         for (int n = 0; n < kTimes; ++n) comm->all_reduce(b.there[0], b.there[1], kBytes / 4, DType::Float32, RedOp::Sum);

@@ -334,6 +334,7 @@ void Builder::finish() {
       for (uint32_t j = 0; j < s.sources; ++j) touches = touches || slot(plan.sources[s.source + j]);
       plan.host_in_slots = plan.host_in_slots || touches;
     }
+  plan.uses_links = plan.sizes_by_links;
   for (const Step &s : plan.steps) plan.uses_links = plan.uses_links || s.kind == StepKind::Send || s.kind == StepKind::Recv;
   if (plan.slot_bytes == 0 && plan.scratch_stride == 0) plan.slots = 0;
 }

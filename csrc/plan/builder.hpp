@@ -2,6 +2,7 @@
 // steps. Internal to the planner.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -68,6 +69,7 @@ class Builder {
   const bool devices;               // some rank's memory can only be reached by its device
   const uint64_t ratio;             // bytes of a partial result per byte of data
   bool stream = false;              // outputs are too large for the caches
+  std::vector<int> inside;          // inside_of(): whose blocks plan_inside() moves
 
   // Sets chunk, chunks and slots. `regions`: chunks of memory that a slot needs on the rank that needs most.
   void choose_chunk(uint64_t regions);
@@ -80,6 +82,7 @@ class Builder {
   bool acknowledged(size_t other) const noexcept { return clusters.library[other] && reuses(); }
   bool reuses() const noexcept { return varying || plan.chunks > plan.slots; }
   Range whole() const noexcept { return {0, plan.chunk}; }
+  bool stays(int q) const noexcept { return std::find(inside.begin(), inside.end(), q) != inside.end(); }
   int at(size_t other, size_t index) const noexcept { return clusters.members[other][index]; }
   // Calls f(rank) for the other members, the next one first, so that not all ranks read the same slot at once.
   template <class F>
@@ -139,6 +142,8 @@ void plan_shared_all_reduce(Builder &b);
 void plan_island_reduce(Builder &b);
 void plan_island_reduce_scatter(Builder &b);
 void plan_island_all_reduce(Builder &b);  // a rank of a group with a library, among other groups
+// Adds to the finished plan of a rank the blocks that stay in its group: calls of the library behind the gate of the first chunk.
+void plan_inside(Builder &b);
 // Turns the finished plan of a host rank into that of one whose memory only its device can touch. staging.cpp.
 void stage_user_memory(Builder &b);
 // The part of domain `domain` that rank j of cluster h folds or stages in an all_reduce.

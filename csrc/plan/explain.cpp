@@ -50,11 +50,17 @@ struct Volume {
 uint64_t ratio_of(const Plan &p) { return dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype); }
 uint64_t wire_bytes(const Plan &p, const Step &s) { return s.extent.length * (s.partial ? ratio_of(p) : 1); }
 
+bool moves_whole_blocks(const Plan &p) { return p.chunk == kWholeBlocks; }
+// Of blocks whose size is that of a call.
+bool unsized(const Plan &p, const Step &s) { return moves_whole_blocks(p) || s.extent.length >= kWholeBlocks; }
+
 // Steps of one kind that follow each other are one phrase.
 bool same_phrase(const Plan &p, const Step &a, const Step &b) {
   if (a.kind != b.kind || a.counter != b.counter || a.partial != b.partial || a.token != b.token || a.add != b.add)
     return false;
-  if (a.kind == StepKind::Ccl && (a.call != b.call || a.when != b.when || a.when != When::PartChunk)) return false;
+  if (a.when != b.when) return false;
+  const bool many = a.when == When::PartChunk || a.call == IslandCall::Send || a.call == IslandCall::Recv || unsized(p, a);
+  if (a.kind == StepKind::Ccl && (a.call != b.call || a.when != b.when || !many)) return false;
   if (a.kind != StepKind::Move) return a.kind != StepKind::Post;
   return a.dst.memory == b.dst.memory && p.sources[a.source].memory == p.sources[b.source].memory;
 }
@@ -68,20 +74,24 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
     bytes += x.kind == StepKind::Send || x.kind == StepKind::Recv ? wire_bytes(p, x) : x.extent.length;
     peers.push_back(x.kind == StepKind::Move ? p.sources[x.source].rank : x.peer);
   }
+  const std::string amount = !unsized(p, s)  ? size_text(bytes)
+                             : to - from > 1 ? formatted("{} blocks", to - from)
+                                             : std::string("a block");
+  const char *once = s.when == When::FirstChunk ? " (once)" : "";
   const char *what = s.token ? " (acknowledgement)" : s.partial ? " of partial results" : "";
   switch (s.kind) {
     case StepKind::Move: {
       const Span &source = p.sources[s.source];
       const std::string whose = source.memory == Memory::Ring && source.rank >= 0 ? "s of " + ranks_text(peers) : "";
-      return formatted("{} {}, {}{} to {}", s.scaled ? "scale" : "copy", size_text(bytes), memory_text(source), whose,
-                       memory_text(s.dst));
+      return formatted("{} {}, {}{} to {}{}", s.scaled ? "scale" : "copy", amount, memory_text(source), whose,
+                       memory_text(s.dst), once);
     }
     case StepKind::Reduce:
-      return formatted("fold {} of {} sources to {}{}{}{}", size_text(bytes), s.sources, memory_text(s.dst),
+      return formatted("fold {} of {} sources to {}{}{}{}", amount, s.sources, memory_text(s.dst),
                        s.has_copy ? std::string(" and ") + memory_text(s.copy) : "", s.partial ? " as a partial result" : "",
                        s.groups ? formatted(", {} groups in order", s.groups) : "");
-    case StepKind::Send: return formatted("send {}{} to {}", size_text(bytes), what, ranks_text(peers));
-    case StepKind::Recv: return formatted("receive {}{} from {}", size_text(bytes), what, ranks_text(peers));
+    case StepKind::Send: return formatted("send {}{} to {}", amount, what, ranks_text(peers));
+    case StepKind::Recv: return formatted("receive {}{} from {}", amount, what, ranks_text(peers));
     case StepKind::Taken: return "wait until what was sent is taken";
     case StepKind::Post: return formatted("post {}", kCounterNames[s.counter]);
     case StepKind::Wait:
@@ -89,14 +99,17 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
       return s.add > 0 ? formatted("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
                        : formatted("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
     case StepKind::Ccl: {
-      const bool pieces = to - from > 1 || s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
-      return formatted("{} {} of {}{}{}", library, island_call_name(s.call), size_text(bytes),
-                       to - from > 1 ? formatted(", {} calls", to - from)
-                       : pieces      ? formatted(", root {} of the group", s.peer)
-                                     : "",
+      if (s.call == IslandCall::AllToAllV)
+        return formatted("{} {} of the group's blocks, whole{}", library, island_call_name(s.call), once);
+      const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
+      const bool paired = s.call == IslandCall::Send || s.call == IslandCall::Recv;
+      return formatted("{} {} of {}{}{}", library, island_call_name(s.call), amount,
+                       to - from > 1      ? formatted(", {} calls", to - from)
+                       : rooted || paired ? formatted(", {} {} of the group", rooted ? "root" : "peer", s.peer)
+                                          : "",
                        s.when == When::FullChunk   ? " (full chunks)"
                        : s.when == When::PartChunk ? " (a shorter last chunk)"
-                                                   : "");
+                                                   : once);
     }
   }
   return "";
@@ -117,6 +130,7 @@ Volume volume_of(const Plan &p, const Stage &stage) {
   Volume v;
   for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
     const Step &s = p.steps[i];
+    if (s.when == When::FirstChunk) continue;  // inside the group
     switch (s.kind) {
       case StepKind::Move: v.moved += s.extent.length; break;
       case StepKind::Reduce: v.folded += s.extent.length * s.sources; break;
@@ -131,6 +145,11 @@ Volume volume_of(const Plan &p, const Stage &stage) {
 // The family of the library that serves this rank, or empty.
 std::string library_of(const Plan &p, const topology::Topology &t) {
   return t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ccl;
+}
+
+// Of the plan's calls: where blocks stay in a group that its library serves, the plan's topology has no libraries.
+std::string called_library(const Plan &p, const topology::Topology &planned, const topology::Topology &whole) {
+  return library_of(p, inside_of(whole, p.rank, p.request).empty() ? planned : whole);
 }
 
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
@@ -164,7 +183,7 @@ std::string form_line(const Plan &p, const topology::Topology &t) {
   return formatted("  form    pieces, as above {}: {}\n", size_text(r.small_bytes), says);
 }
 
-std::string heading(const Plan &p, const topology::Topology &t) {
+std::string heading(const Plan &p, const topology::Topology &t, const topology::Topology &whole) {
   const Request &r = p.request;
   std::string text = formatted("{}, rank {} of {}", collective_name(r.collective), p.rank, p.world);
   if (r.collective != Collective::Barrier)
@@ -179,9 +198,12 @@ std::string heading(const Plan &p, const topology::Topology &t) {
                                         : t.groups.size() == 1
                                             ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
                                             : bridged_text(p, t) + reached);
+  if (const std::vector<int> inside = inside_of(whole, p.rank, r); !inside.empty())
+    text += formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(inside));
   text += form_line(p, t);
-  text += is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
-                                   : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
+  text += moves_whole_blocks(p)      ? std::string("  chunks  none: whole blocks")
+          : is_varying(r.collective) ? formatted("  chunks  of {}", size_text(p.chunk))
+                                     : formatted("  chunks  {} of {}", p.chunks, size_text(p.chunk));
   if (p.slot_bytes) text += formatted(", {} slot{} of {}", p.slots, p.slots == 1 ? "" : "s", size_text(p.slot_bytes));
   if (p.device_bytes) text += formatted(", {} on the device", size_text(p.device_bytes));
   if (p.scratch_stride) text += formatted(", {} of scratch", size_text(p.scratch_stride * std::max(p.slots, 1u)));
@@ -190,6 +212,7 @@ std::string heading(const Plan &p, const topology::Topology &t) {
 
 // What the plan costs this rank, and where a bridge is crossed what no plan can beat.
 std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &chunk) {
+  if (moves_whole_blocks(p)) return "  cost    by the sizes of a call\n";
   const bool varying = is_varying(p.request.collective);
   const uint64_t n = varying ? 1 : p.chunks;
   std::string text =
@@ -207,7 +230,7 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
 
 std::string explain(const Plan &plan, const topology::Topology &whole) {
   const topology::Topology t = planned_on(whole, plan.request);
-  std::string text = heading(plan, t);
+  std::string text = heading(plan, t, whole);
   Volume total;
   if (plan.host.empty() && plan.device.empty()) text += "  nothing to do\n";
   const bool two_streams =
@@ -217,7 +240,7 @@ std::string explain(const Plan &plan, const topology::Topology &whole) {
       text += list == &plan.host ? "  host\n" : two_streams ? "  device, each beside the other\n" : "  device\n";
     for (const Stage &stage : *list) {
       bool first = true;
-      for (const std::string &line : phrases(plan, library_of(plan, t), stage)) {
+      for (const std::string &line : phrases(plan, called_library(plan, t, whole), stage)) {
         text +=
             formatted("  {:12} {}\n",
                       first ? formatted("{} t{}", stage.name, stage.skew ? formatted("-{}", stage.skew) : "") : "", line);
@@ -236,7 +259,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
   using json = nlohmann::ordered_json;
   const topology::Topology t = planned_on(whole, plan.request);
   const Request &r = plan.request;
-  const std::string library = library_of(plan, t);
+  const std::string library = called_library(plan, t, whole);
   json out = {{"collective", collective_name(r.collective)},
               {"dtype", dtype_name(r.dtype)},
               {"op", redop_name(r.op)},
@@ -248,8 +271,8 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
               {"ccl", library},
               {"digest", formatted("{:016x}", plan.digest)},
               {"bytes", r.bytes},
-              {"chunk", plan.chunk},
-              {"chunks", plan.chunks},
+              {"chunk", moves_whole_blocks(plan) ? json(nullptr) : json(plan.chunk)},
+              {"chunks", is_varying(r.collective) && !moves_whole_blocks(plan) ? 0 : plan.chunks},
               {"slots", plan.slots},
               {"slot_bytes", plan.slot_bytes},
               {"device_bytes", plan.device_bytes},
@@ -258,7 +281,7 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
               {"stages", json::array()}};
   for (const auto *list : {&plan.host, &plan.device})
     for (const Stage &stage : *list) {
-      const Volume v = volume_of(plan, stage);
+      const Volume v = moves_whole_blocks(plan) ? Volume{} : volume_of(plan, stage);
       std::vector<int> peers;
       for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i)
         if (const Step &s = plan.steps[i]; s.peer >= 0 && s.peer != plan.rank && s.kind != StepKind::Ccl)
@@ -272,7 +295,10 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
            {"skew", stage.skew},
            {"steps", phrases(plan, library, stage)},
            {"peers", peers},
-           {"chunk_bytes", {{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
+           {"chunk_bytes",
+            moves_whole_blocks(plan)
+                ? json(nullptr)
+                : json{{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
     }
   if (!t.flat && t.groups.size() > 1 && !by_shared_slots(t, plan.request.collective))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};

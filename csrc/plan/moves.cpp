@@ -141,7 +141,7 @@ void plan_all_gather(Builder &b) {
 
 // all_to_all, gather and scatter: every byte has one reader, so nothing is saved by sharing. Through slots inside a
 // cluster, straight from input to output between clusters. A rank of a v-collective knows its own sizes only and waits for
-// what exists.
+// what exists. What stays in a group whose library moves it is left out (plan_inside).
 void plan_exchange(Builder &b) {
   const Collective c = b.request.collective;
   const bool gathers = c == Collective::Gather || c == Collective::GatherV;
@@ -150,8 +150,9 @@ void plan_exchange(Builder &b) {
   b.choose_chunk(gathers ? 1 : scatters ? std::max<size_t>(b.clusters.largest - 1, 1) : static_cast<size_t>(b.world) - 1);
   const uint64_t chunk = b.plan.chunk;
   const bool gives = !scatters || b.rank == root, takes = !gathers || b.rank == root;
-  const auto gives_to = [&](int q) { return gives && (!gathers || q == root); };
-  const auto takes_from = [&](int q) { return takes && (!scatters || q == root); };
+  const auto left_out = [&](int q) { return b.stays(q) && (q != b.rank || (!gathers && !scatters)); };
+  const auto gives_to = [&](int q) { return gives && (!gathers || q == root) && !left_out(q); };
+  const auto takes_from = [&](int q) { return takes && (!scatters || q == root) && !left_out(q); };
   const auto in_block = [&](int q) { return gathers ? 0u : static_cast<uint32_t>(q); };
   const auto out_block = [&](int q) { return scatters ? 0u : static_cast<uint32_t>(q); };
   const auto to = [&](int q) { return b.extent(Memory::Input, in_block(q), b.whole()); };
@@ -170,8 +171,11 @@ void plan_exchange(Builder &b) {
       if (b.clusters.of[static_cast<size_t>(q)] != b.cluster) f(q);
     }
   };
-  if (b.count > 1) b.need_ring(gathers ? chunk : (b.count - 1) * chunk);
-  b.plan.pairwise_sizes = c == Collective::AllToAllV && b.count > 1;
+  // The same for all who share the memory: that of one group alone, or of several.
+  if (std::any_of(b.members.begin(), b.members.end(), [&](int q) { return q != b.rank && !left_out(q); }))
+    b.need_ring(gathers ? chunk : (b.count - 1) * chunk);
+  // Also of a rank that is alone in its cluster: other clusters may stand in memory that it shares, and compare with all who are there.
+  b.plan.pairwise_sizes = c == Collective::AllToAllV;
 
   b.stage("copy in", 0);
   each_outside([&](int q) {

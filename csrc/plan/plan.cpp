@@ -42,7 +42,7 @@ bool has_root(Collective c) noexcept {
 
 uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
   if (!is_varying(plan.request.collective)) return plan.chunks;
-  uint64_t largest = 0;
+  uint64_t largest = uint64_t{plan.chunks} * plan.chunk;
   for (uint64_t b : operands.in_bytes) largest = std::max(largest, b);
   for (uint64_t b : operands.out_bytes) largest = std::max(largest, b);
   return static_cast<uint32_t>((largest + plan.chunk - 1) / plan.chunk);
@@ -56,6 +56,7 @@ uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noe
 
 bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept {
   if (step.when == When::Always) return true;
+  if (step.when == When::FirstChunk) return c == 0;
   return ((uint64_t{c} + 1) * plan.chunk <= plan.request.bytes) == (step.when == When::FullChunk);
 }
 

@@ -118,8 +118,8 @@ struct Span {
 enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl, Taken };
 
 // Which chunks a step is for: the last one may be shorter than the others, and calls that give every rank the same count cannot
-// serve it.
-enum class When : uint8_t { Always, FullChunk, PartChunk };
+// serve it. What is done once, for whole blocks, is done with the first.
+enum class When : uint8_t { Always, FullChunk, PartChunk, FirstChunk };
 
 struct Step {
   StepKind kind = StepKind::Move;
@@ -139,7 +139,8 @@ struct Step {
   bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
   uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources
   When when = When::Always;
-  // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes.
+  // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes. AllToAllV: of Scratch, as the call has all blocks of the
+  // operands that are of ranks of the group, from the user's input, or from memory of the device where they lie back to back by position.
   IslandCall call = IslandCall::AllReduce;
   RedOp op = RedOp::
       Sum;  // what the library is asked for: AVG only where it serves everybody, else SUM, divided where the bridge rounds
@@ -153,6 +154,9 @@ struct Stage {
   uint32_t step = 0, steps = 0;
   bool beside = false;  // device list: on the second stream
 };
+
+// Plan::chunk of v-collectives whose blocks are moved whole, whatever their sizes: one chunk.
+inline constexpr uint64_t kWholeBlocks = uint64_t{1} << 62;
 
 inline constexpr uint64_t kDefaultStar = 8192;
 // Who said up to which size messages take the star.
@@ -188,17 +192,18 @@ struct Plan {
   int rank = 0, world = 1;
   uint64_t digest = 0;  // equal on all ranks: of the request (less in_place) and the topology's digest
   uint64_t chunk = 0;   // bytes of a chunk (of a block), multiple of 64 but for a single short one
-  uint32_t chunks = 1;  // C for collectives of equal counts. v-collectives: chunks_of() gives C of a launch
+  uint32_t chunks = 1;  // C for collectives of equal counts. v-collectives: the least C; chunks_of() gives that of a launch
   uint32_t max_skew = 0;
   uint32_t slots = 0;           // slots of ring and scratch. The plan uses a ring where slot_bytes > 0
   uint64_t slot_bytes = 0;      // ring memory needed: slots * slot_bytes
   uint64_t device_bytes = 0;    // memory on the device
   uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
-  bool uses_links = false;      // has Send or Recv steps
+  bool uses_links = false;      // has Send or Recv steps, or sends sizes
   bool host_in_slots = false;   // the host list reads or writes slots
-  // Sizes that only sender and receiver know (all_to_all_v): before its first step the engine compares them with every rank that shares
-  // memory, as each has published them. Links need no such look, their frames carry their size.
-  bool pairwise_sizes = false;
+  // Sizes that only sender and receiver know (all_to_all_v): before the first step of its host list the engine compares them with every rank
+  // that shares memory, as each has published them. Frames carry their size, so links need no such look, but for blocks that a library is to
+  // move: then (sizes_by_links) ranks of its group that share no memory send each other the sizes first.
+  bool pairwise_sizes = false, sizes_by_links = false;
   uint64_t link_bytes = 0;  // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
   std::vector<Span> sources;
@@ -208,8 +213,13 @@ struct Plan {
 
 // The topology that a request is planned on: `t`, but for groups whose library cannot do it, which are dissolved.
 topology::Topology planned_on(const topology::Topology &t, const Request &request);
+// all_to_all, gather and scatter, with counts too, between several groups: they are planned without libraries, but for the blocks that stay in
+// a group, which its library moves where it can and the ranks' memory is devices'. The ranks of the group of `rank` by their positions, with
+// itself, where it is so; else none.
+std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request);
 
-// C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk).
+// C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk), and
+// plan.chunks at the least.
 uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;
 // Bytes of a step for chunk c (0: skip), and the offset of a span in its memory (blocks: from the start of the user's
 // buffer).
@@ -232,10 +242,11 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int ran
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;
 
-// How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three work side by side: the rank's thread (its
-// copies, its folds and its links, one after the other), the busiest bridge of an all_reduce (any group's), and the copies from and to the
-// rank's device. The prediction is the slowest of them, and `fill`: one chunk's time of those that the first or last chunk does not overlap
-// with. Not in it: waiting for other ranks, latency, and the calls of islands' libraries.
+// How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three work side by side: the
+// rank's thread (its copies, its folds and its links, one after the other), the busiest bridge (any rank's, by the frames
+// of all ranks' plans), and the copies from and to the rank's device. The prediction is the slowest of them, and `fill`:
+// one chunk's time of those that the first or last chunk does not overlap with, and of the hops that it makes while the
+// busiest bridge has nothing to carry. Not in it: waiting for other ranks, latency, and the calls of islands' libraries.
 struct Prediction {
   double seconds = 0;   // 0: unknown, or nothing to do
   std::string unknown;  // why it is unknown

@@ -8,16 +8,18 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 5;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 10;  // part of every digest: raise it when a template changes
 
-// What all ranks must agree on. Sizes of v-collectives and in_place are each rank's own affair.
-uint64_t digest_of(const topology::Topology &t, const Request &r) {
+// What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
+// are each rank's own affair.
+uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t, const Request &r) {
   uint64_t h = 1469598103934665603ull;
   const auto add = [&h](uint64_t v) {
     for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
   };
   const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;
   add(kPlanVersion);
+  add(whole.digest);
   add(t.digest);
   add(static_cast<uint64_t>(pair ? Collective::Send : r.collective));
   add(r.collective == Collective::Barrier ? 0 : static_cast<uint64_t>(r.dtype));
@@ -73,6 +75,14 @@ bool serves(const topology::Group &g, const Request &r, bool alone) {
     case Collective::Broadcast: return can(Call::Broadcast) && can(Call::AllGather);
     case Collective::AllGather: return alone ? can(Call::AllGather) : can(Call::Broadcast);
     case Collective::ReduceScatter: return can(Call::ReduceScatter) && (alone || can(Call::Reduce));
+    case Collective::AllToAll: return alone && can(Call::AllToAll);
+    case Collective::Gather:
+    case Collective::GatherV:
+    case Collective::Scatter:
+    case Collective::ScatterV: return alone && can(Call::Send) && can(Call::Recv);
+    case Collective::AllGatherV: return alone && can(Call::Broadcast);
+    case Collective::ReduceScatterV: return alone && can(Call::Reduce);
+    case Collective::AllToAllV: return alone && can(Call::AllToAllV);
     default: return false;
   }
 }
@@ -129,22 +139,26 @@ uint64_t total_bytes(const Extent &e, uint32_t chunks, uint64_t bytes) {
   return sum;
 }
 
-std::shared_ptr<const Plan> plan_on(const topology::Topology &t, int rank, const Request &request) {
+std::shared_ptr<const Plan> plan_on(const topology::Topology &whole, const topology::Topology &t, int rank,
+                                    const Request &request, std::vector<int> inside) {
   auto plan = std::make_shared<Plan>();
   plan->request = request;
   plan->rank = rank;
   plan->world = t.size();
-  plan->digest = digest_of(t, request);
+  plan->digest = digest_of(whole, t, request);
   plan->chunk = kLine;
   const Collective c = request.collective;
   const bool pair = c == Collective::Send || c == Collective::Recv;
   if (request.bytes == 0 && !is_varying(c) && c != Collective::Barrier) return plan;  // nothing to move: no steps
   const Clusters clusters(t);
   Builder b(t, clusters, rank, *plan);
+  b.inside = std::move(inside);
   if (t.size() == 1 && !pair) plan_alone(b);
   else if (b.library && b.others == 0) plan_island(b);
   else plan_bridged(b);
-  if (request.device) stage_user_memory(b);
+  // Where the library is given blocks, the user's memory is the device's for the whole operation, wherever it lies.
+  if (request.device || !b.inside.empty()) stage_user_memory(b);
+  if (!b.inside.empty()) plan_inside(b);
   b.finish();
   if (!is_varying(c))
     for (const Step &s : plan->steps)
@@ -170,6 +184,22 @@ topology::Topology planned_on(const topology::Topology &t, const Request &reques
   return t;
 }
 
+std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request) {
+  const Collective c = request.collective;
+  const bool to_all = c == Collective::AllToAll || c == Collective::AllToAllV;
+  const bool rooted =
+      c == Collective::Gather || c == Collective::GatherV || c == Collective::Scatter || c == Collective::ScatterV;
+  const auto group_of = [&](int r) { return t.group_of[static_cast<size_t>(r)]; };
+  const topology::Group &g = t.groups[static_cast<size_t>(group_of(rank))];
+  if (t.groups.size() < 2 || g.ccl.empty() || g.ranks.size() < 2 || (!to_all && !rooted)) return {};
+  if (rooted && group_of(request.root) != group_of(rank)) return {};
+  const auto can = [&](IslandCall call) { return g.ccl_table.can(call, request.dtype, RedOp::Sum); };
+  if (to_all ? !can(IslandCall::AllToAllV) : !can(IslandCall::Send) || !can(IslandCall::Recv)) return {};
+  for (const int r : g.ranks)
+    if (t.ranks[static_cast<size_t>(r)].device == "host") return {};
+  return g.ranks;
+}
+
 bool has_star(const topology::Topology &planned, Collective c) noexcept {
   return !planned.flat && planned.groups.size() > 1 &&
          (c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast);
@@ -188,9 +218,9 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &whole, int
   check(whole, rank, request);
   if (topology::has_libraries(whole)) {
     const topology::Topology t = planned_on(whole, request);
-    return plan_on(t, rank, request);
+    return plan_on(whole, t, rank, request, inside_of(whole, rank, request));
   }
-  return plan_on(whole, rank, request);
+  return plan_on(whole, whole, rank, request, {});
 }
 
 }  // namespace isthmus::plan

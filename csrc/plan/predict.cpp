@@ -1,8 +1,11 @@
 // The cost model: how long a plan takes on this rank at the rates that the ranks' profiles have.
 #include <algorithm>
+#include <map>
+#include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
-#include "plan/builder.hpp"
+#include "plan/plan.hpp"
 
 namespace isthmus::plan {
 namespace {
@@ -15,11 +18,15 @@ struct Work {  // of one chunk, bytes
 
 bool on_device(const Span &s) noexcept { return s.memory != Memory::Ring && s.memory != Memory::Scratch; }
 
+// Bytes of a partial result for each byte of data.
+double width_of(const Request &r) noexcept {
+  return static_cast<double>(dtype_size(accumulator(r.dtype))) / static_cast<double>(dtype_size(r.dtype));
+}
+
 // `device`: whether the user's memory is a device's.
 Work work_of(const Plan &p, bool device) {
   Work w;
-  const double wide =
-      static_cast<double>(dtype_size(accumulator(p.request.dtype))) / static_cast<double>(dtype_size(p.request.dtype));
+  const double wide = width_of(p.request);
   for (const auto *list : {&p.host, &p.device})
     for (const Stage &stage : *list)
       for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
@@ -44,32 +51,66 @@ Work work_of(const Plan &p, bool device) {
 
 bool narrow(DType t) noexcept { return dtype_size(accumulator(t)) > dtype_size(t); }
 
-// The time of the busiest bridge in an all_reduce of `bytes`, for the shares that the plan has. A group sends its partial results for
-// what the others finish, in accumulator width where several ranks fold, and the results of its own domain to each of them; it receives
-// likewise. With the shares of bridge_shares() for these rates and nothing wider than the data it is T*.
-double bridge_seconds(const Plan &p, const topology::Topology &t) {
-  const size_t k = t.groups.size();
-  const std::vector<double> shares = bridge_shares(t.weights);
-  const auto n = static_cast<double>(p.request.bytes);
-  const double wide =
-      static_cast<double>(dtype_size(accumulator(p.request.dtype))) / static_cast<double>(dtype_size(p.request.dtype));
-  std::vector<double> width(k);
-  double all = 0;
-  for (size_t g = 0; g < k; ++g) {
-    width[g] = t.groups[g].ranks.size() > 1 && t.groups[g].ccl.empty() ? wide : 1;
-    all += width[g];
+// Of the whole message, seconds.
+struct Bridges {
+  double busiest = 0;  // the bridge that has most to carry, one way
+  double hops = 0;     // the slowest bridge of each hop, added up, as if all were one chunk: one hop after the other
+};
+
+// What the plans of all ranks put on the bridges. Every frame that is received passes the bridge of its sender and that of
+// its receiver, each of which carries both ways at once; the stage that receives it says which hop it is. A plan has the
+// frames of one rank alone, but the planner is pure, so the others' plans are made here: whose memory a rank works on
+// changes no frame. A plan for every rank is for people who ask, not for calls.
+Bridges walk_bridges(const Plan &p, const topology::Topology &whole, const topology::Topology &planned) {
+  const size_t ranks = planned.ranks.size();
+  struct Load {
+    std::vector<double> sent, received;  // by rank, bytes
+  };
+  const Load none{std::vector<double>(ranks), std::vector<double>(ranks)};
+  Request request = p.request;
+  request.device = false;
+  request.reach = 0;
+  const std::vector<uint64_t> blocks(ranks, request.bytes);
+  const Operands operands{{}, blocks, {}, blocks};
+  const double wide = width_of(request);
+  std::map<std::string_view, Load> hops;
+  const auto add = [&](const Plan &mine, size_t rank) {
+    for (const Stage &stage : mine.host)
+      for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+        const Step &s = mine.steps[i];
+        if (s.kind != StepKind::Recv || s.token) continue;
+        // All chunks are as long as the first, but for the last one.
+        const uint32_t last = mine.chunks - 1;
+        const double bytes = last * static_cast<double>(extent_bytes(s.extent, 0, operands)) +
+                             static_cast<double>(extent_bytes(s.extent, last, operands));
+        Load &hop = hops.try_emplace(stage.name, none).first->second;
+        hop.sent[static_cast<size_t>(s.peer)] += bytes * (s.partial ? wide : 1);
+        hop.received[rank] += bytes * (s.partial ? wide : 1);
+      }
+  };
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (static_cast<int>(rank) == p.rank) add(p, rank);
+    else add(*plan_collective(whole, static_cast<int>(rank), request), rank);
   }
-  double slowest = 0;
-  for (size_t g = 0; g < k; ++g) {
-    const std::vector<int> &ranks = t.groups[g].ranks;  // which carry equal parts
-    double rate = topology::bridge_rate(t, ranks[0]);
-    for (const int r : ranks) rate = std::min(rate, topology::bridge_rate(t, r));
-    rate *= static_cast<double>(ranks.size());
-    const double own = shares[g] * n, others = n - own;
-    const double sent = width[g] * others + static_cast<double>(k - 1) * own, received = (all - width[g]) * own + others;
-    slowest = std::max(slowest, std::max(sent, received) / rate);
+  const auto slowest = [&](const Load &load) {
+    double seconds = 0;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const double rate = topology::bridge_rate(planned, static_cast<int>(rank));
+      seconds = std::max(seconds, std::max(load.sent[rank], load.received[rank]) / rate);
+    }
+    return seconds;
+  };
+  Load all = none;
+  Bridges out;
+  for (const auto &[stage, hop] : hops) {
+    out.hops += slowest(hop);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      all.sent[rank] += hop.sent[rank];
+      all.received[rank] += hop.received[rank];
+    }
   }
-  return slowest;
+  out.busiest = slowest(all);
+  return out;
 }
 
 }  // namespace
@@ -99,11 +140,15 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   out.folds = chunks * w.folded / reduce;
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
-  if (!t.flat && t.groups.size() > 1 && r.collective == Collective::AllReduce && !by_shared_slots(t, r.collective))
-    out.bridge = bridge_seconds(p, t);
+  const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;  // not a plan for every rank
+  const Bridges bridges = !t.flat && t.groups.size() > 1 && !pair ? walk_bridges(p, whole, t) : Bridges{};
+  out.bridge = bridges.busiest;
   const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});
   const double pieces = std::max(chunks, 1.0);
-  out.fill = (most == thread ? out.device : most == out.bridge ? out.copies + out.folds + out.device : thread) / pieces;
+  // The first chunk comes to the last hop, and the last one through it, while the busiest bridge has nothing to carry.
+  const double crossing = std::max(bridges.hops - bridges.busiest, 0.0);
+  const double rest = most == thread ? out.device : most == out.bridge ? out.copies + out.folds + out.device : thread;
+  out.fill = (rest + crossing) / pieces;
   out.seconds = most + out.fill;
   out.simulated = std::any_of(t.ranks.begin(), t.ranks.end(), [](const auto &rank) { return rank.rates.simulated; });
   return out;

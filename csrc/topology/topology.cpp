@@ -90,6 +90,18 @@ int unmeasured_rank(const Topology &t) noexcept {
   return -1;
 }
 
+std::string unequal_versions(const Topology &t, const Group &group) {
+  std::vector<std::string> versions;
+  std::string text;
+  for (const int q : group.ranks) {
+    const RankInfo &r = t.ranks[static_cast<size_t>(q)];
+    if (std::find(versions.begin(), versions.end(), r.ccl_version) != versions.end()) continue;
+    versions.push_back(r.ccl_version);
+    text += formatted("{}rank {} has {} {}", text.empty() ? "" : ", ", q, r.ccl, r.ccl_version);
+  }
+  return versions.size() > 1 ? text : std::string();
+}
+
 int64_t measured_star(const Topology &t) noexcept {
   const bool memory = one_memory(t);
   int64_t least = kMostStar;

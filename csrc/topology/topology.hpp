@@ -90,6 +90,9 @@ bool has_devices(const Topology &t) noexcept;
 double bridge_rate(const Topology &t, int rank) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
 int unmeasured_rank(const Topology &t) noexcept;
+// Where the ranks of a group have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each
+// version. Else empty.
+std::string unequal_versions(const Topology &t, const Group &group);
 // The largest message that takes the star by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers. -1:
 // some rank's profile does not say.
 int64_t measured_star(const Topology &t) noexcept;

@@ -71,7 +71,12 @@ def _load() -> ModuleType:
             spec = importlib.util.spec_from_file_location("_torch_device", file)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except ImportError as error:  # what a module throws when it begins is one, whatever it was
+                if not str(error).startswith("rehearsal: "):
+                    raise
+                raise Error(str(error)) from error
             return module
     raise ImportError(f"isthmus was built without its simulated device for PyTorch: nothing in {rehearse.folder()}")
 
@@ -87,10 +92,7 @@ def register() -> Any:
         taken = torch._C._get_privateuse1_backend_name()
         if taken not in (NAME, "privateuseone"):
             raise Error(f"rehearsal: torch has room for one device of this kind, and '{taken}' has it in this process")
-        try:
-            module = _load()
-        except RuntimeError as error:
-            raise Error(str(error)) from error
+        module = _load()
         torch.utils.rename_privateuse1_backend(NAME)
         torch._register_device_module(NAME, sys.modules[__name__])
         torch.utils.generate_methods_for_privateuse1_backend()

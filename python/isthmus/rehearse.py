@@ -41,7 +41,8 @@ SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "OWN_MAPPING", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US",
     "GATE_US", "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL",
     "FAIL_FOR_GOOD", "FAIL_LATE", "HANG", "SLOW", "ABORT_ON_MISUSE", "QUIET", "TRACE", "CUDA_NO_STREAM_VALUES", "GFX",
-    "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC",
+    "HIP_WAIT_ANYWHERE", "HIP_NO_SIGNAL_MEMORY", "ACL_STREAM_VALUES", "ACL_NO_HOST_FUNC", "MEET",
+    "NCCL_VERSION",
 )  # fmt: skip
 
 _ITEM = re.compile(r"(?P<vendor>[^:@,\s]+):(?P<count>[0-9]+)(?:@(?P<label>[^:@,\s]+))?")
@@ -92,20 +93,21 @@ def start(
 ) -> launch.Job:
     """Starts one process of `command` for each rank of the fleet, on this machine.
 
-    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0. `links` is a file with the rates of
-    devices and of the bridges between islands (docs/devices.md); with rates of bridges every island is a host of its own,
-    which takes root. With `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes;
-    else Job.wait() has the output.
+    `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0 on all ranks, and {"1:JITTER_US": "9"}
+    on rank 1 alone, which goes before what all are told. `links` is a file with the rates of devices and of the bridges
+    between islands (docs/devices.md); with rates of bridges every island is a host of its own, which takes root. With
+    `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait() has the
+    output.
     """
     members = parse_fleet(fleet)
-    given = dict(_switch(name, value) for name, value in (switches or {}).items())
+    given = _switches(switches or {}, len(members))
     rates = None if links is None else read_links(links, members, tuple(DEVICES))
     if rates and rates.bridges and bridge == "shm":
         raise ArgumentError("rehearsal: bridge=shm, but links with bridge_mbps make a host of every island")
     _check_files({member.vendor for member in members})
     each: list[dict[str, str | None]] = []
     for rank, member in enumerate(members):
-        each.append({**_persona(member.vendor), **(rates.switches[rank] if rates else {}), **given, FLEET: fleet})
+        each.append({**_persona(member.vendor), **(rates.switches[rank] if rates else {}), **given[rank], FLEET: fleet})
     prefixes = [f"[rehearsal {rank} {member.vendor}] " for rank, member in enumerate(members)] if show else None
     labels: list[str | None] = [member.label for member in members]
     if not rates or not rates.bridges:
@@ -139,11 +141,19 @@ def start(
     return job
 
 
-def _switch(name: str, value: str) -> tuple[str, str]:
-    short = name.removeprefix("REHEARSAL_")
-    if short not in SWITCHES:
-        raise ArgumentError(f"rehearsal: '{name}' is no switch; there are {', '.join(SWITCHES)}")
-    return f"REHEARSAL_{short}", value
+def _switches(given: Mapping[str, str], ranks: int) -> list[dict[str, str]]:
+    """The variables of every rank: what all are told, and over it what that one is."""
+    of_all: dict[str, str] = {}
+    of_one: list[dict[str, str]] = [{} for _ in range(ranks)]
+    for text, value in given.items():
+        rank, colon, name = text.rpartition(":")
+        short = name.removeprefix("REHEARSAL_")
+        if short not in SWITCHES:
+            raise ArgumentError(f"rehearsal: '{text}' is no switch; there are {', '.join(SWITCHES)}")
+        if colon and not (rank.isdecimal() and int(rank) < ranks):
+            raise ArgumentError(f"rehearsal: '{text}' is for no rank of the fleet, which has {ranks} (0 to {ranks - 1})")
+        (of_one[int(rank)] if colon else of_all)[f"REHEARSAL_{short}"] = value
+    return [{**of_all, **mine} for mine in of_one]
 
 
 def _check_files(vendors: set[str]) -> None:

@@ -1,11 +1,13 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap LABELS threads)
+isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap LABELS threads
+             WAITS)
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
-             LABELS threads)
-isthmus_test(test_bootstrap_sharing SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_sharing_test.cpp FLOORS api LABELS threads)
-isthmus_test(test_meeting SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meeting_test.cpp FLOORS api LABELS threads)
+             LABELS threads WAITS)
+isthmus_test(test_bootstrap_sharing SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_sharing_test.cpp FLOORS api LABELS threads
+             WAITS)
+isthmus_test(test_meeting SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meeting_test.cpp FLOORS api LABELS threads WAITS)
 isthmus_test(test_bootstrap_process SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_process_test.cpp FLOORS bootstrap
              LABELS plain)
 

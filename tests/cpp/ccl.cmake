@@ -12,15 +12,16 @@ isthmus_test(test_device_rank SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_rank_te
              ${CMAKE_CURRENT_SOURCE_DIR}/device_message_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/stuck_call_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads
              TIMEOUT 900)
 # Every collective, dtype and op on fleets of every vendor.
-isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS}
+isthmus_test(test_fleet_matrix SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp FLOORS api
+             LIBRARIES test_matrix_data ${CMAKE_DL_LIBS}
              LABELS threads TIMEOUT 900)
-# The reference must not contract a product and a sum (AArch64 would).
-set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/fleet_matrix_test.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 # Who makes which call of a device's runtime.
 isthmus_test(test_submission SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/submission_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS} LABELS threads)
-foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix test_submission)
-  target_compile_definitions(${name} PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
-  add_dependencies(${name} rehearsal_all)
+# Islands of a library whose ranks stand on two hosts.
+isthmus_test(test_two_hosts SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/two_hosts_test.cpp FLOORS api LIBRARIES ${CMAKE_DL_LIBS}
+             LABELS threads)
+foreach(name test_nccl test_hccl test_device_rank test_fleet_matrix test_submission test_two_hosts)
+  target_link_libraries(${name} PRIVATE test_rehearsal_file)
   set_tests_properties(${name} PROPERTIES PROCESSORS 2)
 endforeach()
 # The same of AMD's library, which has the interface of NVIDIA's. GoogleTest names its report after the program.

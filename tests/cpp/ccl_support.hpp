@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "ccl/libraries.hpp"
+#include "rehearsal_file.hpp"
 
 extern char **environ;
 
@@ -45,7 +46,7 @@ using namespace std::chrono_literals;
 inline std::shared_ptr<device::Stream> new_stream(int device) { return runtime().make_stream(device, "test"); }
 
 inline void *simulated(const char *function) {
-  void *const found = ::dlsym(::dlopen(REHEARSAL "/librehearsal.so", RTLD_NOW), function);
+  void *const found = ::dlsym(::dlopen(rehearsal_file("librehearsal.so"), RTLD_NOW), function);
   if (!found) std::abort();
   return found;
 }
@@ -284,6 +285,44 @@ inline void moves_bytes_of_any_type(Rank &r) {
       EXPECT_EQ(from.content(), mine) << "what was only to be read, " << text;
       MUST(c->status().ok() && !c->failed());
     }
+}
+
+// Of sizes and at places of their own, against the order of ranks; some are none, and the last rank has none at all.
+inline void exchanges_blocks(Rank &r) {
+  auto &[rank, size, stream, c, done, value, pinned] = r;
+  const auto n = static_cast<size_t>(size), me = static_cast<size_t>(rank);
+  const auto bytes = [&](size_t from, size_t to) {
+    const bool none = n > 1 && (from + 1 == n || to + 1 == n || (from == 1 && to == 0));
+    return none ? uint64_t{0} : 40'001 * from + 1000 * to + 7;
+  };
+  std::vector<uint64_t> give, give_at, take, take_at;
+  uint64_t sent = 0, received = 0;
+  for (size_t q = 0; q < n; ++q) {
+    give.push_back(bytes(me, q));
+    take.push_back(bytes(q, me));
+    sent += give.back() + 5;
+    received += take.back() + 3;
+    give_at.push_back(0);
+    take_at.push_back(0);
+  }
+  for (size_t i = 0, at = 0, to = 0; i < n; ++i) {
+    const size_t q = n - 1 - i;
+    give_at[q] = std::exchange(at, at + give[q] + 5);
+    take_at[q] = std::exchange(to, to + take[q] + 3);
+  }
+  const Memory from(r, noise(rank, sent)), to(r, Bytes(received, std::byte{0x5a}));
+  for (int turn = 0; turn < 3; ++turn) c->all_to_all_v(from.at(), to.at(), {give, give_at, take, take_at});
+  Bytes expected(received, std::byte{0x5a});
+  for (size_t q = 0; q < n; ++q) {
+    size_t at = 0, all = 0;  // of the block in what rank q gives
+    for (size_t i = 0; i < n; ++i) all += bytes(q, i) + 5;
+    for (size_t i = n; i-- > me + 1;) at += bytes(q, i) + 5;
+    const Bytes theirs = part(noise(static_cast<int>(q), all), at, take[q]);
+    std::copy(theirs.begin(), theirs.end(), expected.begin() + static_cast<long>(take_at[q]));
+  }
+  EXPECT_EQ(to.content(), expected) << "rank " << rank;
+  EXPECT_EQ(from.content(), noise(rank, sent)) << "what was only to be read";
+  MUST(c->status().ok() && !c->failed());
 }
 
 // Against the order of ranks, so whoever waits for a message has sent nothing yet.

@@ -1,8 +1,10 @@
 // What island_ccl.hpp promises, on real vendor libraries: oneCCL, whose ranks are processes on the host. The test starts itself once a
-// rank; TEST_ONECCL says where the library is, and without it only its absence is tested.
+// rank; TEST_ONECCL says where the library is, and without it only its absence is tested, and what is done about files of its transport.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,11 +16,13 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 #include "ccl/oneccl.hpp"
+#include "ccl/oneccl_leftovers.hpp"
 #include "device/abandoned.hpp"
 #include "device/host.hpp"
 
@@ -199,6 +203,7 @@ int refusals(const Place &p) {
   MUST(!p.library->can(Call::AllReduce, DType::Float8E5M2, RedOp::Sum));
   MUST(!p.library->can(Call::ReduceScatter, DType::Complex64, RedOp::Sum));
   MUST(p.library->can(Call::AllGather, DType::Float8E5M2, RedOp::Sum));
+  MUST(p.library->can(Call::AllToAll, DType::Int8, RedOp::Sum) && !p.library->can(Call::AllToAllV, DType::Int8, RedOp::Sum));
   MUST(refused(Code::Unsupported, [&] { c->all_reduce(x.data(), x.data(), 8, DType::Float32, RedOp::Avg); }));
   MUST(refused(Code::Unsupported, [&] { c->all_reduce(x.data(), x.data(), 8, DType::Bool, RedOp::Sum); }));
   MUST(refused(Code::Argument, [&] { c->broadcast(x.data(), 8, DType::Float32, p.size); }));
@@ -423,12 +428,88 @@ TEST_F(OneCcl, ARankThatNeverJoinsIsATimeout) { plays("missing", 2); }
 class NoOneCcl : public OneCcl {};
 TEST_F(NoOneCcl, IsOneSentenceThatSaysWhatToDo) { plays("nowhere", 1); }
 
+// ---- files of its transport -----------------------------------------------------------------------------------------------
+
+// One that is named as the transport in a process of this number names its own, which it keeps mapped.
+class TransportFile {
+ public:
+  enum class Mapped : uint8_t { No, Here };
+  TransportFile(int endpoint, Mapped mapped)
+      : path_("/dev/shm/" + std::to_string(::getpid()) + ":977:" + std::to_string(endpoint)) {
+    const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    EXPECT_GE(fd, 0) << path_;
+    EXPECT_EQ(::ftruncate(fd, kBytes), 0);
+    if (mapped == Mapped::Here) memory_ = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    EXPECT_NE(memory_, MAP_FAILED);
+    ::close(fd);
+  }
+  ~TransportFile() {
+    if (memory_) ::munmap(memory_, kBytes);
+    ::unlink(path_.c_str());
+  }
+  TransportFile(const TransportFile &) = delete;
+  TransportFile &operator=(const TransportFile &) = delete;
+  bool there() const { return ::access(path_.c_str(), F_OK) == 0; }
+
+ private:
+  static constexpr size_t kBytes = 4096;
+  const std::string path_;
+  void *memory_ = nullptr;
+};
+
+// Runs it in a process of its own, since what a process has noted it never forgets.
+void apart(const std::function<void()> &body) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    std::fflush(nullptr);
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
+// Containers that share /dev/shm may have processes of one number, so a name alone does not say whose a file is.
+TEST(OneCclLeftovers, AreRemovedWhereThisProcessMadeThemAndNotByTheirNameAlone) {
+  apart([] {
+    using Mapped = TransportFile::Mapped;
+    const TransportFile earlier(0, Mapped::No), reused(1, Mapped::Here);
+    note_earlier_files();  // as when the library is opened
+    const TransportFile ours(2, Mapped::Here), theirs(3, Mapped::No);
+    remove_own_leftovers();
+    EXPECT_TRUE(earlier.there()) << "it was there before the library was opened";
+    EXPECT_TRUE(reused.there()) << "it was there before the library was opened, and whoever made it may work with it";
+    EXPECT_FALSE(ours.there()) << "it came later, and this process works with it";
+    EXPECT_TRUE(theirs.there()) << "it came later, and this process does not work with it";
+  });
+}
+
+TEST(OneCclLeftovers, StayWhereMoreWereThereBeforeThanCanBeRemembered) {
+  apart([] {
+    std::vector<std::unique_ptr<TransportFile>> earlier;
+    for (int i = 0; i < 100; ++i) earlier.push_back(std::make_unique<TransportFile>(i, TransportFile::Mapped::Here));
+    note_earlier_files();
+    const TransportFile later(100, TransportFile::Mapped::Here);
+    remove_own_leftovers();
+    for (const auto &file : earlier) EXPECT_TRUE(file->there());
+    EXPECT_TRUE(later.there());
+  });
+}
+
+TEST(OneCclLeftovers, OfAProcessThatLivesAreLeftToIt) {
+  const TransportFile alive(0, TransportFile::Mapped::No);
+  remove_leftovers_of_the_dead();
+  EXPECT_TRUE(alive.there());
+}
+
 }  // namespace
 }  // namespace isthmus::ccl
 
 int main(int argc, char **argv) {
   if (argc > 1 && isthmus::ccl::kScenes.count(argv[1])) return isthmus::ccl::play(argc, argv);
   testing::InitGoogleTest(&argc, argv);
-  if (!std::getenv("TEST_ONECCL")) GTEST_FLAG_SET(filter, "NoOneCcl.*");
+  if (!std::getenv("TEST_ONECCL")) GTEST_FLAG_SET(filter, "NoOneCcl.*:OneCclLeftovers.*");
   return RUN_ALL_TESTS();
 }

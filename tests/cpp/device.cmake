@@ -1,9 +1,8 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_device SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_test.cpp FLOORS device LABELS threads)
-target_compile_definitions(test_device PRIVATE REHEARSAL="${CMAKE_BINARY_DIR}/rehearsal")
-add_dependencies(test_device rehearsal_all)
+isthmus_test(test_device SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/device_test.cpp FLOORS device LABELS threads WAITS)
+target_link_libraries(test_device PRIVATE test_rehearsal_file)
 # The same of runtimes that are asked once a process what they can.
 function(isthmus_device_variant name runtime switch)
   add_test(NAME ${name} COMMAND test_device --gtest_filter=Runtimes*:Hip.*)

@@ -22,6 +22,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "rehearsal_file.hpp"
+
 namespace isthmus_test {
 
 using namespace std::chrono_literals;
@@ -50,7 +53,7 @@ inline void *find(const char *file, const std::string &name) {
 // Calls by name; the types of the arguments are the caller's word.
 template <class... A>
 inline int cu(const char *name, A... a) {
-  return reinterpret_cast<int (*)(A...)>(find(REHEARSAL "/nvidia/libcuda.so.1", std::string("cu") + name))(a...);
+  return reinterpret_cast<int (*)(A...)>(find(rehearsal_file("nvidia/libcuda.so.1"), std::string("cu") + name))(a...);
 }
 template <class... A>
 inline void must_cu(const char *name, A... a) {
@@ -60,13 +63,13 @@ inline void must_cu(const char *name, A... a) {
   }
 }
 inline unsigned long calls(const char *name) {
-  return reinterpret_cast<unsigned long (*)(const char *)>(find(REHEARSAL "/librehearsal.so", "rehearsal_calls"))(name);
+  return reinterpret_cast<unsigned long (*)(const char *)>(find(rehearsal_file("librehearsal.so"), "rehearsal_calls"))(name);
 }
 inline constexpr const char *kLive[] = {"allocation", "registration", "stream", "event", "communicator"};
 inline std::map<std::string, size_t> live() {
   std::map<std::string, size_t> all;
   for (const char *what : kLive)
-    all[what] = reinterpret_cast<size_t (*)(const char *)>(find(REHEARSAL "/librehearsal.so", "rehearsal_live"))(what);
+    all[what] = reinterpret_cast<size_t (*)(const char *)>(find(rehearsal_file("librehearsal.so"), "rehearsal_live"))(what);
   return all;
 }
 inline void use(int device) {  // on this thread

@@ -412,6 +412,22 @@ TEST(DeviceRank, AnIslandThatIsAloneIsLeftToItsLibrary) {
   });
 }
 
+// What the library has no call for is sent and received by it: no slot, and no other link.
+TEST(DeviceRank, SoAreItsExchangesAndWhatGoesToOneRankOrComesFromIt) {
+  fly("0a 1a", [](Rank &r) {
+    for (const auto &[kind, sends] : {std::pair{AllToAll, 4ul}, {Gather, 1ul}, {Scatter, 1ul}}) {
+      Collective c(r, kind, ISTHMUS_INT16, ISTHMUS_SUM, kLarge);
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      const unsigned long sent = calls("ncclSend"), got = calls("ncclRecv");
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      c.run();
+      OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      EXPECT_EQ(calls("ncclSend"), sent + sends) << kind;
+      EXPECT_EQ(calls("ncclRecv"), got + sends) << kind;
+    }
+  });
+}
+
 TEST(DeviceRank, ADeviceThatIsNotThereIsAnErrorOfInit) {
   isthmus_options o{};
   o.size = sizeof o;
@@ -810,13 +826,29 @@ TEST(DeviceRank, WhatWasAbortedLeavesNothing) {
       << testing::PrintToString(live()) << " and before " << testing::PrintToString(before);
 }
 
+// Also where a library moves blocks of host memory, which then go by way of the device.
+TEST(DeviceRank, WhatOnlyTheRootUsesMayBeAnythingElsewhere) {
+  for (const char *fleet : {"0a 1a", "0a 1a -b"})
+    fly(fleet, [](Rank &r) {
+      constexpr size_t kBytes = 300'000;
+      const auto size = static_cast<size_t>(r.size);
+      const Bytes mine(kBytes, static_cast<unsigned char>(r.rank + 1));
+      Bytes all(r.rank == 0 ? size * kBytes : 0), part(kBytes);
+      void *const there = r.rank == 0 ? all.data() : reinterpret_cast<void *>(uintptr_t{64});  // nothing is there
+      OK(isthmus_gather(r.comm, mine.data(), there, kBytes, ISTHMUS_UINT8, 0, nullptr, nullptr));
+      for (size_t i = 0; i < all.size(); i += 1000) MUST(all[i] == i / kBytes + 1);
+      OK(isthmus_scatter(r.comm, there, part.data(), kBytes, ISTHMUS_UINT8, 0, nullptr, nullptr));
+      MUST(part == mine);
+    });
+}
+
 }  // namespace
 }  // namespace isthmus_test
 
 int main(int argc, char **argv) {
   ::setenv("REHEARSAL_DEVICES", "4", 1);
   ::setenv("REHEARSAL_QUIET", "1", 1);
-  for (const char *file : {REHEARSAL "/nvidia/libcuda.so.1", REHEARSAL "/nvidia/libnccl.so.2"})
+  for (const char *file : {rehearsal_file("nvidia/libcuda.so.1"), rehearsal_file("nvidia/libnccl.so.2")})
     if (!::dlopen(file, RTLD_NOW | RTLD_GLOBAL)) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       return 4;

@@ -4,11 +4,15 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,6 +23,7 @@
 #include "device/hip.hpp"
 #include "device/host.hpp"
 #include "device/words.hpp"
+#include "rehearsal_file.hpp"
 
 namespace isthmus::device {
 namespace {
@@ -37,20 +42,21 @@ bool within(double seconds, const std::function<bool()> &holds) {
 // Memory that both sides can reach: what a slot is.
 class Slot {
  public:
-  Slot(Runtime &runtime, size_t bytes) : runtime_(runtime), bytes_(bytes) {
+  Slot(Runtime &runtime, size_t bytes, int device = 0) : runtime_(runtime), bytes_(bytes), device_(device) {
     memory_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    runtime_.register_host(0, memory_, bytes_);
+    runtime_.register_host(device_, memory_, bytes_);
   }
   ~Slot() {
-    runtime_.unregister_host(0, memory_);
+    runtime_.unregister_host(device_, memory_);
     ::munmap(memory_, bytes_);
   }
   uint32_t *host() const { return static_cast<uint32_t *>(memory_); }
-  void *device() const { return runtime_.device_address(0, memory_); }
+  void *device() const { return runtime_.device_address(device_, memory_); }
 
  private:
   Runtime &runtime_;
   size_t bytes_;
+  const int device_;
   void *memory_ = nullptr;
 };
 
@@ -64,6 +70,56 @@ class EveryRuntime : public testing::TestWithParam<Runtime *> {
     if (runtime.capabilities(0).gate != GateKind::None) return true;
     EXPECT_THROW(runtime.make_gate(0), Error);
     return false;
+  }
+  // Makes every call on this thread, for that device, and says which to `look` after each. What has come back of the number.
+  template <class Look>
+  uint32_t every_call(int device, uint32_t number, Look look) {
+    const Slot from(runtime, kBytes, device), to(runtime, kBytes, device);
+    look("register_host");
+    from.host()[5] = number;
+    const auto first = runtime.make_stream(device, "test"), second = runtime.make_stream(device, "test");
+    look("make_stream");
+    const auto event = runtime.make_event(device);
+    look("make_event");
+    const auto done = runtime.make_signal(device);
+    look("make_signal");
+    void *const memory = runtime.allocate(device, kBytes);
+    look("allocate");
+    EXPECT_EQ(runtime.find(memory).where, Where::Device);
+    look("find");
+    std::unique_ptr<Gate> gate;
+    if (runtime.capabilities(device).gate != GateKind::None) {
+      gate = runtime.make_gate(device);
+      look("make_gate");
+      gate->open(1);
+      gate->arm(*first, 1);
+      look("Gate::arm");
+    }
+    runtime.copy(*first, memory, from.device(), kBytes);
+    look("copy");
+    event->record(*first);
+    look("Event::record");
+    event->hold(*second);
+    look("Event::hold");
+    runtime.copy(*second, to.device(), memory, kBytes);
+    done->arm(*second, 1);
+    look("Signal::arm");
+    const bool came = within(10, [&] { return done->value() == 1 && event->reached(); });
+    EXPECT_TRUE(came);
+    look("Event::reached");
+    EXPECT_TRUE(second->status().ok());
+    look("Stream::status");
+    EXPECT_FALSE(second->capturing());
+    look("Stream::capturing");
+    { const Entered inside(*second); }
+    look("Stream::enter and exit");
+    if (first->handle()) runtime.adopt(device, first->handle());
+    look("adopt");
+    runtime.begin(device);
+    look("begin");
+    runtime.release(device, memory);
+    look("release");
+    return came ? to.host()[5] : 0;
   }
 };
 
@@ -91,6 +147,34 @@ TEST_P(EveryRuntime, CopiesOfAStreamHappenInTheirOrder) {
   }
   EXPECT_TRUE(s->status().ok());
   runtime.release(0, memory);
+}
+
+TEST_P(EveryRuntime, CopiesFromDeviceMemoryToDeviceMemory) {
+  constexpr size_t kHalf = kBytes / 2, kNumbers = kBytes / 4;
+  const Slot from(runtime, kBytes), turned(runtime, kBytes), twice(runtime, kBytes);
+  auto *const first = static_cast<std::byte *>(runtime.allocate(0, kBytes));
+  auto *const second = static_cast<std::byte *>(runtime.allocate(0, kBytes));
+  const auto s = stream();
+  const auto done = runtime.make_signal(0);
+  for (uint32_t round = 1; round <= 5; ++round) {
+    for (uint32_t i = 0; i < kNumbers; ++i) from.host()[i] = round * 100'000 + i;
+    runtime.copy(*s, first, from.device(), kBytes);
+    runtime.copy(*s, second, first + kHalf, kHalf);
+    runtime.copy(*s, second + kHalf, first, kHalf);
+    runtime.copy(*s, first, first + kHalf, kHalf);  // inside one allocation
+    runtime.copy(*s, turned.device(), second, kBytes);
+    runtime.copy(*s, twice.device(), first, kBytes);
+    done->arm(*s, round);
+    ASSERT_TRUE(within(10, [&] { return done->value() == round; }));
+    for (uint32_t i = 0; i < kNumbers; ++i) {
+      const uint32_t other = (i + kNumbers / 2) % kNumbers;
+      ASSERT_EQ(turned.host()[i], from.host()[other]) << i;
+      ASSERT_EQ(twice.host()[i], from.host()[std::max(i, other)]) << i;
+    }
+  }
+  EXPECT_TRUE(s->status().ok());
+  runtime.release(0, first);
+  runtime.release(0, second);
 }
 
 TEST_P(EveryRuntime, NothingBehindAGateRunsBeforeItIsOpen) {
@@ -221,6 +305,23 @@ TEST_P(EveryRuntime, RefusesARegistrationThatCannotBe) {
   EXPECT_THROW(runtime.register_host(0, slot.host(), 0), Error);
 }
 
+TEST_P(EveryRuntime, ForgetsARegistrationThatEnded) {
+  void *const memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto *const last = static_cast<std::byte *>(memory) + kBytes - 1;
+  for (int round = 0; round < 2; ++round) {  // and the memory may be registered again
+    runtime.register_host(0, memory, kBytes);
+    EXPECT_EQ(runtime.find(last).where, Where::Registered);
+    EXPECT_NO_THROW(runtime.device_address(0, last));
+    EXPECT_TRUE(runtime.unregister_host(0, memory));
+    EXPECT_EQ(runtime.find(memory).where, Where::Unknown);
+    EXPECT_EQ(runtime.find(last).where, Where::Unknown);
+    EXPECT_THROW(runtime.device_address(0, memory), Error);
+    EXPECT_THROW(runtime.device_address(0, last), Error);
+  }
+  ::munmap(memory, kBytes);
+}
+
 TEST_P(EveryRuntime, HasNoMemoryWithoutEnd) { EXPECT_THROW(runtime.allocate(0, SIZE_MAX - 100), Error); }
 
 TEST_P(EveryRuntime, AStreamTakesMoreThanItsQueueHolds) {
@@ -251,7 +352,7 @@ Runtime &a_cuda_runtime() {
   static const bool opened = [] {
     try {
       cuda_runtime();
-    } catch (const Error &) { ::dlopen(REHEARSAL "/nvidia/libcuda.so.1", RTLD_NOW | RTLD_GLOBAL); }
+    } catch (const Error &) { ::dlopen(rehearsal_file("nvidia/libcuda.so.1"), RTLD_NOW | RTLD_GLOBAL); }
     return true;
   }();
   (void)opened;
@@ -264,7 +365,8 @@ Runtime &a_hip_runtime() {
       hip_runtime();
     } catch (const Error &) {
       const char *version = std::getenv("TEST_HIP");
-      ::dlopen((REHEARSAL "/amd/libamdhip64.so." + std::string(version ? version : "7")).c_str(), RTLD_NOW | RTLD_GLOBAL);
+      const std::string file = std::string("amd/libamdhip64.so.") + (version ? version : "7");
+      ::dlopen(rehearsal_file(file.c_str()), RTLD_NOW | RTLD_GLOBAL);
     }
     return true;
   }();
@@ -276,7 +378,7 @@ Runtime &an_acl_runtime() {
   static const bool opened = [] {
     try {
       acl_runtime();
-    } catch (const Error &) { ::dlopen(REHEARSAL "/ascend/libascendcl.so", RTLD_NOW | RTLD_GLOBAL); }
+    } catch (const Error &) { ::dlopen(rehearsal_file("ascend/libascendcl.so"), RTLD_NOW | RTLD_GLOBAL); }
     return true;
   }();
   (void)opened;
@@ -343,31 +445,124 @@ TEST_P(EveryRuntime, ASignalByAFunctionOfTheHostMayEndBeforeItsValueHasCome) {
   runtime.release(0, memory);
 }
 
-// A thread of the program that has chosen no device, or another one, has the same after each call.
+// ---- the vendor's library, as a program calls it ----------------------------------------------------------------------------
+
+// How it is called, and the calls that differ in nothing but their names.
+struct Names {
+  std::vector<const char *> libraries;
+  const char *begin_capture, *end_capture, *destroy_graph;
+};
+const Names &names_of(const Runtime &runtime) {
+  static const std::map<std::string, Names> all = {
+      {"cuda", {{"libcuda.so.1"}, "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"}},
+      {"hip",
+       {{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
+        "hipStreamBeginCapture",
+        "hipStreamEndCapture",
+        "hipGraphDestroy"}},
+      {"acl", {{"libascendcl.so"}, "aclmdlRICaptureBegin", "aclmdlRICaptureEnd", "aclmdlRIDestroy"}}};
+  return all.at(runtime.vendor());
+}
+
+// Calls a function of the library that the runtime has opened; its code. The types of the arguments are the caller's word.
+template <class... A>
+int by_name(const Runtime &runtime, const char *name, A... a) {
+  void *library = nullptr;
+  for (const char *file : names_of(runtime).libraries)
+    if (!library) library = ::dlopen(file, RTLD_NOW | RTLD_NOLOAD);
+  void *const found = library ? ::dlsym(library, name) : nullptr;
+  if (found) return reinterpret_cast<int (*)(A...)>(found)(a...);
+  ADD_FAILURE() << "no " << name;
+  return -1;
+}
+
+// What this thread has chosen to work on: a context, or of AMD's the number of a device, which is 0 where it has chosen nothing. Else 0
+// is nothing.
+intptr_t chosen(const Runtime &runtime) {
+  void *context = nullptr;
+  int device = 0;
+  const std::string name = runtime.vendor();
+  if (name == "cuda") { EXPECT_EQ(by_name(runtime, "cuCtxGetCurrent", &context), 0); }
+  if (name == "hip") { EXPECT_EQ(by_name(runtime, "hipGetDevice", &device), 0); }
+  if (name == "acl") by_name(runtime, "aclrtGetCurrentContext", &context);  // fails where there is none
+  return context ? reinterpret_cast<intptr_t>(context) : device;
+}
+
+void choose(const Runtime &runtime, int device) {
+  void *context = nullptr;
+  const std::string name = runtime.vendor();
+  if (name == "cuda") {
+    EXPECT_EQ(by_name(runtime, "cuDevicePrimaryCtxRetain", &context, device), 0);
+    EXPECT_EQ(by_name(runtime, "cuCtxSetCurrent", context), 0);
+  }
+  if (name == "hip") { EXPECT_EQ(by_name(runtime, "hipSetDevice", device), 0); }
+  if (name == "acl") { EXPECT_EQ(by_name(runtime, "aclrtSetDevice", device), 0); }
+}
+
+TEST_P(EveryRuntime, KnowsAStreamThatIsCaptured) {
+  const auto s = stream();
+  EXPECT_FALSE(s->capturing());
+  if (&runtime == &host_runtime()) return;  // there are no graphs
+  constexpr int kRelaxed = 2;               // a capture that forbids nobody anything
+  const auto adopted = runtime.adopt(0, s->handle());
+  const Names &names = names_of(runtime);
+  void *graph = nullptr;
+  {
+    const Entered on_its_device(*s);
+    ASSERT_EQ(by_name(runtime, names.begin_capture, s->handle(), kRelaxed), 0);
+  }
+  EXPECT_TRUE(s->capturing());
+  EXPECT_TRUE(adopted->capturing());
+  {
+    const Entered on_its_device(*s);
+    ASSERT_EQ(by_name(runtime, names.end_capture, s->handle(), &graph), 0);
+    EXPECT_EQ(by_name(runtime, names.destroy_graph, graph), 0);
+  }
+  EXPECT_FALSE(s->capturing());
+  EXPECT_FALSE(adopted->capturing());
+}
+
+// A thread of the program that has chosen no device has none again after each call. But Ascend's library has no call that takes a choice
+// away: there it keeps the one of the first call.
 TEST_P(EveryRuntime, WorksOnThreadsThatNeverUsedIt) {
-  const Slot from(runtime, kBytes);
-  from.host()[5] = 55;
+  const bool keeps = std::string(runtime.vendor()) == "acl";
   uint32_t got = 0;
   std::thread([&] {
-    const Slot to(runtime, kBytes);
-    const auto s = stream();
-    const auto event = runtime.make_event(0);
-    const auto done = runtime.make_signal(0);
-    void *const memory = runtime.allocate(0, kBytes);
-    runtime.copy(*s, memory, from.device(), kBytes);
-    runtime.copy(*s, to.device(), memory, kBytes);
-    event->record(*s);
-    done->arm(*s, 1);
-    if (within(10, [&] { return done->value() == 1 && event->reached(); })) got = to.host()[5];
-    EXPECT_TRUE(s->status().ok());
-    EXPECT_FALSE(s->capturing());
-    runtime.release(0, memory);
+    intptr_t had = chosen(runtime);
+    EXPECT_TRUE(!keeps || had == 0);
+    const auto same = [&](const char *call) {
+      const intptr_t now = chosen(runtime);
+      if (keeps && had == 0) had = now;
+      EXPECT_EQ(now, had) << "after " << call;
+    };
+    // The last one is another than a library takes where nothing was chosen.
+    got = every_call(runtime.devices() - 1, 55, same);
+    same("the end of all that it had made");
   }).join();
   EXPECT_EQ(got, 55u);
 }
 
+// One that has chosen another has that one after each call.
+TEST_P(EveryRuntime, LeavesAThreadTheDeviceThatItHasChosen) {
+  if (runtime.devices() < 2) {
+    EXPECT_EQ(runtime.describe(0).find("imulated"), std::string::npos) << "simulated vendors have two";
+    return;
+  }
+  uint32_t got = 0;
+  std::thread([&] {
+    choose(runtime, 1);
+    const intptr_t had = chosen(runtime);
+    EXPECT_NE(had, 0);
+    const auto same = [&](const char *call) { EXPECT_EQ(chosen(runtime), had) << "after " << call; };
+    got = every_call(0, 66, same);
+    same("the end of all that it had made");
+  }).join();
+  EXPECT_EQ(got, 66u);
+}
+
 // The runtimes that this process is to test: all, or the one that TEST_RUNTIME names (device.cmake has the others' switches).
 std::vector<Runtime *> runtimes() {
+  ::setenv("REHEARSAL_DEVICES", "2", 0);  // so that a thread can have chosen another one; read when the first is opened
   const char *only = std::getenv("TEST_RUNTIME");
   const auto wanted = [&](const char *vendor) { return !only || std::string_view(only) == vendor; };
   std::vector<Runtime *> all;

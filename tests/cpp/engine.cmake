@@ -3,9 +3,7 @@ if(ISTHMUS_CORE_ONLY)
 endif()
 # Ranks as threads, through the C interface: ThreadSanitizer sees the slot protocol and every hand-over.
 isthmus_test(test_engine SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/engine_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/engine_types_test.cpp
-             FLOORS api LABELS threads)
-# The reference must not contract a product and a sum (AArch64 would).
-set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/engine_types_test.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
+             FLOORS api LIBRARIES test_matrix_data LABELS threads)
 # Counts what the steady state asks of the system; a sanitizer's own calls and allocations would be counted with it.
 if(NOT ISTHMUS_SANITIZE)
   isthmus_test(test_steady SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/steady_test.cpp FLOORS api LABELS plain)

@@ -3,7 +3,6 @@
 // The sanitizers' builds run this too: it is where they see every kernel with the engine around it.
 #include "engine_support.hpp"
 #include "matrix_data.hpp"
-#include "reduce_data.hpp"
 
 #include <algorithm>
 
@@ -58,7 +57,7 @@ class EveryType : public testing::TestWithParam<Shape> {
     Case c{t, op, collective, count, static_cast<int>(count % world_), {}, {}};
     for (uint64_t r = 0; r < world_; ++r) {
       c.given.emplace_back(elements * dtype_size(t));
-      reduce_test::fill(t, c.given.back().data(), elements, random_);
+      matrix::fill(t, c.given.back(), random_);
     }
     return c;
   }

@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "vendor_driver.hpp"
@@ -22,6 +23,7 @@ namespace isthmus_test {
 struct FleetRank {
   int rank = 0, size = 1;
   int process = 0, device = -1;    // the latter is its number among the devices of the process
+  int host = 0;                    // where a test says that it stands
   const Vendor *vendor = nullptr;  // null: the host
   std::string island;
   Driver *driver = nullptr;
@@ -29,10 +31,11 @@ struct FleetRank {
 };
 
 // "nvidia:2@a,cpu:1", as in `isthmus rehearse --fleet`: vendor, ranks, island (else named like the vendor).
-inline std::vector<FleetRank> ranks_of(const std::string &fleet) {
+// `hosts`: by rank, where a test says that it stands; ranks of two hosts share no process. Empty: all on one.
+inline std::vector<FleetRank> ranks_of(const std::string &fleet, const std::vector<int> &hosts = {}) {
   std::vector<FleetRank> ranks;
-  std::map<std::string, int> seen;
-  std::map<std::pair<std::string, int>, int> processes;
+  std::map<std::pair<std::string, int>, int> seen;
+  std::map<std::tuple<std::string, int, int>, int> processes;
   std::istringstream parts(fleet);
   for (std::string part; std::getline(parts, part, ',');) {
     const size_t colon = part.find(':'), at = part.find('@');
@@ -42,8 +45,9 @@ inline std::vector<FleetRank> ranks_of(const std::string &fleet) {
       r.rank = static_cast<int>(ranks.size());
       r.vendor = vendor_named(name);
       r.island = at == std::string::npos ? name : part.substr(at + 1);
-      const int number = seen[name]++;
-      r.process = processes.try_emplace({name, number / 2}, static_cast<int>(processes.size())).first->second;
+      if (!hosts.empty()) r.host = hosts.at(ranks.size());
+      const int number = seen[{name, r.host}]++;
+      r.process = processes.try_emplace({name, r.host, number / 2}, static_cast<int>(processes.size())).first->second;
       if (r.vendor) r.device = number % 2;
       ranks.push_back(r);
     }
@@ -67,6 +71,8 @@ struct FleetOptions {
   const char *bridge = nullptr;
   std::string settings;
   double timeout = 60;
+  std::vector<int> hosts;                                                // as in ranks_of()
+  std::function<void(const FleetRank &, isthmus_options &)> rendezvous;  // of the test's own, in place of the id
 };
 
 // One process of a fleet: its ranks are threads.
@@ -74,7 +80,7 @@ inline void fly_here(const std::string &fleet, int process, const isthmus_unique
                      const std::function<void(FleetRank &)> &body) {
   std::vector<std::thread> threads;
   std::vector<FleetRank> mine;
-  for (FleetRank r : ranks_of(fleet)) {
+  for (FleetRank r : ranks_of(fleet, options.hosts)) {
     if (r.process != process) continue;
     if (r.vendor) r.driver = driver_of(*r.vendor);
     mine.push_back(r);
@@ -94,6 +100,7 @@ inline void fly_here(const std::string &fleet, int process, const isthmus_unique
       o.bridge = options.bridge;
       o.timeout = options.timeout;
       o.settings = settings.c_str();
+      if (options.rendezvous) options.rendezvous(r, o);
       if (isthmus_init(&o, &r.comm) != ISTHMUS_OK) {
         ADD_FAILURE() << "init of rank " << r.rank << ": " << isthmus_last_error();
         return;
@@ -115,7 +122,7 @@ inline void fly(
   ASSERT_EQ(::pipe(id_pipe), 0);
   std::fflush(nullptr);
   int processes = 0;
-  for (const FleetRank &r : ranks_of(fleet)) processes = std::max(processes, r.process + 1);
+  for (const FleetRank &r : ranks_of(fleet, options.hosts)) processes = std::max(processes, r.process + 1);
   std::vector<pid_t> children;
   for (int process = 0; process < processes; ++process) {
     const pid_t child = ::fork();

@@ -3,10 +3,10 @@
 // memory around them with what it was. The sanitizers' builds run this: it is where they see the devices' side with the engine around it.
 //
 // A flight, one shape on one bridge, makes every seventh combination, and each begins at another, so that each combination occurs in
-// several shapes, and each shape has every collective, dtype and op. EveryCombinationAndEveryShapeOccurs holds that.
+// several shapes, and each shape has every collective, dtype and op. EveryCombinationAndEveryShapeOccurs holds that. And every collective
+// with every dtype occurs once so long that each slot is used again.
 #include "fleet.hpp"
 #include "matrix_data.hpp"
-#include "reduce_data.hpp"
 
 #include <nlohmann/json.hpp>
 #include <random>
@@ -102,6 +102,22 @@ std::vector<Cell> cells_of(size_t flight) {
   return mine;
 }
 
+// Those of one flight that are long.
+std::vector<Cell> long_cells_of(size_t flight) {
+  constexpr size_t kFlights = std::size(kShapes) * std::size(kBridges);
+  std::vector<Cell> mine;
+  for (size_t i = flight; i < size_t{kKinds} * isthmus::kDTypeCount; i += kFlights)
+    mine.push_back({static_cast<Kind>(i / isthmus::kDTypeCount), static_cast<DType>(i % isthmus::kDTypeCount)});
+  return mine;
+}
+
+TEST(FleetMatrix, EveryCollectiveIsLongWithEveryDtype) {
+  std::set<Cell> cells;
+  for (size_t f = 0; f < std::size(kShapes) * std::size(kBridges); ++f)
+    for (const Cell &c : long_cells_of(f)) EXPECT_TRUE(cells.insert(c).second);
+  EXPECT_EQ(cells.size(), size_t{kKinds} * isthmus::kDTypeCount);
+}
+
 TEST(FleetMatrix, EveryCombinationAndEveryShapeOccurs) {
   std::map<Cell, std::set<size_t>> shapes;
   for (size_t s = 0; s < std::size(kShapes); ++s) {
@@ -125,29 +141,10 @@ TEST(FleetMatrix, EveryCombinationAndEveryShapeOccurs) {
 
 // ---- one combination --------------------------------------------------------------------------------------------------------------
 
-// Numbers whose sums and products over seven ranks every type holds exactly, so that it does not matter in which order a library takes them;
-// of integers any, since they wrap around.
-void fill_exactly(DType t, RedOp op, Data &data, std::mt19937_64 &random) {
-  const size_t size = dtype_size(t);
-  const bool complex = t == DType::Complex64 || t == DType::Complex128;
-  if (!complex && !reference::is_narrow(t) && t != DType::Float32 && t != DType::Float64)
-    return reduce_test::fill(t, data.data(), data.size() / size, random);
-  const uint64_t largest = t == DType::Float8E5M2 ? 1 : t == DType::Float8E4M3FN ? 2 : 31;
-  const size_t parts = complex ? 2 : 1;
-  for (size_t i = 0; i < data.size() / (size / parts); ++i) {
-    const auto v = static_cast<double>(op == RedOp::Prod ? 1 + random() % 2 : random() % (largest + 1));
-    if (size / parts == 8) reference::store(data.data(), i, v);
-    else if (!reference::is_narrow(t)) reference::store(data.data(), i, static_cast<float>(v));
-    else if (const uint32_t code = reference::encode(reference::format_of(t), static_cast<float>(v)); size == 1)
-      reference::store(data.data(), i, static_cast<uint8_t>(code));
-    else reference::store(data.data(), i, static_cast<uint16_t>(code));
-  }
-}
-
 struct Case : Cell {
   int world = 1, root = 0, number = 0;
   uint64_t count = 0;  // elements of a block
-  bool in_place = false;
+  bool in_place = false, is_long = false;
   std::vector<uint64_t> counts{};  // of the ranks' blocks
   std::vector<Data> given{};       // by rank
   Data folded{};
@@ -226,26 +223,28 @@ struct Case : Cell {
   }
 };
 
-Case make_case(const Cell &cell, const Shape &shape, int number) {
+Case make_case(const Cell &cell, const Shape &shape, int number, bool is_long = false) {
   constexpr uint64_t kCounts[] = {603, 11, 130, 1};
   const auto ranks = ranks_of(shape.fleet);
   Case c{cell};
   c.world = static_cast<int>(ranks.size());
   c.number = number;
-  c.count = kCounts[number % 4];
+  c.is_long = is_long;
+  const bool whole = cell.kind == AllReduce || cell.kind == Reduce || cell.kind == Broadcast || cell.kind == AllGather;
+  c.count = is_long ? (whole ? 420'000 : 210'000) / dtype_size(cell.dtype) : kCounts[number % 4];
   c.root = number % c.world;
   c.in_place = number % 3 == 1 && cell.kind != AllToAllV && cell.kind != SendRecv;
   const bool unequal = cell.kind == ReduceScatterV || cell.kind == AllGatherV || cell.kind == GatherV ||
                        cell.kind == ScatterV || cell.kind == AllToAllV;
   c.counts = unequal ? matrix::shares(c.world, 2 * c.count) : std::vector<uint64_t>(ranks.size(), c.count);
-  if (cell.kind == AllReduce || cell.kind == Reduce) c.count = c.count * static_cast<uint64_t>(c.world) + 1;
+  if (cell.kind == AllReduce || cell.kind == Reduce) c.count = c.count * (is_long ? 1 : static_cast<uint64_t>(c.world)) + 1;
   std::mt19937_64 random(static_cast<uint64_t>(number) + 1);
   std::vector<std::string> labels;
   for (const FleetRank &r : ranks) {
     labels.push_back(r.island);
     Data data(c.sent(r.rank) * dtype_size(c.dtype));
-    if (shape.libraries && reduces(c.kind)) fill_exactly(c.dtype, c.op, data, random);
-    else reduce_test::fill(c.dtype, data.data(), c.sent(r.rank), random);
+    if (shape.libraries && reduces(c.kind)) matrix::fill_exactly(c.dtype, c.op, data, random);
+    else matrix::fill(c.dtype, data, random);
     c.given.push_back(std::move(data));
   }
   if (reduces(c.kind)) c.folded = matrix::folded(matrix::islands_of(labels), c.dtype, c.op, c.given, c.sent(0));
@@ -318,11 +317,23 @@ void run(const FleetRank &r, const Case &c, FleetMemory &memory, void *stream) {
     const Data result = c.result(r.rank);
     std::copy(result.begin(), result.end(), expected.begin() + static_cast<long>(recv * size));
   }
+  if (got == expected) return;
   const auto differs = std::mismatch(got.begin(), got.end(), expected.begin()).first - got.begin();
-  FLEET_MUST(r, differs == static_cast<long>(got.size()) ||
-                    (ADD_FAILURE() << c.text() << ": byte " << differs << " of the memory is wrong, " << send * size
-                                   << " in, " << recv * size << " out",
-                     false));
+  ADD_FAILURE() << c.text() << ": byte " << differs << " of the memory is wrong, " << send * size << " in, " << recv * size
+                << " out";
+  FLEET_MUST(r, got == expected);
+}
+
+// It goes through slots, in so many chunks that each slot is used again, where the plan says in how many.
+void expect_slots_used_again(const FleetRank &r, const Case &c) {
+  if (!c.is_long || c.kind == SendRecv) return;
+  char *json = nullptr;
+  FLEET_MUST(r, isthmus_comm_explain(r.comm, kNames[c.kind], c.count, static_cast<isthmus_dtype>(c.dtype),
+                                     static_cast<isthmus_redop>(c.op), c.root, &json) == ISTHMUS_OK);
+  const auto plan = nlohmann::json::parse(json);
+  isthmus_free(json);
+  const auto chunks = plan["chunks"].get<uint64_t>(), slots = plan["slots"].get<uint64_t>();
+  if (chunks > 0 && slots > 0) { EXPECT_GE(chunks, 2 * slots) << c.text(); }
 }
 
 // Every island of two and more has its vendor's library, and between islands goes what was asked for.
@@ -363,6 +374,7 @@ TEST_P(FleetMatrices, AreTheReferences) {
         void *const stream = r.driver ? r.driver->stream() : nullptr;
         for (const Case &c : cases) {
           SCOPED_TRACE(c.text());
+          expect_slots_used_again(r, c);
           run(r, c, memory, stream);
         }
         FLEET_MUST(r, isthmus_barrier(r.comm, nullptr, nullptr) == ISTHMUS_OK);
@@ -370,12 +382,14 @@ TEST_P(FleetMatrices, AreTheReferences) {
       },
       [&] {
         int number = static_cast<int>(GetParam());
-        for (const Cell &cell : cells_of(GetParam())) {
-          cases.push_back(make_case(cell, shape, number++));
+        const auto add = [&](const Cell &cell, bool is_long) {
+          cases.push_back(make_case(cell, shape, number++, is_long));
           for (int q = 0; q < cases.back().world; ++q)
             largest =
                 std::max<size_t>(largest, (cases.back().sent(q) + cases.back().received(q) + 8) * dtype_size(cell.dtype));
-        }
+        };
+        for (const Cell &cell : cells_of(GetParam())) add(cell, false);
+        for (const Cell &cell : long_cells_of(GetParam())) add(cell, true);
       });
 }
 

@@ -37,7 +37,7 @@ TEST(Hccl, SaysWhatItIs) {
   const auto l = library();
   EXPECT_STREQ(l->family(), "hccl");
   EXPECT_NE(l->version(), "unknown");
-  EXPECT_EQ(l->path(), REHEARSAL "/ascend/libhccl.so");
+  EXPECT_EQ(l->path(), rehearsal_file("ascend/libhccl.so"));
   const Capabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking || can.one_stream || can.groups || can.abort);
   EXPECT_TRUE(can.thread_ranks);
@@ -88,6 +88,7 @@ TEST_P(Collectives, Reduce) {
   });
 }
 TEST_P(Collectives, MoveBytesOfAnyType) { ranks(GetParam(), moves_bytes_of_any_type); }
+TEST_P(Collectives, ExchangeBlocksOfAnySize) { ranks(GetParam(), exchanges_blocks); }
 TEST_P(Collectives, PassMessages) { ranks(GetParam(), passes_messages); }
 
 TEST_P(Collectives, OfNothingAreNothing) {
@@ -263,9 +264,9 @@ void a_peer_never_calls() {
   r->c->all_reduce(memory, memory, 100'000, DType::Float32, RedOp::Sum);
   HOLDS(calls("HcclAllReduce") == 1, "a second call was made");
   r->c.reset();
-  HOLDS(now_ns() - begin < 1'000'000'000, "the communicator took too long");
+  HOLDS(now_ns() - begin < 4'000'000'000, "the communicator took too long");
   r->stream.reset();
-  HOLDS(now_ns() - begin < 4'000'000'000, "the stream took too long");
+  HOLDS(now_ns() - begin < 8'000'000'000, "the stream took too long");
   HOLDS(device::abandoned_threads() == 0, "no thread is in the library");
   over = true;
   other.join();
@@ -326,7 +327,7 @@ void nowhere() {
   HOLDS(std::string(library()->family()) == "hccl", "and what is here is still opened");
 }
 void another_library() {
-  const std::string path = REHEARSAL "/ascend/libascendcl.so";
+  const std::string path = rehearsal_file("ascend/libascendcl.so");
   const Status s = thrown([&] { open_hccl(path); });
   HOLDS(s.code == Code::Unsupported && has(s, path.c_str()) && has(s, "has HcclGetRootInfo") && has(s, "libhcomm.so"),
         s.text);
@@ -374,7 +375,7 @@ TEST(HcclAlone, AnotherLibraryIsOneSentence) { plays("another library"); }
 int main(int argc, char **argv) {
   ::setenv("REHEARSAL_DEVICES", "4", 1);
   ::setenv("REHEARSAL_QUIET", "1", 1);
-  for (const char *file : {REHEARSAL "/ascend/libascendcl.so", REHEARSAL "/ascend/libhccl.so"})
+  for (const char *file : {rehearsal_file("ascend/libascendcl.so"), rehearsal_file("ascend/libhccl.so")})
     if (!::dlopen(file, RTLD_NOW | RTLD_GLOBAL)) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       return 4;

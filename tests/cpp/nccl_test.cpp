@@ -29,18 +29,10 @@ struct Tested {
   const char *driver;  // no library of that kind
   device::Runtime &(*runtime)();
 };
-constexpr Tested kNccl{"nccl",
-                       "2.29.3",
-                       REHEARSAL "/nvidia/libnccl.so.2",
-                       "install NVIDIA's NCCL",
-                       REHEARSAL "/nvidia/libcuda.so.1",
-                       device::cuda_runtime};
-constexpr Tested kRccl{"rccl",
-                       "2.22.3",
-                       REHEARSAL "/amd/librccl.so.1",
-                       "install AMD's RCCL",
-                       REHEARSAL "/amd/libamdhip64.so.7",
-                       device::hip_runtime};
+constexpr Tested kNccl{
+    "nccl", "2.29.3", "nvidia/libnccl.so.2", "install NVIDIA's NCCL", "nvidia/libcuda.so.1", device::cuda_runtime};
+constexpr Tested kRccl{
+    "rccl", "2.22.3", "amd/librccl.so.1", "install AMD's RCCL", "amd/libamdhip64.so.7", device::hip_runtime};
 const Tested &tested() {
   const char *const name = std::getenv("TEST_CCL");
   return name && std::string(name) == kRccl.family ? kRccl : kNccl;
@@ -66,7 +58,7 @@ TEST(Nccl, SaysWhatItIs) {
   const auto l = library();
   EXPECT_STREQ(l->family(), tested().family);
   EXPECT_EQ(l->version(), tested().version);
-  EXPECT_EQ(l->path(), tested().file);
+  EXPECT_EQ(l->path(), rehearsal_file(tested().file));
   const Capabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking);
   EXPECT_FALSE(can.one_stream);
@@ -122,6 +114,7 @@ TEST_P(Collectives, Reduce) {
 }
 
 TEST_P(Collectives, MoveBytesOfAnyType) { ranks(GetParam(), moves_bytes_of_any_type); }
+TEST_P(Collectives, ExchangeBlocksOfAnySize) { ranks(GetParam(), exchanges_blocks); }
 TEST_P(Collectives, PassMessages) { ranks(GetParam(), passes_messages); }
 
 TEST_P(Collectives, OfNothingAreNothing) {
@@ -397,7 +390,7 @@ void no_library() {
   HOLDS(s.code == Code::Unsupported && has(s, "/proc/self/status cannot be opened") && has(s, tested().install), s.text);
 }
 void another_library() {
-  const std::string path = tested().driver;
+  const std::string path = rehearsal_file(tested().driver);
   const Status s = thrown([&] { open_nccl(tested().family, path); });
   HOLDS(s.code == Code::Unsupported && has(s, path) && has(s, tested().install), s.text);
   HOLDS(s.text.find('\n') == std::string::npos, s.text);
@@ -456,7 +449,7 @@ int main(int argc, char **argv) {
   ::setenv("REHEARSAL_QUIET", "1", 1);
   ::setenv("REHEARSAL_GFX", "950", 1);  // whose float8 is everybody's
   for (const char *file : {isthmus::ccl::tested().driver, isthmus::ccl::tested().file})
-    if (!::dlopen(file, RTLD_NOW | RTLD_GLOBAL)) {
+    if (!::dlopen(rehearsal_file(file), RTLD_NOW | RTLD_GLOBAL)) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       return 4;
     }

@@ -1,6 +1,8 @@
 // Plans broken on purpose: the prover must object to each. A prover that lets one pass proves nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "prove_case.hpp"
 
 namespace isthmus::prover {
@@ -108,8 +110,16 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanIsRefused) {
         EXPECT_TRUE(bytes < 1024 || p->chunks > p->slots + 3) << "slots must be used again for this to say something";
         // The one root takes what rank 0 sends before what rank 1 does, whose wait therefore holds for both.
         const bool implied = std::string(islands) == "AAb" && c == Collective::Reduce && op.request.root == 2 && rank == 0;
+        // The links say that what was sent has gone. That the others have taken it shows in the next blocks that the library spreads,
+        // too, and who takes none of them himself opens his gate for nothing else.
+        const bool gathers = c == Collective::AllGather,
+                   takes =
+                       std::any_of(p->steps.begin(), p->steps.end(), [](const Step &x) { return x.kind == StepKind::Recv; });
         for (size_t i = implied ? 1 : 0; i < p->steps.size(); ++i) {
           if (!runs(*p, p->steps[i])) continue;
+          const Step &x = p->steps[i];
+          if (gathers && x.kind == StepKind::Taken) continue;
+          if (gathers && !takes && x.kind == StepKind::Wait && x.counter == plan::kReady) continue;
           EXPECT_FALSE(prove_twice(t, op,
                                    [&](int r, Plan &q) {
                                      if (r == rank) drop(q.steps[i]);
@@ -282,6 +292,71 @@ TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
       if (s.kind == StepKind::Ccl && s.call == IslandCall::Reduce && q.rank == 0) s.peer = 1 - s.peer;
   });
   EXPECT_NE(other_root.text.find("another rank calls"), std::string::npos) << other_root.text;
+}
+
+TEST(Mutation, EveryCopyAndCallOfAnIslandThatIsAloneIsNeeded) {
+  const auto t = world_of("AAA");
+  for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,
+                       Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV, Collective::AllToAllV}) {
+    Operation op = operation_of(c, 1000);
+    op.in_place = op.request.in_place = c == Collective::AllToAll;
+    op.counts = {400, 1000, 64};
+    op.matrix = {{400, 8, 0}, {1000, 64, 4}, {16, 0, 32}};
+    op.request.root = 1;
+    ASSERT_TRUE(prove_twice(t, op, [](int, Plan &) {}).ok) << plan::collective_name(c);
+    for (int rank = 0; rank < t.size(); ++rank)
+      for (size_t i = 0; i < plan::plan_collective(t, rank, op.request)->steps.size(); ++i) {
+        const Verdict without = prove_twice(t, op, [&](int r, Plan &q) {
+          if (r == rank) drop(q.steps[i]);
+        });
+        EXPECT_FALSE(without.ok) << plan::collective_name(c) << ", rank " << rank << ", step " << i;
+      }
+    const Verdict other_peer = prove_twice(t, op, [](int r, Plan &q) {
+      for (Step &s : q.steps)
+        if (r == 0 && s.kind == StepKind::Ccl && (s.call == IslandCall::Send || s.call == IslandCall::Recv)) s.peer = 2;
+    });
+    const bool pairs = plan::has_root(c);
+    EXPECT_EQ(other_peer.ok, !pairs) << other_peer.text;
+  }
+}
+
+// Where only a part of an operation is a library's.
+TEST(Mutation, EveryCopyAndCallOfBlocksThatStayInAnIslandIsNeeded) {
+  for (const char *hosts : {"xxx", "xyx"})
+    for (const auto c : {Collective::AllToAll, Collective::AllToAllV, Collective::Gather, Collective::ScatterV}) {
+      const auto t = world_of("NNo", hosts, topology::Bridge::Auto);
+      Operation op = operation_of(c, 1000);
+      op.in_place = op.request.in_place = c == Collective::AllToAll;
+      op.counts = {400, 1000, 64};
+      op.matrix = {{400, 8, 12}, {1000, 64, 4}, {16, 8, 32}};
+      const Verdict whole = prove_twice(t, op, [](int, Plan &) {});
+      ASSERT_TRUE(whole.ok) << whole.text;
+      for (int rank = 0; rank < 2; ++rank) {
+        plan::Request request = op.request;
+        request.device = true;
+        const auto p = plan::plan_collective(t, rank, request);
+        const auto island = std::find_if(p->device.begin(), p->device.end(),
+                                         [](const plan::Stage &s) { return std::string_view(s.name) == "island"; });
+        ASSERT_NE(island, p->device.end());
+        for (uint32_t i = island->step; i < island->step + island->steps; ++i)
+          EXPECT_FALSE(prove_twice(t, op,
+                                   [&](int r, Plan &q) {
+                                     if (r == rank) drop(q.steps[i]);
+                                   })
+                           .ok)
+              << plan::collective_name(c) << ", rank " << rank << ", step " << i << "\n"
+              << plan::explain(*p, t);
+        if (c != Collective::AllToAllV) continue;
+        const Verdict early = prove_twice(t, op, [&](int r, Plan &q) {
+          if (r == rank) q.device[static_cast<size_t>(island - p->device.begin())].skew = 0;
+        });
+        EXPECT_NE(early.text.find("that were not compared"), std::string::npos) << early.text;
+        const Verdict blindly = prove_twice(t, op, [&](int r, Plan &q) {
+          if (r == rank) q.pairwise_sizes = false;
+        });
+        EXPECT_NE(blindly.text.find("that were not compared"), std::string::npos) << blindly.text;
+      }
+    }
 }
 
 TEST(Mutation, WithoutAnyOneOfItsFramesABridgedPlanIsRefused) {

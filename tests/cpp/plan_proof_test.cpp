@@ -151,33 +151,70 @@ TEST(Proof, OnOneHostIslandsWithLibrariesHoldForLongMessages) {
               }
 }
 
-// On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and does nothing else. A sum is
-// one fold of what lies in slots, and of the rank's own part.
+// On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and neither copies nor gives a link
+// anything. A sum is one fold of what lies in slots, and of the rank's own part. Between islands with libraries two of the sums go by links.
 TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
-  const auto t = world_of("nonp", "", topology::Bridge::Auto);
-  for (int c = 0; c < kProved; ++c)
-    for (uint64_t bytes : {1000, 100'000})
-      for (int rank = 0; rank < t.size(); ++rank) {
+  struct Touched {
+    size_t moves = 0, frames = 0, folds = 0;
+    uint64_t folded = 0, chunk = 0;  // bytes of a chunk
+  };
+  const auto touched = [](const topology::Topology &t, int rank, plan::Request r, uint64_t reach) {
+    r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+    r.reach = reach;
+    const auto p = plan::plan_collective(t, rank, r);
+    Touched n;
+    n.chunk = p->chunk;
+    for (const plan::Stage &stage : p->host)
+      for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+        const plan::Step &s = p->steps[i];
+        n.moves += s.kind == plan::StepKind::Move;
+        n.frames += (s.kind == plan::StepKind::Send || s.kind == plan::StepKind::Recv) && !s.token;
+        if (s.kind != plan::StepKind::Reduce) continue;
+        ++n.folds;
+        n.folded += s.extent.length;
+      }
+    return n;
+  };
+  for (const char *islands : {"nonp", "nao", "NNoo", "NaNo", "NNOO", "NNNap"}) {
+    const auto t = world_of(islands, "", topology::Bridge::Auto);
+    for (int c = 0; c < kProved; ++c)
+      for (uint64_t bytes : {1000, 100'000}) {
         const auto collective = static_cast<Collective>(c);
-        plan::Request r = operation_of(collective, bytes, 256, 6).request;
-        r.device = true;
-        const auto touches = [&](uint64_t reach) {
-          r.reach = reach;
-          const auto p = plan::plan_collective(t, rank, r);
-          size_t moves = 0, folds = 0;
-          for (const plan::Stage &s : p->host)
-            for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
-              moves += p->steps[i].kind == plan::StepKind::Move;
-              folds += p->steps[i].kind == plan::StepKind::Reduce;
-            }
-          return std::pair(moves, folds);
-        };
+        const plan::Request r = operation_of(collective, bytes, 256, 6).request;
+        const auto planned = plan::planned_on(t, r);
         const bool sums = collective == Collective::AllReduce || collective == Collective::Reduce ||
                           collective == Collective::ReduceScatter || collective == Collective::ReduceScatterV;
-        EXPECT_EQ(touches(kReach), std::pair(size_t{0}, size_t{sums}))
-            << plan::collective_name(collective) << ", rank " << rank;
-        EXPECT_EQ(touches(0).first > 0, collective != Collective::Barrier) << "else by processors";
+        const bool libraries = topology::has_libraries(planned);
+        const bool by_links = libraries && (collective == Collective::Reduce || collective == Collective::ReduceScatter);
+        uint64_t folded = 0, chunk = 0;
+        size_t else_touched = 0;
+        for (int rank = 0; rank < t.size(); ++rank) {
+          const Touched near = touched(t, rank, r, kReach), far = touched(t, rank, r, 0);
+          folded += near.folded;
+          chunk = near.chunk;
+          if (t.ranks[static_cast<size_t>(rank)].device == "host") continue;
+          SCOPED_TRACE(std::string(islands) + " " + plan::collective_name(collective) + " of " + std::to_string(bytes) +
+                       ", rank " + std::to_string(rank));
+          const auto group = static_cast<size_t>(planned.group_of[static_cast<size_t>(rank)]);
+          else_touched += far.moves + far.frames;
+          // Of an island with a library not all have something to bring, nor do all that stand at a root's side.
+          const bool only_inside = plan::has_root(collective) && rank != r.root && !plan::inside_of(t, rank, r).empty();
+          if (planned.groups[group].ccl.empty() && !only_inside) {
+            EXPECT_EQ(far.moves + far.frames > 0, collective != Collective::Barrier) << "else by processors";
+          }
+          EXPECT_EQ(near.frames > 0, by_links);
+          if (by_links) continue;
+          EXPECT_EQ(near.moves, 0u);
+          EXPECT_EQ(near.folds > 0, sums);
+          if (!libraries) { EXPECT_LE(near.folds, 1u); }
+        }
+        EXPECT_EQ(else_touched > 0, collective != Collective::Barrier)
+            << islands << " " << plan::collective_name(collective);
+        if (!by_links && (collective == Collective::AllReduce || collective == Collective::Reduce)) {
+          EXPECT_EQ(folded, chunk) << islands << " " << plan::collective_name(collective) << ": each byte by one rank";
+        }
       }
+  }
 }
 
 // The gate of a chunk is opened while a later one is copied in, or the two streams of a device would take turns.
@@ -197,6 +234,88 @@ TEST(Proof, WithSixSlotsTheStreamsOfADeviceNeedNotTakeTurns) {
     }
 }
 
+TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {
+  const auto t = world_of("AAA");
+  for (const auto c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast, Collective::AllGather,
+                       Collective::ReduceScatter, Collective::AllToAll, Collective::Gather, Collective::Scatter,
+                       Collective::AllGatherV, Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV})
+    for (int rank = 0; rank < t.size(); ++rank)
+      for (const bool in_place : {false, true}) {
+        plan::Request r = operation_of(c, 1 << 20).request;
+        r.in_place = in_place;
+        const auto p = plan::plan_collective(t, rank, r);
+        EXPECT_FALSE(p->device.empty()) << plan::collective_name(c);
+        EXPECT_TRUE(p->host.empty() && !p->uses_links && p->slot_bytes == 0 && p->link_bytes == 0) << plan::explain(*p, t);
+        EXPECT_EQ(p->device_bytes, c == Collective::AllToAll && in_place ? uint64_t{3} << 20 : 0) << "a copy of the input";
+      }
+}
+
+// Sizes that two ranks know each are compared before the library is given them: by the host, which opens the gate before the call.
+TEST(Proof, AnIslandThatIsAloneComparesTheSizesOfAnAllToAllAndMovesItWhole) {
+  for (const char *hosts : {"xxx", "xyx"}) {
+    const auto t = world_of("NNN", hosts);
+    plan::Request r = operation_of(Collective::AllToAllV, 0).request;
+    for (int rank = 0; rank < t.size(); ++rank) {
+      r.device = true;
+      const auto p = plan::plan_collective(t, rank, r);
+      EXPECT_TRUE(p->pairwise_sizes && p->slot_bytes == 0 && p->device_bytes == 0) << plan::explain(*p, t);
+      EXPECT_EQ(p->sizes_by_links, !topology::one_memory(t));
+      EXPECT_EQ(p->uses_links, p->sizes_by_links);
+      ASSERT_EQ(p->steps.size(), 3u) << plan::explain(*p, t);
+      EXPECT_EQ(p->steps[0].kind, plan::StepKind::Wait);
+      EXPECT_EQ(p->steps[1].call, IslandCall::AllToAllV);
+      EXPECT_EQ(p->steps[2].kind, plan::StepKind::Post);
+      const std::vector<uint64_t> nothing(3, 0);
+      EXPECT_EQ(plan::chunks_of(*p, {nothing, nothing, nothing, nothing}), 1u) << "who has no block opens the gate too";
+    }
+  }
+}
+
+// What stays in a group is its library's also where the operation goes beyond it; the rest is as it would be without libraries.
+TEST(Proof, BlocksThatStayInAnIslandAreItsLibrarys) {
+  const Collective all[] = {Collective::AllToAll, Collective::AllToAllV, Collective::Gather,
+                            Collective::GatherV,  Collective::Scatter,   Collective::ScatterV};
+  const std::pair<const char *, const char *> worlds[] = {
+      {"NNo", ""}, {"NaN", ""}, {"NNOO", ""}, {"NNNap", ""}, {"NNa", "xyx"}, {"NaNNa", "xxyyz"}, {"NNOOa", "xyxyy"}};
+  int combination = 0;
+  for (const auto &[islands, hosts] : worlds)
+    for (const auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
+      for (const Collective c : all)
+        for (const uint64_t bytes : {4, 1000, 65'540})
+          for (const uint32_t slots : {4, 6})
+            for (const bool in_place : {false, true})
+              for (const uint64_t reach : {uint64_t{0}, kReach}) {
+                if (in_place && c != Collective::AllToAll) continue;
+                if (combination++ % std::min(kOneIn, 11)) continue;
+                const auto t = world_of(islands, hosts, bridge);
+                Operation op = operation_of(c, bytes, 256, slots);
+                op.in_place = in_place;
+                op.request.root = combination % 2;
+                op.request.reach = topology::one_memory(t) ? reach : 0;
+                add_sizes(op, t.size(), 4);
+                const Operation thrice[] = {op, op, operation_of(Collective::AllReduce, 3000)};
+                const Verdict v = prove(t, thrice);
+                ASSERT_TRUE(v.ok) << name_of(islands, op) << " on " << hosts << ": " << v.text;
+                for (int rank = 0; rank < t.size(); ++rank) {
+                  plan::Request r = op.request;
+                  r.in_place = in_place;
+                  r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+                  const auto inside = plan::inside_of(t, rank, r);
+                  const auto p = plan::plan_collective(t, rank, r);
+                  const auto calls = std::count_if(p->steps.begin(), p->steps.end(),
+                                                   [](const plan::Step &s) { return s.kind == plan::StepKind::Ccl; });
+                  const bool rooted = plan::has_root(c), root = rooted && rank == r.root;
+                  EXPECT_EQ(calls, inside.empty() ? 0
+                                   : root         ? static_cast<std::ptrdiff_t>(inside.size()) - 1
+                                                  : 1)
+                      << plan::explain(*p, t);
+                  const auto group = static_cast<size_t>(t.group_of[static_cast<size_t>(rank)]);
+                  const bool at_root = !rooted || t.group_of[static_cast<size_t>(r.root)] == static_cast<int>(group);
+                  EXPECT_EQ(inside.empty(), t.groups[group].ccl.empty() || t.groups[group].ranks.size() < 2 || !at_root);
+                }
+              }
+}
+
 TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   auto t = world_of("AAbb");
   plan::Request r = operation_of(Collective::AllReduce, 9000).request;
@@ -206,8 +325,19 @@ TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   r.op = RedOp::PremulSum;
   EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
   r.op = RedOp::Sum;
-  r.collective = Collective::AllToAll;  // its inside part is not the library's yet
-  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
+  for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,
+                       Collective::ReduceScatterV, Collective::GatherV, Collective::ScatterV, Collective::AllToAllV}) {
+    r.collective = c;
+    EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "") << "between islands";
+    EXPECT_EQ(plan::planned_on(world_of("AAA"), r).groups[0].ccl, "library") << "in one";
+  }
+  auto devices = world_of("NNo");
+  r.collective = Collective::AllToAll;
+  EXPECT_EQ(plan::inside_of(devices, 1, r), (std::vector<int>{0, 1}));
+  EXPECT_TRUE(plan::inside_of(devices, 2, r).empty()) << "one rank";
+  EXPECT_TRUE(plan::inside_of(t, 0, r).empty()) << "memory that processors touch";
+  for (auto &g : devices.groups) g.ccl_table.ops[static_cast<size_t>(IslandCall::AllToAllV)] = {};
+  EXPECT_TRUE(plan::inside_of(devices, 1, r).empty()) << "blocks need places";
   r.collective = Collective::AllReduce;
   for (auto &g : t.groups) g.ccl_table.ops[static_cast<size_t>(IslandCall::ReduceScatter)] = {};
   EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "") << "reduce_scatter is part of a large all_reduce";

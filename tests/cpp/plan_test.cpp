@@ -295,6 +295,93 @@ TEST(Plan, APredictionOfABridgedAllReduceIsAtLeastTheBridgesBound) {
   }
 }
 
+TEST(Plan, APredictionOverUnequalBridgesIsTheirBoundAndTheWayOfOneChunk) {
+  struct Fleet {
+    const char *islands;  // those from 'n' on work on devices
+    std::vector<double> bridges;
+  };
+  // The fleets of bench/bridge.py, and the first of them on hosts. In the third it is the sum of the rates that bounds.
+  const std::vector<Fleet> fleets = {{"nop", {400e6, 200e6, 50e6}},
+                                     {"nopa", {200e6, 100e6, 100e6, 50e6}},
+                                     {"nop", {75e6, 50e6, 50e6}},
+                                     {"abc", {400e6, 200e6, 50e6}}};
+  constexpr uint64_t bytes = 64 << 20;
+  for (const auto &[islands, bridges] : fleets) {
+    const auto t = measured(world_of(islands), bridges);
+    auto equal = t;  // the ring's parts, over the same bridges
+    equal.weights.assign(bridges.size(), 1.0);
+    equal.digest = topology::digest_of(equal);
+    const auto k = static_cast<double>(bridges.size());
+    const double once = static_cast<double>(bytes) / *std::min_element(bridges.begin(), bridges.end());
+    const double bound = bridge_time(t.weights) * once, ring = 2 * (k - 1) / k * once;
+    const auto requested = [&](int rank) {
+      Request r = request_of(Collective::AllReduce, bytes);
+      r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
+      return r;
+    };
+    double sent = 0;  // by the busiest bridge, which receives as much
+    for (int rank = 0; rank < t.size(); ++rank)
+      sent = std::max(sent, static_cast<double>(plan_collective(t, rank, requested(rank))->link_bytes) /
+                                bridges[static_cast<size_t>(rank)]);
+    for (int rank = 0; rank < t.size(); ++rank) {
+      const Prediction p = predict(*plan_collective(t, rank, requested(rank)), t);
+      const Prediction q = predict(*plan_collective(equal, rank, requested(rank)), equal);
+      EXPECT_NEAR(p.bridge, sent, 1e-9 * sent) << islands << ", rank " << rank;
+      EXPECT_NEAR(p.bridge, bound, 1e-3 * bound) << "pieces are whole lines";
+      EXPECT_GT(p.seconds, bound) << islands << ", rank " << rank;
+      EXPECT_LE(p.seconds, 1.08 * bound) << islands << ", rank " << rank;
+      EXPECT_NEAR(q.bridge, ring, 1e-3 * ring) << islands << ", rank " << rank;
+      EXPECT_NEAR(q.seconds / p.seconds, ring / bound, 0.02 * ring / bound) << islands << ", rank " << rank;
+    }
+  }
+}
+
+TEST(Plan, APredictionForOneChunkIsBothItsHopsOneAfterTheOther) {
+  const auto t = measured(world_of("abc"), {400e6, 200e6, 50e6});
+  const auto p = plan_collective(t, 0, request_of(Collective::AllReduce, 64 << 10));
+  ASSERT_EQ(p->chunks, 1u);
+  const double once = (64 << 10) / 50e6;  // the slowest island owns nothing: it sends all, and then receives all
+  EXPECT_NEAR(predict(*p, t).bridge, once, 1e-9 * once);
+  EXPECT_NEAR(predict(*p, t).seconds, 2 * once, 1e-3 * once);
+}
+
+TEST(Plan, APredictionFollowsThePlansFramesAndNotTheShares) {
+  const auto t = measured(world_of("abc"), {400e6, 200e6, 50e6});
+  Plan p = *plan_collective(t, 2, request_of(Collective::AllReduce, 64 << 20));
+  const Prediction before = predict(p, t);
+  for (Step &s : p.steps)
+    if (s.kind == StepKind::Recv) s.extent.length *= 2;
+  const Prediction after = predict(p, t);
+  EXPECT_GT(after.bridge, 1.9 * before.bridge) << "the last chunk's are cut at the end of the message";
+  EXPECT_GT(after.seconds, 1.9 * before.seconds);
+}
+
+TEST(Plan, APredictionHasPartialResultsInTheirOwnWidth) {
+  const auto t = measured(world_of("aab"), {1e9, 1e9, 1e9});
+  Request r = request_of(Collective::AllReduce, 8 << 20);
+  const double once = (8 << 20) / 1e9;
+  EXPECT_NEAR(predict(*plan_collective(t, 2, r), t).bridge, once, 1e-3 * once);
+  r.dtype = DType::BFloat16;
+  // Of the third that b finishes it gets a's sum, in float32, and of a's two thirds the results, in bfloat16.
+  for (int rank = 0; rank < t.size(); ++rank)
+    EXPECT_NEAR(predict(*plan_collective(t, rank, r), t).bridge, (2.0 / 3 + 2.0 / 3) * once, 1e-3 * once) << rank;
+}
+
+TEST(Plan, APredictionKnowsTheBusiestBridgeOfOtherCollectives) {
+  const auto t = measured(world_of("abc"), {50e6, 400e6, 400e6});
+  Request r = request_of(Collective::Broadcast, 8 << 20);
+  const double once = (8 << 20) / 50e6;
+  for (int rank = 0; rank < t.size(); ++rank) {
+    const Prediction p = predict(*plan_collective(t, rank, r), t);
+    EXPECT_NEAR(p.bridge, once, 1e-9 * once) << "each byte leaves the root once";
+    EXPECT_GT(p.seconds, p.bridge);
+  }
+  r.collective = Collective::AllGather;
+  const Prediction p = predict(*plan_collective(t, 1, r), t);
+  EXPECT_NEAR(p.bridge, 2 * once, 1e-9 * once) << "the slowest sends its block twice, and receives two";
+  EXPECT_GE(p.seconds, p.bridge);
+}
+
 TEST(Plan, APredictionCountsWhatTheRanksThreadAndItsDeviceDo) {
   auto t = measured(world_of("nn", "", topology::Bridge::Auto), {1e9, 1e9});
   for (auto &r : t.ranks) {

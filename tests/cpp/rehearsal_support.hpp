@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "rehearsal_file.hpp"
+
 // Under ThreadSanitizer, whose exits take a second each otherwise.
 extern "C" __attribute__((visibility("default"), weak)) const char *__tsan_default_options();
 extern "C" const char *__tsan_default_options() { return "atexit_sleep_ms=20"; }
@@ -29,16 +31,8 @@ struct UniqueId {
   unsigned char bytes[128];
 };
 
-inline std::string folder() {
-  const char *set = std::getenv("REHEARSAL_DIR");
-#ifdef REHEARSAL_DIR
-  return set ? set : REHEARSAL_DIR;
-#else
-  return set ? set : ".";
-#endif
-}
 inline void *library(const char *name) {
-  void *l = ::dlopen((folder() + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+  void *l = ::dlopen(rehearsal_file(name), RTLD_NOW | RTLD_LOCAL);
   if (!l) {
     std::fprintf(stderr, "%s\n", ::dlerror());
     ::_exit(4);

@@ -84,6 +84,60 @@ TEST(Rehearsal, CopiesOnManySlowQueues) {
   expect_clean({{"REHEARSAL_QUEUES", "4"}, {"REHEARSAL_COPY_GBPS", "1"}, {"REHEARSAL_LATENCY_US", "50"}}, copies);
 }
 
+// What is seen of a copy before its end.
+constexpr size_t kCopied = 4096;
+constexpr unsigned char kBefore = 0x11, kRubbish = 0xA5, kData = 0x22;
+
+// `to` holds kBefore, and a copy of kData from the device to it is submitted.
+void begin_copy(const Pinned &to, Handle s) {
+  const Address from = allocate(kCopied);
+  std::memset(to.host, kBefore, kCopied);
+  IS(cu("MemsetD8_v2", from, kData, kCopied), 0);
+  IS(cu("MemcpyDtoHAsync_v2", to.host, from, kCopied, s), 0);
+}
+
+// Whether each byte is one of the two. It looks while the engine's thread writes, as a program that does not wait would: that is no race
+// for ThreadSanitizer to report.
+__attribute__((noinline, no_sanitize("thread"))) bool holds(const Pinned &memory, unsigned char one, unsigned char other) {
+  const auto *const bytes = static_cast<const volatile unsigned char *>(memory.host);
+  for (size_t i = 0; i < kCopied; ++i) {
+    const unsigned char now = bytes[i];
+    if (now != one && now != other) return false;
+  }
+  return true;
+}
+
+TEST(Rehearsal, ADestinationHoldsRubbishUntilTheDataComes) {
+  // A byte a second: the copy outlives the process, so no look comes too late.
+  expect_clean({{"REHEARSAL_COPY_OUT_GBPS", "1e-9"}}, [] {
+    use(0);
+    const Pinned to(kCopied);
+    const Handle s = new_stream();
+    begin_copy(to, s);
+    CHECK(comes([&] { return holds(to, kRubbish, kRubbish); }));
+    sleep_ms(20);
+    CHECK(holds(to, kRubbish, kRubbish));
+    IS(cu("StreamQuery", s), 600);
+  });
+}
+
+TEST(Rehearsal, WithoutRubbishADestinationHoldsWhatItDidUntilTheDataComes) {
+  // 256 ms, through which it looks again and again; however rarely, no look may see anything else.
+  expect_clean({{"REHEARSAL_SCRIBBLE", "0"}, {"REHEARSAL_COPY_OUT_GBPS", "1.6e-5"}}, [] {
+    use(0);
+    const Pinned to(kCopied);
+    const Handle s = new_stream();
+    const auto begin = std::chrono::steady_clock::now();
+    begin_copy(to, s);
+    CHECK(comes([&] {
+      CHECK(holds(to, kBefore, kData));
+      return holds(to, kData, kData);
+    }));
+    CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(250));
+    IS(cu("StreamSynchronize", s), 0);
+  });
+}
+
 TEST(Rehearsal, RegisteredMemoryHasAnotherAddressOnTheDevice) {
   expect_clean({}, [] {
     use(0);

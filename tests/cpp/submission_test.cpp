@@ -1,10 +1,13 @@
 // Which thread makes which call of a device's runtime for an operation, and on which stream, on every vendor: as the simulation wrote it down.
 //
-// The thread that calls submits all of an operation's device work, in one order, and the user's stream gets two things: the record of where
-// it stands, and one wait for an event behind the last copy. The progress thread makes none of it; all that it calls is the library's
-// question whether the communicator has failed. HCCL's calls, which may wait for other ranks, are made by a thread of the communicator,
-// one at a time, while the calling thread waits for it. What has come for a receive without a stream is copied in by the courier.
+// The thread that calls submits all of an operation's device work, in one order, which is that of the plan's device list, and the user's
+// stream gets two things: the record of where it stands, and one wait for an event behind the last copy. The progress thread makes none of
+// it; all that it calls is the library's question whether the communicator has failed. HCCL's calls, which may wait for other ranks, are
+// made by a thread of the communicator, one at a time, while the calling thread waits for it. What has come for a receive without a stream
+// is copied in by the courier.
+#include "engine/op.hpp"
 #include "fleet.hpp"
+#include "rehearsal_file.hpp"
 
 #include <sys/syscall.h>
 
@@ -24,7 +27,7 @@ namespace {
 
 template <class F>
 F *engine(const char *name) {
-  void *const found = ::dlsym(::dlopen(REHEARSAL "/librehearsal.so", RTLD_NOW), name);
+  void *const found = ::dlsym(::dlopen(rehearsal_file("librehearsal.so"), RTLD_NOW), name);
   if (!found) std::abort();
   return reinterpret_cast<F *>(found);
 }
@@ -93,26 +96,36 @@ class Watched {
 // ---- what may be there ------------------------------------------------------------------------------------------------------------
 
 struct Words {  // of a vendor
-  const char *vendor, *record, *wait, *gate, *question;
-  std::set<std::string> asking;  // whether the device has failed
+  const char *vendor, *record, *wait, *gate, *signal, *copy;
+  const char *library, *question;  // what the names of its functions begin with; the one that the progress thread calls
+  std::set<std::string> asking;    // whether the device has failed
 };
 const Words kWords[] = {
     {"nvidia",
      "cuEventRecord",
      "cuStreamWaitEvent",
      "cuStreamWaitValue64",
+     "cuStreamWriteValue64",
+     "cuMemcpyAsync",
+     "nccl",
      "ncclCommGetAsyncError",
      {"cuStreamQuery", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}},
     {"amd",
      "hipEventRecord",
      "hipStreamWaitEvent",
      "hipStreamWaitValue64",
+     "hipStreamWriteValue64",
+     "hipMemcpyAsync",
+     "nccl",
      "ncclCommGetAsyncError",
      {"hipStreamQuery", "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipThreadExchangeStreamCaptureMode"}},
     {"ascend",
      "aclrtRecordEvent",
      "aclrtStreamWaitEvent",
      nullptr,
+     "aclrtLaunchHostFunc",
+     "aclrtMemcpyAsync",
+     "Hccl",
      "HcclGetCommAsyncError",
      {"aclrtStreamQuery", "aclrtGetCurrentContext", "aclrtSetCurrentContext"}}};
 const Words &words_of(const FleetRank &r) {
@@ -163,16 +176,115 @@ void expect_users_stream(const FleetRank &r, const std::vector<Line> &lines, voi
   EXPECT_EQ(others, 0u) << "rank " << r.rank << "\n" << text_of(lines);
 }
 
-// What the rank's thread gave to streams, in order. A gate that is open already is left out, so gates are not of the order.
-std::vector<std::string> order_of(const FleetRank &r, const std::vector<Line> &lines) {
-  std::map<uint64_t, size_t> streams;
-  std::vector<std::string> order;
+// ---- the plan ---------------------------------------------------------------------------------------------------------------------
+
+// What was given to the rank's streams, in order: the function and the stream. The user's stream is called so, the rank's own ones "first"
+// and "second", as they come. Whoever calls for the rank uses its streams: its own thread, or the library's, for which that one waits.
+std::vector<std::string> given(const FleetRank &r, const std::vector<Line> &lines, void *stream) {
+  std::map<uint64_t, std::string> names;
+  const uint64_t user = engine<uint64_t(void *)>("rehearsal_stream")(stream);
+  for (const Line &l : lines)
+    if (l.submitted && l.thread == ::syscall(SYS_gettid))
+      names.try_emplace(l.stream, l.stream == user ? "user" : names.size() == names.count(user) ? "first" : "second");
+  std::vector<std::string> found;
+  std::map<long, bool> fresh;  // a call may be two things to a queue
   for (const Line &l : lines) {
-    if (!l.submitted || l.thread != ::syscall(SYS_gettid) || (words_of(r).gate && l.call == words_of(r).gate)) continue;
-    const size_t stream = streams.try_emplace(l.stream, streams.size()).first->second;
-    order.push_back(l.call + " " + std::to_string(stream));
+    if (!l.submitted) fresh[l.thread] = true;
+    if (l.submitted && std::exchange(fresh[l.thread], false) && names.count(l.stream))
+      found.push_back(l.call + " " + names[l.stream]);
   }
-  return order;
+  EXPECT_LE(names.size(), 3u) << "rank " << r.rank << "\n" << text_of(lines);
+  return found;
+}
+
+// The same as plan.hpp says it of the plan by which the operation ran: the stages by turns and skews, each step for its chunk, and what ties
+// the streams together. `work`, which has ended, is the engine's operation.
+std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
+  namespace plan = isthmus::plan;
+  constexpr const char *kCalls[isthmus::kIslandCalls] = {
+      "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "BatchSendRecv", "Send", "Recv"};
+  const Words &w = words_of(r);
+  const auto &op = *reinterpret_cast<const isthmus::engine::Op *>(work);
+  const plan::Plan &p = *op.plan;
+  const uint32_t chunks = plan::chunks_of(p, op.operands());
+  std::vector<std::string> all;
+  const auto give = [&](const std::string &call, const char *stream) { all.push_back(call + " " + stream); };
+  // NCCL's all_to_all is a group of sends and receives: one thing to a stream, by the name of the first. (Each rank gives itself something.)
+  const auto function = [&](isthmus::IslandCall call) {
+    const bool exchange = call == isthmus::IslandCall::AllToAll || call == isthmus::IslandCall::AllToAllV,
+               group = exchange && begins(w.library, "nccl");
+    return std::string(w.library) + kCalls[static_cast<size_t>(group ? isthmus::IslandCall::Send : call)];
+  };
+  const auto works = [&](const plan::Step &s, uint32_t c) {
+    return plan::runs_for(p, s, c) && plan::extent_bytes(s.extent, c, op.operands()) > 0;
+  };
+  const auto step = [&](const plan::Step &s, uint32_t c, const char *stream) {
+    switch (s.kind) {
+      case plan::StepKind::Wait:
+        if (w.gate && s.mul * c + s.add > 0) give(w.gate, stream);
+        return;
+      case plan::StepKind::Post: return give(w.signal, stream);
+      case plan::StepKind::Move:
+        if (works(s, c)) give(w.copy, stream);
+        return;
+      case plan::StepKind::Ccl:
+        if (works(s, c)) give(function(s.call), stream);
+        return;
+      default: ADD_FAILURE() << "a step of the device list that is of the host's";
+    }
+  };
+
+  give(w.record, "user");
+  give(w.wait, "first");
+  if (w.gate) give(w.gate, "first");  // where the entry rule holds it up
+  uint32_t skew = 0;
+  for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
+  bool went_on = true, parted = false;  // the first stream, since the second was put behind it; they have not met again
+  for (uint32_t t = 0; t < chunks + skew; ++t)
+    for (const plan::Stage &s : p.device) {
+      if (t < s.skew || t - s.skew >= chunks) continue;
+      // Where the thread stands at every gate, and where there is one chunk, nothing would run beside anything.
+      const bool beside = s.beside && w.gate && chunks > 1;
+      if (beside && went_on) {
+        give(w.record, "first");
+        give(w.wait, "second");
+      }
+      went_on = !beside;
+      parted |= beside;
+      for (uint32_t i = 0; i < s.steps; ++i) step(p.steps[s.step + i], t - s.skew, beside ? "second" : "first");
+    }
+  if (parted) {
+    give(w.record, "second");
+    give(w.wait, "first");
+  }
+  give(w.record, "first");
+  give(w.wait, "user");
+  give(w.signal, "first");
+  return all;
+}
+
+// The first is the second, but for gates of it that were open already.
+void expect_as_planned(const FleetRank &r, const std::vector<std::string> &got, const std::vector<std::string> &all) {
+  const char *const gate = words_of(r).gate;
+  size_t next = 0;
+  const auto list = [](const std::vector<std::string> &x) {
+    std::string text;
+    for (const std::string &one : x) text += "  " + one + "\n";
+    return text;
+  };
+  for (const std::string &one : all) {
+    if (next < got.size() && got[next] == one) {
+      ++next;
+    } else if (!gate || !begins(one, gate)) {
+      ADD_FAILURE() << "rank " << r.rank << ": the plan has " << one << " behind " << next << " of what was given:\n"
+                    << list(got) << "and the plan is\n"
+                    << list(all);
+      return;
+    }
+  }
+  EXPECT_EQ(next, got.size()) << "rank " << r.rank << ": more was given than is in the plan:\n"
+                              << list(got) << "and the plan is\n"
+                              << list(all);
 }
 
 // ---- operations -------------------------------------------------------------------------------------------------------------------
@@ -184,6 +296,12 @@ struct Operation {
   isthmus_result (*call)(const FleetRank &, char *in, char *out, uint64_t, const isthmus_call *, isthmus_work_t *);
 };
 constexpr auto kType = ISTHMUS_FLOAT32;
+// Unequal ones, and rank 1's is none.
+std::vector<uint64_t> counts_of(const FleetRank &r, uint64_t most) {
+  std::vector<uint64_t> counts;
+  for (int q = 0; q < r.size; ++q) counts.push_back(q == 1 ? 0 : most / static_cast<uint64_t>(q + 1));
+  return counts;
+}
 const Operation kOperations[] = {
     {"all_reduce", kCount,
      [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
@@ -225,6 +343,31 @@ const Operation kOperations[] = {
      [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
        return isthmus_scatter(r.comm, in, out, n, kType, 0, how, work);
      }},
+    {"all_gather_v", kCount / 8,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_all_gather_v(r.comm, in, out, counts_of(r, n).data(), nullptr, kType, how, work);
+     }},
+    {"all_to_all_v", kCount / 8,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       std::vector<uint64_t> give, take;  // nothing from the first to rank 1
+       for (int q = 0; q < r.size; ++q) {
+         give.push_back(r.rank == 0 && q == 1 ? 0 : n / static_cast<uint64_t>(r.rank + 2 * q + 1));
+         take.push_back(r.rank == 1 && q == 0 ? 0 : n / static_cast<uint64_t>(q + 2 * r.rank + 1));
+       }
+       return isthmus_all_to_all_v(r.comm, in, give.data(), nullptr, out, take.data(), nullptr, kType, how, work);
+     }},
+    {"reduce_scatter_v", kCount / 8,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_reduce_scatter_v(r.comm, in, out, counts_of(r, n).data(), nullptr, kType, ISTHMUS_SUM, how, work);
+     }},
+    {"gather_v", kCount / 8,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_gather_v(r.comm, in, out, counts_of(r, n).data(), nullptr, kType, 0, how, work);
+     }},
+    {"scatter_v", kCount / 8,
+     [](const FleetRank &r, char *in, char *out, uint64_t n, const isthmus_call *how, isthmus_work_t *work) {
+       return isthmus_scatter_v(r.comm, in, out, counts_of(r, n).data(), nullptr, kType, 0, how, work);
+     }},
 };
 
 isthmus_call how_of(const FleetRank &r, void *stream) {
@@ -265,20 +408,19 @@ TEST_P(Submissions, OfACollectiveAreTheCallersInOneOrderAndTheUsersStreamWaitsFo
                              &work) == ISTHMUS_OK);
         if (r.driver) r.driver->synchronize(stream);  // so that this thread does nothing for it: the progress thread does
         FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
-        isthmus_work_release(work);
+        return work;
       };
-      call();  // the first one of its size may allocate
-      std::vector<std::string> order;
+      isthmus_work_release(call());  // the first one of its size may allocate
       for (int turn = 0; turn < 2; ++turn) {
         watched.begin(r);
-        call();
+        const isthmus_work_t work = call();
         const std::vector<Line> lines = watched.end(r);
-        if (!r.driver) continue;
-        expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
-        expect_users_stream(r, lines, stream, 1);
-        EXPECT_FALSE(order_of(r, lines).empty());
-        if (turn == 1) { EXPECT_EQ(order_of(r, lines), order) << "rank " << r.rank << "\n" << text_of(lines); }
-        order = order_of(r, lines);
+        if (r.driver) {
+          expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
+          expect_users_stream(r, lines, stream, 1);
+          expect_as_planned(r, given(r, lines, stream), planned(r, work));
+        }
+        isthmus_work_release(work);
       }
     }
     if (stream) r.driver->end(stream);

@@ -210,6 +210,17 @@ TEST(Topology, GroupsWithoutTheirLibraryAreWeighedAnew) {
   EXPECT_EQ(dissolve(t, {}).weights, (std::vector<double>{4, 4, 1})) << "declared rates go before measured ones";
 }
 
+TEST(Topology, TheVersionsOfAGroupsLibraryAreToldWhereTheyDiffer) {
+  auto ranks = ranks_of("aabaa", "xxxxx");
+  for (auto &r : ranks) r.ccl = "nccl", r.ccl_version = "2.29.3";
+  ranks[2].ccl_version = "2.20.5";  // of another island
+  EXPECT_EQ(unequal_versions(make_topology(ranks, Bridge::Auto), make_topology(ranks, Bridge::Auto).groups[0]), "");
+  ranks[3].ccl_version = ranks[4].ccl_version = "2.27.5";
+  const Topology t = make_topology(ranks, Bridge::Auto);
+  EXPECT_EQ(unequal_versions(t, t.groups[0]), "rank 0 has nccl 2.29.3, rank 3 has nccl 2.27.5");
+  EXPECT_EQ(unequal_versions(t, t.groups[1]), "");
+}
+
 TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
   const auto j = nlohmann::json::parse(to_json(make_topology(ranks_of("aab", "xyx"), Bridge::Auto)));
   EXPECT_EQ(j["world"], 3);

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <string>
 
+#include "rehearsal_file.hpp"
+
 namespace isthmus_test {
 
 class Driver {
@@ -50,7 +52,7 @@ class Driver {
 
 class Cuda final : public Driver {
  public:
-  Cuda() : Driver(REHEARSAL "/nvidia/libcuda.so.1") { must("cuInit", 0u); }
+  Cuda() : Driver(rehearsal_file("nvidia/libcuda.so.1")) { must("cuInit", 0u); }
   void here(int device) override {
     void *context = nullptr;
     must("cuDevicePrimaryCtxRetain", &context, device);
@@ -79,7 +81,7 @@ class Cuda final : public Driver {
 
 class Hip final : public Driver {
  public:
-  Hip() : Driver(REHEARSAL "/amd/libamdhip64.so.7") { must("hipInit", 0u); }
+  Hip() : Driver(rehearsal_file("amd/libamdhip64.so.7")) { must("hipInit", 0u); }
   void here(int device) override { must("hipSetDevice", device); }
   void *allocate(size_t bytes) override {
     void *memory = nullptr;
@@ -104,7 +106,7 @@ class Hip final : public Driver {
 
 class Acl final : public Driver {
  public:
-  Acl() : Driver(REHEARSAL "/ascend/libascendcl.so") {
+  Acl() : Driver(rehearsal_file("ascend/libascendcl.so")) {
     if (const int code = call("aclInit", nullptr); code != 0 && code != 100002)
       std::abort();  // somebody else may have done it
   }
@@ -134,11 +136,11 @@ class Acl final : public Driver {
 // that what looks for it by its name finds it.
 struct Vendor {
   const char *name, *device;     // the second as in ISTHMUS_DEVICE
-  const char *family, *library;  // that serves its islands
+  const char *family, *library;  // that serves its islands, and its file (rehearsal_file)
 };
-inline constexpr Vendor kVendors[] = {{"nvidia", "cuda", "nccl", REHEARSAL "/nvidia/libnccl.so.2"},
-                                      {"amd", "hip", "rccl", REHEARSAL "/amd/librccl.so.1"},
-                                      {"ascend", "acl", "hccl", REHEARSAL "/ascend/libhccl.so"}};
+inline constexpr Vendor kVendors[] = {{"nvidia", "cuda", "nccl", "nvidia/libnccl.so.2"},
+                                      {"amd", "hip", "rccl", "amd/librccl.so.1"},
+                                      {"ascend", "acl", "hccl", "ascend/libhccl.so"}};
 inline const Vendor *vendor_named(const std::string &name) {
   for (const Vendor &v : kVendors)
     if (name == v.name) return &v;
@@ -148,7 +150,7 @@ inline Driver *driver_of(const Vendor &vendor) {
   const auto opened = [&](auto make) -> Driver * {
     static Driver *const driver = [&] {
       Driver *made = make();
-      if (!::dlopen(vendor.library, RTLD_NOW | RTLD_LOCAL)) {
+      if (!::dlopen(rehearsal_file(vendor.library), RTLD_NOW | RTLD_LOCAL)) {
         std::fprintf(stderr, "%s\n", ::dlerror());
         std::abort();
       }

@@ -137,6 +137,24 @@ def test_ranks_that_call_different_things_are_told_who_called_what(zygote: Zygot
             assert report["kind"] == "MismatchError" and "max" in report["text"] and "min" in report["text"], report
 
 
+def test_counts_of_blocks_that_a_library_moves_are_compared(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.set_timeout(3)
+        counts = [100, 200] if me.rank == 0 else [101, 200]
+
+        def both() -> None:
+            comm.reduce_scatter_v(np.ones(sum(counts), np.float32), counts)
+            comm.barrier()
+
+        return me.caught(both)
+
+    with job(zygote, 2, body, "AA") as ranks:
+        for rank in ranks:
+            report = rank.result()
+            assert report["kind"] == "MismatchError" and "reduce_scatter_v" in report["text"], report
+
+
 def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alone(zygote: Zygote) -> None:
     other = f"127.0.0.1:{launch.free_port()}"
 
@@ -212,3 +230,16 @@ def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote
         ranks[1].signal(signal.SIGKILL)
         for rank in (ranks[0], ranks[2]):
             assert "rank 1" in rank.result()["text"]
+
+
+def test_a_rank_that_ends_inside_the_librarys_init_is_named_at_once_by_who_waits_for_it_there(zygote: Zygote) -> None:
+    def body(me: Me) -> Any:
+        if me.rank == 1:
+            os.environ["FI_PROVIDER"] = "nowhere"  # a transport that there is not: the library ends the process
+        return me.caught(lambda: me.init(timeout=60))
+
+    with job(zygote, 3, body, "AAb") as ranks:
+        for rank in (ranks[0], ranks[2]):
+            report = rank.result()
+            assert report["kind"] == "PeerLostError" and "rank 1" in report["text"], report
+            assert report["took"] < 20, report

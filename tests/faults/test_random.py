@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jobs import SHAPES, Me, Zygote, all_say, job
 
@@ -84,6 +85,7 @@ def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
+@pytest.mark.timeout(900)  # 40 cycles take 30 s where nothing else runs; more beside other jobs
 def test_two_hundred_random_cycles(zygote: Zygote, report: list[str]) -> None:
     chance = random.Random(SEED)
     detected: list[float] = []

@@ -119,6 +119,8 @@ def test_what_cannot_be_is_refused_at_once(zygote: Zygote) -> None:
         comm = me.init()
         wrong = [me.caught(lambda list=list: comm.shrink(list)) for list in ([2], [-1], [me.rank])]
         ok = total(comm, me)
+        me.send("summed")  # who has its sum may abort before the other has
+        me.hear()
         comm.abort("enough")
         wrong.append(me.caught(lambda: comm.shrink([1 - me.rank])))
         comm.destroy()
@@ -126,9 +128,12 @@ def test_what_cannot_be_is_refused_at_once(zygote: Zygote) -> None:
         return [one["text"] for one in wrong], max(one["took"] for one in wrong), ok
 
     with job(zygote, 2, body) as ranks:
-        for rank, (texts, took, ok) in enumerate(results(ranks)):
+        all_say(ranks, "summed")
+        for rank in ranks:
+            rank.tell("go")
+        for number, (texts, took, ok) in enumerate(results(ranks)):
             assert took < 1 and ok == 1.0
             assert "rank 2 of 2 cannot be excluded" in texts[0] and "rank -1 of 2" in texts[1]
-            assert f"rank {rank} is among those that are excluded" in texts[2]
+            assert f"rank {number} is among those that are excluded" in texts[2]
             assert "enough" in texts[3] and "is shrunk with abort" in texts[3], texts[3]
             assert "destroyed" in texts[4]

@@ -6,8 +6,8 @@ Two ranks on one GPU are islands of their own: a library serves one rank a GPU; 
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,10 +21,10 @@ import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, vendor
 from gpu import Gpus, gpus
+from spanning import HANDED, SPANS
 from test_islands import all_reduces, other_collectives
 
 ROOT = Path(__file__).resolve().parents[2]
-DDP = Path(__file__).with_name("ddp.py")
 MULTI_RANK = (2, 30)  # NCCL's first version that serves two ranks on one GPU, if NCCL_MULTI_RANK_GPU_ENABLE is 1
 FEWER = 40  # combinations on simulated devices, which tests/python has in full
 
@@ -161,33 +161,78 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
         assert "verdicts" not in result and all(line.startswith("rehearsal: ") for line in ended.stdout.splitlines())
 
 
-def ddp(command: list[str], folder: Path, environment: dict[str, str]) -> list[str]:
-    """What the ranks' parameters are after the training, a line of hexadecimal digits for each."""
-    ended = subprocess.run(
-        [*command, str(folder)], env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return [(folder / f"rank{rank}").read_text() for rank in range(2)]
-
-
 @everywhere
 def test_an_unmodified_ddp_script_of_backend_nccl_learns_the_same_behind_the_front_door(where: Gpus, tmp_path: Path) -> None:
-    """Bare, as one island, and as two islands by label. There is no torch for simulated CUDA: it takes the real thing."""
+    """Bare, as one island, as two islands by label, and by gloo. Each time the log must say whose the communicators were.
+
+    There is no torch for simulated CUDA. In its place all ranks are on the CPU and all is by gloo, which shows that the
+    benchmark runs, and starts its programs behind the door.
+    """
     torch = pytest.importorskip("torch")
-    if where.simulated or not torch.cuda.is_available():
-        pytest.skip("this torch sees no GPU")
-    shared = how_two_ranks_share_a_gpu(where)
-    runs = {}
-    label = ["--no-python", "sh", "-c", f'ISTHMUS_ISLAND=i$RANK exec {sys.executable} {DDP} "$0"']
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    door = [sys.executable, "-m", "isthmus", "run", "--interpose", "--"]
-    for name, command in {
-        "bare": [*torchrun, str(DDP)],
-        "one island": [*door, *torchrun, str(DDP)],
-        "two islands": [*door, *torchrun, *label],
-    }.items():
-        folder = tmp_path / name.replace(" ", "_")
-        folder.mkdir()
-        runs[name] = ddp(command, folder, shared)
-        assert runs[name][0] == runs[name][1], f"{name}: the ranks differ"
-    assert runs["one island"] == runs["bare"] and runs["two islands"] == runs["bare"]
+    if not where.simulated and (where.runtime == "acl" or not torch.cuda.is_available()):
+        pytest.skip("this torch sees no GPU of NVIDIA's or AMD's")
+    out = tmp_path / "ddp.json"
+    command = [sys.executable, ROOT / "bench" / "ddp.py", "--steps", "12", "--rounds", "1", "--patience", "60", "--out", out]
+    command += ["--rehearse", "--contenders", "gloo", "two-islands"] if where.simulated else []
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-6000:]
+    result = json.loads(out.read_text())
+    assert result["simulated"] == where.simulated and len(result["parameters"]) == 64
+    assert all(len(steps) == 1 and steps[0] > 0 for steps in result["seconds"].values())
+    said = result["said"]
+    if where.simulated:
+        assert said == {"gloo": [], "two-islands": []}
+        assert all(line.startswith("rehearsal: ") for line in ended.stdout.splitlines())
+        return
+    shares = where.count > 1 or (where.library == "nccl" and torch.cuda.nccl.version() >= MULTI_RANK)
+    assert set(said) == {"gloo", "two-islands"} | ({"bare", "one-island"} if shares else set())
+    for name, phrase in {"gloo": "", "bare": "", "one-island": HANDED, "two-islands": SPANS}.items():
+        lines = said.get(name, [])
+        assert len(lines) == (2 if phrase and name in said else 0), f"{name}: {lines}"
+        assert all(f"rank {rank} of 2: " in line and phrase in line for rank, line in enumerate(lines)), f"{name}: {lines}"
+
+
+def line_of_a_door(rank: int, text: str) -> str:
+    return f"[isthmus {4711 + rank} info] interpose: ncclCommInitRankConfig, rank {rank} of 2: {text}\n"
+
+
+THEIRS = f"NCCL {HANDED} (ranks 0 and 1: nccl 2.29.3)"
+OURS = f"{SPANS} (rank 0: nccl 2.29.3, island island0; rank 1: nccl 2.29.3, island island1)"
+DOUBTFUL = f"not all ranks came to the census (rank 0: nccl 2.29.3); taken for ranks without Isthmus, so NCCL {HANDED}. "
+LOADED = "[isthmus 4711 info] interpose: NCCL 2.29.3 in /usr/lib/libnccl.so.2\n"
+
+
+def both(text: str) -> str:
+    """As it stands in a log, where ranks come in any order."""
+    return LOADED + line_of_a_door(1, text) + "a line of the program's\n" + line_of_a_door(0, text)
+
+
+@pytest.mark.parametrize(
+    ("contender", "log", "good"),
+    [
+        ("bare", "a line of the program's\n", True),
+        ("bare", LOADED, False),
+        ("gloo", both(THEIRS), False),
+        ("one-island", both(THEIRS), True),
+        ("one-island", LOADED, False),
+        ("one-island", both(OURS), False),
+        ("one-island", both(DOUBTFUL), False),
+        ("one-island", line_of_a_door(0, THEIRS), False),
+        ("one-island", both(THEIRS) + line_of_a_door(0, THEIRS), False),
+        ("two-islands", both(OURS), True),
+        ("two-islands", both(THEIRS), False),
+        ("two-islands", line_of_a_door(0, OURS) + line_of_a_door(1, THEIRS), False),
+        ("two-islands", "", False),
+    ],
+)
+def test_a_training_that_went_past_its_door_is_no_result(contender: str, log: str, good: bool) -> None:
+    """What bench/ddp.py makes of the ranks' log: one line for each, of what the contender is for."""
+    found = importlib.util.spec_from_file_location("bench_ddp", ROOT / "bench" / "ddp.py")
+    assert found and found.loader
+    bench = importlib.util.module_from_spec(found)
+    found.loader.exec_module(bench)
+    if good:
+        assert len(bench.check_log(contender, log)) == (2 if "islan" in contender else 0)
+        return
+    with pytest.raises(SystemExit, match=f"ddp: {contender}: "):
+        bench.check_log(contender, log)

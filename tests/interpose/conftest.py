@@ -56,7 +56,8 @@ def fake(tmp_path: Path) -> Callable[..., Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         defined = [f"-D{macro}" for macro in macros]
         source = HERE / ("fake_hccl.c" if "hccl" in soname else "fake.c")
-        compile_c(*defined, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, "-o", path, "-ldl")
+        # Lazy: what a function of it lacks is missed by whoever opens it so that all of it is looked for.
+        compile_c(*defined, "-shared", "-fPIC", f"-Wl,-z,lazy,-soname,{soname}", source, "-o", path, "-ldl")
         return path
 
     return build

@@ -40,6 +40,16 @@ int HcclBarrier(void *comm, void *stream) {
 #endif
 #endif
 
+/* Nobody else has this name. */
+extern int only_the_fake_has_this;
+int only_the_fake_has_this = 1;
+
+#ifdef LACKS_A_FUNCTION
+int function_of_nobody(void);
+int calls_it(void);
+int calls_it(void) { return function_of_nobody(); }
+#endif
+
 #ifdef CALLS_WHILE_LOADED
 /* As a plug-in that the library loads would: by whatever answers in the whole process. */
 __attribute__((constructor)) static void loaded(void) {

@@ -4,6 +4,7 @@ int ncclGroupSimulateEnd(void *info);
 int ncclCommInitRankScalable(comm_handle *comm, int ranks, int rank, int count, unique_id *ids, void *config);
 int ncclCommShrink(comm_handle comm, int *excluded, int count, comm_handle *part, void *config, int flags);
 int ncclCommRegister(comm_handle comm, void *buffer, size_t bytes, void **handle);
+int ncclCommDeregister(comm_handle comm, void *handle);
 int ncclAlltoAll(const void *from, void *to, size_t count, int type, comm_handle comm, void *stream);
 int ncclGather(const void *from, void *to, size_t count, int type, int root, comm_handle comm, void *stream);
 int ncclScatter(const void *from, void *to, size_t count, int type, int root, comm_handle comm, void *stream);

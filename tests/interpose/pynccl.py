@@ -104,6 +104,18 @@ def plain() -> Any:
     return result
 
 
+def allocated() -> Any:
+    """In memory of the library's, twice: from other memory, and in place."""
+    comm, place = init(), ctypes.c_void_p()
+    sound(library.ncclMemAlloc(ctypes.byref(place), ctypes.c_size_t(12)), "ncclMemAlloc")
+    for source in (on_device(np.full(3, RANK + 1, np.float32)), place):
+        sound(library.ncclAllReduce(source, place, ctypes.c_size_t(3), FLOAT, SUM, comm, None), "ncclAllReduce")
+    result = from_device(place, 3)
+    sound(library.ncclCommDestroy(comm), "ncclCommDestroy")
+    sound(library.ncclMemFree(place), "ncclMemFree")
+    return result
+
+
 class Methods:
     """A communicator with the methods of CuPy's: addresses and streams are numbers, counts are long."""
 
@@ -331,6 +343,28 @@ def vendors_own() -> Any:
     return [told, all_reduce(comm)]
 
 
+def strayed() -> Any:
+    """The handle goes past the door to NVIDIA's own library at $REAL: what each of $CALLS gave, and the last error then."""
+    comm, told = init(), {}
+    if AMD:
+        return told, all_reduce(comm)
+    real, memory = ctypes.CDLL(os.environ["REAL"]), ctypes.create_string_buffer(4096)
+    real.ncclGetLastError.restype = ctypes.c_char_p
+
+    def argument(kind: str) -> Any:
+        """None that would be refused for itself before the communicator is looked at."""
+        if kind == "Comm":
+            return comm
+        if kind.endswith("*"):
+            return None if "CollConfig" in kind else memory
+        return None if kind in ("Stream", "Window") else ctypes.c_size_t(8)
+
+    for name, kinds in json.loads(os.environ["CALLS"]).items():
+        code = getattr(real, name)(*map(argument, kinds))
+        told[name] = [code, (real.ncclGetLastError(None) or b"").decode()]
+    return told, all_reduce(comm)
+
+
 def forked() -> Any:
     """The id is made before a fork, and its meeting is held behind it."""
     found = UniqueId()
@@ -350,6 +384,7 @@ cases: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
         plain,
+        allocated,
         types,
         scalable,
         several_ids,
@@ -360,6 +395,7 @@ cases: dict[str, Callable[[], Any]] = {
         uneven,
         all_of_the_process,
         vendors_own,
+        strayed,
         forked,
         with_options,
         asked_at_init,

@@ -1,7 +1,7 @@
 /* A library in front of a vendor's simulated one (NCCL's, RCCL's, HCCL's with -DASCEND), which appends every call of it to the file $RECORD:
  * the function, its code, and its arguments. c: a communicator, n: one that was made, i: an id, s: a stream, b: memory, by their addresses or
  * contents, which test_spanning_record.py names so that two runs can be compared; other words are numbers.
- * What is not here is the simulated library's own, as this one needs it. SIMULATED is its path.
+ * What is not here is the simulated library's own, as this one needs it, and what that does not have is this one's. SIMULATED is its path.
  */
 #define _GNU_SOURCE
 #ifdef ASCEND
@@ -155,4 +155,14 @@ CALL(ncclRecv, (void *a, size_t n, int type, int peer, comm_handle c, void *s), 
 CALL(ncclRedOpCreatePreMulSum, (int *op, void *scalar, int type, int residence, comm_handle c),
      (op, scalar, type, residence, c), " %d %#x %d %d c%p", *op, *(unsigned *)scalar, type, residence, c)
 CALL(ncclRedOpDestroy, (int op, comm_handle c), (op, c), " %d c%p", op, c)
+/* The simulated libraries have neither. The handle is the memory's address. */
+int ncclCommRegister(comm_handle c, void *p, size_t bytes, void **handle) {
+  *handle = p;
+  note("ncclCommRegister", 0, " c%p b%p %zu b%p", c, p, bytes, *handle);
+  return 0;
+}
+int ncclCommDeregister(comm_handle c, void *handle) {
+  note("ncclCommDeregister", 0, " c%p b%p", c, handle);
+  return 0;
+}
 #endif

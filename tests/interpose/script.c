@@ -30,7 +30,7 @@
  *                                                          float, and nothing else: no memory, no copies, no output
  *   wild MINE INPUT STREAM                                 all_reduce with an address of nothing, or of the program's own memory (MINE 1), for its
  *                                                          output, or its input
- *   scale TYPE RESIDENCE                                   makes a factor of the next input
+ *   scale TYPE RESIDENCE [STREAM]                          makes a factor of the next input; with a stream that copies it to the device
  *   unscale                                                destroys it
  *   group, end                                             begins and ends a group
  *   simulate                                               ends it without doing anything of it, and prints how long it would take
@@ -43,7 +43,7 @@
  *   wait                                                   for all streams; then writes the outputs of all operations since the last one
  *   poll CODE                                              asks for the communicator's state until it is not CODE, and prints it
  *   finalize, destroy, abort
- *   suspend, register                                      calls a function that is the vendor's alone (register: HCCL's)
+ *   suspend, register                                      calls a function that is the vendor's alone; a handle that it gave is given back
  *   stray                                                  gives the handle to functions of the library that $CAREFUL names (careful.c)
  *   sleep MILLISECONDS
  *   touch NAME, expect NAME, kill                          leaves a file, waits for one, ends the process as the kernel would
@@ -511,7 +511,8 @@ static void obey(char *line) {
     void *scalar = read_input(sizes[a]);
     if (b == 0) {
       void *device = on_device(8);
-      copy_in(device, scalar, sizes[a]);
+      if (given > 3) copy_later(device, scalar, sizes[a], streams[c]);
+      else copy_in(device, scalar, sizes[a]);
       scalar = device;
     }
     told("scale", ncclRedOpCreatePreMulSum(&last_op, scalar, a, b, comms[now]));
@@ -553,6 +554,7 @@ static void obey(char *line) {
   else if (!strcmp(call, "register")) {
     void *handle = NULL;
     told("register", FOUND(ncclCommRegister)(comms[now], streams, 8, &handle));
+    if (handle) told("deregister", FOUND(ncclCommDeregister)(comms[now], handle));
   } else if (!strcmp(call, "suspend")) told("suspend", FOUND(ncclCommSuspend)(comms[now], 1));
   else if (!strcmp(call, "stray")) stray();
   else if (!strcmp(call, "touch") && sscanf(line, "%*s %63s", word) == 1) touch(word);

@@ -11,7 +11,7 @@ import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-from doors import DOORS, SOURCES, Door, said
+from doors import DOORS, HERE, ROOT, SOURCES, Door, said
 from interpose_entries import TableError, read_row, read_table
 
 ROWS = {door.table: read_table(door.rows) for door in DOORS.values()}
@@ -80,12 +80,19 @@ def test_the_bridge_is_a_program_of_isthmus_and_exports_how_to_open_it() -> None
     assert "libisthmus.so" in dynamic(bridge)["DT_NEEDED"]
 
 
-def test_the_doors_ask_for_nothing_of_cpp_and_never_for_the_next_library(door: Door) -> None:
+def test_the_doors_ask_for_nothing_of_cpp(door: Door) -> None:
     _, wanted = symbols(door.path)
     assert "dlopen" in wanted
     assert [name for name in wanted if name.startswith(("_Z", "__gxx", "_Unwind")) or name in ("dlmopen", "dlvsym")] == []
-    for source in SOURCES.glob("*.cpp"):
-        assert "RTLD_NEXT" not in source.read_text()
+
+
+def test_the_real_library_is_never_the_next_nor_in_a_namespace_of_its_own_nor_asked_by_its_twins() -> None:
+    """Neither by the doors nor by the bridge. The hook alone asks for the next dlopen, which is the C library's."""
+    sources = {path.relative_to(SOURCES).as_posix(): path.read_text() for path in SOURCES.rglob("*.[ch]pp")}
+    assert {"search.cpp", "entry.hpp", "ways/door.cpp", "bridge/face_nccl.cpp", "bridge/face_hccl.hpp"} <= set(sources)
+    words = re.compile(r"RTLD_NEXT|\bdlmopen\b|\bpnccl\w*")
+    assert {name for name, text in sources.items() if words.search(text)} == {"ways/dlopen.cpp"}
+    assert symbols(DOORS["nccl"].path.parent / "libisthmus_bridge.so")[1].isdisjoint({"dlmopen", "dlvsym"})
 
 
 def test_a_program_that_never_calls_gets_nothing_opened(door: Door) -> None:
@@ -126,9 +133,22 @@ def test_a_wrong_row_is_refused(line: str, complaint: str) -> None:
         read_row(line)
 
 
-def test_no_call_takes_a_communicator_of_ours_to_the_real_library() -> None:
+@pytest.mark.parametrize("table", ROWS)
+def test_no_call_takes_a_communicator_of_ours_to_the_real_library(table: str) -> None:
     """Of what takes a communicator nothing is simply forwarded."""
-    assert [row.name for row in ROWS["nccl.symbols"] if row.communicator is not None and row.policy == "forward"] == []
+    takers = [row for row in ROWS[table] if row.communicator is not None]
+    assert len(takers) > 60
+    assert [row.name for row in takers if row.policy in ("forward", "jump")] == []
+
+
+def test_of_hccls_functions_189_may_take_one_there_for_nobody_says_what_they_take() -> None:
+    """docs/interpose.md says so. No header for programs has one of them, and NCCL and RCCL have none of the kind."""
+    jumps = {row.name for row in ROWS["hccl.symbols"] if row.policy == "jump"}
+    assert len(jumps) == 189 and not any(row.parameters for row in ROWS["hccl.symbols"] if row.name in jumps)
+    assert [row.name for row in ROWS["nccl.symbols"] if row.policy == "jump"] == []
+    headers = set((HERE / "names" / "hccl-headers.txt").read_text().split("\n"))
+    assert len(headers) > 100 and not jumps & headers
+    assert f"{len(jumps)} functions" in (ROOT / "docs" / "interpose.md").read_text()
 
 
 def test_a_name_may_be_there_once(tmp_path: Path) -> None:

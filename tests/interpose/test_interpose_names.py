@@ -1,11 +1,16 @@
 """What the front doors export against what every vendor library and client on PyPI has or asks for.
 
 The lists of names/ are made by scripts/interpose_names.py. That they hold every version is asked of the index: a new NCCL,
-PyTorch, RCCL or PyTorch for Ascend fails here until somebody has looked at its names.
+PyTorch, RCCL or PyTorch for Ascend fails here until somebody has looked at its names. That is skipped where no index can
+be reached.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -114,9 +119,9 @@ def test_every_wheel_is_listed_once_with_what_it_is() -> None:
 )
 def test_the_index_has_no_version_that_is_not_listed(name: str, package: str) -> None:
     try:
-        there = interpose_names.versions(package, SOURCES[name].oldest)
+        there = interpose_names.versions(package, SOURCES[name].oldest, SOURCES[name].pythons)
     except interpose_names.NoAnswer as no:
-        pytest.skip(f"the index of packages does not answer: {no}")
+        pytest.skip(f"no index of packages can be reached: {no}")
     listed = {wheel.version for wheel in LISTS[name] if wheel.package == package}
     unlisted = [version for version in there if version not in listed]
     assert unlisted == [], (
@@ -125,11 +130,110 @@ def test_the_index_has_no_version_that_is_not_listed(name: str, package: str) ->
     )
 
 
-def test_an_index_that_does_not_answer_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is one that has never heard of the package."""
+def test_the_index_has_no_nccl_for_a_newer_cuda_than_those_that_are_listed() -> None:
+    """NVIDIA gives each its own package, so none would be seen as a version of the last."""
+    newest = max(int(package.rpartition("-cu")[2]) for package in SOURCES["nccl"].packages)
+    package = f"nvidia-nccl-cu{newest + 1}"
+    with contextlib.suppress(interpose_names.NoPackage):
+        try:
+            there = list(interpose_names.versions(package, (0,)))
+        except interpose_names.NoAnswer as no:
+            pytest.skip(f"no index of packages can be reached: {no}")
+        pytest.fail(
+            f"there is {package} {', '.join(there)}: add it to the packages of NCCL in scripts/interpose_names.py, and run "
+            "`python scripts/interpose_names.py nccl`"
+        )
+
+
+# ---- what an index may say -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_index(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets pip ask that one and no other, whatever it is set to."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(interpose_names.NoAnswer, match="nvidia-nccl-cu12"):
-        interpose_names.versions("nvidia-nccl-cu12", (2, 19))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("FIND_LINKS", "EXTRA_INDEX_URL", "CONSTRAINT", "NO_INDEX"):
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+    return lambda url: monkeypatch.setenv("PIP_INDEX_URL", url)
+
+
+@contextlib.contextmanager
+def an_index(status: int, *wheels: str) -> Iterator[str]:
+    """One that answers so, whatever it is asked for: its address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write("".join(f'<a href="/{wheel}">{wheel}</a>\n' for wheel in wheels).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/simple"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_index_that_cannot_be_reached_is_no_answer(
+    only_index: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_index("http://127.0.0.1:9/simple")
+    with pytest.raises(interpose_names.NoAnswer, match="some"):
+        interpose_names.versions("some", (2, 19))
+    with an_index(503) as url:
+        only_index(url)
+        with pytest.raises(interpose_names.NoAnswer, match="some"):
+            interpose_names.versions("some", (2, 19))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(interpose_names.NoAnswer, match="some"):
+        interpose_names.versions("some", (2, 19))
+
+
+def test_an_index_that_has_no_such_package_says_so(only_index: Callable[[str], None]) -> None:
+    with an_index(404) as url:
+        only_index(url)
+        with pytest.raises(interpose_names.NoPackage, match="some"):
+            interpose_names.versions("some", (2, 19))
+
+
+@pytest.mark.parametrize(
+    ("status", "wheels", "why"),
+    [
+        (403, (), "403 Client Error"),
+        (200, (), "no wheel of it"),
+        (200, ("some-2.20.0-cp311-cp311-win_amd64.whl",), "no wheel of it"),
+    ],
+)
+def test_any_other_answer_is_told_and_not_taken_for_none(
+    status: int, wheels: tuple[str, ...], why: str, only_index: Callable[[str], None]
+) -> None:
+    with an_index(status, *wheels) as url:
+        only_index(url)
+        with pytest.raises(interpose_names.OtherAnswer, match=f"some.*{why}|{why}.*some"):
+            interpose_names.versions("some", (2, 19))
+
+
+def test_a_version_is_found_whatever_python_and_system_its_wheel_is_for(only_index: Callable[[str], None]) -> None:
+    wheels = (
+        "some-2.9.1-py3-none-manylinux2014_x86_64.whl",  # too old to be looked at
+        "some-2.20.0-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+        "some-2.21.0-cp314-cp314-manylinux_2_39_x86_64.whl",
+        "some-2.21.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "some-2.22.0-cp314-cp314-manylinux_2_39_x86_64.whl",
+        "some-2.23.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "some-2.24.0-cp312-abi3-linux_x86_64.whl",
+        "some-2.25.0-py3-none-manylinux_2_33_x86_64.whl",
+    )
+    with an_index(200, *wheels) as url:
+        only_index(url)
+        found = interpose_names.versions("some", (2, 19), interpose_names.PYTHONS)
+    assert found == {"2.20.0": "3.10", "2.21.0": "3.11", "2.22.0": "3.14", "2.24.0": "3.12", "2.25.0": "3.11"}

@@ -192,8 +192,17 @@ def test_the_log_says_which_library_it_is(door: Door, level: str) -> None:
     assert (line in ended.stderr and f" in {door.real}\n" in ended.stderr) == (level == "info")
 
 
-def test_the_benchmark_of_a_call_compares_six_functions() -> None:
-    lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
-    functions = [line.split()[0] for line in lines if not line.startswith("#")]
-    nccl = ["ncclGetVersion", "ncclAllReduce", "ncclCommInitRank", "ncclGetErrorString"]
-    assert functions == [*nccl, "HcclAllReduce", "HcclAllReduceGraphMode"]
+def test_the_benchmark_of_a_call_has_its_rows_and_a_call_takes_no_way_that_is_slow_by_far() -> None:
+    """What a door adds to a call are nanoseconds, which are for a quiet machine to say (bench/results/interpose.txt). The
+    limit is for what shows on any, as a file that is looked for in every call would. An init does more than others.
+    """
+    limit = 5000  # nanoseconds
+    names = ["ncclGetVersion", "ncclAllReduce", "ncclAllReduce(alias)", "ncclGroupStart+End", "ncclCommInitRank"]
+    names += ["ncclCommDestroy", "ncclGetErrorString", "HcclAllReduce", "HcclAllReduceGraphMode"]
+    tables = []
+    for _ in range(3):
+        lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
+        tables.append({line.split()[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")})
+        assert list(tables[-1]) == names
+    added = {name: min(table[name] for table in tables) for name in names if "Init" not in name}
+    assert all(least < limit for least in added.values()), added

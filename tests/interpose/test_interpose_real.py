@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +214,38 @@ def test_a_library_that_is_loaded_later_is_found_then(door: Door, fake: Callable
     assert ended.stderr.count(f"Isthmus found no {door.name}") == 1, "said once"
 
 
+# Whether a program that looks everywhere for a name of the library's finds it: behind the door, and when the program itself
+# has opened the library for everybody.
+LOOKING = """
+import ctypes, sys
+everywhere = ctypes.CDLL(None).dlsym
+everywhere.restype, everywhere.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
+def found():
+    return bool(everywhere(None, b"only_the_fake_has_this"))
+library = ctypes.CDLL(sys.argv[1])
+NUMBER
+print(number, found())
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+print(found())
+"""
+
+
+def test_the_names_of_the_real_library_are_not_the_whole_programs(door: Door, fake: Callable[..., Path]) -> None:
+    program, real = LOOKING.replace("NUMBER", door.number), fake(door.soname)
+    found = said(sys.executable, "-c", program, door.path, real, **{door.setting: real})
+    assert found == f"{door.fakes} False\nTrue\n"
+
+
+def test_a_library_that_lacks_a_function_is_refused_when_it_is_opened(door: Door, fake: Callable[..., Path]) -> None:
+    """By the function's name, and not in the midst of a job by a call that comes to it."""
+    real = fake(door.soname, "lacking", "LACKS_A_FUNCTION")
+    told, _ = calls(door.path, door.call, door.why, **{door.setting: real})
+    assert told[0] == str(door.absent)
+    assert str(real) in told[1] and "undefined symbol: function_of_nobody" in told[1], told[1]
+    lazily = "import ctypes, os, sys; print(ctypes.CDLL(None).dlopen(sys.argv[1].encode(), os.RTLD_LAZY) != 0)"
+    assert said(sys.executable, "-c", lazily, real) == "True\n", "nothing but that is wrong with it"
+
+
 # ---- Isthmus' own communicators, in a program that was started behind a door --------------------------------------------
 
 FOUND = """
@@ -338,14 +372,106 @@ def test_a_function_that_the_real_library_has_only_through_the_door_is_none_of_i
     assert told[:2] == ["0 21903", str(USAGE)] and "no such function" in told[2]
 
 
-def test_behind_another_malloc_the_real_library_frees_with_it(door: Door, fake: Callable[..., Path], tmp_path: Path) -> None:
-    """So it is bound to the whole process, and its own calls come to the door, which hands them back."""
-    source, allocator = tmp_path / "malloc.c", tmp_path / "malloc.so"
+@pytest.fixture
+def allocator(tmp_path: Path) -> Path:
+    """Another malloc, behind which the real library is opened without RTLD_DEEPBIND."""
+    source, made = tmp_path / "malloc.c", tmp_path / "malloc.so"
     source.write_text("void *__libc_malloc(unsigned long);\nvoid *malloc(unsigned long n) { return __libc_malloc(n); }\n")
-    compile_c("-shared", "-fPIC", "-fno-builtin", source, "-o", allocator)
+    compile_c("-shared", "-fPIC", "-fno-builtin", source, "-o", made)
+    return made
+
+
+def test_behind_another_malloc_the_real_library_frees_with_it(
+    door: Door, fake: Callable[..., Path], allocator: Path
+) -> None:
+    """So it is bound to the whole process, and its own calls come to the door, which hands them back."""
     real = fake(door.soname, "fake", "VERSION=21903")
     told, _ = calls(door.path, door.own, "number", LD_PRELOAD=f"{door.path}:{allocator}", **{door.setting: real})
     assert told == [f"0 {door.path}", "21903"]
+
+
+# A program whose library calls public functions of its own, which come to the door (fake.c). DOOR REAL RUNTIME. What follows
+# this leaves `answer`.
+CALLING = """
+import ctypes, json, struct, sys
+library, runtime = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[3], mode=ctypes.RTLD_GLOBAL)
+library.ncclGetLastError.restype = ctypes.c_char_p
+MAKES_AN_ID, BEGINS, ENDS, SIMULATES = 1, 2, 3, 4  # as fake.c numbers them
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+if hasattr(runtime, "cuInit"):
+    context = ctypes.c_void_p()
+    assert runtime.cuInit(0) == 0 and runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert runtime.cuCtxSetCurrent(context) == 0
+def well(code):
+    assert code == 0, (code, library.ncclGetLastError(None))
+def unique_id():
+    one = Id()
+    well(library.ncclGetUniqueId(ctypes.byref(one)))
+    return one
+def routed(what):
+    well(library.ncclCommInitAll(ctypes.byref(ctypes.c_void_p()), what, None))
+config = ctypes.create_string_buffer(struct.pack("=QIIi", 20, 0xcafebeef, 21400, 1), 20)
+def init(comm):
+    well(library.ncclCommInitRankConfig(ctypes.byref(comm), 1, unique_id(), 0, config))
+def kept(kind, name):
+    return kind.in_dll(ctypes.CDLL(sys.argv[2]), name)
+"""
+INNER_ID = """
+outer = unique_id()
+routed(MAKES_AN_ID)
+answer = [bytes(outer).hex(), bytes(kept(Id, "inner_id")).hex()]
+"""
+# After each step, how many communicators the library was asked for, and whether the program has a handle of the library's.
+INNER_GROUPS = """
+answer, one, other = [], ctypes.c_void_p(), ctypes.c_void_p()
+def note(comm):
+    answer.append([kept(ctypes.c_int, "configs").value, comm.value == 77])
+routed(BEGINS)
+init(one)
+note(one)
+well(library.ncclGroupStart())
+init(other)
+for what in (SIMULATES, ENDS):
+    routed(what)
+    note(other)
+well(library.ncclGroupEnd())
+note(other)
+"""
+
+
+def calling(door: Door, fake: Callable[..., Path], allocator: Path, program: str) -> Any:
+    """What it found, its library's calls having come to the door."""
+    real = fake(door.soname, "calling", "KEEPS_CONFIGS", "CALLS_BY_NAME")
+    told = 'print(json.dumps([kept(ctypes.c_char * 128, "inner_file").value.decode(), answer]))'
+    words = (sys.executable, "-c", f"{CALLING}{program}{told}\n", door.path, real, door.simulated / door.runtime)
+    settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "REHEARSAL_QUIET": "1"}
+    ended = run(*words, LD_PRELOAD=f"{door.path}:{allocator}", LD_LIBRARY_PATH=door.simulated, **settings)
+    assert ended.returncode == 0, ended.stderr
+    answered, answer = json.loads(ended.stdout)
+    assert answered == str(door.path)
+    return answer
+
+
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+def test_an_id_that_the_real_library_makes_for_itself_has_nothing_of_isthmus(
+    vendor: str, fake: Callable[..., Path], allocator: Path
+) -> None:
+    """In a call of the program's that the door took: no meeting is made for it. The program's own has one."""
+    outer, inner = map(bytes.fromhex, calling(DOORS[vendor], fake, allocator, INNER_ID))
+    assert outer[:48] == b"\x01" + bytes(47) and outer[48:].startswith(b"Isthmus")
+    assert inner == b"\x02" + bytes(127)
+
+
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+def test_groups_that_the_real_library_begins_and_ends_for_itself_are_none_of_the_programs(
+    vendor: str, fake: Callable[..., Path], allocator: Path
+) -> None:
+    """Of each the other half is inside of the library: behind the first the program is in no group, and those that end
+    neither end its group nor forget what is in it.
+    """
+    told = calling(DOORS[vendor], fake, allocator, INNER_GROUPS)
+    assert told == [[1, True], [1, False], [1, False], [2, True]]
 
 
 def test_a_door_can_be_used_from_where_a_program_has_gone(door: Door, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spanning import check, fleet, run
+from spanning import FLOATS, check, fleet, given, run, summed
 
 Array = NDArray[np.generic]
 
@@ -206,31 +206,72 @@ def test_long_messages(scripted: dict[str, Path]) -> None:
     long_messages("nana", "avg").end(scripted)
 
 
+def summed_with(factors: list[float], inputs: list[Array]) -> Array:
+    exact = [x.astype(np.float64) * factor for x, factor in zip(inputs, factors, strict=True)]
+    return np.sum(exact, 0).astype(np.float32).astype(inputs[0].dtype)
+
+
 @pytest.mark.parametrize("residence", [HOST, DEVICE])
 def test_sums_with_a_factor_of_each_rank(residence: int, scripted: dict[str, Path]) -> None:
-    ranks = fleet("nan")
-    factors = [0.5, 2.0, 4.0]
+    """By every call that sums, alone and in a group. As NCCL has it, the reduction may be destroyed once the calls have been
+    made, so also before their group ends.
+    """
+    ranks, factors, kinds, piece, root = fleet("nan"), [0.5, 2.0, 4.0], [6, 7, 8, 9, 10, 11], 257, 1
+    wanted: list[list[Array]] = [[] for _ in ranks]
     ranks[0].say("id")
-    kinds = [6, 7, 8, 9, 10, 11]
-    for number, rank in enumerate(ranks):
+    for rank in ranks:
         rank.environment |= SAME_FLOAT8
         rank.say("init")
-        for kind in kinds:
-            rank.inputs.append(np.array([factors[number]]).astype(TYPES[kind]).tobytes())
-            rank.inputs.append(contribution(number, COUNT, TYPES[kind]).tobytes())
-            rank.say(f"scale {kind} {residence}", f"all_reduce {kind} -1 {COUNT} 0 0 0", "unscale")
+    for kind in kinds:
+        dtype = TYPES[kind]
+        mine = [contribution(r, COUNT, dtype) for r in range(3)]
+        wide = [contribution(r, 3 * piece, dtype) for r in range(3)]
+        total, pieces, none = summed_with(factors, mine), np.split(summed_with(factors, wide), 3), np.zeros(COUNT, dtype)
+        calls = [f"all_reduce {kind} -1 {COUNT} 0 0 0", f"reduce {kind} -1 {COUNT} {root} 0 0"]
+        calls.append(f"reduce_scatter {kind} -1 {piece} 0 0 0")
+        for number, rank in enumerate(ranks):
+            make, factor = f"scale {kind} {residence}", np.array([factors[number]]).astype(dtype)
+            rank.say(make, *calls, "unscale", make, "group", *calls, "unscale", "end")
+            rank.inputs += [x.tobytes() for x in (factor, mine[number], mine[number], wide[number])] * 2
+            wanted[number] += [total, total if number == root else none, pieces[number]] * 2
+    for rank in ranks:
         rank.say("wait", "unscale", "destroy")
     run(ranks, scripted)
-    for rank in ranks:
+    for number, rank in enumerate(ranks):
         assert rank.code == 0, rank.printed + rank.logged
-        assert rank.printed.count("\n") == 1 and "ncclRedOpDestroy: reduction 10 is none" in rank.printed
+        last = len(OPS) + 2 * len(kinds) - 1
+        assert rank.printed.count("\n") == 1 and f"ncclRedOpDestroy: reduction {last} is none" in rank.printed, rank.printed
         at = 0
-        for kind in kinds:
-            exact = [contribution(r, COUNT, TYPES[kind]).astype(np.float64) * factors[r] for r in range(3)]
-            want = np.sum(exact, 0).astype(np.float32).astype(TYPES[kind]).tobytes()
-            same = rank.output[at : at + len(want)] == want
-            assert same, f"{TYPES[kind]}: {np.frombuffer(rank.output[at:], TYPES[kind])[:4]}"
-            at += len(want)
+        for index, want in enumerate(wanted[number]):
+            got = rank.output[at : at + want.nbytes]
+            at += want.nbytes
+            call = f"{'group' if index % 6 > 2 else 'alone'}, {('all_reduce', 'reduce', 'reduce_scatter')[index % 3]}"
+            same = got == want.tobytes()
+            assert same, f"rank {number}, {call} of {want.dtype}: {np.frombuffer(got, want.dtype)[:4]}, not {want[:4]}"
+        assert at == len(rank.output)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_a_factor_on_the_device_is_what_the_stream_has_left_there(
+    vendors: str, together: bool, scripted: dict[str, Path]
+) -> None:
+    """A copy that the stream holds writes it: where it is to be is 0 when the reduction is made and when the call is. The
+    stream is held up for a while, and the call, or the end of the group, waits for it.
+    """
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.say("init", "all_reduce 7 0 5 0 0 0", "wait")  # first calls may wait for the device
+        rank.say("hold 0", f"later 200 called.{number}", f"scale {FLOAT} {DEVICE} 0")
+        rank.say(*(["group"] if together else []), f"all_reduce {FLOAT} -1 5 0 0 0", "unscale")
+        rank.say(*(["end"] if together else []), f"touch called.{number}", "wait", "destroy")
+        rank.inputs += [given(number), np.float32(number + 3).tobytes(), given(number)]
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"called.{number} is not there\n", rank.printed
+        assert rank.output == summed(2) + (FLOATS * (1 * 3 + 2 * 4)).tobytes()
 
 
 @pytest.mark.parametrize("residence", [0, 1])

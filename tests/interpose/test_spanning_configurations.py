@@ -13,14 +13,14 @@ from doors import DOORS, Door, preloaded
 from doors import run as run_program
 from spanning import HANDED
 
-# The configuration ends where memory ends, and while the library has it nobody may write to it. Of a group the program
-# has it no longer when the group ends. OURS REAL CALL GROUP SIZE RUNTIME.
+# The configuration ends where memory ends, and while the library has it nobody may write to it. The program has it no longer
+# when the group ends, or when an init that does not block has returned. OURS REAL CALL GROUP SIZE RUNTIME BLOCKING.
 CONFIGS = """
-import ctypes, mmap, struct, sys
+import ctypes, mmap, struct, sys, time
 PAGE, ROOM = mmap.PAGESIZE, 3 * mmap.PAGESIZE
 class Id(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 128)]
-call, grouped, size = sys.argv[3], sys.argv[4] == "group", int(sys.argv[5])
+call, grouped, size, blocking = sys.argv[3], sys.argv[4] == "group", int(sys.argv[5]), int(sys.argv[7])
 libc, one, comm = ctypes.CDLL(None), Id(), ctypes.c_void_p()
 memory = mmap.mmap(-1, ROOM)
 start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -28,7 +28,7 @@ def protect(offset, bytes, allowed):
     assert libc.mprotect(ctypes.c_void_p(start + offset), ctypes.c_size_t(bytes), allowed) == 0
 texts = [ctypes.create_string_buffer(text) for text in (b"a network", b"a communicator")]
 config = bytearray((i * 7 + 3) % 251 + 1 for i in range(max(size, 56)))
-struct.pack_into("=QIIi", config, 0, size, 0xcafebeef, 99999, 1)
+struct.pack_into("=QIIi", config, 0, size, 0xcafebeef, 99999, blocking)
 for place, text in zip((32, 48), texts):
     struct.pack_into("=Q", config, place, ctypes.addressof(text))
 config, at = bytes(config[:size]), 2 * PAGE - size
@@ -41,43 +41,58 @@ if hasattr(runtime, "cuInit"):
     context = ctypes.c_void_p()
     assert runtime.cuInit(0) == 0 and runtime.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert runtime.cuCtxSetCurrent(context) == 0
-def well(code):
-    assert code == 0, (code, library.ncclGetLastError(None))
+IN_PROGRESS = 7
+def well(code, expected=0):
+    assert code == expected, (code, library.ncclGetLastError(None))
 well(library.ncclGetUniqueId(ctypes.byref(one)))
 real = ctypes.CDLL(sys.argv[2])
 given = ctypes.c_void_p(start + at)
+goes_on = IN_PROGRESS if not blocking and not grouped else 0
 if grouped:
     well(library.ncclGroupStart())
 if call == "ncclCommInitRankConfig":
-    well(library.ncclCommInitRankConfig(ctypes.byref(comm), 1, one, 0, given))
+    well(library.ncclCommInitRankConfig(ctypes.byref(comm), 1, one, 0, given), goes_on)
 elif call == "ncclCommInitRankScalable":
-    well(library.ncclCommInitRankScalable(ctypes.byref(comm), 1, 0, 1, ctypes.byref(one), given))
+    well(library.ncclCommInitRankScalable(ctypes.byref(comm), 1, 0, 1, ctypes.byref(one), given), goes_on)
 else:
     well(library.ncclCommSplit(ctypes.c_void_p(77), 5, 6, ctypes.byref(comm), given))
-if grouped:
+if grouped or goes_on:
     protect(0, 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE)
     memory[at : at + size] = bytes(size)
     for text in texts:
         text.value = b"another"
+if grouped:
     well(library.ncclGroupEnd())
-assert comm.value == (78 if call == "ncclCommSplit" else 77), comm
+name, state, count, until = comm.value, ctypes.c_int(goes_on), ctypes.c_int(), time.monotonic() + 30
+while state.value == IN_PROGRESS and time.monotonic() < until:
+    well(library.ncclCommGetAsyncError(comm, ctypes.byref(state)))
+    time.sleep(0.01)
+assert state.value == 0 and comm.value == name, (state, comm, name)
+own = comm.value == (78 if call == "ncclCommSplit" else 77)
+if not own:
+    # For the door it is the library's. The library itself does not know it.
+    well(library.ncclCommCount(comm, ctypes.byref(count)))
+    assert count.value == 1 and real.ncclCommCount(comm, ctypes.byref(count)) == 4
 assert ctypes.c_int.in_dll(real, "configs").value == 1
 got = bytearray((ctypes.c_ubyte * 8192).in_dll(real, "kept_config"))
 kept = [bytes(text).split(b"\\0")[0] for text in (ctypes.c_char * 64 * 2).in_dll(real, "kept_texts")]
 want = bytearray(config + bytes(8192 - size))
 if size >= 56:
     assert kept == [b"a network", b"a communicator"], kept
-    if grouped:  # the texts of a copy are copies
+    if grouped or goes_on:  # the texts of a copy are copies
         for place in (32, 48):
             got[place : place + 8] = want[place : place + 8]
 wrong = [i for i in range(8192) if got[i] != want[i]]
 assert not wrong, wrong
-print("as it was given")
+print("as it was given, and", "its own handle" if own else "another name")
 """
 
 
-def configured(door: Door, real: Path, call: str, grouped: str, size: int) -> subprocess.CompletedProcess[str]:
-    words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size), door.simulated / door.runtime)
+def configured(
+    door: Door, real: Path, call: str, grouped: str, size: int, blocking: int = 1
+) -> subprocess.CompletedProcess[str]:
+    runtime = door.simulated / door.runtime
+    words = (sys.executable, "-c", CONFIGS, door.path, real, call, grouped, str(size), runtime, str(blocking))
     settings = {door.setting: real, "ISTHMUS_INTERFACE": "lo", "ISTHMUS_TIMEOUT": "20", "ISTHMUS_LOG": "info"}
     return run_program(*words, LD_LIBRARY_PATH=door.simulated, REHEARSAL_QUIET="1", **settings)
 
@@ -93,9 +108,25 @@ def test_a_configuration_of_a_later_version_goes_to_the_library_whole(
     """Whatever it is that Isthmus does not know, and nothing that is behind it."""
     door = DOORS[vendor]
     ended = configured(door, fake(door.soname, "later", "KEEPS_CONFIGS"), call, grouped, size)
-    assert ended.stdout == "as it was given\n", ended
+    assert ended.stdout == "as it was given, and its own handle\n", ended
     if call != "ncclCommSplit" and size <= 4096:
         assert f"{door.name} {HANDED}" in ended.stderr, ended.stderr
+
+
+@preloaded
+@pytest.mark.parametrize(("grouped", "handle"), [("alone", "another name"), ("group", "its own handle")])
+@pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclCommInitRankScalable"])
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+def test_an_init_that_does_not_block_gives_another_name_of_the_librarys_communicator_and_in_a_group_its_own(
+    vendor: str, call: str, grouped: str, handle: str, fake: Callable[..., Path]
+) -> None:
+    """Alone it has to return before anybody knows whose the communicator is, and what it gave stays. The configuration is
+    the program's again by then, and what the library gets of it is the same.
+    """
+    door = DOORS[vendor]
+    ended = configured(door, fake(door.soname, "later", "KEEPS_CONFIGS"), call, grouped, 999, blocking=0)
+    assert ended.stdout == f"as it was given, and {handle}\n", ended
+    assert f"{door.name} {HANDED}" in ended.stderr, ended.stderr
 
 
 @preloaded

@@ -159,6 +159,44 @@ def test_a_finalized_communicator_takes_no_more(scripted: dict[str, Path]) -> No
         assert all("was finalized" in line for line in told[:3]) and len(told) == 4 and rank.code == 0, told
 
 
+@pytest.mark.parametrize("ending", ["finalize", "destroy"])
+@pytest.mark.parametrize("vendors", ["na", "an"])
+def test_a_communicator_ends_when_its_operations_have_ended(vendors: str, ending: str, scripted: dict[str, Path]) -> None:
+    """The stream is held up until a while after the call. What ends the communicator returns after that, and the operation
+    is done.
+    """
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        # First calls may wait for the device.
+        rank.say("init", "all_reduce 7 0 5 0 0 0", "wait", "hold 0", "all_reduce 7 0 5 0 0 0", f"later 200 ended.{number}")
+        rank.say(ending, f"touch ended.{number}", *(["destroy"] if ending == "finalize" else []), "wait")
+        rank.inputs.append(given(number, 2))
+    run(ranks, scripted)
+    check(ranks)
+    for number, rank in enumerate(ranks):
+        assert rank.printed == f"ended.{number} is not there\n" and rank.output == summed(2) * 2, rank.printed
+
+
+@pytest.mark.parametrize("ending", ["finalize", "destroy"])
+@pytest.mark.parametrize("vendors", ["nh", "ah"])
+def test_a_communicator_ends_when_the_other_vendors_rank_has_come_to_its_operations(
+    vendors: str, ending: str, scripted: dict[str, Path]
+) -> None:
+    """The stream of Ascend's rank is held up, so the operation of the other one, which holds up nothing, is pending."""
+    ranks = fleet(vendors)
+    ranks[0].say("id", "init", "all_reduce 7 0 5 0 0 0", "wait", "all_reduce 7 0 5 0 0 0", "touch called")
+    ranks[0].say(ending, "touch ended", *(["destroy"] if ending == "finalize" else []), "wait")
+    ranks[1].say("init", "all_reduce 7 0 5 0 0 0", "wait", "expect called", "hold 0", "later 200 ended")
+    ranks[1].say("all_reduce 7 0 5 0 0 0", "wait", "destroy")
+    for number, rank in enumerate(ranks):
+        rank.inputs.append(given(number, 2))
+    run(ranks, scripted)
+    check(ranks)
+    assert ranks[0].printed == "" and ranks[1].printed == "ended is not there\n", ranks[1].printed
+    assert all(rank.output == summed(2) * 2 for rank in ranks)
+
+
 def test_what_is_the_vendors_alone_is_refused_with_a_reason(scripted: dict[str, Path]) -> None:
     ranks = fleet("na")
     sums(ranks, "init", "suspend")

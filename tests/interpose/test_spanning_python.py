@@ -46,6 +46,16 @@ def test_a_program_that_opens_the_library_by_its_name(tmp_path: Path) -> None:
     assert job("nan", "plain", tmp_path) == [[6.0] * 3] * 3
 
 
+def test_memory_that_the_library_allocates_is_like_any_other_between_vendors(tmp_path: Path) -> None:
+    """ncclMemAlloc takes no communicator: each rank's library gets the call, and takes its memory back."""
+    trace = tmp_path / "trace"
+    assert job("na", "allocated", tmp_path, REHEARSAL_TRACE=str(trace)) == [[6.0] * 3] * 2
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert len(records) == 2
+    for record in records:
+        assert record["calls"]["ncclMemAlloc"] == record["calls"]["ncclMemFree"] == 1 and record["misuses"] == 0
+
+
 @pytest.fixture
 def cupy() -> str:
     """Where the module of CuPy's wheel is."""

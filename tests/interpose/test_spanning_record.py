@@ -126,6 +126,7 @@ NCCLS_CALLS = [
     "send 7 0 5 {next} 0 1",
     "recv 7 0 5 {last} 0 1",
     "end",
+    "register",
     "ask",
 ]
 END = ["wait", "finalize", "destroy"]
@@ -158,6 +159,7 @@ def test_a_library_is_called_with_what_it_is_called_with_without_isthmus(
     assert wanted == got and len(wanted[0]) > 100
     for before, after in zip(bare, behind, strict=True):
         assert len(by_name(before, "ncclAllReduce")) >= 5 and by_name(before, "ncclCommInit") and by_name(before, "ncclSend")
+        assert by_name(before, "ncclCommRegister") and by_name(before, "ncclCommDeregister")
         assert "not made" not in str(before)
         # The version of the library, for the first init and for the line of the log: all that differs.
         version = by_name(after, "ncclGetVersion")

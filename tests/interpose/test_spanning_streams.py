@@ -118,6 +118,43 @@ def test_so_they_do_in_programs_whose_null_stream_is_each_threads(scripted_per_t
     keep_the_order("na", scripted_per_thread, MANY)
 
 
+SLOW_STREAMS = {"REHEARSAL_QUEUES": str(MANY), "REHEARSAL_LATENCY_US": "3000"}  # of their own, so that order shows
+
+
+@pytest.mark.parametrize("vendors", ["nn", "na", "an"])
+def test_every_stream_of_a_group_comes_behind_all_of_it(vendors: str, scripted: dict[str, Path]) -> None:
+    """NCCL's rule for a group that names several streams, of one vendor and of two: what comes on one of them sees what the
+    group did on another.
+    """
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.environment |= SLOW_STREAMS
+        rank.say("init", "group", "all_reduce 7 0 5 0 0 0", "all_reduce 7 0 5 0 0 1", "end", "then 0", "wait")
+        rank.say("group", "all_reduce 7 0 5 0 0 2", "all_reduce 7 0 5 0 0 0", "end", "then 2", "wait", "destroy")
+        rank.inputs.append(given(number, 4))
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.output == summed(2) * 6
+
+
+@pytest.mark.parametrize("vendors", ["nn", "na", "an"])
+def test_nothing_of_a_group_begins_before_all_its_streams_have_come_to_it(vendors: str, scripted: dict[str, Path]) -> None:
+    """One stream is held up for a while, and the operation on the other ends after that."""
+    ranks = fleet(vendors)
+    ranks[0].say("id")
+    for number, rank in enumerate(ranks):
+        rank.environment |= SLOW_STREAMS
+        rank.say("init", "group", "all_reduce 7 0 5 0 0 0", "bare all_reduce 1", "end", "wait", "hold 1", "later 300 seen")
+        rank.say("group", "all_reduce 7 0 5 0 0 0", "bare all_reduce 1", "end", "peek", "touch seen", "wait", "destroy")
+        rank.inputs.append(given(number, 2))
+    run(ranks, scripted)
+    check(ranks)
+    for rank in ranks:
+        assert rank.printed.splitlines()[0] == "seen is not there" and rank.output == summed(2) * 2, rank.printed
+
+
 def test_the_streams_of_a_thread_keep_their_order_where_others_make_its_calls(scripted: dict[str, Path]) -> None:
     """Two devices without gates: the calls of one group wait, so not all are this thread's."""
     ranks = fleet("na")

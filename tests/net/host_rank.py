@@ -1,4 +1,4 @@
-"""One rank of test_hosts.py. Says what it found as lines of JSON."""
+"""One rank of test_hosts.py, test_island_hosts.py and test_containers.py. Says what it found as lines of JSON."""
 
 from __future__ import annotations
 
@@ -89,12 +89,64 @@ def of_islands(comm: isthmus.Comm) -> None:
     comm.destroy()
 
 
+def of_blocks(comm: isthmus.Comm) -> None:
+    """Collectives that move blocks; then counts of an all_to_all_v that two ranks differ in."""
+    n, me = comm.size, comm.rank
+
+    def block(s: int, d: int, count: int) -> np.ndarray:
+        return np.arange(count) * 10.0 + s + d / 8
+
+    wrong = []
+    for turn, unit in enumerate((1, 1000, 70_001)):
+        sizes = [[(3 * s + 2 * d + turn) % 4 * unit for d in range(n)] for s in range(n)]
+        x = np.concatenate([block(me, d, sizes[me][d]) for d in range(n)])
+        got = comm.all_to_all_v(x, sizes[me], [sizes[s][me] for s in range(n)])
+        if not np.array_equal(got, np.concatenate([block(s, me, sizes[s][me]) for s in range(n)])):
+            wrong.append(f"all_to_all_v {unit}")
+        x = np.stack([block(me, d, unit) for d in range(n)])
+        if not np.array_equal(comm.all_to_all(x), np.stack([block(s, me, unit) for s in range(n)])):
+            wrong.append(f"all_to_all {unit}")
+        for root in range(n):
+            gathered = comm.gather(block(me, root, unit), root)
+            if me == root and not np.array_equal(gathered, np.stack([block(s, root, unit) for s in range(n)])):
+                wrong.append(f"gather {unit} {root}")
+    path = comm.explain("all_to_all_v", nbytes=8 << 20)
+    give, take, other = [4] * n, [4] * n, int(sys.argv[2])
+    if me == 0:
+        give[other] = 10
+    if me == other:
+        take[0] = 11
+    said = {"kind": "", "text": "no error"}
+    try:
+        comm.barrier()  # who is late is told of it here
+        comm.all_to_all_v(np.ones(sum(give)), give, take)
+    except isthmus.Error as error:
+        said = {"kind": type(error).__name__, "text": str(error)}
+    print(json.dumps({"wrong": wrong, "path": str(path), "differing": said}), flush=True)
+    sys.stdin.readline()  # whoever ends is lost to the others, which may not have heard yet
+    comm.destroy()
+
+
+def of_containers(comm: isthmus.Comm) -> None:
+    topology = comm.topology()
+    found = {
+        "pid": os.getpid(),
+        "pids": [one["pid"] for one in topology["ranks"]],
+        "hosts": [host["ranks"] for host in topology["hosts"]],
+        "links": [one["kind"] for one in topology["links"] if one["to"] != comm.rank],
+        "right": [right(comm, count) for count in (7, 100_003)],
+    }
+    print(json.dumps(found), flush=True)
+
+
 def main() -> None:
     if sys.argv[1] == "by-id":
         return meet_by_id()
     comm = isthmus.init()
     if sys.argv[1] == "islands":
         return of_islands(comm)
+    if sys.argv[1] == "blocks":
+        return of_blocks(comm)
     if sys.argv[1] == "work":
         where = listens()
         total = comm.all_reduce(np.full(100_000, comm.rank + 1.0))
@@ -105,6 +157,8 @@ def main() -> None:
         )
         comm.destroy()
         return
+    if sys.argv[1] == "containers":
+        of_containers(comm)
     comm.barrier()
     print(json.dumps("ready"), flush=True)
     x = np.ones(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)

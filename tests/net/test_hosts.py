@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,6 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 from hosts import ADDRESSES, Hosts, end, line, two_hosts
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_without_root_these_tests_fail_in_ci_and_are_skipped_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(outcome, match="network namespaces need root and iproute2's `ip`"), two_hosts():
+        pass
 
 
 @pytest.fixture

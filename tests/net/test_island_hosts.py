@@ -1,4 +1,8 @@
-"""Islands that a library serves on two hosts (hosts.py): real oneCCL, whose connections must take the way that ours take."""
+"""Islands that a library serves on two hosts (hosts.py).
+
+Real oneCCL, whose connections must take the way that ours take; and the simulated libraries of devices, whose ranks meet in
+the first host's namespace (REHEARSAL_MEET).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hosts import Hosts, end, line, two_hosts
+from isthmus import rehearse
 
 ONECCL = Path(__file__).resolve().parents[2] / "build" / "oneccl" / "libccl.so.2"
 
@@ -65,3 +70,55 @@ def test_a_rank_that_is_killed_is_named_on_both_hosts(hosts: Hosts, count: int) 
             assert rank.wait(20) == 0  # also with a thread that is stuck in the library
     finally:
         end(ranks)
+
+
+@pytest.mark.parametrize(
+    ("vendors", "places", "islands"),
+    [
+        (("nvidia",) * 3, (0, 1, 1), "labels"),
+        (("nvidia", "nvidia", "cpu"), (0, 1, 1), "labels"),
+        (("nvidia", "nvidia", "cpu", "nvidia"), (0, 1, 0, 1), "labels"),
+        (("nvidia", "nvidia", "cpu", "nvidia"), (0, 0, 0, 1), "labels"),
+        (("amd", "ascend", "amd", "ascend"), (0, 0, 1, 1), "labels"),
+        (("ascend", "ascend", "cpu"), (0, 1, 0), "labels"),
+        # Without labels a host's ranks are one island where no library serves: then only blocks of the library's, and their
+        # sizes, go to the other host.
+        (("nvidia", "cpu", "nvidia"), (0, 0, 1), "no labels"),
+    ],
+    ids=lambda given: "-".join(str(one) for one in given) if isinstance(given, tuple) else given,
+)
+def test_blocks_inside_an_island_are_compared_across_hosts_and_its_librarys(
+    vendors: tuple[str, ...], places: tuple[int, ...], islands: str
+) -> None:
+    other = vendors.index(vendors[0], 1)
+    with two_hosts() as hosts:
+        environments = [of_vendor(hosts, vendor, islands == "labels") for vendor in vendors]
+        ranks = hosts.start_on(places, environments, "blocks", str(other))
+        try:
+            for rank, vendor in zip(ranks, vendors, strict=True):
+                said = line(rank)
+                assert said["wrong"] == [], said
+                assert ("all_to_all_v of the group's blocks" in said["path"]) == (vendor != "cpu"), said["path"]
+                assert said["differing"]["kind"] == "MismatchError", said
+                assert "all_to_all_v" in said["differing"]["text"] and "rank 0" in said["differing"]["text"], said
+                assert f"sends 10 elements to rank {other}, which expects 11" in said["differing"]["text"], said
+            for rank in ranks:
+                assert rank.stdin is not None
+                print(file=rank.stdin, flush=True)
+            assert [rank.wait(20) for rank in ranks] == [0] * len(ranks)
+        finally:
+            end(ranks)
+
+
+def of_vendor(hosts: Hosts, vendor: str, labels: bool = True) -> dict[str, str]:
+    common = {"ISTHMUS_TIMEOUT": "30", **({"ISTHMUS_ISLAND": vendor} if labels else {})}
+    if vendor == "cpu":
+        return {**common, "ISTHMUS_DEVICE": "host"}
+    return {
+        **common,
+        "ISTHMUS_DEVICE": rehearse.DEVICES[vendor],
+        "LD_LIBRARY_PATH": str(rehearse.folder() / vendor),
+        "REHEARSAL_DEVICES": "1",
+        "REHEARSAL_QUIET": "1",
+        "REHEARSAL_MEET": f"/run/netns/{hosts.names[0]}",
+    }

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -528,6 +529,7 @@ def run_fleet(
     """body(comm, *arguments) on the ranks of a rehearsed fleet; the results by rank. See ranks.run_processes.
 
     AMD's devices are of a kind whose float8 is everybody's, where `switches` do not say otherwise.
+    A switch "1:FAIL" is rank 1's alone (rehearse.start).
     """
     expected = dict(expect or {})
     with tempfile.TemporaryDirectory(prefix="isthmus-fleet-") as folder:
@@ -557,3 +559,26 @@ def run_fleet(
             answer = Path(folder) / f"result.{rank}"
             results.append(pickle.loads(answer.read_bytes()) if answer.exists() else None)
         return results
+
+
+_KINDS = ("stream", "event", "communicator", "allocation", "registration")
+# What a process keeps of its devices, however many communicators it had: the pages with the words that streams wait for.
+# AMD's have one word each, two for each communicator that there was at one time.
+_KEPT = {"cuda": {"registration": 1}, "hip": {"registration": 1, "allocation": 2}, "acl": {}}
+
+
+def left_over(communicators: int = 1) -> dict[str, int]:
+    """What the process has on its device beyond what it keeps. The last of it goes when the others have left, too."""
+    engine = ctypes.CDLL("librehearsal.so")
+    engine.rehearsal_live.restype = ctypes.c_size_t
+    kept = dict(_KEPT[os.environ["ISTHMUS_DEVICE"].split(":")[0]])
+    if os.environ.get("REHEARSAL_CUDA_NO_STREAM_VALUES"):
+        kept = {}  # its streams wait for no words
+    if "allocation" in kept:
+        kept["allocation"] *= communicators
+    until = time.monotonic() + 5
+    while True:
+        left = {kind: int(engine.rehearsal_live(kind.encode())) - kept.get(kind, 0) for kind in _KINDS}
+        if not any(left.values()) or time.monotonic() > until:
+            return left
+        time.sleep(0.01)

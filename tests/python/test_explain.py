@@ -101,6 +101,56 @@ def test_every_call_has_its_path_its_prediction_and_its_last_time(tmp_path: Path
         assert after["last"] == calls["all_reduce", LARGE]["last"], "what failed has no time"
 
 
+def whole_blocks(comm: isthmus.Comm) -> Any:
+    names = ("all_gather_v", "reduce_scatter_v", "gather_v", "scatter_v", "all_to_all_v")
+    return {name: comm.explain(name, nbytes=LARGE, root=1).data for name in names}
+
+
+def test_blocks_with_counts_of_one_island_are_its_librarys_whole() -> None:
+    for rank, calls in enumerate(run_fleet("nvidia:3", whole_blocks)):
+        root, own = rank == 1, "copy a block, input to output"
+        between = [own, "nccl {} of 2 blocks, 2 calls"] if root else ["nccl {} of a block, peer 1 of the group"]
+        for name, steps in {
+            "all_gather_v": [own, "nccl broadcast of 3 blocks, 3 calls"],
+            "reduce_scatter_v": ["nccl reduce of 3 blocks, 3 calls"],
+            "gather_v": [step.format("recv" if root else "send") for step in between],
+            "scatter_v": [step.format("send" if root else "recv") for step in between],
+        }.items():
+            data = calls[name]
+            assert [stage["steps"] for stage in data["stages"]] == [steps], data["text"]
+            assert data["chunk"] is None and data["stages"][0]["chunk_bytes"] is None
+            assert "path    island: nccl serves all 3 ranks" in data["text"]
+            assert "chunks  none: whole blocks" in data["text"] and "cost    by the sizes of a call" in data["text"]
+        data = calls["all_to_all_v"]
+        steps = {stage["list"]: stage["steps"] for stage in data["stages"]}
+        assert steps == {
+            "device": ["wait for ready", "nccl all_to_all_v of the group's blocks, whole"],
+            "host": ["post ready"],
+        }, "its counts are known to two ranks each, and compared first: " + data["text"]
+
+
+def of_an_exchange(comm: isthmus.Comm) -> Any:
+    names = ("all_to_all", "all_to_all_v", "gather", "scatter_v")
+    return {name: comm.explain(name, nbytes=LARGE, root=0).data for name in names}
+
+
+def test_blocks_that_stay_in_an_island_are_its_librarys() -> None:
+    for rank, calls in enumerate(run_fleet("nvidia:2,cpu:1", of_an_exchange)):
+        for name, step in {
+            "all_to_all": "nccl all_to_all_v of the group's blocks, whole (once)",
+            "all_to_all_v": "nccl all_to_all_v of the group's blocks, whole (once)",
+            "gather": f"nccl {'send' if rank else 'recv'} of 4.0 MiB, peer {1 - rank} of the group (once)",
+            "scatter_v": f"nccl {'recv' if rank else 'send'} of a block, peer {1 - rank} of the group (once)",
+        }.items():
+            data = calls[name]
+            served = rank < 2
+            assert data["ccl"] == ("nccl" if served else "")
+            assert ("inside  nccl moves what stays among ranks 0,1" in data["text"]) == served
+            found = [one for stage in data["stages"] for one in stage["steps"] if one.startswith("nccl")]
+            assert found == ([step] if served else []), data["text"]
+            assert (data["chunks"] == 0) == name.endswith("_v")
+
+
 def test_messages_from_any_rank_to_oneself_and_to_nobody(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> Any:
         any_rank = comm.explain("recv", nbytes=64, root=-1)

@@ -123,6 +123,13 @@ def other_collectives(comm: isthmus.Comm) -> None:
                 same(comm.broadcast(x, root), contribution(root, count, dtype), "broadcast")
             turned = np.concatenate([contribution(r + me, count, dtype) for r in range(n)])
             same(comm.all_to_all(wide), turned, "all_to_all")
+            same(comm.all_to_all(wide, wide), turned, "all_to_all in place")
+            for root in (0, n - 1):
+                gathered = comm.gather(mine, root)
+                if me == root:
+                    same(gathered, joined, "gather")
+                blocks = np.stack([contribution(root + r, count, dtype) for r in range(n)]) if me == root else None
+                same(comm.scatter(blocks, root, np.zeros_like(mine)), contribution(root + me, count, dtype), "scatter")
             assert want is None or want.size == count
     comm.barrier()
     got = np.zeros(3, np.int32)

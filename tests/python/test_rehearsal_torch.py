@@ -19,6 +19,7 @@ import torch
 
 from device_process import DeviceProcess, held
 from isthmus import rehearse
+from vendor_files import DEVICES, LIBRARIES, Library
 
 DEVICE = "rehearsal"
 
@@ -82,7 +83,20 @@ def test_importing_it_loads_neither_torch_nor_a_driver() -> None:
 def test_without_a_simulated_vendor_it_says_how_to_get_one() -> None:
     ended = alone("", LD_LIBRARY_PATH="")
     assert ended.returncode != 0 and "isthmus rehearse --fleet" in ended.stderr
-    assert "isthmus.Error" in ended.stderr or "Error: rehearsal" in ended.stderr
+    said = "isthmus._errors.Error: rehearsal: this process finds no simulated vendor"
+    assert ended.stderr.splitlines()[-1].startswith(said), ended.stderr
+
+
+@pytest.mark.parametrize(
+    "driver", [library for library in LIBRARIES if library.name in DEVICES], ids=lambda library: library.file
+)
+def test_with_a_real_driver_it_refuses_to_start(tmp_path: Path, driver: Library) -> None:
+    """What the loader finds has the driver's name and its functions, and does not stand on the rehearsal's engine."""
+    driver.build(tmp_path / driver.file)
+    ended = alone("print('registered')", LD_LIBRARY_PATH=str(tmp_path))
+    assert ended.returncode != 0 and not ended.stdout, ended.stdout
+    refused = "isthmus._errors.Error: rehearsal: the driver that this process finds is a real one"
+    assert ended.stderr.splitlines()[-1].startswith(refused), ended.stderr
 
 
 def test_the_memory_is_the_drivers_and_the_host_cannot_touch_it(there: DeviceProcess) -> None:

@@ -6,6 +6,7 @@ The tensors are those of isthmus.rehearsal_torch, in the memory that the simulat
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -297,7 +298,9 @@ def test_messages_of_tensors_of_devices(fleet: str) -> None:
     assert min(run_fleet(fleet, messages, init=False, timeout=240)) >= 3 * 5
 
 
-def test_futures_hooks_and_blocks() -> None:
+@pytest.mark.parametrize("fleet", ["nvidia:1,amd:1,cpu:1", "ascend:2,nvidia:1"])
+@pytest.mark.parametrize("queues", ["1", "4"])
+def test_futures_hooks_and_blocks(fleet: str, queues: str) -> None:
     def body() -> list[float]:
         import torch
         import torch.distributed as dist
@@ -323,10 +326,11 @@ def test_futures_hooks_and_blocks() -> None:
         dist.destroy_process_group()
         return [value / world for value in got]
 
-    assert run_fleet("nvidia:1,amd:1,cpu:1", body, init=False) == [[2.0, 1.0, 1.0, 1.0]] * 3
+    assert run_fleet(fleet, body, init=False, switches={"QUEUES": queues}) == [[2.0, 1.0, 1.0, 1.0]] * 3
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("maker", "name"), [("nvidia", "cuda"), ("amd", "hip"), ("ascend", "acl")])
+def test_what_cannot_be_is_refused_by_name(maker: str, name: str) -> None:
     def body() -> list[str]:
         import torch
         import torch.distributed as dist
@@ -342,13 +346,21 @@ def test_what_cannot_be_is_refused_by_name() -> None:
                 said.append(str(error))
 
         x = torch.ones(10, device=device)
+        other = torch.device("rehearsal", 1 - x.device.index)
+        y = torch.ones(10, device=other)
         refused(lambda: dist.all_gather([torch.ones(10), x], x))
+        refused(lambda: dist.all_gather([y, x], x))
+        refused(lambda: dist.all_reduce(y))
+        refused(lambda: dist.send(y, 1 - dist.get_rank()))
         dist.all_reduce(x)  # and goes on
         said.append(str(float(x[0].cpu())))
         return said
 
-    for mixed, after in run_fleet("nvidia:2", body, init=False):
+    for mixed, two, elsewhere, sent, after in run_fleet(f"{maker}:2", body, init=False, switches={"DEVICES": "2"}):
         assert "tensors on" in mixed and "in one call" in mixed, mixed
+        assert "tensors on" in two and "rehearsal:0" in two and "rehearsal:1" in two, two
+        for said in (elsewhere, sent):
+            assert re.search(rf"is memory of {name}:[01], and this rank works on {name}:[01]", said), said
         assert after == "2.0"
 
 
@@ -438,6 +450,7 @@ def test_a_rank_that_is_lost_ends_the_operation_of_the_others() -> None:
                 dist.all_reduce(x, dist.ReduceOp.MAX)
                 if turn == 3 and dist.get_rank() == 1:
                     os.kill(os.getpid(), 9)
+                x[0].item()  # no call waits for the device, so all might be over before the loss is noticed
         except RuntimeError as error:
             return str(error)
         return "nothing was lost"
@@ -491,3 +504,43 @@ def test_the_example_runs_on_cpus_too(arguments: list[str]) -> None:
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert "all ranks hold identical bits" in ended.stdout
     assert ("tcp" in ended.stdout) == bool(arguments)
+
+
+def the_example(where: str = "") -> tuple[str, object]:
+    """One epoch of it on this rank, which takes `where`, if given, for its device: what it says, and how it ends."""
+    import contextlib
+    import io
+
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, str(ROOT / "examples"))
+    import train_digits
+
+    train_digits.EPOCHS = 1
+    if where:
+        train_digits.device_of = lambda _: torch.device(where)
+    sys.argv = ["train_digits.py", "--device", "auto"]
+    said = io.StringIO()
+    end: object
+    with contextlib.redirect_stdout(said):
+        try:
+            end = train_digits.main()
+        except SystemExit as error:
+            end = error.code
+            dist.barrier()  # nobody leaves while another still makes the group
+            dist.destroy_process_group()
+    return said.getvalue(), end
+
+
+def test_the_example_trains_on_each_ranks_own_device_and_says_so() -> None:
+    said, _ = run_fleet("nvidia:1,ascend:1,cpu:1", the_example, init=False)[0]
+    for rank, where in enumerate(["rehearsal:0", "rehearsal:0", "cpu"]):
+        assert re.search(rf"^  rank {rank}: parameters [0-9a-f]{{32}} on {where}$", said, re.MULTILINE), said
+    assert "all ranks hold identical bits" in said
+
+
+def test_the_example_ends_where_its_tensors_are_not_on_the_ranks_device() -> None:
+    ends = [end for _, end in run_fleet("nvidia:1,amd:1", the_example, "cpu", init=False)]
+    why = "rank {} works on {}, and its parameters are on cpu"
+    assert ends == [why.format(0, "cuda:0"), why.format(1, "hip:0")]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def googletest(report: Path) -> list[tuple[str, str]]:
     return found
 
 
+def sanitizer(said: str) -> str:
+    """The beginning of the first report of a sanitizer, or nothing. A child's is in no report of GoogleTest's."""
+    lines = said.splitlines()
+    at = next((i for i, line in enumerate(lines) if re.search(r"(WARNING|ERROR): \w+Sanitizer|runtime error: ", line)), None)
+    return "" if at is None else "\n".join(lines[at : at + LINES])
+
+
 def cases() -> list[tuple[str, str]]:
     """(name, why it failed or nothing) of all that ctest ran.
 
@@ -35,12 +43,15 @@ def cases() -> list[tuple[str, str]]:
             continue  # not a stage that runs ctest, or one that did not come so far: its own case says so
         for program in ElementTree.parse(folder / "ctest.junit").getroot().iter("testcase"):
             name, passed = program.get("name"), program.get("status") == "run" and program.find("failure") is None
-            report = folder / f"{name}.xml"
-            parts = googletest(report) if report.is_file() else []
+            own = folder / f"{name}.xml"
+            parts = googletest(own) if own.is_file() else []
             # A program may fail with all its cases well: a sanitizer's report at exit, a time limit.
+            said = program.findtext("system-out") or ""
             if not parts or (not passed and not any(why for _, why in parts)):
-                said = (program.findtext("system-out") or "").splitlines()[-LINES:]
-                parts.append(("the program", "" if passed else "\n".join(["failed, and said at last", *said])))
+                last = "\n".join(["failed, and said at last", *said.splitlines()[-LINES:]])
+                parts.append(("the program", "" if passed else last))
+            if not passed and (report := sanitizer(said)):
+                parts.append(("what a sanitizer said", report))
             found += [(f"{record['stage']}-{name}-{case}", why) for case, why in parts]
     return found
 

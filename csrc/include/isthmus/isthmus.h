@@ -182,7 +182,8 @@ ISTHMUS_API isthmus_result isthmus_measure(double seconds, char **json);
  * of each, than in pieces: {"link": "memory" or "tcp", "bytes", "min", "max", "repetitions", "ranks", "islands", "sizes", "star_us",
  * "pieces_us"}, the same on all ranks. ISTHMUS_ERROR_UNSUPPORTED where nothing crosses. */
 ISTHMUS_API isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json);
-ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators */
+ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators; those
+ * destroyed that peers may still read ("leaving"), and slots that a device may still write to, which nobody gets ("rings_lost") */
 ISTHMUS_API void isthmus_free(void *p);
 ISTHMUS_API size_t isthmus_dtype_size(isthmus_dtype dtype); /* bytes; 0 for a bad value */
 ISTHMUS_API const char *isthmus_dtype_name(isthmus_dtype dtype);

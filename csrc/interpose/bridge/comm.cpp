@@ -69,7 +69,10 @@ Outcome OperationGroup::record(const Operations &operations) {
   for (const auto &[comm, operation] : operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
     if (Outcome o = comm->open(); !o.ok()) return o;
-    if (std::find(comms_.begin(), comms_.end(), comm) == comms_.end()) comms_.push_back(comm);
+    auto part = std::find_if(parts_.begin(), parts_.end(), [&mine = comm](const Part &one) { return one.comm == mine; });
+    if (part == parts_.end()) part = parts_.insert(part, Part{comm, {}});
+    auto &streams = part->streams;
+    if (std::find(streams.begin(), streams.end(), operation.stream) == streams.end()) streams.push_back(operation.stream);
   }
   isthmus_group_begin();
   open_ = true;
@@ -80,17 +83,30 @@ Outcome OperationGroup::record(const Operations &operations) {
   return {};
 }
 
+// Through the first of them.
+Outcome OperationGroup::join_streams() const {
+  for (const auto &[comm, streams] : parts_) {
+    for (size_t i = 1; i < streams.size(); ++i)
+      if (Outcome o = outcome(isthmus_comm_order(comm->get(), streams[i], streams[0])); !o.ok()) return o;
+    for (size_t i = 1; i < streams.size(); ++i)
+      if (Outcome o = outcome(isthmus_comm_order(comm->get(), streams[0], streams[i])); !o.ok()) return o;
+  }
+  return {};
+}
+
 Outcome OperationGroup::launch() {
   if (!open_) return {};
+  if (Outcome o = join_streams(); !o.ok()) return o;  // and the group is given up
   open_ = false;
   isthmus_work_t handle = nullptr;
   Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
   if (!ended.ok()) return ended;
   const auto work = std::make_shared<Work>(handle);
-  for (const CommPtr &comm : comms_) {
-    comm->note(work);
-    if (ended.ok()) ended = comm->known(*work);
+  for (const Part &part : parts_) {
+    part.comm->note(work);
+    if (ended.ok()) ended = part.comm->known(*work);
   }
+  if (Outcome joined = join_streams(); ended.ok()) ended = std::move(joined);
   return ended;
 }
 

@@ -163,7 +163,8 @@ using CommPtr = std::shared_ptr<Comm>;
 // Calls the one of Isthmus' functions that it is. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
 // Several, together, on one thread: they are checked when they are recorded, and nothing of them begins before they are launched,
-// which waits where one of them is a barrier.
+// which waits where one of them is a barrier. Those of one communicator are one operation for all streams that they name, as NCCL has it:
+// none begins before all these streams have come to it, and none of the streams goes on before all have ended.
 using Operations = std::vector<std::pair<CommPtr, Operation>>;
 class OperationGroup {
  public:
@@ -175,8 +176,14 @@ class OperationGroup {
   Outcome launch();
 
  private:
+  struct Part {
+    CommPtr comm;
+    std::vector<void *> streams;  // each once
+  };
+  Outcome join_streams() const;
+
   bool open_ = false, waits_ = false;
-  std::vector<CommPtr> comms_;  // each once
+  std::vector<Part> parts_;  // of each communicator one
 };
 Outcome run_group(const Operations &operations);  // at once
 

@@ -68,6 +68,7 @@ Result start(const Entry &e, CommHandle *out, Device &d, Seat seat, const Token 
   const auto c = std::make_shared<Comm>(kLibrary, d, seat.rank, seat.size);
   c->token = token;
   c->cut_off = kInternal;
+  c->late_ms = e.extras().slow_ms;
   c->name = config && config->size >= sizeof(Config) && config->name[0]
                 ? std::string(config->name, ::strnlen(config->name, kNameBytes - 1))
                 : name_of(token);

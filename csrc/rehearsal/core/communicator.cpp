@@ -29,6 +29,8 @@ Met Communicator::join(const char *call, const Token &token, std::chrono::millis
   std::shared_ptr<Fabric> fabric;
   const int64_t until = now_us() + std::chrono::microseconds(most).count();
   const auto stopped = [this, until, most] { return aborted() || device.broken() || (most.count() && now_us() > until); };
+  const int64_t begin = now_us() + late_ms * 1000;
+  poll_until([&] { return now_us() >= begin || stopped(); });
   const Met met = Fabric::join(library, token, rank, size, device.ordinal(), stopped, &fabric, patient);
   if (met == Met::Ok) {
     fabric_ = std::move(fabric);

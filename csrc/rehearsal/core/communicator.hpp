@@ -20,7 +20,8 @@ class REHEARSAL_API Communicator : public std::enable_shared_from_this<Communica
   const int rank, size;
   std::atomic<int> state{0};  // the vendor's code: well, in progress, failed
   std::atomic<bool> ready{false};
-  int cut_off = 0;  // the vendor's code after work was cancelled on its stream: the ranks no longer agree what comes next
+  int cut_off = 0;   // the vendor's code after work was cancelled on its stream: the ranks no longer agree what comes next
+  long late_ms = 0;  // join() begins so much later
   std::mutex submission;
   StreamPtr last;  // where its last work went; guarded by `submission`
 

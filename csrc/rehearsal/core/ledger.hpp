@@ -79,6 +79,7 @@ REHEARSAL_API void guard_forks();
 extern "C" {
 REHEARSAL_API unsigned long rehearsal_calls(const char *name);
 REHEARSAL_API void rehearsal_reset_calls(void);
+REHEARSAL_API void rehearsal_forgive(void);  // the faults that were asked for do not happen any more
 REHEARSAL_API unsigned long rehearsal_misuses(void);
 REHEARSAL_API size_t rehearsal_live(const char *what);
 }

@@ -1,6 +1,8 @@
 #include "core/rendezvous.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -11,12 +13,14 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
 #include <thread>
 
 #include "core/queue.hpp"
+#include "core/settings.hpp"
 
 namespace rehearsal {
 namespace {
@@ -57,6 +61,24 @@ socklen_t address_of(const Token &token, sockaddr_un *a) {
   }
   std::memcpy(a->sun_path + 1, name.data(), name.size());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+// Where ranks of a communicator find each other whatever network namespace they are in: in that of REHEARSAL_MEET, else in their own.
+// -1: there is no such one, or none that this thread may enter.
+int meeting_socket() {
+  const auto make = [] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); };
+  if (settings().meet.empty()) return make();
+  const int own = ::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+  const int there = ::open(settings().meet.c_str(), O_RDONLY | O_CLOEXEC);
+  int made = -1;
+  if (own >= 0 && there >= 0 && ::setns(there, CLONE_NEWNET) == 0) {
+    made = make();
+    if (::setns(own, CLONE_NEWNET) != 0) std::abort();
+  }
+  if (made < 0) std::fprintf(stderr, "rehearsal: REHEARSAL_MEET: cannot enter \"%s\"\n", settings().meet.c_str());
+  for (const int fd : {own, there})
+    if (fd >= 0) ::close(fd);
+  return made;
 }
 
 bool send_reply(int socket, Met met, int fd) {
@@ -186,7 +208,7 @@ Token token_of_part(const Token &whole, const std::vector<uint64_t> &more) {
 }
 
 bool open_rendezvous(const Library &library, const Token &token) {
-  const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int listener = meeting_socket();
   sockaddr_un a;
   const socklen_t length = address_of(token, &a);
   if (listener < 0) return false;
@@ -205,7 +227,7 @@ bool open_rendezvous(const Library &library, const Token &token) {
 Met meet(const Library &library, const Token &token, int rank, int size, int device, const std::function<bool()> &stop,
          int *fd, bool patient) {
   *fd = -1;
-  const int s = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int s = meeting_socket();
   if (s < 0) return Met::System;
   sockaddr_un a;
   const socklen_t length = address_of(token, &a);

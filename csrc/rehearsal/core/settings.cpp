@@ -70,6 +70,8 @@ Settings read() {
   truth("REHEARSAL_ABORT_ON_MISUSE", s.abort_on_misuse);
   truth("REHEARSAL_QUIET", s.quiet);
   if (const char *path = std::getenv("REHEARSAL_TRACE")) s.trace = path;
+  if (const char *path = std::getenv("REHEARSAL_MEET")) s.meet = path;
+  number("REHEARSAL_NCCL_VERSION", s.nccl_version, 0);
   faults("REHEARSAL_FAIL", s.fail, true);
   faults("REHEARSAL_FAIL_FOR_GOOD", s.fail_for_good, true);
   faults("REHEARSAL_FAIL_LATE", s.fail_late, true);

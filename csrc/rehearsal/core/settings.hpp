@@ -38,6 +38,8 @@ struct Settings {
   bool abort_on_misuse = true;
   bool quiet = false;
   std::string trace;
+  std::string meet;      // a network namespace's file
+  int nccl_version = 0;  // as ncclGetVersion gives it; 0: its own
   std::vector<Fault> fail, fail_for_good, fail_late, hang, slow;
 };
 

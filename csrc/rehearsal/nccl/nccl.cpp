@@ -73,6 +73,7 @@ Result start(const Entry &e, CommHandle *out, Device &d, int size, const Token &
   c->blocking = blocking;
   c->token = token;
   c->patient = patient;
+  c->late_ms = e.extras().slow_ms;
   *out = c->handle;
   c->state.store(kInProgress);
   const char *call = e.name();
@@ -182,7 +183,7 @@ using rehearsal::nccl::find;
 EXPORT Result ncclGetVersion(int *version) {
   NCCL_CALL("ncclGetVersion");
   if (!version) return kInvalidArgument;
-  *version = kVersion;
+  *version = settings().nccl_version ? settings().nccl_version : kVersion;
   return kSuccess;
 }
 

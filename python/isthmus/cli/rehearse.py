@@ -31,7 +31,8 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         metavar="NAME=VALUE",
         dest="switches",
-        help="a switch of the simulation for all ranks: JITTER_US=0 is REHEARSAL_JITTER_US=0; may be given again",
+        help="a switch of the simulation: JITTER_US=0 is REHEARSAL_JITTER_US=0 on all ranks, 1:JITTER_US=0 on rank 1 alone; "
+        "may be given again",
     )
     parser.add_argument("--links", metavar="FILE", help="rates of devices and bridges, as JSON; those of bridges need root")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="after --: the program and its arguments")

@@ -140,7 +140,8 @@ bool by_slots(const topology::Topology &t, const Operation &op) {
 }
 }  // namespace
 
-uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const std::vector<uint64_t> &finished) {
+uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
+                      const std::vector<uint64_t> &finished) {
   if (by_slots(t, op) || t.groups.size() == 1) return 0;
   const uint64_t n = op.request.bytes, k = t.groups.size();
   const uint64_t ratio = dtype_size(accumulator(op.request.dtype)) / dtype_size(op.request.dtype);
@@ -163,6 +164,11 @@ uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const st
     case Collective::Broadcast: return (k - 1) * n;
     default: break;
   }
+  const auto crosses = [&](int s, int d) {  // no group has both, or none whose library moves it
+    const std::vector<int> inside = plan::inside_of(whole, s, op.request);
+    return t.group_of[static_cast<size_t>(s)] != t.group_of[static_cast<size_t>(d)] &&
+           std::find(inside.begin(), inside.end(), d) == inside.end();
+  };
   for (int s = 0; s < t.size(); ++s) {
     const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(s)]);
     switch (op.request.collective) {
@@ -174,13 +180,12 @@ uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const st
         break;
       case Collective::AllToAll:
       case Collective::AllToAllV:
-        for (int d = 0; d < t.size(); ++d)
-          sum += t.group_of[static_cast<size_t>(d)] == t.group_of[static_cast<size_t>(s)] ? 0 : block_bytes(op, s, d);
+        for (int d = 0; d < t.size(); ++d) sum += crosses(s, d) ? block_bytes(op, s, d) : 0;
         break;
       case Collective::Gather:
-      case Collective::GatherV: sum += g == home ? 0 : block_bytes(op, s, op.request.root); break;
+      case Collective::GatherV: sum += crosses(s, op.request.root) ? block_bytes(op, s, op.request.root) : 0; break;
       case Collective::Scatter:
-      case Collective::ScatterV: sum += g == home ? 0 : block_bytes(op, op.request.root, s); break;
+      case Collective::ScatterV: sum += crosses(op.request.root, s) ? block_bytes(op, op.request.root, s) : 0; break;
       default: break;
     }
   }

@@ -26,7 +26,8 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
                      Symbols &symbols);
 
 // Bytes over all links, without tokens. `finished`: bytes that each group rounded (the owners' part of an all_reduce).
-uint64_t bridge_bound(const topology::Topology &t, const Operation &op, const std::vector<uint64_t> &finished);
+uint64_t bridge_bound(const topology::Topology &whole, const topology::Topology &t, const Operation &op,
+                      const std::vector<uint64_t> &finished);
 // Most bytes that tokens may add.
 uint64_t token_bound(const topology::Topology &t, const Operation &op, uint64_t frames);
 

@@ -14,7 +14,8 @@
 // rounding; a deadlock (also with bounded credits of the links); frames unmatched or of another size; two accesses to one
 // span, one of them a write, that are not ordered (a link reads a sent span until the receiver's Recv has ended; slots and
 // scratch across operations included); reads of unwritten bytes; accesses outside of slots, scratch and blocks; digests or
-// slot layouts that differ; bytes on links other than stated, or other than the bound of the algorithm.
+// slot layouts that differ; sizes that two ranks know each, given to a library before they were compared; bytes on links
+// other than stated, or other than the bound of the algorithm.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,9 @@
 // machine whose parts share all of their state, hence one file.
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 
 #include "base/error.hpp"
@@ -53,6 +55,12 @@ struct RankState {
   size_t begun = 0;            // operations whose buffers were made
   std::vector<size_t> ended;   // by operation: agents that ended it
   std::vector<Epoch> entered;  // by operation: the host list
+  std::vector<Snapshot> came;  // and what it knew then
+  struct Compared {
+    Epoch when;
+    std::vector<bool> with;  // by rank
+  };
+  std::vector<Compared> compared;  // by operation: sizes
 };
 
 struct Agent {
@@ -63,9 +71,10 @@ struct Agent {
   std::optional<Clock> resting;  // of a device's other stream
   bool beside = false;           // the second stream's stage runs
   size_t operation = 0;
-  bool entered = false;
+  bool entered = false, compared = false;
   uint32_t t = 0, stage = 0, step = 0;
-  size_t calls = 0;  // of this operation: calls of the library that have ended
+  size_t calls = 0;                  // of this operation: calls of the library that have ended
+  std::map<int, size_t> given, got;  // of those, sends and receives, by the other's position
   struct Sent {
     uint32_t chunk;
     std::shared_ptr<LinkRead> read;
@@ -85,6 +94,13 @@ struct Meeting {
   uint64_t bytes = 0;
   int root = 0;
   std::unordered_map<int, Arrival> arrived;  // by position
+};
+
+// A send and a receive of a library: each ends when the other has begun.
+struct Pair {
+  std::optional<Meeting::Arrival> given;
+  bool taken = false;
+  uint64_t bytes = 0;  // whose side came first
 };
 
 class Run {
@@ -218,10 +234,35 @@ class Run {
       }
     }
     if (s.begun == o) make_buffers(a, s);
-    if (!a.device) s.entered.push_back(a.clock.now());
-    else a.resting->join(a.clock.release());
+    if (!a.device) {
+      s.entered.push_back(a.clock.now());
+      s.came.push_back(a.clock.release());
+    } else a.resting->join(a.clock.release());
     a.entered = true;
     return true;
+  }
+
+  // Ranks of my group as the topology has it, libraries and all.
+  const topology::Group &group_of(int rank) const {
+    return topology_.groups[static_cast<size_t>(topology_.group_of[static_cast<size_t>(rank)])];
+  }
+
+  // Sizes that two ranks know each: the host list goes on when it has seen those of all whom it compares with.
+  bool compare(Agent &a) {
+    const Plan &p = plan_of(a);
+    if (a.device) return a.compared = true;
+    const auto &mine = group_of(a.rank).ranks;
+    std::vector<bool> with(world_, false);
+    for (size_t q = 0; p.pairwise_sizes && q < world_; ++q) {
+      const bool linked = p.sizes_by_links && std::find(mine.begin(), mine.end(), static_cast<int>(q)) != mine.end();
+      if (!linked && !shares(a.rank, static_cast<int>(q))) continue;
+      if (ranks_[q].entered.size() <= a.operation) return a.waits = isthmus::formatted("the sizes of rank {}", q), false;
+      a.clock.join(ranks_[q].came[a.operation]);
+      with[q] = true;
+    }
+    a.clock.release();
+    ranks_[static_cast<size_t>(a.rank)].compared.push_back({a.clock.now(), std::move(with)});
+    return a.compared = true;
   }
 
   void make_buffers(const Agent &a, RankState &s) {
@@ -276,9 +317,11 @@ class Run {
     a.ends.push_back(a.clock.release());
     if (++s.ended[a.operation] == lists_) check_result(a, s);
     ++a.operation;
-    a.entered = false;
+    a.entered = a.compared = false;
     a.t = a.stage = a.step = 0;
     a.calls = 0;
+    a.given.clear();
+    a.got.clear();
     return true;
   }
 
@@ -305,6 +348,7 @@ class Run {
   // ---- steps
   bool advance(Agent &a) {
     if (!a.entered && !enter(a)) return false;
+    if (!a.compared && !compare(a)) return false;
     const Plan &p = plan_of(a);
     const auto &list = list_of(a);
     const plan::Operands operands = operands_of(a);
@@ -462,17 +506,28 @@ class Run {
       return {ranks_[static_cast<size_t>(a.rank)].device.get(), s.base};
     }
     if (s.memory != Memory::Input && s.memory != Memory::Output) object("{}: a call on memory of the host", where(a));
-    const auto sizes = s.memory == Memory::Input ? o.in_bytes : o.out_bytes;
-    uint64_t all = 0;
-    for (const uint64_t size : sizes) all += size;
+    const bool input = s.memory == Memory::Input;
+    const auto sizes = input ? o.in_bytes : o.out_bytes, displ = input ? o.in_displ : o.out_displ;
     const uint64_t at = span_offset(p, s, c, o);
-    if (at + bytes > all) object("{}: a call outside of the buffer: {} + {} of {}", where(a), at, bytes, all);
+    uint64_t end = at;  // of the blocks that lie back to back from there on
+    for (bool more = true; more && end < at + bytes;) {
+      more = false;
+      for (size_t i = 0; i < sizes.size(); ++i)
+        if (displ[i] <= end && end < displ[i] + sizes[i]) {
+          end = displ[i] + sizes[i];
+          more = true;
+        }
+    }
+    if (end < at + bytes)
+      object("{}: a call outside of the buffer: {} + {}, and the blocks there end at {}", where(a), at, bytes, end);
     if (writes && s.memory == Memory::Input) object("{}: a call writes to the input", where(a));
     return user_place(ranks_[static_cast<size_t>(a.rank)], s.memory, at);
   }
 
   bool call(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
-    const topology::Topology &t = planned_[a.operation];
+    // Blocks that stay in a group are moved by its library where the rest of the operation has none.
+    const bool inside = !inside_of(topology_, a.rank, operations_[a.operation].request).empty();
+    const topology::Topology &t = inside ? topology_ : planned_[a.operation];
     const auto g = static_cast<size_t>(t.group_of[static_cast<size_t>(a.rank)]);
     const auto size = t.groups[g].ranks.size();
     const int me = t.index_of[static_cast<size_t>(a.rank)];
@@ -484,9 +539,13 @@ class Run {
       object("{}: the library is asked for {}", where(a), redop_name(s.op));
     if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, s.op))
       object("{}: the library has no such call", where(a));
-    Meeting &m = meetings_[(a.operation * t.groups.size() + g) << 32 | a.calls];
-    const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter ? size : 1);
-    const uint64_t out_bytes = bytes * (s.call == IslandCall::AllGather ? size : 1);
+    if (s.call == IslandCall::Send || s.call == IslandCall::Recv)
+      return pair(a, p, s, c, bytes, o, {a.operation, g}, me, size);
+    Meeting &m = meetings_[(a.operation * world_ + g) << 32 | a.calls];
+    if (s.call == IslandCall::AllToAllV) return exchange(a, p, s, c, o, m, t.groups[g].ranks, me);
+    const bool exchanges = s.call == IslandCall::AllToAll;
+    const uint64_t in_bytes = bytes * (s.call == IslandCall::ReduceScatter || exchanges ? size : 1);
+    const uint64_t out_bytes = bytes * (s.call == IslandCall::AllGather || exchanges ? size : 1);
     const bool reads = s.call != IslandCall::Broadcast || me == s.peer,
                writes = s.call != IslandCall::Reduce || me == s.peer;
     if (!m.arrived.contains(me)) {
@@ -504,6 +563,7 @@ class Run {
         const uint64_t own = static_cast<uint64_t>(me) * bytes;
         const bool in_place = s.call == IslandCall::ReduceScatter ? from.at + own == to.at
                               : s.call == IslandCall::AllGather   ? to.at + own == from.at
+                              : exchanges                         ? false
                                                                   : from.at == to.at;
         if (from.memory == to.memory && from.at < to.at + out_bytes && to.at < from.at + in_bytes && !in_place)
           object("{}: source and destination of a call overlap", where(a));
@@ -527,9 +587,105 @@ class Run {
           const auto &pieces = m.arrived.at(static_cast<int>(j)).pieces;
           out.insert(out.end(), pieces.begin(), pieces.end());
         }
+      else if (exchanges)
+        for (size_t j = 0; j < size; ++j)
+          slice(m.arrived.at(static_cast<int>(j)).pieces, static_cast<uint64_t>(me) * bytes, bytes, out);
       else out = island_sum(a, m, s.call == IslandCall::ReduceScatter ? static_cast<uint64_t>(me) * bytes : 0, bytes);
       write(a, buffer(a, p, s.dst, c, out_bytes, o, true), out);
     }
+    ++a.calls;
+    return true;
+  }
+
+  // Appends [begin, begin + bytes) of the pieces.
+  static void slice(const std::vector<Piece> &pieces, uint64_t begin, uint64_t bytes, std::vector<Piece> &out) {
+    uint64_t at = 0;
+    for (const Piece &piece : pieces) {
+      const uint64_t from = std::max(at, begin), to = std::min(at + piece.bytes, begin + bytes);
+      if (from < to) out.push_back({to - from, advanced(piece.content, from - at)});
+      at += piece.bytes;
+    }
+  }
+
+  // Blocks of the ranks of the group: the call has their sizes from the operands.
+  bool exchange(Agent &a, const Plan &p, const Step &s, uint32_t c, const plan::Operands &o, Meeting &m,
+                const std::vector<int> &group, int me) {
+    const plan::Span &source = p.sources[s.source];
+    if (source.memory != Memory::Input && source.memory != Memory::Device) object("{}: blocks of neither buffer", where(a));
+    if (s.dst.memory != Memory::Output || c != 0) object("{}: blocks are not moved whole, to the output", where(a));
+    RankState &own = ranks_[static_cast<size_t>(a.rank)];
+    if (m.arrived.empty()) m.call = s.call;
+    if (m.call != s.call) object("{}: another rank calls {}", where(a), island_call_name(m.call));
+    if (!m.arrived.contains(me)) {
+      Meeting::Arrival arrival;
+      uint64_t at = source.base;
+      for (const int q : group) {
+        // Only whoever has compared them knows that they fit.
+        if (varies(operations_[a.operation].request.collective) &&
+            (own.compared.size() <= a.operation || !own.compared[a.operation].with[static_cast<size_t>(q)] ||
+             !a.clock.knows(own.compared[a.operation].when)))
+          object("{}: sizes are given to the library that were not compared with those of rank {}", where(a), q);
+        const auto block = static_cast<uint32_t>(q);
+        const uint64_t bytes = o.in_bytes[block];
+        plan::Span from = source;
+        if (source.memory == Memory::Input) from.block = block;
+        else from.base = at;
+        if (bytes > 0) {
+          const auto pieces = read(a, buffer(a, p, from, 0, bytes, o, false), bytes);
+          arrival.pieces.insert(arrival.pieces.end(), pieces.begin(), pieces.end());
+        }
+        at += bytes;
+      }
+      arrival.snapshot = a.clock.release();
+      m.arrived.emplace(me, std::move(arrival));
+    }
+    if (m.arrived.size() < group.size())
+      return a.waits = isthmus::formatted("{} of {} ranks of its group to exchange", group.size() - m.arrived.size(),
+                                          group.size()),
+             false;
+    for (size_t j = 0; j < group.size(); ++j) {
+      const auto block = static_cast<uint32_t>(group[j]);
+      const uint64_t bytes = o.out_bytes[block];
+      const Meeting::Arrival &arrival = m.arrived.at(static_cast<int>(j));
+      a.clock.join(arrival.snapshot);
+      const plan::Operands theirs = ranks_[block].blocks[a.operation].operands();
+      uint64_t before = 0;
+      for (int i = 0; i < me; ++i) before += theirs.in_bytes[static_cast<size_t>(group[static_cast<size_t>(i)])];
+      if (theirs.in_bytes[static_cast<size_t>(a.rank)] != bytes) object("{}: rank {} gives another size", where(a), block);
+      if (bytes == 0) continue;
+      std::vector<Piece> out;
+      slice(arrival.pieces, before, bytes, out);
+      plan::Span to = s.dst;
+      to.block = block;
+      if (source.memory == Memory::Input && own.alias_output) object("{}: no library does this in place", where(a));
+      write(a, buffer(a, p, to, 0, bytes, o, true), out);
+    }
+    ++a.calls;
+    return true;
+  }
+
+  bool pair(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o,
+            std::pair<size_t, size_t> group, int me, size_t size) {
+    const bool gives = s.call == IslandCall::Send;
+    if (s.peer < 0 || static_cast<size_t>(s.peer) >= size || s.peer == me) object("{}: peer {}", where(a), s.peer);
+    size_t &number = (gives ? a.given : a.got)[s.peer];
+    Pair &m = pairs_[{group.first, group.second, gives ? me : s.peer, gives ? s.peer : me, number}];
+    if (!m.given && !m.taken) m.bytes = bytes;
+    if (m.bytes != bytes)
+      object("{}: {} of {} bytes; the other side has {}", where(a), island_call_name(s.call), bytes, m.bytes);
+    if (gives) {
+      if (!m.given) {
+        auto pieces = read(a, buffer(a, p, p.sources[s.source], c, bytes, o, false), bytes);
+        m.given = Meeting::Arrival{std::move(pieces), a.clock.release()};
+      }
+      if (!m.taken) return a.waits = isthmus::formatted("position {} of its group to receive", s.peer), false;
+    } else {
+      m.taken = true;
+      if (!m.given) return a.waits = isthmus::formatted("position {} of its group to send", s.peer), false;
+      a.clock.join(m.given->snapshot);
+      write(a, buffer(a, p, s.dst, c, bytes, o, true), m.given->pieces);
+    }
+    ++number;
     ++a.calls;
     return true;
   }
@@ -708,7 +864,7 @@ class Run {
       if ((c == plan::Collective::AllReduce && !star && !island && world_ > 1 ? finished != operations_[o].request.bytes
                                                                               : false))
         object("operation {}: {} bytes were finished, not each once", o, finished);
-      const uint64_t data = sum - tokens_[o], bound = bridge_bound(planned_[o], operations_[o], finished_[o]);
+      const uint64_t data = sum - tokens_[o], bound = bridge_bound(topology_, planned_[o], operations_[o], finished_[o]);
       if (data != bound) object("operation {}: {} bytes crossed the bridge, and the algorithm needs {}", o, data, bound);
       const uint64_t most = token_bound(planned_[o], operations_[o], frame_count_[o]);
       if (tokens_[o] > most) object("operation {}: {} bytes of tokens, at most {} are needed", o, tokens_[o], most);
@@ -728,6 +884,8 @@ class Run {
   std::vector<Agent> agents_;
   std::unordered_map<uint64_t, std::deque<Frame>> frames_;
   std::unordered_map<uint64_t, uint64_t> flying_;
+  std::map<std::tuple<size_t, size_t, int, int, size_t>, Pair>
+      pairs_;                                       // by operation and group, who sends, who gets, number
   std::unordered_map<uint64_t, Meeting> meetings_;  // by operation and group, and number of the call
   std::vector<std::vector<uint64_t>> finished_, sent_;
   std::vector<uint64_t> tokens_, frame_count_;
