@@ -1,0 +1,139 @@
+"""How long a chain of hand-offs takes between two processes, with nothing else in it.
+
+    python bench/hand_offs.py --rounds 200            # a line of JSON: the seconds of each round
+
+An all_reduce of 8 bytes between two ranks that work on devices goes from hand to hand, five times one after the other:
+
+    the caller gives the device its copies               the queue is asleep until somebody wakes it
+    the device says that the bytes are on the host       the rank looks again and again, then naps: nobody wakes it
+    the other rank says that its bytes are there too     the rank looks again and again, then sleeps until it is woken
+    the rank opens the gate                              the queue looks at it for a moment, then naps
+    the device says that the result is in its memory     the rank looks again and again, then naps
+
+Here two processes pass a counter to and fro as often, and wait for it in these ways. Neither Isthmus nor a simulated device
+is in it. Python's own steps are, a microsecond or so for each hand-off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+
+# Who waits at each hand-off, and how: see wait().
+HAND_OFFS = ("asleep", "device", "rank", "gate", "device")
+WOKEN = ("asleep", "rank")  # the others wait for words that devices write and read, which wake nobody
+LOOKS_NS = 100_000  # how long a rank looks before it sleeps: ISTHMUS_SPIN_US
+LOOKS = 200  # of a queue at a gate, before it naps
+NAP_S = 30e-6  # of a rank and of a queue: the first of their naps, which grow only where a wait is long
+PAUSE_S = 200e-6  # before a round, so that the queue is asleep
+SLEEP_NS, PATIENCE_NS = 100_000_000, 20_000_000_000
+FUTEX = {"x86_64": 202, "aarch64": 98}  # the number of the system call
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+PR_SET_TIMERSLACK = 29
+
+
+class Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class Counter:
+    """A number that two processes share. It only rises, and one of them at a time may raise it."""
+
+    def __init__(self) -> None:
+        self.number = FUTEX[platform.machine()]
+        self.syscall = ctypes.CDLL(None).syscall
+        self.syscall.restype = ctypes.c_long
+        self.syscall.argtypes = [
+            *(ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
+        ]
+        self.word = ctypes.c_uint32.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
+        self.address = ctypes.addressof(self.word)
+        self.nap = ctypes.byref(Timespec(0, SLEEP_NS))
+
+    def give(self, value: int, how: str) -> None:
+        self.word.value = value
+        if how in WOKEN:
+            self.syscall(self.number, self.address, FUTEX_WAKE, 1, None, None, 0)
+
+    def wait(self, value: int, how: str) -> None:
+        """Until the counter is at `value`. The kernel looks at the word once more before it lets anybody sleep."""
+        begin, looks = time.monotonic_ns(), 0
+        while (seen := self.word.value) < value:
+            waited = time.monotonic_ns() - begin
+            if waited > PATIENCE_NS:
+                raise TimeoutError(f"the other process did not raise the counter from {seen} to {value}")
+            looks += 1
+            if how == "asleep" or (how == "rank" and waited > LOOKS_NS):
+                self.syscall(self.number, self.address, FUTEX_WAIT, seen, self.nap, None, 0)
+            elif (how == "gate" and looks > LOOKS) or (how == "device" and waited > LOOKS_NS):
+                time.sleep(NAP_S)
+
+
+def rounds_of(counter: Counter, ends: ctypes.Array[ctypes.c_int64], side: int) -> list[float]:
+    """One process's part. Side 0 begins each round and returns their seconds; side 1 is where the last hand-off leads."""
+    seconds = []
+    for number in range(len(ends)):
+        base = number * (len(HAND_OFFS) + 1)
+        if side == 0:
+            time.sleep(PAUSE_S)
+        begin = time.monotonic_ns()
+        for i, how in enumerate(HAND_OFFS):
+            if i % 2 == side:
+                counter.give(base + i + 1, how)
+            else:
+                counter.wait(base + i + 1, how)
+        back = base + len(HAND_OFFS) + 1  # one more, without the clock: the next round begins where this one did
+        if side == 1:
+            ends[number] = time.monotonic_ns()  # one clock serves both
+            counter.give(back, "asleep")
+        else:
+            counter.wait(back, "asleep")
+            seconds.append((ends[number] - begin) * 1e-9)
+    return seconds
+
+
+def measure(rounds: int) -> list[float]:
+    """Seconds of each round. Starts the other process itself."""
+    counter = Counter()
+    ends = (ctypes.c_int64 * rounds).from_buffer(mmap.mmap(-1, 8 * rounds))
+    # As for a rehearsal's queues: a nap is as long as it says, and not 50 us longer. The other process inherits it.
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1000))
+    other = os.fork()
+    if other == 0:
+        try:
+            rounds_of(counter, ends, 1)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    try:
+        return rounds_of(counter, ends, 0)
+    finally:
+        os.kill(other, signal.SIGKILL)  # it has nothing to do any more
+        os.waitpid(other, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=200)
+    args = parser.parse_args()
+    if not 1 <= args.rounds <= 100_000:
+        parser.error("--rounds must be from 1 to 100000")
+    if platform.machine() not in FUTEX:
+        print(f"hand_offs: no number of the futex call is known for {platform.machine()}", file=sys.stderr)
+        return 2
+    print(json.dumps({"hand_offs": HAND_OFFS, "seconds": measure(args.rounds)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

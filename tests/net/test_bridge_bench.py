@@ -1,0 +1,195 @@
+"""bench/bridge.py: it runs, all its numbers are right, and what it prints says who had the processors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import isthmus
+from hosts import missing
+from isthmus._hosts import Hosts
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "bench" / "bridge.py"
+
+
+@pytest.fixture(scope="module")
+def bridge() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bridge_bench", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for the names of its types
+    spec.loader.exec_module(module)
+    return module
+
+
+def shares(ranks: float, others: float = 0.0) -> dict[str, Any]:
+    return {"cpu_share": ranks, "machine_busy_share": ranks + others, "others_share": others, "void": ranks > 0.5}
+
+
+def timed(ranks: float, others: float = 0.0) -> dict[str, Any]:
+    return {"median": 2.0, "min": 1.9, "max": 2.1, **shares(ranks, others), "last": {"seconds": 2.0}}
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "bridges": "8:4:1",
+        "fleet": "nvidia:1,amd:1,ascend:1",
+        "bytes": 1 << 20,
+        "least_seconds": 1.9,
+        "least_seconds_at_goodput": 1.92,
+        "goodput": {"part_of_interface": [0.99]},
+        "isthmus": timed(0.3),
+        "isthmus_with_equal_shares": timed(0.2),
+        "predicted": {"seconds": 1.95},
+        "ratio": 2.0 / 1.9,
+        "predicted_ratio": 1.95 / 1.9,
+        "gloo": {"absent": "left out"},
+        "ring_least_seconds": 2.5,
+        "right": True,
+        "void": False,
+        **more,
+    }
+
+
+def latency(with_us: float, most_us: float, ranks: float, others: float = 0.0) -> dict[str, Any]:
+    return {
+        "fleet": "nvidia:1,amd:1",
+        "gate_us": 500,
+        "p50_seconds": {"with": [with_us * 1e-6], "without": [200e-6]},
+        "hand_offs": {"waits": ["asleep", "rank", "gate"], "p50_seconds": [90e-6]},
+        "most_seconds": most_us * 1e-6,
+        "gates": 1.1,
+        "processors": {"with": shares(ranks, others), "without": {**shares(0.9), "void": False}},
+        "right": True,
+        "void": ranks > 0.5,
+    }
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("rehearsal") for line in lines), lines
+    return lines
+
+
+def test_a_row_whose_ranks_had_more_than_half_of_the_processors_is_void(
+    bridge: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bridge.show(row())
+    well = said(capsys)
+    assert any(line.endswith("target 1.15: reached") for line in well) and not any("VOID" in line for line in well)
+    bridge.show(row(isthmus=timed(0.51), void=True))
+    spoilt = said(capsys)
+    assert any(line.endswith("target 1.15: VOID") for line in spoilt), spoilt
+    assert any("isthmus, median" in line and line.endswith("VOID") for line in spoilt), spoilt
+    assert not bridge.reached(row(void=True, isthmus=timed(0.51))) and bridge.reached(row())
+
+
+def test_each_figure_has_the_machines_share_and_a_warning_where_others_had_more_than_a_tenth(
+    bridge: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bridge.show(row(isthmus=timed(0.3, others=0.09), gloo=timed(0.1, others=0.85)))
+    lines = said(capsys)
+    assert any("isthmus, median" in line and "ranks had 30% of the processors, all 39%" in line for line in lines), lines
+    assert any("equal shares, median" in line and "ranks had 20% of the processors, all 20%" in line for line in lines)
+    assert any("gloo's ring, median" in line and "ranks had 10% of the processors, all 95%" in line for line in lines)
+    warnings = [line for line in lines if "WARNING" in line]
+    assert warnings == ["rehearsal  WARNING: others had 85% of the processors meanwhile: gloo's ring, median"]
+
+
+def test_the_latency_is_judged_by_the_hand_offs_alone_and_knows_who_had_the_processors(
+    bridge: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = []
+    for found in (latency(1080, 1090, 0.4), latency(1100, 1090, 0.4), latency(1080, 1090, 0.6)):
+        bridge.show_latency(found)
+        lines = said(capsys)
+        verdicts.append(next(line for line in lines if "target" in line).rsplit(": ", 1)[1])
+        assert not any("WARNING" in line for line in lines), lines
+        assert any("VOID" in line for line in lines) == found["void"], lines
+        assert any("p50 of 3 hand-offs alone" in line and " 90 us" in line for line in lines), lines
+        assert any("p50 of a whole call without that latency" in line and "all 90%" in line for line in lines), lines
+    assert verdicts == ["reached", "NOT reached", "VOID"]
+    bridge.show_latency(latency(1080, 1090, 0.4, others=0.2))
+    assert [line for line in said(capsys) if "WARNING" in line] == [
+        "rehearsal  WARNING: others had 20% of the processors meanwhile: p50 of a call"
+    ]
+
+
+def test_the_chain_of_hand_offs_has_a_time_for_each_round() -> None:
+    command = [sys.executable, ROOT / "bench" / "hand_offs.py", "--rounds", "20"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found = json.loads(ended.stdout)
+    assert len(found["hand_offs"]) == 5 and len(found["seconds"]) == 20
+    assert all(0 < seconds < 60 for seconds in found["seconds"]), found
+
+
+def figures(value: Any) -> list[float]:
+    """All numbers of a document."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for part in value for number in figures(part)]
+    return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehearsal(tmp_path: Path) -> None:
+    try:
+        Hosts({"a": 1.0}).close()
+    except isthmus.Error as error:
+        missing(str(error))
+    out = tmp_path / "bridge.json"
+    ended = subprocess.run(
+        [sys.executable, PROGRAM, "--quick", "--mib", "1", "--repeat", "2", "--out", out],
+        env={**os.environ, "ISTHMUS_TIMEOUT": "60"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    lines = ended.stdout.splitlines()
+    assert lines and all(line.startswith("rehearsal") for line in lines), lines
+    for words in (
+        "T*, at the interfaces' rates",
+        "isthmus, median",
+        "isthmus, last call, by explain()",
+        "isthmus, predicted",
+        "isthmus with equal shares, median",
+        "ring of equal parts, least",
+        "overlap ",
+        "p50 of a call ",
+        "p50 of a whole call without that latency",
+        "p50 of 5 hand-offs alone",
+    ):
+        assert any(line.startswith(f"rehearsal  {words}") for line in lines), (words, lines)
+    timings = [line for line in lines if "p50 of a" in line or ("median" in line and "gloo" not in line)]
+    assert all("of the processors, all" in line for line in timings if "WARNING" not in line), timings
+    assert not any("WRONG" in line for line in lines)
+
+    result = json.loads(out.read_text())
+    assert result["simulated"] and result["rehearsal"].startswith("rehearsal")
+    assert all(math.isfinite(number) for number in figures(result))
+    (fleet,), overlap, small = result["rows"], result["overlap"], result["latency"]
+    for each in (fleet, overlap, small):
+        assert each["rehearsal"] == result["rehearsal"] and each["right"] is True
+    for each in (fleet["isthmus"], fleet["isthmus_with_equal_shares"], overlap["isthmus"], *small["processors"].values()):
+        assert each["cpu_share"] > 0 and each["machine_busy_share"] >= 0 and "others_share" in each
+    for each in (fleet["isthmus"], overlap["isthmus"]):
+        assert each["min"] > 0 and "1.0 MiB of float32, max" in each["explain"], each["explain"]
+        assert each["last"]["bytes"] == 1 << 20 and each["last"]["seconds"] > 0, "what is explained is what ran"
+    # Any message takes as long as the bound, and more for the way of one chunk.
+    assert fleet["predicted_ratio"] > 1 and len(fleet["predicted"]["by_rank"]) == 3
+    assert min(*small["p50_seconds"]["with"], *small["p50_seconds"]["without"], *small["hand_offs"]["p50_seconds"]) > 0
+    assert small["most_seconds"] > 2 * small["gate_us"] * 1e-6
