@@ -34,7 +34,8 @@ constexpr const char *kWayOut =
     "(ISTHMUS_CCL=none)";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
-constexpr double kPatience = 10, kBrokenPatience = 2, kThreadPatience = 0.5;
+constexpr double kPatience = 10, kBrokenPatience = 2, kInitPatience = 0.5;
+constexpr int kLooks = 1000;
 
 // -1: not reduced there by every device.
 int type_number(DType t) noexcept {
@@ -83,10 +84,10 @@ class HcclCommunicator final : public Communicator {
     const bool made = ask(init, join.deadline.ns(), &join);
     if (made && !rank_->failed.load()) return;
     const Status s = status().ok() ? join.waited("hccl") : status();
-    leave();
+    leave(kInitPatience);
     throw Error(s.code, s.text);
   }
-  ~HcclCommunicator() override { leave(); }
+  ~HcclCommunicator() override { leave(kBrokenPatience); }
 
   int rank() const noexcept override { return rank_->rank; }
   int size() const noexcept override { return rank_->size; }
@@ -203,9 +204,10 @@ class HcclCommunicator final : public Communicator {
       try {
         if (!behind) behind = device::open_runtime("acl").make_event(stream().device());
         behind->record(stream());
+        int looks = 0;  // a process that was held up has not looked often enough to say that the stream does not move
         for (const Deadline deadline(seconds); !behind->reached();
              std::this_thread::sleep_for(std::chrono::microseconds(100)))
-          if (deadline.passed()) {
+          if (++looks > kLooks && deadline.passed()) {
             (void)behind.release();  // the stream still has it
             return false;
           }
@@ -220,19 +222,21 @@ class HcclCommunicator final : public Communicator {
   // The library's communicator may end when all that it has to do is done, which a call that failed may have left so, or when the stream was
   // stopped, which the engine does; other communicators' work stands there, too. Where that does not come it is left as it is. The library waits
   // for no other rank there, but a device that hangs may hold up this call as well.
-  void leave() noexcept {
+  // A call that nobody waited for any more is on its way out, if it is not stuck: only then is it known what there is to end.
+  void leave(double patience) noexcept {
     if (!thread_.joinable()) return;
     Rank &r = *rank_;
-    const bool free = r.done.load(std::memory_order_acquire) == r.asked.load() && r.handle;
-    if (free && idle(broken() ? kBrokenPatience : kPatience)) {
+    const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
+    const auto out = [&] { return ended() || r.done.load(std::memory_order_acquire) == r.asked.load(); };
+    if (Rank::wait(r.back, out, Deadline(patience).ns()) && r.handle && idle(broken() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
       ask(destroy, Deadline(broken() ? kBrokenPatience : kPatience).ns());
     }
+    const double seconds = out() ? kPatience : 0;  // else it is stuck
     r.stop.store(true);
     r.work.ring();
-    const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
-    if (Rank::wait(r.back, ended, Deadline(kThreadPatience).ns())) return thread_.join();
+    if (Rank::wait(r.back, ended, Deadline(seconds).ns())) return thread_.join();
     abandon();
   }
   void abandon() noexcept {
