@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,6 +39,10 @@ _LAUNCHER_NAMES = frozenset(
 _GRACE_S = 15.0  # after one rank failed: the library tells the others within a few seconds
 # What ends a line. A carriage return alone does, too (progress bars), unless it came last: it may be half of an end.
 _LINE_END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
+# Names of the last ports that were given out, in the abstract namespace of Unix sockets: a name is one process's until it is
+# closed, and holds in one network namespace, as a port does.
+_reserved: deque[list[socket.socket]] = deque()
+_MOST_RESERVED = 64
 _DRAIN_S = 2.0  # how long the output of processes that the ranks have left behind is passed on
 
 
@@ -52,18 +57,32 @@ class Result:
 
 
 def free_port() -> int:
-    """A TCP port that is free on the loopback interface now, and whose successor is free too."""
-    for _ in range(64):
+    """A TCP port that is free on the loopback interface now, and whose successor is free too.
+
+    No other process that calls this gets either of them, as long as this one lives and has not asked for many more.
+    """
+    for _ in range(256):
         # Below the ports that the kernel gives to outgoing connections: one of those may be taken before it is used here.
         port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+        names = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        try:
+            for successor, name in enumerate(names):
+                name.bind(f"\0isthmus-port-{port + successor}")
+                with socket.socket() as tried:
+                    tried.bind(("127.0.0.1", port + successor))
+        except OSError:
+            _close(names)
+            continue
+        _reserved.append(names)
+        while len(_reserved) > _MOST_RESERVED:
+            _close(_reserved.popleft())
+        return port
     raise ArgumentError("launch: found no two neighbouring free ports on 127.0.0.1")
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
 
 
 def parse_islands(text: str | None, ranks: int) -> list[str | None]:
