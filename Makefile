@@ -1,15 +1,16 @@
 # Each of these does all the set-up that it needs, and none that was done before (scripts/setup.py).
 #
 #   make demo     simulated devices of three vendors and a CPU train a real model together
-#   make test     everything that .ci/run calls
+#   make test     everything that .ci/run calls      make test-all   all of what it takes shares of, and what takes long
 #   make build    .venv with the package in it
 #   make bench    the same work on Isthmus, Gloo and Open MPI
 #   make lint     ruff, mypy, layering, clang-format        make tidy    clang-tidy (slow)
 #   make format   clang-format and ruff's import order, in place
 #   make clean    removes the build; make distclean also .venv
 #
-# PYTHON=python3.12 chooses the interpreter of .venv; STAGES="unit pytest" and PYTEST="-k name" choose what `make test` runs;
-# TORCH_INDEX=<pip index> where torch comes from, if it is not pip's usual one.
+# PYTHON=python3.12 chooses the interpreter of .venv; TORCH_INDEX=<pip index> where torch comes from, if it is not pip's usual one.
+# Of the tests: STAGES="unit python" chooses stages, ONLY="test_link:Link.Name" or ONLY=tests/python/test_work.py one test in a stage,
+# SHARE=<number or commit> the share of long products, PYTEST="-x" more words for pytest (scripts/test.py).
 
 ifndef PYTHON
 PYTHON := $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,\
@@ -21,7 +22,9 @@ export TORCH_INDEX
 # A jobserver of this make has nothing to say to the builds that the scripts start.
 unexport MAKEFLAGS MFLAGS
 
-.PHONY: build demo test bench lint tidy format clean distclean python
+TESTS := --stages="$(STAGES)" --only="$(ONLY)" --share="$(SHARE)" --pytest="$(PYTEST)"
+
+.PHONY: build demo test test-all bench lint tidy format clean distclean python
 
 build: python
 	@$(PYTHON) scripts/setup.py build
@@ -32,7 +35,11 @@ demo: python
 
 test: python
 	@$(PYTHON) scripts/setup.py test
-	@$(VENV)/python scripts/test.py --stages "$(STAGES)" --pytest "$(PYTEST)"
+	@$(VENV)/python scripts/test.py $(TESTS)
+
+test-all: python
+	@$(PYTHON) scripts/setup.py test-all
+	@$(VENV)/python scripts/test.py --all $(TESTS)
 
 bench: python
 	@$(PYTHON) scripts/setup.py bench
@@ -43,7 +50,7 @@ lint: python
 	@$(VENV)/python scripts/test.py --stages "layers ruff mypy clang-format" --verbose
 
 tidy: python
-	@$(PYTHON) scripts/setup.py test
+	@$(PYTHON) scripts/setup.py test-all
 	@$(VENV)/python scripts/test.py --stages "tidy" --verbose
 
 format: python

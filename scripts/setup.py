@@ -11,10 +11,12 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -23,6 +25,7 @@ import oneccl
 import system_packages
 import vendor_headers
 import vllm_wrappers
+import wheels
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -32,7 +35,8 @@ TORCH = "torch==2.13.0"
 ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
 VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
 VLLM = ROOT / "build" / "vllm"  # for tests/interpose
-GOALS = ("build", "demo", "test", "bench", "lint")
+WHEEL = ROOT / "build" / "wheel"  # what is installed into .venv; one wheel
+GOALS = ("build", "demo", "test", "test-all", "bench", "lint")
 
 
 def build_environment() -> dict[str, str]:
@@ -131,19 +135,23 @@ def install_torch() -> None:
 
 def install_package() -> None:
     # In the environment's own torch and build tools (no isolation), and in a build directory that stays: a change compiles
-    # only what it touches. The result is the same wheel that `pip install .` makes.
-    run(
-        PYTHON,
-        "-m",
-        "pip",
-        "install",
-        "--no-build-isolation",
-        "--no-deps",
-        "--force-reinstall",
-        "-Cbuild-dir=build/release",
-        f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}",
-        ".",
-    )
+    # only what it touches. It is the wheel that `pip install .` makes.
+    shutil.rmtree(WHEEL, ignore_errors=True)
+    pip = (PYTHON, "-m", "pip")
+    options = ("-Cbuild-dir=build/release", f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}")
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", WHEEL, *options, ".")
+    run(*pip, "install", "--no-deps", "--force-reinstall", next(WHEEL.glob("*.whl")))
+
+
+def fetch_for_tests() -> None:
+    """What the tests look at of other people's: Intel's library, the vendors' headers, vLLM's wrappers."""
+    if platform.machine() == "x86_64":
+        recipe = digest([Path(oneccl.__file__), Path(wheels.__file__)])
+        step("oneccl", recipe, lambda: oneccl.complete(ONECCL), lambda: run(PYTHON, oneccl.__file__, ONECCL))
+    for name, module, folder in (("vendor-headers", vendor_headers, VENDOR_HEADERS), ("vllm", vllm_wrappers, VLLM)):
+        script = Path(module.__file__)
+        recipe = digest([script, Path(wheels.__file__)])
+        step(name, recipe, lambda: module.complete(folder), lambda: run(PYTHON, script, folder))  # noqa: B023
 
 
 def installed() -> bool:
@@ -158,7 +166,7 @@ def main(goal: str) -> None:
     STAMPS.mkdir(parents=True, exist_ok=True)
     with open(STAMPS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
-        system_packages.provide("test" if goal in ("test", "lint") else "build")
+        system_packages.provide(goal if goal in ("test", "test-all") else "build")
         requirements = ROOT / "requirements-dev.txt"
         step("venv", "1", venv_works, make_venv)
         interpreter = answer(PYTHON, "import sys; print(sys.version, sys.prefix)")
@@ -170,25 +178,20 @@ def main(goal: str) -> None:
         )
         if goal == "lint":
             return
-        step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
-        if goal == "test" and platform.machine() == "x86_64":
-            recipe = digest([Path(oneccl.__file__)])
-            step("oneccl", recipe, lambda: oneccl.complete(ONECCL), lambda: run(PYTHON, oneccl.__file__, ONECCL))
-        if goal == "test":
-            recipe = digest([Path(vendor_headers.__file__)])
-            step(
-                "vendor-headers",
-                recipe,
-                lambda: vendor_headers.complete(VENDOR_HEADERS),
-                lambda: run(PYTHON, vendor_headers.__file__, VENDOR_HEADERS),
-            )
-            recipe = digest([Path(vllm_wrappers.__file__)])
-            step("vllm", recipe, lambda: vllm_wrappers.complete(VLLM), lambda: run(PYTHON, vllm_wrappers.__file__, VLLM))
-        inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
-        inputs += sources("scripts/interpose_entries.py")  # which the build runs
-        inputs = [p for p in inputs if "results" not in p.parts]
-        key = digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])
-        step("package", key, installed, install_package)
+        with ThreadPoolExecutor(1) as beside:
+            fetched = beside.submit(fetch_for_tests) if goal in ("test", "test-all") else None
+            step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
+            step("package", package_key(interpreter), installed, install_package)
+            if fetched:
+                fetched.result()
+
+
+def package_key(interpreter: str) -> str:
+    """Of everything that the package is made from."""
+    inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "LICENSE", "README.md")
+    inputs += sources("scripts/interpose_entries.py")  # which the build runs
+    inputs = [p for p in inputs if "results" not in p.parts]
+    return digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])
 
 
 if __name__ == "__main__":

@@ -64,19 +64,21 @@ BUILD = (
     Package("nlohmann-json3-dev", partial(header, "nlohmann/json.hpp"), "JSON"),
     Package("libhwy-dev", partial(header, "hwy/highway.h"), "SIMD"),
     Package("libcli11-dev", partial(header, "CLI/CLI.hpp"), "command line of isthmus-bench"),
+    Package("ccache", partial(command, "ccache"), "what was compiled once, in any folder, is not compiled again"),
 )
 TEST = (
     Package("libgtest-dev", partial(header, "gtest/gtest.h"), "C++ tests"),
+    Package("binutils", partial(command, "readelf"), "a look into the built library"),
+)
+ALL = (
     Package(
         "googletest", partial(Path.is_file, Path("/usr/src/googletest/CMakeLists.txt")), "C++ tests on AArch64, from source"
     ),
     Package("g++-aarch64-linux-gnu", partial(command, "aarch64-linux-gnu-g++"), "cross build for AArch64"),
     Package("qemu-user-static", partial(command, "qemu-aarch64-static", "qemu-aarch64"), "AArch64 tests"),
     Package("clang-tidy", partial(command, "clang-tidy"), "faults that the compiler does not see"),
-    Package("binutils", partial(command, "readelf"), "a look into the built library"),
-    Package("ccache", partial(command, "ccache"), "what two of the suite's builds have alike is compiled once"),
 )
-PROFILES = {"build": BUILD, "test": BUILD + TEST}
+PROFILES = {"build": BUILD, "test": BUILD + TEST, "test-all": BUILD + TEST + ALL}
 
 
 def missing(profile: str) -> list[Package]:

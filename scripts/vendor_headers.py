@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Puts the vendors' published declarations together, in the folder that is given: what tests/vendor reads.
 
-Nothing of Isthmus is built with them, and none is kept in the tree. Standard library only.
+Nothing of Isthmus is built with them, and none is kept in the tree. wheels.py has the digests of all wheels; of Debian's
+package the system looks at the signature. Standard library only.
 
 NVIDIA's headers come from PyPI's wheels: nccl.h includes the runtime's headers, those the compiler's (crt/) and one of the
 C++ libraries' (nv/target). So 6 MB are taken from four wheels of 312 MB, of which NCCL itself is nearly all. That is kept,
@@ -28,7 +29,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import wheels
 
 NCCL = "nvidia-nccl-cu13==2.32.3"
 # The library in that wheel, and where it goes: beside the headers, and not among them.
@@ -85,18 +89,15 @@ def complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (*NEEDED, *([HIP5] if has_packages() else [])))
 
 
-def download(downloads: str, *words: str) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", downloads]
-    for platform in PLATFORMS:
-        command += ["--platform", platform]
-    subprocess.run([*command, *words], check=True, stdin=subprocess.DEVNULL)
+def download(downloads: str, *requirements: str, words: tuple[str, ...] = ()) -> dict[str, Path]:
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    return wheels.download(downloads, requirements, *platforms, *words)
 
 
 def take_ascend(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
-        download(downloads, *ASCEND_PYTHON, ASCEND)
-        (path,) = Path(downloads).glob("*.whl")
-        with zipfile.ZipFile(path) as wheel:
+        found = download(downloads, ASCEND, words=ASCEND_PYTHON)
+        with zipfile.ZipFile(found[ASCEND]) as wheel:
             for library, inside in ASCEND_INSIDE.items():
                 by_name = folder / "ascend" / "third_party" / library / "inc"
                 by_name.parent.mkdir(parents=True, exist_ok=True)
@@ -109,57 +110,39 @@ def take_ascend(folder: Path) -> None:
                         target.write_bytes(wheel.read(name))
 
 
-def take_oneccl(folder: Path) -> None:
-    for which, requirement in ONECCL.items():
-        with tempfile.TemporaryDirectory() as downloads:
-            download(downloads, requirement)
-            (path,) = Path(downloads).glob("*.whl")
-            with zipfile.ZipFile(path) as wheel:
-                for name in ONECCL_FILES:
-                    target = folder / "oneccl" / which / name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    inside = f"{requirement.replace('-', '_').replace('==', '-')}.data/data/include/{name}"
-                    target.write_bytes(wheel.read(inside))
+def take_oneccl(folder: Path, which: str) -> None:
+    requirement = ONECCL[which]
+    with tempfile.TemporaryDirectory() as downloads, zipfile.ZipFile(download(downloads, requirement)[requirement]) as wheel:
+        for name in ONECCL_FILES:
+            target = folder / "oneccl" / which / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            inside = f"{requirement.replace('-', '_').replace('==', '-')}.data/data/include/{name}"
+            target.write_bytes(wheel.read(inside))
 
 
-def take_wheels(folder: Path) -> None:
+def take_wheels(folder: Path, *requirements: str) -> None:
     with tempfile.TemporaryDirectory() as downloads:
-        download(downloads, *PIECES)
-        wheels = {path.name.split("-")[0].replace("_", "-"): path for path in Path(downloads).glob("*.whl")}
-        for requirement, (inside, begin) in PIECES.items():
-            with zipfile.ZipFile(wheels[requirement.split("==")[0]]) as wheel:
+        for requirement, path in download(downloads, *requirements).items():
+            inside, begin = PIECES[requirement]
+            with zipfile.ZipFile(path) as wheel:
                 for name in wheel.namelist():
                     if name.startswith(inside + begin) and not name.endswith(("/", *SOURCES)):
                         target = folder / name.removeprefix(inside)
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
-        with zipfile.ZipFile(wheels[NCCL.split("==")[0]]) as wheel:
-            target = folder / NCCL_LIBRARY
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with wheel.open(NCCL_INSIDE) as library, open(target, "wb") as file:  # too large to hold in memory
-                shutil.copyfileobj(library, file)
+                if requirement == NCCL:
+                    target = folder / NCCL_LIBRARY
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with wheel.open(NCCL_INSIDE) as library, open(target, "wb") as file:  # too large to hold in memory
+                        shutil.copyfileobj(library, file)
 
 
 def take_cupy(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-cache-dir",
-            "--only-binary",
-            ":all:",
-        ]
-        subprocess.run([*command, "--dest", downloads, *CUPY], check=True, stdin=subprocess.DEVNULL)
-        wheels = {path.name.split("-")[0].replace("_", "-"): path for path in Path(downloads).glob("*.whl")}
-        for requirement, begins in CUPY.items():
-            package = requirement.split("==")[0]
-            with zipfile.ZipFile(wheels[package]) as wheel:
+        for requirement, path in wheels.download(downloads, list(CUPY)).items():
+            with zipfile.ZipFile(path) as wheel:
                 for name in wheel.namelist():
-                    if name.startswith(begins) and CUPY_UNUSED not in name and not name.endswith("/"):
+                    if name.startswith(CUPY[requirement]) and CUPY_UNUSED not in name and not name.endswith("/"):
                         target = folder / "cupy" / name
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(wheel.read(name))
@@ -173,7 +156,7 @@ def take_package(folder: Path) -> None:
             ended = subprocess.run(words, cwd=downloads, text=True, capture_output=True, stdin=subprocess.DEVNULL)
             return ended.stderr or f"exit status {ended.returncode}" if ended.returncode else ""
 
-        fetch = ("apt-get", "download", PACKAGE)
+        fetch = ("apt-get", "-o", "Acquire::Retries=3", "download", PACKAGE)
         if said_no(*fetch) and os.geteuid() == 0:  # the lists of packages may be missing or old
             said_no("apt-get", "update")
         if not list(Path(downloads).glob("*.deb")) and (error := said_no(*fetch)):
@@ -184,12 +167,14 @@ def take_package(folder: Path) -> None:
 
 
 def assemble(folder: Path) -> None:
-    take_wheels(folder)
-    take_ascend(folder)
-    take_oneccl(folder)
-    take_cupy(folder)
+    others = [requirement for requirement in PIECES if requirement != NCCL]
+    tasks = [lambda: take_wheels(folder, NCCL), lambda: take_wheels(folder, *others), lambda: take_ascend(folder)]
+    tasks += [lambda: take_cupy(folder), *(lambda which=which: take_oneccl(folder, which) for which in ONECCL)]
     if has_packages():
-        take_package(folder)
+        tasks.append(lambda: take_package(folder))
+    with ThreadPoolExecutor(len(tasks)) as several:  # they wait for the network
+        for done in [several.submit(task) for task in tasks]:
+            done.result()
     if not complete(folder):
         missing = ", ".join(name for name in (*NEEDED, HIP5) if not (folder / name).is_file())
         raise SystemExit(f"vendor_headers: the wheels and packages no longer hold {missing}")

@@ -14,7 +14,6 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr double kAttemptSeconds = 10;     // one dialogue with a process that accepted the connection
-constexpr double kConnectSeconds = 3;      // one address
 constexpr int64_t kProbeNs = 500'000'000;  // how often the waiting side looks whether the dialer is still there
 constexpr int64_t kGoneLocalNs = 250'000'000, kGoneNs = 1'000'000'000;  // refused for so long: nobody is there any more
 constexpr int64_t kKeyGraceNs = 5'000'000'000;                          // a peer may learn the key a little later than we do

@@ -11,7 +11,6 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr double kConnectSeconds = 3;  // one address
 // something else answers: perhaps the job before us, which is just ending
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
 // A ticket is given away once its process listens, so nobody who listens will come.

@@ -26,8 +26,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
 constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
 
-double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
-
 struct Registry {  // the groups that are not shut down
   std::mutex mutex;
   std::unordered_set<Backend *> backends;

@@ -15,8 +15,6 @@ namespace isthmus::torch_face {
 
 namespace {
 
-double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
-
 [[noreturn]] void not_submitted() {
   raise(ISTHMUS_ERR_ARGUMENT,
         "this operation was recorded in a coalescing block that has not ended; wait on the work of the block, "

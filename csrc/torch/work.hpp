@@ -22,6 +22,8 @@
 
 namespace isthmus::torch_face {
 
+inline double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   // The last reference may go while the library still works: the rest of the Operation then lives until the end of that.

@@ -72,7 +72,7 @@ static void collectives(isthmus_comm_t comm) {
   const uint64_t before = isthmus_comm_sequence(comm);
   memset(&call, 0, sizeof call);
   call.size = sizeof call;
-  call.timeout = 20;
+  call.timeout = 60;
   call.label = "step";
 
   fill();
@@ -256,7 +256,7 @@ static void ends(isthmus_comm_t comm) {
   OK(isthmus_comm_destroy(swapped));
 
   OK(isthmus_comm_split(comm, 0, 0, "doomed", &doomed));
-  OK(isthmus_comm_set_timeout(doomed, 15));
+  OK(isthmus_comm_set_timeout(doomed, 60));
   if (rank == 0) OK(isthmus_comm_abort(doomed, "on purpose"));
   CHECK(isthmus_barrier(doomed, NULL, NULL) == ISTHMUS_ERR_ABORTED && strstr(isthmus_last_error(), "on purpose"));
   CHECK(isthmus_comm_error(doomed) == ISTHMUS_ERR_ABORTED);
@@ -358,7 +358,7 @@ static int run(int tcp, const int pipes[2]) {
   options.world_size = WORLD;
   options.id = &id;
   options.name = "c client";
-  options.timeout = 30;
+  options.timeout = 60;
   options.settings = "EAGER_BYTES=2K;SPIN_US=50";
   options.island = tcp ? (rank == 0 ? "a" : "b") : NULL;
   options.bridge = tcp ? "tcp" : "auto";

@@ -1,20 +1,18 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap LABELS threads
-             WAITS)
+isthmus_test(test_bootstrap_mesh SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_mesh_test.cpp FLOORS bootstrap THREADS PROVES memory)
 isthmus_test(test_bootstrap_rendezvous SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_rendezvous_test.cpp FLOORS bootstrap
-             LABELS threads WAITS)
-isthmus_test(test_bootstrap_sharing SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_sharing_test.cpp FLOORS api LABELS threads
-             WAITS)
-isthmus_test(test_meeting SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meeting_test.cpp FLOORS api LABELS threads WAITS)
+             THREADS PROVES memory)
+isthmus_test(test_bootstrap_sharing SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_sharing_test.cpp FLOORS api THREADS PROVES memory)
+isthmus_test(test_meeting SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meeting_test.cpp FLOORS api THREADS PROVES memory)
 isthmus_test(test_bootstrap_process SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/bootstrap_process_test.cpp FLOORS bootstrap
-             LABELS plain)
+             PROVES memory)
 
 # The fuzz targets: replayed with fixed mutations by every build; fuzzed by libFuzzer where clang builds with
 # ISTHMUS_FUZZ=ON.
 set(fuzz ${PROJECT_SOURCE_DIR}/tests/fuzz)
-isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS comm LABELS plain COST 200)
+isthmus_test(test_fuzz_replay SOURCES ${fuzz}/replay_test.cpp ${fuzz}/targets.cpp FLOORS comm PROVES memory COST 200)
 option(ISTHMUS_FUZZ "Build the libFuzzer targets fuzz_* (clang)" OFF)
 if(ISTHMUS_FUZZ)
   target_compile_options(isthmus_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)

@@ -10,6 +10,7 @@
 
 #include "bootstrap_support.hpp"
 #include "net/gate.hpp"
+#include "net/handshake.hpp"
 #include "net/socket.hpp"
 
 namespace isthmus::bootstrap::testing {
@@ -21,10 +22,10 @@ struct Pair {
   Node a, b;
   Peer *of_a = nullptr, *of_b = nullptr;  // a's view of b, b's view of a
 
-  void connect(bool shared = true, int streams = 0, double seconds = 10) {
+  void connect(bool shared = true, int streams = 0) {
     auto other = std::async(std::launch::async,
-                            [&] { return &b.mesh->connect(a.mesh->self(), kKey, shared, streams, Deadline(seconds)); });
-    of_a = &a.mesh->connect(b.mesh->self(), kKey, shared, streams, Deadline(seconds));
+                            [&] { return &b.mesh->connect(a.mesh->self(), kKey, shared, streams, Deadline(soon())); });
+    of_a = &a.mesh->connect(b.mesh->self(), kKey, shared, streams, Deadline(soon()));
     of_b = other.get();
   }
   void add_keys() {
@@ -39,9 +40,10 @@ void connect_as_hosts(Node &a, Node &b, Peer *&of_a, Peer *&of_b, bool shared, i
     e.host[0] ^= 1;
     return e;
   };
-  auto other = std::async(std::launch::async,
-                          [&] { return &b.mesh->connect(elsewhere(a.mesh->self()), kKey, shared, streams, Deadline(10)); });
-  of_a = &a.mesh->connect(elsewhere(b.mesh->self()), kKey, shared, streams, Deadline(10));
+  auto other = std::async(std::launch::async, [&] {
+    return &b.mesh->connect(elsewhere(a.mesh->self()), kKey, shared, streams, Deadline(soon()));
+  });
+  of_a = &a.mesh->connect(elsewhere(b.mesh->self()), kKey, shared, streams, Deadline(soon()));
   of_b = other.get();
 }
 
@@ -142,9 +144,9 @@ TEST(Mesh, OpensDataStreamsInAgreedOrderAlsoOnOneHost) {
   ASSERT_EQ(p.of_b->data.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
     const std::string text = "stream " + std::to_string(i);
-    ASSERT_EQ(net::send_all(p.of_a->data[i].get(), bytes(text), Deadline(1)), net::Io::Ok);
+    ASSERT_EQ(net::send_all(p.of_a->data[i].get(), bytes(text), Deadline(soon())), net::Io::Ok);
     std::string got(text.size(), ' ');
-    ASSERT_EQ(net::recv_exact(p.of_b->data[i].get(), std::as_writable_bytes(std::span(got)), Deadline(1)), net::Io::Ok);
+    ASSERT_EQ(net::recv_exact(p.of_b->data[i].get(), std::as_writable_bytes(std::span(got)), Deadline(soon())), net::Io::Ok);
     EXPECT_EQ(got, text);
     EXPECT_TRUE(net::local_address(p.of_a->data[i].get()).loopback());
   }
@@ -171,8 +173,8 @@ TEST(Mesh, NamesStreamCountsThatDiffer) {
   const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
   Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
   auto other =
-      std::async(std::launch::async, [&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 2, Deadline(5)); });
-  const Status s = error_of([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 4, Deadline(5)); });
+      std::async(std::launch::async, [&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 2, Deadline(soon())); });
+  const Status s = error_of([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 4, Deadline(soon())); });
   EXPECT_EQ(s.code, Code::Mismatch);
   EXPECT_TRUE(contains(s.text, "opens 2 data streams, this process expects 4")) << s.text;
   other.get();
@@ -183,10 +185,10 @@ TEST(Mesh, ConnectIsIdempotentFromManyThreads) {
   p.add_keys();
   std::vector<std::future<Peer *>> all;
   for (int i = 0; i < 4; ++i) {
-    all.push_back(
-        std::async(std::launch::async, [&] { return &p.a.mesh->connect(p.b.mesh->self(), kKey, true, 2, Deadline(10)); }));
-    all.push_back(
-        std::async(std::launch::async, [&] { return &p.b.mesh->connect(p.a.mesh->self(), kKey, true, 2, Deadline(10)); }));
+    all.push_back(std::async(std::launch::async,
+                             [&] { return &p.a.mesh->connect(p.b.mesh->self(), kKey, true, 2, Deadline(soon())); }));
+    all.push_back(std::async(std::launch::async,
+                             [&] { return &p.b.mesh->connect(p.a.mesh->self(), kKey, true, 2, Deadline(soon())); }));
   }
   std::set<Peer *> seen;
   for (auto &f : all) seen.insert(f.get());
@@ -204,7 +206,7 @@ TEST(Mesh, ConnectsManyNodesAllToAll) {
     all.push_back(std::async(std::launch::async, [&, i] {
       for (size_t j = 0; j < kNodes; ++j)
         if (i != j) {
-          Peer &peer = nodes[i]->mesh->connect(nodes[j]->mesh->self(), kKey, true, i % 2 == j % 2 ? 0 : 1, Deadline(20));
+          Peer &peer = nodes[i]->mesh->connect(nodes[j]->mesh->self(), kKey, true, i % 2 == j % 2 ? 0 : 1, Deadline(soon()));
           nodes[i]->mesh->send(peer, static_cast<uint16_t>(i), {});
         }
     }));
@@ -212,80 +214,25 @@ TEST(Mesh, ConnectsManyNodesAllToAll) {
   for (auto &n : nodes) EXPECT_TRUE(eventually([&] { return n->events.messages().size() == kNodes - 1; }));
 }
 
+// A dialer whose key is not known yet waits, and the key that comes ends its wait: without that it would be refused, and dial again.
 TEST(Mesh, WaitsForAPeerThatLearnsTheKeyLater) {
   Pair p;
   const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
   Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
   dialer.mesh->add_key(kKey);
-  auto dial =
-      std::async(std::launch::async, [&] { return &dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(5)); });
+  auto dial = std::async(std::launch::async,
+                         [&] { return &dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(soon())); });
+  UniqueFd fd;
+  ASSERT_EQ(net::connect_unix(waiter.mesh->self().unix_name, Deadline(soon()), fd), 0);
+  auto once = std::async(std::launch::async, [&] {
+    return error_of([&] { net::dial(fd.get(), {}, kKey, "the waiting one", Deadline(soon())); });
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const int64_t start = now_ns();
   waiter.mesh->add_key(kKey);
-  waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5));
+  waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(soon()));
   dial.get();
-  EXPECT_LT(now_ns() - start, 2'000'000'000);
-}
-
-TEST(Mesh, RefusesAPeerWithAnotherKey) {
-  Pair p;
-  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
-  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
-  waiter.mesh->add_key(kKey);
-  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(8)); });
-  EXPECT_EQ(s.code, Code::Auth) << s.text;
-  EXPECT_TRUE(contains(s.text, "job key")) << s.text;
-  EXPECT_EQ(waiter.mesh->counts().peers, 0);
-}
-
-TEST(Mesh, HoldsSeveralKeysAndForgetsDroppedOnes) {
-  Pair p;
-  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
-  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
-  waiter.mesh->add_key(kOtherKey);
-  waiter.mesh->add_key(kKey);
-  waiter.mesh->drop_key(kOtherKey);
-  // Refused only when the handshake's time is over: the key might still be added.
-  const Status s = error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kOtherKey, true, 0, Deadline(1.5)); });
-  EXPECT_EQ(s.code, Code::Timeout);
-  EXPECT_TRUE(contains(s.text, "it may not hold our job key")) << s.text;
-  auto wait = std::async(std::launch::async, [&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(5)); });
-  EXPECT_EQ(error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(5)); }).code, Code::Ok);
-  wait.get();
-}
-
-TEST(Mesh, NamesAPeerThatDoesNotConnect) {
-  Pair p;
-  p.add_keys();
-  const bool a_dials = p.a.mesh->self().process < p.b.mesh->self().process;
-  Node &dialer = a_dials ? p.a : p.b, &waiter = a_dials ? p.b : p.a;
-  const int64_t start = now_ns();
-  const Status s = error_of([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(0.7)); });
-  EXPECT_EQ(s.code, Code::Timeout);
-  EXPECT_TRUE(contains(s.text, std::to_string(::getpid()))) << s.text;
-  EXPECT_TRUE(contains(s.text, dialer.mesh->self().hostname)) << s.text;
-  EXPECT_TRUE(contains(s.text, dialer.mesh->self().tcp[0])) << s.text;
-  EXPECT_TRUE(contains(s.text, "0.7 s")) << s.text;
-  EXPECT_LT(now_ns() - start, 5'000'000'000);
-}
-
-TEST(Mesh, TellsSoonThatAPeerIsNoLongerThere) {
-  for (const bool elsewhere : {false, true}) {
-    Node a;
-    Endpoint gone;
-    {
-      const Node b;
-      gone = b.mesh->self();
-    }
-    if (elsewhere) gone.host[0] ^= 1;
-    for (const uint8_t first : {uint8_t{0x00}, uint8_t{0xff}}) {  // a dials the larger id and waits for the smaller one
-      gone.process.fill(first);
-      const int64_t start = now_ns();
-      const Status s = error_of([&] { a.mesh->connect(gone, kKey, true, 0, Deadline(20)); });
-      EXPECT_EQ(s.code, Code::PeerLost) << s.text;
-      EXPECT_LT(now_ns() - start, 3'000'000'000);
-    }
-  }
+  const Status s = once.get();
+  EXPECT_TRUE(s.ok()) << s.text;
 }
 
 TEST(Mesh, RefusesToConnectToItself) {
@@ -327,15 +274,14 @@ TEST(Mesh, SendNeverBlocksAndCatchesUp) {
   const std::string large(60'000, 'y');
   // 12 MB, far beyond a socket's buffer
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(p.a.mesh->send(*p.of_a, 5, bytes(large)));
-  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 200; }, 20));
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 200; }));
 }
 
-TEST(Mesh, DestroysWithinASecondAndLeavesNothing) {
+TEST(Mesh, LeavesNothing) {
   {
     const Node warm;  // whatever is made once a process
   }
   const size_t fds = open_descriptors(), before = settled_threads();
-  int64_t start = 0;
   {
     Pair p;
     p.add_keys();
@@ -343,57 +289,9 @@ TEST(Mesh, DestroysWithinASecondAndLeavesNothing) {
     EXPECT_EQ(p.a.mesh->counts().threads, 1);
     EXPECT_EQ(p.a.mesh->counts().peers, 1);
     EXPECT_GE(p.a.mesh->counts().descriptors, 6);
-    start = now_ns();
   }
-  EXPECT_LT(now_ns() - start, 1'000'000'000);
-  EXPECT_EQ(open_descriptors(), fds);
+  EXPECT_TRUE(eventually([&] { return open_descriptors() == fds; }));
   EXPECT_TRUE(eventually([&] { return threads() == before; }));
-}
-
-TEST(Mesh, ForeignClientsAreRefusedAndHarmNobody) {
-  Pair p;
-  p.add_keys();
-  const net::Address port = net::numeric_address(p.a.mesh->self().tcp[0]);
-  std::vector<UniqueFd> foreign;
-  const auto client = [&] {
-    UniqueFd fd;
-    EXPECT_EQ(net::connect_tcp(port, Deadline(5), fd), 0);
-    return fd;
-  };
-  for (int i = 0; i < 40; ++i) foreign.push_back(client());  // half-open: they never say a word
-  for (int i = 0; i < 30; ++i) {
-    UniqueFd fd = client();
-    // oversized garbage; it may be reset meanwhile
-    net::send_all(fd.get(), bytes(std::string(100'000, 'G')), Deadline(0.2));
-    foreign.push_back(std::move(fd));
-  }
-  foreign.push_back(client());
-  net::send_all(foreign.back().get(), bytes("GET / HTTP/1.1\r\n\r\n"), Deadline(1));
-  foreign.push_back(client());
-  net::send_all(foreign.back().get(), bytes("IST"), Deadline(1));  // plausible so far
-  p.connect(true, 2);
-  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("unharmed")));
-  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
-  // Garbage is refused at once, the silent ones when their time is over.
-  std::byte one{};
-  EXPECT_NE(net::recv_exact(foreign[50].get(), {&one, 1}, Deadline(1)), net::Io::Timeout);
-  EXPECT_NE(net::recv_exact(foreign[0].get(), {&one, 1}, Deadline(5)), net::Io::Timeout);
-}
-
-TEST(Mesh, MoreHalfOpenClientsThanAllowedOnlyDelayTheOthers) {
-  Pair p;
-  p.add_keys();
-  const Endpoint &a = p.a.mesh->self();
-  std::vector<UniqueFd> silent;
-  for (size_t i = 0; i < 2 * net::kMaxHalfOpen; ++i) {
-    UniqueFd fd;
-    ASSERT_EQ(net::connect_unix(a.unix_name, Deadline(5), fd), 0);
-    silent.push_back(std::move(fd));
-  }
-  EXPECT_TRUE(eventually([&] { return p.a.mesh->counts().descriptors >= static_cast<int>(net::kMaxHalfOpen); }));
-  EXPECT_LE(p.a.mesh->counts().descriptors, static_cast<int>(net::kMaxHalfOpen) + 8);
-  p.connect(true, 0, 20);
-  EXPECT_TRUE(p.of_a->arena);
 }
 
 TEST(Mesh, ListensWhereTheRouteLeads) {
@@ -425,8 +323,8 @@ TEST(Mesh, WorksWithoutAnArena) {
   Node b;
   a.add_key(kKey);
   b.mesh->add_key(kKey);
-  auto other = std::async(std::launch::async, [&] { return &a.connect(b.mesh->self(), kKey, true, 0, Deadline(5)); });
-  Peer &of_b = b.mesh->connect(a.self(), kKey, true, 0, Deadline(5));
+  auto other = std::async(std::launch::async, [&] { return &a.connect(b.mesh->self(), kKey, true, 0, Deadline(soon())); });
+  Peer &of_b = b.mesh->connect(a.self(), kKey, true, 0, Deadline(soon()));
   EXPECT_FALSE(of_b.arena);
   EXPECT_FALSE(other.get()->arena);  // both or none
 }
@@ -447,6 +345,161 @@ TEST(Endpoint, PacksAndUnpacks) {
   longer.push_back(std::byte{0});
   EXPECT_EQ(error_of([&] { Endpoint::unpack(longer); }).code, Code::Mismatch);
   EXPECT_EQ(hex(Bytes16{0x0f, 0xa0}), "0fa00000000000000000000000000000");
+}
+
+// ---- what takes its time, all at once ---------------------------------------------------------------------------------------------------
+
+// Two nodes of which one dials and the other waits.
+struct Couple : Pair {
+  const bool a_dials = a.mesh->self().process < b.mesh->self().process;
+  Node &dialer = a_dials ? a : b, &waiter = a_dials ? b : a;
+};
+template <class F>
+auto begun(F f) {
+  return std::async(std::launch::async, std::move(f));
+}
+
+struct Waiting {
+  Couple keys, drops, silent;
+  Pair crowded;
+  std::vector<UniqueFd> crowd;  // clients that never say a word
+  std::future<Status> another_key, dropped_key, not_dialled;
+  std::vector<std::future<Status>> gone;
+  std::future<int> most_of_crowd;  // descriptors while it was there; 0: the nodes have not met
+
+  Waiting() {
+    crowded.add_keys();
+    for (size_t i = 0; i < 2 * net::kMaxHalfOpen; ++i) {
+      UniqueFd fd;
+      EXPECT_EQ(net::connect_unix(crowded.a.mesh->self().unix_name, Deadline(soon()), fd), 0);
+      crowd.push_back(std::move(fd));
+    }
+    most_of_crowd = begun([this] {
+      const Mesh &mesh = *crowded.a.mesh;
+      const bool full = eventually([&] { return mesh.counts().descriptors >= static_cast<int>(net::kMaxHalfOpen); });
+      const int most = mesh.counts().descriptors;
+      crowded.connect(true, 0);
+      return full && crowded.of_a->arena ? most : 0;
+    });
+    keys.waiter.mesh->add_key(kKey);
+    // Refused only when the handshake's time is over: the key might still be added.
+    another_key = begun([this] {
+      return error_of(
+          [&] { keys.dialer.mesh->connect(keys.waiter.mesh->self(), kOtherKey, true, 0, Deadline(patient(5))); });
+    });
+    drops.waiter.mesh->add_key(kOtherKey);
+    drops.waiter.mesh->add_key(kKey);
+    drops.waiter.mesh->drop_key(kOtherKey);
+    dropped_key = begun([this] {
+      return error_of([&] { drops.dialer.mesh->connect(drops.waiter.mesh->self(), kOtherKey, true, 0, Deadline(2)); });
+    });
+    silent.add_keys();
+    not_dialled = begun([this] {
+      return error_of([&] { silent.waiter.mesh->connect(silent.dialer.mesh->self(), kKey, true, 0, Deadline(0.7)); });
+    });
+    for (const bool elsewhere : {false, true})
+      for (const uint8_t first : {uint8_t{0x00}, uint8_t{0xff}})  // the larger id is dialled and the smaller one waited for
+        gone.push_back(begun([=] {
+          Node a;
+          Endpoint ended;
+          {
+            const Node b;
+            ended = b.mesh->self();
+          }
+          if (elsewhere) ended.host[0] ^= 1;
+          ended.process.fill(first);
+          return error_of([&] { a.mesh->connect(ended, kKey, true, 0, Deadline(2 * soon())); });
+        }));
+  }
+};
+
+class MeshWaiting : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { all_ = std::make_unique<Waiting>(); }
+  static void TearDownTestSuite() { all_.reset(); }
+  static inline std::unique_ptr<Waiting> all_;
+};
+
+TEST_F(MeshWaiting, ForeignClientsAreRefusedAndHarmNobody) {
+  Pair p;
+  p.add_keys();
+  const net::Address port = net::numeric_address(p.a.mesh->self().tcp[0]);
+  std::vector<UniqueFd> foreign;
+  const auto client = [&] {
+    UniqueFd fd;
+    EXPECT_EQ(net::connect_tcp(port, Deadline(soon()), fd), 0);
+    return fd;
+  };
+  for (int i = 0; i < 40; ++i) foreign.push_back(client());  // half-open: they never say a word
+  for (int i = 0; i < 30; ++i) {
+    UniqueFd fd = client();
+    // oversized garbage; it may be reset meanwhile
+    net::send_all(fd.get(), bytes(std::string(100'000, 'G')), Deadline(0.2));
+    foreign.push_back(std::move(fd));
+  }
+  foreign.push_back(client());
+  net::send_all(foreign.back().get(), bytes("GET / HTTP/1.1\r\n\r\n"), Deadline(soon()));
+  foreign.push_back(client());
+  net::send_all(foreign.back().get(), bytes("IST"), Deadline(soon()));  // plausible so far
+  p.connect(true, 2);
+  EXPECT_TRUE(p.a.mesh->send(*p.of_a, 1, bytes("unharmed")));
+  EXPECT_TRUE(eventually([&] { return p.b.events.messages().size() == 1; }));
+  // Garbage is refused at once, the silent ones when their time is over.
+  const auto ends = [](const UniqueFd &fd) {
+    std::byte one{};
+    return net::recv_exact(fd.get(), {&one, 1}, Deadline(soon())) != net::Io::Timeout;
+  };
+  EXPECT_TRUE(ends(foreign[50]));
+  EXPECT_TRUE(ends(foreign[0]));
+  bool at_once = false;
+  for (int i = 0; i < 5 && !at_once; ++i) {
+    const int64_t before = now_ns();
+    const UniqueFd garbage = client();
+    net::send_all(garbage.get(), bytes("GARBAGE"), Deadline(soon()));
+    EXPECT_TRUE(ends(garbage));
+    at_once = now_ns() - before < net::kHandshakeNs;  // a silent one has so long
+  }
+  EXPECT_TRUE(at_once);
+}
+
+TEST_F(MeshWaiting, MoreHalfOpenClientsThanAllowedOnlyDelayTheOthers) {
+  const int most = all_->most_of_crowd.get();
+  EXPECT_GE(most, static_cast<int>(net::kMaxHalfOpen));
+  EXPECT_LE(most, static_cast<int>(net::kMaxHalfOpen) + 8);
+}
+
+TEST_F(MeshWaiting, APeerThatDoesNotConnectIsNamed) {
+  const Status s = all_->not_dialled.get();
+  const Endpoint &dialer = all_->silent.dialer.mesh->self();
+  EXPECT_EQ(s.code, Code::Timeout);
+  EXPECT_TRUE(contains(s.text, std::to_string(::getpid()))) << s.text;
+  EXPECT_TRUE(contains(s.text, dialer.hostname)) << s.text;
+  EXPECT_TRUE(contains(s.text, dialer.tcp[0])) << s.text;
+  EXPECT_TRUE(contains(s.text, "0.7 s")) << s.text;
+}
+
+TEST_F(MeshWaiting, APeerThatIsNoLongerThereIsToldBeforeTheDeadline) {
+  for (auto &f : all_->gone) {
+    const Status s = f.get();
+    EXPECT_EQ(s.code, Code::PeerLost) << s.text;
+  }
+}
+
+TEST_F(MeshWaiting, APeerWithAKeyThatWasDroppedIsRefusedAndOneWithAnotherIsNot) {
+  const Status s = all_->dropped_key.get();
+  EXPECT_EQ(s.code, Code::Timeout);
+  EXPECT_TRUE(contains(s.text, "it may not hold our job key")) << s.text;
+  Node &waiter = all_->drops.waiter, &dialer = all_->drops.dialer;
+  auto wait = begun([&] { waiter.mesh->connect(dialer.mesh->self(), kKey, true, 0, Deadline(soon())); });
+  EXPECT_EQ(error_of([&] { dialer.mesh->connect(waiter.mesh->self(), kKey, true, 0, Deadline(soon())); }).code, Code::Ok);
+  wait.get();
+}
+
+TEST_F(MeshWaiting, APeerWithAnotherKeyIsRefused) {
+  const Status s = all_->another_key.get();
+  EXPECT_EQ(s.code, Code::Auth) << s.text;
+  EXPECT_TRUE(contains(s.text, "job key")) << s.text;
+  EXPECT_EQ(all_->keys.waiter.mesh->counts().peers, 0);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Rendezvous among ranks that are threads of this process.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <future>
@@ -18,12 +19,6 @@ namespace {
 
 const Bytes16 kKey{9, 8, 7};
 
-// A port of loopback that nobody listens at.
-std::string free_address(const char *host = "127.0.0.1:1") {
-  const UniqueFd fd = net::listen_tcp(net::numeric_address(host).with_port(0));
-  return net::local_address(fd.get()).text();
-}
-
 Blob blob_of(const std::string &text) {
   const auto b = bytes(text);
   return {b.begin(), b.end()};
@@ -34,27 +29,29 @@ std::string text_of(const Blob &b) { return {reinterpret_cast<const char *>(b.da
 struct Outcome {
   std::vector<Blob> blobs;
   Status status;
-  double seconds = 0;
 };
 
-Outcome run_rank(const std::string &address, int rank, int world, double seconds, const Bytes16 &key = kKey,
+void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+Outcome run_rank(const std::string &address, int rank, int world, double seconds = soon(), const Bytes16 &key = kKey,
                  double delay = 0) {
   Outcome o;
-  std::this_thread::sleep_for(std::chrono::duration<double>(delay));
-  const int64_t start = now_ns();
+  sleep_seconds(delay);
   o.status = error_of([&] {
     const Deadline deadline(seconds);
     const auto exchange = tcp_exchange(address, rank, world, key, Settings(), deadline);
     o.blobs = exchange->all_gather(blob_of("rank " + std::to_string(rank)), deadline);
   });
-  o.seconds = static_cast<double>(now_ns() - start) * 1e-9;
   return o;
 }
 
-std::vector<Outcome> run_ranks(const std::string &address, const std::vector<int> &ranks, int world, double seconds) {
+// The last of them comes a moment after the others.
+std::vector<Outcome> run_ranks(const std::string &address, const std::vector<int> &ranks, int world) {
   std::vector<std::future<Outcome>> all;
-  for (const int r : ranks)
-    all.push_back(std::async(std::launch::async, [=] { return run_rank(address, r, world, seconds); }));
+  for (size_t i = 0; i < ranks.size(); ++i)
+    all.push_back(std::async(std::launch::async, [=] {
+      return run_rank(address, ranks[i], world, soon(), kKey, i + 1 == ranks.size() ? 0.2 : 0);
+    }));
   std::vector<Outcome> out;
   for (auto &f : all) out.push_back(f.get());
   return out;
@@ -72,7 +69,7 @@ TEST(TcpExchange, GathersBlobsOfAllSizesInSeveralRounds) {
     std::vector<std::future<void>> all;
     for (int r = 0; r < kWorld; ++r)
       all.push_back(std::async(std::launch::async, [&, r] {
-        const Deadline deadline(20);
+        const Deadline deadline(soon());
         const auto exchange = tcp_exchange(address, r, kWorld, kKey, Settings(), deadline);
         for (int round = 0; round < 5; ++round) {
           const auto got = exchange->all_gather(blob(r, round), deadline);
@@ -92,7 +89,7 @@ TEST(TcpExchange, WorldOfOneNeedsNoNetwork) {
 TEST(TcpExchange, ManyRanks) {
   std::vector<int> ranks(48);
   for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
-  for (const Outcome &o : run_ranks(free_address(), ranks, 48, 30)) {
+  for (const Outcome &o : run_ranks(free_address(), ranks, 48)) {
     ASSERT_TRUE(o.status.ok()) << o.status.text;
     for (size_t r = 0; r < 48; ++r) EXPECT_EQ(text_of(o.blobs[r]), "rank " + std::to_string(r));
   }
@@ -100,9 +97,9 @@ TEST(TcpExchange, ManyRanks) {
 
 TEST(TcpExchange, RanksMayComeInAnyOrder) {
   const std::string address = free_address();
-  auto early = std::async(std::launch::async, [&] { return run_rank(address, 1, 3, 10); });
-  auto root = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, 10, kKey, 0.3); });
-  auto late = std::async(std::launch::async, [&] { return run_rank(address, 2, 3, 10, kKey, 0.6); });
+  auto early = std::async(std::launch::async, [&] { return run_rank(address, 1, 3); });
+  auto root = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, soon(), kKey, 0.3); });
+  auto late = std::async(std::launch::async, [&] { return run_rank(address, 2, 3, soon(), kKey, 0.6); });
   for (auto *f : {&early, &root, &late}) {
     const Outcome o = f->get();
     EXPECT_TRUE(o.status.ok()) << o.status.text;
@@ -117,10 +114,10 @@ TEST(TcpExchange, TheSameAddressServesOneInitAfterAnother) {
       std::unique_ptr<Exchange> last;  // kept a while, as an init that is not quite done would
       for (int init = 0; init < 10; ++init) {
         if (r == 0) last.reset();
-        auto exchange = tcp_exchange(address, r, 4, kKey, Settings(), Deadline(20));
+        auto exchange = tcp_exchange(address, r, 4, kKey, Settings(), Deadline(soon()));
         for (int round = 0; round < 2; ++round) {
           const std::string mine = std::to_string(init) + "." + std::to_string(round) + "." + std::to_string(r);
-          const auto got = exchange->all_gather(blob_of(mine), Deadline(20));
+          const auto got = exchange->all_gather(blob_of(mine), Deadline(soon()));
           EXPECT_EQ(text_of(got[3]), std::to_string(init) + "." + std::to_string(round) + ".3");
         }
         last = std::move(exchange);
@@ -129,81 +126,21 @@ TEST(TcpExchange, TheSameAddressServesOneInitAfterAnother) {
   for (auto &f : all) f.get();
 }
 
-TEST(TcpExchange, NamesTheMissingRanksOnAllOthers) {
-  const std::string address = free_address();
-  const auto outcomes = run_ranks(address, {0, 1}, 4, 2);
-  for (const Outcome &o : outcomes) {
-    EXPECT_EQ(o.status.code, Code::Timeout);
-    EXPECT_TRUE(contains(o.status.text, "rank 2 and rank 3 of 4 did not arrive within ")) << o.status.text;
-    EXPECT_TRUE(
-        contains(o.status.text, " s at " + address + "; check that they were started with the same address and world size"))
-        << o.status.text;
-    EXPECT_LT(o.seconds, 6);
-  }
-}
-
-TEST(TcpExchange, ARankWhoseTimeEndsFirstStillNamesTheMissing) {
-  const std::string address = free_address();
-  auto root = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, 20); });
-  const Outcome first = run_rank(address, 1, 3, 2);
-  EXPECT_EQ(first.status.code, Code::Timeout);
-  EXPECT_TRUE(contains(first.status.text, "rank 2 of 3 did not arrive")) << first.status.text;
-  const Outcome o = root.get();
-  EXPECT_TRUE(contains(o.status.text, "rank 2 of 3 did not arrive") && contains(o.status.text, "rank 1 gave up first"))
-      << o.status.text;
-  EXPECT_LT(o.seconds, 10);
-}
-
-TEST(TcpExchange, NamesTheMissingRoot) {
-  const std::string address = free_address();
-  const Outcome o = run_rank(address, 2, 3, 0.4);
-  EXPECT_EQ(o.status.code, Code::Timeout);
-  EXPECT_TRUE(contains(o.status.text, "rank 0 of 3 did not appear within 0.4 s at " + address)) << o.status.text;
-  EXPECT_TRUE(contains(o.status.text, "Connection refused")) << o.status.text;
-}
-
-TEST(TcpExchange, NamesARankThatDoesNotTakePartInALaterRound) {
-  const std::string address = free_address();
-  std::promise<void> over;
-  auto silent = std::async(std::launch::async, [&, done = over.get_future().share()] {
-    const auto e = tcp_exchange(address, 1, 3, kKey, Settings(), Deadline(5));
-    e->all_gather({}, Deadline(5));
-    done.wait();
-  });
-  const auto two_rounds = [&](int rank) {
-    return error_of([&] {
-      const auto e = tcp_exchange(address, rank, 3, kKey, Settings(), Deadline(5));
-      e->all_gather({}, Deadline(5));
-      e->all_gather({}, Deadline(2));
-    });
-  };
-  auto other = std::async(std::launch::async, two_rounds, 2);
-  const Status root = two_rounds(0), two = other.get();
-  over.set_value();
-  silent.get();
-  for (const Status &s : {root, two}) {
-    EXPECT_EQ(s.code, Code::Timeout);
-    EXPECT_TRUE(contains(s.text, "rank 1 of 3 did not take part in exchange 1")) << s.text;
-  }
-}
-
 TEST(TcpExchange, DuplicateRanksFailOnAllAndNameBoth) {
   for (const auto &ranks : {std::vector<int>{0, 1, 1}, std::vector<int>{0, 1, 2, 1}}) {
-    for (const Outcome &o : run_ranks(free_address(), ranks, 4, 10)) {
+    for (const Outcome &o : run_ranks(free_address(), ranks, 4)) {
       EXPECT_EQ(o.status.code, Code::Mismatch) << o.status.text;
       const std::string one = "rank 1 (process " + std::to_string(::getpid()) + " on host ";
       EXPECT_TRUE(contains(o.status.text, "two processes have rank 1: " + one)) << o.status.text;
       EXPECT_NE(o.status.text.find(one), o.status.text.rfind(one)) << o.status.text;
-      EXPECT_LT(o.seconds, 4);
     }
   }
 }
 
 TEST(TcpExchange, TwoRootsFailOnAll) {
-  for (const Outcome &o : run_ranks(free_address(), {0, 0, 1}, 3, 8)) {
+  for (const Outcome &o : run_ranks(free_address(), {0, 1, 0}, 3)) {
     EXPECT_EQ(o.status.code, Code::Mismatch) << o.status.text;
     EXPECT_TRUE(contains(o.status.text, "two processes have rank 0")) << o.status.text;
-    EXPECT_LT(o.seconds, 4);
   }
 }
 
@@ -215,7 +152,7 @@ struct RawClient {
   RawClient(const std::string &address, uint32_t rank, uint32_t world, uint16_t version, const Bytes16 &process,
             const Bytes16 &key = kKey) {
     status = error_of([&] {
-      const Deadline deadline(5);
+      const Deadline deadline(soon());
       int error = 0;
       while ((error = net::connect_tcp(net::numeric_address(address), deadline, fd)) != 0 && !deadline.passed())
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -229,7 +166,7 @@ struct RawClient {
       net::dial(fd.get(), hello, key, "rank 0", deadline);
     });
   }
-  void say(const net::ByteVector &message) { net::send_all(fd.get(), message, Deadline(1)); }
+  void say(const net::ByteVector &message) { net::send_all(fd.get(), message, Deadline(soon())); }
 };
 
 TEST(TcpExchange, AProcessTooManyIsRefusedAndTheOthersGoOn) {
@@ -239,22 +176,22 @@ TEST(TcpExchange, AProcessTooManyIsRefusedAndTheOthersGoOn) {
   const auto rank = [&](int r) {
     return std::async(std::launch::async, [&, r] {
       return error_of([&] {
-        const auto e = tcp_exchange(address, r, 2, kKey, Settings(), Deadline(10));
-        e->all_gather({}, Deadline(10));
+        const auto e = tcp_exchange(address, r, 2, kKey, Settings(), Deadline(soon()));
+        e->all_gather({}, Deadline(soon()));
         if (r == 1) all_joined.set_value();
         if (r == 1) extra_over.wait();  // rank 0 serves its second round meanwhile
-        e->all_gather({}, Deadline(10));
+        e->all_gather({}, Deadline(soon()));
       });
     });
   };
   auto zero = rank(0), one = rank(1);
-  ASSERT_EQ(all_joined.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  ASSERT_EQ(all_joined.get_future().wait_for(std::chrono::duration<double>(soon())), std::future_status::ready);
   RawClient extra(address, 1, 2, net::kProtocolVersion, random_bytes16());
   net::ByteVector join;
   append_join(join, {4711, "elsewhere"});
   extra.say(join);
   std::array<std::byte, net::kFrameHeader> header;
-  EXPECT_EQ(net::recv_exact(extra.fd.get(), header, Deadline(5)), net::Io::Ok);
+  EXPECT_EQ(net::recv_exact(extra.fd.get(), header, Deadline(soon())), net::Io::Ok);
   EXPECT_EQ(header[2], static_cast<std::byte>(Meet::Failure));
   extra_done.set_value();
   EXPECT_TRUE(zero.get().ok());
@@ -263,9 +200,9 @@ TEST(TcpExchange, AProcessTooManyIsRefusedAndTheOthersGoOn) {
 
 TEST(TcpExchange, WorldSizesThatDifferAreNamedOnAll) {
   const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, 10); });
-  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3, 10); });
-  auto two = std::async(std::launch::async, [&] { return run_rank(address, 2, 5, 10); });
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3); });
+  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3); });
+  auto two = std::async(std::launch::async, [&] { return run_rank(address, 2, 5, soon(), kKey, 0.3); });
   for (auto *f : {&zero, &one, &two}) {
     const Outcome o = f->get();
     EXPECT_EQ(o.status.code, Code::Mismatch) << o.status.text;
@@ -278,8 +215,9 @@ const std::string kOurVersion = "version " + std::to_string(net::kProtocolVersio
 
 TEST(TcpExchange, ProtocolVersionsThatDifferAreNamedOnAll) {
   const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, 10); });
-  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3, 10); });
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3); });
+  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 3); });
+  sleep_seconds(0.3);  // for the others to come: who comes long after a failure hears of it no more
   const RawClient two(address, 2, 3, 77, random_bytes16());
   EXPECT_EQ(two.status.code, Code::Mismatch);
   EXPECT_TRUE(contains(two.status.text, kOurVersion) && contains(two.status.text, "version 77")) << two.status.text;
@@ -293,39 +231,39 @@ TEST(TcpExchange, ProtocolVersionsThatDifferAreNamedOnAll) {
 
 TEST(TcpExchange, AVersionThatIsNotProvedHarmsNobody) {
   const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2, 10); });
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2); });
   const RawClient foreign(address, 1, 2, 77, random_bytes16(), Bytes16{1});
   EXPECT_EQ(foreign.status.code, Code::Auth);
-  const Outcome one = run_rank(address, 1, 2, 10);
+  const Outcome one = run_rank(address, 1, 2);
   EXPECT_TRUE(one.status.ok()) << one.status.text;
   EXPECT_TRUE(zero.get().status.ok());
 }
 
 TEST(TcpExchange, ForeignClientsAreRefusedAndTheRanksMeet) {
   const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2, 20); });
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2); });
   const net::Address port = net::numeric_address(address);
   std::vector<UniqueFd> clients;
   for (const char *text : {"", "GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01", "ISTH", "X"}) {
     UniqueFd fd;
-    ASSERT_TRUE(eventually([&] { return net::connect_tcp(port, Deadline(1), fd) == 0; }));
-    net::send_all(fd.get(), bytes(text), Deadline(1));
+    ASSERT_TRUE(eventually([&] { return net::connect_tcp(port, Deadline(soon()), fd) == 0; }));
+    net::send_all(fd.get(), bytes(text), Deadline(soon()));
     clients.push_back(std::move(fd));
   }
   UniqueFd large;
-  ASSERT_EQ(net::connect_tcp(port, Deadline(1), large), 0);
+  ASSERT_EQ(net::connect_tcp(port, Deadline(soon()), large), 0);
   net::send_all(large.get(), bytes(std::string(1 << 20, 'Z')), Deadline(0.3));
   const RawClient wrong_key(address, 1, 2, net::kProtocolVersion, random_bytes16(), Bytes16{1, 1});
   EXPECT_EQ(wrong_key.status.code, Code::Auth);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  const Outcome one = run_rank(address, 1, 2, 20);
+  sleep_seconds(0.1);
+  const Outcome one = run_rank(address, 1, 2);
   EXPECT_TRUE(one.status.ok()) << one.status.text;
   EXPECT_TRUE(zero.get().status.ok());
 }
 
 TEST(TcpExchange, AMemberThatSendsGarbageIsNamed) {
   const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3, 10); });
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 3); });
   RawClient one(address, 1, 3, net::kProtocolVersion, random_bytes16());
   net::ByteVector message;
   append_join(message, {4711, "somewhere"});
@@ -339,7 +277,7 @@ TEST(TcpExchange, AMemberThatSendsGarbageIsNamed) {
 
 TEST(TcpExchange, AMemberThatLeavesIsNamedOnAllOthers) {
   const std::string address = free_address();
-  const auto rank = [&](int r) { return std::async(std::launch::async, [&, r] { return run_rank(address, r, 4, 10); }); };
+  const auto rank = [&](int r) { return std::async(std::launch::async, [&, r] { return run_rank(address, r, 4); }); };
   auto zero = rank(0), two = rank(2);  // rank 3 is still to come
   {
     RawClient one(address, 1, 4, net::kProtocolVersion, random_bytes16());
@@ -347,56 +285,21 @@ TEST(TcpExchange, AMemberThatLeavesIsNamedOnAllOthers) {
     append_join(message, {4711, "somewhere"});
     append_contribution(message, 0, {});
     one.say(message);
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    sleep_seconds(0.5);  // for rank 2 to come: who comes long after a failure hears of it no more
   }
   for (auto *f : {&zero, &two}) {
     const Outcome o = f->get();
     EXPECT_EQ(o.status.code, Code::PeerLost) << o.status.text;
     EXPECT_TRUE(contains(o.status.text, "rank 1 (process 4711 on host somewhere")) << o.status.text;
-    EXPECT_LT(o.seconds, 4);
   }
-}
-
-TEST(TcpExchange, ARankWithAnotherKeyGetsAnAuthError) {
-  const std::string address = free_address();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2, 1.5); });
-  const Outcome one = run_rank(address, 1, 2, 1.0, Bytes16{5});
-  EXPECT_EQ(one.status.code, Code::Auth) << one.status.text;
-  EXPECT_TRUE(contains(one.status.text, "rank 1: ") && contains(one.status.text, "job key")) << one.status.text;
-  const Outcome o = zero.get();
-  EXPECT_EQ(o.status.code, Code::Timeout);
-  EXPECT_TRUE(contains(o.status.text, "rank 1 of 2 did not arrive") && contains(o.status.text, "did not prove the job key"))
-      << o.status.text;
-}
-
-TEST(TcpExchange, AnotherProgramAtTheAddressIsNamed) {
-  const UniqueFd foreign = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
-  const std::string address = net::local_address(foreign.get()).text();
-  std::atomic<bool> stop{false};
-  std::thread server([&] {
-    while (!stop) {
-      std::string from;
-      int error = 0;
-      const UniqueFd fd = net::accept_client(foreign.get(), from, error);
-      if (fd) net::send_all(fd.get(), bytes("SSH-2.0-OpenSSH_9.2\r\n"), Deadline(1));
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  });
-  const Outcome one = run_rank(address, 1, 2, 2), zero = run_rank(address, 0, 2, 0.5);
-  stop = true;
-  server.join();
-  EXPECT_EQ(one.status.code, Code::Auth) << one.status.text;
-  EXPECT_TRUE(contains(one.status.text, "another program")) << one.status.text;
-  EXPECT_EQ(zero.status.code, Code::System) << zero.status.text;
-  EXPECT_TRUE(contains(zero.status.text, address + " is in use")) << zero.status.text;
 }
 
 TEST(TcpExchange, RootTakesAPortThatIsJustBeingGivenUp) {
   auto before = std::make_unique<UniqueFd>(net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0)));
   const std::string address = net::local_address(before->get()).text();
-  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2, 10); });
-  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 2, 10); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  auto zero = std::async(std::launch::async, [&] { return run_rank(address, 0, 2); });
+  auto one = std::async(std::launch::async, [&] { return run_rank(address, 1, 2); });
+  sleep_seconds(0.3);
   before.reset();
   EXPECT_TRUE(zero.get().status.ok());
   EXPECT_TRUE(one.get().status.ok());
@@ -428,8 +331,8 @@ TEST(UniqueIdExchange, BringsTogetherWhoHoldsTheId) {
   std::vector<std::future<void>> all;
   for (int r = 0; r < 3; ++r)
     all.push_back(std::async(std::launch::async, [&, r] {
-      const auto e = id_exchange(id, r, 3, settings, Deadline(10));
-      EXPECT_EQ(text_of(e->all_gather(blob_of(std::to_string(r)), Deadline(10)).at(2)), "2");
+      const auto e = id_exchange(id, r, 3, settings, Deadline(soon()));
+      EXPECT_EQ(text_of(e->all_gather(blob_of(std::to_string(r)), Deadline(soon())).at(2)), "2");
     }));
   for (auto &f : all) f.get();
   const Status again = error_of([&] { id_exchange(id, 0, 3, settings, Deadline(1)); });
@@ -499,7 +402,7 @@ TEST(CallbackExchange, GathersBlobsOfDifferentSizes) {
       Seat seat{&meeting, r};
       const auto e = callback_exchange(gather, &seat, r, 4);
       for (int round = 0; round < 3; ++round) {
-        const auto got = e->all_gather(blob_of(std::string(static_cast<size_t>(r * round), 'a')), Deadline(10));
+        const auto got = e->all_gather(blob_of(std::string(static_cast<size_t>(r * round), 'a')), Deadline(soon()));
         for (size_t o = 0; o < 4; ++o) EXPECT_EQ(got[o].size(), o * static_cast<size_t>(round));
       }
     }));
@@ -515,7 +418,8 @@ TEST(CallbackExchange, NamesRanksThatDisagree) {
       all.push_back(std::async(std::launch::async, [&, place] {
         Seat seat{&meeting, static_cast<int>(place)};
         return error_of([&] {
-          callback_exchange(gather, &seat, rank_world[place].first, rank_world[place].second)->all_gather({}, Deadline(5));
+          callback_exchange(gather, &seat, rank_world[place].first, rank_world[place].second)
+              ->all_gather({}, Deadline(soon()));
         });
       }));
     std::vector<Status> out;
@@ -597,7 +501,7 @@ TEST(Ticket, IsServedForRanksOfWhichNoneServes) {
   for (const int world : {1, 2, 7}) {
     std::vector<int> ranks;
     for (int r = world - 1; r >= 0; --r) ranks.push_back(r);
-    for (const Met &met : meet_all(new_ticket(), ranks, world, 20, 3)) {
+    for (const Met &met : meet_all(new_ticket(), ranks, world, soon(), 3)) {
       EXPECT_TRUE(met.status.ok()) << met.status.text;
       ASSERT_EQ(met.blobs.size(), static_cast<size_t>(world));
       for (int r = 0; r < world; ++r) EXPECT_EQ(text_of(met.blobs[static_cast<size_t>(r)]), std::to_string(r) + "/2");
@@ -605,8 +509,247 @@ TEST(Ticket, IsServedForRanksOfWhichNoneServes) {
   }
 }
 
-TEST(Ticket, TellsThoseThatCameWhoDidNotAndWhatTheOthersBrought) {
-  for (const Met &met : meet_all(new_ticket(), {2, 0}, 4, 0.4)) {
+TEST(Ticket, RefusesTwoOfOneRankAndRanksOfAnotherWorld) {
+  for (const Met &met : meet_all(new_ticket(), {1, 1}, 3, soon())) {
+    EXPECT_EQ(met.status.code, Code::Mismatch) << met.status.text;
+    EXPECT_TRUE(contains(met.status.text, "two processes have rank 1")) << met.status.text;
+  }
+  const Ticket ticket = new_ticket();
+  auto two = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, soon(), 1); });
+  const Met three = meet(ticket, 1, 3, soon(), 1);
+  EXPECT_EQ(two.get().status.code, Code::Mismatch);
+  EXPECT_EQ(three.status.code, Code::Mismatch);
+  EXPECT_TRUE(contains(three.status.text, "give all ranks the same")) << three.status.text;
+}
+
+TEST(Ticket, SaysWhoLeftWhileTheOthersWait) {
+  const Ticket ticket = new_ticket();
+  auto first = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, soon(), 2); });
+  const Met second = meet(ticket, 1, 2, soon(), 1);  // one round, and it leaves
+  EXPECT_TRUE(second.status.ok()) << second.status.text;
+  const Met left = first.get();
+  EXPECT_EQ(left.status.code, Code::PeerLost) << left.status.text;
+  EXPECT_TRUE(contains(left.status.text, "rank 1 ")) << left.status.text;
+}
+
+TEST(Ticket, IsNothingElse) {
+  Ticket ticket = new_ticket();
+  ticket[40] ^= std::byte{1};
+  EXPECT_EQ(meet(ticket, 0, 2, 1, 1).status.code, Code::Argument);
+  EXPECT_EQ(meet(Ticket{}, 0, 2, 1, 1).status.code, Code::Argument);
+}
+
+// ---- deadlines that pass -------------------------------------------------------------------------------------------------------------
+
+template <class F>
+auto begun(F f) {
+  return std::async(std::launch::async, std::move(f));
+}
+constexpr double kLate = 3;     // what must happen before a deadline has so long
+constexpr double kWaits = 2.5;  // how long those that came wait for the others
+
+struct Alike {
+  Status status;
+  std::vector<Blob> blobs;
+  int64_t begun_ns = 0, ended_ns = 0;
+};
+// Ranks of four, each with what it says and after how long. Those whose first byte is the same wait no longer than kWaits for the others.
+std::vector<Alike> meet_alike(const std::vector<std::pair<std::string, double>> &ranks) {
+  const Ticket ticket = new_ticket();
+  std::vector<std::future<Alike>> all;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    all.push_back(begun([&, r] {
+      sleep_seconds(ranks[r].second);
+      Alike one;
+      one.begun_ns = now_ns();
+      one.status = error_of([&] {
+        const auto exchange = ticket_exchange(ticket, static_cast<int>(r), 4);
+        exchange->be_patient({1, seconds_to_ns(patient(kWaits))});
+        one.blobs = exchange->all_gather(blob_of(ranks[r].first), Deadline(2 * soon()));
+      });
+      one.ended_ns = now_ns();
+      return one;
+    }));
+  std::vector<Alike> out;
+  for (auto &f : all) out.push_back(f.get());
+  return out;
+}
+
+// All wait at the same time, each for a test of its own.
+struct Waiting {
+  const std::string address_of_missing = free_address(), address_of_root = free_address();
+  std::future<Outcome> missing_root = begun([this] { return run_rank(address_of_missing, 0, 4, patient(kLate)); });
+  std::future<Outcome> missing_other = begun([this] { return run_rank(address_of_missing, 1, 4); });
+
+  std::future<std::array<Outcome, 2>> first_gives_up = begun([] {
+    const std::string address = free_address();
+    auto root = begun([&] { return run_rank(address, 0, 3); });
+    auto first = run_rank(address, 1, 3, patient(kLate));
+    return std::array{root.get(), std::move(first)};
+  });
+
+  std::future<Outcome> no_root = begun([this] { return run_rank(address_of_root, 2, 3, 0.4); });
+
+  std::future<std::array<Status, 2>> silent_later = begun([] {
+    const std::string address = free_address();
+    std::promise<void> over;
+    auto silent = begun([&, done = over.get_future().share()] {
+      const auto e = tcp_exchange(address, 1, 3, kKey, Settings(), Deadline(soon()));
+      e->all_gather({}, Deadline(soon()));
+      done.wait();
+    });
+    const auto two_rounds = [&](int rank, double seconds) {
+      return error_of([&] {
+        const auto e = tcp_exchange(address, rank, 3, kKey, Settings(), Deadline(soon()));
+        e->all_gather({}, Deadline(soon()));
+        e->all_gather({}, Deadline(seconds));
+      });
+    };
+    auto other = begun([&] { return two_rounds(2, soon()); });
+    const Status root = two_rounds(0, patient(kLate)), two = other.get();
+    over.set_value();
+    silent.get();
+    return std::array{root, two};
+  });
+
+  std::future<std::array<Outcome, 2>> another_key = begun([] {
+    const std::string address = free_address();
+    auto zero = begun([&] { return run_rank(address, 0, 2, patient(kLate)); });
+    auto one = run_rank(address, 1, 2, patient(kLate - 0.5), Bytes16{5});
+    return std::array{zero.get(), std::move(one)};
+  });
+
+  const UniqueFd foreign = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
+  const std::string address_of_foreign = net::local_address(foreign.get()).text();
+  std::future<std::array<Outcome, 2>> another_program = begun([this] {
+    std::atomic<bool> stop{false};
+    std::thread server([&] {
+      while (!stop) {
+        std::string from;
+        int error = 0;
+        const UniqueFd fd = net::accept_client(foreign.get(), from, error);
+        if (fd) net::send_all(fd.get(), bytes("SSH-2.0-OpenSSH_9.2\r\n"), Deadline(soon()));
+        sleep_seconds(0.005);
+      }
+    });
+    auto zero = begun([this] { return run_rank(address_of_foreign, 0, 2, 0.5); });
+    auto one = run_rank(address_of_foreign, 1, 2, patient(2));
+    std::array both{zero.get(), std::move(one)};
+    stop = true;
+    server.join();
+    return both;
+  });
+
+  // Somebody else listens at the first address, and answers nothing.
+  std::vector<Blob> heard_at_next;
+  std::future<Status> next_address = begun([this] {
+    Settings settings;
+    settings.set("ISTHMUS_INTERFACE", "lo");
+    const auto listen = [&] {
+      std::vector<UniqueFd> listeners;
+      EXPECT_EQ(listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners), 0);
+      return listeners;
+    };
+    const std::vector<UniqueFd> others = listen();
+    std::vector<UniqueFd> ours = listen();
+    const std::vector<std::string> addresses = {net::local_address(others[0].get()).text(),
+                                                net::local_address(ours[0].get()).text()};
+    const Bytes16 key = net::random16();
+    std::thread root([&] { serve_exchange(std::move(ours), addresses[1], key); });
+    const Status s = error_of(
+        [&] { heard_at_next = client_exchange(addresses, 0, 1, key, true)->all_gather(blob_of("here"), Deadline(soon())); });
+    root.join();
+    return s;
+  });
+
+  std::future<std::vector<Met>> ticket_missing = begun([] {
+    const Ticket ticket = new_ticket();
+    auto two = begun([&] { return meet(ticket, 2, 4, soon(), 1); });
+    std::vector<Met> all{meet(ticket, 0, 4, patient(kLate), 1)};
+    all.push_back(two.get());
+    return all;
+  });
+  std::future<std::vector<Alike>> alike = begun([] { return meet_alike({{"ab", 0}, {"ac", 0.2}, {"ad", 0.4}}); });
+  std::future<std::vector<Alike>> not_alike = begun([] {
+    return meet_alike({{"ab", 0}, {"bb", 0}, {"ad", 0}, {"ab", patient(kWaits) + 0.5}});
+  });
+
+  std::future<std::vector<Met>> after_it = begun([] {
+    const Ticket ticket = new_ticket();
+    std::vector<Met> all = meet_all(ticket, {0, 1}, 2, soon());
+    all.push_back(meet(ticket, 1, 2, 2 * soon(), 1));
+    return all;
+  });
+};
+
+class Deadlines : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { all_ = std::make_unique<Waiting>(); }
+  static void TearDownTestSuite() { all_.reset(); }
+  static inline std::unique_ptr<Waiting> all_;
+};
+
+TEST_F(Deadlines, NameTheMissingRanksOnAllOthers) {
+  for (auto *rank : {&all_->missing_root, &all_->missing_other}) {
+    const Outcome o = rank->get();
+    EXPECT_EQ(o.status.code, Code::Timeout);
+    EXPECT_TRUE(contains(o.status.text, "rank 2 and rank 3 of 4 did not arrive within ")) << o.status.text;
+    EXPECT_TRUE(contains(o.status.text, " s at " + all_->address_of_missing +
+                                            "; check that they were started with the same address and world size"))
+        << o.status.text;
+  }
+}
+
+TEST_F(Deadlines, OfARankBeforeThatOfTheRootNameTheMissingToo) {
+  const auto [root, first] = all_->first_gives_up.get();
+  EXPECT_EQ(first.status.code, Code::Timeout);
+  EXPECT_TRUE(contains(first.status.text, "rank 2 of 3 did not arrive")) << first.status.text;
+  EXPECT_TRUE(contains(root.status.text, "rank 2 of 3 did not arrive") && contains(root.status.text, "rank 1 gave up first"))
+      << root.status.text;
+}
+
+TEST_F(Deadlines, NameTheMissingRoot) {
+  const Outcome o = all_->no_root.get();
+  EXPECT_EQ(o.status.code, Code::Timeout);
+  EXPECT_TRUE(contains(o.status.text, "rank 0 of 3 did not appear within 0.4 s at " + all_->address_of_root))
+      << o.status.text;
+  EXPECT_TRUE(contains(o.status.text, "Connection refused")) << o.status.text;
+}
+
+TEST_F(Deadlines, NameARankThatDoesNotTakePartInALaterRound) {
+  for (const Status &s : all_->silent_later.get()) {
+    EXPECT_EQ(s.code, Code::Timeout);
+    EXPECT_TRUE(contains(s.text, "rank 1 of 3 did not take part in exchange 1")) << s.text;
+  }
+}
+
+TEST_F(Deadlines, OfARankWithAnotherKeyAreAuthErrors) {
+  const auto [zero, one] = all_->another_key.get();
+  EXPECT_EQ(one.status.code, Code::Auth) << one.status.text;
+  EXPECT_TRUE(contains(one.status.text, "rank 1: ") && contains(one.status.text, "job key")) << one.status.text;
+  EXPECT_EQ(zero.status.code, Code::Timeout);
+  EXPECT_TRUE(contains(zero.status.text, "rank 1 of 2 did not arrive") &&
+              contains(zero.status.text, "did not prove the job key"))
+      << zero.status.text;
+}
+
+TEST_F(Deadlines, AreNotSpentOnAnotherProgramAtTheAddressWhichIsNamed) {
+  const auto [zero, one] = all_->another_program.get();
+  EXPECT_EQ(one.status.code, Code::Auth) << one.status.text;
+  EXPECT_TRUE(contains(one.status.text, "another program")) << one.status.text;
+  EXPECT_EQ(zero.status.code, Code::System) << zero.status.text;
+  EXPECT_TRUE(contains(zero.status.text, all_->address_of_foreign + " is in use")) << zero.status.text;
+}
+
+TEST_F(Deadlines, AreNotSpentOnAnAddressOfSomebodyElseWhereATicketHasMore) {
+  const Status s = all_->next_address.get();
+  EXPECT_TRUE(s.ok()) << s.text;
+  ASSERT_EQ(all_->heard_at_next.size(), 1u);
+  EXPECT_EQ(text_of(all_->heard_at_next[0]), "here");
+}
+
+TEST_F(Deadlines, OfATicketTellThoseThatCameWhoDidNotAndWhatTheOthersBrought) {
+  for (const Met &met : all_->ticket_missing.get()) {
     EXPECT_EQ(met.status.code, Code::Timeout);
     EXPECT_TRUE(contains(met.status.text, "rank 1 and rank 3 of 4 did not arrive")) << met.status.text;
     ASSERT_EQ(met.came.size(), 4u);
@@ -617,103 +760,29 @@ TEST(Ticket, TellsThoseThatCameWhoDidNotAndWhatTheOthersBrought) {
 }
 
 // Those who begin alike wait a short while after the last that came, others as long as they may.
-TEST(Ticket, ThoseWhoAreAlikeWaitNoLongerForTheOthers) {
-  const auto met = [](const std::vector<std::pair<std::string, double>> &ranks, double seconds) {
-    const Ticket ticket = new_ticket();
-    std::vector<std::future<Met>> all;
-    for (size_t r = 0; r < ranks.size(); ++r)
-      all.push_back(std::async(std::launch::async, [&, r] {
-        std::this_thread::sleep_for(std::chrono::duration<double>(ranks[r].second));
-        Met one;
-        one.status = error_of([&] {
-          const auto exchange = ticket_exchange(ticket, static_cast<int>(r), 4);
-          exchange->be_patient({1, 700'000'000});
-          one.blobs = exchange->all_gather(blob_of(ranks[r].first), Deadline(seconds));
-        });
-        return one;
-      }));
-    std::vector<Met> out;
-    for (auto &f : all) out.push_back(f.get());
-    return out;
-  };
-  const auto begun = std::chrono::steady_clock::now();
-  for (const Met &one : met({{"ab", 0}, {"ac", 0.4}, {"ad", 0.8}}, 60)) {
+TEST_F(Deadlines, OfThoseWhoAreAlikeAreThatShortWhileAfterTheLastOfThem) {
+  const std::vector<Alike> all = all_->alike.get();
+  const int64_t last = std::max_element(all.begin(), all.end(), [](const Alike &a, const Alike &b) {
+                         return a.begun_ns < b.begun_ns;
+                       })->begun_ns;
+  for (const Alike &one : all) {
     EXPECT_EQ(one.status.code, Code::Timeout);
     EXPECT_TRUE(contains(one.status.text, "rank 3 of 4 did not arrive")) << one.status.text;
     EXPECT_TRUE(contains(one.status.text, "wait no longer")) << one.status.text;
+    EXPECT_GE(one.ended_ns - last, seconds_to_ns(patient(kWaits)));
   }
-  const auto took = std::chrono::steady_clock::now() - begun;
-  EXPECT_GT(took, std::chrono::milliseconds(1400));
-  EXPECT_LT(took, std::chrono::seconds(30));
-  for (const Met &one : met({{"ab", 0}, {"bb", 0}, {"ad", 0}, {"ab", 2}}, 60)) {
+  for (const Alike &one : all_->not_alike.get()) {
     EXPECT_TRUE(one.status.ok()) << one.status.text;
     ASSERT_EQ(one.blobs.size(), 4u);
     EXPECT_EQ(text_of(one.blobs[1]), "bb");
   }
 }
 
-TEST(Ticket, RefusesTwoOfOneRankAndRanksOfAnotherWorld) {
-  for (const Met &met : meet_all(new_ticket(), {1, 1}, 3, 10)) {
-    EXPECT_EQ(met.status.code, Code::Mismatch) << met.status.text;
-    EXPECT_TRUE(contains(met.status.text, "two processes have rank 1")) << met.status.text;
-  }
-  const Ticket ticket = new_ticket();
-  auto two = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, 10, 1); });
-  const Met three = meet(ticket, 1, 3, 10, 1);
-  EXPECT_EQ(two.get().status.code, Code::Mismatch);
-  EXPECT_EQ(three.status.code, Code::Mismatch);
-  EXPECT_TRUE(contains(three.status.text, "give all ranks the same")) << three.status.text;
-}
-
-TEST(Ticket, SaysWhoLeftWhileTheOthersWait) {
-  const Ticket ticket = new_ticket();
-  auto first = std::async(std::launch::async, [&] { return meet(ticket, 0, 2, 20, 2); });
-  const Met second = meet(ticket, 1, 2, 20, 1);  // one round, and it leaves
-  EXPECT_TRUE(second.status.ok()) << second.status.text;
-  const Met left = first.get();
-  EXPECT_EQ(left.status.code, Code::PeerLost) << left.status.text;
-  EXPECT_TRUE(contains(left.status.text, "rank 1 ")) << left.status.text;
-}
-
-TEST(Ticket, WhoComesAfterItsMeetingHearsSoSoon) {
-  const Ticket ticket = new_ticket();
-  for (const Met &met : meet_all(ticket, {0, 1}, 2, 20)) EXPECT_TRUE(met.status.ok()) << met.status.text;
-  const auto begun = std::chrono::steady_clock::now();
-  const Met late = meet(ticket, 1, 2, 60, 1);
-  EXPECT_EQ(late.status.code, Code::System) << late.status.text;
-  EXPECT_TRUE(contains(late.status.text, "no longer listens")) << late.status.text;
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
-}
-
-// Somebody else listens at the first address, and answers nothing.
-TEST(Ticket, AnAddressOfSomebodyElseDoesNotHideTheNext) {
-  Settings settings;
-  settings.set("ISTHMUS_INTERFACE", "lo");
-  const auto listen = [&] {
-    std::vector<UniqueFd> listeners;
-    EXPECT_EQ(listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners), 0);
-    return listeners;
-  };
-  const std::vector<UniqueFd> others = listen();
-  std::vector<UniqueFd> ours = listen();
-  const std::vector<std::string> addresses = {net::local_address(others[0].get()).text(),
-                                              net::local_address(ours[0].get()).text()};
-  const Bytes16 key = net::random16();
-  std::thread root([&] { serve_exchange(std::move(ours), addresses[1], key); });
-  std::vector<Blob> blobs;
-  const Status status =
-      error_of([&] { blobs = client_exchange(addresses, 0, 1, key, true)->all_gather(blob_of("here"), Deadline(30)); });
-  root.join();
-  EXPECT_TRUE(status.ok()) << status.text;
-  ASSERT_EQ(blobs.size(), 1u);
-  EXPECT_EQ(text_of(blobs[0]), "here");
-}
-
-TEST(Ticket, IsNothingElse) {
-  Ticket ticket = new_ticket();
-  ticket[40] ^= std::byte{1};
-  EXPECT_EQ(meet(ticket, 0, 2, 1, 1).status.code, Code::Argument);
-  EXPECT_EQ(meet(Ticket{}, 0, 2, 1, 1).status.code, Code::Argument);
+TEST_F(Deadlines, AreNotWaitedForByWhoComesToATicketAfterItsMeeting) {
+  const std::vector<Met> all = all_->after_it.get();
+  for (const size_t rank : {size_t{0}, size_t{1}}) EXPECT_TRUE(all[rank].status.ok()) << all[rank].status.text;
+  EXPECT_EQ(all[2].status.code, Code::System) << all[2].status.text;
+  EXPECT_TRUE(contains(all[2].status.text, "no longer listens")) << all[2].status.text;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -14,11 +15,15 @@
 
 #include "base/error.hpp"
 #include "bootstrap/mesh.hpp"
+#include "net/socket.hpp"
+#include "patience.hpp"
 
 namespace isthmus::bootstrap::testing {
 
-inline bool eventually(const std::function<bool()> &what, double seconds = 5) {
-  const Deadline deadline(seconds);
+using isthmus_test::patient, isthmus_test::soon;
+
+inline bool eventually(const std::function<bool()> &what) {
+  const Deadline deadline(soon());
   while (!what()) {
     if (deadline.passed()) return what();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -89,6 +94,19 @@ struct Node {
     mesh = std::make_unique<Mesh>(settings, events, arena.get(), kArena, hint);
   }
 };
+
+// A port of loopback that nobody listens at. It is none of those that the kernel gives away, so nobody gets it by chance.
+inline std::string free_address(const char *host = "127.0.0.1:1") {
+  for (;;) {
+    uint16_t random = 0;
+    std::memcpy(&random, net::random16().data(), sizeof random);
+    const net::Address address = net::numeric_address(host).with_port(static_cast<uint16_t>(20000 + random % 12000));
+    try {
+      net::listen_tcp(address);
+      return address.text();
+    } catch (const Error &) {}  // somebody has it
+  }
+}
 
 inline std::span<const std::byte> bytes(std::string_view text) {
   return {reinterpret_cast<const std::byte *>(text.data()), text.size()};

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "ccl/libraries.hpp"
+#include "patience.hpp"
 #include "rehearsal_file.hpp"
 
 extern char **environ;
@@ -57,6 +58,8 @@ inline size_t live(const char *what) {
   return reinterpret_cast<size_t (*)(const char *)>(simulated("rehearsal_live"))(what);
 }
 
+using isthmus_test::patient, isthmus_test::soon;
+
 inline bool within(double seconds, const std::function<bool()> &holds) {
   const Deadline deadline(seconds);
   while (!holds()) {
@@ -65,6 +68,8 @@ inline bool within(double seconds, const std::function<bool()> &holds) {
   }
   return true;
 }
+
+inline bool eventually(const std::function<bool()> &holds) { return within(soon(), holds); }
 
 // The code that `f` throws, with its text.
 inline Status thrown(const std::function<void()> &f) {
@@ -111,11 +116,11 @@ struct Rank {
     ::munmap(pinned, kPinned);
   }
 
-  void join(const std::vector<std::byte> &id, double seconds = 60) {
+  void join(const std::vector<std::byte> &id, double seconds = 2 * soon()) {
     c = library()->join({id, rank, size, Deadline(seconds)}, stream);
   }
   // Whether the stream comes to here.
-  bool drained(double seconds = 60) {
+  bool drained(double seconds = soon()) {
     done->arm(*stream, ++value);
     return within(seconds, [&] { return done->value() >= value; });
   }
@@ -372,10 +377,10 @@ inline void plays(const char *scene, std::vector<std::string> variables = {}) {
   ::close(ends[1]);
   std::string said;
   char some[4096];
-  const Deadline deadline(60);
+  const Deadline deadline(4 * soon());
   while (true) {
     pollfd p{ends[0], POLLIN, 0};
-    if (deadline.passed() || ::poll(&p, 1, 60'000) <= 0) {
+    if (deadline.passed() || ::poll(&p, 1, deadline.left_ms()) <= 0) {
       said += "(took too long)";
       ::kill(child, SIGKILL);
       break;

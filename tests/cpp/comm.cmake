@@ -1,4 +1,4 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_comm_launcher SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/comm_launcher_test.cpp FLOORS comm LABELS plain)
+isthmus_test(test_comm_launcher SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/comm_launcher_test.cpp FLOORS comm PROVES values)

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "patience.hpp"
 #include "rehearsal_file.hpp"
 
 namespace isthmus_test {
@@ -80,27 +81,34 @@ inline void use(int device) {  // on this thread
 }
 inline Address number(const void *p) { return reinterpret_cast<Address>(p); }
 
-inline bool within(double seconds, const std::function<bool()> &holds) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+inline bool eventually(const std::function<bool()> &holds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(soon());
   while (!holds()) {
     if (std::chrono::steady_clock::now() > until) return false;
     std::this_thread::sleep_for(200us);
   }
   return true;
 }
-// What is left once the ranks of before have gone. They go in their own time, streams first: the counts are those that have stood for
-// half a second.
+// What is left once the ranks of before have gone: registrations, in counts that have stood for a while. The ranks go in their own time.
 inline std::map<std::string, size_t> settled() {
   std::map<std::string, size_t> all = live();
   auto since = std::chrono::steady_clock::now();
-  EXPECT_TRUE(within(10, [&] {
+  EXPECT_TRUE(eventually([&] {
     if (auto now = live(); now != all) {
       all = std::move(now);
       since = std::chrono::steady_clock::now();
     }
-    return all["stream"] == 0 && std::chrono::steady_clock::now() - since > 500ms;
+    const bool gone = all["stream"] + all["event"] + all["communicator"] + all["allocation"] == 0;
+    return gone && std::chrono::steady_clock::now() - since > 300ms;
   })) << testing::PrintToString(all);
   return all;
+}
+// Whether what is left comes to be no more than that.
+inline bool is_left_again(const std::map<std::string, size_t> &before) {
+  return eventually([&] {
+    const auto now = live();
+    return std::all_of(now.begin(), now.end(), [&](const auto &one) { return one.second <= before.at(one.first); });
+  });
 }
 inline double seconds_of(const std::function<void()> &f) {
   const auto begin = std::chrono::steady_clock::now();
@@ -157,7 +165,7 @@ struct Work {
   Work() = default;
   Work(Work &&other) noexcept : work(std::exchange(other.work, nullptr)) {}
   ~Work() { isthmus_work_release(work); }
-  isthmus_result wait(double seconds = 30) const { return isthmus_work_wait(work, seconds); }
+  isthmus_result wait(double seconds = 3 * soon()) const { return isthmus_work_wait(work, seconds); }
   isthmus_work_t work = nullptr;
 };
 
@@ -227,6 +235,26 @@ struct UserStream {
   Handle stream = nullptr;
   Pinned word;
 };
+// Opens the word of a stream after a while, so that a call that waits for the stream is a failure and no deadlock.
+class Watch {
+ public:
+  explicit Watch(UserStream &user)
+      : thread_([this, &user] {
+          if (eventually([this] { return over_.load(); })) return;
+          late_ = true;
+          user.open();
+        }) {}
+  ~Watch() { returned_in_time(); }
+  bool returned_in_time() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+    return !late_;
+  }
+
+ private:
+  std::atomic<bool> over_{false}, late_{false};
+  std::thread thread_;
+};
 struct Event {
   Event() { must_cu("EventCreate", &event, 2u); }
   ~Event() { must_cu("EventDestroy_v2", event); }
@@ -252,7 +280,7 @@ inline std::vector<std::string> words_of(const std::string &fleet) {
 }
 
 struct Options {
-  double timeout = 20;
+  double timeout = 2 * soon();
   std::string settings;
   const char *bridge = nullptr;
 };
@@ -288,6 +316,13 @@ inline void fly(const std::string &fleet, const std::function<void(Rank &)> &bod
       } catch (const Broken &) { isthmus_comm_abort(r.comm, "the test has failed"); }
       isthmus_comm_destroy(r.comm);
     });
+  for (std::thread &t : threads) t.join();
+}
+
+// Several fleets at once, each on devices of its own, where the time goes by in waiting.
+inline void fly_at_once(const std::vector<std::string> &fleets, const std::function<void(Rank &)> &body) {
+  std::vector<std::thread> threads;
+  for (const std::string &fleet : fleets) threads.emplace_back([&] { fly(fleet, body); });
   for (std::thread &t : threads) t.join();
 }
 

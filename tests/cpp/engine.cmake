@@ -3,10 +3,10 @@ if(ISTHMUS_CORE_ONLY)
 endif()
 # Ranks as threads, through the C interface: ThreadSanitizer sees the slot protocol and every hand-over.
 isthmus_test(test_engine SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/engine_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/engine_types_test.cpp
-             FLOORS api LIBRARIES test_matrix_data LABELS threads)
+             FLOORS api LIBRARIES test_matrix_data PROVES threads SPLIT 2 COST 60)
 # Counts what the steady state asks of the system; a sanitizer's own calls and allocations would be counted with it.
 if(NOT ISTHMUS_SANITIZE)
-  isthmus_test(test_steady SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/steady_test.cpp FLOORS api LABELS plain)
+  isthmus_test(test_steady SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/steady_test.cpp FLOORS api PROVES values ALONE)
 endif()
-isthmus_test(test_fold_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fold_pool_test.cpp FLOORS engine LABELS threads)
-isthmus_test(test_out_of_band SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/out_of_band_test.cpp FLOORS engine LABELS threads)
+isthmus_test(test_fold_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fold_pool_test.cpp FLOORS engine PROVES threads)
+isthmus_test(test_out_of_band SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/out_of_band_test.cpp FLOORS engine PROVES threads)

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "patience.hpp"
+
 namespace isthmus::test {
 
 struct Shape {
@@ -26,7 +28,8 @@ struct Shape {
   } while (0)
 
 // Runs body(comm, rank) on every rank of a new communicator. Destroying is the body's, or else ours.
-inline void on_ranks(const Shape &shape, const std::function<void(isthmus_comm_t, int)> &body, double timeout = 60) {
+inline void on_ranks(const Shape &shape, const std::function<void(isthmus_comm_t, int)> &body,
+                     double timeout = 2 * isthmus_test::soon()) {
   isthmus_unique_id id;
   ASSERT_EQ(isthmus_unique_id_create(&id), ISTHMUS_OK) << isthmus_last_error();
   std::vector<std::thread> threads;

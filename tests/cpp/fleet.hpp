@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "patience.hpp"
 #include "vendor_driver.hpp"
 
 namespace isthmus_test {
@@ -70,7 +71,7 @@ struct Broken {};
 struct FleetOptions {
   const char *bridge = nullptr;
   std::string settings;
-  double timeout = 60;
+  double timeout = 2 * soon();
   std::vector<int> hosts;                                                // as in ranks_of()
   std::function<void(const FleetRank &, isthmus_options &)> rendezvous;  // of the test's own, in place of the id
 };
@@ -131,7 +132,7 @@ inline void fly(
       children.push_back(child);
       continue;
     }
-    ::alarm(300);  // nothing hangs
+    ::alarm(static_cast<unsigned>(10 * soon()));  // nothing hangs
     before();
     isthmus_unique_id id;
     if (process == 0) {

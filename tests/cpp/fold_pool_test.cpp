@@ -6,7 +6,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "engine/fold_pool.hpp"
+#include "patience.hpp"
 
 namespace isthmus::engine {
 namespace {
@@ -116,7 +118,7 @@ TEST(FoldPool, HelpersTakeParts) {
   FoldPool pool(1, 1'000'000'000);  // it polls
   Work work(64 * FoldPool::kLeast / sizeof(float), 2, 5);
   timespec before, after;
-  for (int turn = 0; turn < 2000; ++turn) {
+  for (const Deadline deadline(isthmus_test::soon()); !deadline.passed();) {
     const auto own = [](timespec &t) { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); };
     const auto ns = [](const timespec &t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
     own(before);

@@ -15,9 +15,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "patience.hpp"
 
 extern char **environ;
 
@@ -105,7 +108,7 @@ int aborted(const Place &p) {
   std::thread breaker;
   if (p.rank == 0)
     breaker = std::thread([&] {
-      std::this_thread::sleep_for(300ms);
+      std::this_thread::sleep_for(100ms);
       isthmus_comm_abort(p.comm, "enough");
     });
   isthmus_result r = ISTHMUS_OK;
@@ -116,7 +119,7 @@ int aborted(const Place &p) {
   return 0;
 }
 
-// A rank ends without a word; the others' errors come within two seconds, and their processes end.
+// A rank ends without a word; the others have errors that name it, long before a deadline, and their processes end.
 int dead(const Place &p) {
   std::vector<float> x(300'000, 1);
   MUST(isthmus_all_reduce(p.comm, x.data(), x.data(), x.size(), ISTHMUS_FLOAT32, ISTHMUS_MAX, nullptr, nullptr) ==
@@ -125,11 +128,9 @@ int dead(const Place &p) {
   // barrier knows that all have the sums. In the barrier, the others may already miss it.
   isthmus_result r = isthmus_barrier(p.comm, nullptr, nullptr);
   if (p.rank == 1) std::_Exit(r == ISTHMUS_OK ? 0 : 1);
-  const auto begin = std::chrono::steady_clock::now();
   while (r == ISTHMUS_OK)
     r = isthmus_all_reduce(p.comm, x.data(), x.data(), x.size(), ISTHMUS_FLOAT32, ISTHMUS_MAX, nullptr, nullptr);
   MUST(r == ISTHMUS_ERR_PEER_LOST && std::strstr(isthmus_last_error(), "rank 1"));
-  MUST(std::chrono::steady_clock::now() - begin < 4s);
   return 0;
 }
 
@@ -147,7 +148,7 @@ int play(char **argv) {
   o.world_size = static_cast<int>(islands.size());
   o.address = argv[4];
   o.island = island.c_str();
-  o.timeout = 60;
+  o.timeout = 4 * isthmus_test::soon();
   o.settings = island[0] >= 'A' && island[0] <= 'Z' ? settings.c_str() : nullptr;
   Place p{rank, o.world_size, nullptr};
   MUST(isthmus_init(&o, &p.comm) == ISTHMUS_OK);
@@ -157,15 +158,18 @@ int play(char **argv) {
 }
 
 std::string free_address() {
-  const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof a;
-  EXPECT_EQ(::bind(s, reinterpret_cast<sockaddr *>(&a), size), 0);
-  EXPECT_EQ(::getsockname(s, reinterpret_cast<sockaddr *>(&a), &size), 0);
-  ::close(s);
-  return "127.0.0.1:" + std::to_string(ntohs(a.sin_port));
+  std::random_device random;
+  for (;;) {  // below the ports that the kernel gives away, so that nobody gets it by chance
+    const auto port = static_cast<uint16_t>(20000 + random() % 12000);
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    a.sin_port = htons(port);
+    const int s = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool free = ::bind(s, reinterpret_cast<sockaddr *>(&a), sizeof a) == 0;
+    ::close(s);
+    if (free) return "127.0.0.1:" + std::to_string(port);
+  }
 }
 
 void plays(const char *scene, const char *islands) {
@@ -178,7 +182,7 @@ void plays(const char *scene, const char *islands) {
     ASSERT_EQ(::posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, const_cast<char **>(arguments), environ), 0);
     children.push_back(child);
   }
-  const auto until = std::chrono::steady_clock::now() + 120s;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(5 * isthmus_test::soon());
   for (size_t i = 0; i < children.size(); ++i) {
     int status = 0;
     pid_t ended = 0;
@@ -195,25 +199,29 @@ void plays(const char *scene, const char *islands) {
   }
 }
 
-class Island : public testing::Test {
+class Island : public testing::TestWithParam<const char *> {
  protected:
   void SetUp() override {
     if (!std::getenv("TEST_ONECCL")) GTEST_SKIP() << "no oneCCL for this machine";
   }
 };
+std::string islands_of(const testing::TestParamInfo<const char *> &p) { return p.param; }
 
-TEST_F(Island, SumsAreRightInAllShapes) {
-  for (const char *islands : {"AA", "AAb", "bAA", "ABAB"}) plays("sums", islands);
-}
-TEST_F(Island, ManyOperationsInFlightAreRight) {
-  for (const char *islands : {"AA", "AAb", "ABAB"}) plays("flights", islands);
-}
-TEST_F(Island, AbortEndsEverybody) {
-  for (const char *islands : {"AA", "AAb"}) plays("aborted", islands);
-}
-TEST_F(Island, ADeadRankIsNamedAndTheOthersEnd) {
-  for (const char *islands : {"AA", "AAbb"}) plays("dead", islands);
-}
+class Results : public Island {};
+TEST_P(Results, OfSumsAreRight) { plays("sums", GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Islands, Results, testing::Values("AA", "AAb", "bAA", "ABAB"), islands_of);
+
+class Flights : public Island {};
+TEST_P(Flights, OfManyOperationsAreRight) { plays("flights", GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Islands, Flights, testing::Values("AA", "AAb", "ABAB"), islands_of);
+
+class Aborts : public Island {};
+TEST_P(Aborts, EndEverybody) { plays("aborted", GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Islands, Aborts, testing::Values("AA", "AAb"), islands_of);
+
+class Deaths : public Island {};
+TEST_P(Deaths, AreNamedAndTheOthersEnd) { plays("dead", GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Islands, Deaths, testing::Values("AA", "AAbb"), islands_of);
 
 }  // namespace
 

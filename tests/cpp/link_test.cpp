@@ -15,6 +15,7 @@
 #include "link/memory.hpp"
 #include "link/tcp.hpp"
 #include "net/socket.hpp"
+#include "patience.hpp"
 
 namespace isthmus::link {
 namespace {
@@ -106,9 +107,10 @@ Made loopback_ends() {
   std::vector<UniqueFd> here, there;
   for (int i = 0; i < 2; ++i) {
     UniqueFd mine, theirs;
-    if (const int error = net::connect_tcp(net::local_address(listener.get()), Deadline(5), mine); error != 0)
+    if (const int error = net::connect_tcp(net::local_address(listener.get()), Deadline(isthmus_test::soon()), mine);
+        error != 0)
       fail_system("connect", error);
-    const Deadline deadline(5);
+    const Deadline deadline(isthmus_test::soon());
     while (!theirs && !deadline.passed()) {
       std::string from;
       int error = 0;
@@ -248,7 +250,7 @@ class EveryLink : public testing::TestWithParam<Kind> {
     return drive(ends->there(), inbox) || moved;
   }
   bool eventually(const std::function<bool()> &what) {
-    const Deadline deadline(20);
+    const Deadline deadline(isthmus_test::soon());
     while (!what()) {
       if (deadline.passed()) return what();
       if (!drive_both()) std::this_thread::yield();
@@ -493,7 +495,7 @@ TEST_P(EveryLink, AnyThreadMayPostWhileOthersMakeProgress) {
     for (Letter &l : answers) ends->there().post(l);
   });
   for (auto &t : posters) t.join();
-  const Deadline deadline(30);
+  const Deadline deadline(isthmus_test::soon());
   const auto arrived = [](Link &link, Inbox &box, size_t n) {
     if (!link.try_turn()) return false;
     const bool all = box.order.size() >= n;
@@ -585,7 +587,7 @@ TEST_P(Sockets, ADeadPeerIsReportedOnceAndEndsNothingButByCancel) {
   for (const Letter &l : letters) ended.push_back(l.ends);
   EXPECT_FALSE(over(letters));
   ends->links[1].reset();
-  const Deadline deadline(20);
+  const Deadline deadline(isthmus_test::soon());
   while (back.ends.empty() && !deadline.passed()) drive(ends->here(), back);
   ASSERT_EQ(back.ends.size(), 1u);
   EXPECT_FALSE(back.ends[0].empty());
@@ -614,7 +616,7 @@ TEST_P(Sockets, APeerThatDiesInsideAPayloadNeverCompletesIt) {
   drive(ends->here(), back);
   drive(ends->there(), inbox);
   ends->links[0].reset();
-  const Deadline deadline(20);
+  const Deadline deadline(isthmus_test::soon());
   while (inbox.ends.empty() && !deadline.passed()) drive(ends->there(), inbox);
   ASSERT_EQ(inbox.ends.size(), 1u);
   EXPECT_FALSE(drive(ends->there(), inbox));
@@ -665,7 +667,7 @@ TEST(TcpLink, WhatCameByOtherStreamsBeforeTheEndIsRead) {
   }
   peers.clear();
   Inbox inbox;
-  const Deadline deadline(20);
+  const Deadline deadline(isthmus_test::soon());
   while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
   EXPECT_EQ(inbox.order, (std::vector<uint64_t>{1, 2}));
   EXPECT_EQ(inbox.ends.size(), 1u);
@@ -676,10 +678,11 @@ struct Wire {
   Wire() {
     const UniqueFd listener = net::listen_tcp(net::numeric_address("127.0.0.1:1").with_port(0));
     std::vector<UniqueFd> mine(1);
-    EXPECT_EQ(net::connect_tcp(net::local_address(listener.get()), Deadline(5), mine[0]), 0);
+    EXPECT_EQ(net::connect_tcp(net::local_address(listener.get()), Deadline(isthmus_test::soon()), mine[0]), 0);
     std::string from;
     int error = 0;
-    for (const Deadline deadline(5); !peer && !deadline.passed();) peer = net::accept_client(listener.get(), from, error);
+    for (const Deadline deadline(isthmus_test::soon()); !peer && !deadline.passed();)
+      peer = net::accept_client(listener.get(), from, error);
     link = std::make_unique<TcpLink>(std::move(mine));
   }
   void send(const void *bytes, size_t n) { ASSERT_EQ(::send(peer.get(), bytes, n, MSG_NOSIGNAL), static_cast<ssize_t>(n)); }
@@ -697,7 +700,7 @@ struct Wire {
   UniqueFd peer;
   std::unique_ptr<TcpLink> link;
 };
-constexpr int kSoon = 20, kSurely = 10'000;  // ms
+constexpr int kSoon = 20, kSurely = 30'000;  // ms
 
 TEST(TcpLink, WhoSleepsInsideAPayloadIsWokenForItsEndNotForEveryPacket) {
   Wire wire;
@@ -773,7 +776,7 @@ TEST(TcpLink, OneStreamThatEndsAloneEndsTheLink) {
   TcpLink link(std::move(sockets));
   peers.erase(peers.begin());
   Inbox inbox;
-  const Deadline deadline(20);
+  const Deadline deadline(isthmus_test::soon());
   while (inbox.ends.empty() && !deadline.passed()) drive(link, inbox);
   EXPECT_EQ(inbox.ends.size(), 1u);
 }

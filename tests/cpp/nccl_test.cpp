@@ -136,7 +136,7 @@ TEST(Nccl, ALateRankHoldsUpTheStreamAndNotTheCaller) {
   ranks(2, [&](Rank &r) {
     auto &[rank, size, stream, c, done, value, pinned] = r;
     const Memory x(r, packed(DType::Int32, 1000, [](size_t) { return 1; }));
-    for (int i = 0; rank == 1 && !seen.load() && i < 10000; ++i) std::this_thread::sleep_for(1ms);
+    if (rank == 1) MUST(eventually([&] { return seen.load(); }));
     for (int i = 0; i < 5; ++i) c->all_reduce(x.at(), x.at(), 1000, DType::Int32, RedOp::Sum);
     if (rank == 0) {
       MUST(!r.drained(0.05));
@@ -151,7 +151,7 @@ TEST(Nccl, CommunicatorsOfOneDeviceAreIndependent) {
   const auto other = library()->make_id();
   ranks(2, [&](Rank &r) {
     auto &[rank, size, stream, c, done, value, pinned] = r;
-    const auto second = library()->join({other, 1 - rank, 2, Deadline(60)}, stream);  // ranks the other way round
+    const auto second = library()->join({other, 1 - rank, 2, Deadline(2 * soon())}, stream);  // ranks the other way round
     EXPECT_EQ(second->rank(), 1 - rank);
     EXPECT_EQ(&second->stream(), stream.get());
     const Memory x(r, noise(rank, 100)), y(r, noise(rank, 100));
@@ -220,10 +220,10 @@ TEST(Nccl, TwoRanksOnOneDeviceAreRefusedToBoth) {
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r)
     threads.emplace_back([&, r] {
-      expect_refused(Code::System, "Duplicate GPU", [&] { library()->join({id, r, 2, Deadline(20)}, new_stream(0)); });
+      expect_refused(Code::System, "Duplicate GPU", [&] { library()->join({id, r, 2, Deadline(soon())}, new_stream(0)); });
     });
   for (std::thread &t : threads) t.join();
-  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+  EXPECT_TRUE(eventually([] { return live("communicator") == 0; }));
 }
 
 // ---- failures -------------------------------------------------------------------------------------------------------------
@@ -234,35 +234,34 @@ TEST(Nccl, ARankThatNeverJoinsIsATimeout) {
     library()->join({library()->make_id(), 1, 3, Deadline(0.5)}, new_stream(0));
   });
   EXPECT_GT(now_ns() - begin, 400'000'000);
-  EXPECT_LT(now_ns() - begin, 3'000'000'000);
-  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+  EXPECT_TRUE(eventually([] { return live("communicator") == 0; }));
 }
 
 TEST(Nccl, AbortEndsACallWhosePeerIsMissing) {
-  ranks(2, [](Rank &r) {
+  std::atomic<bool> over{false};
+  ranks(2, [&](Rank &r) {
     auto &[rank, size, stream, c, done, value, pinned] = r;
     if (rank == 1) {
-      std::this_thread::sleep_for(1s);  // never makes the call, and does not leave either
+      MUST(eventually([&] { return over.load(); }));  // never makes the call, and does not leave either
       return c->abort();
     }
     const Memory x(r, noise(0, 400'000));
     c->all_reduce(x.at(), x.at(), 100'000, DType::Float32, RedOp::Sum);
     MUST(!r.drained(0.1));
-    const int64_t begin = now_ns();
     std::thread([&] {
       c->abort();
       c->abort();
     }).join();
-    MUST(r.drained(5));
+    MUST(r.drained());
     const unsigned long before = calls("ncclAllReduce");
     c->all_reduce(x.at(), x.at(), 100'000, DType::Float32, RedOp::Sum);
     c->broadcast(x.at(), 100'000, DType::Float32, 1);
-    MUST(r.drained(5));
+    MUST(r.drained());
     EXPECT_EQ(calls("ncclAllReduce"), before);
     c.reset();
-    EXPECT_LT(now_ns() - begin, 3'000'000'000);
+    over.store(true);
   });
-  EXPECT_TRUE(within(10, [] { return live("communicator") == 0; }));
+  EXPECT_TRUE(eventually([] { return live("communicator") == 0; }));
 }
 
 // From several threads, while another submits and one asks.
@@ -303,7 +302,7 @@ TEST(Nccl, LeavesNothing) {
   ranks(3, body);  // pages of counters are made once
   const auto before = count();
   for (int i = 0; i < 3; ++i) ranks(3, body);
-  EXPECT_EQ(count(), before);
+  EXPECT_TRUE(eventually([&] { return count() == before; })) << testing::PrintToString(count());
 }
 
 // ---- in processes of their own --------------------------------------------------------------------------------------------
@@ -324,7 +323,7 @@ void a_call_fails() {
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(calls("ncclAllReduce") == before, "the third call was made");
   HOLDS(r.c->status().text == s.text, r.c->status().text);
-  HOLDS(r.drained(5), "");
+  HOLDS(r.drained(), "");
 }
 // In the middle of the sends and receives of an all_to_all: their group is closed all the same.
 void a_message_fails() {
@@ -347,23 +346,18 @@ void an_id_fails() {
 }
 // What fails behind the call is seen by failed(), and told with its number; the communicator can be left.
 void fails_late(const char *number, bool device) {
-  const int64_t begin = now_ns();
-  {
-    Rank r(0, 1);
-    r.join(library()->make_id());
-    const Memory x(r, noise(0, 400));
-    r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
-    HOLDS(within(10, [&] { return r.c->failed(); }), "not seen in 10 s");
-    const Status s = r.c->status();
-    HOLDS(s.code == Code::System && has(s, its("communicator: ")) && has(s, number), s.text);
-    r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
-    HOLDS(calls("ncclAllReduce") == 1, "a second call was made");
-    if (device) HOLDS(!r.stream->status().ok(), "the stream is fine");
-    r.c.reset();
-    std::fprintf(stderr, "left after %lld ms\n", static_cast<long long>((now_ns() - begin) / 1'000'000));
-    if (device) std::_Exit(fine ? 0 : 1);  // nothing works on it any more, and nothing can be given back
-  }
-  HOLDS(now_ns() - begin < 5'000'000'000, "it took too long");
+  Rank r(0, 1);
+  r.join(library()->make_id());
+  const Memory x(r, noise(0, 400));
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  HOLDS(eventually([&] { return r.c->failed(); }), "not seen");
+  const Status s = r.c->status();
+  HOLDS(s.code == Code::System && has(s, its("communicator: ")) && has(s, number), s.text);
+  r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
+  HOLDS(calls("ncclAllReduce") == 1, "a second call was made");
+  if (device) HOLDS(!r.stream->status().ok(), "the stream is fine");
+  r.c.reset();
+  if (device) std::_Exit(fine ? 0 : 1);  // nothing works on it any more, and nothing can be given back
 }
 void the_network_fails_late() { fails_late("(6)", false); }
 void the_device_fails_late() { fails_late("(1)", true); }
@@ -374,7 +368,7 @@ void a_call_hangs() {
   r.c->all_reduce(x.at(), x.at(), 100, DType::Float32, RedOp::Sum);
   HOLDS(!r.drained(0.1) && !r.c->failed(), r.c->status().text);
   r.c->abort();
-  HOLDS(r.drained(5), "");
+  HOLDS(r.drained(), "");
 }
 void nowhere() {
   const Status s = thrown([] { open_nccl(tested().family, "/nowhere/library.so"); });

@@ -12,9 +12,12 @@
 #include "net/gate.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
+#include "patience.hpp"
 
 namespace isthmus::net {
 namespace {
+
+using isthmus_test::soon;
 
 const Bytes16 kKey{1}, kOther{2}, kProcess{9};
 
@@ -56,8 +59,8 @@ struct Doorkeeper {  // a gate with a thread that serves it
     thread.join();
   }
   template <class F>
-  bool eventually(F what, double seconds = 6) {
-    const Deadline deadline(seconds);
+  bool eventually(F what) {
+    const Deadline deadline(soon());
     while (!deadline.passed()) {
       {
         const std::lock_guard lock(mutex);
@@ -71,11 +74,11 @@ struct Doorkeeper {  // a gate with a thread that serves it
 
 UniqueFd connected(const Doorkeeper &d) {
   UniqueFd fd;
-  EXPECT_EQ(connect_tcp(d.address, Deadline(5), fd), 0);
+  EXPECT_EQ(connect_tcp(d.address, Deadline(soon()), fd), 0);
   return fd;
 }
 
-Status dial_status(int fd, const Bytes16 &key, uint16_t version = kProtocolVersion, double seconds = 5) {
+Status dial_status(int fd, const Bytes16 &key, uint16_t version = kProtocolVersion, double seconds = soon()) {
   try {
     Hello h;
     h.version = version;
@@ -95,7 +98,7 @@ TEST(Gate, LetsInWhoeverProvesAKey) {
     d.gate.add_key(kKey);
     const UniqueFd tcp = connected(d);
     UniqueFd local;
-    ASSERT_EQ(connect_unix(d.unix_name, Deadline(1), local), 0);
+    ASSERT_EQ(connect_unix(d.unix_name, Deadline(soon()), local), 0);
     EXPECT_TRUE(dial_status(tcp.get(), kKey).ok());
     EXPECT_TRUE(dial_status(local.get(), kOther).ok());
     ASSERT_TRUE(d.eventually([&] { return d.guests.size() == 2; }));
@@ -108,31 +111,38 @@ TEST(Gate, LetsInWhoeverProvesAKey) {
     EXPECT_EQ(d.guests[1].key, kOther);
     EXPECT_TRUE(d.guests[1].local);
     // What comes after the handshake is left in the socket.
-    ASSERT_EQ(send_all(tcp.get(), as_bytes("next"), Deadline(1)), Io::Ok);
+    ASSERT_EQ(send_all(tcp.get(), as_bytes("next"), Deadline(soon())), Io::Ok);
     std::array<std::byte, 4> next;
-    EXPECT_EQ(recv_exact(d.guests[0].fd.get(), next, Deadline(1)), Io::Ok);
+    EXPECT_EQ(recv_exact(d.guests[0].fd.get(), next, Deadline(soon())), Io::Ok);
   }
 }
 
 TEST(Gate, RefusesAWrongKeyAtOnceOrWhenItsTimeIsOver) {
   Doorkeeper strict;
   strict.gate.add_key(kKey);
-  const UniqueFd a = connected(strict);
-  const int64_t start = now_ns();
-  const Status s = dial_status(a.get(), kOther);
-  EXPECT_EQ(s.code, Code::Auth);
-  EXPECT_TRUE(contains(s.text, "job key")) << s.text;
-  EXPECT_LT(now_ns() - start, 1'000'000'000);
+  bool at_once = false;
+  for (int i = 0; i < 5 && !at_once; ++i) {
+    const int64_t before = now_ns();
+    const UniqueFd a = connected(strict);
+    const Status s = dial_status(a.get(), kOther);
+    EXPECT_EQ(s.code, Code::Auth);
+    EXPECT_TRUE(contains(s.text, "job key")) << s.text;
+    at_once = now_ns() - before < kHandshakeNs;  // which the patient one takes
+  }
+  EXPECT_TRUE(at_once);
   EXPECT_TRUE(strict.eventually([&] { return contains(strict.last_refused, "did not prove the job key"); }));
   EXPECT_TRUE(strict.guests.empty());
 
   Doorkeeper patient(Gate::UnknownKey::Wait);
-  const UniqueFd b = connected(patient), c = connected(patient);
+  const UniqueFd c = connected(patient);
   auto late = std::async(std::launch::async, [&] { return dial_status(c.get(), kKey); });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   patient.gate.add_key(kKey);
   EXPECT_TRUE(late.get().ok());
+  const int64_t before = now_ns();
+  const UniqueFd b = connected(patient);
   EXPECT_EQ(dial_status(b.get(), kOther).code, Code::Auth);
+  EXPECT_GE(now_ns() - before, kHandshakeNs);
 }
 
 TEST(Gate, BothEndsLearnWhichVersionsMet) {
@@ -152,14 +162,14 @@ TEST(Gate, BothEndsLearnWhichVersionsMet) {
 
 TEST(Gate, ADialerDoesNotTrustAnAcceptorWithoutTheKey) {
   const UniqueFd listener = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
-  const auto against = [&](std::vector<ByteVector> answers) {
+  const auto against = [&](std::vector<ByteVector> answers, double seconds = soon()) {
     UniqueFd fd;
-    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(1), fd), 0);
+    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(soon()), fd), 0);
     std::string from;
     int error = 0;
     const UniqueFd server = accept_client(listener.get(), from, error);
-    for (const ByteVector &a : answers) send_all(server.get(), a, Deadline(1));
-    return dial_status(fd.get(), kKey, kProtocolVersion, 0.3);
+    for (const ByteVector &a : answers) send_all(server.get(), a, Deadline(soon()));
+    return dial_status(fd.get(), kKey, kProtocolVersion, seconds);
   };
   const ByteVector challenge = encode(Challenge{});
   ByteVector verdict, ssh;
@@ -171,8 +181,8 @@ TEST(Gate, ADialerDoesNotTrustAnAcceptorWithoutTheKey) {
   const Status foreign = against({ssh});
   EXPECT_EQ(foreign.code, Code::Auth);
   EXPECT_TRUE(contains(foreign.text, "another program")) << foreign.text;
-  EXPECT_EQ(against({}).code, Code::Timeout);
-  EXPECT_EQ(against({challenge}).code, Code::Timeout);
+  EXPECT_EQ(against({}, 0.2).code, Code::Timeout);
+  EXPECT_EQ(against({challenge}, 0.2).code, Code::Timeout);
 }
 
 TEST(Gate, ReadsNoMoreThanItMust) {
@@ -182,7 +192,7 @@ TEST(Gate, ReadsNoMoreThanItMust) {
   // A plausible hello, then a flood: the hello and a proof are read, the rest never.
   Hello h;
   h.process = {4};
-  ASSERT_EQ(send_all(fd.get(), encode(h), Deadline(1)), Io::Ok);
+  ASSERT_EQ(send_all(fd.get(), encode(h), Deadline(soon())), Io::Ok);
   send_all(fd.get(), ByteVector(1 << 20), Deadline(0.3));
   EXPECT_TRUE(d.eventually([&] { return contains(d.last_refused, "did not prove the job key"); }));
   EXPECT_TRUE(d.guests.empty());
@@ -196,7 +206,7 @@ TEST(Gate, BoundsHalfOpenClientsAndTheirTime) {
   EXPECT_TRUE(d.eventually([&] { return d.most_half_open == kMaxHalfOpen; }));
   const UniqueFd honest = connected(d);
   // it waits until the silent ones have had their time
-  EXPECT_TRUE(dial_status(honest.get(), kKey, kProtocolVersion, 10).ok());
+  EXPECT_TRUE(dial_status(honest.get(), kKey).ok());
   const std::lock_guard lock(d.mutex);
   EXPECT_EQ(d.most_half_open, kMaxHalfOpen);
   EXPECT_TRUE(contains(d.last_refused, "within 3 s")) << d.last_refused;
@@ -210,7 +220,7 @@ TEST(Gate, ServesManyDialersAtOnce) {
     all.push_back(std::async(std::launch::async, [&] {
       for (int i = 0; i < 50; ++i) {
         const UniqueFd fd = connected(d);
-        if (const Status s = dial_status(fd.get(), kKey, kProtocolVersion, 10); !s.ok()) return s;
+        if (const Status s = dial_status(fd.get(), kKey); !s.ok()) return s;
       }
       return Status{};
     }));
@@ -241,7 +251,7 @@ TEST(Gate, ShutsTheUnixListenerToOtherUsers) {
     if (::connect(fd, reinterpret_cast<const sockaddr *>(&address), length) != 0) ::_exit(kNotConnected);
     ::send(fd, hello.data(), hello.size(), MSG_NOSIGNAL);
     pollfd p{fd, POLLIN, 0};
-    if (::poll(&p, 1, 5000) != 1) ::_exit(kSilent);
+    if (::poll(&p, 1, 30'000) != 1) ::_exit(kSilent);
     char byte;
     ::_exit(::recv(fd, &byte, 1, 0) == 1 ? kAnswered : kShut);
   }
@@ -254,7 +264,7 @@ TEST(Gate, ShutsTheUnixListenerToOtherUsers) {
   EXPECT_TRUE(contains(d.last_refused, isthmus::formatted("user {}", kNobody))) << d.last_refused;
   EXPECT_TRUE(d.guests.empty());
   UniqueFd mine;  // and our own user is still let in
-  ASSERT_EQ(connect_unix(d.unix_name, Deadline(1), mine), 0);
+  ASSERT_EQ(connect_unix(d.unix_name, Deadline(soon()), mine), 0);
   EXPECT_TRUE(dial_status(mine.get(), kKey).ok());
 }
 

@@ -15,9 +15,12 @@
 #include "net/siphash.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
+#include "patience.hpp"
 
 namespace isthmus::net {
 namespace {
+
+using isthmus_test::soon;
 
 std::string hex(const Bytes16 &b) {
   std::string out;
@@ -39,7 +42,7 @@ struct TcpPair {
   UniqueFd listener, client, server;
   explicit TcpPair(const char *at = "127.0.0.1:1") {
     listener = listen_tcp(numeric_address(at).with_port(0));
-    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(2), client), 0);
+    EXPECT_EQ(connect_tcp(local_address(listener.get()), Deadline(soon()), client), 0);
     std::string from;
     int error = 0;
     server = accept_client(listener.get(), from, error);
@@ -195,14 +198,15 @@ TEST(Socket, TcpHasNoDelayAndIsClosedOnExec) {
 }
 
 TEST(Socket, ConnectTellsRefusedFromLate) {
-  Address nobody;
-  {
-    const UniqueFd fd = listen_tcp(numeric_address("127.0.0.1:1").with_port(0));
-    nobody = local_address(fd.get());
-  }
+  // A port that somebody has, and does not listen at: nobody else comes to.
+  const UniqueFd owner(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(owner.get(), reinterpret_cast<const sockaddr *>(&any), sizeof any), 0);
   UniqueFd fd;
-  EXPECT_EQ(connect_tcp(nobody, Deadline(1), fd), ECONNREFUSED);
-  EXPECT_EQ(connect_unix("isthmus-no-such-name", Deadline(1), fd), ECONNREFUSED);
+  EXPECT_EQ(connect_tcp(local_address(owner.get()), Deadline(soon()), fd), ECONNREFUSED);
+  EXPECT_EQ(connect_unix("isthmus-no-such-name", Deadline(soon()), fd), ECONNREFUSED);
   EXPECT_FALSE(fd);
 }
 
@@ -215,7 +219,8 @@ TEST(Socket, NeverConnectsToItself) {
   }
   for (int i = 0; i < 2000; ++i) {
     UniqueFd fd;
-    ASSERT_NE(connect_tcp(nobody, Deadline(1), fd), 0);
+    const bool connected = connect_tcp(nobody, Deadline(soon()), fd) == 0;  // somebody else may have come to listen there
+    ASSERT_FALSE(connected && local_address(fd.get()).text() == nobody.text());
   }
 }
 
@@ -225,7 +230,6 @@ TEST(Socket, WaitsEndAtTheDeadline) {
   const int64_t start = now_ns();
   EXPECT_EQ(recv_exact(p.client.get(), {&one, 1}, Deadline(0.12)), Io::Timeout);
   EXPECT_GE(now_ns() - start, 120'000'000);
-  EXPECT_LT(now_ns() - start, 1'000'000'000);
   const ByteVector much(64 << 20);
   EXPECT_EQ(send_all(p.client.get(), much, Deadline(0.1)), Io::Timeout);
 }
@@ -233,19 +237,17 @@ TEST(Socket, WaitsEndAtTheDeadline) {
 TEST(Socket, InterruptCheckEndsAWait) {
   const TcpPair p;
   set_interrupt_check([] { return 1; });
-  const int64_t start = now_ns();
-  const Status s = error_of([&] { wait_events(p.client.get(), POLLIN, Deadline(10)); });
+  const Status s = error_of([&] { wait_events(p.client.get(), POLLIN, Deadline(soon())); });
   EXPECT_EQ(wait_events(p.client.get(), POLLIN, Deadline(0)), 0);  // no time to wait: asks nobody
   set_interrupt_check(nullptr);
   EXPECT_EQ(s.code, Code::Interrupted);
-  EXPECT_LT(now_ns() - start, 1'000'000'000);
 }
 
 TEST(Socket, PassesDescriptorsAndCredentials) {
   const std::string name = isthmus::formatted("isthmus-net-test-{}", ::getpid());
   const UniqueFd listener = listen_unix(name);
   UniqueFd client;
-  ASSERT_EQ(connect_unix(name, Deadline(1), client), 0);
+  ASSERT_EQ(connect_unix(name, Deadline(soon()), client), 0);
   std::string from;
   int error = 0;
   const UniqueFd server = accept_client(listener.get(), from, error);
@@ -258,7 +260,7 @@ TEST(Socket, PassesDescriptorsAndCredentials) {
 
   const UniqueFd memory(::memfd_create("net-test", MFD_CLOEXEC));
   ASSERT_EQ(::pwrite(memory.get(), "shared", 6, 0), 6);
-  ASSERT_EQ(send_with_fd(client.get(), as_bytes("take this"), memory.get(), Deadline(1)), Io::Ok);
+  ASSERT_EQ(send_with_fd(client.get(), as_bytes("take this"), memory.get(), Deadline(soon())), Io::Ok);
   std::array<std::byte, 64> buffer;
   UniqueFd passed;
   ASSERT_EQ(recv_with_fd(server.get(), buffer, passed), 9);
@@ -267,7 +269,7 @@ TEST(Socket, PassesDescriptorsAndCredentials) {
   char text[6];
   ASSERT_EQ(::pread(passed.get(), text, 6, 0), 6);
   EXPECT_EQ(std::string(text, 6), "shared");
-  EXPECT_EQ(send_with_fd(client.get(), as_bytes("none"), -1, Deadline(1)), Io::Ok);
+  EXPECT_EQ(send_with_fd(client.get(), as_bytes("none"), -1, Deadline(soon())), Io::Ok);
   UniqueFd none;
   EXPECT_EQ(recv_with_fd(server.get(), buffer, none), 4);
   EXPECT_FALSE(none);

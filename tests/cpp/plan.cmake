@@ -11,8 +11,8 @@ if(NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS_SANITIZE)  # a sanitizer's would not
   target_link_libraries(isthmus_prover PRIVATE isthmus_plan)
 endif()
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
-             LABELS plain)
+             PROVES values)
 isthmus_test(test_plan_proof SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_proof_test.cpp FLOORS plan
-             LIBRARIES isthmus_prover_core LABELS plain TIMEOUT 1500 COST 400)
+             LIBRARIES isthmus_prover_core PROVES values PRODUCT 2 SPLIT 2 TIMEOUT 1800 COST 400)
 isthmus_test(test_plan_mutation SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_mutation_test.cpp FLOORS plan
-             LIBRARIES isthmus_prover_core LABELS plain COST 100)
+             LIBRARIES isthmus_prover_core PROVES values COST 100)

@@ -96,59 +96,65 @@ INSTANTIATE_TEST_SUITE_P(Devices, Worlds,
                                          "NNNap"));
 
 // Long messages, so that slots are used again and again, and last chunks that the groups cannot cut in equal pieces.
-TEST(Proof, IslandsWithLibrariesHoldForLongMessages) {
+class LongMessages : public testing::TestWithParam<const char *> {};
+INSTANTIATE_TEST_SUITE_P(Islands, LongMessages,
+                         testing::Values("AA", "AAb", "AAbb", "ABAB", "AAAbCC", "AAABBCCd", "AAAAABBBccD"));
+TEST_P(LongMessages, HoldOnIslandsWithLibraries) {
   int combination = 0;
-  for (const char *islands : {"AA", "AAb", "AAbb", "ABAB", "AAAbCC", "AAABBCCd", "AAAAABBBccD"})
-    for (Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather, Collective::Reduce,
-                         Collective::ReduceScatter})
-      for (uint64_t bytes : {32 * 1024, 65'540})
-        for (uint32_t slots : {2, 9})
-          for (bool in_place : {false, true})
-            for (int root = 0; root < (c == Collective::Broadcast || c == Collective::Reduce ? 4 : 1); ++root) {
-              if (combination++ % std::min(kOneIn, 7)) continue;  // a collective has 8
-              auto t = world_of(islands);
-              for (size_t g = 0; g < t.weights.size(); ++g) t.weights[g] = 1.0 + static_cast<double>(g % 3);
-              t.digest = topology::digest_of(t);
-              Operation op =
-                  operation_of(c, bytes, c == Collective::AllGather || c == Collective::ReduceScatter ? 512 : 64, slots);
-              op.in_place = in_place;
-              op.request.root = std::min(root * 2, t.size() - 1);
-              EXPECT_EQ(topology::has_libraries(plan::planned_on(t, op.request)), true);
-              const auto p = plan::plan_collective(t, 0, op.request);
-              const bool long_enough = t.groups.size() == 1 || c == Collective::AllGather ||
-                                       c == Collective::ReduceScatter || p->chunks > 2 * slots;
-              ASSERT_TRUE(long_enough) << "slots are used again";
-              const Operation twice[] = {op, op};
-              const Verdict v = prove(t, twice);
-              ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
-            }
+  const char *const islands = GetParam();
+  for (Collective c :
+       {Collective::AllReduce, Collective::Broadcast, Collective::AllGather, Collective::Reduce, Collective::ReduceScatter})
+    for (uint64_t bytes : {32 * 1024, 65'540})
+      for (uint32_t slots : {2, 9})
+        for (bool in_place : {false, true})
+          for (int root = 0; root < (c == Collective::Broadcast || c == Collective::Reduce ? 4 : 1); ++root) {
+            if (combination++ % std::min(kOneIn, 7)) continue;  // a collective has 8
+            auto t = world_of(islands);
+            for (size_t g = 0; g < t.weights.size(); ++g) t.weights[g] = 1.0 + static_cast<double>(g % 3);
+            t.digest = topology::digest_of(t);
+            Operation op =
+                operation_of(c, bytes, c == Collective::AllGather || c == Collective::ReduceScatter ? 512 : 64, slots);
+            op.in_place = in_place;
+            op.request.root = std::min(root * 2, t.size() - 1);
+            EXPECT_EQ(topology::has_libraries(plan::planned_on(t, op.request)), true);
+            const auto p = plan::plan_collective(t, 0, op.request);
+            const bool long_enough = t.groups.size() == 1 || c == Collective::AllGather || c == Collective::ReduceScatter ||
+                                     p->chunks > 2 * slots;
+            ASSERT_TRUE(long_enough) << "slots are used again";
+            const Operation twice[] = {op, op};
+            const Verdict v = prove(t, twice);
+            ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
+          }
 }
 
 // The same on one host, where all read each other's slots: all devices reach them, or some, or none.
-TEST(Proof, OnOneHostIslandsWithLibrariesHoldForLongMessages) {
+class LongMessagesOnOneHost : public testing::TestWithParam<const char *> {};
+INSTANTIATE_TEST_SUITE_P(Islands, LongMessagesOnOneHost,
+                         testing::Values("AAb", "bAA", "NNo", "NNOO", "NaNo", "AAbnp", "NNNOOppb", "AAAAABBBccD"));
+TEST_P(LongMessagesOnOneHost, HoldOnIslandsWithLibraries) {
   int combination = 0;
-  for (const char *islands : {"AAb", "bAA", "NNo", "NNOO", "NaNo", "AAbnp", "NNNOOppb", "AAAAABBBccD"})
-    for (Collective c : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
-      for (uint64_t bytes : {32 * 1024, 65'540})
-        for (uint32_t slots : {2, 6, 9})
-          for (bool in_place : {false, true})
-            for (int root = 0; root < (c == Collective::Broadcast ? static_cast<int>(std::strlen(islands)) : 1); ++root)
-              for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}, uint64_t{0}}) {
-                if (combination++ % kOneIn) continue;
-                const auto t = world_of(islands, "", topology::Bridge::Auto);
-                Operation op = operation_of(c, bytes, 64, slots);
-                op.in_place = in_place;
-                op.request.root = root;
-                op.request.reach = kReach;
-                const auto p = plan::plan_collective(t, 0, op.request);
-                ASSERT_GT(p->chunks, 2 * slots) << "slots are used again";
-                EXPECT_FALSE(p->uses_links);
-                Options options;
-                options.reaching = who;
-                const Operation twice[] = {op, op};
-                const Verdict v = prove(t, twice, options);
-                ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
-              }
+  const char *const islands = GetParam();
+  for (Collective c : {Collective::Broadcast, Collective::AllGather, Collective::AllReduce})
+    for (uint64_t bytes : {32 * 1024, 65'540})
+      for (uint32_t slots : {2, 6, 9})
+        for (bool in_place : {false, true})
+          for (int root = 0; root < (c == Collective::Broadcast ? static_cast<int>(std::strlen(islands)) : 1); ++root)
+            for (uint64_t who : {~uint64_t{0}, uint64_t{0xaaaaaaaaaaaaaaaa}, uint64_t{0}}) {
+              if (combination++ % kOneIn) continue;
+              const auto t = world_of(islands, "", topology::Bridge::Auto);
+              Operation op = operation_of(c, bytes, 64, slots);
+              op.in_place = in_place;
+              op.request.root = root;
+              op.request.reach = kReach;
+              const auto p = plan::plan_collective(t, 0, op.request);
+              ASSERT_GT(p->chunks, 2 * slots) << "slots are used again";
+              EXPECT_FALSE(p->uses_links);
+              Options options;
+              options.reaching = who;
+              const Operation twice[] = {op, op};
+              const Verdict v = prove(t, twice, options);
+              ASSERT_TRUE(v.ok) << name_of(islands, op) << ": " << v.text;
+            }
 }
 
 // On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and neither copies nor gives a link
@@ -361,10 +367,14 @@ TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {
 
 // A round's world and its operations are all of its seed, which a failure names. An island is of the host or of devices, and served by a
 // library or not; of devices, some reach the rings, or all, or none, or not far enough.
-TEST(Proof, RandomWorldsAndSequencesHold) {
-  constexpr uint32_t kFirstSeed = 20240229;
+constexpr int kParts = kOneIn == 1 ? 4 : 1;
+class RandomWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Part, RandomWorlds, testing::Range(0, kParts));
+TEST_P(RandomWorlds, AndSequencesHold) {
+  constexpr int kSeeds = kRounds / kParts;
+  const uint32_t first_seed = 20240229 + static_cast<uint32_t>(GetParam() * kSeeds);
   int with_devices = 0, with_own_and_served = 0, reached = 0, reused = 0;
-  for (uint32_t seed = kFirstSeed; seed < kFirstSeed + kRounds; ++seed) {
+  for (uint32_t seed = first_seed; seed < first_seed + kSeeds; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
     const int world = 1 + pick(12), islands = 1 + pick(4), hosts = 1 + pick(3);
@@ -412,10 +422,10 @@ TEST(Proof, RandomWorldsAndSequencesHold) {
     ASSERT_TRUE(v.ok) << "seed " << seed << ", hosts " << host_text << ", reaching " << options.reaching << ": "
                       << name_of(island_text, operations.back()) << ": " << v.text;
   }
-  EXPECT_GT(with_devices, kRounds / 3);
-  EXPECT_GT(with_own_and_served, kRounds / 20);
-  EXPECT_GT(reached, kRounds / 20);
-  EXPECT_GT(reused, kRounds / 20);
+  EXPECT_GT(with_devices, kSeeds / 3);
+  EXPECT_GT(with_own_and_served, kSeeds / 20);
+  EXPECT_GT(reached, kSeeds / 20);
+  EXPECT_GT(reused, kSeeds / 20);
 }
 
 // Up to which size messages take the star is measured, so it may be anything from never to the most that there is.

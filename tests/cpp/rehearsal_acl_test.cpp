@@ -3,6 +3,7 @@
 // subject.
 #include <pthread.h>
 
+#include "asleep.hpp"
 #include "rehearsal_acl_support.hpp"
 
 namespace {
@@ -211,8 +212,9 @@ TEST(RehearsalAcl, StreamsEndInTwoWays) {
       const Handle s = new_stream();
       Hold hold(s);
       IS(acl("rtMemsetAsync", a, size_t{4}, 1, size_t{4}, s), 0);
-      std::thread later([&] {
-        sleep_ms(force ? 50 : 20);
+      std::thread later([&, ends = isthmus_test::this_thread()] {  // when the other is inside the call that ends the stream
+        const char *const call = force ? "aclrtDestroyStreamForce" : "aclrtDestroyStream";
+        CHECK(comes([&] { return number_of("rehearsal_calls", call) == 1; }) && isthmus_test::falls_asleep(ends));
         hold.go_on();
       });
       IS(acl(force ? "rtDestroyStreamForce" : "rtDestroyStream", s), 0);

@@ -293,6 +293,7 @@ TEST(RehearsalHip, StreamsKnowTheirDevice) {
     IS(hip("StreamWaitEvent", second, at_gate, 0u), 0);
     IS(hip("EventRecord", late, second), 0);
     IS(hip("EventRecord", done, second), 0);
+    CHECK(comes([&] { return hip("EventQuery", early) == 0; }));
     sleep_ms(20);
     IS(hip("EventQuery", done), 600);
     gate.word().store(1);

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "patience.hpp"
 #include "rehearsal_file.hpp"
 
 // Under ThreadSanitizer, whose exits take a second each otherwise.
@@ -84,7 +85,7 @@ struct End {
 };
 
 // Runs it in a child, which ends by itself or is ended.
-inline End run(const Environment &environment, const std::function<void()> &body, int seconds = 60) {
+inline End run(const Environment &environment, const std::function<void()> &body) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
@@ -99,7 +100,7 @@ inline End run(const Environment &environment, const std::function<void()> &body
   }
   ::close(ends[1]);
   End end;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(5 * isthmus_test::soon());
   while (true) {
     pollfd p{ends[0], POLLIN, 0};
     const auto left =
@@ -126,8 +127,8 @@ inline void expect_clean(const Environment &environment, const std::function<voi
 
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 // Whether it comes to hold. Only what never does takes the whole time.
-inline bool comes(const std::function<bool()> &holds, int seconds = 20) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+inline bool comes(const std::function<bool()> &holds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(isthmus_test::soon());
   while (!holds()) {
     if (std::chrono::steady_clock::now() > until) return false;
     sleep_ms(1);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "asleep.hpp"
 #include "rehearsal_cuda_support.hpp"
 
 namespace {
@@ -234,13 +235,14 @@ TEST(Rehearsal, FreeHoldsTheLockUntilTheDeviceIsIdle) {
     const Address a = allocate(100);
     stand(s, gate);
     std::atomic<int> done{0};
+    std::atomic<pid_t> inside{0};
     std::thread frees([&] {
       use(0);
+      inside = isthmus_test::this_thread();
       release(a);
       ++done;
     });
-    CHECK(comes([] { return number_of("rehearsal_calls", "cuMemFree") == 1; }));
-    sleep_ms(30);  // from the count to the lock
+    CHECK(comes([&] { return inside != 0; }) && isthmus_test::falls_asleep(inside));
     std::thread asks([&] {
       use(0);
       IS(cu("EventQuery", e), 0);

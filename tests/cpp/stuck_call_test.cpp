@@ -1,5 +1,6 @@
 // A thread that does not come back from the driver, to which it gives work of a communicator: who else uses the communicator goes on, and it comes
 // back itself, with the communicator's error, when the driver lets it go. Then the device serves again.
+#include "asleep.hpp"
 #include "device_fleet.hpp"
 
 namespace isthmus_test {
@@ -13,11 +14,13 @@ class Stands {
   explicit Stands(int device) {
     must_cu("MemAlloc_v2", &memory_, size_t{4096});
     user_.stand();
-    thread_ = std::thread([this, device] {
+    std::atomic<pid_t> frees{0};
+    thread_ = std::thread([this, device, &frees] {
       use(device);
+      frees = this_thread();
       must_cu("MemFree_v2", memory_);
     });
-    std::this_thread::sleep_for(200ms);
+    EXPECT_TRUE(eventually([&] { return frees != 0; }) && falls_asleep(frees));
   }
   ~Stands() { go_on(); }
   Stands(const Stands &) = delete;
@@ -34,45 +37,47 @@ class Stands {
 };
 
 // Rank 0 makes the call, and the other, on the host, the one that it needs.
-void is_stuck(const Begin &here, const Begin &there, bool on_stream) {
-  Options options;
-  options.timeout = 1;
-  fly(
-      "0a -b",
-      [&](Rank &r) {
-        constexpr size_t kBytes = kLarge * sizeof(float);
-        Memory memory(r, kBytes);
-        OK(isthmus_barrier(r.comm, nullptr, nullptr));
-        if (r.host()) {
-          EXPECT_NE(there(r, memory.at(), nullptr), ISTHMUS_OK);
-          return;
-        }
-        UserStream user;
-        const isthmus_call how = on(user.stream);
-        Stands stands(r.device);
-        isthmus_result result = ISTHMUS_OK;
-        std::string said;
-        std::thread stuck([&] {
-          use(r.device);
-          result = here(r, memory.at(), on_stream ? &how : nullptr);
-          said = isthmus_last_error();
-        });
-        std::this_thread::sleep_for(200ms);
-        isthmus_result other = ISTHMUS_OK;
-        EXPECT_LT(seconds_of([&] { other = isthmus_barrier(r.comm, nullptr, nullptr); }), 6);
-        EXPECT_EQ(other, ISTHMUS_ERR_TIMEOUT) << isthmus_last_error();
-        EXPECT_NE(std::string(isthmus_last_error()).find("(NVIDIA driver) on cuda:0, which has not come back"),
-                  std::string::npos)
-            << isthmus_last_error();
-        EXPECT_LT(seconds_of([&] { isthmus_comm_abort(r.comm, "enough"); }), 1);
-        EXPECT_LT(seconds_of([&] { EXPECT_EQ(isthmus_comm_destroy(std::exchange(r.comm, nullptr)), ISTHMUS_OK); }), 8);
-        stands.go_on();
-        stuck.join();
-        EXPECT_EQ(result, ISTHMUS_ERR_TIMEOUT);
-        EXPECT_NE(said.find("did not finish within 1 s"), std::string::npos) << said;
-      },
-      options);
-  fly("0a -b", [](Rank &r) {  // now that everybody has come back
+void is_stuck(int device, const Begin &here, const Begin &there, bool on_stream) {
+  const std::string fleet = std::to_string(device) + "a -b";
+  fly(fleet, [&](Rank &r) {
+    constexpr size_t kBytes = kLarge * sizeof(float);
+    Memory memory(r, kBytes);
+    OK(isthmus_barrier(r.comm, nullptr, nullptr));
+    if (r.host()) {
+      EXPECT_NE(there(r, memory.at(), nullptr), ISTHMUS_OK);
+      return;
+    }
+    OK(isthmus_comm_set_timeout(r.comm, patient(1)));
+    UserStream user;
+    const isthmus_call how = on(user.stream);
+    Stands stands(r.device);
+    isthmus_result result = ISTHMUS_OK;
+    std::string said;
+    std::atomic<pid_t> calls{0};
+    std::thread stuck([&] {
+      use(r.device);
+      calls = this_thread();
+      result = here(r, memory.at(), on_stream ? &how : nullptr);
+      said = isthmus_last_error();
+    });
+    EXPECT_TRUE(eventually([&] { return calls != 0; }) && falls_asleep(calls));
+    // Each would wait for ever for the thread that is stuck.
+    const isthmus_result other = isthmus_barrier(r.comm, nullptr, nullptr);
+    EXPECT_EQ(other, ISTHMUS_ERR_TIMEOUT) << isthmus_last_error();
+    EXPECT_NE(std::string(isthmus_last_error())
+                  .find("(NVIDIA driver) on cuda:" + std::to_string(device) + ", which has not come back"),
+              std::string::npos)
+        << isthmus_last_error();
+    isthmus_comm_abort(r.comm, "enough");
+    EXPECT_EQ(isthmus_comm_destroy(std::exchange(r.comm, nullptr)), ISTHMUS_OK);
+    stands.go_on();
+    stuck.join();
+    EXPECT_EQ(result, ISTHMUS_ERR_TIMEOUT);
+    std::ostringstream late;
+    late << "did not finish within " << patient(1) << " s";
+    EXPECT_NE(said.find(late.str()), std::string::npos) << said;
+  });
+  fly(fleet, [](Rank &r) {  // now that everybody has come back
     Memory memory(r, kLarge * sizeof(float));
     OK(isthmus_all_reduce(r.comm, memory.at(), memory.at(), kLarge, ISTHMUS_FLOAT32, ISTHMUS_SUM, nullptr, nullptr));
   });
@@ -88,10 +93,15 @@ isthmus_result recv(const Rank &r, void *at, const isthmus_call *how) {
   return isthmus_recv(r.comm, at, kLarge, ISTHMUS_FLOAT32, 1 - r.rank, 0, nullptr, how, nullptr);
 }
 
-TEST(StuckCall, OfACollectiveHoldsUpNobodyElse) { is_stuck(all_reduce, all_reduce, false); }
-TEST(StuckCall, OfACollectiveOnAStreamHoldsUpNobodyElse) { is_stuck(all_reduce, all_reduce, true); }
-TEST(StuckCall, OfASendHoldsUpNobodyElse) { is_stuck(send, recv, false); }
-TEST(StuckCall, OfAReceiveOnAStreamHoldsUpNobodyElse) { is_stuck(recv, send, true); }
+// A device each, so that all are stuck at the same time.
+TEST(StuckCall, HoldsUpNobodyElse) {
+  std::vector<std::thread> all;
+  all.emplace_back([] { is_stuck(0, all_reduce, all_reduce, false); });
+  all.emplace_back([] { is_stuck(1, all_reduce, all_reduce, true); });
+  all.emplace_back([] { is_stuck(2, send, recv, false); });
+  all.emplace_back([] { is_stuck(3, recv, send, true); });
+  for (std::thread &one : all) one.join();
+}
 
 }  // namespace
 }  // namespace isthmus_test

@@ -80,7 +80,7 @@ class Board {
     auto &said = shared_->said[round % 2];
     std::memcpy(said[rank], send, bytes);
     shared_->arrived.fetch_add(1, std::memory_order_acq_rel);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(2 * soon());
     while (shared_->arrived.load(std::memory_order_acquire) < world * (round + 1)) {
       if (std::chrono::steady_clock::now() > until) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(200));

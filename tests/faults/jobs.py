@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.connection as mpc
 import os
+import re
 import signal
 import socket
 import struct
@@ -19,10 +20,13 @@ import cloudpickle
 
 import isthmus
 from isthmus import launch
+from patience import SOON, patient
 
 HERE = Path(__file__).resolve().parent
 ONECCL = HERE.parents[1] / "build" / "oneccl" / "libccl.so.2"
 SHAPES = ("shm", "tcp")  # all in shared memory; two islands with TCP between them
+DEADLINE = patient(40)  # of operations whose deadline no test is about: it never decides
+HEARD = DEADLINE + SOON  # within which a rank says what became of them
 
 
 class Me:
@@ -43,7 +47,7 @@ class Me:
     def send(self, kind: str, value: object = None) -> None:
         self.channel.send_bytes(cloudpickle.dumps((kind, value)))
 
-    def hear(self, timeout: float = 60) -> Any:
+    def hear(self, timeout: float = HEARD) -> Any:
         """What the test said with Rank.tell."""
         assert self.channel.poll(timeout), "the test said nothing"
         return self.channel.recv()
@@ -71,23 +75,23 @@ class Rank:
         self.channel = mpc.Connection(ours.detach())
         self.status: int | None = None
 
-    def next(self, timeout: float = 60) -> tuple[str, Any]:
+    def next(self, timeout: float = HEARD) -> tuple[str, Any]:
         """The rank's next message; ("ended", exit status) where it died without one."""
         if self.channel in mpc.wait([self.channel, self.pidfd], timeout):
             with suppress(EOFError, ConnectionError):
                 return cloudpickle.loads(self.channel.recv_bytes())
         elif self.pidfd not in mpc.wait([self.pidfd], 0):
             raise AssertionError(f"rank {self.rank} said nothing within {timeout} s")
-        return "ended", self.wait(5)
+        return "ended", self.wait(SOON)
 
-    def expect(self, kind: str, timeout: float = 60) -> Any:
-        got, value = self.next(timeout)
+    def expect(self, kind: str) -> Any:
+        got, value = self.next()
         assert got == kind, f"rank {self.rank}: expected '{kind}', got '{got}': {value}"
         return value
 
-    def result(self, timeout: float = 60) -> Any:
-        value = self.expect("result", timeout)
-        assert self.wait(10) == 0
+    def result(self) -> Any:
+        value = self.expect("result")
+        assert self.wait(SOON) == 0
         return value
 
     def tell(self, value: object) -> None:
@@ -98,7 +102,7 @@ class Rank:
         signal.pidfd_send_signal(self.pidfd, number)
         return time.monotonic()
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = SOON) -> int:
         """The exit status, once the process has ended."""
         if self.status is None:
             assert mpc.wait([self.pidfd], timeout), f"rank {self.rank} (pid {self.pid}) did not end within {timeout} s"
@@ -109,7 +113,7 @@ class Rank:
         if self.status is None:
             with suppress(ProcessLookupError):
                 self.signal(signal.SIGKILL)
-            self.wait(30)
+            self.wait(SOON)
         self.channel.close()
         os.close(self.pidfd)
 
@@ -118,7 +122,7 @@ class Zygote:
     def __init__(self) -> None:
         self.requests, theirs = socket.socketpair()
         with theirs:
-            path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+            path = os.pathsep.join([str(HERE), str(HERE.parent / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "zygote.py"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -141,7 +145,7 @@ class Zygote:
 
     def close(self) -> None:
         self.requests.close()
-        self.process.wait(30)
+        self.process.wait(SOON)
 
 
 def islands(shape: str, world: int) -> list[str | None]:
@@ -153,7 +157,7 @@ def islands(shape: str, world: int) -> list[str | None]:
 
 @contextmanager
 def job(
-    zygote: Zygote, world: int, body: Callable[[Me], Any], shape: str = "shm", timeout: float = 20, **options: Any
+    zygote: Zygote, world: int, body: Callable[[Me], Any], shape: str = "shm", timeout: float = DEADLINE, **options: Any
 ) -> Iterator[list[Rank]]:
     """`world` ranks that run body(me). At the end none of them is left."""
     address = f"127.0.0.1:{launch.free_port()}"
@@ -177,14 +181,14 @@ def job(
 
 
 def names_in_dev_shm(ranks: list[Rank]) -> list[str]:
-    """What lies there of these ranks; others on this machine may have theirs."""
-    marks = ["isthmus", *(str(rank.pid) for rank in ranks)]
-    return [name for name in os.listdir("/dev/shm") if any(mark in name for mark in marks)]
+    """What lies there of these ranks, or under our own name; others on this machine may have theirs."""
+    numbers = "|".join(str(rank.pid) for rank in ranks)
+    return [name for name in os.listdir("/dev/shm") if re.search(rf"isthmus|(?<!\d)({numbers})(?!\d)", name)]
 
 
-def results(ranks: list[Rank], timeout: float = 60) -> list[Any]:
-    return [rank.result(timeout) for rank in ranks]
+def results(ranks: list[Rank]) -> list[Any]:
+    return [rank.result() for rank in ranks]
 
 
-def all_say(ranks: list[Rank], kind: str, timeout: float = 60) -> list[Any]:
-    return [rank.expect(kind, timeout) for rank in ranks]
+def all_say(ranks: list[Rank], kind: str) -> list[Any]:
+    return [rank.expect(kind) for rank in ranks]

@@ -13,6 +13,7 @@ import pytest
 
 import isthmus
 from jobs import Me, Zygote, all_say, job, names_in_dev_shm, results
+from patience import SOON, patient
 
 
 @pytest.mark.parametrize("count", [4, 4 << 20], ids=["small", "large"])
@@ -21,19 +22,18 @@ def test_abort_from_another_thread_ends_the_call(zygote: Zygote, shape: str, cou
         comm = me.init()
         comm.barrier()
         if me.rank == 0:
-            threading.Timer(0.3, comm.abort, ("the loss is NaN",)).start()
-            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
-            assert failure["took"] < 1.3, failure
-        elif me.rank == 1:
-            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
-        else:  # learns of it in its next operation
-            time.sleep(0.8)
-            failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
-            assert failure["took"] < 0.5, failure
+            threading.Timer(0.2, comm.abort, ("the loss is NaN",)).start()
+        if me.rank == 2:  # learns of it in its next operation
+            me.hear()
+        failure = me.caught(lambda: comm.all_reduce(np.ones(count)))
+        me.send("failed")
         comm.abort("again")  # idempotent
         return failure
 
     with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks[:2], "failed")
+        ranks[2].tell("go")
+        ranks[2].expect("failed")
         for failure in results(ranks):
             assert failure["kind"] == "AbortedError", failure
             assert "the loss is NaN" in failure["text"] and "rank 0" in failure["text"], failure
@@ -45,7 +45,7 @@ def test_abort_ends_pending_work_of_every_kind(zygote: Zygote, shape: str) -> No
         comm.barrier()
         x, y = np.ones(1 << 20), np.empty(1 << 20)
         if me.rank == 0:
-            time.sleep(0.3)
+            me.hear()
             comm.abort("enough")
             return [me.caught(comm.barrier)]
         works = [
@@ -54,9 +54,12 @@ def test_abort_ends_pending_work_of_every_kind(zygote: Zygote, shape: str) -> No
             comm.recv(np.empty(4), isthmus.ANY_SOURCE, 4, async_op=True),
             comm.broadcast(np.ones(8), async_op=True),
         ]
+        me.send("pending")
         return [me.caught(work.wait) for work in works]
 
     with job(zygote, 2, body, shape) as ranks:
+        ranks[1].expect("pending")
+        ranks[0].tell("go")
         for failure in itertools.chain.from_iterable(results(ranks)):
             assert failure["kind"] == "AbortedError" and "enough" in failure["text"], failure
 
@@ -114,7 +117,7 @@ def test_destroy_in_any_order_with_work_pending(zygote: Zygote, shape: str, orde
         comms = [comm, comm.split(0), comm.split(0)]
         for one in comms:
             assert one is not None
-            one.set_timeout(1)
+            one.set_timeout(0.3)
         works = [c.recv(np.empty(1 << 16), isthmus.ANY_SOURCE, 9, async_op=True) for c in comms if c is not None]
         begin = time.monotonic()
         for i in order if me.rank == 0 else reversed(order):
@@ -126,7 +129,7 @@ def test_destroy_in_any_order_with_work_pending(zygote: Zygote, shape: str, orde
 
     with job(zygote, 2, body, shape) as ranks:
         for took, kinds in results(ranks):
-            assert took < 3 * 1 + 2, took
+            assert took < 3 * 0.3 + SOON, took
             assert all(kind in ("TimeoutError", "AbortedError", "PeerLostError") for kind in kinds), kinds
 
 
@@ -137,11 +140,11 @@ def test_a_rank_that_destroyed_is_named_by_those_that_go_on(zygote: Zygote, shap
         if me.rank == 1:
             comm.destroy()
             return None
-        return me.caught(lambda: comm.all_reduce(np.ones(100), timeout=2))
+        return me.caught(lambda: comm.all_reduce(np.ones(100)))
 
     with job(zygote, 3, body, shape) as ranks:
         for failure in (ranks[0].result(), ranks[2].result()):
-            assert failure["kind"] == "PeerLostError" and failure["took"] < 3, failure
+            assert failure["kind"] == "PeerLostError", failure
             assert "rank 1" in failure["text"], failure
 
 
@@ -196,7 +199,7 @@ class Here:
     def leftovers(self) -> Any:
         """What is there now and was not there then. Threads that end may be listed a moment longer, even joined ones, and
         a context may be deleted by a thread of its own."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + SOON
         while True:
             now = Here()
             left = (
@@ -234,7 +237,7 @@ def use_and_abort(me: Me) -> None:
 
 
 def fail_to_init(me: Me) -> None:
-    me.caught(lambda: isthmus.init(me.rank, 3, **{**me.options, "timeout": 0.5}))  # there is no rank 2
+    me.caught(lambda: isthmus.init(me.rank, 3, **{**me.options, "timeout": patient(0.5)}))  # there is no rank 2
 
 
 @pytest.mark.parametrize("use", [use_and_destroy, use_and_abort, fail_to_init])

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import SOON
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
-from devices import DeviceArray, on_host, run_fleet
+from devices import DeviceArray, left_over, on_host, run_fleet
+from events import until
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_a_killed_rank_of_the_island_is_named_by_all_others_whose_devices_are_fr
     assert killed is None
     for said, took in (first, third):
         assert "rank 1" in said, said
-        assert took < 2, took
+        assert took < SOON, took
 
 
 def test_a_communicator_that_ends_broken_without_work_of_its_own_stops_nobody_elses() -> None:
@@ -62,16 +65,17 @@ def test_a_communicator_that_ends_broken_without_work_of_its_own_stops_nobody_el
     assert all(run_fleet("ascend:2,cpu:1", body, switches={"SLOW": "HcclAllReduce:1:900"}))
 
 
-def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so() -> None:
-    def body(comm: isthmus.Comm) -> tuple[str, str, float]:
+def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so(tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, folder: str) -> tuple[str, str, float]:
         pair = comm.split(comm.rank % 2)
         x, y = (DeviceArray.of(np.ones(5000, np.float32)) for _ in range(2))
         pair.all_reduce(y, "sum", y)  # its first call allocates, which would wait for the device with the driver locked
         if comm.rank == 1:
-            time.sleep(1)
+            until(lambda: len(list(Path(folder).iterdir())) == 2)
             os.kill(os.getpid(), 9)
         stands = comm.all_reduce(x, "sum", x, async_op=True)
         behind = pair.all_reduce(y, "sum", y, async_op=True)
+        (Path(folder) / f"both.{comm.rank}").touch()
         said, begun = [], time.monotonic()
         for work in (stands, behind):
             try:
@@ -81,38 +85,45 @@ def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so() -> None:
                 said.append(str(error))
         return said[0], said[1], time.monotonic() - begun
 
-    first, killed, third = run_fleet("ascend:3", body, expect={1: -9})
+    first, killed, third = run_fleet("ascend:3", body, str(tmp_path), expect={1: -9})
     assert killed is None
     for stands, behind, took in (first, third):
         assert "rank 1" in stands, stands
         # HCCL may have noticed by itself, and say so first; or the other rank of the pair.
         assert "its stream was stopped" in behind or "hccl communicator: " in behind, behind
-        assert took < 8, took
+        assert took < SOON, took
 
 
 def test_the_others_are_told_where_their_queues_are_full_of_what_waits_for_the_killed_rank() -> None:
-    def body(comm: isthmus.Comm) -> tuple[str, float]:
+    """A thread that stood in a call of HCCL's then, because the queue was full, comes out, and nothing is left behind."""
+
+    def body(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
         x: Any = np.ones(50_000, np.float32)
         x = x if on_host() else DeviceArray.of(x)
         comm.barrier()
         if comm.rank == 1:
             time.sleep(1)
             os.kill(os.getpid(), 9)
-        said, begun = "nothing was lost", time.monotonic()
-        try:
+
+        def all_of_them(x: Any) -> None:
             for work in [comm.all_reduce(x, "max", x, async_op=True) for _ in range(100)]:
                 work.wait()
+
+        said, begun = "nothing was lost", time.monotonic()
+        try:
+            all_of_them(x)
         except isthmus.PeerLostError as error:
             said = str(error)
         took = time.monotonic() - begun
+        comm.destroy()
         del x
-        return said, took
+        return said, took, left_over()
 
     first, killed, third = run_fleet("ascend:3", body, switches={"QUEUE_DEPTH": "16"}, expect={1: -9})
     assert killed is None
-    for said, took in (first, third):
+    for said, took, left in (first, third):
         assert "rank 1" in said, said
-        assert took < 10, took
+        assert took < SOON and not any(left.values()), (took, left)
 
 
 def test_where_a_stream_cannot_be_stopped_the_others_are_told_all_the_same_and_end() -> None:
@@ -140,4 +151,4 @@ def test_where_a_stream_cannot_be_stopped_the_others_are_told_all_the_same_and_e
     assert killed is None
     for said, took in (first, third):
         assert "rank 1" in said, said
-        assert took < 10, took
+        assert took < SOON, took

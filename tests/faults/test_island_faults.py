@@ -16,9 +16,10 @@ import pytest
 import isthmus
 from isthmus import launch
 from jobs import ONECCL, Me, Zygote, all_say, job
+from patience import SOON, patient
 
 pytestmark = pytest.mark.usefixtures("oneccl")
-LIMIT = 2.0
+SHORT = 0.5  # the deadline of one operation, to which all others have come before it begins
 
 
 def loop(me: Me, count: int) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def loop(me: Me, count: int) -> dict[str, Any]:
 
     first = me.caught(forever)
     again = me.caught(comm.barrier)
-    assert again["kind"] == first["kind"] and again["took"] < 5, again  # at once, not at its deadline
+    assert again["kind"] == first["kind"] and again["took"] < SOON, again  # at once, not at its deadline
     begin = time.monotonic()
     comm.destroy()
     first["destroyed"] = time.monotonic() - begin
@@ -51,6 +52,7 @@ def loop(me: Me, count: int) -> dict[str, Any]:
     return first
 
 
+@pytest.mark.product(4)
 @pytest.mark.parametrize(("islands", "victim"), [("AA", 1), ("AAbb", 0), ("AAbb", 1), ("AAbb", 3), ("ABAB", 2)])
 @pytest.mark.parametrize("count", [4, 1 << 20], ids=["small", "large"])
 def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
@@ -59,39 +61,54 @@ def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
     with job(zygote, len(islands), lambda me: loop(me, count), islands) as ranks:
         all_say(ranks, "ready")
         time.sleep(0.2)
-        since = ranks[victim].signal(signal.SIGKILL)
+        ranks[victim].signal(signal.SIGKILL)
         for rank in ranks:
             if rank.rank == victim:
                 continue
             report = rank.result()
             assert report["kind"] == "PeerLostError", report
             assert f"rank {victim}" in report["text"], report
-            assert report["at"] - since < LIMIT, report
-            assert report["destroyed"] < 5, report
+            assert report["destroyed"] < SOON, report
             assert report["abandoned"] <= (islands[rank.rank].isupper() and 1), report
             assert len(report["warnings"]) == report["abandoned"], report
             for line in report["warnings"]:
                 assert re.search(r"stream 'host' is stuck in (all_reduce|reduce_scatter|all_gather|broadcast) ", line), line
 
 
-@pytest.mark.parametrize(("islands", "late"), [("AA", 1), ("AAb", 1), ("AAb", 2), ("bAA", 1)])
+@pytest.mark.product(4)
+@pytest.mark.parametrize(
+    ("islands", "late", "first"),
+    [("AA", 1, 0), ("AAb", 1, 0), ("AAb", 1, 2), ("AAb", 2, 0), ("AAb", 2, 1), ("bAA", 1, 0), ("bAA", 1, 2)],
+)
 @pytest.mark.parametrize("count", [7, 200_000], ids=["small", "large"])
-def test_a_rank_that_does_not_call_is_named_at_the_deadline(zygote: Zygote, islands: str, late: int, count: int) -> None:
-    """Also by those who wait in the library for a rank of theirs that waits for another island's."""
+def test_a_rank_that_does_not_call_is_named_at_the_deadline(
+    zygote: Zygote, islands: str, late: int, first: int, count: int
+) -> None:
+    """Also by those who wait in the library for a rank of theirs that waits for another island's.
+
+    The deadline is that of rank `first`, and what it says is everybody's error.
+    """
 
     def body(me: Me) -> Any:
         comm = me.init()
         x = np.ones(count, np.float32)
         comm.all_reduce(x)
+        me.hear()
         if me.rank == late:
-            return me.caught(lambda: (time.sleep(2.5), comm.all_reduce(x)))
-        return me.caught(lambda: comm.all_reduce(x, timeout=1))
+            return me.caught(lambda: comm.all_reduce(x))
+        work = comm.all_reduce(x, timeout=SHORT if me.rank == first else None, async_op=True)
+        me.send("called")
+        return me.caught(work.wait)
 
     with job(zygote, len(islands), body, islands) as ranks:
-        reports = [rank.result() for rank in ranks]
-        for rank, report in enumerate(reports):
+        for rank in (*(rank for rank in ranks if rank.rank not in (first, late)), ranks[first]):
+            rank.tell("go")
+            rank.expect("called")
+        reports = [rank.result() for rank in ranks if rank.rank != late]
+        ranks[late].tell("go")
+        reports.append(ranks[late].result())
+        for report in reports:
             assert f"rank {late}" in report["text"] and "has not called it" in report["text"], report
-            assert rank == late or report["took"] < 6, report
         assert {report["kind"] for report in reports} == {"TimeoutError"}, reports
 
 
@@ -101,20 +118,21 @@ def test_a_stopped_rank_is_named_at_the_deadline(zygote: Zygote) -> None:
         x = np.ones(200_000, np.float32)
         comm.all_reduce(x)
         me.send("ready")
-        if me.rank == 1:
-            time.sleep(60)
         me.hear()
-        return me.caught(lambda: comm.all_reduce(x, timeout=1))
+        work = comm.all_reduce(x, timeout=SHORT if me.rank == 0 else None, async_op=True)
+        me.send("called")
+        return me.caught(work.wait)
 
     with job(zygote, 3, body, "AAb") as ranks:
         all_say(ranks, "ready")
         ranks[1].signal(signal.SIGSTOP)
-        for rank in (ranks[0], ranks[2]):
+        for rank in (ranks[2], ranks[0]):
             rank.tell("go")
+            rank.expect("called")
         for rank in (ranks[0], ranks[2]):
             report = rank.result()
             assert "rank 1" in report["text"] and "does not answer" in report["text"], report
-            assert report["took"] < 2.5, report
+            assert report["took"] < SHORT + SOON, report
 
 
 @pytest.mark.parametrize("islands", ["AA", "AAb"])
@@ -140,7 +158,6 @@ def test_ranks_that_call_different_things_are_told_who_called_what(zygote: Zygot
 def test_counts_of_blocks_that_a_library_moves_are_compared(zygote: Zygote) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
         counts = [100, 200] if me.rank == 0 else [101, 200]
 
         def both() -> None:
@@ -167,15 +184,18 @@ def test_abort_ends_what_waits_and_leaves_a_communicator_without_the_library_alo
             work = comm.all_reduce(x, async_op=True)
             time.sleep(0.2)
             comm.abort("enough")
+            me.send("aborted")
             report = me.caught(work.wait)
         else:
-            time.sleep(0.5)
+            me.hear()
             report = me.caught(lambda: comm.all_reduce(x))
         total = float(plain.all_reduce(np.ones(1000, np.float32))[0])
         comm.destroy()
         return report, total
 
     with job(zygote, 2, body, "AA") as ranks:
+        ranks[0].expect("aborted")
+        ranks[1].tell("go")
         for rank in ranks:
             report, total = rank.result()
             assert report["kind"] == "AbortedError" and "enough" in report["text"], report
@@ -188,13 +208,16 @@ def test_a_process_with_a_stuck_thread_is_told_to_start_anew(zygote: Zygote) -> 
     def body(me: Me) -> Any:
         comm = me.init()
         if me.rank == 0:
-            me.caught(lambda: comm.all_reduce(np.ones(100_000, np.float32), timeout=0.5))
+            me.caught(lambda: comm.all_reduce(np.ones(100_000, np.float32), timeout=SHORT))
+            me.send("failed")
         else:
-            time.sleep(1)
+            me.hear()
         comm.destroy()
-        return me.caught(lambda: me.init(name="again", address=other, timeout=5))
+        return me.caught(lambda: me.init(name="again", address=other))
 
     with job(zygote, 2, body, "AA") as ranks:
+        ranks[0].expect("failed")
+        ranks[1].tell("go")
         for rank in ranks:
             text = rank.result()["text"]
             assert "rank 0" in text and "stuck" in text and "start a new process" in text, text
@@ -213,7 +236,7 @@ def test_destroy_with_work_in_flight_ends(zygote: Zygote) -> None:
         return took
 
     with job(zygote, 3, body, "AAb") as ranks:
-        assert max(rank.result() for rank in ranks) < 20
+        assert max(rank.result() for rank in ranks) < SOON
 
 
 def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote: Zygote) -> None:
@@ -221,8 +244,8 @@ def test_a_rank_killed_while_the_others_join_the_library_fails_their_init(zygote
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         me.send("ready")
         if me.rank == 1:
-            time.sleep(60)
-        return me.caught(lambda: me.init(timeout=4))
+            me.hear()
+        return me.caught(lambda: me.init(timeout=patient(3)))
 
     with job(zygote, 3, body, "AAb") as ranks:
         all_say(ranks, "ready")
@@ -236,10 +259,10 @@ def test_a_rank_that_ends_inside_the_librarys_init_is_named_at_once_by_who_waits
     def body(me: Me) -> Any:
         if me.rank == 1:
             os.environ["FI_PROVIDER"] = "nowhere"  # a transport that there is not: the library ends the process
-        return me.caught(lambda: me.init(timeout=60))
+        return me.caught(lambda: me.init(timeout=10 * SOON))
 
     with job(zygote, 3, body, "AAb") as ranks:
         for rank in (ranks[0], ranks[2]):
             report = rank.result()
             assert report["kind"] == "PeerLostError" and "rank 1" in report["text"], report
-            assert report["took"] < 20, report
+            assert report["took"] < SOON, report

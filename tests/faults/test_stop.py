@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jobs import Me, Zygote, all_say, job
+from patience import patient
 
-DEADLINE = 1.0
-LIMIT = DEADLINE + 5.0  # what is meant: not at some other deadline, of 10 s and more
+DEADLINE = patient(4)  # where every operation has it, also those before the stop
+SHORT = 0.3  # of one operation, to which all others have come before it begins
 
 
 def blamed(text: str) -> int:
@@ -23,13 +24,7 @@ def blamed(text: str) -> int:
     return int(found[1])
 
 
-def check(failures: list[dict[str, Any]], stopped: int, since: float) -> None:
-    for failure in failures:
-        assert failure["kind"] == "TimeoutError", failure
-        assert blamed(failure["text"]) == stopped, failure
-        assert failure["at"] - since < LIMIT, failure
-
-
+@pytest.mark.product(4)
 @pytest.mark.parametrize("stopped", [0, 2])
 @pytest.mark.parametrize("count", [4, 8 << 20], ids=["between-small-ones", "inside-an-exchange-of-32-MiB"])
 def test_collectives_name_the_stopped_rank(zygote: Zygote, shape: str, stopped: int, count: int) -> None:
@@ -47,10 +42,13 @@ def test_collectives_name_the_stopped_rank(zygote: Zygote, shape: str, stopped: 
     with job(zygote, 4, body, shape) as ranks:
         all_say(ranks, "ready")
         time.sleep(0.15)
-        since = ranks[stopped].signal(signal.SIGSTOP)
-        check([rank.result() for rank in ranks if rank.rank != stopped], stopped, since)
+        ranks[stopped].signal(signal.SIGSTOP)
+        for rank in ranks:
+            if rank.rank != stopped:
+                failure = rank.result()
+                assert failure["kind"] == "TimeoutError" and blamed(failure["text"]) == stopped, failure
         ranks[stopped].signal(signal.SIGCONT)
-        late = ranks[stopped].result(10)  # it wakes up, and is told
+        late = ranks[stopped].result()  # it wakes up, and is told
         assert late["kind"] in ("TimeoutError", "PeerLostError", "AbortedError"), late
 
 
@@ -63,23 +61,24 @@ def test_a_chain_of_receives_names_its_end(zygote: Zygote, shape: str) -> None:
         comm.barrier()
         me.send("ready")
         me.hear()
-        if me.rank == 3:
-            time.sleep(60)
-        return me.caught(lambda: comm.recv(x, me.rank + 1, timeout=DEADLINE if me.rank == 0 else 10))
+        work = comm.recv(x, me.rank + 1, timeout=SHORT if me.rank == 0 else None, async_op=True)
+        me.send("called")
+        return me.caught(work.wait)
 
     with job(zygote, 4, body, shape) as ranks:
         all_say(ranks, "ready")
         ranks[3].signal(signal.SIGSTOP)
-        for rank in ranks[:3]:
+        for rank in ranks[2::-1]:
             rank.tell("go")
+            rank.expect("called")
         failure = ranks[0].result()
-        assert failure["kind"] == "TimeoutError" and failure["took"] < LIMIT, failure
-        assert blamed(failure["text"]) == 3, failure
+        assert failure["kind"] == "TimeoutError" and blamed(failure["text"]) == 3, failure
 
 
 def test_a_rank_that_is_late_with_its_answer_is_not_blamed(zygote: Zygote, shape: str) -> None:
     """Rank 0 waits for 1, and 1 for 2, which does nothing. When rank 0 asks, rank 1 is too late for an answer at once, but
-    not silent for several heartbeats, which are rare here."""
+    not silent for several heartbeats, which are rare here. Rank 0 waits for it for one second: where this process was held
+    up for as long, it is done once more."""
 
     def body(me: Me) -> Any:
         comm = me.init()
@@ -91,16 +90,21 @@ def test_a_rank_that_is_late_with_its_answer_is_not_blamed(zygote: Zygote, shape
             return me.caught(work.wait)
         me.send("ready")
         me.hear()
-        return me.caught(lambda: comm.recv(x, 1, timeout=DEADLINE))
+        return me.caught(lambda: comm.recv(x, 1, timeout=SHORT))
 
-    with job(zygote, 3, body, shape, settings={"HEARTBEAT_MS": 5000}) as ranks:
-        all_say(ranks, "ready")
-        ranks[1].signal(signal.SIGSTOP)
-        ranks[0].tell("go")
-        time.sleep(DEADLINE + 0.3)
-        ranks[1].signal(signal.SIGCONT)
-        failure = ranks[0].result()
-        assert failure["kind"] == "TimeoutError" and blamed(failure["text"]) == 2, failure
+    for _ in range(5):
+        with job(zygote, 3, body, shape, settings={"HEARTBEAT_MS": 5000}) as ranks:
+            all_say(ranks, "ready")
+            ranks[1].signal(signal.SIGSTOP)
+            ranks[0].tell("go")
+            time.sleep(SHORT + 0.3)
+            woken = ranks[1].signal(signal.SIGCONT)
+            failure = ranks[0].result()
+        assert failure["kind"] == "TimeoutError", failure
+        if blamed(failure["text"]) == 2:
+            return
+        assert woken > failure["at"] - 0.5, failure  # else it had the time to answer
+    pytest.fail("this process was held up every time")
 
 
 def test_a_rank_that_waits_for_the_stopped_one_elsewhere_is_not_blamed(zygote: Zygote, shape: str) -> None:
@@ -113,16 +117,19 @@ def test_a_rank_that_waits_for_the_stopped_one_elsewhere_is_not_blamed(zygote: Z
         me.send("ready")
         me.hear()
         if me.rank == 1:
-            return me.caught(lambda: pair.barrier(timeout=10))
-        return me.caught(lambda: comm.barrier(timeout=DEADLINE))
+            work = pair.barrier(async_op=True)
+            me.send("called")
+            return me.caught(work.wait)
+        return me.caught(lambda: comm.barrier(timeout=SHORT))
 
     with job(zygote, 3, body, shape) as ranks:
         all_say(ranks, "ready")
         ranks[2].signal(signal.SIGSTOP)
-        ranks[0].tell("go")
         ranks[1].tell("go")
+        ranks[1].expect("called")
+        ranks[0].tell("go")
         failure = ranks[0].result()
-        assert failure["kind"] == "TimeoutError" and failure["took"] < LIMIT, failure
+        assert failure["kind"] == "TimeoutError", failure
         assert f"pid {ranks[2].pid} " in failure["text"], failure
 
 
@@ -140,6 +147,6 @@ def test_a_stop_shorter_than_the_deadline_harms_nothing(zygote: Zygote, shape: s
     with job(zygote, 3, body, shape) as ranks:
         all_say(ranks, "ready")
         ranks[1].signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(1)
         ranks[1].signal(signal.SIGCONT)
         assert [rank.result() for rank in ranks] == [6.0] * 3

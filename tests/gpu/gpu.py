@@ -18,6 +18,7 @@ import cloudpickle
 
 from devices import run_fleet
 from isthmus import launch
+from patience import patient
 from ranks import RUNNER, RankError
 
 # Asks a vendor's driver in a process of its own: it may end it, and what it starts must not be inherited.
@@ -115,7 +116,7 @@ class Gpus:
 @lru_cache(maxsize=1)
 def gpus() -> list[Gpus]:
     """Those of this machine; else a simulated one, on which the same tests do less. TEST_GPU chooses whose: hip, acl."""
-    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=120, check=False)
+    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=patient(120), check=False)
     found = json.loads(asked.stdout) if asked.returncode == 0 else []
     real = [Gpus(one["runtime"], one["count"], False) for one in found]
     return real or [Gpus(os.environ.get("TEST_GPU", "cuda"), 1, True)]

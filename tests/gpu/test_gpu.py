@@ -21,6 +21,7 @@ import isthmus
 import matrix
 from devices import DeviceArray, OnDevice, on_host, vendor
 from gpu import Gpus, gpus
+from patience import patient
 from spanning import HANDED, SPANS
 from test_islands import all_reduces, other_collectives
 
@@ -148,7 +149,7 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
         "--out",
         out,
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
     if not where.simulated and "torch finds no GPU" in ended.stderr:
         pytest.skip("this torch is built without the GPU's runtime")
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -174,7 +175,7 @@ def test_an_unmodified_ddp_script_of_backend_nccl_learns_the_same_behind_the_fro
     out = tmp_path / "ddp.json"
     command = [sys.executable, ROOT / "bench" / "ddp.py", "--steps", "12", "--rounds", "1", "--patience", "60", "--out", out]
     command += ["--rehearse", "--contenders", "gloo", "two-islands"] if where.simulated else []
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(280), check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-6000:]
     result = json.loads(out.read_text())
     assert result["simulated"] == where.simulated and len(result["parameters"]) == 64

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from patience import SOON
+
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 COUNT = 1000
 
@@ -50,7 +52,7 @@ def unique_id() -> bytes:
     if RANK == 0:
         (FOLDER / "part").write_bytes(nccl.get_unique_id())
         (FOLDER / "part").rename(name)
-    until = time.monotonic() + 30
+    until = time.monotonic() + SOON
     while not name.exists():
         assert time.monotonic() < until, "no id"
         time.sleep(0.002)

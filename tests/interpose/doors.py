@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+from kept import kept, version
+from patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -16,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 SANITIZER = os.environ.get("INTERPOSE_SANITIZER", "")
 BUILD = Path(os.environ.get("INTERPOSE_BUILD", ROOT / "build" / "release"))
 SOURCES = ROOT / "csrc" / "interpose"
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))
 
 preloaded = pytest.mark.skipif(bool(SANITIZER), reason="a door that is preloaded, and a sanitizer's runtime must come first")
 
@@ -118,13 +127,14 @@ DOORS = {
 }
 
 
-def run(*command: str | Path, seconds: float = 60, **environment: str | Path) -> subprocess.CompletedProcess[str]:
-    """A program with these variables, and none of Isthmus, the loader, a vendor or a rehearsal besides."""
+def run(*command: str | Path, seconds: float = 120, **environment: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program with these variables, and none of Isthmus, the loader, a vendor or a rehearsal besides. What takes `seconds`
+    hangs."""
     alien = ("ISTHMUS_", "LD_", "REHEARSAL_", "NCCL_", "HCCL_", "ASCEND_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(alien)}
     given = {name: str(value) for name, value in environment.items()}
     words = [str(word) for word in command]
-    return subprocess.run(words, env=kept | given, text=True, capture_output=True, timeout=seconds, check=False)
+    return subprocess.run(words, env=kept | given, text=True, capture_output=True, timeout=patient(seconds), check=False)
 
 
 def said(*command: str | Path, **environment: str | Path) -> str:
@@ -134,10 +144,55 @@ def said(*command: str | Path, **environment: str | Path) -> str:
     return ended.stdout
 
 
+@cache
+def soname(library: Path) -> str:
+    """What is linked against it looks for: its own name, or the path by which the linker was given it."""
+    with open(library, "rb") as file:
+        for section in ELFFile(file).iter_sections():
+            for tag in section.iter_tags("DT_SONAME") if isinstance(section, DynamicSection) else ():
+                return str(tag.soname)
+    return str(library)
+
+
+@cache
+def shared_sources() -> bytes:
+    """All that a source of this folder may include."""
+    return b"".join(path.read_bytes() for path in sorted(HERE.glob("*.[ch]")))
+
+
+def known(source: Path) -> bool:
+    """What it includes is known: it, and sources of this folder alone."""
+    if source.parent == HERE:
+        return True
+    names = re.findall(r'^ *# *include "(.*)"', source.read_text(), re.MULTILINE)
+    return source.suffix == ".c" and all((HERE / name).exists() and not (source.parent / name).exists() for name in names)
+
+
 def compile_c(*words: str | Path, compiler: str = "cc") -> None:
+    """What was made of the same sources before is taken, if it is known what they include."""
     command = [compiler, "-Wall", "-Wextra", "-Werror", *map(str, words)]
-    ended = subprocess.run(command, text=True, capture_output=True, timeout=120, check=False)
-    assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
+    place = command.index("-o") + 1
+    to = Path(command[place])
+
+    def make(path: Path) -> None:
+        command[place] = str(path)
+        ended = subprocess.run(command, text=True, capture_output=True, timeout=patient(120), check=False)
+        assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}"
+
+    files = [Path(word) for word in command[1:place] + command[place + 1 :] if not word.startswith("-")]
+    sources = [file for file in files if file.suffix in (".c", ".h", ".cpp")]
+    if "/" in compiler or not all(map(known, sources)):
+        return make(to)
+    # Of a library a program takes its name and what it has; of a source's place nothing.
+    named = {str(file): (file.suffix if file in sources else soname(file), file.read_bytes()) for file in files}
+    parts: list[str | bytes] = [version(compiler), shared_sources()]
+    for number, word in enumerate(command):
+        parts += named.get(word, (word if number != place else "",))
+    if any(tempfile.gettempdir() in part for part in parts if isinstance(part, str)):  # the next run has other places
+        return make(to)
+    made = kept("compiled", parts, lambda folder: make(folder / "it"))
+    to.unlink(missing_ok=True)
+    shutil.copy(made / "it", to)
 
 
 def client(door: Door, source: str = "client") -> list[str | Path]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from patience import SOON
+
 COUNT = 1000
 # By NCCL's numbers. Of bfloat16 the values are made here, from float32.
 TYPES = {
@@ -77,7 +79,7 @@ def every_type(
 def all_are_done(folder: Path, rank: int, ranks: int) -> None:
     """Before one of them aborts."""
     (folder / f"done.{rank}").touch()
-    until = time.monotonic() + 30
+    until = time.monotonic() + SOON
     while not all((folder / f"done.{other}").exists() for other in range(ranks)):
         assert time.monotonic() < until, "not all are done"
         time.sleep(0.002)

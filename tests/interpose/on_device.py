@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from patience import SOON
+
 AMD = os.environ["VENDOR"] == "rccl"
 runtime = ctypes.CDLL("libamdhip64.so.6" if AMD else "libcuda.so.1")
 
@@ -61,7 +63,7 @@ def hand_out(file: Path, text: bytes) -> None:
 
 
 def handed(file: Path) -> bytes:
-    until = time.monotonic() + 30
+    until = time.monotonic() + SOON
     while not file.exists():
         assert time.monotonic() < until, f"nobody wrote {file}"
         time.sleep(0.002)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pyhccl
 
+from patience import SOON
+
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 ROOT_BYTES = pyhccl.HCCL_ROOT_INFO_BYTES
 # NCCL's types, in the order of its numbers.
@@ -88,7 +90,7 @@ def configuration(name: str) -> pyhccl.HcclCommConfig:
 
 def init(named: bool) -> None:
     global now
-    name, until = FOLDER / "id", time.monotonic() + 30
+    name, until = FOLDER / "id", time.monotonic() + SOON
     while not name.exists():
         assert time.monotonic() < until, "no id"
         time.sleep(0.002)

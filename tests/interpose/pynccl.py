@@ -21,6 +21,7 @@ import numpy as np
 
 from every_type import all_are_done, every_type
 from on_device import AMD, fetched, hand_out, handed, on_device, work_on_the_device
+from patience import SOON
 
 RANK, RANKS, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 FLOAT, SUM = 7, 0
@@ -173,13 +174,13 @@ def meetings() -> int:
 def several_ids() -> Any:
     """One each, all of rank 0. No meeting goes on when the communicator is there."""
     ids = unique_ids(5)
-    comm, until = ctypes.c_void_p(), time.monotonic() + 10
+    comm, until = ctypes.c_void_p(), time.monotonic() + SOON
     while RANK == 0 and meetings() < len(ids) and time.monotonic() < until:
         time.sleep(0.01)
     begun = meetings()
     code = library.ncclCommInitRankScalable(ctypes.byref(comm), RANKS, RANK, len(ids), ids, None)
     sound(code, "ncclCommInitRankScalable")
-    result, until = all_reduce(comm), time.monotonic() + 10
+    result, until = all_reduce(comm), time.monotonic() + SOON
     while meetings() and time.monotonic() < until:
         time.sleep(0.01)
     return [begun, meetings(), result]
@@ -250,20 +251,20 @@ def with_options() -> Any:
     timeout, label = int(os.environ["TIMEOUT_OPTION"]), int(os.environ["LABEL_OPTION"])
     ours, other = int(os.environ["VENDOR_OF_OPTIONS"]), (77, timeout, {"i": -1})
     name = (ours, label, {"s": b"the step"})
-    told: list[Any] = [configured(comm, data, other, name, (ours, timeout, {"i": 15000}), other)]
+    told: list[Any] = [configured(comm, data, other, name, (ours, timeout, {"i": 300_000}), other)]
     for wrong in ((ours, timeout, {"i": 0}), (ours, label, {"s": None}), (ours, 99, {"i": 1}), (77, 1, {})):
         told.append(configured(comm, data, other, wrong))
     told.append(from_device(data, 3))
     if RANK == 0:
         told.append(configured(comm, data, name, (ours, timeout, {"i": 300})))
         begun, state = time.monotonic(), ctypes.c_int()
-        while state.value == 0 and time.monotonic() < begun + 15:
+        while state.value == 0 and time.monotonic() < begun + SOON:
             sound(library.ncclCommGetAsyncError(comm, ctypes.byref(state)), "ncclCommGetAsyncError")
             time.sleep(0.01)
         took, why = time.monotonic() - begun, library.ncclGetLastError(comm).decode()
         told += [state.value, took, why]
         (FOLDER / "over").touch()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 2 * SOON
     while not (FOLDER / "over").exists() and time.monotonic() < until:
         time.sleep(0.01)
     library.ncclCommAbort(comm)

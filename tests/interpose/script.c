@@ -145,6 +145,12 @@ static double seconds(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* As long as that on an idle machine: tests/patience.py. */
+static double patient(double of_idle) {
+  const char *factor = getenv("TEST_PATIENCE");
+  return of_idle * (factor && atof(factor) > 1 ? atof(factor) : 1);
+}
+
 static const char *file(const char *name) {
   static char path[4096];
   snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -158,7 +164,7 @@ static void told(const char *call, int code) {
 }
 
 static void expect(const char *name) {
-  const double until = seconds() + 60;
+  const double until = seconds() + patient(60);
   while (access(file(name), R_OK) != 0) {
     if (seconds() > until) die(name, -1);
     usleep(2000);
@@ -418,7 +424,7 @@ static void peek(void) {
 }
 
 static void poll_while(int code) {
-  const double until = seconds() + 30;
+  const double until = seconds() + patient(30);
   int state = code;
   while (state == code && seconds() < until) {
     OK(ncclCommGetAsyncError(comms[now], &state));

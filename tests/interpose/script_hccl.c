@@ -12,7 +12,7 @@
  *   huge BITS                                 sends two to the power of BITS elements of eight bytes to the next rank
  *   missing CALL                              all_reduce, broadcast, scatter or send, without memory
  *   typed TYPE OP                             an all_reduce of nothing with HCCL's own numbers
- *   meetings                                  waits up to 10 s for all of this process to end, and prints how many go on
+ *   meetings                                  waits for all of this process to end, but not for ever, and prints how many go on
  *   root                                      as `id`, for inits with several: `scalable` takes such alone
  */
 #define _GNU_SOURCE
@@ -244,7 +244,8 @@ static void more(char *line) {
   else if (!strcmp(call, "missing")) missing(line + used);
   else if (!strcmp(call, "part")) make_part(line + used);
   else if (!strcmp(call, "meetings")) {
-    for (a = 0; a < 1000 && meetings(); ++a) usleep(10000);
+    const double until = seconds() + patient(30);
+    while (meetings() && seconds() < until) usleep(10000);
     printf("%d meetings\n", meetings());
   } else if (!strcmp(call, "root")) {
     of_several = 1;

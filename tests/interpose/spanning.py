@@ -7,13 +7,14 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from doors import DOORS, SANITIZER
+from patience import SOON, patient
 
 VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
@@ -21,7 +22,9 @@ FLOATS = np.arange(5, dtype=np.float32)
 SPANS, HANDED = "Isthmus carries the communicator", "gets the communicator"  # what the log says of one
 INITS = {"init", "join", "scalable", "multi"}
 # Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
-WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1", "ISTHMUS_TIMEOUT": "10"}
+WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1"}
+DEADLINE = patient(60)  # of what does not fail: only a hang comes to it
+GAP = patient(3)  # within which ranks that are ready to call init, and call it at once, have come to each other
 TWO_DEVICES = ("group", "device 0", "join 0 3", "device 1", "join 2 3", "end")  # of one process; rank 1 has another
 
 
@@ -55,7 +58,7 @@ def environment(letter: str, behind: bool = True) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(door.simulated),
         "REHEARSAL_QUIET": "1",
         "REHEARSAL_DEVICES": "4",
-        "ISTHMUS_TIMEOUT": "20",
+        "ISTHMUS_TIMEOUT": str(DEADLINE),
         "ISTHMUS_INTERFACE": "lo",
         "VENDOR": VENDORS[letter],
     }
@@ -101,26 +104,29 @@ def run(
     ranks: Sequence[Rank],
     programs: Mapping[str, Path],
     folder: Path | None = None,
-    seconds: float = 45,
+    seconds: float = 90,
     behind: bool = True,
     spans: bool = True,
+    meanwhile: Callable[[list[subprocess.Popen[bytes]]], None] = lambda _: None,
 ) -> None:
-    """Runs them all to their ends and notes what they did. One that has none has no code.
+    """Runs them all to their ends and notes what they did. One that has none has no code. `meanwhile` is called when they
+    have been started.
 
     Where they are of several vendors, or of islands by their labels, Isthmus must have carried a communicator of each,
     unless the job is one (`spans`) in which that cannot be.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="spanning-") as made:
-            return run(ranks, programs, Path(made), seconds, behind, spans)
+            return run(ranks, programs, Path(made), seconds, behind, spans, meanwhile)
     folder.mkdir(parents=True, exist_ok=True)
     islands = {(rank.vendor, rank.environment.get("ISTHMUS_ISLAND")) for rank in ranks if joins(rank)}
     crosses = spans and len(islands) > 1
     for rank in ranks if crosses else []:
         rank.environment.setdefault("ISTHMUS_LOG", "info")
     job = start(ranks, programs, folder, behind)
-    until = time.monotonic() + seconds
     try:
+        meanwhile(job)
+        until = time.monotonic() + patient(seconds)
         for process in job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.01))
@@ -137,6 +143,34 @@ def run(
             rank.output = output.read_bytes() if output.exists() else b""
     if crosses:
         carried(ranks)
+
+
+def at_once(ranks: Sequence[Rank]) -> None:
+    """What they say from now on begins when all of them have come to this."""
+    for number, rank in enumerate(ranks):
+        rank.say(f"touch ready.{number}", *(f"expect ready.{other}" for other in range(len(ranks))))
+
+
+def eventually(what: Callable[[], object], why: str) -> None:
+    until = time.monotonic() + SOON
+    while not what():
+        assert time.monotonic() < until, why
+        time.sleep(0.01)
+
+
+def says(folder: Path, number: int, text: str) -> Callable[[], bool]:
+    """Whether that rank's log has it."""
+    log = folder / f"stderr.{number}"
+    return lambda: log.exists() and text in log.read_text()
+
+
+def serves_a_meeting(process: subprocess.Popen[bytes]) -> bool:
+    """It made an id, and listens for those who come with it."""
+    names = []
+    for task in Path(f"/proc/{process.pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(task.read_text().strip())
+    return "isthmus-meeting" in names
 
 
 def check(ranks: Sequence[Rank]) -> None:

@@ -1,13 +1,14 @@
 """What the front doors export against what every vendor library and client on PyPI has or asks for.
 
-The lists of names/ are made by scripts/interpose_names.py. That they hold every version is asked of the index: a new NCCL,
-PyTorch, RCCL or PyTorch for Ascend fails here until somebody has looked at its names. That is skipped where no index can
-be reached.
+The lists of names/ are made by scripts/interpose_names.py. That they hold every version is asked of the index by
+`make test-all`: a new NCCL, PyTorch, RCCL or PyTorch for Ascend fails there until somebody has looked at its names. That is
+skipped where no index can be reached.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -114,6 +115,7 @@ def test_every_wheel_is_listed_once_with_what_it_is() -> None:
         assert all(numbers(wheel.version) >= SOURCES[name].oldest for wheel in wheels)
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize(
     ("name", "package"), [(name, package) for name, source in SOURCES.items() for package in source.packages]
 )
@@ -130,6 +132,7 @@ def test_the_index_has_no_version_that_is_not_listed(name: str, package: str) ->
     )
 
 
+@pytest.mark.everything
 def test_the_index_has_no_nccl_for_a_newer_cuda_than_those_that_are_listed() -> None:
     """NVIDIA gives each its own package, so none would be seen as a version of the last."""
     newest = max(int(package.rpartition("-cu")[2]) for package in SOURCES["nccl"].packages)
@@ -152,7 +155,8 @@ def test_the_index_has_no_nccl_for_a_newer_cuda_than_those_that_are_listed() -> 
 def only_index(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Lets pip ask that one and no other, whatever it is set to."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
     for name in ("FIND_LINKS", "EXTRA_INDEX_URL", "CONSTRAINT", "NO_INDEX"):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
     return lambda url: monkeypatch.setenv("PIP_INDEX_URL", url)
@@ -186,9 +190,11 @@ def an_index(status: int, *wheels: str) -> Iterator[str]:
 def test_an_index_that_cannot_be_reached_is_no_answer(
     only_index: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only_index("http://127.0.0.1:9/simple")
-    with pytest.raises(interpose_names.NoAnswer, match="some"):
-        interpose_names.versions("some", (2, 19))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        only_index(f"http://127.0.0.1:{nobody.getsockname()[1]}/simple")
+        with pytest.raises(interpose_names.NoAnswer, match="some"):
+            interpose_names.versions("some", (2, 19))
     with an_index(503) as url:
         only_index(url)
         with pytest.raises(interpose_names.NoAnswer, match="some"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,12 +197,15 @@ def test_the_benchmark_of_a_call_has_its_rows_and_a_call_takes_no_way_that_is_sl
     """What a door adds to a call are nanoseconds, which are for a quiet machine to say (bench/results/interpose.txt). The
     limit is for what shows on any, as a file that is looked for in every call would. An init does more than others.
     """
+    bench = BUILD / "bench" / "interpose" / "interpose_bench"
+    if not bench.exists() and not os.environ.get("CI"):
+        pytest.skip("no interpose_bench: it is of a build with tests")
     limit = 5000  # nanoseconds
     names = ["ncclGetVersion", "ncclAllReduce", "ncclAllReduce(alias)", "ncclGroupStart+End", "ncclCommInitRank"]
     names += ["ncclCommDestroy", "ncclGetErrorString", "HcclAllReduce", "HcclAllReduceGraphMode"]
     tables = []
     for _ in range(3):
-        lines = said(BUILD / "bench" / "interpose" / "interpose_bench").splitlines()
+        lines = said(bench).splitlines()
         tables.append({line.split()[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")})
         assert list(tables[-1]) == names
     added = {name: min(table[name] for table in tables) for name in names if "Init" not in name}

@@ -6,14 +6,30 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from doors import DOORS, preloaded
-from spanning import HANDED, SPANS, check, fleet, given, run, summed, sums
+from patience import SOON, patient
+from spanning import (
+    GAP,
+    HANDED,
+    SPANS,
+    Rank,
+    at_once,
+    check,
+    eventually,
+    fleet,
+    given,
+    run,
+    says,
+    serves_a_meeting,
+    summed,
+    sums,
+)
 
 
 @pytest.mark.parametrize("vendors", ["na", "an", "naa", "nananna"])
@@ -100,9 +116,10 @@ def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: d
 def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted: dict[str, Path]) -> None:
     """It comes to the vendor's library at once, the others when they have waited for it, but not for ISTHMUS_TIMEOUT."""
     ranks = fleet("nnn")
+    at_once(ranks)
     sums(ranks, "init", maker=int(off))
     for rank in ranks:
-        rank.environment |= {"ISTHMUS_CENSUS": "0.5", "ISTHMUS_TIMEOUT": "300"}
+        rank.environment |= {"ISTHMUS_CENSUS": str(GAP), "ISTHMUS_TIMEOUT": "1000"}
     ranks[1 - int(off)].environment["ISTHMUS_DISABLE"] = "1"
     run(ranks, scripted)
     check(ranks)
@@ -114,69 +131,95 @@ def test_a_rank_without_isthmus_works_in_a_job_of_one_vendor(off: str, scripted:
             assert f"rank {1 - int(off)}: did not come" in rank.logged and "taken for ranks without Isthmus" in rank.logged
 
 
-@pytest.mark.parametrize("late", ["one by one", "of several vendors"])
-def test_ranks_that_come_late_are_waited_for(late: str, scripted: dict[str, Path], tmp_path: Path) -> None:
-    """While others come; and, where one vendor's library could not serve those that came, for ISTHMUS_TIMEOUT.
+TOLD = 5  # seconds after which the process that made the id says for whom the others wait
+WAITED = re.compile(
+    r"warning\] (ranks? .*) of \d did not come within 5 s .*, and the others wait, (.*)\. .*ISTHMUS_DISABLE=1"
+)
 
-    The log says for whom."""
-    ranks = fleet("nnna" if late == "one by one" else "nan")
-    sums(ranks, "init")
-    waits = 3.0
-    for rank in ranks:
-        rank.environment["ISTHMUS_CENSUS"] = str(waits)
-    # Each less late than that after the one before it; or the last one more than that.
-    times = [waits * 0.6, waits * 1.2, waits * 1.8] if late == "one by one" else [0, 2 * waits]
-    timers = []
-    for rank, (number, seconds) in zip(ranks[1:], enumerate(times, 1), strict=True):
-        rank.lines.insert(0, f"expect late.{number}")
-        timers.append(threading.Timer(seconds, (tmp_path / f"late.{number}").touch))
-        timers[-1].start()
-    run(ranks, scripted, tmp_path)
-    for timer in timers:
-        timer.join()
-    check(ranks)
-    assert all(rank.output == summed(len(ranks)) and SPANS in rank.logged for rank in ranks)
-    # Once, by the process that made the id, when it has waited for 5 s.
-    waited = re.compile(
-        r"warning\] rank (\d) of \d did not come within 5 s .*, and the others wait, (.*)\. .*ISTHMUS_DISABLE=1"
-    )
-    told = [waited.findall(rank.logged) for rank in ranks]
-    # How much is left of the time for which it waits since the last one came: less where the job took long to start.
-    until = r"for up to [0-2] s more \(ISTHMUS_CENSUS\)" if late == "one by one" else "until ISTHMUS_TIMEOUT"
+
+def late(ranks: list[Rank], *names: str) -> None:
+    """These, which are the last, begin when they are let go."""
+    for name, rank in zip(names, ranks[-len(names) :], strict=True):
+        rank.lines.insert(0, f"expect {name}")
+
+
+def warned(ranks: list[Rank], for_whom: str, how_long: str) -> bool:
+    """Rank 0 once, and nobody else."""
+    told = [WAITED.findall(rank.logged) for rank in ranks]
     assert [len(of_rank) for of_rank in told] == [1] + [0] * (len(ranks) - 1), told
-    who, how_long = told[0][0]
-    assert who == str(len(ranks) - 1) and re.fullmatch(until, how_long), told
+    return bool(re.fullmatch(for_whom, told[0][0][0]) and re.fullmatch(how_long, told[0][0][1]))
 
 
-def touch_when_two_have_gone(folder: Path) -> threading.Thread:
-    """Leaves the file that a late rank waits for when ranks 0 and 1 have left the census, and nobody listens any more."""
+def test_ranks_that_come_one_by_one_are_waited_for(scripted: dict[str, Path], tmp_path: Path) -> None:
+    """From the first to the last that is longer than ISTHMUS_CENSUS, but not from one to the next. The log says for whom."""
+    ranks = fleet("nnna")
+    sums(ranks, "init")
+    late(ranks, "second", "third", "fourth")
+    census = patient(6)
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = str(census)
 
-    def gone(number: int) -> bool:
-        log = folder / f"stderr.{number}"
-        return log.exists() and "taken for ranks without Isthmus" in log.read_text()
+    def let_go(_: object) -> None:
+        eventually((tmp_path / "id").exists, "rank 0 has not begun")
+        time.sleep(census / 4)
+        (tmp_path / "second").touch()
+        eventually(says(tmp_path, 0, "did not come within"), "rank 0 says nothing of its wait")
+        half = max(TOLD, census / 2)
+        time.sleep(half - TOLD)
+        (tmp_path / "third").touch()
+        time.sleep(census - half + 0.2)
+        (tmp_path / "fourth").touch()
 
-    def watch() -> None:
-        until = time.monotonic() + 30
-        while not (gone(0) and gone(1)) and time.monotonic() < until:
-            time.sleep(0.02)
-        time.sleep(2)
+    run(ranks, scripted, tmp_path, meanwhile=let_go)
+    check(ranks)
+    assert all(rank.output == summed(4) and SPANS in rank.logged for rank in ranks)
+    # Of those that had not been let go by then, at least.
+    assert warned(ranks, "(rank 1, )?rank 2 and rank 3", r"for up to \d+ s more \(ISTHMUS_CENSUS\)"), ranks[0].logged
+
+
+def test_where_one_vendors_library_could_not_serve_those_that_came_the_rest_is_waited_for(
+    scripted: dict[str, Path], tmp_path: Path
+) -> None:
+    """For ISTHMUS_TIMEOUT, not for ISTHMUS_CENSUS; and the log says so."""
+    ranks = fleet("nan")
+    at_once(ranks[:2])
+    sums(ranks, "init")
+    late(ranks, "last")
+    for rank in ranks:
+        rank.environment["ISTHMUS_CENSUS"] = str(GAP)
+
+    def let_go(_: object) -> None:
+        eventually(says(tmp_path, 0, "did not come within"), "rank 0 says nothing of its wait")
+        time.sleep(max(0, 2 * GAP - TOLD))  # since rank 1 came, who came within GAP of rank 0, more than ISTHMUS_CENSUS
+        (tmp_path / "last").touch()
+
+    run(ranks, scripted, tmp_path, meanwhile=let_go)
+    check(ranks)
+    assert all(rank.output == summed(3) and SPANS in rank.logged for rank in ranks)
+    assert warned(ranks, "rank 2", "until ISTHMUS_TIMEOUT"), ranks[0].logged
+
+
+def when_two_have_gone(folder: Path) -> Callable[[list[subprocess.Popen[bytes]]], None]:
+    """Lets a late rank go when ranks 0 and 1 have left the census, and nobody listens any more."""
+
+    def let_go(job: list[subprocess.Popen[bytes]]) -> None:
+        for number in range(2):
+            eventually(says(folder, number, "taken for ranks without Isthmus"), f"rank {number} does not leave the census")
+        eventually(lambda: not serves_a_meeting(job[0]), "rank 0 serves the census for ever")
         (folder / "late").touch()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
+    return let_go
 
 
 def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
     """They are with the vendor's library by then, and nobody listens for it any more."""
     ranks = fleet("nnn")
+    at_once(ranks[:2])
     sums(ranks, "init")
+    late(ranks, "late")
     for rank in ranks[:2]:
-        rank.environment["ISTHMUS_CENSUS"] = "0.5"
-    ranks[2].lines.insert(0, "expect late")
-    late = touch_when_two_have_gone(tmp_path)
-    run(ranks, scripted, tmp_path)
-    late.join()
+        rank.environment["ISTHMUS_CENSUS"] = str(GAP)
+    run(ranks, scripted, tmp_path, meanwhile=when_two_have_gone(tmp_path))
     check(ranks)
     assert all(rank.output == summed(3) for rank in ranks)
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
@@ -185,14 +228,13 @@ def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: di
 def test_a_rank_of_another_vendor_that_comes_too_late_is_told_what_to_set(scripted: dict[str, Path], tmp_path: Path) -> None:
     """The others are with their library, and wait there for a third rank, as they would without Isthmus."""
     ranks = fleet("nna")
+    at_once(ranks[:2])
     ranks[0].say("id", "init 0", "expect over")
     ranks[1].say("init 0", "expect over")
     ranks[2].say("expect late", "init", "touch over")
     for rank in ranks:
-        rank.environment["ISTHMUS_CENSUS"] = "0.5"
-    late = touch_when_two_have_gone(tmp_path)
-    run(ranks, scripted, tmp_path, spans=False)
-    late.join()
+        rank.environment["ISTHMUS_CENSUS"] = str(GAP)
+    run(ranks, scripted, tmp_path, spans=False, meanwhile=when_two_have_gone(tmp_path))
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert "no longer listens" in ranks[2].printed and "ISTHMUS_CENSUS" in ranks[2].printed, ranks[2].printed
     assert all("rank 2: did not come" in rank.logged for rank in ranks[:2])
@@ -273,11 +315,12 @@ def test_a_variable_may_hold_anything_before_an_id_and_one_id_after_the_other(
 
 def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks = fleet("nan")
+    at_once(ranks[:2])
     ranks[0].say("id", "init 1")
     ranks[1].say("init")
     ranks[2].say("ask")  # has no communicator
     for rank in ranks:
-        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
     run(ranks, scripted, spans=False)
     for rank in ranks[:2]:
         assert rank.code == 0
@@ -293,7 +336,7 @@ while not (folder / "id").exists():
 ticket = ctypes.create_string_buffer((folder / "id").read_bytes()[56:], 72)
 mine = struct.pack("8sq64sQ", b"rccl", 22203, b"", 0xCBF29CE484222325)
 both, meeting = ctypes.create_string_buffer(2 * len(mine)), ctypes.c_void_p()
-assert isthmus.isthmus_meeting_join(ticket, 1, 2, ctypes.c_double(20), ctypes.byref(meeting)) == 0
+assert isthmus.isthmus_meeting_join(ticket, 1, 2, ctypes.c_double(300), ctypes.byref(meeting)) == 0
 time.sleep(float(sys.argv[3]))
 assert isthmus.isthmus_meeting_exchange(meeting, mine, both, ctypes.c_size_t(len(mine))) == 0
 assert both.value == b"nccl"
@@ -307,7 +350,7 @@ def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_nam
     scripted: dict[str, Path], tmp_path: Path
 ) -> None:
     """From then on, however long the census took."""
-    late, timeout = 1.5, 2.0
+    late, timeout = 1.0, GAP
     library = DOORS["nccl"].path.parents[1] / "csrc" / "api" / "libisthmus.so"
     words = [sys.executable, "-c", SILENT, str(library), str(tmp_path), str(late)]
     silent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -317,9 +360,9 @@ def test_a_rank_that_falls_silent_behind_the_census_costs_the_timeout_and_is_nam
     try:
         run(ranks, scripted, tmp_path)
     finally:
-        met, _ = silent.communicate(timeout=30)
+        met, _ = silent.communicate(timeout=SOON)
     assert met == "met\n" and ranks[0].code == 0
     assert "init: 6, remote process exited" in ranks[0].printed
     assert "rank 1 of 2 did not take part in exchange 1 " in ranks[0].printed, ranks[0].printed
     took = (tmp_path / "ended").stat().st_mtime - (tmp_path / "begun").stat().st_mtime
-    assert late + 0.9 * timeout < took < late + timeout + 15
+    assert late + 0.9 * timeout < took < late + timeout + SOON

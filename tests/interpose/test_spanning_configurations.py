@@ -63,7 +63,7 @@ if grouped or goes_on:
         text.value = b"another"
 if grouped:
     well(library.ncclGroupEnd())
-name, state, count, until = comm.value, ctypes.c_int(goes_on), ctypes.c_int(), time.monotonic() + 30
+name, state, count, until = comm.value, ctypes.c_int(goes_on), ctypes.c_int(), time.monotonic() + 100
 while state.value == IN_PROGRESS and time.monotonic() < until:
     well(library.ncclCommGetAsyncError(comm, ctypes.byref(state)))
     time.sleep(0.01)

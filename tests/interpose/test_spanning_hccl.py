@@ -15,7 +15,24 @@ import pytest
 
 from doors import DOORS, HERE, preloaded
 from interpose_entries import read_table
-from spanning import FLOATS, HANDED, SPANS, Rank, check, environment, fleet, given, run, start, summed, sums
+from patience import patient
+from spanning import (
+    FLOATS,
+    GAP,
+    HANDED,
+    SPANS,
+    Rank,
+    at_once,
+    check,
+    environment,
+    eventually,
+    fleet,
+    given,
+    run,
+    start,
+    summed,
+    sums,
+)
 from test_spanning_collectives import (
     BFLOAT16,
     COUNT,
@@ -305,14 +322,13 @@ def test_an_id_of_nccls_in_front_of_a_root_info_will_do_too(scripted: dict[str, 
         rank.environment["ISTHMUS_LOG"] = "info"
     job = start(maker, scripted, tmp_path)
     try:
-        while not (tmp_path / "id").exists():
-            assert job[0].poll() is None
+        eventually((tmp_path / "id").exists, "there is no id")
         (tmp_path / "ranks" / "id").write_bytes((tmp_path / "id").read_bytes().ljust(4108, b"\0"))
         run(ranks, scripted, tmp_path / "ranks")
     finally:
         for number in range(2):
             (tmp_path / f"used.{number}").touch()
-        job[0].wait(60)
+        job[0].wait(patient(60))
     check(ranks)
     for rank in ranks:
         assert rank.output == summed(2) and SPANS in rank.logged, "NCCL made it, so HCCL could make nothing of it"
@@ -365,11 +381,12 @@ def test_ranks_may_come_with_several_root_infos(vendors: str, in_group: bool, sc
 
 def test_several_root_infos_of_a_job_that_lacks_a_rank_name_it(scripted: dict[str, Path]) -> None:
     ranks = fleet("hha")
+    at_once(ranks)
     ranks[0].say("root", "scalable 0 3 second")
     ranks[1].say("use second", "root")  # and does not come
     ranks[2].say("init")
     for rank in ranks:
-        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
     run(ranks, scripted, spans=False)
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert f"scalable: {TIMEOUT}, timeout" in ranks[0].printed and "rank 1 of 3 did not arrive within" in ranks[0].logged
@@ -404,9 +421,10 @@ def test_the_library_of_one_vendor_sees_what_it_sees_without_isthmus(scripted: d
 def test_a_rank_without_isthmus_works_in_a_job_of_hccl(off: int, scripted: dict[str, Path]) -> None:
     """It comes to the library at once, the others when they have waited for it."""
     ranks = fleet("hhh")
+    at_once(ranks)
     sums(ranks, "init", maker=1 - off)
     for rank in ranks:
-        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
     ranks[off].environment["ISTHMUS_DISABLE"] = "1"
     run(ranks, scripted)
     check(ranks)
@@ -429,11 +447,12 @@ def test_a_root_info_that_was_made_without_isthmus_is_hccls(scripted: dict[str, 
 
 def test_a_rank_that_never_comes_is_named(scripted: dict[str, Path]) -> None:
     ranks = fleet("hnh")
+    at_once(ranks[:2])
     ranks[0].say("id", "init")
     ranks[1].say("init")
     ranks[2].say("ask")  # has no communicator
     for rank in ranks:
-        rank.environment["ISTHMUS_TIMEOUT"] = "1"
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
     run(ranks, scripted, spans=False)
     assert [rank.code for rank in ranks] == [0, 0, 0]
     assert f"init: {TIMEOUT}, timeout" in ranks[0].printed and "rank 2 of 3 did not arrive within" in ranks[0].logged
@@ -548,7 +567,7 @@ def threads(ranks: int, *names: str) -> tuple[list[list[float]], dict[str, int]]
     """What client_refused_hccl.py found."""
     words = [sys.executable, str(HERE / "client_refused_hccl.py"), str(ranks), *names]
     given = environment("h") | {"ISTHMUS_LOG": "off"}
-    ended = subprocess.run(words, env=given, text=True, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(words, env=given, text=True, capture_output=True, timeout=patient(60), check=False)
     assert ended.returncode == 0, ended
     sums, codes = json.loads(ended.stdout)
     return sums, codes
@@ -611,9 +630,10 @@ def test_a_communicator_that_was_destroyed_is_known_for_it(scripted: dict[str, P
 def test_nothing_is_left_when_it_is_destroyed(scripted: dict[str, Path], tmp_path: Path) -> None:
     """As the simulated vendor counts at the end: what the program itself has, and no more of it after more communicators."""
 
-    def left(times: int) -> dict[str, int]:
+    def left(times: int, pause: int) -> dict[str, int]:
         ranks = fleet("hnh")
-        ranks[0].environment["REHEARSAL_TRACE"] = str(tmp_path / f"trace.{times}")
+        trace = tmp_path / f"trace.{times}.{pause}"
+        ranks[0].environment["REHEARSAL_TRACE"] = str(trace)
         for turn in range(times):
             for number, rank in enumerate(ranks):
                 if number == 0:
@@ -622,18 +642,22 @@ def test_nothing_is_left_when_it_is_destroyed(scripted: dict[str, Path], tmp_pat
                     f"expect id.{turn}", "init", "all_reduce 7 0 5 0 0 0", "wait", "destroy", f"touch over.{number}.{turn}"
                 )
                 rank.inputs.append(given(number))
-        ranks[0].say("sleep 500")  # the last reference may be one of a thread of Isthmus'
-        run(ranks, scripted, tmp_path / f"job.{times}")
+        ranks[0].say(f"sleep {pause}")
+        run(ranks, scripted, tmp_path / f"job.{times}.{pause}")
         check(ranks)
         assert all(rank.output == summed(3) * times for rank in ranks)
-        record = json.loads((tmp_path / f"trace.{times}").read_text())
+        record = json.loads(trace.read_text())
         assert record["misuses"] == 0
         assert record["calls"]["HcclCommInitRootInfo"] == record["calls"]["HcclCommDestroy"] == times, "of the island"
         live: dict[str, int] = record["live"]
         return live
 
-    once = left(1)
-    assert once["communicator"] == 0 and left(3) == once
+    # The last reference may be one of a thread of Isthmus'. What is lost is lost however long one waits.
+    for pause in (100, 1000, 10_000):
+        once, more = left(1, pause), left(3, pause)
+        if once["communicator"] == 0 and more == once:
+            return
+    pytest.fail(f"after one communicator {once}, after three {more}")
 
 
 @preloaded

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from doors import DOORS, HERE, compile_c, preloaded
-from spanning import HANDED, SPANS, TWO_DEVICES, Rank, check, fleet, given, run, summed, sums
+from spanning import GAP, HANDED, SPANS, TWO_DEVICES, Rank, at_once, check, fleet, given, run, summed, sums
+from test_spanning_census import late, when_two_have_gone
 from test_spanning_collectives import contribution
 from test_spanning_hccl import NOT_SUPPORTED, PARAMETER, labelled
 
@@ -130,14 +131,15 @@ def test_a_thread_that_cannot_be_made_fails_the_group_and_no_rank_begins(
     assert ranks[0].output == summed(3) * 2 and ranks[1].output == summed(3)
 
 
-def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path]) -> None:
+def test_a_rank_that_comes_too_late_for_the_census_finds_the_others(scripted: dict[str, Path], tmp_path: Path) -> None:
     """They are with the library by then, and nobody listens for it any more."""
     ranks = fleet("hhh")
+    at_once(ranks[:2])
     sums(ranks, "init")
+    late(ranks, "late")
     for rank in ranks[:2]:
-        rank.environment["ISTHMUS_TIMEOUT"] = "0.5"
-    ranks[2].lines.insert(0, "sleep 3000")
-    run(ranks, scripted)
+        rank.environment["ISTHMUS_TIMEOUT"] = str(GAP)
+    run(ranks, scripted, tmp_path, meanwhile=when_two_have_gone(tmp_path))
     check(ranks)
     assert all(rank.output == summed(3) for rank in ranks)
     assert "no longer listens" in ranks[2].logged and "taken for ranks without Isthmus" in ranks[2].logged
@@ -331,7 +333,7 @@ def test_a_barrier_comes_behind_what_the_streams_of_all_ranks_hold(group: bool, 
     labelled(ranks, "xy")
     call = ["group", "barrier 0", "end"] if group else ["barrier 0"]
     ranks[0].say("id", "init", *call, "wait", "touch passed", "destroy")
-    ranks[1].say("init", "hold 0", "later 1000 passed", *call, "wait", "destroy")
+    ranks[1].say("init", "hold 0", "later 300 passed", *call, "wait", "destroy")
     run(ranks, scripted)
     check(ranks)
     assert ranks[1].printed == "passed is not there\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_a_call_that_waits_says_that_the_exchange_failed(
     ranks[0].environment |= WITHOUT_GATES
     ranks[0].say("id", "init", "touch ready", *(["group"] if together else []), "bare all_reduce 0")
     ranks[0].say(*(["end"] if together else []), "poll 0", "destroy")
-    ranks[1].say("init", "expect ready", "sleep 200", ending)
+    ranks[1].say("init", "expect ready", "sleep 1000", ending)
     run(ranks, scripted, tmp_path)
     assert ranks[0].code == 0, ranks[0].printed + ranks[0].logged
     told = ranks[0].printed.splitlines()
@@ -71,9 +70,9 @@ def test_an_abort_ends_what_is_pending(vendors: str, scripted: dict[str, Path], 
     ranks = fleet(vendors)
     ranks[0].say("id", "init", "bare all_reduce 0", "touch ready", "sleep 100", "abort", "touch aborted", "wait")
     ranks[1].say("init", "expect ready", "expect aborted", "poll 0", "bare all_reduce 0", "wait", "destroy")
-    begun = time.monotonic()
+    for rank in ranks:
+        rank.environment["ISTHMUS_TIMEOUT"] = "1000"  # later than run() waits
     run(ranks, scripted, tmp_path)
-    assert time.monotonic() - begun < 10  # the deadline is at 20
     assert ranks[0].code == ranks[1].code == 0 and ranks[0].printed == "", ranks[0].printed + ranks[0].logged
     told = ranks[1].printed.splitlines()
     assert " state: 6, " in told[0] and "the program called abort" in told[0] and "rank 0" in told[0], told

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from doors import DOORS, HERE, compile_c, linked, preloaded
+from patience import patient
 from spanning import HANDED, SPANS, VENDORS, environment
 
 pytestmark = preloaded
@@ -32,6 +33,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.product(4)
 @pytest.mark.parametrize("vendors", ["na", "hn", "anh", "nn"])
 @pytest.mark.parametrize("behind", ["the command", "LD_PRELOAD"])
 def test_they_sum_over_all_of_them(vendors: str, behind: str, programs: dict[str, Path]) -> None:
@@ -47,7 +49,7 @@ def test_they_sum_over_all_of_them(vendors: str, behind: str, programs: dict[str
         env={k: v for k, v in os.environ.items() if not k.startswith(("ISTHMUS_", "LD_", "REHEARSAL_"))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -28,6 +28,7 @@ def programs(scripted: Programs, tmp_path: Path) -> Programs:
     return scripted | {"hccl": path}
 
 
+@pytest.mark.product(4)
 @preloaded
 @pytest.mark.parametrize(
     "job",

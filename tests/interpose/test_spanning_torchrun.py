@@ -11,6 +11,7 @@ import pytest
 
 from doors import HERE, preloaded
 from isthmus import launch
+from patience import SOON, patient
 from spanning import HANDED, SPANS, environment
 from test_interpose_real import none_installed  # noqa: F401
 
@@ -18,6 +19,7 @@ pytestmark = [preloaded, pytest.mark.usefixtures("none_installed")]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
+@pytest.mark.product(2)
 @pytest.mark.parametrize("vendors", ["na", "nn"])
 def test_a_script_for_torchrun_sums_over_the_vendors(vendors: str) -> None:
     """Two nodes with two ranks each. What `isthmus run` sets reaches the ranks, which torchrun starts."""
@@ -31,13 +33,13 @@ def test_a_script_for_torchrun_sums_over_the_vendors(vendors: str) -> None:
         words += ["--master-addr", "127.0.0.1", "--master-port", str(port), str(HERE / "torchrun_rank.py")]
         nodes.append(subprocess.Popen(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
-        ended = [node.communicate(timeout=120) for node in nodes]
+        ended = [node.communicate(timeout=patient(120)) for node in nodes]
     finally:
         for node in nodes:
             if node.poll() is None:
                 node.terminate()  # torchrun ends its ranks
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    node.communicate(timeout=20)
+                    node.communicate(timeout=SOON)
             node.kill()
     for number, node in enumerate(nodes):
         out, err = ended[number]

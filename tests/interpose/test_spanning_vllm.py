@@ -18,6 +18,7 @@ import pytest
 
 import vllm_wrappers
 from doors import DOORS, HERE, ROOT, preloaded
+from patience import patient
 from spanning import HANDED, SPANS, VENDORS, environment
 
 FOLDER = ROOT / "build" / "vllm"
@@ -41,7 +42,7 @@ def job(vendors: str, versions: Sequence[str], folder: Path) -> list[tuple[dict[
         command = [str(word) for word in words]
         processes.append(subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
-        ended = [process.communicate(timeout=60) for process in processes]
+        ended = [process.communicate(timeout=patient(240)) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -88,6 +89,7 @@ def test_vllms_own_communicator_spans_vendors(tmp_path: Path) -> None:
         assert "ncclCommSuspend: this communicator spans several vendors" in newest["suspend"], newest
 
 
+@pytest.mark.product(2)
 @pytest.mark.parametrize("vendors", ["nn", "aa"])
 def test_vllms_ranks_of_one_vendor_get_its_library(vendors: str, tmp_path: Path) -> None:
     found = job(vendors, VERSIONS[-1:], tmp_path)

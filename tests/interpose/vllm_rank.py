@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.distributed import ReduceOp
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from every_type import packed  # noqa: E402
 from on_device import AMD, fetched, hand_out, handed, on_device, work_on_the_device  # noqa: E402

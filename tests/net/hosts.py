@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from patience import SOON
+
 ADDRESSES = {"IPv4": "10.213.7.{}", "IPv6": "fd5a:213:7::{}"}
 RANK = Path(__file__).with_name("host_rank.py")
 Process = subprocess.Popen[str]
@@ -30,7 +32,7 @@ def missing(what: str) -> NoReturn:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=SOON)
 
 
 class Hosts:
@@ -104,7 +106,7 @@ def line(rank: Process) -> Any:
     while "|CCL_" in said:  # oneCCL tells its own settings there
         said = rank.stdout.readline()
     if not said:
-        _, error = rank.communicate(timeout=20)
+        _, error = rank.communicate(timeout=SOON)
         raise AssertionError(f"the rank ended with {rank.returncode}: {error[-3000:]}")
     return json.loads(said)
 
@@ -113,4 +115,4 @@ def end(ranks: list[Process]) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.kill()
-        rank.communicate(timeout=20)
+        rank.communicate(timeout=SOON)

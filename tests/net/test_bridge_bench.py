@@ -143,6 +143,7 @@ def figures(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
+@pytest.mark.everything
 def test_the_benchmark_runs_and_its_rows_are_whole_right_and_marked_as_a_rehearsal(tmp_path: Path) -> None:
     try:
         Hosts({"a": 1.0}).close()

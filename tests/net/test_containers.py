@@ -13,6 +13,7 @@ import pytest
 
 from hosts import RANK, Process, end, line, missing
 from isthmus import launch
+from patience import SOON
 
 # What is ended by its id is unshare, whose number is of our namespace; the rank ends with it.
 APART = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--"]
@@ -26,7 +27,7 @@ def ranks() -> Iterator[list[Process]]:
     if tried.returncode != 0:
         missing(f"this kernel or container allows no process namespaces: {' '.join(tried.stderr.split())}")
     address = f"127.0.0.1:{launch.free_port()}"
-    common = {"ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address, "ISTHMUS_TIMEOUT": "30"}
+    common = {"ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address, "ISTHMUS_TIMEOUT": str(2 * SOON)}
     pipe = subprocess.PIPE
     started: list[Process] = []
     try:
@@ -48,11 +49,9 @@ def test_ranks_of_one_number_share_memory_and_one_that_is_killed_is_named_to_the
         assert said["pid"] == 1 and said["pids"] == [1, 1], said
         assert said["hosts"] == [[0, 1]] and said["links"] == ["memory"] and said["right"] == [True, True], said
         assert line(rank) == "ready"
-    time.sleep(0.2)
-    killed = time.monotonic()
+    time.sleep(0.2)  # of traffic
     ranks[victim].kill()
     survivor = ranks[1 - victim]
     said = line(survivor)
     assert said["kind"] == "PeerLostError" and f"rank {victim}" in said["text"], said
-    assert said["at"] - killed < 5, said
-    assert survivor.wait(20) == 0
+    assert survivor.wait(SOON) == 0

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from hosts import ADDRESSES, Hosts, end, line, two_hosts
+from patience import SOON
+
+PATIENT = {"ISTHMUS_TIMEOUT": str(2 * SOON)}
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
@@ -37,13 +40,13 @@ def test_ranks_find_each_other_and_listen_only_where_the_rendezvous_is(hosts: Ho
             said = line(rank)
             assert said["sum"] == 3.0 and said["hosts"] == 2 and said["link"] == "tcp", said
             assert said["listens"] == [ADDRESSES[family].format(n + 1)], said
-            assert rank.wait(20) == 0
+            assert rank.wait(SOON) == 0
     finally:
         end(ranks)
 
 
 def test_a_unique_id_leads_to_its_host_where_no_route_leads_out(hosts: Hosts) -> None:
-    ranks = hosts.start("IPv4", "by-id", settings={"ISTHMUS_TIMEOUT": "20"})
+    ranks = hosts.start("IPv4", "by-id", settings=PATIENT)
     try:
         identity = line(ranks[0])
         assert ranks[1].stdin is not None
@@ -57,29 +60,31 @@ def test_a_unique_id_leads_to_its_host_where_no_route_leads_out(hosts: Hosts) ->
 @pytest.mark.parametrize("family", ADDRESSES)
 def test_a_host_that_vanishes_is_lost_long_before_the_deadline(hosts: Hosts, family: str) -> None:
     """No packet says so: only that nothing is acknowledged any more for 100 heartbeats."""
-    ranks = hosts.start(family, "until-error", settings={"ISTHMUS_HEARTBEAT_MS": "20", "ISTHMUS_TIMEOUT": "60"})
+    ranks = hosts.start(family, "until-error", settings={"ISTHMUS_HEARTBEAT_MS": "20", **PATIENT})
     try:
         for rank in ranks:
             assert line(rank) == "ready"
-        time.sleep(0.3)
+        time.sleep(0.2)  # of traffic
         cut = time.monotonic()
         hosts.cut()
         for n, rank in enumerate(ranks):
             said = line(rank)
             assert said["kind"] == "PeerLostError" and f"rank {1 - n}" in said["text"], said
             assert "unreachable" in said["text"], said
-            assert 1 < said["at"] - cut < 10, said
+            assert said["at"] - cut > 1, said
     finally:
         end(ranks)
 
 
 def test_a_process_that_is_stopped_on_another_host_is_late_and_not_lost(hosts: Hosts) -> None:
     """Its host acknowledges what it does not read, so only the operation's deadline ends the wait."""
-    ranks = hosts.start("IPv4", "until-error", settings={"ISTHMUS_HEARTBEAT_MS": "10", "ISTHMUS_TIMEOUT": "3"})
+    ranks = hosts.start("IPv4", "until-deadline", settings={"ISTHMUS_HEARTBEAT_MS": "10", **PATIENT})
     try:
         for rank in ranks:
             assert line(rank) == "ready"
         ranks[1].send_signal(signal.SIGSTOP)
+        assert ranks[0].stdin is not None
+        print(3, file=ranks[0].stdin, flush=True)  # seconds; a host that vanishes is lost after one
         said = line(ranks[0])
         assert said["kind"] == "TimeoutError" and "rank 1" in said["text"] and "does not answer" in said["text"], said
     finally:

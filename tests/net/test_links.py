@@ -19,6 +19,7 @@ import isthmus
 from hosts import missing
 from isthmus import rehearse
 from isthmus._hosts import Hosts
+from patience import SOON
 
 RANK = Path(__file__).with_name("links_rank.py")
 MARK = "LINKS_TEST"  # in the environment of all that a test starts
@@ -39,7 +40,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "links.json"
     file.write_text(json.dumps({"cpu": {"bridge_mbps": 40}, "b": {"bridge_mbps": 20}}))
     yield file
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON
     while (left := namespaces(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, "namespaces are left behind"
@@ -56,11 +57,11 @@ def namespaces(test: Path) -> set[int]:
 
 
 def test_islands_are_hosts_and_no_faster_than_their_bridges(links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ISTHMUS_TIMEOUT", "30")
+    monkeypatch.setenv("ISTHMUS_TIMEOUT", str(2 * SOON))
     nbytes = 4 << 20
     with rehearse.start([sys.executable, str(RANK), str(nbytes)], "cpu:2,cpu:1@b", links=links) as job:
         assert namespaces(links.parent), "the mark of this test is not seen"
-        ended = job.wait(60)
+        ended = job.wait(3 * SOON)
     assert [end.returncode for end in ended] == [0, 0, 0], [end.stderr[-2000:] for end in ended]
     ranks = [json.loads(end.stdout) for end in ended]
     # Both islands send and receive the whole; what the buckets let pass at once is free.
@@ -71,7 +72,7 @@ def test_islands_are_hosts_and_no_faster_than_their_bridges(links: Path, monkeyp
     # From the first rank that leaves the barrier to the last that has its result, in the faster of the rounds.
     rounds = zip(*(rank["times"] for rank in ranks), strict=True)
     seconds = min(max(end for _, end in times) - min(begin for begin, _ in times) for times in rounds)
-    assert least <= seconds < 20 * least, ranks
+    assert least <= seconds, ranks
     assert ranks[0]["namespace"] == ranks[1]["namespace"]
     assert len({rank["namespace"] for rank in ranks} | {OURS}) == 3
     assert [rank["local"] for rank in ranks] == [["0", "2"], ["1", "2"], ["0", "1"]]
@@ -79,9 +80,9 @@ def test_islands_are_hosts_and_no_faster_than_their_bridges(links: Path, monkeyp
 
 def test_declared_rates_of_the_environment_go_first(links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_BRIDGE_RATES", "b:7")
-    monkeypatch.setenv("ISTHMUS_TIMEOUT", "30")
+    monkeypatch.setenv("ISTHMUS_TIMEOUT", str(2 * SOON))
     with rehearse.start([sys.executable, str(RANK), "1024"], "cpu:1,cpu:1@b", links=links) as job:
-        ended = job.wait(60)
+        ended = job.wait(3 * SOON)
     assert [end.returncode for end in ended] == [0, 0], [end.stderr[-2000:] for end in ended]
     assert json.loads(ended[0].stdout)["weights"] == {"cpu": 1.0, "b": 7.0}
 
@@ -97,7 +98,9 @@ def _heed_interrupts() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing(links: Path, number: signal.Signals) -> None:
-    program = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(5)"]
+    over = links.parent / "over"  # a rank whose command could not end it goes on until then
+    waits = f"import os, time; print('ready', flush=True)\nwhile not os.path.exists({str(over)!r}): time.sleep(0.02)"
+    program = [sys.executable, "-S", "-c", waits]
     command = [sys.executable, "-m", "isthmus", "rehearse", "--fleet", "cpu:1@b", "--links", str(links)]
     links.write_text('{"b": {"bridge_mbps": 1}}')
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -105,4 +108,5 @@ def test_a_command_that_is_ended_leaves_nothing(links: Path, number: signal.Sign
     with subprocess.Popen([*command, "--", *program], preexec_fn=_heed_interrupts, **pipes) as job:
         assert job.stdout and "ready" in job.stdout.readline()
         job.send_signal(number)
-        assert job.wait(30) != 0
+        assert job.wait(2 * SOON) != 0
+    over.touch()

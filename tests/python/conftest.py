@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -33,18 +34,29 @@ def oneccl() -> None:
     need_oneccl()
 
 
-_MATRIX: dict[str, int] = {}
+_MATRIX: Counter[str] = Counter()
+_OF_WORKERS = "isthmus_matrix"
 
 
 @pytest.fixture
-def matrix_counts() -> dict[str, int]:
+def matrix_counts() -> Counter[str]:
     """How many combinations each part of the matrix compared; printed at the end of the run."""
     return _MATRIX
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist: what a worker tells the process that prints
+        session.config.workeroutput[_OF_WORKERS] = dict(_MATRIX)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _MATRIX.update(getattr(node, "workeroutput", {}).get(_OF_WORKERS, {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _MATRIX:
         terminalreporter.section("combinations compared with NumPy, bit for bit")
-        for name, count in _MATRIX.items():
+        for name, count in sorted(_MATRIX.items()):
             terminalreporter.write_line(f"{count:8d}  {name}")
         terminalreporter.write_line(f"{sum(_MATRIX.values()):8d}  in all")

@@ -1,16 +1,16 @@
-"""A process with the simulated device of torch, in which tests run their bodies: one import of torch for many tests."""
+"""A process with the simulated device of torch, in which tests run their bodies."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import struct
-import subprocess
+import socket
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ import torch
 
 from devices import Acl, Cuda
 from isthmus import rehearse
+from patience import SOON, patient
+from ranks import RUNNER, by_value, forked
 
 
 @contextmanager
 def held(stream: torch.Stream) -> Iterator[None]:
     """Over there: the stream goes no further until the block ends.
 
-    Nothing may be allocated in it: the driver would wait for the stream. What waits all the same goes on after 30 s.
+    Nothing may be allocated in it: the driver would wait for the stream. What waits all the same goes on in the end.
     """
     vendor = {"cuda": Cuda, "npu": Acl}[torch.rehearsal.vendor()]
     go_on = vendor().hold(stream.native_handle)
-    late = threading.Timer(30, go_on)
+    late = threading.Timer(SOON, go_on)
     late.start()
     try:
         yield
@@ -42,62 +44,52 @@ class DeviceProcess:
     """Calls functions in a process that finds the simulated libraries of a vendor, with `rehearsal_torch` registered."""
 
     def __init__(self, switches: Mapping[str, str] | None = None, vendor: str = "nvidia") -> None:
-        libraries = [str(rehearse.folder().resolve() / vendor), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        given = {f"REHEARSAL_{name}": value for name, value in {"DEVICES": "2", "QUIET": "1", **(switches or {})}.items()}
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": os.pathsep.join(libraries),
-                "PYTHONPATH": os.pathsep.join(path),
-                "OMP_NUM_THREADS": "1",
-                **given,
-            },
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="isthmus-device-")
+        address = f"{self._folder.name}/calls"
+        Path(self._folder.name, "task").write_bytes(by_value((serve, (address,), False)))
+        given = {"DEVICES": "2", "QUIET": "1", **(switches or {})}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            listener.settimeout(0.1)
+            with forked(("torch_preloaded",)):
+                self._job = rehearse.start([sys.executable, str(RUNNER), self._folder.name], f"{vendor}:1", switches=given)
+            while True:
+                try:
+                    self._calls = Connection(listener.accept()[0].detach())
+                    return
+                except TimeoutError:
+                    if self._job.processes[0].poll() is not None:
+                        raise AssertionError(f"the process died:\n{self.end()[1]}") from None
 
     def __call__(self, body: Callable[..., Any], *arguments: Any) -> Any:
         """body(*arguments) over there. What it raises is raised here, with the traceback of there."""
-        assert self._process.stdin and self._process.stdout
         try:
-            _write(self._process.stdin, cloudpickle.dumps((body, arguments)))
-            good, value = pickle.loads(_read(self._process.stdout))
-        except (BrokenPipeError, EOFError):
+            self._calls.send_bytes(by_value((body, arguments)))
+            good, value = pickle.loads(self._calls.recv_bytes())
+        except (ConnectionError, EOFError):
             raise AssertionError(f"the process died:\n{self.end()[1]}") from None
         assert good, value
         return value
 
     def end(self) -> tuple[int, str]:
         """The exit status, after the process was told to end, and what it said on stderr."""
-        _, said = self._process.communicate(timeout=60)
-        return self._process.returncode, said.decode()
+        with self._folder, self._job:
+            if hasattr(self, "_calls"):
+                self._calls.close()
+            (ended,) = self._job.wait(patient(60))
+        return ended.returncode, ended.stderr
 
 
-def _write(stream: Any, data: bytes) -> None:
-    stream.write(struct.pack("<q", len(data)) + data)
-    stream.flush()
-
-
-def _read(stream: Any) -> bytes:
-    header = stream.read(8)
-    if len(header) < 8:
-        raise EOFError
-    data: bytes = stream.read(struct.unpack("<q", header)[0])
-    return data
-
-
-def main() -> None:
+def serve(address: str) -> None:
+    """Over there: runs what comes, until there is nobody to send it."""
     from isthmus import rehearsal_torch
 
     rehearsal_torch.register()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a body prints is no answer
+    calls = Client(address)
     while True:
         try:
-            body, arguments = pickle.loads(_read(sys.stdin.buffer))
+            body, arguments = pickle.loads(calls.recv_bytes())
         except EOFError:
             return
         try:
@@ -105,8 +97,4 @@ def main() -> None:
         except BaseException:
             answer = cloudpickle.dumps((False, traceback.format_exc()))
         del body, arguments  # nothing of a test outlives it
-        _write(answers, answer)
-
-
-if __name__ == "__main__":
-    main()
+        calls.send_bytes(answer)

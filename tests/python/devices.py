@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import cloudpickle
 import numpy as np
 
 import isthmus
 from dlpack import Producer
-from isthmus import _arrays, rehearse
-from ranks import RUNNER, RankError
+from isthmus import _arrays, launch, rehearse
+from patience import patient
+from ranks import run_task
 
 _NAMES = {"bfloat16": "<V2", "float8_e4m3fn": "<V1", "float8_e5m2": "<V1"}  # what the interface has no name for
 
@@ -525,40 +522,21 @@ def run_fleet(
     timeout: float = 120,
     init: bool = True,
     expect: Mapping[int, int] | None = None,
+    fresh: bool = False,
+    modules: Sequence[str] = (),
 ) -> list[Any]:
     """body(comm, *arguments) on the ranks of a rehearsed fleet; the results by rank. See ranks.run_processes.
 
     AMD's devices are of a kind whose float8 is everybody's, where `switches` do not say otherwise.
-    A switch "1:FAIL" is rank 1's alone (rehearse.start).
+    A switch "1:FAIL" is rank 1's alone (rehearse.start). `modules` are what ranks have imported before they are forked.
     """
-    expected = dict(expect or {})
-    with tempfile.TemporaryDirectory(prefix="isthmus-fleet-") as folder:
-        (Path(folder) / "task").write_bytes(cloudpickle.dumps((body, arguments, init)))
-        path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        before = dict(os.environ)
-        os.environ.update({"ISTHMUS_TIMEOUT": "20", "PYTHONPATH": path, **(env or {})})
-        try:
-            command = [sys.executable, str(RUNNER), folder]
-            job = rehearse.start(command, fleet, bridge=bridge, switches={"QUIET": "1", "GFX": "950", **(switches or {})})
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        with job:
-            ended = job.wait(timeout)
-        bad = [end for end in ended if end.returncode != expected.get(end.rank, 0) or "misuse" in end.stderr]
-        if bad:
-            raise RankError(
-                "\n".join(
-                    f"--- rank {end.rank} of {fleet}: exit status {end.returncode}, expected {expected.get(end.rank, 0)}\n"
-                    f"{end.stdout[-2000:]}{end.stderr[-4000:]}"
-                    for end in ended
-                )
-            )
-        results = []
-        for rank in range(len(ended)):
-            answer = Path(folder) / f"result.{rank}"
-            results.append(pickle.loads(answer.read_bytes()) if answer.exists() else None)
-        return results
+
+    def start(command: list[str], variables: Mapping[str, str]) -> launch.Job:
+        with mock.patch.dict(os.environ, {**variables, **(env or {})}):
+            return rehearse.start(command, fleet, bridge=bridge, switches={"QUIET": "1", "GFX": "950", **(switches or {})})
+
+    options: dict[str, Any] = {"fresh": fresh, "modules": modules, "complaint": "misuse"}
+    return run_task(start, body, arguments, init=init, timeout=timeout, expect=expect or {}, **options)
 
 
 _KINDS = ("stream", "event", "communicator", "allocation", "registration")
@@ -576,7 +554,7 @@ def left_over(communicators: int = 1) -> dict[str, int]:
         kept = {}  # its streams wait for no words
     if "allocation" in kept:
         kept["allocation"] *= communicators
-    until = time.monotonic() + 5
+    until = time.monotonic() + patient(5)
     while True:
         left = {kind: int(engine.rehearsal_live(kind.encode())) - kept.get(kind, 0) for kind in _KINDS}
         if not any(left.values()) or time.monotonic() > until:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import isthmus
+from patience import patient
 
 HOST = ("memory_copy", "shm_exchange", "tcp_loopback", "reduce_float32", "reduce_bfloat16")
 
 
 def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "isthmus", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "250", **(env or {})},
-    )  # fmt: skip
+    whole = {**os.environ, "COLUMNS": "250", **(env or {})}
+    words = [sys.executable, "-m", "isthmus", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=patient(120), check=False, env=whole)
 
 
 def written(path: Path, rates: dict[str, float], **more: Any) -> str:

@@ -1,4 +1,4 @@
-"""The program of one rank process of ranks.run_processes."""
+"""The program of one rank process of ranks.run_processes; a zygote's ranks (zygotes.py) run the same."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
+import cloudpickle
+
 import isthmus
 
 
-def main() -> None:
+def run(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is born ignoring it
-    folder = Path(sys.argv[1])
     body, arguments, init = pickle.loads((folder / "task").read_bytes())
     rank = int(os.environ["ISTHMUS_RANK"])
     if init:
@@ -21,8 +22,8 @@ def main() -> None:
             result = body(comm, *arguments)
     else:
         result = body(*arguments)
-    (folder / f"result.{rank}").write_bytes(pickle.dumps(result))
+    (folder / f"result.{rank}").write_bytes(cloudpickle.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    run(Path(sys.argv[1]))

@@ -70,7 +70,7 @@ def rank_main(rank: int, address: str, path: str, bridge: str) -> None:
 
     where, island, link = (ffi.new("char[]", text.encode()) for text in (address, "ab"[rank], bridge))
     options = ffi.new("isthmus_options *", {"size": ffi.sizeof("isthmus_options"), "rank": rank, "world_size": 2})
-    options.address, options.timeout, options.bridge = where, 30, link
+    options.address, options.timeout, options.bridge = where, 60, link
     if bridge == "tcp":
         options.island = island
     handle = ffi.new("isthmus_comm_t *")
@@ -92,7 +92,7 @@ def rank_main(rank: int, address: str, path: str, bridge: str) -> None:
     check(lib.isthmus_recv(comm, y, count, lib.ISTHMUS_FLOAT64, lib.ISTHMUS_ANY_SOURCE, 3, source, ffi.NULL, work))
     check(lib.isthmus_work_on_done(work[0], done, ffi.NULL))
     check(lib.isthmus_send(comm, x, count, lib.ISTHMUS_FLOAT64, 1 - rank, 3, ffi.NULL, ffi.NULL))
-    check(lib.isthmus_work_wait(work[0], 20.0))
+    check(lib.isthmus_work_wait(work[0], 60.0))
     assert lib.isthmus_work_source(work[0]) == 1 - rank and list(y)[7] == (1 - rank) * 1000 + 7
     lib.isthmus_work_release(work[0])
     check(lib.isthmus_barrier(comm, ffi.NULL, ffi.NULL))
@@ -117,7 +117,7 @@ def test_two_ranks_of_a_cffi_client(bridge: str) -> None:
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands]
     try:
         for rank in ranks:
-            text = rank.communicate(timeout=60)[0]
+            text = rank.communicate(timeout=120)[0]
             assert rank.returncode == 0, text
     finally:
         for rank in ranks:

@@ -14,13 +14,13 @@ import pytest
 from isthmus import __main__, launch
 from isthmus.cli import bench, layout, svg
 from isthmus.cli.explain import parse_bytes
+from patience import patient
 
 
-def command(*arguments: str, timeout: float = 90, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "isthmus", *arguments],
-        capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, "COLUMNS": "200", **(env or {})},
-    )  # fmt: skip
+def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    whole = {**os.environ, "COLUMNS": "200", **(env or {})}
+    words = [sys.executable, "-m", "isthmus", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=patient(90), check=False, env=whole)
 
 
 def test_doctor_finds_a_working_installation() -> None:
@@ -66,7 +66,7 @@ def test_topo_shows_islands_as_text_data_and_drawing(tmp_path: Path) -> None:
 
 def test_topo_joins_a_launched_job_and_only_rank_0_speaks() -> None:
     with launch.start([sys.executable, "-m", "isthmus", "topo"], 3, islands="x:1,y:2") as job:
-        results = job.wait(60)
+        results = job.wait(patient(60))
     assert [end.returncode for end in results] == [0, 0, 0], results
     assert "3 ranks on 2 islands" in results[0].stdout and not results[1].stdout and not results[2].stdout
 

@@ -494,7 +494,8 @@ def test_tensors_of_torch_on_a_device() -> None:
                 said.append(str(error))
         return [float(t.detach().cpu()[-1]) for t in (x, out, trained)] + said
 
-    for *values, strided, plain in run_fleet("ascend:2", body):
+    loaded: dict[str, Any] = {"modules": ("torch_preloaded",), "env": {"OMP_NUM_THREADS": "1"}}
+    for *values, strided, plain in run_fleet("ascend:2", body, **loaded):
         assert values == [3.0, 3.0, 3.0]
         assert "x is not contiguous" in strided and "pass x.contiguous()" in strided
         assert "x is a tensor on rehearsal:0, which DLPack has no name for; pass x.cpu()" in plain

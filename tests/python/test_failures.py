@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isthmus
+from events import inside_a_call, once_inside, until
+from patience import SOON
 
 Run = Callable[..., list[Any]]
 
@@ -47,9 +50,9 @@ def test_a_missing_rank_is_named_at_the_deadline(threads: Run) -> None:
             begin = time.monotonic()
             with pytest.raises(isthmus.TimeoutError, match=r"(?s)(?=.*rank 1)(?=.*all_reduce)"):
                 comm.all_reduce(np.ones(4), timeout=0.5)
-            assert 0.4 < time.monotonic() - begin < 2.5
+            assert 0.4 < time.monotonic() - begin < 0.5 + SOON
             assert comm.error is not None
-        gate.wait(30)
+        gate.wait(2 * SOON)
 
     threads(2, body, threading.Barrier(2))
 
@@ -88,7 +91,7 @@ def test_abort_ends_a_call_on_every_rank_with_the_reason(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> str:
         comm.barrier()
         if comm.rank == 0:
-            time.sleep(0.2)
+            time.sleep(0.2)  # the others may stand in the call, or come to it later
             comm.abort("the loss is NaN")
         with pytest.raises(isthmus.AbortedError) as caught:
             comm.all_reduce(np.ones(4))
@@ -117,60 +120,66 @@ def test_a_killed_rank_is_named(processes: Run) -> None:
         comm.barrier()
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        begin = time.monotonic()
         with pytest.raises(isthmus.PeerLostError, match="rank 1"):
             comm.all_reduce(np.ones(4))
-        assert time.monotonic() - begin < 2
 
     processes(3, body, expect={1: -signal.SIGKILL})
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_ends_a_blocking_call_with_keyboard_interrupt_and_aborts_for_the_others(processes: Run) -> None:
     def body(comm: isthmus.Comm) -> None:
         comm.barrier()
         if comm.rank == 0:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-            begin = time.monotonic()
+            once_inside(comm, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 comm.all_reduce(np.ones(4))
-            assert time.monotonic() - begin < 1.5
             assert isinstance(comm.error, isthmus.Error)
         else:
-            time.sleep(1.5)  # comes too late
+            until(lambda: comm.error is not None, "the abort")
             with pytest.raises(isthmus.Error):
                 comm.all_reduce(np.ones(4))
 
-    processes(2, body)
+    processes(2, body, fresh=True)
 
 
-def test_ctrl_c_ends_a_wait(processes: Run) -> None:
-    def body(comm: isthmus.Comm) -> None:
+def test_ctrl_c_ends_a_wait(processes: Run, tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, ended: Path) -> None:
         x = np.ones(4)
         if comm.rank == 0:
             work = comm.recv(x, 1, async_op=True)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Timer(0.2, interrupt).start()
                 work.wait()
+            ended.touch()
         else:
-            time.sleep(1)
+            until(ended.exists, "the interrupt")
 
-    processes(2, body)
+    processes(2, body, tmp_path / "ended", fresh=True)
 
 
-def test_a_signal_handler_that_raises_nothing_leaves_the_call_alone(processes: Run) -> None:
-    def body(comm: isthmus.Comm) -> int:
+def test_a_signal_handler_that_raises_nothing_leaves_the_call_alone(processes: Run, tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, handled: Path) -> int:
         seen: list[int] = []
-        signal.signal(signal.SIGUSR1, lambda number, _frame: seen.append(number))
+
+        def handler(number: int, _frame: object) -> None:
+            seen.append(number)
+            handled.touch()
+
+        signal.signal(signal.SIGUSR1, handler)
         comm.barrier()
         if comm.rank == 0:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            once_inside(comm, lambda: os.kill(os.getpid(), signal.SIGUSR1))
         else:
-            time.sleep(0.6)
+            until(handled.exists, "the signal")
         x = comm.all_reduce(np.ones(4))
         assert x.tolist() == [2.0] * 4
         return len(seen)
 
-    assert processes(2, body) == [1, 0]
+    assert processes(2, body, tmp_path / "handled") == [1, 0]
 
 
 @pytest.mark.parametrize("method", ["abort", "destroy"])
@@ -178,12 +187,10 @@ def test_a_signal_handler_may_end_the_communicator_that_the_call_waits_on(method
     def body(comm: isthmus.Comm) -> None:
         signal.signal(signal.SIGUSR1, lambda _number, _frame: getattr(comm, method)())
         comm.barrier()
-        begin = time.monotonic()
         if comm.rank == 0:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            once_inside(comm, lambda: os.kill(os.getpid(), signal.SIGUSR1))
             with pytest.raises(isthmus.AbortedError):
                 comm.all_reduce(np.ones(4))
-            assert time.monotonic() - begin < 2
         else:
             with pytest.raises(isthmus.Error):
                 comm.recv(np.ones(4), 0)
@@ -247,11 +254,11 @@ def test_destroy_while_another_thread_is_inside_a_call_ends_the_call(threads: Ru
 
             thread = threading.Thread(target=inside)
             thread.start()
-            time.sleep(0.2)
+            until(lambda: inside_a_call(comm), "the call")
             comm.destroy()
-            thread.join(10)
+            thread.join(SOON)
             assert not thread.is_alive() and isinstance(caught[0], isthmus.AbortedError)
-        done.wait(30)
+        done.wait(2 * SOON)
 
     threads(2, body, threading.Barrier(2))
 
@@ -281,7 +288,6 @@ def test_a_program_that_forgets_to_destroy_ends_by_itself() -> None:
         "work = comm.recv(x, 0, async_op=True)\n"  # never completes
         "keep = (comm, work)\n"
     )
-    begin = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * SOON, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert time.monotonic() - begin < 8

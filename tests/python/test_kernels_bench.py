@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
+
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (16 << 10, 256 << 10, 64 << 20)
 COPIES = {"copy": 20e9, "copy+stream": 30e9, "memcpy": 25e9}
@@ -38,7 +40,7 @@ def run(
     program.chmod(0o755)
     files = ["--program", str(program), "--out", str(out)]
     command = [sys.executable, str(ROOT / "bench" / "kernels.py"), *files, "--repetitions", "3"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     return ended, given.read_text().splitlines(), out
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from isthmus import rehearse
+from patience import patient
 from vendor_files import DEVICES, LIBRARIES, Library, compile_library
 
 # How init fails with the one and works with the other settings, and what `isthmus doctor` has to say.
@@ -68,7 +69,7 @@ def attempts(library: Library, folder: Path, **tells: str) -> tuple[list[str], l
     }
     words = [library.name, json.dumps(library.settings), json.dumps(library.without)]
     command = [sys.executable, "-c", PROGRAM, *words]
-    ended = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    ended = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=patient(60))
     assert ended.returncode == 0, ended
     failed, went_on, doctor = json.loads(ended.stdout)
     return failed, went_on, doctor
@@ -151,7 +152,7 @@ def test_a_library_on_a_rank_without_its_device(library: Library, tmp_path: Path
     library.build(tmp_path / library.file)
     command = [sys.executable, "-c", PROGRAM, library.name, json.dumps({"CCL": library.name}), json.dumps({"CCL": "auto"})]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FILES_VERSION": "22703"}
-    ended = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60)
+    ended = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=patient(60))
     assert ended.returncode == 0, ended
     (kind, text), went_on, doctor = json.loads(ended.stdout)
     assert kind == "ConfigError" and f"ISTHMUS_CCL={library.name}" in text and "ISTHMUS_DEVICE" in text, text

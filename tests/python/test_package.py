@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
+import random
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import isthmus
 from isthmus import _core, launch
+from patience import SOON
 
 
 def test_importing_needs_neither_numpy_nor_torch_nor_a_device() -> None:
@@ -26,7 +30,7 @@ def test_importing_needs_neither_numpy_nor_torch_nor_a_device() -> None:
         "x = array.array('f', [2.0]); comm.all_reduce(x); assert x[0] == 2.0\n"
         "comm.destroy()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * SOON, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -57,12 +61,13 @@ def test_a_call_through_numpy_keeps_nothing() -> None:
     with isthmus.init(0, 1, unique_id=isthmus.unique_id()) as comm:
         x = np.ones(1)
         held = []
-        for _ in range(3):
+        for _ in range(5):
             for _ in range(2_000):
                 comm.all_reduce(x)
             gc.collect()
             held.append(sys.getallocatedblocks())
-    assert held[2] - held[1] < 100, held
+    # Of the whole process: what another thread makes may fall into one round, what a call keeps is in each.
+    assert min(after - before for before, after in itertools.pairwise(held)) < 100, held
 
 
 def test_islands_are_parsed_in_order() -> None:
@@ -85,15 +90,35 @@ def test_a_launched_rank_sees_nothing_of_another_launcher(monkeypatch: pytest.Mo
     assert (env["ISTHMUS_RANK"], env["RANK"], env["ISTHMUS_BRIDGE"], env["EXTRA"]) == ("1", "1", "tcp", "1")
 
 
+def test_a_port_that_another_process_was_given_is_given_to_nobody_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; from isthmus import launch; print(launch.free_port(), flush=True); sys.stdin.read()"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as other:
+        assert other.stdin and other.stdout
+        theirs = int(other.stdout.readline())
+        tried = [theirs, theirs - 1, theirs + 1]  # each port has its successor
+
+        class Chooses(random.SystemRandom):
+            def randrange(self, *bounds: int) -> int:
+                return tried.pop() if tried else super().randrange(*bounds)
+
+        monkeypatch.setattr(launch.random, "SystemRandom", Chooses)
+        assert abs(launch.free_port() - theirs) > 1 and not tried
+        other.stdin.close()
+
+
+def test_many_ports_are_given_and_the_last_of_them_do_not_meet() -> None:
+    ports = [launch.free_port() for _ in range(500)]
+    assert len({port + successor for port in ports[-64:] for successor in range(2)}) == 128
+
+
 def test_a_job_ends_its_ranks_at_the_deadline_and_leaves_none(tmp_path: Path) -> None:
-    program = "import os, sys, time; print('up', flush=True); os.mkdir(sys.argv[1] + os.environ['RANK']); time.sleep(60)"
+    program = "import os, sys, time; print('up', flush=True); os.mkdir(sys.argv[1] + os.environ['RANK']); time.sleep(600)"
     up = tmp_path / "up"
     with launch.start([sys.executable, "-c", program, str(up)], 2) as job:
         begin = time.monotonic()
         while not all(Path(f"{up}{rank}").exists() for rank in range(2)):
-            assert time.monotonic() - begin < 30
+            assert time.monotonic() - begin < SOON
             time.sleep(0.01)
-        begin = time.monotonic()
         results = job.wait(0.5)
-    assert time.monotonic() - begin < 10
     assert [(end.returncode, end.stdout) for end in results] == [(-9, "up\n")] * 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +18,13 @@ import pytest
 import torch
 
 from device_process import DeviceProcess, held
-from isthmus import rehearse
+from isthmus import launch, rehearse
+from patience import patient
+from ranks import RUNNER, by_value, forked
 from vendor_files import DEVICES, LIBRARIES, Library
 
 DEVICE = "rehearsal"
+TOGETHER = "torch devices"
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +45,20 @@ def late() -> Iterator[DeviceProcess]:
     assert status == 0 and "misuse" not in said, said
 
 
-def alone(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Code in a process of its own, with the device registered."""
-    libraries = str(rehearse.folder().resolve() / "nvidia")
+def run(code: str) -> None:
+    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+
+
+def alone(code: str, fresh: bool = False, **env: str) -> launch.Result:
+    """Code in a process of its own, with the device registered. With `fresh` in an interpreter that has just begun."""
     head = "import torch\nfrom isthmus import rehearsal_torch\nrehearsal_torch.register()\n"
-    return subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(code)],
-        env={**os.environ, "LD_LIBRARY_PATH": libraries, "REHEARSAL_QUIET": "1", **env},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    variables = {"LD_LIBRARY_PATH": str(rehearse.folder().resolve() / "nvidia"), "REHEARSAL_QUIET": "1", **env}
+    with tempfile.TemporaryDirectory(prefix="isthmus-alone-") as folder:
+        Path(folder, "task").write_bytes(by_value((run, (head + textwrap.dedent(code),), False)))
+        with forked(("torch_preloaded",), fresh):
+            job = launch.start([sys.executable, str(RUNNER), folder], 1, env=variables)
+        with job:
+            return job.wait(patient(120))[0]
 
 
 # ---- what it is ----
@@ -77,7 +85,7 @@ def test_registering_twice_changes_nothing(there: DeviceProcess) -> None:
 
 def test_importing_it_loads_neither_torch_nor_a_driver() -> None:
     code = "import sys, isthmus.rehearsal_torch; assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=patient(60)).returncode == 0
 
 
 def test_without_a_simulated_vendor_it_says_how_to_get_one() -> None:
@@ -722,6 +730,7 @@ def test_a_process_ends_well_with_work_under_way() -> None:
         for _ in range(50): held.copy_(host, non_blocking=True)
         event.record()
         """,
+        fresh=True,  # all of its libraries end
         REHEARSAL_LATENCY_US="5000",
     )
     assert ended.returncode == 0 and not ended.stderr, ended.stderr
@@ -760,12 +769,22 @@ def test_a_failing_device_is_an_error_with_the_drivers_words() -> None:
     assert "illegal memory access" in ended.stdout and "(700)" in ended.stdout
 
 
-def test_it_runs_under_isthmus_rehearse(tmp_path: Path) -> None:
+PROGRAM = """
+import torch, torch.distributed as dist
+from isthmus import rehearsal_torch
+x = torch.ones(3000, device=rehearsal_torch.register())
+dist.init_process_group("isthmus")
+dist.all_reduce(x)
+print(torch.rehearsal.vendor(), x.sum().item())
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_runs_under_isthmus_rehearse_on_a_device_of_every_vendor(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("from isthmus import rehearsal_torch\nimport torch\n"
-                      "print(torch.ones(3, device=rehearsal_torch.register()).sum().item())\n")  # fmt: skip
-    job = rehearse.start([sys.executable, str(script)], "nvidia:2")
-    with job:
-        ended = job.wait(timeout=90)
-    assert [end.returncode for end in ended] == [0, 0], ended
-    assert all("3.0" in end.stdout for end in ended)
+    script.write_text(PROGRAM)
+    with rehearse.start([sys.executable, str(script)], "nvidia:1,amd:1,ascend:1") as job:
+        ended = job.wait(patient(120))
+    assert [end.returncode for end in ended] == [0, 0, 0], ended
+    assert [end.stdout for end in ended] == ["cuda 9000.0\n", "hip 9000.0\n", "npu 9000.0\n"]
+    assert not [end for end in ended if "misuse" in end.stderr], ended

@@ -10,6 +10,7 @@ import torch
 from device_process import DeviceProcess, held
 
 DEVICE = "rehearsal"
+TOGETHER = "torch devices"
 
 
 @pytest.fixture(scope="module")

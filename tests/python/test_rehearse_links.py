@@ -13,6 +13,7 @@ import pytest
 
 import isthmus
 from isthmus import _hosts, _links, rehearse
+from patience import patient
 
 FLEET = "nvidia:1,amd:1@a,cpu:1"
 SIMULATED = tuple(rehearse.DEVICES)
@@ -102,7 +103,7 @@ def test_a_file_that_is_not_there_is_named_on_the_command_line(tmp_path: Path) -
     for path, reason in ((tmp_path / "none.json", "No such file"), (tmp_path, "Is a directory")):
         ended = subprocess.run(
             [sys.executable, "-m", "isthmus", "rehearse", "--fleet", "cpu:1", "--links", str(path), "--", "true"],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=patient(60), check=False,
         )  # fmt: skip
         assert ended.returncode == 2 and not ended.stdout
         assert ended.stderr.startswith(f"isthmus rehearse: links {path}: cannot be read: {reason}"), ended.stderr
@@ -113,7 +114,7 @@ def test_ranks_are_told_and_a_switch_goes_first(tmp_path: Path) -> None:
     file.write_text('{"nvidia": {"copy_out_gbps": 3, "copy_in_gbps": 2, "latency_us": 7}}')
     program = [sys.executable, "-S", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     with rehearse.start(program, "nvidia:1,cpu:1", switches={"COPY_IN_GBPS": "9"}, links=file) as job:
-        nvidia, cpu = [json.loads(result.stdout) for result in job.wait(60)]
+        nvidia, cpu = [json.loads(result.stdout) for result in job.wait(patient(60))]
     rates = {name: value for name, value in nvidia.items() if name.startswith(("REHEARSAL_COPY", "REHEARSAL_LATENCY"))}
     assert rates == {"REHEARSAL_COPY_OUT_GBPS": "3", "REHEARSAL_COPY_IN_GBPS": "9", "REHEARSAL_LATENCY_US": "7"}
     assert "REHEARSAL_LATENCY_US" not in cpu and "ISTHMUS_BRIDGE_RATES" not in nvidia and "ISTHMUS_ISLAND" not in nvidia

@@ -10,6 +10,8 @@ from torch.distributed import ReduceOp
 import torch_ranks
 from torch_ranks import raises
 
+TOGETHER = "torch"  # whose ranks are forked by one server
+
 WORLD = 3
 
 NUMBERS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ import torch.distributed as dist
 
 import isthmus.torch
 import torch_ranks
+from patience import patient
+from torch_ranks import hear, tell
+
+TOGETHER = "torch"  # whose ranks are forked by one server
 
 WORLD = 3
 
@@ -24,7 +28,7 @@ def analysed(folder: Path) -> tuple[str, list[Any]]:
     found = folder / "found.pickle"
     analyser = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
     command = [*analyser, str(folder), "-p", "rank_", "-o", str(found)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=patient(120))
     assert done.returncode == 0, done.stdout
     with open(found, "rb") as file:
         _, database = pickle.load(file)
@@ -67,15 +71,24 @@ def test_the_analyser_finds_nothing_wrong_with_a_job_that_works(tmp_path: Path) 
 
 def test_the_analyser_names_the_rank_that_did_not_join(tmp_path: Path) -> None:
     def body(folder: str) -> None:
+        rank = dist.get_rank()
         dist.all_reduce(torch.ones(8))
-        if dist.get_rank() != 1:
+        if rank == 2:
+            work = dist.all_reduce(torch.ones(8), async_op=True)
+            tell("2 is inside")
+            with pytest.raises(RuntimeError, match="rank 1"):
+                work.wait()
+        elif rank == 0:
+            hear("2 is inside")
+            dist.group.WORLD.set_timeout(timedelta(seconds=0.3))
             with pytest.raises(RuntimeError, match="rank 1"):
                 dist.all_reduce(torch.ones(8))
         else:
-            time.sleep(1)  # busy with something else
+            hear("0 has its record", "2 has its record")  # busy with something else
         isthmus.torch.write_flight_record(folder)
+        tell(f"{rank} has its record")
 
-    torch_ranks.run(WORLD, body, str(tmp_path), group_seconds=2)
+    torch_ranks.run(WORLD, body, str(tmp_path))
     text, collectives = analysed(tmp_path)
     assert "Not all ranks joining collective" in text
     assert "missing ranks: {1}" in text
@@ -84,15 +97,15 @@ def test_the_analyser_names_the_rank_that_did_not_join(tmp_path: Path) -> None:
 
 def test_the_analyser_shows_who_called_something_else(tmp_path: Path) -> None:
     def body(folder: str) -> None:
-        store, rank, x = dist.distributed_c10d._get_default_store(), dist.get_rank(), torch.ones(8)
+        rank, x = dist.get_rank(), torch.ones(8)
         dist.all_reduce(x)
         if rank == 2:  # when the others are inside
-            store.wait(["inside 0", "inside 1"])
+            hear("0 is inside", "1 is inside")
             with pytest.raises(RuntimeError, match="broadcast"):
                 dist.broadcast(x, 0)
         else:
             work = dist.all_reduce(x, async_op=True)
-            store.set(f"inside {rank}", "")
+            tell(f"{rank} is inside")
             with pytest.raises(RuntimeError, match="broadcast"):
                 work.wait()
         isthmus.torch.write_flight_record(folder)

@@ -12,6 +12,7 @@ from islands import ONECCL, needs_oneccl
 from test_torch_training import check_ddp
 
 pytestmark = needs_oneccl
+TOGETHER = "torch"
 
 
 def join(islands: str) -> None:

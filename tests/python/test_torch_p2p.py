@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torch_ranks
-from torch_ranks import raises
+from torch_ranks import hear, raises, tell
+
+TOGETHER = "torch"  # whose ranks are forked by one server
 
 CPU = torch.device("cpu")
 
@@ -91,10 +91,11 @@ def test_a_message_of_another_size_is_an_error_that_says_both_sizes() -> None:
     def body() -> None:
         if dist.get_rank() == 0:
             dist.isend(torch.ones(5), 1)
-            time.sleep(0.5)
+            hear("both sizes")
         else:
             text = raises("mismatch", lambda: dist.recv(torch.empty(3), 0))
             assert ("5" in text and "3" in text) or ("20" in text and "12" in text)
+            tell("both sizes")
 
     torch_ranks.run(2, body)
 

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import torch_ranks
 
+TOGETHER = "torch"  # whose ranks are forked by one server
+
 
 def small_model() -> nn.Module:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus import launch
+from patience import SOON, patient
 
 pytest.importorskip("torch")
 
@@ -67,6 +68,7 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in clean.items() if not k.startswith("ISTHMUS_") and k not in named} | {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.product(2)
 @pytest.mark.parametrize("program", [pytest.param(INIT, id="isthmus.init"), pytest.param(TORCH, id="torch.distributed")])
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_a_job_that_lost_a_rank_runs_in_its_second_attempt(tmp_path: Path, program: str, rendezvous: str) -> None:
@@ -86,11 +88,11 @@ def test_a_job_that_lost_a_rank_runs_in_its_second_attempt(tmp_path: Path, progr
         command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        out, err = torchrun.communicate(timeout=150)
+        out, err = torchrun.communicate(timeout=patient(150))
     finally:
         if torchrun.poll() is None:
             torchrun.send_signal(signal.SIGTERM)  # it ends its ranks
-            torchrun.wait(30)
+            torchrun.wait(SOON)
     assert torchrun.returncode == 0, out + err
     everything = (f"attempt {attempt}, rank {rank}: the sum is 3" for attempt in range(2) for rank in range(2))
     ends = (f"attempt 1, rank {rank}: the end is {2 << 17}" for rank in range(2))

@@ -17,6 +17,7 @@ import pytest
 import isthmus
 from devices import OnDevice, on_host, run_fleet
 from profiles import HOST, command, host_rates, on_islands, written
+from ranks import DEADLINE
 
 Run = Callable[..., list[Any]]
 
@@ -220,7 +221,7 @@ def test_a_bad_profile_is_an_error_on_every_rank_that_names_the_file(tmp_path: P
 
     def join(rank: int) -> None:
         try:
-            isthmus.init(rank, 2, unique_id=unique_id, settings={"PROFILE": [good, bad][rank]}, timeout=20)
+            isthmus.init(rank, 2, unique_id=unique_id, settings={"PROFILE": [good, bad][rank]}, timeout=DEADLINE)
         except isthmus.ConfigError as error:
             errors[rank] = str(error)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import isthmus
+from patience import SOON
 
 Run = Callable[..., list[Any]]
 
@@ -65,7 +66,7 @@ def test_polling_done_is_enough_to_finish(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> None:
         x = np.ones(100_000, np.float32)
         work = comm.all_reduce(x, async_op=True)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SOON
         while not work.done:
             assert time.monotonic() < deadline
         assert (x == 2).all()
@@ -111,7 +112,7 @@ def test_a_failed_work_raises_at_every_question(threads: Run) -> None:
             assert work.done and isinstance(work.exception, isthmus.AbortedError)
             with pytest.raises(isthmus.AbortedError, match="enough"):
                 _ = work.result
-        over.wait(30)
+        over.wait(2 * SOON)
 
     threads(2, body, threading.Barrier(2))
 

@@ -15,56 +15,61 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
 import isthmus.torch
+from patience import SOON, patient
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [  # what ranks import, imported once
-        "pytest",
-        "torch_ranks",
-        "torch.distributed.checkpoint",
-        "torch.distributed.fsdp",
-        "torch.distributed.optim",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-    ]
-)
+HERE = Path(__file__).resolve().parent
+_PRELOADED = ("pytest", "torch_ranks", "torch_preloaded")  # what ranks import, imported once
+GROUP_SECONDS = SOON  # no deadline of a group passes, but those that a test sets for one call
 
-GROUP_SECONDS = 20
+
+@cache
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    # Its own sys.path is what PYTHONPATH makes it. It passes over what it cannot import, which the ranks would notice.
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+        forkserver.ensure_running()
+    return context
 
 
 class RankError(AssertionError):
     """A rank raised, died or did not end. The text has its traceback."""
 
 
-def init_group(folder: str, rank: int, world: int, seconds: float, options: Any = None) -> None:
+def init_group(folder: str, rank: int, world: int, options: Any = None) -> None:
     """Joins the default group; the ranks of one test meet in a file."""
     dist.init_process_group(
         "isthmus",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=seconds),
+        timeout=timedelta(seconds=GROUP_SECONDS),
         pg_options=options,
     )
 
 
 def _rank(connection: Any, folder: str, rank: int, world: int, task: bytes) -> None:
-    body, arguments, env, seconds, group_seconds, init = cloudpickle.loads(task)
+    body, arguments, env, seconds, init = cloudpickle.loads(task)
+    assert set(_PRELOADED) <= set(sys.modules), "the server of this rank's process lacks a module"
     faulthandler.dump_traceback_later(max(1, seconds - 2), exit=False)
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     torch.manual_seed(1)
     try:
         if init:
-            init_group(folder, rank, world, group_seconds)
+            init_group(folder, rank, world)
         result = body(*arguments)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -82,23 +87,23 @@ def run(
     body: Callable[..., Any],
     *arguments: Any,
     env: Mapping[str, str] | None = None,
-    seconds: float = 60,
-    group_seconds: float = GROUP_SECONDS,
+    seconds: float = 120,
     init: bool = True,
     expect: Mapping[int, int] | None = None,
 ) -> list[Any]:
-    """body(*arguments) on `world` ranks, within `seconds`; the results by rank.
+    """body(*arguments) on `world` ranks, within `seconds` of an idle machine; the results by rank.
 
     `expect` maps a rank to the exit status it must have where that is not 0 (-9 for a killed one); its result is None.
     Without `init` the body makes its own groups.
     """
     expected = dict(expect or {})
-    task = cloudpickle.dumps((body, arguments, dict(env or {}), seconds, group_seconds, init))
+    seconds = patient(seconds)
+    task = cloudpickle.dumps((body, arguments, dict(env or {}), seconds, init))
     with tempfile.TemporaryDirectory(prefix="isthmus-torch-") as folder:
         processes, ends = [], []
         for rank in range(world):
-            mine, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(target=_rank, args=(theirs, folder, rank, world, task), name=f"rank {rank}")
+            mine, theirs = _context().Pipe(duplex=False)
+            process = _context().Process(target=_rank, args=(theirs, folder, rank, world, task), name=f"rank {rank}")
             process.start()
             theirs.close()
             processes.append(process)
@@ -118,18 +123,18 @@ def run(
                     else:
                         problems.append(f"--- rank {rank} raised\n{value}")
                 except EOFError:  # it ended without a word
-                    process.join(5)
+                    process.join(SOON)
                     if process.exitcode != expected.get(rank, 0) or rank not in expected:
                         problems.append(f"--- rank {rank}: exit status {process.exitcode} and no result")
             for rank, process in enumerate(processes):
-                process.join(max(0.1, min(10.0, deadline + 5 - time.monotonic())))
+                process.join(SOON if not problems else 0.1)
                 if not problems and process.exitcode != expected.get(rank, 0):
                     problems.append(f"--- rank {rank}: exit status {process.exitcode}, expected {expected.get(rank, 0)}")
         finally:
             for process in processes:
                 if process.is_alive():
                     process.kill()
-                    process.join(5)
+                    process.join(SOON)
         if problems:
             raise RankError("\n".join(problems))
         return results
@@ -146,6 +151,35 @@ def raises(text: str, body: Callable[[], Any], kind: type[BaseException] = Runti
     raise AssertionError(f"nothing was raised; expected {kind.__name__} with {text!r}")
 
 
+def store() -> dist.Store:
+    """The default group's, which outlives it."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def tell(word: str) -> None:
+    """Lets the ranks go on that hear() this word."""
+    store().set(f"word/{word}", "said")
+
+
+def hear(*words: str) -> None:
+    """Waits for all of these words. A rank that is to be late or absent stands here."""
+    store().wait([f"word/{word}" for word in words], timedelta(seconds=patient(60)))
+
+
+def heard(word: str) -> bool:
+    """Whether somebody has said it."""
+    return bool(store().check([f"word/{word}"]))
+
+
+def once_inside(action: Callable[[], object]) -> None:
+    """Does that when an operation of this rank has begun and has not ended."""
+    deadline = time.monotonic() + SOON
+    while not any(entry["state"] == "running" for entry in isthmus.torch.dump()["entries"]):
+        assert time.monotonic() < deadline, f"no operation has begun within {SOON} s"
+        time.sleep(0.005)
+    action()
+
+
 def backend() -> isthmus.torch.Backend:
     """This rank's backend object of the default group."""
     return isthmus.torch.backend_of()
@@ -153,4 +187,4 @@ def backend() -> isthmus.torch.Backend:
 
 def repository() -> Path:
     """The root of the sources."""
-    return Path(__file__).resolve().parent.parent.parent
+    return HERE.parent.parent

@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from patience import patient
+
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 FUNCTION = re.compile(r"\bF\((\w+),")
 
@@ -59,7 +61,7 @@ class Library:
 
 
 def compile_library(source: Path, target: Path) -> None:
-    subprocess.run(["gcc", "-shared", "-fPIC", "-w", str(source), "-o", str(target)], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", str(source), "-o", str(target)], check=True, timeout=patient(60))
 
 
 def _nccl(name: str, file: str, vendor: str, install: str) -> Library:

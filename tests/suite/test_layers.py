@@ -67,8 +67,7 @@ def syntax(floor: str, tmp_path: Path, include: str) -> bool:
     """Does a new file of `floor` with that include compile, with the flags of the floor's other files?"""
     commands = json.loads((BUILD / "compile_commands.json").read_text())
     # Of the floor's own target: the kernels of reduce are compiled beside it, and see no floor but their own.
-    mine = [c for c in commands if c["file"].startswith(str(ROOT / "csrc" / floor) + "/")]
-    command = next(c for c in mine if f"{BUILD}/floors/base" in c["command"])
+    command = next(c for c in commands if f"/isthmus_{floor}.dir/" in c["command"])
     source = tmp_path / "probe.cpp"
     source.write_text(f'#include "{include}"\n')
     words = [word for word in shlex.split(command["command"]) if "ccache" not in word]

@@ -10,20 +10,23 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))
 
 import vendor_headers  # noqa: E402
+from kept import kept, version  # noqa: E402
 
 HEADERS = ROOT / "build" / "vendor-headers"
 OURS = ROOT / "tests" / "vendor"
 CUDA = ROOT / "csrc" / "device" / "cuda_abi.hpp"
 NCCL = ROOT / "csrc" / "ccl" / "nccl_abi.hpp"
 REHEARSAL = ROOT / "csrc" / "rehearsal"
+GXX = ("g++", "-std=c++20")
 REHEARSED = sorted([*(REHEARSAL / "nvidia").glob("*.cpp"), *(REHEARSAL / "nccl").glob("*.cpp")])
 
 # An exported function of the rehearsal: EXPORT, its result, its name.
@@ -42,10 +45,24 @@ def headers() -> None:
     pytest.skip(reason)
 
 
+@cache
+def standard() -> Path:
+    """tests/vendor/standard.hpp, with what the compiler made of it beside it."""
+    header = OURS / "standard.hpp"
+
+    def compiled(folder: Path) -> None:
+        copy = folder / header.name
+        copy.write_bytes(header.read_bytes())
+        subprocess.run([*GXX, "-x", "c++-header", copy, "-o", f"{copy}.gch"], check=True, timeout=240)
+
+    return kept("standard", [*GXX, version(GXX[0]), header.read_bytes()], compiled) / header.name
+
+
 def compile_only(source: Path, *includes: Path, defines: tuple[str, ...] = ()) -> str:
     """What the compiler has against `source`; empty if nothing."""
     places = [f"-I{path}" for path in includes]
-    command = ["g++", "-std=c++20", "-fsyntax-only", *places, "-isystem", str(HEADERS), *defines, str(source)]
+    begin = ["-fsyntax-only", "-include", str(standard())]
+    command = [*GXX, *begin, *places, "-isystem", str(HEADERS), *defines, str(source)]
     ended = subprocess.run(command, text=True, capture_output=True, timeout=240)
     return "" if ended.returncode == 0 else ended.stderr or f"exit status {ended.returncode}"
 

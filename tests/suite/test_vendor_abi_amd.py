@@ -13,6 +13,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -63,25 +65,56 @@ TYPES += ["hipStreamCaptureMode", "hipPointerAttribute_t", "hipUUID_t"]
 TYPES += ["ncclResult_t", "ncclDataType_t", "ncclRedOp_t", "ncclUniqueId", "ncclConfig_v22800"]
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What the bindings declare, by its name."""
+
+    functions: dict[str, tuple[str, str]]  # the result, and the parameters
+    structs: dict[str, list[str]]  # the fields
+    pointers: dict[str, str]  # to functions
+    others: dict[str, str]  # what the name stands for
+
+
+@cache
+def declared() -> Declared:
+    text = "\n".join((BINDINGS / name).read_text() for name in ("cyhip.pxd", "cyrccl.pxd"))
+
+    def first(pattern: str) -> Iterator[re.Match[str]]:
+        """The first of each name."""
+        names: set[str] = set()
+        for found in re.finditer(pattern, text, re.MULTILINE):
+            if found["name"] not in names:
+                names.add(found["name"])
+                yield found
+
+    functions = first(r"^cdef (.+?)\b(?P<name>\w+)\((.*)\) (?:except|noexcept)")
+    structs = first(r"^    (?:cdef|ctypedef) struct (?P<name>\w+):\n((?:        .*\n)+)")
+    fields = {found["name"]: [line.strip() for line in found[2].splitlines()] for found in structs}
+    return Declared(
+        {found["name"]: (found[1], found[3]) for found in functions},
+        {name: [line for line in lines if line != "pass"] for name, lines in fields.items()},
+        {found["name"]: found[1] for found in first(r"^    ctypedef (.*\(\*(?P<name>\w+)\) ?\(.*\))$")},
+        {found["name"]: found[1] for found in first(r"^    ctypedef ([^()\n]*?[ *])(?P<name>\w+)$")},
+    )
+
+
 class Published:
     """A header for these functions, as the bindings have them: each with the types that it needs before it."""
 
     def __init__(self, functions: list[str]) -> None:
-        self.text = "\n".join((BINDINGS / name).read_text() for name in ("cyhip.pxd", "cyrccl.pxd"))
         self.enums, others = numbers()
         self.known: set[str] = set()
         self.types: list[str] = []
         for name in TYPES:
             self.declare(name)
-        declared = []
+        prototypes = []
         for function in functions:
-            found = re.search(rf"^cdef (.+?)\b{function}\((.*)\) (?:except|noexcept)", self.text, re.MULTILINE)
-            assert found, f"AMD's bindings do not know {function}"
-            for word in re.findall(r"\w+", f"{found[1]} {found[2]}"):
-                self.declare(word)
-            declared.append(f'extern "C" {found[1]} {function}({found[2]});')
+            assert function in declared().functions, f"AMD's bindings do not know {function}"
+            result, parameters = declared().functions[function]
+            self.declare_all(result, parameters)
+            prototypes.append(f'extern "C" {result} {function}({parameters});')
         constants = [f"constexpr long long {name} = {value}LL;" for name, value in others.items()]
-        self.header = "\n".join(["#include <cstddef>", "#include <cstdint>", *self.types, *constants, *declared]) + "\n"
+        self.header = "\n".join(["#include <cstddef>", "#include <cstdint>", *self.types, *constants, *prototypes]) + "\n"
 
     def declare(self, name: str) -> None:
         """If it is the name of a type of theirs."""
@@ -93,17 +126,20 @@ class Published:
             kind = "int" if min(values.values()) < 0 or max(values.values()) < 2**31 else "unsigned"
             listed = ", ".join(f"{n} = {v}" for n, v in values.items())
             self.types.append(f"enum {name} : {kind} {{ {listed} }};")
-        elif found := re.search(rf"^    (?:cdef|ctypedef) struct {name}:\n((?:        .*\n)+)", self.text, re.MULTILINE):
-            fields = [line.strip() for line in found[1].splitlines() if line.strip() != "pass"]
-            for word in {word for field in fields for word in re.findall(r"\w+", field)}:
-                self.declare(word)
+        elif name in declared().structs:
+            fields = declared().structs[name]
+            self.declare_all(*fields)
             self.types.append(f"struct {name} {{ {' '.join(field + ';' for field in fields)} }};")
-        elif found := re.search(rf"^    ctypedef (.*\(\*{name}\) ?\(.*\))$", self.text, re.MULTILINE):
-            self.types.append(f"typedef {found[1]};")
-        elif found := re.search(rf"^    ctypedef ([^()\n]*?[ *]){name}$", self.text, re.MULTILINE):
-            for word in re.findall(r"\w+", found[1]):
-                self.declare(word)
-            self.types.append(f"typedef {found[1]} {name};")
+        elif name in declared().pointers:
+            self.types.append(f"typedef {declared().pointers[name]};")
+        elif name in declared().others:
+            self.declare_all(declared().others[name])
+            self.types.append(f"typedef {declared().others[name]} {name};")
+
+    def declare_all(self, *texts: str) -> None:
+        """The types that are named in them."""
+        for word in re.findall(r"\w+", " ".join(texts)):
+            self.declare(word)
 
 
 def exported(source: Path, major: int) -> list[str]:

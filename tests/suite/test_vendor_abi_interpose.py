@@ -17,7 +17,7 @@ from test_vendor_abi import HEADERS, OURS, ROOT, compile_only, headers  # noqa: 
 from test_vendor_abi_amd import BINDINGS, Published
 from test_vendor_abi_ascend import PUBLISHED, QUIET
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))
 
 from interpose_entries import Row, read_table  # noqa: E402
 

@@ -35,7 +35,7 @@ def load(mask: str, folder: str, world: int) -> type[unittest.TestCase]:
         BACKEND={"plain": NAME, "gloo_init": "gloo"}.get(mask, mask),
         WORLD_SIZE=str(world),
         TEMP_DIR=folder,
-        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="60",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="300",
     )
     for name in ("barrier", "test_dir"):
         (Path(folder) / name).mkdir()

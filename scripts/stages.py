@@ -1,0 +1,276 @@
+"""The stages of the suite: what each builds and runs. scripts/test.py orders them.
+
+A stage writes its output to build/suite/<stage>.log, and ctest's and pytest's reports to build/suite/cases/<stage>.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import oneccl
+from setup import ONECCL, ROOT, VENV, build_environment, warnings_are_errors
+
+SUITE = ROOT / "build" / "suite"
+RELEASE = ROOT / "build" / "release"  # the folder that the installed package was built in
+CORES = os.cpu_count() or 1
+COMMAND_SECONDS, BUILD_SECONDS = 5400, 7200  # what does not end is ended
+DEMO_SECONDS = 240  # processor time of `make demo`, which depends on what else runs less than time does
+
+
+class Failed(Exception):
+    """A stage's command failed; the log has the reason."""
+
+
+@dataclass
+class Run:
+    """What was asked of this run of the suite."""
+
+    everything: bool = False  # `make test-all`
+    share: int = 0  # of each long product
+    only: str = ""  # PROGRAM or PROGRAM:CASE of a C++ stage, or arguments of pytest
+    patience: float = 1.0  # scripts/slowness.py
+    workers: int = 2 * CORES  # of pytest: most of its tests wait
+    pytest: list[str] = field(default_factory=list)
+    verbose: bool = False
+
+
+class Stage:
+    """One stage at work: where its output goes, what its commands see, and how much processor time they took."""
+
+    def __init__(self, name: str, run: Run) -> None:
+        self.name, self.asked = name, run
+        self.build = ROOT / "build" / (f"{name}-all" if run.everything and name in ("asan", "tsan") else name)
+        self.log = SUITE / f"{name}.log"
+        self.cases = SUITE / "cases" / name
+        self.beside = False  # what tests: at a low priority
+        self.processor = 0.0
+        self.child: subprocess.Popen[bytes] | None = None
+        self.log.write_text("")
+        shutil.rmtree(self.cases, ignore_errors=True)
+
+    def run(self, *command: str | Path, env: dict[str, str] | None = None, seconds: float = COMMAND_SECONDS) -> str:
+        """Runs a command to its end, and all that it started if it fails to end. Returns what it said."""
+        words = [str(c) for c in (*(("nice", "-n", "10") if self.beside else ()), *command)]
+        with open(self.log, "a+") as log:
+            log.write(f"$ {' '.join(words)}\n")
+            log.flush()
+            begin, until = log.tell(), time.monotonic() + seconds
+            child = self.child = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=build_environment() | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            if self.beside:
+                # Linux weighs sessions against each other first: `nice` orders what is in one.
+                with suppress(OSError):
+                    Path(f"/proc/{child.pid}/autogroup").write_text("10")
+            try:
+                status = self._wait(child, until)
+            finally:
+                self.end()
+            if status is None:
+                log.write(f"it did not end within {seconds:.0f} s\n")
+            log.seek(begin)
+            said = log.read()
+        if status != 0:
+            raise Failed(f"{'no end' if status is None else f'exit status {status}'}: {' '.join(words)}")
+        return said
+
+    def _wait(self, child: subprocess.Popen[bytes], until: float) -> int | None:
+        """The exit status, or None if it does not end; counts the processor time of the command and its children."""
+        while time.monotonic() < until:
+            pid, status, used = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                self.processor += used.ru_utime + used.ru_stime
+                child.returncode = os.waitstatus_to_exitcode(status)
+                return child.returncode
+            time.sleep(0.05)
+        return None
+
+    def end(self) -> None:
+        """Ends what runs of the stage."""
+        if self.child and self.child.returncode is None:
+            os.killpg(self.child.pid, signal.SIGKILL)
+            self.child.wait()
+
+    def python(self, *command: str | Path) -> str:
+        return self.run(VENV / "bin" / "python", *command)
+
+    def configure(self, build: Path, *options: str) -> None:
+        self.run(
+            *("cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DISTHMUS_TESTS=ON"),
+            *(f"-DISTHMUS_WERROR={warnings_are_errors()}", *options),
+        )
+
+    def compile(self, build: Path, *targets: str) -> None:
+        chosen = [word for target in targets for word in ("--target", target)]
+        self.run("cmake", "--build", build, *chosen, seconds=BUILD_SECONDS)
+
+    def ctest(
+        self, build: Path, label: str, env: dict[str, str], before: tuple[str, ...] = (), patience: float = 1.0
+    ) -> None:
+        """Runs the tests with this label, some side by side: most of them wait. Keeps each one's cases for tests/suite."""
+        program, _, case = self.asked.only.partition(":")
+        chosen = ("-R", f"^{program}(_[0-9]+_of_[0-9]+)?$") if program else ("-L", label) if label else ()
+        shares = {} if self.asked.everything or program else {"SUITE_SHARE": str(self.asked.share)}
+        self.cases.mkdir(parents=True)
+        self.run(
+            *(*before, "ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", str(CORES + 1)),
+            *("--output-junit", self.cases / "ctest.junit", *chosen),
+            env={
+                "SUITE_CASES": str(self.cases),
+                "TEST_PATIENCE": f"{self.asked.patience * patience:.1f}",
+                **({"SUITE_CASE": case} if case else {}),
+                **shares,
+                **vendor_libraries(),
+                **env,
+            },
+        )
+
+
+def vendor_libraries() -> dict[str, str]:
+    """Where the tests find the vendors' libraries that run without a device."""
+    return {"TEST_ONECCL": str(oneccl.library(ONECCL))} if oneccl.complete(ONECCL) else {}
+
+
+def layers(stage: Stage) -> None:
+    stage.python("scripts/check_layers.py")
+
+
+def ruff(stage: Stage) -> None:
+    stage.run("ruff", "check", ".")
+
+
+def mypy(stage: Stage) -> None:
+    stage.run("mypy")
+
+
+def clang_format(stage: Stage) -> None:
+    stage.python("scripts/format.py")
+
+
+def tidy(stage: Stage) -> None:
+    stage.configure(stage.build, "-DISTHMUS_UNITY=OFF")
+    stage.python("scripts/tidy.py", stage.build)
+
+
+def unit_build(stage: Stage) -> None:
+    stage.configure(RELEASE)
+    if stage.asked.everything:
+        stage.compile(RELEASE)
+    else:
+        stage.compile(RELEASE, "tests_prove_values", "isthmus_prover", "interpose_bench")
+
+
+def unit(stage: Stage) -> None:
+    stage.ctest(RELEASE, "" if stage.asked.everything else "proves_values", {})
+
+
+def sanitizer_build(stage: Stage, sanitizer: str, some: str, all_of_it: tuple[str, ...]) -> None:
+    everything = f"-DISTHMUS_SANITIZE_ALL={'ON' if stage.asked.everything else 'OFF'}"
+    stage.configure(stage.build, f"-DISTHMUS_SANITIZE={sanitizer}", everything, "-DISTHMUS_BENCH=OFF")
+    stage.compile(stage.build, *(all_of_it if stage.asked.everything else (some,)))
+
+
+def asan_build(stage: Stage) -> None:
+    sanitizer_build(stage, "address", "tests_prove_memory", ())
+
+
+def asan(stage: Stage) -> None:
+    options = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
+    stage.ctest(stage.build, "" if stage.asked.everything else "proves_memory", options, patience=3)
+
+
+def tsan_build(stage: Stage) -> None:
+    sanitizer_build(stage, "thread", "tests_prove_threads", ("tests_with_threads",))
+
+
+def tsan(stage: Stage) -> None:
+    # ThreadSanitizer's shadow wants a fixed address space; kernels that randomise 32 bits leave it no room.
+    fixed = ("setarch", platform.machine(), "-R")
+    allowed = subprocess.run([*fixed, "true"], capture_output=True).returncode == 0
+    # By itself a program with a second thread sleeps for a second when it ends.
+    options = f"halt_on_error=1 second_deadlock_stack=1 atexit_sleep_ms=20 suppressions={ROOT / 'tests' / 'tsan.supp'}"
+    label = "with_threads" if stage.asked.everything else "proves_threads"
+    stage.ctest(stage.build, label, {"TSAN_OPTIONS": options}, fixed if allowed else (), patience=5)
+
+
+def aarch64(stage: Stage) -> None:
+    build = ROOT / "build" / "aarch64"
+    stage.configure(build, "-DISTHMUS_CORE_ONLY=ON", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}")
+    stage.compile(build)
+    stage.ctest(build, "", {}, patience=5)
+
+
+def install(stage: Stage) -> None:
+    stage.python("scripts/clean_install.py", SUITE / "install", *(["--from-sources"] if stage.asked.everything else []))
+
+
+def python(stage: Stage) -> None:
+    asked = stage.asked
+    stage.cases.mkdir(parents=True)
+    # A sanitizer's prover would not load into Python: name the plain one.
+    prover = RELEASE / "tests" / "cpp" / "libisthmus_prover.so"
+    share = ["--everything"] if asked.everything else ["--share", str(asked.share)]
+    # By their names, so that what folders print at the end of a run is printed.
+    folders = sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/test_*.py")})
+    chosen = [asked.only] if asked.only else [*folders, "-n", str(asked.workers), "--dist", "loadgroup"]
+    stage.run(
+        *(VENV / "bin" / "python", "-m", "pytest", "-q", *share, *chosen, *asked.pytest),
+        *(f"--junitxml={stage.cases / 'pytest.xml'}", "-o", "junit_family=xunit1"),
+        env={"PROVER_LIBRARY": str(prover), "TEST_PATIENCE": str(asked.patience)},
+    )
+
+
+def demo(stage: Stage) -> None:
+    before = stage.processor
+    said = stage.run("make", "demo")
+    if "setup:" in said:
+        raise Failed("make demo set something up that was set up already")
+    if (used := stage.processor - before) > DEMO_SECONDS:
+        raise Failed(f"make demo took {used:.0f} s of processor time, with everything built")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a stage builds, at a low priority beside other stages' tests, and what it then runs."""
+
+    title: str
+    run: Callable[[Stage], None] | None = None
+    build: Callable[[Stage], None] | None = None
+    needs: str = ""  # the stage whose build it works with
+    everything: bool = False  # `make test-all` alone
+    seconds: int = 0  # of wall time on two cores; what took longer has grown
+
+
+# In the order in which they are built, and begun.
+STAGES = {
+    "layers": Kind("who includes whom", layers),
+    "ruff": Kind("Python style", ruff),
+    "clang-format": Kind("C++ style", clang_format),
+    "unit": Kind("C++ tests", unit, unit_build),
+    "python": Kind("Python tests", python, needs="unit"),
+    "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build),
+    "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build),
+    "mypy": Kind("Python types, strict", None, mypy),
+    "install": Kind("pip install in a fresh environment", install),
+    "demo": Kind("make demo", demo),
+    "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, everything=True),
+    "tidy": Kind("C++ faults, clang-tidy", tidy, everything=True),
+}

@@ -1,0 +1,99 @@
+"""What holds for all tests: where they find each other, which share of a long product is run, in which order, and by whom.
+
+  @pytest.mark.product(4)   the cases of this test are a long product, of which a run with --share takes a quarter
+  @pytest.mark.everything   only in `make test-all`: minutes of work, or what depends on other people (an index, a mirror)
+
+Workers of pytest-xdist take a few tests of a file at a time. A file with `TOGETHER = "word"` goes to one worker whole, with
+all other files of that word: what its tests share is made once. So does a file that has fixtures for the whole of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from share import chosen
+
+HERE = Path(__file__).resolve().parent
+CHUNK = 6  # tests that a worker takes at a time
+# Rank processes import what their test's functions name.
+if str(HERE) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("isthmus")
+    share = os.environ.get("SUITE_SHARE", "all")
+    group.addoption("--share", default=share, help="the share of each long product: any text, or 'all' (default)")
+    group.addoption("--shuffle", default="", help="runs the tests in a random order that this text decides")
+    group.addoption("--everything", action="store_true", help="also what only `make test-all` runs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (__doc__ or "").splitlines():
+        name, _, text = line.strip().partition("   ")
+        if name.startswith("@pytest.mark."):
+            config.addinivalue_line("markers", f"{name.removeprefix('@pytest.mark.')}: {text.strip()}")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    share, shuffle = config.getoption("--share"), config.getoption("--shuffle")
+    return [f"share {share} of the long products"] * (share != "all") + [f"order {shuffle}"] * bool(shuffle)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    products: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    left_out: set[str] = set()
+    for item in items:
+        if mark := item.get_closest_marker("product"):
+            products[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+        if item.get_closest_marker("everything") and not config.getoption("--everything"):
+            left_out.add(item.nodeid)
+    for (_, of), cases in products.items():
+        names = {case.nodeid for case in cases}
+        left_out |= names - chosen(names, config.getoption("--share"), of)
+    # A test that is asked for by its name is run, whatever its share.
+    left_out -= {name for name in left_out if any(name in str(asked) for asked in config.args)}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
+    if config.getoption("--shuffle"):
+        random.Random(config.getoption("--shuffle")).shuffle(items)
+
+
+@functools.cache
+def together(file: str) -> str:
+    """What the file's tests are kept together under, or nothing. Read from its text: who deals has not imported it."""
+    text = (HERE.parent / file).read_text()
+    if word := re.search(r'^TOGETHER = "([^"]+)"', text, re.MULTILINE):
+        return word[1]
+    return file if re.search(r"""scope=["'](module|package|class)""", text) else ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Dealer(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.scopes: dict[str, str] = {}
+            self.seen: Counter[str] = Counter()
+
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid not in self.scopes:
+                file = nodeid.partition("::")[0]
+                self.scopes[nodeid] = together(file) or f"{file} {self.seen[file] // CHUNK}"
+                self.seen[file] += 1
+            return self.scopes[nodeid]
+
+    return Dealer(config, log)
