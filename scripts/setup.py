@@ -35,6 +35,7 @@ TORCH = "torch==2.13.0"
 ONECCL = ROOT / "build" / "oneccl"  # for the tests, where there are wheels of it
 VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
 VLLM = ROOT / "build" / "vllm"  # for tests/interpose
+RELEASE = ROOT / "build" / "release"  # where the package is built
 WHEEL = ROOT / "build" / "wheel"  # what is installed into .venv; one wheel
 GOALS = ("build", "demo", "test", "test-all", "bench", "lint")
 
@@ -133,12 +134,20 @@ def install_torch() -> None:
     run(PYTHON, "-m", "pip", "install", *(["--index-url", index] if index else []), TORCH)
 
 
+def begin_package() -> None:
+    """Compiles what needs neither Python nor PyTorch, while these are fetched. install_package goes on in that folder."""
+    parts = ("isthmus", "rehearsal_all", "interpose_all", "isthmus-bench")
+    configure = ("cmake", "-S", ".", "-B", RELEASE, "-G", "Ninja", f"-DISTHMUS_WERROR={warnings_are_errors()}")
+    for command in (configure, ("cmake", "--build", RELEASE, "--target", *parts)):
+        run(*command)
+
+
 def install_package() -> None:
     # In the environment's own torch and build tools (no isolation), and in a build directory that stays: a change compiles
     # only what it touches. It is the wheel that `pip install .` makes.
     shutil.rmtree(WHEEL, ignore_errors=True)
     pip = (PYTHON, "-m", "pip")
-    options = ("-Cbuild-dir=build/release", f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}")
+    options = (f"-Cbuild-dir={RELEASE.relative_to(ROOT)}", f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}")
     run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", WHEEL, *options, ".")
     run(*pip, "install", "--no-deps", "--force-reinstall", next(WHEEL.glob("*.whl")))
 
@@ -167,23 +176,32 @@ def main(goal: str) -> None:
     with open(STAMPS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
         system_packages.provide(goal if goal in ("test", "test-all") else "build")
-        requirements = ROOT / "requirements-dev.txt"
-        step("venv", "1", venv_works, make_venv)
-        interpreter = answer(PYTHON, "import sys; print(sys.version, sys.prefix)")
-        step(
-            "requirements",
-            digest([requirements, interpreter]),
-            lambda: bool(answer(PYTHON, FIND_TOOLS)),
-            lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
-        )
-        if goal == "lint":
-            return
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(2) as beside:
+            begun = beside.submit(begin_package) if goal != "lint" and not venv_works() else None
+            interpreter = prepare_venv()
+            if goal == "lint":
+                return
             fetched = beside.submit(fetch_for_tests) if goal in ("test", "test-all") else None
             step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
+            if begun:
+                begun.result()
             step("package", package_key(interpreter), installed, install_package)
             if fetched:
                 fetched.result()
+
+
+def prepare_venv() -> str:
+    """.venv with what requirements-dev.txt names; what identifies its interpreter."""
+    step("venv", "1", venv_works, make_venv)
+    interpreter = answer(PYTHON, "import sys; print(sys.version, sys.prefix)")
+    requirements = ROOT / "requirements-dev.txt"
+    step(
+        "requirements",
+        digest([requirements, interpreter]),
+        lambda: bool(answer(PYTHON, FIND_TOOLS)),
+        lambda: run(PYTHON, "-m", "pip", "install", "-r", requirements),
+    )
+    return interpreter
 
 
 def package_key(interpreter: str) -> str:

@@ -20,10 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import oneccl
-from setup import ONECCL, ROOT, VENV, build_environment, warnings_are_errors
+from setup import ONECCL, RELEASE, ROOT, VENV, build_environment, warnings_are_errors
 
 SUITE = ROOT / "build" / "suite"
-RELEASE = ROOT / "build" / "release"  # the folder that the installed package was built in
 CORES = os.cpu_count() or 1
 COMMAND_SECONDS, BUILD_SECONDS = 5400, 7200  # what does not end is ended
 DEMO_SECONDS = 240  # processor time of `make demo`, which depends on what else runs less than time does
@@ -166,7 +165,9 @@ def clang_format(stage: Stage) -> None:
 
 
 def tidy(stage: Stage) -> None:
-    stage.configure(stage.build, "-DISTHMUS_UNITY=OFF")
+    python = f"-DPython_EXECUTABLE={VENV / 'bin' / 'python'}"
+    stage.configure(stage.build, "-DISTHMUS_UNITY=OFF", "-DISTHMUS_PYTHON=ON", "-DISTHMUS_TORCH=AUTO", python)
+    stage.compile(stage.build, "interpose_calls")  # headers that are made
     stage.python("scripts/tidy.py", stage.build)
 
 
@@ -230,10 +231,11 @@ def python(stage: Stage) -> None:
     share = ["--everything"] if asked.everything else ["--share", str(asked.share)]
     # By their names, so that what folders print at the end of a run is printed.
     folders = sorted({str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/test_*.py")})
-    chosen = [asked.only] if asked.only else [*folders, "-n", str(asked.workers), "--dist", "loadgroup"]
+    chosen = [asked.only] if asked.only else [*folders, "-n", str(asked.workers), "--dist", "loadscope"]
     stage.run(
         *(VENV / "bin" / "python", "-m", "pytest", "-q", *share, *chosen, *asked.pytest),
         *(f"--junitxml={stage.cases / 'pytest.xml'}", "-o", "junit_family=xunit1"),
+        *("-o", f"timeout={600 * asked.patience:.0f}"),
         env={"PROVER_LIBRARY": str(prover), "TEST_PATIENCE": str(asked.patience)},
     )
 

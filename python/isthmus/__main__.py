@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from . import __version__
@@ -24,8 +26,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _end(number: int, _frame: object) -> None:
+    """What a command started (ranks, network namespaces) ends with it, as after Ctrl-C. The status is what a shell gives."""
+    raise SystemExit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _end)
     try:
         if given[:1] == ["bench"]:  # everything after it belongs to the benchmark, --help included
             return bench.run(given[1:])

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Are the tests that wait ever red by noise? Runs them again and again in random order, half of the time on a busy machine.
+
+    python scripts/soak.py --runs 20
+
+After `make test`, whose builds it takes: fault tests, the front doors, rehearsals and device ranks in Python; in C++ what
+meets, waits and dies. Every second run has four busy loops beside it, and a writer that fills the disk cache. A run takes a
+share of each long product that its seed chooses. build/suite/soak/<seed>.log has what each run said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import slowness
+from setup import RELEASE, ROOT, VENV, build_environment
+from stages import CORES, vendor_libraries
+
+LOGS = ROOT / "build" / "suite" / "soak"
+PYTHON = ("faults", "interpose", "net", "python")
+CPP = "bootstrap|meeting|net|process|sharing|device|hccl|nccl|rccl|rehearsal|island|ccl"
+WRITER = """
+import os, sys
+while True:
+    with open(sys.argv[1], "wb") as file:
+        for _ in range(512):
+            file.write(os.urandom(1 << 20))
+"""
+
+
+@contextmanager
+def noise(folder: Path) -> Iterator[None]:
+    """Four processes that compute, and one that writes half a gigabyte again and again."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    loops.append(subprocess.Popen([sys.executable, "-c", WRITER, str(folder / "noise")]))
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        (folder / "noise").unlink(missing_ok=True)
+
+
+def run(name: str, seed: str, patience: float) -> list[str]:
+    """The parts that failed."""
+    environment = build_environment() | {"TEST_PATIENCE": str(patience), **vendor_libraries()}
+    python = [str(VENV / "bin" / "python"), "-m", "pytest", "-q", "-n", str(2 * CORES), "--dist", "loadscope"]
+    python += ["--shuffle", seed, "--share", seed, *(f"tests/{part}" for part in PYTHON)]
+    cpp = ["ctest", "--test-dir", str(RELEASE), "--output-on-failure", "--schedule-random", "-j", str(CORES + 1), "-R", CPP]
+    failed = []
+    with open(LOGS / f"{name}.log", "w") as log:
+        for part, command in (("python", python), ("C++", cpp)):
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            failed += [part] if done.returncode else []
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", default="", help="of the first run; the others follow from it (default: the time)")
+    asked = parser.parse_args()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    environment = build_environment()
+    subprocess.run(["cmake", "--build", str(RELEASE)], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    seed, patience, red = asked.seed or str(int(time.time())), slowness.measure(), 0
+    for number in range(1, asked.runs + 1):
+        name, busy = f"{seed}-{number}", number % 2 == 0
+        begin = time.monotonic()
+        if busy:
+            with noise(LOGS):
+                failed = run(name, name, patience)
+        else:
+            failed = run(name, name, patience)
+        red += bool(failed)
+        took = time.monotonic() - begin
+        outcome = f"FAILED: {', '.join(failed)}" if failed else "ok"
+        print(f"{number:3} {'busy' if busy else 'quiet':6} {took:6.0f} s  {outcome}", flush=True)
+    print(f"{asked.runs} runs, {red} red; {LOGS.relative_to(ROOT)}")
+    return 1 if red else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
