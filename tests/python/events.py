@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import isthmus
 from patience import SOON
@@ -16,6 +17,15 @@ def until(condition: Callable[[], object], what: str = "it") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {SOON} s"
         time.sleep(0.005)
+
+
+def meet(comm: isthmus.Comm, folder: Path, word: str) -> None:
+    """Waits until all ranks have come here: by files, so also before what ends the communicator for all of them.
+
+    A barrier does not do: who has come out of it may end another's, who is about to.
+    """
+    (folder / f"{word} {comm.rank}").touch()
+    until(lambda: all((folder / f"{word} {rank}").exists() for rank in range(comm.size)), f"'{word}' of all ranks")
 
 
 def inside_a_call(comm: isthmus.Comm) -> bool:

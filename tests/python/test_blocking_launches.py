@@ -85,11 +85,11 @@ def test_a_rank_that_dies_ends_what_stands_in_a_blocking_launch() -> None:
     def body(comm: isthmus.Comm) -> str:
         x: Any = np.ones(160_000, np.float32)
         x = x if on_host() else DeviceArray.of(x)
-        comm.all_reduce(x, "max", x)
-        if comm.rank == comm.size - 1:
-            time.sleep(0.3)  # the others may stand in the next one, or come to it later
-            os.kill(os.getpid(), 9)
         try:
+            comm.all_reduce(x, "max", x)  # whose end may be here, and not yet on the others
+            if comm.rank == comm.size - 1:
+                time.sleep(0.3)  # the others may stand in the next one, or come to it later
+                os.kill(os.getpid(), 9)
             for _ in range(100):
                 comm.all_reduce(x, "max", x)
         except isthmus.PeerLostError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import dlpack
 import isthmus
 from devices import DeviceArray, LentArray, OnDevice, on_host, run_fleet, vendor
+from events import meet
 
 
 def mine(comm: isthmus.Comm) -> Any:
@@ -124,8 +126,8 @@ def test_the_operation_begins_behind_what_the_producer_has_still_to_do(fleet: st
 
 
 @pytest.mark.parametrize("fleet", ["nvidia:2", "nvidia:1,amd:1"])
-def test_the_memory_lives_until_the_operation_has_ended_and_goes_then(fleet: str) -> None:
-    def body(comm: isthmus.Comm) -> list[tuple[int, int]]:
+def test_the_memory_lives_until_the_operation_has_ended_and_goes_then(fleet: str, tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, folder: Path) -> list[tuple[int, int]]:
         mine(comm).all_reduce(np.ones(100_000, np.float32))
         there = vendor()
         stream = there.stream()
@@ -143,6 +145,7 @@ def test_the_memory_lives_until_the_operation_has_ended_and_goes_then(fleet: str
             del x
             count(log)  # the caller has let go of it, and only the operation has it now
             if failing:
+                meet(comm, folder, "behind what is to end well")
                 comm.abort("on purpose")
             if not keep:
                 del work
@@ -166,7 +169,7 @@ def test_the_memory_lives_until_the_operation_has_ended_and_goes_then(fleet: str
         return seen
 
     expected = [(1, 0), (1, 1), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1), (1, 1)]
-    assert run_fleet(fleet, body) == [expected] * 2
+    assert run_fleet(fleet, body, tmp_path) == [expected] * 2
 
 
 def test_groups_hold_their_arrays_too() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import isthmus
-from events import inside_a_call, once_inside, until
+from events import inside_a_call, meet, once_inside, until
 from patience import SOON
 
 Run = Callable[..., list[Any]]
@@ -87,9 +87,10 @@ def test_a_message_of_another_size_is_a_mismatch(ranks: Run) -> None:
     assert "3 x float64" in text and "4 x float64" in text, text  # what was sent, and what was asked for
 
 
-def test_abort_ends_a_call_on_every_rank_with_the_reason(ranks: Run) -> None:
-    def body(comm: isthmus.Comm) -> str:
+def test_abort_ends_a_call_on_every_rank_with_the_reason(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, folder: Path) -> str:
         comm.barrier()
+        meet(comm, folder, "behind the barrier")
         if comm.rank == 0:
             time.sleep(0.2)  # the others may stand in the call, or come to it later
             comm.abort("the loss is NaN")
@@ -98,7 +99,7 @@ def test_abort_ends_a_call_on_every_rank_with_the_reason(ranks: Run) -> None:
         assert isinstance(comm.error, isthmus.AbortedError)
         return str(caught.value)
 
-    assert all("the loss is NaN" in text for text in ranks(3, body))
+    assert all("the loss is NaN" in text for text in ranks(3, body, tmp_path))
 
 
 def test_an_exception_in_a_with_block_reaches_the_other_ranks(threads: Run) -> None:
