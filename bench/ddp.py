@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -115,11 +116,21 @@ def train(contender: str, args: argparse.Namespace, shared: dict[str, str]) -> d
     return {"step": statistics.median(counted), "said": said, **{k: found[0][k] for k in ("digest", "gradient_bytes")}}
 
 
+def nccl_version(torch: Any) -> tuple[int, ...]:
+    """Of the library that torch has loaded; what it says itself of NCCL is the version that it was built with."""
+    if getattr(torch.version, "hip", None):
+        return tuple(torch.cuda.nccl.version())
+    number = ctypes.c_int()
+    if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)):
+        raise SystemExit("ddp: NCCL does not say its version")
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
+
+
 def who_takes_part(torch: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The contenders that cannot, and why; and the variables with which two ranks share a GPU."""
     if torch.cuda.device_count() >= RANKS:
         return {}, {}
-    if getattr(torch.version, "hip", None) is None and tuple(torch.cuda.nccl.version()) >= MULTI_RANK:
+    if getattr(torch.version, "hip", None) is None and nccl_version(torch) >= MULTI_RANK:
         return {}, {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
     why = "there is one GPU, and its library serves one rank on it (NCCL from 2.30 on can serve two)"
     return dict.fromkeys(("bare", "one-island"), why), {}
@@ -172,7 +183,7 @@ def main() -> None:
         "said": {},
     }
     if not args.rehearse:
-        result["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        result["versions"]["nccl"] = ".".join(map(str, nccl_version(torch)))
     digests: dict[str, str] = {}
     for number in range(args.rounds):
         for i in range(len(taking_part)):

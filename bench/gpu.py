@@ -9,7 +9,7 @@ each an island of its own (libraries serve no two ranks on one GPU), and one on 
 makes the same calls on the same tensors, and the order moves on by one from round to round:
 
 isthmus  device tensors, on each rank's own stream
-gloo     torch's ProcessGroupGloo with the same tensors, where it takes tensors of this device
+gloo     torch's ProcessGroupGloo with the same tensors, where it takes tensors of this device; it sends none
 relay    what is written by hand today: t.cpu(), Gloo on the host, t.copy_(...)
 
 A call's time is that from the barrier before it until the last rank's stream has come to its end. The limits are of the
@@ -40,8 +40,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (8, 4 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20, 1 << 30)
 QUICK_SIZES = (8, 64 << 10, 1 << 20)
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "send_recv")
-TARGETS = {"moves": 0.85, "all_reduce": 0.85, "gloo": 3.0, "gemm": 1.03}
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+BUCKETS, BUCKET_BYTES = 10, 25 << 20  # of a training step, behind each other, beside one call of all of them
+TARGETS = {
+    "moves": 0.92,
+    "all_reduce": 0.88,
+    "reduce_scatter": 0.80,
+    "all_gather": 0.80,
+    "buckets": 0.9,
+    "gloo": 17.0,
+    "gemm": 1.03,
+}
 LARGE = 1 << 20  # from here on Gloo is to be beaten by the target
 LIMIT_FROM = 64 << 20  # from here on the rates are to be reached
 GEMM_BYTES = 256 << 20  # of the broadcast beside the products
@@ -156,6 +165,7 @@ class Rank:
             "all_reduce": lambda: comm.all_reduce(a, "sum", a, stream=stream),
             "broadcast": lambda: comm.broadcast(a, 0, stream=stream),
             "all_gather": lambda: comm.all_gather(a, b, stream=stream),
+            "reduce_scatter": lambda: comm.reduce_scatter(a, "sum", b, stream=stream),
             "send_recv": send_recv,
         }
         return table[collective]
@@ -179,11 +189,16 @@ class Rank:
             sent.wait()
             received.wait()
 
+        def reduce_scatter() -> None:  # gloo has none: what it offers in its place
+            all_reduce()
+            out.copy_(x.view(self.size, -1)[self.number])
+
         pieces = [list(out.chunk(self.size))] if collective == "all_gather" else []
         table: dict[str, Call] = {
             "all_reduce": all_reduce,
             "broadcast": broadcast,
             "all_gather": lambda: group.allgather(pieces, [x]).wait(),
+            "reduce_scatter": reduce_scatter,
             "send_recv": send_recv,
         }
         return table[collective]
@@ -205,7 +220,7 @@ class Rank:
         def relayed() -> None:
             with self.here():
                 there = x.cpu()
-                result = self.torch.empty(wide) if collective in ("all_gather", "send_recv") else there
+                result = there if collective in ("all_reduce", "broadcast") else self.torch.empty(wide)
                 self._gloo_calls(collective, there, result)()
                 (out if result is not there else x).copy_(result)
 
@@ -281,14 +296,22 @@ class Team:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
+def lengths(collective: str, nbytes: int, ranks: int) -> tuple[int, int]:
+    """Elements of what a rank gives and of what it gets, where nbytes are those of the larger."""
+    count = max(1, nbytes // 4)
+    part = max(1, count // ranks)
+    return {"all_gather": (part, part * ranks), "reduce_scatter": (part * ranks, part)}.get(collective, (count, count))
+
+
 def check(team: Team, contender: str, collective: str, nbytes: int) -> None:
     """Once a row and contender, on known numbers: small integers, so that every sum is exact."""
-    count, ranks = max(1, nbytes // 4), len(team.kinds)
+    ranks = len(team.kinds)
+    count, wide = lengths(collective, nbytes, ranks)
 
     def work(number: int) -> None:
         rank = team.ranks[number]
         x = rank.tensor(count, float(number + 1))
-        out = rank.tensor(count * ranks if collective == "all_gather" else count, -1.0)
+        out = rank.tensor(wide, -1.0)
         rank.finish()
         team.meeting.wait()
         rank.call(contender, collective, x, out)()
@@ -299,6 +322,7 @@ def check(team: Team, contender: str, collective: str, nbytes: int) -> None:
             "all_reduce": lambda: bool((x == ranks * (ranks + 1) / 2).all()),
             "broadcast": lambda: bool((x == 1).all()),
             "all_gather": lambda: all(bool((part == r + 1).all()) for r, part in enumerate(out.chunk(ranks))),
+            "reduce_scatter": lambda: bool((out == ranks * (ranks + 1) / 2).all()),
             "send_recv": lambda: bool((out == before).all()),
         }[collective]()
         if not good:
@@ -308,17 +332,17 @@ def check(team: Team, contender: str, collective: str, nbytes: int) -> None:
 
 
 def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float, absent: dict[str, str]) -> dict[str, Any]:
-    count, ranks = max(1, nbytes // 4), len(team.kinds)
-    if collective == "all_gather":
-        count = max(1, count // ranks)
+    count, wide = lengths(collective, nbytes, len(team.kinds))
     contenders = [name for name in ("isthmus", "gloo", "relay") if name not in absent]
+    if collective == "send_recv" and "gloo" in contenders:
+        contenders.remove("gloo")  # which takes device memory for the host's there, and ends the process
     tensors: list[tuple[Any, Any]] = []
     for rank in team.ranks:
-        tensors.append((rank.tensor(count, 0.0), rank.tensor(count * (ranks if collective == "all_gather" else 1), 0.0)))
+        tensors.append((rank.tensor(count, 0.0), rank.tensor(wide, 0.0)))
     calls: dict[str, list[Call]] = {}
     times: dict[str, int] = {}
     for name in contenders:
-        check(team, name, collective, count * 4)
+        check(team, name, collective, nbytes)
         calls[name] = [rank.call(name, collective, *pair) for rank, pair in zip(team.ranks, tensors, strict=True)]
         once = min(team.seconds(calls[name], 1) for _ in range(2))
         times[name] = max(1, min(1000, int(block / max(once, 1e-9))))
@@ -327,8 +351,31 @@ def time_row(team: Team, collective: str, nbytes: int, rounds: int, block: float
         for i in range(len(contenders)):
             name = contenders[(i + number) % len(contenders)]
             seconds[name].append(team.seconds(calls[name], times[name]))
-    moved = count * 4 * (ranks if collective == "all_gather" else 1)
-    return {"collective": collective, "bytes": moved, "ranks": ",".join(team.kinds), "calls": times, "seconds": seconds}
+    return {
+        "collective": collective,
+        "bytes": 4 * max(count, wide),
+        "ranks": ",".join(team.kinds),
+        "calls": times,
+        "seconds": seconds,
+    }
+
+
+def buckets(team: Team, number: int, nbytes: int, rounds: int) -> dict[str, Any]:
+    """Seconds of all_reduces behind each other, and of one of all their bytes."""
+    small = [[rank.tensor(nbytes // 4, 0.0) for _ in range(number)] for rank in team.ranks]
+    large = [rank.tensor(number * nbytes // 4, 0.0) for rank in team.ranks]
+
+    def behind_each_other(rank: Rank, tensors: list[Any]) -> Call:
+        calls = [rank.call("isthmus", "all_reduce", x, x) for x in tensors]
+        return lambda: [call() for call in calls]
+
+    separate = [behind_each_other(rank, tensors) for rank, tensors in zip(team.ranks, small, strict=True)]
+    whole = [rank.call("isthmus", "all_reduce", x, x) for rank, x in zip(team.ranks, large, strict=True)]
+    found: dict[str, Any] = {"number": number, "bytes": nbytes, "separate": [], "whole": []}
+    for _ in range(rounds + 1):
+        found["separate"].append(team.seconds(separate, 1))
+        found["whole"].append(team.seconds(whole, 1))
+    return {**found, "separate": found["separate"][1:], "whole": found["whole"][1:]}
 
 
 def copy_rates(device: Device, nbytes: int, rounds: int) -> dict[str, list[float]]:
@@ -360,14 +407,29 @@ def copy_rates(device: Device, nbytes: int, rounds: int) -> dict[str, list[float
     return {name: rates[1:] for name, rates in found.items()}
 
 
-def reduction_rate() -> float:
-    """Bytes a second of sums that one thread of Isthmus makes on this host, as `isthmus tune` finds them."""
+def host_rates() -> tuple[float, float]:
+    """Bytes a second of sums that one thread of Isthmus makes on this host, as `isthmus tune` finds them; and those that
+    copies of all processors read and write.
+    """
+    import numpy as np
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         command = [sys.executable, "-m", "isthmus", "tune", "--output", str(path)]
         subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=True)
         entries = json.loads(path.read_text())["entries"]
-    return float(next(e["median"] for e in entries if e["name"] == "reduce_float32"))
+    pairs = [(np.ones(8 << 20), np.zeros(8 << 20)) for _ in range(min(16, os.cpu_count() or 1))]  # 64 MiB each
+    best = float("inf")
+    for _ in range(5):
+        threads = [threading.Thread(target=np.copyto, args=(to, source)) for source, to in pairs]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = min(best, time.perf_counter() - begin)
+    moved = sum(2 * source.nbytes for source, _ in pairs)
+    return float(next(e["median"] for e in entries if e["name"] == "reduce_float32")), moved / best
 
 
 def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str, Any]:
@@ -426,12 +488,20 @@ def beside_products(team: Team, nbytes: int, rounds: int, size: int) -> dict[str
 # ---- the judgement ---------------------------------------------------------------------------------------------------
 
 
-def least_seconds(row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], reduce_rate: float) -> float:
-    """What the copies, and for a sum the reduction, take at least. One GPU carries the copies of all its ranks."""
+def least_seconds(
+    row: dict[str, Any], kinds: list[str], copies: dict[str, list[float]], reduce_rate: float, memory: float
+) -> float:
+    """What the copies take at least, and for a sum the reduction. One GPU carries the copies of all its ranks.
+
+    `reduce_rate` is of one thread: each rank has one, and the process some that help (ISTHMUS_REDUCE_THREADS). `memory` is
+    what the host's memory moves: a sum reads two and writes one, a copy between the device and the host reads or writes one.
+    """
     median = {name: statistics.median(rates) for name, rates in copies.items()}
     gpus, ranks, n = kinds.count("gpu"), len(kinds), row["bytes"]
-    if row["collective"] == "all_reduce":
-        out, back = gpus * n, gpus * n
+    sums = 0.0
+    if row["collective"] in ("all_reduce", "reduce_scatter"):
+        out, back = gpus * n, gpus * n / (1 if row["collective"] == "all_reduce" else ranks)
+        sums = (ranks - 1) * n  # of all ranks together
     elif row["collective"] == "broadcast":
         out, back = (n, (gpus - 1) * n) if kinds[0] == "gpu" else (0, gpus * n)
     elif row["collective"] == "all_gather":
@@ -440,28 +510,39 @@ def least_seconds(row: dict[str, Any], kinds: list[str], copies: dict[str, list[
         out, back = gpus * n, gpus * n
     way_out = median["both"] if out and back else median["out"]
     way_in = median["both"] if out and back else median["in"]
-    least = max(out / way_out, back / way_in)
-    if row["collective"] == "all_reduce":
-        # Each rank's thread adds what all others have of its part: ranks - 1 sums over n / ranks bytes.
-        least = max(least, (ranks - 1) * n / ranks / reduce_rate)
-    return float(least)
+    touched = out + back + 3 * sums
+    threads = ranks + (3 if (os.cpu_count() or 1) > 2 * ranks else 0)
+    return float(max(out / way_out, back / way_in, sums / threads / reduce_rate, touched / memory))
 
 
 def judge(result: dict[str, Any], kinds: list[str]) -> list[dict[str, Any]]:
     verdicts = []
+    against_gloo: list[float] = []
     for row in result["rows"]:
         median = {name: statistics.median(times) for name, times in row["seconds"].items()}
         what = f"{row['collective']} {row['bytes']} B"
         for name in ("gloo", "relay"):
             if name in median:
                 ratios = [a / b for a, b in zip(row["seconds"][name], row["seconds"]["isthmus"], strict=True)]
-                due = name == "gloo" and row["bytes"] >= LARGE and row["collective"] in ("all_reduce", "broadcast")
-                verdicts.append(verdict(f"{what}: {name} over isthmus", ratios, TARGETS["gloo"] if due else None, True))
+                verdicts.append(verdict(f"{what}: {name} over isthmus", ratios, None, True))
+                if name == "gloo" and row["bytes"] >= LARGE and row["collective"] in ("all_reduce", "broadcast"):
+                    against_gloo.append(statistics.median(ratios))
         if row["bytes"] >= LIMIT_FROM:
-            key = "all_reduce" if row["collective"] == "all_reduce" else "moves"
-            least = least_seconds(row, kinds, result["copies"], result["reduction"])
+            least = least_seconds(row, kinds, result["copies"], result["reduction"], result["memory"])
             rates = [least / seconds for seconds in row["seconds"]["isthmus"]]
-            verdicts.append(verdict(f"{what}: share of the copies' limit", rates, TARGETS[key], True))
+            target = TARGETS.get(row["collective"], TARGETS["moves"])
+            verdicts.append(verdict(f"{what}: share of the limit of copies, sums and memory", rates, target, True))
+    if against_gloo:
+        mean = statistics.geometric_mean(against_gloo)
+        what = f"gloo over isthmus, all_reduce and broadcast from {LARGE} B, geometric mean"
+        verdicts.append(
+            verdict(what, [min(against_gloo), mean, max(against_gloo)], TARGETS["gloo"], True) | {"median": mean}
+        )
+        verdicts[-1]["good"] = mean >= TARGETS["gloo"]
+    behind = result["buckets"]
+    ratios = [whole / separate for whole, separate in zip(behind["whole"], behind["separate"], strict=True)]
+    what = f"{behind['number']} all_reduces of {behind['bytes']} B behind each other: rate over that of one call"
+    verdicts.append(verdict(what, ratios, TARGETS["buckets"], True))
     products = result["products"]
     slower = [b / a for a, b in zip(products["alone"], products["beside"], strict=True)]
     verdicts.append(verdict(f"matrix product beside a broadcast of {products['bytes']} B", slower, TARGETS["gemm"], False))
@@ -474,6 +555,11 @@ def verdict(what: str, ratios: list[float], target: float | None, more: bool) ->
     return {"what": what, "median": median, "least": min(ratios), "most": max(ratios), "target": target, "good": good}
 
 
+def show_row(row: dict[str, Any]) -> None:
+    medians = "  ".join(f"{name} {statistics.median(times) * 1e6:.1f}" for name, times in row["seconds"].items())
+    print(f"{row['collective']:14s} {row['bytes']:>11d} B  us: {medians}", flush=True)
+
+
 def show(result: dict[str, Any]) -> None:
     if result["simulated"]:  # its times say nothing
         for row in result["rows"]:
@@ -484,9 +570,9 @@ def show(result: dict[str, Any]) -> None:
         return
     for name, why in result["absent"].items():
         print(f"{name} did not take part: {why}")
-    for row in result["rows"]:
-        medians = "  ".join(f"{name} {statistics.median(times) * 1e6:.1f}" for name, times in row["seconds"].items())
-        print(f"{row['collective']:11s} {row['bytes']:>11d} B  us: {medians}")
+    rates = {name: statistics.median(values) for name, values in result["copies"].items()}
+    rates |= {"a thread's sums": result["reduction"], "host memory": result["memory"]}
+    print("GB/s: " + ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in rates.items()))
     for v in result["verdicts"]:
         word = {None: "", True: "pass", False: "SHORT"}[v["good"]]
         target = "" if v["target"] is None else f" (target {v['target']})"
@@ -527,6 +613,7 @@ def main() -> None:
     parser.add_argument("--rehearse", metavar="VENDOR", default="", help="a simulated device: nvidia, amd or ascend")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", help="in bytes, instead of 8 B to 1 GiB")
     parser.add_argument("--block", type=float, default=0.2, help="seconds of one contender's turn (default %(default)s)")
     parser.add_argument("--out", type=Path, help="the JSON file (default bench/results/gpu.json; none for a rehearsal)")
     args = parser.parse_args()
@@ -553,13 +640,16 @@ def main() -> None:
         "rows": [],
     }
     for collective in COLLECTIVES:
-        for nbytes in QUICK_SIZES if small else SIZES:
+        for nbytes in args.sizes or (QUICK_SIZES if small else SIZES):
             result["rows"].append(time_row(team, collective, nbytes, args.rounds, args.block, result["absent"]))
+            if not device.simulated:
+                show_row(result["rows"][-1])
     result["copies"] = copy_rates(device, copy_bytes, args.rounds)
+    result["buckets"] = buckets(team, BUCKETS, (1 << 16) if device.simulated else BUCKET_BYTES, args.rounds)
     result["products"] = beside_products(team, gemm_bytes, args.rounds, matrix)
     team.close()
     if not device.simulated:
-        result["reduction"] = reduction_rate()
+        result["reduction"], result["memory"] = host_rates()
         result["verdicts"] = judge(result, kinds)
     show(result)
     out = args.out or (None if device.simulated else ROOT / "bench" / "results" / "gpu.json")

@@ -68,7 +68,7 @@ Handle current_context() {
 class AclCalls {
  public:
   static constexpr const char *kVendor = "acl", *kMaker = "ascend", *kName = "Ascend ACL";
-  static constexpr bool kValues = false, kWays = true;
+  static constexpr bool kValues = false, kWays = true, kTrailing = false;
   static constexpr Dlpack kDlpack{12, 0};  // kDLExtDev, as PyTorch has it for devices outside of its own list
   static constexpr Ends kEnds{"aclrtDestroyStream", "aclrtDestroyEvent", "aclrtFree", "aclrtHostUnregister"};
   using Handle = acl_abi::Handle;

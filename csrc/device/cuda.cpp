@@ -62,7 +62,7 @@ class Aside {
 class CudaCalls {
  public:
   static constexpr const char *kVendor = "cuda", *kMaker = "nvidia", *kName = "NVIDIA driver";
-  static constexpr bool kValues = true, kWays = false;
+  static constexpr bool kValues = true, kWays = false, kTrailing = true;
   static constexpr Dlpack kDlpack{2, 13};  // kDLCUDA, kDLCUDAManaged
   static constexpr Ends kEnds{"cuStreamDestroy", "cuEventDestroy", "cuMemFree", "cuMemHostUnregister"};
   using Handle = cuda_abi::Handle;
@@ -145,6 +145,13 @@ class CudaCalls {
     int capture = 0;
     ISTHMUS_CUDA(cuStreamIsCapturing, stream, &capture);
     return capture != 0;
+  }
+  // While a stream that waits for the default one is recorded, the driver answers with an error, and the recording goes on.
+  bool default_free() const {
+    int capture = 0;
+    return called(kName, "cuStreamIsCapturing", [&] { return the_functions.cuStreamIsCapturing(nullptr, &capture); }) ==
+               kSuccess &&
+           capture == 0;
   }
 
   Handle make_event() const {

@@ -68,7 +68,7 @@ class Aside {
 class HipCalls {
  public:
   static constexpr const char *kVendor = "hip", *kMaker = "amd", *kName = "AMD runtime";
-  static constexpr bool kValues = true, kWays = false;
+  static constexpr bool kValues = true, kWays = false, kTrailing = true;
   static constexpr Dlpack kDlpack{10, 0};  // kDLROCM
   static constexpr Ends kEnds{"hipStreamDestroy", "hipEventDestroy", "hipFree", "hipHostUnregister"};
   using Handle = hip_abi::Handle;
@@ -142,6 +142,11 @@ class HipCalls {
     int capture = 0;
     ISTHMUS_HIP(hipStreamIsCapturing, stream, &capture);
     return capture != 0;
+  }
+  bool default_free() const {  // as CUDA's
+    int capture = 0;
+    const auto asked = [&] { return absorbed(the_functions.hipStreamIsCapturing(nullptr, &capture)); };
+    return called(kName, "hipStreamIsCapturing", asked) == kSuccess && capture == 0;
   }
 
   Handle make_event() const {

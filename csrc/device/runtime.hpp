@@ -134,7 +134,13 @@ class Runtime {
   virtual std::unique_ptr<Gate> make_gate(int device) = 0;
   virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;
 
-  // Submits a copy. Either side is device memory or what device_address() gives of registered memory. Where `cancelled` is set by the
+  // The stream goes on behind what the vendor's calls left on the device's default stream: some return before their work is done (a copy
+  // from pageable memory, a fill), and whoever has made one takes the memory for ready. `event`: one of that device, free for this.
+  // Does nothing where all such calls end with their work, or while a graph is recorded that the default stream would become part of.
+  virtual void behind_default(Stream &, Event &) {}
+
+  // Submits a copy. Either side is device memory or what device_address() gives of registered memory; at least one is device memory, for
+  // between two places of the host some vendors' calls return only when the stream has come to the copy and it is done. Where `cancelled` is set by the
   // time it would run, it is skipped by runtimes that can, which are those whose streams may be held up for good.
   virtual void copy(Stream &stream, void *to, const void *from, size_t bytes,
                     const std::atomic<bool> *cancelled = nullptr) = 0;

@@ -3,6 +3,8 @@
 //
 //   static constexpr const char *kVendor, *kMaker, *kName;   "cuda", "nvidia", "NVIDIA driver"
 //   static constexpr bool kValues                   whether there are calls that wait for and write values of 64 bits
+//   static constexpr bool kTrailing                 whether calls without a stream may return before their work is done; where:
+//   bool default_free()                             whether the default stream may be given something now
 //   static constexpr bool kWays                     whether copy() is told the Way
 //   using Handle = void *                           a stream, an event
 //   int devices(); std::string version(); std::string describe(int device); int numa(int device)
@@ -109,6 +111,16 @@ class VendorRuntime final : public Runtime {
     if constexpr (Calls::kValues)
       if (waits(device)) return std::make_unique<VendorSignal>(*this, device);
     return std::make_unique<CalledSignal>(*this, device, wake, context);
+  }
+
+  void behind_default(Stream &stream, Event &event) override {
+    if constexpr (Calls::kTrailing) {
+      const Current current(*this, stream.device());
+      if (!calls_.default_free()) return;
+      VendorStream theirs(*this, stream.device(), nullptr, false);
+      event.record(theirs);
+      event.hold(stream);
+    }
   }
 
   void copy(Stream &stream, void *to, const void *from, size_t bytes, const std::atomic<bool> *) override {

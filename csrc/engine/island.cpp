@@ -116,6 +116,9 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   if (user) {
     shared_->before->record(*user);
     shared_->before->hold(stream);
+  } else if (op.call.device) {
+    if (!shared_->before) shared_->before = shared_->runtime->make_event(device());
+    shared_->runtime->behind_default(stream, *shared_->before);
   }
   if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };

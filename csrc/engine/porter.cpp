@@ -86,6 +86,8 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   } else if (theirs) {
     lane.before->record(*theirs);
     lane.before->hold(stream);
+  } else {
+    runtime_.behind_default(stream, *lane.before);
   }
   const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run

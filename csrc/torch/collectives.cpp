@@ -2,6 +2,7 @@
 #include "backend.hpp"
 #include "coalescing.hpp"
 #include "errors.hpp"
+#include "versions.hpp"
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
@@ -142,13 +143,9 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tens
   check_lists("reduce_scatter_tensor_coalesced", outputs, inputs);
   if (inputs.size() == 1) return _reduce_scatter_base(outputs.front(), inputs.front(), opts);
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                  "isthmus:reduce_scatter_tensor_coalesced",
-                  opts.timeout,
-                  opts.asyncOp,
-                  inputs,
-                  outputs,
-                  premul_factor(opts.reduceOp)};
+  Request request{
+      kReduceScatterTensorCoalesced, "isthmus:reduce_scatter_tensor_coalesced", opts.timeout, opts.asyncOp, inputs, outputs,
+      premul_factor(opts.reduceOp)};
   std::vector<Buffer> in, out;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_pair("reduce_scatter_tensor_coalesced", inputs[i], outputs[i], size_);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "errors.hpp"
+#include "versions.hpp"
 
 namespace isthmus::torch_face {
 
@@ -79,7 +80,7 @@ isthmus_redop reduction(const c10d::ReduceOp &op) {
 
 double premul_factor(const c10d::ReduceOp &op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return 1;
-  const auto *supplement = dynamic_cast<const c10d::PreMulSumSupplement *>(op.supplement_.get());
+  const auto *supplement = dynamic_cast<const PreMulSumSupplement *>(op.supplement_.get());
   if (!supplement) bad_argument("PREMUL_SUM without a factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble() : supplement->double_factor;
 }

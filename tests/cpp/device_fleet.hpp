@@ -185,8 +185,10 @@ class Memory {
   }
   void put(const Bytes &bytes, size_t offset = 0) {
     if (bytes.empty()) return;
-    if (on_host_) std::memcpy(host_.data() + offset, bytes.data(), bytes.size());
-    else must_cu("MemcpyHtoD_v2", device_ + offset, static_cast<const void *>(bytes.data()), bytes.size());
+    if (on_host_) return void(std::memcpy(host_.data() + offset, bytes.data(), bytes.size()));
+    must_cu("MemcpyHtoD_v2", device_ + offset, static_cast<const void *>(bytes.data()), bytes.size());
+    must_cu("StreamSynchronize",
+            Handle{});  // the driver comes back before the device has it, and another stream may come next
   }
   Bytes get(size_t bytes, size_t offset = 0) const {
     Bytes out(bytes);

@@ -183,11 +183,13 @@ TEST_P(EveryRuntime, CopiesFromDeviceMemoryToDeviceMemory) {
 TEST_P(EveryRuntime, NothingBehindAGateRunsBeforeItIsOpen) {
   if (!gates()) return;
   const Slot from(runtime, kBytes), to(runtime, kBytes);
+  void *const memory = runtime.allocate(0, kBytes);
   const auto s = stream();
   const auto gate = runtime.make_gate(0);
   const auto done = runtime.make_signal(0);
   gate->arm(*s, 5);
-  runtime.copy(*s, to.device(), from.device(), kBytes);
+  runtime.copy(*s, memory, from.device(), kBytes);
+  runtime.copy(*s, to.device(), memory, kBytes);
   done->arm(*s, 1);
   gate->open(4);
   std::this_thread::sleep_for(30ms);
@@ -199,6 +201,7 @@ TEST_P(EveryRuntime, NothingBehindAGateRunsBeforeItIsOpen) {
   gate->arm(*s, 6);  // it has been that far already
   done->arm(*s, 2);
   EXPECT_TRUE(eventually([&] { return done->value() == 2; }));
+  runtime.release(0, memory);
 }
 
 TEST_P(EveryRuntime, APoisonedGateHoldsNothingEver) {
@@ -217,6 +220,7 @@ TEST_P(EveryRuntime, APoisonedGateHoldsNothingEver) {
 
 TEST_P(EveryRuntime, ASignalWakesAndComesAfterTheBytes) {
   const Slot from(runtime, kBytes), to(runtime, kBytes);
+  void *const memory = runtime.allocate(0, kBytes);
   const auto s = stream();
   struct Seen {
     std::atomic<int> times{0};
@@ -225,13 +229,15 @@ TEST_P(EveryRuntime, ASignalWakesAndComesAfterTheBytes) {
       0, [](void *c) { ++static_cast<Seen *>(c)->times; }, &seen);
   for (uint32_t round = 1; round <= 200; ++round) {
     from.host()[kBytes / 4 - 1] = round;
-    runtime.copy(*s, to.device(), from.device(), kBytes);
+    runtime.copy(*s, memory, from.device(), kBytes);
+    runtime.copy(*s, to.device(), memory, kBytes);
     done->arm(*s, round);
     while (done->value() < round) std::this_thread::yield();
     ASSERT_EQ(to.host()[kBytes / 4 - 1], round);
   }
   const bool wakes = runtime.capabilities(0).signals_wake;
   EXPECT_TRUE(!wakes || eventually([&] { return seen.times == 200; }));
+  runtime.release(0, memory);
 }
 
 TEST_P(EveryRuntime, AnEventOrdersOneStreamBehindAnother) {

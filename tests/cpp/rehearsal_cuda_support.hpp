@@ -41,7 +41,10 @@ inline Handle new_event() {
   IS(cu("EventCreate", &e, 2u), 0);
   return e;
 }
-inline void to_device(Address a, const void *from, size_t bytes) { IS(cu("MemcpyHtoD_v2", a, from, bytes), 0); }
+inline void to_device(Address a, const void *from, size_t bytes) {
+  IS(cu("MemcpyHtoD_v2", a, from, bytes), 0);
+  IS(cu("StreamSynchronize", Handle{}), 0);  // the driver comes back before the device has it
+}
 inline void from_device(void *to, Address a, size_t bytes) { IS(cu("MemcpyDtoH_v2", to, a, bytes), 0); }
 
 // Host memory that the device knows, and a word in it that queues wait for.

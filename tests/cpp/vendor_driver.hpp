@@ -65,7 +65,9 @@ class Cuda final : public Driver {
   }
   void release(void *memory) override { must("cuMemFree_v2", memory); }
   void put(void *to, const void *from, size_t bytes) override {
-    if (bytes) must("cuMemcpyHtoD_v2", to, from, bytes);
+    if (!bytes) return;
+    must("cuMemcpyHtoD_v2", to, from, bytes);
+    must("cuStreamSynchronize", static_cast<void *>(nullptr));  // the driver comes back before the device has it
   }
   void get(void *to, const void *from, size_t bytes) override {
     if (bytes) must("cuMemcpyDtoH_v2", to, from, bytes);

@@ -24,7 +24,7 @@ from patience import SOON, patient
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 import isthmus
 from devices import DeviceArray, on_host, run_fleet, vendor
-from events import until
+from events import until, until_asleep
 
 DEVICE = {"nvidia": "cuda", "amd": "hip", "ascend": "acl"}
 CALLS = {
@@ -43,8 +43,8 @@ DEADLINE = 1  # of what hangs
 AGAIN = patient(4)  # of an init beside it
 
 
-def once_called(calls: dict[str, list[str]], begin: Callable[[], Any]) -> Any:
-    """begin(), which lets a thread make one of these calls, and a moment, in which that gets stuck there."""
+def once_called(calls: dict[str, list[str]], thread: threading.Thread) -> None:
+    """Starts the thread, which makes one of these calls and gets stuck there."""
     engine = ctypes.CDLL("librehearsal.so")
     engine.rehearsal_calls.restype = ctypes.c_ulong
     names = calls[os.environ["ISTHMUS_DEVICE"].split(":")[0]]
@@ -53,10 +53,9 @@ def once_called(calls: dict[str, list[str]], begin: Callable[[], Any]) -> Any:
         return sum(engine.rehearsal_calls(name.encode()) for name in names)
 
     before = count()
-    begun = begin()
+    thread.start()
     until(lambda: count() > before, f"a call of {names}")
-    time.sleep(0.2)
-    return begun
+    until_asleep(thread)
 
 
 def stands() -> Callable[[], None]:
@@ -67,7 +66,7 @@ def stands() -> Callable[[], None]:
         vendor().here()
         vendor().free(memory)
 
-    once_called(FREES, threading.Thread(target=free, daemon=True).start)
+    once_called(FREES, threading.Thread(target=free, daemon=True))
     return goes_on
 
 
@@ -77,7 +76,6 @@ class Call(threading.Thread):
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.call, self.said = call, ""
-        self.start()
 
     def run(self) -> None:
         try:
@@ -90,6 +88,7 @@ class Call(threading.Thread):
 def after(call: Callable[[], object]) -> str:
     """How it failed, if it ends."""
     one = Call(call)
+    one.start()
     one.join(SOON)
     return one.said or f"it has not ended in {SOON} s"
 
@@ -156,7 +155,8 @@ def test_a_caller_that_is_stuck_holds_up_nobody_else(
             else:
                 until(stuck_now.exists)
             comm.set_timeout(DEADLINE)
-            stuck = once_called(ASKS, lambda: Call(lambda: what(comm, x, stream)))
+            stuck = Call(lambda: what(comm, x, stream))
+            once_called(ASKS, stuck)
             stuck_now.touch()
             answer["said"] = after(comm.barrier)
             begun = time.monotonic()
@@ -205,6 +205,7 @@ def test_a_new_communicator_beside_the_end_of_one_whose_device_hangs_is_refused(
         comm.set_timeout(DEADLINE)
         first = after(lambda: all_reduce(comm, x, None))
         ends = Call(comm.destroy)
+        ends.start()
         time.sleep(late)
         begun = time.monotonic()
         said = after(lambda: isthmus.init(timeout=AGAIN).barrier())

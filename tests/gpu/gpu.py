@@ -83,22 +83,23 @@ class Gpus:
         bridge: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 600,
+        init: bool = True,
     ) -> list[Any]:
         """body(comm, *arguments) on ranks: "ggc" is two on GPUs, in turn on those there are, and one on host memory.
 
-        `labels` are the ranks' islands, one letter each.
+        `labels` are the ranks' islands, one letter each. Without `init` it is body(*arguments), which makes groups itself.
         """
         names = labels or "a" * len(kinds)
         if self.simulated:
             vendor = {"g": _SIMULATED[self.runtime], "c": "cpu"}
             fleet = ",".join(f"{vendor[kind]}:1@{label}" for kind, label in zip(kinds, names, strict=True))
-            return run_fleet(fleet, body, *arguments, bridge=bridge, env=env, timeout=timeout)
+            return run_fleet(fleet, body, *arguments, bridge=bridge, env=env, timeout=timeout, init=init)
         each: list[dict[str, str | None]] = []
         for rank, kind in enumerate(kinds):
             place = f"{self.runtime}:{kinds[:rank].count('g') % self.count}" if kind == "g" else "host"
             each.append({"ISTHMUS_DEVICE": place})
         with tempfile.TemporaryDirectory(prefix="isthmus-gpu-") as folder:
-            (Path(folder) / "task").write_bytes(cloudpickle.dumps((body, arguments, True)))
+            (Path(folder) / "task").write_bytes(cloudpickle.dumps((body, arguments, init)))
             path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
             given = {"ISTHMUS_TIMEOUT": "60", "PYTHONPATH": path, **(env or {})}
             command = [sys.executable, str(RUNNER), folder]

@@ -22,7 +22,8 @@ import matrix
 from devices import DeviceArray, OnDevice, on_host, vendor
 from gpu import Gpus, gpus
 from patience import patient
-from spanning import HANDED, SPANS
+from said import HANDED, SPANS
+from test_devices import behind_what_was_left
 from test_islands import all_reduces, other_collectives
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,6 +131,12 @@ def test_an_operation_stands_on_the_users_stream_and_the_caller_waits_for_nothin
     assert where.run("gcg", behind_a_held_stream, labels="abc") == [(False, 6.0)] * 3
 
 
+@pytest.mark.parametrize("where", [g for g in gpus() if g.runtime != "acl"], ids=str)
+def test_an_operation_without_a_stream_comes_behind_what_the_vendors_calls_have_left_to_do(where: Gpus) -> None:
+    env = {"REHEARSAL_QUEUES": "8"}
+    assert where.run("gcg", behind_what_was_left, labels="abc", env=env) == [[[6], [3]], [[6], [1]], [[6], [2]]]
+
+
 @everywhere
 def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path: Path) -> None:
     if where.runtime == "acl" and not where.simulated:
@@ -155,7 +162,13 @@ def test_the_benchmark_runs_and_all_its_numbers_are_right(where: Gpus, tmp_path:
     assert ended.returncode == 0, ended.stderr[-3000:]
     result = json.loads(out.read_text())
     assert result["simulated"] == where.simulated
-    assert {row["collective"] for row in result["rows"]} == {"all_reduce", "broadcast", "all_gather", "send_recv"}
+    assert {row["collective"] for row in result["rows"]} == {
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "send_recv",
+    }
     assert all(times > 0 for row in result["rows"] for each in row["seconds"].values() for times in each)
     assert all("isthmus" in row["seconds"] for row in result["rows"]) and result["products"]["broadcasts"] > 0
     if where.simulated:
@@ -185,7 +198,8 @@ def test_an_unmodified_ddp_script_of_backend_nccl_learns_the_same_behind_the_fro
         assert said == {"gloo": [], "two-islands": []}
         assert all(line.startswith("rehearsal: ") for line in ended.stdout.splitlines())
         return
-    shares = where.count > 1 or (where.library == "nccl" and torch.cuda.nccl.version() >= MULTI_RANK)
+    loaded = tuple(map(int, result["versions"]["nccl"].split(".")))
+    shares = where.count > 1 or (where.library == "nccl" and loaded >= MULTI_RANK)
     assert set(said) == {"gloo", "two-islands"} | ({"bare", "one-island"} if shares else set())
     for name, phrase in {"gloo": "", "bare": "", "one-island": HANDED, "two-islands": SPANS}.items():
         lines = said.get(name, [])

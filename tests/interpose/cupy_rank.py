@@ -36,6 +36,7 @@ def on_device(array: np.ndarray[Any, Any]) -> int:
     place = ctypes.c_void_p()
     assert cuda.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(array.nbytes)) == 0 and place.value
     assert cuda.cuMemcpyHtoD_v2(place, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)) == 0
+    assert cuda.cuStreamSynchronize(None) == 0  # the driver comes back before the device has it
     return place.value
 
 

@@ -135,7 +135,10 @@ static void *allocate(size_t bytes) {
   OK(cuMemAlloc_v2(&p, bytes));
   return (void *)(uintptr_t)p;
 }
-static void copy_in(void *to, const void *from, size_t bytes) { OK(cuMemcpyHtoD_v2((uintptr_t)to, from, bytes)); }
+static void copy_in(void *to, const void *from, size_t bytes) {
+  OK(cuMemcpyHtoD_v2((uintptr_t)to, from, bytes));
+  OK(cuStreamSynchronize(NULL)); /* the driver comes back before the device has it, and another stream may come next */
+}
 static void copy_out(void *to, const void *from, size_t bytes) { OK(cuMemcpyDtoH_v2(to, (uintptr_t)from, bytes)); }
 static void *stream(void) {
   void *s = NULL;

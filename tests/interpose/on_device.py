@@ -29,6 +29,7 @@ def on_device(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:
     else:
         sound(runtime.cuMemAlloc_v2(ctypes.byref(place), nbytes), "cuMemAlloc")
         sound(runtime.cuMemcpyHtoD_v2(place, source, nbytes), "cuMemcpyHtoD")
+        sound(runtime.cuStreamSynchronize(None), "cuStreamSynchronize")  # the driver comes back before the device has it
     return place
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from doors import DOORS, SANITIZER
 from patience import SOON, patient
+from said import HANDED as HANDED
+from said import SPANS as SPANS
 
 VENDORS = {"n": "nccl", "a": "rccl", "h": "hccl"}
 LETTERS = {vendor: letter for letter, vendor in VENDORS.items()}
 FLOATS = np.arange(5, dtype=np.float32)
-SPANS, HANDED = "Isthmus carries the communicator", "gets the communicator"  # what the log says of one
 INITS = {"init", "join", "scalable", "multi"}
 # Of a rank of NVIDIA's: no stream waits for the host, so calls return when the exchange is over.
 WITHOUT_GATES = {"REHEARSAL_CUDA_NO_STREAM_VALUES": "1"}

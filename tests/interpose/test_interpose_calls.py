@@ -171,6 +171,7 @@ def test_another_declaration_would_be_noticed(tmp_path: Path) -> None:
     assert said(calling, **{door.setting: real}, **ALONE).splitlines()[:-1] == told
 
 
+@pytest.mark.everything  # a compiler and an emulator that nothing else here needs
 @pytest.mark.product(3)
 def test_every_call_arrives_on_aarch64(door: Door, tmp_path: Path) -> None:
     """The same with the entry points built for AArch64, under emulation: a struct by value is passed otherwise there."""

@@ -268,6 +268,7 @@ def test_a_program_under_the_address_sanitizer_is_served(door: Door, fake: Calla
     assert told == [f"{door.path} {door.says(door.fakes)}"] * 2
 
 
+@pytest.mark.everything  # a compiler and an emulator that nothing else here needs
 def test_on_aarch64_the_hook_jumps_too(fake: Callable[..., Path], tmp_path: Path) -> None:
     """Under emulation: the plug-in of a library with a RUNPATH, the door for a path, and dlmopen's three arguments."""
     missing = [*(tool for tool in CROSS if shutil.which(tool) is None), *([] if QEMU else ["qemu-aarch64"])]

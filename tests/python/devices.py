@@ -51,6 +51,10 @@ class Vendor:
     def copy_out(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         raise NotImplementedError
 
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """As the program's own fill: the vendor's call may return before the device has done it."""
+        raise NotImplementedError
+
     def register(self, address: int, nbytes: int) -> None:
         raise NotImplementedError
 
@@ -138,6 +142,7 @@ class Cuda(Vendor):
     def copy_in(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         if stream is None:
             self.call("cuMemcpyHtoD_v2", _word(to), _pointer(source), _size(nbytes))
+            self.synchronize(0)  # the driver comes back before the device has it, and another stream may come next
         else:
             self.call("cuMemcpyHtoDAsync_v2", _word(to), _pointer(source), _size(nbytes), _pointer(stream))
 
@@ -150,6 +155,9 @@ class Cuda(Vendor):
     def reset(self) -> None:
         self.call("cuDevicePrimaryCtxReset_v2", 0)
         self.contexts.clear()
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        self.call("cuMemsetD8_v2", _word(address), ctypes.c_ubyte(byte), _size(nbytes))
 
     def register(self, address: int, nbytes: int) -> None:
         self.call("cuMemHostRegister_v2", _pointer(address), _size(nbytes), 2)
@@ -239,6 +247,9 @@ class Hip(Vendor):
 
     def reset(self) -> None:
         self.call("hipDeviceReset")
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        self.call("hipMemset", _pointer(address), byte, _size(nbytes))
 
     def register(self, address: int, nbytes: int) -> None:
         self.call("hipHostRegister", _pointer(address), _size(nbytes), 2)

@@ -19,6 +19,23 @@ def until(condition: Callable[[], object], what: str = "it") -> None:
         time.sleep(0.005)
 
 
+def until_asleep(thread: threading.Thread, looks: int = 20) -> None:
+    """Until it has slept at that many looks in a row, 10 ms apart, or ended. Who waits for a processor does not sleep."""
+    seen = 0
+
+    def sleeps() -> bool:
+        nonlocal seen
+        try:
+            state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        seen = seen + 1 if state == "S" else 0
+        time.sleep(0.01)
+        return seen >= looks
+
+    until(sleeps, "a thread that sleeps")
+
+
 def meet(comm: isthmus.Comm, folder: Path, word: str) -> None:
     """Waits until all ranks have come here: by files, so also before what ends the communicator for all of them.
 

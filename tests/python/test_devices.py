@@ -230,6 +230,46 @@ def test_the_users_stream_orders_the_operation_and_nobody_waits_on_the_host() ->
         assert devices == [(False, (total, total))] * len(devices)
 
 
+def behind_what_was_left(comm: isthmus.Comm) -> list[Any]:
+    """Fills on the default stream that have returned and are not done, then calls without a stream: what they make of it."""
+    count = 300
+    there, place = (vendor(), DeviceArray) if not on_host() else (None, None)
+    previous, following = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def array() -> Any:
+        zeros = np.zeros(count, np.int8)
+        return place.of(zeros) if place else zeros
+
+    a, sent, got = array(), array(), array()
+    comm.all_reduce(a, "sum", a)  # first calls may wait for the device
+    comm.send(sent, following, async_op=True)
+    comm.recv(got, previous)
+    comm.barrier()
+    if there:
+        there.synchronize(0)
+        go_on = there.hold(0)
+        for x in (a, sent, got):
+            there.fill(x.address, comm.rank + 1, count)
+    else:
+        for x in (a, sent, got):
+            x[:] = comm.rank + 1
+    works = [comm.all_reduce(a, "sum", a, async_op=True)]
+    if there:
+        time.sleep(0.1)
+        go_on()
+    works += [comm.send(sent, following, async_op=True), comm.recv(got, previous, async_op=True)]
+    for work in works:
+        work.wait()
+    return [np.unique(x.get() if there else x).tolist() for x in (a, got)]
+
+
+@pytest.mark.parametrize("fleet", ["nvidia:1,cpu:1", "nvidia:2,cpu:1", "amd:1,cpu:1", "amd:2,nvidia:1"])
+def test_an_operation_without_a_stream_comes_behind_what_the_vendors_calls_have_left_to_do(fleet: str) -> None:
+    results = run_fleet(fleet, behind_what_was_left, switches={"QUEUES": "8"})
+    total = sum(range(1, len(results) + 1))
+    assert results == [[[total], [(rank - 1) % len(results) + 1]] for rank in range(len(results))]
+
+
 @pytest.mark.parametrize(
     ("fleet", "bridge"),
     [

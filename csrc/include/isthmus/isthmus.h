@@ -104,7 +104,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
   const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
   /* Device buffers (ISTHMUS_DEVICE): where on_stream is not 0, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
    * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
-   * operation. Else the buffers must be ready when the call is made. A stream that is being captured is refused.
+   * operation. Else the buffers must be ready when the call is made, but for what the device's default stream still holds (a vendor's
+   * copy from pageable memory or its fill may return before it is done): the operation begins behind that. A stream that is being captured is refused.
    * A receive may have on_stream = 2: it begins behind what the stream holds now, and what comes later is ordered by
    * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */
   int on_stream;

@@ -244,6 +244,10 @@ enum class Side {
 
 REHEARSAL_API Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                         size_t bytes);
+// The same of bytes that the engine takes at the call, so that the program has its memory back before they have arrived.
+REHEARSAL_API Code copy_taken(const Entry &e, const StreamPtr &s, uintptr_t to, const void *from, size_t bytes);
+// Whether both are memory of the host.
+REHEARSAL_API bool between_hosts(uintptr_t to, uintptr_t from);
 REHEARSAL_API Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes);
 
 enum class Compare {

@@ -1,5 +1,6 @@
 // What goes into the queues: copies, fills, value waits, host functions.
 #include <cstring>
+#include <vector>
 
 #include "core/journal.hpp"
 #include "core/machine.hpp"
@@ -128,6 +129,27 @@ Code copy(const Entry &e, const StreamPtr &s, uintptr_t to, Side to_side, uintpt
     std::memmove(target.at, source.at, bytes);
   };
   return submit_locked(e, s, body, false, nullptr, true);
+}
+
+Code copy_taken(const Entry &e, const StreamPtr &s, uintptr_t to, const void *from, size_t bytes) {
+  Device &d = s->device;
+  const auto lock = d.enter();
+  if (d.broken()) return Code::Broken;
+  if (bytes == 0) return Code::Ok;
+  Range target;
+  if (const Code c = resolve(e.name(), "destination", to, bytes, Side::Device, &target); c != Code::Ok) return c;
+  const auto *const begin = static_cast<const std::byte *>(from);
+  const auto body = [call = e.name(), target, taken = std::vector<std::byte>(begin, begin + bytes), &d, &q = s->queue] {
+    if (!target.alive(call, d)) return;
+    carry(d, q, Way::In, taken.size(), [] {});
+    std::memcpy(target.at, taken.data(), taken.size());
+  };
+  return submit_locked(e, s, body, false, nullptr, true);
+}
+
+bool between_hosts(uintptr_t to, uintptr_t from) {
+  const Place target = find_place(to), source = find_place(from);
+  return (!target.found() || target.block->on_host()) && (!source.found() || source.block->on_host());
 }
 
 Code fill(const Entry &e, const StreamPtr &s, uintptr_t to, unsigned char value, size_t bytes) {

@@ -13,11 +13,22 @@ Result copied(const Entry &e, Device &d, uintptr_t to, Side to_side, uintptr_t f
   return number(copy_now(e, default_stream(d), to, to_side, from, from_side, bytes), &d);
 }
 
+// Between two places of the host the driver comes back when the copy is done, also from its "asynchronous" calls.
 Result copy_later(const Entry &e, Device &d, StreamHandle h, uintptr_t to, Side to_side, uintptr_t from, Side from_side,
                   size_t bytes) {
   StreamPtr s;
   if (const Result r = find_here(e, d, h, &s)) return r;
-  return number(copy(e, s, to, to_side, from, from_side, bytes), &d);
+  const Code code = copy(e, s, to, to_side, from, from_side, bytes);
+  if (code == Code::Ok && !s->capture() && between_hosts(to, from)) return number(synchronize(s), &d);
+  return number(code, &d);
+}
+
+// A few bytes of pageable memory: the call waits for its stream, takes them and returns, and the device has them some time later.
+constexpr size_t kTaken = 64 << 10;
+Result taken(const Entry &e, Device &d, uintptr_t to, const void *from, size_t bytes) {
+  const StreamPtr s = default_stream(d);
+  if (const Code code = synchronize(s); code != Code::Ok) return number(code, &d);
+  return number(copy_taken(e, s, to, from, bytes), &d);
 }
 
 template <class T>
@@ -141,6 +152,8 @@ EXPORT Result cuMemcpy(Address to, Address from, size_t bytes) {
 EXPORT Result cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) {
   CUDA_CALL("cuMemcpyHtoD_v2");
   CUDA_CURRENT();
+  if (bytes <= kTaken && !forbidden_by_capture() && !find_place(word(from)).found())
+    return taken(entry, *device, to, from, bytes);
   return copied(entry, *device, to, Side::Device, word(from), Side::Pageable, bytes);
 }
 EXPORT Result cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) {
