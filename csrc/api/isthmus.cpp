@@ -48,6 +48,8 @@ struct isthmus_meeting {
 
 namespace {
 
+constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
+
 // Destroyed handles: some bytes each, kept on purpose (see above).
 std::atomic<isthmus_comm *> destroyed_handles{nullptr};
 
@@ -247,6 +249,9 @@ isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm
     init.unique_id = o.id ? reinterpret_cast<const std::byte *>(o.id->bytes) : nullptr;
     if (o.address) init.address = o.address;
     if (o.name) init.name = o.name;
+    if (o.members && ::strnlen(o.members, kMembersBytes + 1) > kMembersBytes)
+      i::fail(Code::Argument, "init: the text of members is longer than {} bytes", kMembersBytes);
+    if (o.members) init.members = o.members;
     auto handle = std::make_unique<isthmus_comm>();
     handle->communicator = Communicator::init(init);
     *comm = handle.release();

@@ -70,7 +70,7 @@ std::vector<std::byte> pack(const RankBlob &b) {
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
   for (const std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.maker,
-                               &b.info.device_name, &b.info.process, &b.settings, &b.name, &b.trouble.text})
+                               &b.info.device_name, &b.info.process, &b.settings, &b.name, &b.members, &b.trouble.text})
     w.text(*s);
   w.number(static_cast<uint32_t>(b.trouble.code));
   w.number(static_cast<uint8_t>(b.info.fnuz));
@@ -97,7 +97,7 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));
   for (std::string *s : {&b.info.host, &b.info.hostname, &b.info.island, &b.info.device, &b.info.maker, &b.info.device_name,
-                         &b.info.process, &b.settings, &b.name, &b.trouble.text})
+                         &b.info.process, &b.settings, &b.name, &b.members, &b.trouble.text})
     r.text(*s);
   uint32_t code = 0;
   r.number(code);

@@ -19,6 +19,7 @@ struct RankBlob {
   topology::RankInfo info;
   std::string settings;  // the agreed ones, as text
   std::string name;
+  std::string members;            // whom it takes for the members; all must say the same
   Status trouble;                 // not OK: this rank cannot take part, and why
   uint32_t index = 0, epoch = 0;  // of the member in its process; a random number (rank 0's counts)
   uint64_t mailbox = 0;           // offset in the arena

@@ -104,6 +104,18 @@ void compare(const std::vector<RankBlob> &ranks) {
       fail(Code::Mismatch,
            "rank 0 speaks protocol version {}, rank {} version {}; install the same version of Isthmus everywhere",
            ranks[0].protocol, r, ranks[r].protocol);
+    if (ranks[r].members != ranks[0].members || (!ranks[0].members.empty() && ranks[r].name != ranks[0].name)) {
+      const auto said = [](const RankBlob &b) {
+        return formatted("'{}' of {}", b.name, b.members.empty() ? "unnamed members" : b.members);
+      };
+      fail(Code::Mismatch,
+           "ranks that met here are not of one communicator: rank 0 is to make {}; rank {} is to make {}. Look at the calls "
+           "that "
+           "make groups (new_group, shrink, init): every rank has to make them in the same order, with the same ranks in "
+           "the same "
+           "order",
+           said(ranks[0]), r, said(ranks[r]));
+    }
     if (ranks[r].settings != ranks[0].settings)
       fail(Code::Mismatch, "settings that must agree differ: rank 0 has {}; rank {} has {}", ranks[0].settings, r,
            ranks[r].settings);
@@ -293,13 +305,14 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
     };
     exchange = std::make_unique<Alone>();
   }
-  return make(*exchange, rank, world, o.name.empty() ? o.settings.text(Setting::Name) : o.name, o.settings, std::move(use),
-              nullptr, deadline);
+  return make(*exchange, rank, world, {o.name.empty() ? o.settings.text(Setting::Name) : o.name, o.members}, o.settings,
+              std::move(use), nullptr, deadline);
 }
 
-std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
+std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, int rank, int world, const Title &title,
                                                  const Settings &settings, engine::Context::Use use,
                                                  const Communicator *parent, Deadline deadline) {
+  const std::string &name = title.name;
   auto comm = std::shared_ptr<Communicator>(new Communicator);
   comm->settings_ = settings;
   const std::shared_ptr<engine::Context> context = use.context();
@@ -322,6 +335,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   mine.info.pid = ::getpid();
   mine.settings = settings.agreed_text();
   mine.name = name;
+  mine.members = title.members;
   mine.star = given_star(settings);
   mine.epoch = random32();
   mine.key = parent ? parent->key_ : bootstrap::random_bytes16();

@@ -23,7 +23,8 @@ struct InitOptions {
   const std::byte *unique_id = nullptr;  // 128 bytes
   std::string address;
   std::string name;
-  Settings settings;  // environment, overlaid by the caller's
+  std::string members;  // whom this rank takes for the members; compared
+  Settings settings;    // environment, overlaid by the caller's
 };
 
 // Elements, as the user gave them; make_op() turns them into bytes.
@@ -87,7 +88,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator() {
     for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
   }
-  static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const std::string &name,
+  struct Title {
+    std::string name;     // for people
+    std::string members;  // whom this rank takes for the members; empty: it says nothing. Ranks that say unlike things fail
+  };
+  static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const Title &title,
                                             const Settings &settings, engine::Context::Use use, const Communicator *parent,
                                             Deadline deadline);
   struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena

@@ -98,8 +98,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   }
   ParentExchange exchange(*this, members);
   Settings settings = settings_;
-  return make(exchange, rank, static_cast<int>(members.size()), name.empty() ? this->name() + "/split" : name, settings,
-              use_.again(), this, deadline);
+  return make(exchange, rank, static_cast<int>(members.size()), {name.empty() ? this->name() + "/split" : name, {}},
+              settings, use_.again(), this, deadline);
 }
 
 void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv,
@@ -141,9 +141,12 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
       fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", this->name(), rank(), q, process->lost_text());
   std::memcpy(id.data(), ids.data(), id.size());
   const int number = static_cast<int>(mine - left.begin()), world = static_cast<int>(left.size());
+  std::string said;
+  for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
+  said += formatted(" of '{}'", this->name());
   const auto exchange = bootstrap::id_exchange(id, number, world, settings_, deadline);
-  return make(*exchange, number, world, name.empty() ? this->name() + "/shrink" : name, settings_, use_.again(), this,
-              deadline);
+  return make(*exchange, number, world, {name.empty() ? this->name() + "/shrink" : name, said}, settings_, use_.again(),
+              this, deadline);
 }
 
 }  // namespace isthmus::comm

@@ -237,9 +237,15 @@ void Member::on_message_deadline(int64_t now) noexcept {
   Op copy;
   const Op *late = nullptr, *held = nullptr;
   const auto &lists = lists_;
-  const auto gone = [&](const Op &o) {  // its peer has left, and what it had sent has had a second to come
-    if (o.call.root < 0 || !peers_[o.call.root].left.load()) return false;
-    return now - std::max(peers_[o.call.root].left_ns.load(), o.submitted_ns) > 1'000'000'000;
+  // Its peer has left, or all have of whom it may come, and what they had sent has had a second to come.
+  int64_t all_left_ns = 0;
+  for (int q = 0; q < world_ && all_left_ns >= 0; ++q)
+    if (q != rank_) all_left_ns = peers_[q].left.load() ? std::max(all_left_ns, peers_[q].left_ns.load()) : -1;
+  const auto gone = [&](const Op &o) {
+    const int64_t left = o.call.root < 0                   ? all_left_ns
+                         : peers_[o.call.root].left.load() ? peers_[o.call.root].left_ns.load()
+                                                           : -1;
+    return left >= 0 && world_ > 1 && now - std::max(left, o.submitted_ns) > 1'000'000'000;
   };
   {
     const std::lock_guard lock(match_lock_);
@@ -258,10 +264,12 @@ void Member::on_message_deadline(int64_t now) noexcept {
     copy.whole = late->whole;
     copy.port = late->port;
     copy.submitted_ns = late->submitted_ns;
+    copy.deadline_ns = late->deadline_ns;
   }
   const int first = copy.source >= 0 ? copy.source : copy.call.root;
-  Code code = Code::Timeout;
+  Code code = first < 0 && all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
   const std::string who = held                          ? own_device_text(copy)
+                          : code == Code::PeerLost      ? "all other ranks have destroyed their side of the communicator"
                           : first < 0 || first == rank_ ? "no rank has sent a message that matches"
                                                         : culprit(copy, first, code);
   const std::string inside = inside_text();
@@ -274,7 +282,8 @@ void Member::on_message_deadline(int64_t now) noexcept {
     if (!there) return;
   }
   fail(code,
-       formatted("{} did not finish within {:g} s: {}", describe(copy), copy.call.timeout, who) +
+       formatted("{}{}: {}", describe(copy),
+                 now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who) +
            (inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)),
        true);
 }

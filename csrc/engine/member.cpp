@@ -660,11 +660,29 @@ void Member::peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept {
   context_->wake();
 }
 
+// Whether all that is pending are receives for which nothing has come.
+bool Member::only_receives_wait() const noexcept {
+  {
+    const std::lock_guard lock(queue_lock_);
+    if (head()) return false;
+  }
+  const std::lock_guard lock(match_lock_);
+  uint32_t receives = 0;
+  for (const Op *o = posted_.head; o; o = o->match_next) ++receives;
+  return receives == pending_.load(std::memory_order_acquire);
+}
+
 void Member::leave(int64_t until_ns) noexcept {
   if (left_.exchange(true)) return;
+  // What was sent before its sender left may still come, and no more.
+  constexpr int64_t kReceives = 1'000'000'000;
+  const int64_t begun = now_ns();
+  bool receives = false;
   while (has_work() && !failed() && now_ns() < until_ns) {
     if (drive()) continue;
     check_deadlines(now_ns());
+    receives = now_ns() - begun > kReceives && only_receives_wait();
+    if (receives) break;
     context_->sleep(context_->has_links(), 1'000'000, [&](bool watched) { return drive(watched) || !has_work(); });
   }
   // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
@@ -672,8 +690,14 @@ void Member::leave(int64_t until_ns) noexcept {
     const Status why = failure();
     flood(why.code, why.text);
   }
-  const bool broken = failed() || has_work();
-  fail(Code::Aborted, formatted("the communicator was destroyed on rank {}", rank_), has_work());
+  const bool broken = failed() || (has_work() && !receives);
+  // A receive that has begun with nothing concerns nobody else.
+  fail(Code::Aborted,
+       receives
+           ? formatted("the communicator was destroyed on rank {}, where a receive waited for a message that had not come",
+                       rank_)
+           : formatted("the communicator was destroyed on rank {}", rank_),
+       has_work() && !receives);
   while (has_work() && !only_stuck()) {
     if (!drive()) ::sched_yield();
   }

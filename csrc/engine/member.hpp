@@ -203,7 +203,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // on all, and for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
   void exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
                 Deadline deadline);
-  // Local end: waits until `until_ns` for pending operations, then fails the rest; tells the peers. Idempotent.
+  // Local end: waits until `until_ns` for pending operations, of receives for which nothing has come a second, then fails the rest; tells
+  // the peers. Idempotent.
   void leave(int64_t until_ns) noexcept;
 
   // From the links and the control thread.
@@ -241,6 +242,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // Of the flight recorder.
   void record(const Op &op, Code result, int64_t ended_ns) noexcept;
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
+  bool only_receives_wait() const noexcept;
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
   int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
 

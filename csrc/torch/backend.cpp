@@ -34,6 +34,20 @@ struct Registry {  // the groups that are not shut down
 std::atomic<Registry *> the_registry{new Registry};
 Registry &registry() { return *the_registry.load(std::memory_order_acquire); }
 
+// "0-3,7", whole: what two ranks say is compared. A long list of no order ends with a number for all of it.
+std::string listed(const std::vector<uint64_t> &ranks) {
+  constexpr std::size_t kLongest = 800;
+  std::string text;
+  uint64_t digest = 14695981039346656037u;  // FNV-1a
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (text.size() < kLongest) text += c10::str(i ? "," : "", ranks[i], end > i + 1 ? c10::str("-", ranks[end - 1]) : "");
+    for (; i < end; ++i) digest = (digest ^ ranks[i]) * 1099511628211u;
+  }
+  return text.size() < kLongest ? text : c10::str(text, ",... (", ranks.size(), " ranks, digest ", digest, ")");
+}
+
 std::string owned_text(char *json) {
   std::string text = json;
   isthmus_free(json);
@@ -56,6 +70,8 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
   init.exchange = StoreExchange::exchange;
   init.exchange_context = &exchange;
   init.name = name_.c_str();
+  const std::string members = "global ranks " + listed(options_->global_ranks_in_group);
+  init.members = options_->global_ranks_in_group.empty() ? nullptr : members.c_str();
   init.island = options_->island.empty() ? nullptr : options_->island.c_str();
   init.bridge = options_->bridge.empty() ? nullptr : options_->bridge.c_str();
   init.timeout = seconds(options_->timeout);

@@ -53,8 +53,9 @@ class Backend final : public c10d::Backend {
   ~Backend() override;
 
   const std::string getBackendName() const override { return "isthmus"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
-  const c10::intrusive_ptr<GroupOptions> &options() const noexcept { return options_; }
+  // A copy: torch writes the name and the timeout of a split into what it gets here.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options(); }
+  c10::intrusive_ptr<GroupOptions> options() const { return c10::make_intrusive<GroupOptions>(*options_); }
 
   WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) override;
   WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) override;

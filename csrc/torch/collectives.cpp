@@ -176,15 +176,11 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, s
   Request request{c10d::OpType::ALLTOALL_BASE, "isthmus:all_to_all_single", opts.timeout, opts.asyncOp, {input}, {output}};
   const Buffer in = request.staging.in(input, Use::move), out = request.staging.out(output, Use::move);
   const auto world = static_cast<std::uint64_t>(size_);
-  if (input_splits.empty() && output_splits.empty()) {
-    if (in.count != out.count) {
-      bad_argument(c10::str("all_to_all_single without split sizes: input has ", input.numel(), " elements and output ",
-                            output.numel()));
-    }
-    return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
-      return isthmus_all_to_all(comm_, in.data, out.data, in.count / world, in.dtype, call, work);
-    });
+  if (input_splits.empty() && output_splits.empty() && in.count != out.count) {
+    bad_argument(c10::str("all_to_all_single without split sizes: input has ", input.numel(), " elements and output ",
+                          output.numel()));
   }
+  // All ranks have to make the same call, and a rank whose own load is even, or that has written no sizes, does not know of the others'.
   const auto counts = [&](const at::Tensor &tensor, const Buffer &buffer, const std::vector<int64_t> &splits) {
     if (splits.empty()) return std::vector<std::uint64_t>(world, buffer.count / world);
     const std::uint64_t row = tensor.size(0) ? buffer.count / static_cast<std::uint64_t>(tensor.size(0)) : 0;

@@ -1,14 +1,18 @@
 #include "completer.hpp"
 
+#include <c10/util/Exception.h>
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 
 #include "work.hpp"
 
 namespace isthmus::torch_face {
 
 namespace {
+
+constexpr std::chrono::milliseconds kAtExit{5000};
 
 // Never destroyed: operations may end after static destruction began.
 std::atomic<Completer *> the_completer{new Completer};
@@ -41,6 +45,10 @@ void Completer::stop() {
   }
   wake_.notify_one();
   if (thread_.joinable()) thread_.join();
+  if (const std::size_t left = runner_.stop(kAtExit); left > 0) {
+    TORCH_WARN("isthmus: ", left, " callback(s) of futures have not come back within ",
+               std::chrono::duration<double>(kAtExit).count(), " s of the end of the program; they are left behind");
+  }
 }
 
 void Completer::loop() {
@@ -51,7 +59,7 @@ void Completer::loop() {
     Ended ended = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    ended.operation->settle(ended.result, ended.text);
+    ended.operation->settle(ended.result, ended.text, Operation::By::Completer);
     ended.operation.reset();
     lock.lock();
   }

@@ -12,6 +12,7 @@
 #include "completer.hpp"
 #include "errors.hpp"
 #include "interpreter.hpp"
+#include "rendezvous.hpp"
 
 namespace py = pybind11;
 
@@ -63,6 +64,7 @@ PYBIND11_MODULE(_torch, m) {
   interpreter::install_interrupt_check();
   ::pthread_atfork(nullptr, nullptr, [] {
     Completer::forked();
+    forget_meeting_stores();
     Backend::forked();
   });
 

@@ -7,8 +7,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "errors.hpp"
 #include "interpreter.hpp"
@@ -66,18 +69,58 @@ c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::S
   return prefixed && names_device(Prefix::of(*prefixed)) ? prefixed->getUnderlyingStore() : store;
 }
 
+namespace {
+
+struct Connections {
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::Store> theirs;
+    c10::intrusive_ptr<c10d::Store> ours;
+  };
+  std::mutex mutex;
+  std::vector<Entry> entries;
+};
+// Never destroyed: groups may be made until the interpreter ends.
+std::atomic<Connections *> the_connections{new Connections};
+
+c10::intrusive_ptr<c10d::Store> own_connection(const c10::intrusive_ptr<c10d::Store> &theirs) {
+  Connections &all = *the_connections.load(std::memory_order_acquire);
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.entries, [](const Connections::Entry &e) { return e.theirs.expired(); });
+  for (const Connections::Entry &e : all.entries)
+    if (e.theirs.lock() == theirs) return e.ours;
+  c10::intrusive_ptr<c10d::Store> ours;
+  try {
+    ours = theirs->clone();
+  } catch (const std::exception &) { return theirs; }  // written in Python, say
+  if (ours != theirs) all.entries.push_back({c10::weak_intrusive_ptr<c10d::Store>(theirs), ours});
+  return ours;
+}
+
+}  // namespace
+
+void forget_meeting_stores() noexcept { the_connections.store(new Connections, std::memory_order_release); }
+
+c10::intrusive_ptr<c10d::Store> for_meetings(c10::intrusive_ptr<c10d::Store> store) {
+  std::vector<std::string> prefixes;  // outermost first
+  while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) {
+    prefixes.push_back(Prefix::of(*prefixed));
+    store = prefixed->getUnderlyingStore();
+  }
+  store = own_connection(store);
+  for (auto prefix = prefixes.rbegin(); prefix != prefixes.rend(); ++prefix)
+    store = c10::make_intrusive<c10d::PrefixStore>(*prefix, std::move(store));
+  return store;
+}
+
 StoreExchange::StoreExchange(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
-                             std::chrono::milliseconds timeout,
-                             std::string group)
-    : store_(size > 1 ? store->clone() : store),  // the user's store stays free for other threads while this one waits
+                             std::chrono::milliseconds timeout, std::string group)
+    : store_(size > 1 ? for_meetings(store) : store),
       rank_(rank),
       size_(size),
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
       group_(std::move(group)),
-      nonce_(random_bytes(kNonce)) {
-  if (size_ > 1) store_->setTimeout(timeout);
-}
+      nonce_(random_bytes(kNonce)) {}
 
 std::string StoreExchange::hello(int rank) const { return "isthmus/hello/" + std::to_string(rank); }
 std::string StoreExchange::in_attempt(const std::string &name) const { return "isthmus/" + attempt_ + "/" + name; }
@@ -116,6 +159,13 @@ bool StoreExchange::await(const std::vector<std::string> &keys, const std::vecto
                                         static_cast<double>(timeout_.count()) / 1e3, " s (this is rank ", rank_, " of ",
                                         size_, "). Is it running, and with the same world size and store?"));
   }
+}
+
+void StoreExchange::remove(const std::string &key) {
+  if (!can_remove_) return;
+  try {
+    store_->deleteKey(key);
+  } catch (const std::exception &) { can_remove_ = false; }
 }
 
 std::vector<StoreExchange::Bytes> StoreExchange::read(const std::vector<std::string> &keys) {
@@ -158,11 +208,11 @@ void StoreExchange::lead() {
     store_->set(kRoster, roster);
     // A rank that arrived after its dead predecessor's nonce was read has replaced it by now: a new roster then.
     const bool all = await(acks, ranks, "confirm the rendezvous", [&] { return read(hellos) != nonces; });
-    for (const std::string &key : acks) store_->deleteKey(key);
+    for (const std::string &key : acks) remove(key);
     if (!all) continue;
     // Before the commit: after it a fast rank may already write the same keys for its next group of this name.
-    for (const std::string &key : hellos) store_->deleteKey(key);
-    store_->deleteKey(kRoster);
+    for (const std::string &key : hellos) remove(key);
+    remove(kRoster);
     store_->set(in_attempt("commit"), Bytes{1});
     return;
   }
@@ -231,7 +281,7 @@ void StoreExchange::all_gather(const void *send, void *recv, size_t bytes) {
     std::memcpy(static_cast<std::uint8_t *>(recv) + static_cast<std::size_t>(r) * bytes, value.data(), bytes);
   }
   // All ranks wrote this round, so all have read the one before.
-  if (round > 0) store_->deleteKey(blob(round - 1, rank_));
+  if (round > 0) remove(blob(round - 1, rank_));
 }
 
 int StoreExchange::exchange(void *context, const void *send, void *recv, size_t bytes) noexcept {
@@ -249,9 +299,9 @@ void StoreExchange::clean_up() noexcept {
   if (size_ == 1 || rounds_ == 0) return;
   try {
     if (store_->add(in_attempt("done"), 1) != size_) return;
-    for (int r = 0; r < size_; ++r) store_->deleteKey(blob(rounds_ - 1, r));
-    store_->deleteKey(in_attempt("commit"));
-    store_->deleteKey(in_attempt("done"));
+    for (int r = 0; r < size_; ++r) remove(blob(rounds_ - 1, r));
+    remove(in_attempt("commit"));
+    remove(in_attempt("done"));
   } catch (const std::exception &e) {  // the group works; the store only keeps a few keys more
     TORCH_WARN_ONCE("isthmus: clearing the rendezvous keys of group ", group_, " failed: ", e.what());
   }

@@ -20,6 +20,11 @@ namespace isthmus::torch_face {
 // `store` without the layer of keys that torch names after a device: ranks with different devices then meet under the same keys.
 c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::Store> store);
 
+// The same keys by a connection of Isthmus' own, so that a thread of the program that waits in its store holds up nobody who meets. There is one
+// to each store and process, however many groups are made: a connection costs a name look-up. A store that cannot be cloned is used as it is.
+c10::intrusive_ptr<c10d::Store> for_meetings(c10::intrusive_ptr<c10d::Store> store);
+void forget_meeting_stores() noexcept;  // in a forked child: they are the parent's
+
 class StoreExchange {
  public:
   // `group` is the name in messages; ranks of messages are those of the group.
@@ -43,6 +48,7 @@ class StoreExchange {
   // Waits for one key of each listed rank. `look` runs from time to time; true ends the wait early (returns false).
   bool await(const std::vector<std::string> &keys, const std::vector<int> &ranks, const char *what,
              c10::function_ref<bool()> look);
+  void remove(const std::string &key);  // where the store can: what stays behind is recognised as stale
   std::vector<Bytes> read(const std::vector<std::string> &keys);
   Bytes read_if_there(const std::string &key);
   std::string hello(int rank) const;
@@ -57,6 +63,7 @@ class StoreExchange {
   Bytes nonce_;
   std::string attempt_;  // empty until agreed
   int rounds_ = 0;
+  bool can_remove_ = true;
   std::exception_ptr error_;
 };
 

@@ -106,8 +106,8 @@ void Operation::submitted(isthmus_work_t handle) {
     }
   }
   submitted_.store(true, std::memory_order_release);
-  if (!handle) settle(ISTHMUS_OK, "");
-  else if (staging_.has_copies() || copies_behind_ || !at_end_.empty()) watch();
+  if (!handle) settle(ISTHMUS_OK, "", By::Program);
+  else if (staging_.has_copies() || copies_behind_ || !at_end_.empty() || !before_end_.empty()) watch();
 }
 
 void Operation::watch() {
@@ -131,7 +131,7 @@ void Operation::on_done(void *context, isthmus_result result, const char *text) 
   delete self;
 }
 
-void Operation::settle(isthmus_result result, const std::string &text) noexcept {
+Operation::Futures Operation::settle(isthmus_result result, const std::string &text, By by) noexcept {
   // The library has ended its part, and the copies into the user's tensors stand behind it.
   if (copies_behind_ && result == ISTHMUS_OK) {
     try {
@@ -143,7 +143,7 @@ void Operation::settle(isthmus_result result, const std::string &text) noexcept 
   std::vector<at::Tensor> kept;  // released here, not when the Work goes
   {
     const std::lock_guard lock(mutex_);
-    if (settled_.load(std::memory_order_relaxed)) return;
+    if (settled_.load(std::memory_order_relaxed)) return {};
     result_ = result;
     text_ = text;
     if (result == ISTHMUS_OK) {
@@ -154,20 +154,33 @@ void Operation::settle(isthmus_result result, const std::string &text) noexcept 
         text_ = std::string("copying the result into a non-contiguous tensor failed: ") + e.what();
       }
     }
+    for (const auto &function : std::exchange(before_end_, {})) {
+      try {
+        function();
+      } catch (const std::exception &e) { TORCH_WARN("isthmus: ending a profiler's record failed: ", e.what()); }
+    }
     settled_.store(true, std::memory_order_release);
     promises.swap(promises_);
     functions.swap(at_end_);
     kept.swap(kept_);
   }
-  for (auto &function : functions) {
-    try {
-      function();
-    } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
+  // What follows is the program's, and may wait for the end of other operations, or never come back.
+  Runner &runner = Completer::get().runner();
+  for (auto &function : functions)
+    runner.push([function = std::move(function)] {
+      try {
+        function();
+      } catch (const std::exception &e) { TORCH_WARN("isthmus: a completion hook failed: ", e.what()); }
+    });
+  Futures futures;
+  for (const Promise &promise : promises) {
+    if (runner.push([self = shared_from_this(), promise] { self->fulfil(promise); })) futures.push_back(promise.future);
   }
-  for (Promise &promise : promises) fulfil(promise);
+  if (by == By::Completer && !kept.empty()) runner.push([tensors = std::move(kept)]() mutable { tensors.clear(); });
+  return futures;
 }
 
-void Operation::fulfil(Promise &promise) const noexcept {
+void Operation::fulfil(const Promise &promise) const {
   try {
     if (result_ != ISTHMUS_OK && promise.throws) promise.future->setError(failure(result_, text_));
     else promise.future->markCompleted(promise.value(result_));
@@ -180,7 +193,7 @@ bool Operation::ended() {
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
   if (result == ISTHMUS_IN_PROGRESS) return false;
   if (copies_behind_ && result == ISTHMUS_OK && !event_->query()) return false;
-  settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error());
+  settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error(), By::Program);
   return true;
 }
 
@@ -199,8 +212,9 @@ void Operation::wait(std::chrono::milliseconds timeout) {
       if (runs && result == ISTHMUS_ERR_TIMEOUT) {
         text = c10::str("wait(timeout=", seconds(timeout), " s) is over and the operation still runs: ", text);
       }
-      if (!runs) settle(result, text);
-      else if (result == ISTHMUS_ERR_TIMEOUT) raise(result, text);
+      if (runs && result == ISTHMUS_ERR_TIMEOUT) raise(result, text);
+      if (!runs)
+        for (const auto &future : settle(result, text, By::Program)) future->wait();  // who has waited finds it complete
     }
     if (result == ISTHMUS_ERR_INTERRUPTED) interpreter::raise_interrupt();
   }
@@ -258,7 +272,7 @@ void Work::done(std::uint64_t sequence, std::chrono::steady_clock::duration took
 }
 
 void Work::follow(std::shared_ptr<Operation> operation) {
-  if (recordFunctionEndCallback_) operation->at_end(std::exchange(recordFunctionEndCallback_, nullptr));
+  if (recordFunctionEndCallback_) operation->before_end(std::exchange(recordFunctionEndCallback_, nullptr));
   operation_ = std::move(operation);
 }
 

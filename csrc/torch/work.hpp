@@ -32,7 +32,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   // Before it is submitted, and by one thread.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
-  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }
+  void at_end(std::function<void()> function) { at_end_.push_back(std::move(function)); }  // the program's: run by others
+  // torch's own, and quick: it has run when anybody sees that the operation has ended, who may then end the profile that it is for.
+  void before_end(std::function<void()> function) { before_end_.push_back(std::move(function)); }
 
   // It stands on a stream of a device: there it begins behind what is before it, and what comes later is behind it. Before submitted().
   void stands_on(c10::Stream stream);
@@ -61,12 +63,15 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::uint64_t sequence() const;
   float milliseconds();
 
-  // `make_value` says what the future will hold. It is completed by the completer's thread.
+  // `value` says what the future will hold.
   c10::intrusive_ptr<c10::ivalue::Future> future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
                                                  bool throws);
 
-  // Called by whoever learns first that it ended; later calls wait for the first and do nothing.
-  void settle(isthmus_result result, const std::string &text) noexcept;
+  // Called by whoever learns first that it ended; later calls wait for the first and do nothing. A thread of the program's releases the
+  // tensors itself, as it would any other. The futures are completed by another thread (runner.hpp), soon: those that this call handed on.
+  enum class By : std::uint8_t { Program, Completer };
+  using Futures = std::vector<c10::intrusive_ptr<c10::ivalue::Future>>;
+  Futures settle(isthmus_result result, const std::string &text, By by) noexcept;
 
  private:
   Operation() = default;
@@ -78,7 +83,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     std::function<c10::IValue(isthmus_result)> value;
     bool throws;
   };
-  void fulfil(Promise &promise) const noexcept;
+  void fulfil(const Promise &promise) const;
 
   std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
   std::atomic<bool> submitted_{false};           // release after handle_
@@ -94,7 +99,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::optional<c10::Event> event_;    // on the stream, behind the operation and the copies that belong to it
   bool copies_behind_ = false;         // there are such copies: its end is that of the event
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
-  std::vector<std::function<void()>> at_end_;
+  std::vector<std::function<void()>> at_end_, before_end_;
   std::vector<Promise> promises_;
 };
 

@@ -134,6 +134,67 @@ def test_destroy_in_any_order_with_work_pending(zygote: Zygote, shape: str, orde
             assert all(kind in ("TimeoutError", "AbortedError", "PeerLostError") for kind in kinds), kinds
 
 
+def test_receives_that_wait_when_all_leave_hold_up_nobodys_end(zygote: Zygote, shape: str) -> None:
+    """From one rank and from anybody, in other threads; the communicator's deadline is far away."""
+
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=10 * SOON)
+        comm.barrier()
+        works = [comm.recv(np.ones(4), source, 7, async_op=True) for source in (1 - me.rank, isthmus.ANY_SOURCE)]
+        begin = time.monotonic()
+        comm.destroy()
+        took = time.monotonic() - begin
+        return took, [me.caught(work.wait)["text"] for work in works]
+
+    with job(zygote, 2, body, shape) as ranks:
+        for took, texts in results(ranks):
+            assert took < SOON
+            assert all("recv" in text and ("destroyed" in text) for text in texts), texts
+
+
+def test_a_receive_from_anybody_ends_when_all_others_have_left(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init(timeout=10 * SOON)
+        comm.barrier()
+        if me.rank > 0:
+            comm.destroy()
+            return None
+        begin = time.monotonic()
+        failure = me.caught(lambda: comm.recv(np.ones(4), isthmus.ANY_SOURCE, 7))
+        return time.monotonic() - begin, failure
+
+    with job(zygote, 3, body, shape) as ranks:
+        took, failure = results(ranks)[0]
+        assert took < SOON and failure["kind"] == "PeerLostError", failure
+        assert "all other ranks have destroyed their side of the communicator" in failure["text"], failure
+        assert "did not finish within" not in failure["text"], failure
+
+
+def test_a_rank_that_leaves_with_a_receive_waiting_fails_nobody_else(zygote: Zygote, shape: str) -> None:
+    def body(me: Me) -> Any:
+        comm = me.init()
+        comm.barrier()
+        if me.rank == 0:
+            waits = comm.recv(np.ones(4), 1, 7, async_op=True)
+            comm.destroy()
+            me.send("left")
+            return me.caught(waits.wait)["text"]
+        me.hear()
+        x = np.full(3, float(me.rank))
+        if me.rank == 1:
+            comm.send(x, 2, 3)
+            return 0.0
+        comm.recv(x, 1, 3)
+        return float(x[0])
+
+    with job(zygote, 3, body, shape) as ranks:
+        ranks[0].expect("left")
+        for rank in ranks[1:]:
+            rank.tell("go")
+        texts = results(ranks)
+        assert "destroyed on rank 0" in texts[0] and texts[1:] == [0.0, 1.0]
+
+
 def test_a_rank_that_destroyed_is_named_by_those_that_go_on(zygote: Zygote, shape: str) -> None:
     def body(me: Me) -> Any:
         comm = me.init()

@@ -239,6 +239,26 @@ def test_all_to_all_single_with_and_without_split_sizes() -> None:
     torch_ranks.run(WORLD, body)
 
 
+def test_all_to_all_single_is_the_same_call_however_a_rank_writes_its_sizes() -> None:
+    """None on one rank and the equal list on the others; and a load that is even for one rank alone."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        out = torch.empty(WORLD * 2)
+        sizes = None if rank == 0 else [2] * WORLD
+        dist.all_to_all_single(out, torch.arange(WORLD * 2, dtype=torch.float32) + 10 * rank, sizes, sizes)
+        assert out.tolist() == [10.0 * r + 2 * rank + i for r in range(WORLD) for i in range(2)]
+        # Rank 0 sends and gets one of everybody; the others give their next but one each a different number.
+        sent = [1] * WORLD if rank == 0 else [1, *((rank + d) % WORLD for d in range(1, WORLD))]
+        received = [1] * WORLD if rank == 0 else [1, *((s + rank) % WORLD for s in range(1, WORLD))]
+        out = torch.empty(sum(received))
+        sizes = (None, None) if rank == 0 else (received, sent)
+        dist.all_to_all_single(out, torch.full((sum(sent),), float(rank)), *sizes)
+        assert out.tolist() == [float(s) for s in range(WORLD) for _ in range(received[s])]
+
+    torch_ranks.run(WORLD, body)
+
+
 def test_all_to_all_exchanges_lists_of_unequal_sizes() -> None:
     def body() -> None:
         rank = dist.get_rank()

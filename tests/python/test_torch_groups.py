@@ -283,6 +283,113 @@ def test_threads_of_one_process_can_be_the_ranks() -> None:
     assert totals == [3, 3, 3]
 
 
+class Shelf(dist.Store):
+    """A store written in Python, with what the meeting needs and no more. Shared by the threads of a process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        with self.changed:
+            self.values[key] = value.encode() if isinstance(value, str) else bytes(value)
+            self.changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self.changed:
+            self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
+            self.changed.notify_all()
+            return int(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        with self.changed:
+            return all(key in self.values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=SOON)) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds())
+
+
+def test_ranks_meet_in_a_store_that_is_written_in_python() -> None:
+    """It cannot be cloned, and deletes nothing: a second meeting of the same name finds what the first has left."""
+
+    def body() -> None:
+        store, sums = Shelf(), []
+
+        def one(rank: int) -> None:
+            for _ in range(2):
+                backend = _create(store, rank, 2)
+                x = torch.ones(1)
+                backend.allreduce([x]).wait()
+                sums.append(x.item())
+                backend.shutdown()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert sums == [2.0] * 4
+
+    torch_ranks.run(1, body, init=False)
+
+
+def connections_to(port: int) -> int:
+    """How many sockets of this process are connected to that port."""
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            pass
+    found = 0
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with open(table) as file:
+            for line in file.readlines()[1:]:
+                words = line.split()
+                found += int(words[2].rpartition(":")[2], 16) == port and f"socket:[{words[9]}]" in mine
+    return found
+
+
+def test_connections_to_the_store_do_not_grow_with_the_groups(port_file: dict[str, str]) -> None:
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        store = _tcp_store(rank, 2)
+        dist.init_process_group("isthmus", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SOON))
+        dist.new_group([0, 1])
+        first = connections_to(store.port)
+        assert first > 0
+        groups = [dist.new_group([0, 1]) for _ in range(5)]
+        assert total(groups[-1]) == 2
+        assert connections_to(store.port) == first
+        leave(store, rank, 2)
+        dist.destroy_process_group()
+
+    torch_ranks.run(2, body, env=port_file, init=False)
+
+
+def test_ranks_that_name_other_members_get_no_group_and_are_told_whom_each_named() -> None:
+    """Ranks 0 and 2 come first, and meet under the name that both groups have; ranks 1 and 3 come later."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        named = [0, 3] if rank in (0, 3) else [1, 2]
+        if rank in (1, 3):
+            hear("told 0", "told 2")
+        said = raises("are not of one communicator", lambda: dist.new_group(named))
+        assert "global ranks 0,3" in said and "global ranks 1-2" in said and "new_group" in said
+        tell(f"told {rank}")
+        hear(*(f"told {r}" for r in range(4)))
+        assert total() == 4
+
+    torch_ranks.run(4, body)
+
+
 def test_split_makes_a_child_of_the_named_ranks_only() -> None:
     def body() -> None:
         rank = dist.get_rank()
@@ -368,6 +475,40 @@ def test_a_group_shows_its_topology_plans_and_recorder() -> None:
         raises("no multiple", lambda: isthmus.torch.explain("all_reduce", nbytes=6), ValueError)
         assert "all_reduce" in str(isthmus.torch.dump())
         assert isthmus.torch.context_stats()
+
+    torch_ranks.run(2, body)
+
+
+def test_torchs_own_checks_of_calls_hide_nothing_of_a_group() -> None:
+    def body() -> None:
+        group = dist.new_group([0, 1])
+        assert total(group) == total() == 2
+        for one in (group, None):
+            assert type(isthmus.torch.backend_of(one)) is isthmus.torch.Backend
+            assert len(isthmus.torch.topology(one)["ranks"]) == 2
+            assert isthmus.torch.explain("all_reduce", nbytes=1 << 20, group=one)["text"]
+            assert isthmus.torch.dump(one)["entries"]
+        assert isthmus.torch.flight_record()["entries"]
+
+    torch_ranks.run(2, body, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def test_what_is_done_to_options_that_were_handed_in_or_out_changes_no_group() -> None:
+    def body() -> None:
+        given = isthmus.torch.Options(timeout=timedelta(seconds=SOON))
+        group = dist.new_group([0, 1], pg_options=given, timeout=timedelta(seconds=SOON))
+        backend = isthmus.torch.backend_of(group)
+        name = backend.options.group_name
+        for options in (given, backend.options):
+            options._timeout, options.group_name, options.island = timedelta(seconds=1), "another", "another"
+        child = group.split_group(
+            [0, 1], group_name="child", timeout=timedelta(seconds=2 * SOON)
+        )  # with no options of its own
+        assert child is not None and isthmus.torch.backend_of(child).options.group_name == "child"
+        child.shutdown()
+        assert backend.options._timeout == timedelta(seconds=SOON)
+        assert (backend.options.group_name, backend.options.island) == (name, "")
+        assert total(group) == 2
 
     torch_ranks.run(2, body)
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+import isthmus.torch
 import torch_ranks
 from patience import SOON
 from torch_ranks import hear, heard, raises, tell
@@ -98,6 +99,113 @@ def test_a_callback_of_a_future_may_wait_for_another_collective() -> None:
 
         x = torch.ones(3)
         assert dist.all_reduce(x, async_op=True).get_future().then(again).wait().tolist() == [4.0] * 3
+
+    torch_ranks.run(2, body)
+
+
+def test_callbacks_that_wait_for_each_others_operations_end_at_any_depth() -> None:
+    """Each starts an operation that its peer joins once the callback is waiting for it, and so on inwards."""
+    depth = 12
+
+    def body() -> None:
+        x = torch.ones(3)
+        if dist.get_rank() == 1:
+            for level in range(depth):
+                hear(f"pending {level}")
+                dist.all_reduce(x)
+            return
+
+        def start(level: int) -> torch.futures.Future[int]:
+            future = dist.all_reduce(x, async_op=True).get_future()
+
+            def inwards(_: object) -> int:
+                return level if level + 1 == depth else start(level + 1).wait()
+
+            following = future.then(inwards)
+            tell(f"pending {level}")
+            return following
+
+        assert start(0).wait() == depth - 1
+
+    torch_ranks.run(2, body)
+
+
+def test_a_callback_that_does_not_come_back_holds_up_no_other_operation_or_group() -> None:
+    def body() -> None:
+        other = dist.new_group([0, 1])
+        x, y = torch.ones(3), torch.ones(3)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def stay(_: object) -> bool:
+            inside.set()
+            return go_on.wait(SOON)
+
+        if dist.get_rank() == 0:
+            stays = dist.all_reduce(x, async_op=True).get_future().then(stay)
+            tell("attached")
+            assert inside.wait(SOON)
+            tell("inside")
+        else:
+            hear("attached")
+            dist.all_reduce(x)
+            hear("inside")
+        for group in (dist.group.WORLD, other):
+            work = dist.all_reduce(y, group=group, async_op=True)
+            assert work.get_future().then(lambda f: f.value()[0][0].item()).wait() in (2.0, 4.0)
+            work.wait()
+        if dist.get_rank() == 0:
+            assert not stays.done()
+            go_on.set()
+            assert stays.wait()
+
+    torch_ranks.run(2, body)
+
+
+def test_the_callbacks_of_a_future_run_in_their_order_and_one_that_raises_fails_its_own_alone() -> None:
+    def body() -> None:
+        x = torch.ones(3)
+        if dist.get_rank() == 1:
+            hear("attached")
+        future = dist.all_reduce(x, async_op=True).get_future()
+        order = []
+
+        def note(number: int) -> int:
+            order.append(number)
+            if number == 3:
+                raise ValueError("the third")
+            return number
+
+        following = [future.then(lambda _, number=number: note(number)) for number in range(6)]
+        if dist.get_rank() == 0:
+            tell("attached")
+        for number, each in enumerate(following):
+            if number == 3:
+                raises("the third", each.wait)
+            else:
+                assert each.wait() == number
+        assert order == list(range(6))
+        assert dist.all_reduce(x, async_op=True).get_future().wait()[0].tolist() == [4.0] * 3
+
+    torch_ranks.run(2, body)
+
+
+def test_a_callback_that_never_comes_back_does_not_keep_the_process() -> None:
+    def body() -> None:
+        inside = threading.Event()
+
+        def stay(_: object) -> None:
+            inside.set()
+            threading.Event().wait()
+
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3), async_op=True).get_future().then(stay)
+            tell("attached")
+            assert inside.wait(SOON)
+        else:
+            hear("attached")
+            dist.all_reduce(torch.ones(3))
+        dist.destroy_process_group()
+        isthmus.torch._torch.shutdown_all()  # what runs at the interpreter's exit
 
     torch_ranks.run(2, body)
 

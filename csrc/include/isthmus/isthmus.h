@@ -95,6 +95,9 @@ typedef struct isthmus_options {
   const char *bridge;     /* "auto", "shm" or "tcp"; NULL: ISTHMUS_BRIDGE */
   double timeout;         /* default deadline of operations and of init; 0: ISTHMUS_TIMEOUT */
   const char *settings;   /* further settings, "NAME=value;NAME=value" with the names of `isthmus doctor --settings`; or NULL */
+  /* Whom this rank takes for the members, as text ("global ranks 0,3"; at most 1 KiB): where ranks say unlike texts init fails on all of
+   * them with ISTHMUS_ERR_MISMATCH and names two. NULL: it says nothing, and all must do so. */
+  const char *members;
 } isthmus_options;
 
 typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults */
@@ -105,7 +108,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
   /* Device buffers (ISTHMUS_DEVICE): where on_stream is not 0, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
    * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
    * operation. Else the buffers must be ready when the call is made, but for what the device's default stream still holds (a vendor's
-   * copy from pageable memory or its fill may return before it is done): the operation begins behind that. A stream that is being captured is refused.
+   * copy from pageable memory or its fill may return before it is done): the operation begins behind that. A stream that is being
+   * captured is refused.
    * A receive may have on_stream = 2: it begins behind what the stream holds now, and what comes later is ordered by
    * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */
   int on_stream;

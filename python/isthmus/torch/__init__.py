@@ -105,11 +105,15 @@ def create(options: Any, group_options: Options | None) -> Backend:
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:
-    """The backend object of a group; of the default group without an argument."""
+    """The backend object of a group; of the default group without an argument. Also under the wrapper of
+    TORCH_DISTRIBUTED_DEBUG=DETAIL, by which torch checks calls.
+    """
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group('isthmus') first")
     backend = chosen._get_backend(torch.device("cpu"))
+    while hasattr(backend, "wrapped_pg"):
+        backend = backend.wrapped_pg
     if not isinstance(backend, Backend):
         raise ValueError(f"the group's CPU backend is {backend.name()}, not isthmus")
     return backend

@@ -1,0 +1,49 @@
+// Runs what is the program's when an operation has ended: callbacks of futures, completion hooks, the release of tensors (whose
+// finalizers may be Python). None of it can be trusted to come back: a callback may wait for another operation's future, whose callback
+// waits for a third. So nobody waits here for anybody else's code.
+//
+// One thread leads: it runs tasks in the order of push(). While it is inside one another thread stands by; where the leader has been inside
+// for longer than a moment and tasks are waiting, that one takes the lead, and a new one stands by. The moment grows with the number of
+// threads that have not come back, so that a program that holds the interpreter's lock for long does not make a thread for each task.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+namespace isthmus::torch_face {
+
+class Runner {
+ public:
+  using Task = std::function<void()>;  // throws nothing
+
+  // False after stop(): the task is kept for good and never run, for it may need the interpreter.
+  bool push(Task task);
+
+  // Runs what was pushed, for at most that long. How many tasks have not come back, or not begun, by then; they are left behind.
+  std::size_t stop(std::chrono::milliseconds patience);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void loop();
+  void lead(std::unique_lock<std::mutex> &lock);
+  void stand_by();  // makes a thread that can take over, if there is none
+  Clock::duration moment() const;
+
+  std::mutex mutex_;  // guards everything below
+  std::condition_variable wake_, over_;
+  std::deque<Task> queue_;
+  std::size_t inside_ = 0;   // tasks that have begun and not come back
+  std::size_t idle_ = 0;     // threads that run none
+  std::uint64_t leads_ = 0;  // changes of the lead: who has the last number leads
+  bool led_ = false;         // somebody leads
+  bool watched_ = false;     // and somebody watches for how long
+  Clock::time_point since_;  // when the leader's task began
+  bool stopped_ = false;
+};
+
+}  // namespace isthmus::torch_face
