@@ -153,6 +153,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
         ~Give() { inline_op ? member.give_inline(op) : OpPool::instance().release(op); }
       } give{member, op, inline_op};
       communicator.prepare(r, *op);
+      communicator.wait_for_stream(*op);
       member.run(op);
       member.wait(op, INT64_MAX);
       if (source) *source = op->source;
@@ -161,6 +162,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     Op *op = OpPool::instance().take();
     try {
       communicator.prepare(r, *op);
+      if (!i::comm::group_open()) communicator.wait_for_stream(*op);
     } catch (...) {
       OpPool::instance().release(op);
       throw;
@@ -171,7 +173,8 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       member.run(op);
       // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
       for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.drive();
-      if (!op->over()) member.context().activate(member);
+      if (op->call.by_call) member.wait(op, INT64_MAX);
+      else if (!op->over()) member.context().activate(member);
     }
     if (work) *work = reinterpret_cast<isthmus_work_t>(op);
     else OpPool::instance().release(op);

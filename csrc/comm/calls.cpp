@@ -1,9 +1,14 @@
 // From a user's request, in elements, to an operation, in bytes: validation, operands, the choice between cells and plan.
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
+#include "base/clock.hpp"
+#include "base/log.hpp"
 #include "comm/communicator.hpp"
 #include "nlohmann/json.hpp"
 
@@ -24,6 +29,33 @@ uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t time
     fail(Code::Argument, "{}: a count of {} elements{} is negative or too large", name, static_cast<int64_t>(count),
          times > 1 ? formatted(" for each of {} ranks", times) : "");
   return count * size;
+}
+
+// Blocks that a collective writes must not share a byte: which rank's would stay is nobody's decision. Ascending ones, as nearly all are, are
+// looked at in their order.
+void check_apart(const char *name, const uint64_t *counts, const uint64_t *displs, uint64_t world) {
+  uint64_t end = 0, last = 0;
+  bool ascending = true;
+  for (uint64_t b = 0; b < world && ascending; ++b) {
+    if (counts[b] == 0) continue;
+    ascending = displs[b] >= end;
+    end = displs[b] + counts[b];
+  }
+  if (ascending) return;
+  static thread_local std::vector<uint64_t> order;
+  order.clear();
+  for (uint64_t b = 0; b < world; ++b)
+    if (counts[b] != 0) order.push_back(b);
+  std::sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) { return displs[a] < displs[b]; });
+  end = 0;
+  for (const uint64_t b : order) {
+    if (displs[b] < end)
+      fail(Code::Argument,
+           "{}: the blocks that are received from rank {} ({} elements at {}) and from rank {} ({} at {}) overlap", name,
+           last, counts[last], displs[last], b, counts[b], displs[b]);
+    end = displs[b] + counts[b];
+    last = b;
+  }
 }
 
 }  // namespace
@@ -84,6 +116,8 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
     case Collective::GatherV:
       op.in_blocks = own(to_bytes(name, r.recv_counts[me], size, 1));
       op.out_blocks = listed(r.recv_counts, r.recv_displs);
+      if (r.recv_displs && (r.collective == Collective::AllGatherV || static_cast<int>(me) == r.root))
+        check_apart(name, r.recv_counts, r.recv_displs, world);
       break;
     case Collective::ReduceScatterV:
     case Collective::ScatterV:
@@ -93,6 +127,7 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
     case Collective::AllToAllV:
       op.in_blocks = listed(r.send_counts, r.send_displs);
       op.out_blocks = listed(r.recv_counts, r.recv_displs);
+      if (r.recv_displs) check_apart(name, r.recv_counts, r.recv_displs, world);
       if (r.send_counts[me] != r.recv_counts[me])
         fail(Code::Argument, "all_to_all_v: rank {} sends itself {} elements but expects {}", me, r.send_counts[me],
              r.recv_counts[me]);
@@ -176,6 +211,34 @@ void Communicator::order_streams(void *before, void *after) {
   ordered_.event->hold(second);
 }
 
+void Communicator::wait_for_stream(const engine::Op &op) {
+  if (!op.call.by_call) return;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true))
+    ISTHMUS_WARN(
+        "communicator '{}', rank {}: {} got host memory and a stream: such calls wait for the stream and return when the "
+        "operation is over; device memory is ordered by the stream and does not wait",
+        name(), rank(), member_->describe(op));
+  device::Runtime &runtime = *member_->runtime();
+  const auto stream = runtime.adopt(member_->device(), op.call.stream);
+  const auto event = runtime.make_event(member_->device());
+  event->record(*stream);
+  const Deadline deadline(op.call.timeout);
+  for (auto pause = std::chrono::microseconds(5); !event->reached();
+       pause = std::min(2 * pause, std::chrono::microseconds(1000))) {
+    if (deadline.passed() && !member_->failed())
+      member_->fail(Code::Timeout,
+                    formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
+                              member_->describe(op), op.call.timeout),
+                    true);
+    if (member_->failed()) {
+      const Status why = member_->failure();
+      throw Error(why.code, why.text);
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 // The bytes of our types are the open standard's, and a device whose arithmetic takes them for other numbers, or its library, would give
 // other sums: nobody reduces them where there is such a device.
 void Communicator::check_float8(const char *name, DType dtype) const {
@@ -232,6 +295,17 @@ uint64_t factor_of(const char *name, DType t, const Request &r) {
     fail(Code::Argument, "{}: premul_sum of {} takes a whole number for its factor, and that is {:g}", name, dtype_name(t),
          r.scale);
   return static_cast<uint64_t>(static_cast<int64_t>(r.scale));
+}
+
+}  // namespace
+
+namespace {
+
+// No stream orders what processors do with host memory.
+void stand_by_call(engine::Call &call) {
+  if (!call.on_stream || call.device || (!call.in && !call.out)) return;
+  call.by_call = true;
+  call.on_stream = false;
 }
 
 }  // namespace
@@ -307,6 +381,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     if (r.device_memory && !call.device && call.bytes)
       c == Collective::Send ? check_claim(name, "send", call.in) : check_claim(name, "recv", call.out);
     call.order_later &= call.device;
+    if (call.bytes) stand_by_call(call);
     return;
   }
   const bool in_place = call.in == call.out && call.in != nullptr;
@@ -318,6 +393,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
                  (me == call.root || (c != Collective::Reduce && c != Collective::Gather && c != Collective::GatherV));
   if (sends || receives)
     call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr, r.device_memory);
+  if (sends || receives) stand_by_call(call);
   bool one_hop = false;
   plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
   // The shortest path needs no list of blocks: one block, known by its size.

@@ -39,7 +39,12 @@ engine::Op *group_end(bool waits) {
       if (group.ops.empty()) group.ops = std::move(list);
     }
   } restore{ops};
-  const Status failure = std::exchange(group.failure, {});
+  Status failure = std::exchange(group.failure, {});
+  // Before anything is submitted: a stream may wait for what the group is about to do.
+  try {
+    for (auto &[comm, op] : ops)
+      if (failure.ok()) comm->wait_for_stream(*op);
+  } catch (const Error &e) { failure = {e.code(), e.text()}; }
   auto &pool = engine::OpPool::instance();
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
@@ -76,7 +81,10 @@ engine::Op *group_end(bool waits) {
       if (!waits || several) comm->member().context().activate(comm->member());
     }
   }
-  for (auto &[comm, op] : ops) pool.release(op);
+  for (auto &[comm, op] : ops) {
+    if (op->call.by_call) comm->member().wait(op, INT64_MAX);
+    pool.release(op);
+  }
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     engine::finish_op(parent, parent->result, std::string(parent->text), now_ns());
   return parent;

@@ -135,8 +135,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   if (op.bounce) {
     shared_->in = static_cast<std::byte *>(shared_->scratch) + aligned(p.device_bytes);
     shared_->out = shared_->in + aligned(in_bytes);
-    if (op.call.in && in_bytes)
-      shared_->runtime->copy(stream, shared_->in, shared_->arena + op.bounce, in_bytes, &shared_->cancelled);
+    if (op.call.in && in_bytes) shared_->runtime->copy(stream, shared_->in, op.bounce.device, in_bytes, &shared_->cancelled);
   }
   uint32_t skew = 0;
   for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
@@ -156,7 +155,7 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
     }
   rejoin();
   if (op.bounce && op.call.out && out_bytes)
-    shared_->runtime->copy(stream, shared_->arena + op.bounce_out, shared_->out, out_bytes, &shared_->cancelled);
+    shared_->runtime->copy(stream, op.bounce.device + op.bounce.out, shared_->out, out_bytes, &shared_->cancelled);
   if (user) {
     shared_->after->record(stream);
     shared_->after->hold(*user);

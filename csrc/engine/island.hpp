@@ -53,7 +53,8 @@ class Island {
   void submit(const Op &op, bool behind_host, Wait wait, void *wait_context);
   // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
-  bool waits() const noexcept { return waits_; }  // the submitting thread does, in place of the stream
+  bool waits() const noexcept { return waits_; }                // the submitting thread does, in place of the stream
+  std::byte *arena() const noexcept { return shared_->arena; }  // where the device finds the beginning of this process's
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
   // The thread that submits does not come back, so what was submitted does not come to its end.

@@ -218,24 +218,25 @@ bool Member::capturing(void *stream) {
   throw Error(why.code, why.text);
 }
 
-// Host memory given to a rank whose library works on its device: by way of pinned memory, whole.
 void Member::bounce_in(Op *op) {
   const auto o = op->operands();
-  const uint64_t in = (op->given_in() + 255) / 256 * 256, out = op->given_out();
-  op->bounce = context_->arena().allocate_staging(std::max<uint64_t>(in + out, 1), false);
-  op->bounce_out = op->bounce + in;
+  if (!bounces_)
+    bounces_ = std::make_unique<Bounces>(context_->arena(), island_->arena(), *runtime_, device_,
+                                         formatted("communicator '{}', rank {}", name_, rank_));
+  op->bounce = bounces_->take(op->given_in(), op->given_out());
   for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
-    copy_bytes(context_->arena().base() + op->bounce + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
+    copy_bytes(op->bounce.host + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
 }
 
 void Member::bounce_out(Op *op, bool well) noexcept {
   const auto o = op->operands();
   const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
   for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
-    copy_bytes(op->call.out + o.out_displ[b], context_->arena().base() + op->bounce_out + o.out_displ[b], o.out_bytes[b]);
+    copy_bytes(op->call.out + o.out_displ[b], op->bounce.host + op->bounce.out + o.out_displ[b], o.out_bytes[b]);
   // Where the device may still come to the copy out, the place is nobody's any more.
-  if (well || !island_ || island_->idle()) context_->arena().free_staging(op->bounce);
-  op->bounce = op->bounce_out = 0;
+  if (well || !island_ || island_->idle()) bounces_->give(op->bounce);
+  else bounces_->lose(op->bounce);
+  op->bounce = {};
 }
 
 // The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
@@ -620,6 +621,13 @@ void Member::leave_library(bool broken) noexcept {
     island_->leave_behind();
   }
   if (!here) exec_.clear(std::memory_order_release);
+  struct Buffers {  // the device may still come to them where it has not run to the end
+    Member &member;
+    ~Buffers() {
+      if (member.ring_lost_) device::keep_for_good(member.bounces_.release());
+      else member.bounces_.reset();
+    }
+  } const buffers{*this};
   if (!island) return void(ring_lost_ = true);
   if (island_ranks_.empty()) {  // no library: the stream has run to its end, or is left as it is
     ring_lost_ = !island->idle();

@@ -470,6 +470,7 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // The device side, or null. The island's turn orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;
+  std::unique_ptr<Bounces> bounces_;    // made when first needed, by who submits to the island
   device::Runtime *runtime_ = nullptr;  // of a device whose memory the host cannot touch
   int device_ = -1;
   std::atomic<bool> island_polls_{false};

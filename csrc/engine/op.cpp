@@ -78,7 +78,7 @@ void Op::reset() noexcept {
   blocked_on = -1;
   ring = scratch = 0;
   broken.store(false, std::memory_order_relaxed);
-  bounce = bounce_out = 0;
+  bounce = {};
   message_id = 0;
   received.store(0, std::memory_order_relaxed);
   match_next = nullptr;

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "device/runtime.hpp"
+#include "engine/bounces.hpp"
 #include "link/frame.hpp"
 #include "plan/plan.hpp"
 
@@ -34,7 +35,8 @@ struct Call {  // what the user asked for, validated, in bytes
   bool device = false;       // in and out are memory of this rank's device
   bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
   bool order_later = false;  // the second only by Member::order()
-  void *stream = nullptr;    // that stream's handle
+  bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
+  void *stream = nullptr;  // that stream's handle
 };
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
@@ -88,8 +90,7 @@ struct Op {
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted
   uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the member's own
-  // Host memory of the user that a device has to work on: copied through these places in the arena, out to the user at the end. 0: none.
-  uint64_t bounce = 0, bounce_out = 0;
+  Bounce bounce;                    // host memory of the user that a device has to work on goes through it
   static constexpr uint32_t kMostSlots = 64;
   std::atomic<uint32_t> in_slot[kMostSlots] =
       {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)

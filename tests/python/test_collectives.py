@@ -408,3 +408,19 @@ def test_wrong_calls_read_like_pythons_own_errors(threads: Run) -> None:
             comm.all_reduce(np.ones(1), "sum", None, True)
 
     threads(1, body)
+
+
+def test_receive_blocks_that_overlap_are_refused_on_the_caller_and_the_communicator_goes_on(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> float:
+        counts, apart = [2] * comm.size, [3 * (comm.size - 1 - r) for r in range(comm.size)]
+        out = np.zeros(4 * comm.size)
+        for displs in ([0] * comm.size, [*range(0, comm.size)], [1, 0, 8]):
+            with pytest.raises(isthmus.ArgumentError, match="overlap"):
+                comm.all_gather_v(np.ones(2), counts, out, displs)
+            with pytest.raises(isthmus.ArgumentError, match="overlap"):
+                comm.all_to_all_v(np.ones(2 * comm.size), counts, counts, recv_displs=displs, out=out)
+        comm.all_gather_v(np.full(2, comm.rank + 1.0), counts, out, apart)  # in any order, with gaps
+        return float(out.sum())
+
+    results = ranks(3, body)
+    assert results == [12.0] * 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ import matrix
 from devices import DeviceArray, OnDevice, expect_ways, on_host, run_fleet, vendor
 from events import until
 from islands import needs_oneccl
+from patience import SOON
 from reference import DTYPES
 from test_islands import all_reduces, many_chunks, other_collectives
 
@@ -604,6 +606,99 @@ def test_host_memory_on_a_rank_with_a_device() -> None:
             assert (total, gathered, kept) == (n * (n - 1) / 2, list(range(n)), rank)
             assert within == (1.0 if rank < 2 else 2.0)
             assert reduced == (n * (n - 1) / 2 if rank == n - 1 else None)
+
+
+def test_host_memory_larger_than_the_staging_memory_goes_through_a_rank_with_a_device() -> None:
+    """Where a library serves it: through a buffer of its own, which the next one finds and a larger one replaces."""
+
+    def body(comm: isthmus.Comm) -> Any:
+        answers = []
+        for count in (3_000_000, 9_000_000, 6_000_000, 10_000_000):
+            x = np.full(count, float(comm.rank + 1), np.float32)
+            works = [comm.all_reduce(x.copy(), async_op=True) for _ in range(2)]
+            answers += [float(work.wait()[-1]) for work in works]
+            answers.append(float(comm.broadcast(x, comm.size - 1)[-1]))
+        return answers
+
+    for fleet in ("nvidia:2", "amd:2,cpu:1"):
+        results = run_fleet(fleet, body, env={"ISTHMUS_STAGING_BYTES": str(32 << 20)})
+        n = len(results)
+        total = n * (n + 1) / 2
+        assert all(answers == [total, total, float(n)] * 4 for answers in results)
+
+
+def pinned_and_a_stream(comm: isthmus.Comm, way: str, register: bool) -> tuple[bool, list[float]]:
+    """Sums of host memory that a stream has still to fill, and that the stream reads behind the call."""
+    count = 30_000
+    mine = float(comm.rank + 1)
+    previous, following = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    if on_host():
+        x = np.full(count, mine, np.float32)
+        if way == "messages":
+            with isthmus.group():
+                comm.send(x, following)
+                comm.recv(np.empty_like(x), previous)
+            return False, []
+        for _ in range(2):
+            comm.all_reduce(x.copy())
+        return False, []
+    there = vendor()
+    stream = there.stream()
+    filled, read = DeviceArray.of(np.full(count, mine, np.float32)), DeviceArray.of(np.zeros(count, np.float32))
+    # Pages of their own: one is registered once.
+    first, second = (np.frombuffer(mmap.mmap(-1, 4 * count), np.float32) for _ in range(2))
+    for x in (first, second):
+        if register:
+            there.register(x.ctypes.data, x.nbytes)
+        comm_of = {"stream": stream, "async_op": way == "async"}
+    go_on = there.hold(stream)
+    if register:
+        for x in (first, second):
+            there.copy_out(x.ctypes.data, filled.address, x.nbytes, stream)
+    over = threading.Event()
+
+    def call() -> None:
+        there.here()
+        if way == "messages":
+            with isthmus.group():
+                comm.send(first, following, stream=stream)
+                comm.recv(second, previous, stream=stream)
+        elif way == "group":
+            with isthmus.group():
+                for x in (first, second):
+                    comm.all_reduce(x, "sum", x, stream=stream)
+        else:
+            for x in (first, second):
+                work = comm.all_reduce(x, "sum", x, **comm_of)
+                assert way != "async" or work.done
+        over.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    early = over.wait(0.1)
+    if not register:  # what the program itself writes when the stream has come so far
+        first[:], second[:] = mine, mine
+    go_on()
+    thread.join(SOON)
+    if register:
+        there.copy_in(read.address, second.ctypes.data, read.nbytes, stream)
+    there.synchronize(stream)
+    got = [float(first[-1]), float(second[0])] + ([float(read.get()[7])] if register else [])
+    if register:
+        for x in (first, second):
+            there.unregister(x.ctypes.data)
+    return early, got
+
+
+@pytest.mark.parametrize("register", [True, False], ids=["pinned", "plain"])
+@pytest.mark.parametrize("way", ["call", "async", "group", "messages"])
+@pytest.mark.parametrize("fleet", ["nvidia:1,cpu:1", "nvidia:2", "amd:2,nvidia:1", "ascend:1,cpu:1"])
+def test_host_memory_that_is_given_with_a_stream_is_ordered_by_it(fleet: str, way: str, register: bool) -> None:
+    results = run_fleet(fleet, pinned_and_a_stream, way, register)
+    total = sum(range(1, len(results) + 1))
+    for rank, (early, got) in enumerate(results):
+        sums = [rank + 1, (rank - 1) % len(results) + 1] if way == "messages" else [total, total]
+        assert not early and got in ([], sums + sums[1:] * register)
 
 
 @pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "ascend:1,nvidia:1"])

@@ -64,7 +64,7 @@ def test_the_analyser_finds_nothing_wrong_with_a_job_that_works(tmp_path: Path) 
     assert len(collectives) == counts[0]
     assert all(c.pass_check and c.collective_state == "completed" for c in collectives), text
     assert "has errors" not in text and "Not all ranks" not in text, text
-    assert {"gloo:all_reduce", "gloo:all_gather", "gloo:reduce_scatter", "gloo:all_to_all", "gloo:barrier"} <= {
+    assert {"gloo:all_reduce", "gloo:all_gather", "gloo:reduce_scatter", "gloo:all_to_all_v_single", "gloo:barrier"} <= {
         c.collective_name for c in collectives
     }
 
