@@ -71,3 +71,9 @@ install(TARGETS interpose_nccl interpose_rccl interpose_hccl interpose_dlopen in
 set_target_properties(interpose_bridge PROPERTIES INSTALL_RPATH "$ORIGIN/..")
 install(TARGETS interpose_bridge LIBRARY DESTINATION isthmus/interpose COMPONENT python)
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)
+# What a C program's build finds it by: CMake's find_package(isthmus), and pkg-config.
+configure_file(cmake/installed/isthmus-config-version.cmake.in ${CMAKE_BINARY_DIR}/installed/isthmus-config-version.cmake @ONLY)
+configure_file(cmake/installed/isthmus.pc.in ${CMAKE_BINARY_DIR}/installed/isthmus.pc @ONLY)
+install(FILES cmake/installed/isthmus-config.cmake ${CMAKE_BINARY_DIR}/installed/isthmus-config-version.cmake
+        DESTINATION isthmus/cmake COMPONENT python)
+install(FILES ${CMAKE_BINARY_DIR}/installed/isthmus.pc DESTINATION isthmus/pkgconfig COMPONENT python)

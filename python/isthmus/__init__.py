@@ -30,6 +30,7 @@ from ._errors import (
     TimeoutError,
     UnsupportedError,
 )
+from ._package import get_include
 
 __version__ = _core.version()
 
@@ -54,6 +55,7 @@ __all__ = [
     "Work",
     "context_stats",
     "from_mpi",
+    "get_include",
     "group",
     "init",
     "settings",

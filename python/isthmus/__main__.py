@@ -1,4 +1,4 @@
-"""The command line: `isthmus doctor`, `topo`, `explain`, `tune`, `bench`, `launch`, `rehearse`, `run`; and `python -m`."""
+"""The command line: `isthmus doctor`, `settings`, `topo`, `explain`, `tune`, `bench`, `launch`, `rehearse`, `run`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .cli import bench, doctor, explain, topo, tune
 from .cli import launch as launch_command
 from .cli import rehearse as rehearse_command
 from .cli import run as run_command
+from .cli import settings as settings_command
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="isthmus", description="Collectives over ranks of several islands.")
     top.add_argument("--version", action="version", version=f"isthmus {__version__}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, topo, explain, tune, bench, launch_command, rehearse_command, run_command):
+    for module in (doctor, settings_command, topo, explain, tune, bench, launch_command, rehearse_command, run_command):
         module.add_parser(subparsers)
     return top
 

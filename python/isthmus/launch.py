@@ -34,7 +34,7 @@ __all__ = ["Job", "Result", "environment", "free_port", "parse_islands", "parse_
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_")
 _LAUNCHER_NAMES = frozenset(
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"]
-    + [f"ISTHMUS_{name}" for name in ("RANK", "WORLD_SIZE", "ADDRESS", "ISLAND", "BRIDGE")]
+    + [f"ISTHMUS_{name}" for name in ("RANK", "WORLD_SIZE", "ADDRESS")]
 )
 _GRACE_S = 15.0  # after one rank failed: the library tells the others within a few seconds
 # What ends a line. A carriage return alone does, too (progress bars), unless it came last: it may be half of an end.
@@ -131,6 +131,9 @@ def environment(
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
     }
+    if "ISTHMUS_RANK" in os.environ or "RANK" in os.environ:  # these say where this rank belongs
+        for name in ("ISTHMUS_ISLAND", "ISTHMUS_BRIDGE"):
+            env.pop(name, None)
     env.update(
         ISTHMUS_RANK=str(rank),
         ISTHMUS_WORLD_SIZE=str(world_size),

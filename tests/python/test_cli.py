@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -39,6 +40,41 @@ def test_doctor_gives_data_and_settings() -> None:
     assert any(row["name"] == "ISTHMUS_TIMEOUT" for row in report["settings"])
     listed = command("doctor", "--settings", "--no-test")
     assert "ISTHMUS_EAGER_BYTES" in listed.stdout and "one-hop" in listed.stdout
+
+
+def test_doctors_last_line_says_whether_it_works_and_what_nobody_asked_for_is_there_alone() -> None:
+    ended = command("doctor", "--no-test", env={"COLUMNS": ""})
+    *lines, last = ended.stdout.strip().splitlines()
+    assert ended.returncode == 0 and re.match(r"isthmus works(, without .*\(`isthmus doctor --json` says why\))?$", last), (
+        last
+    )
+    assert not any(line.startswith("note") and re.search("librccl|libhccl|libascendcl", line) for line in lines)
+    assert not any("…" in line or line.endswith(" ") for line in lines)
+
+
+def test_doctor_judges_what_was_asked_for() -> None:
+    ended = command("doctor", "--no-test", env={"ISTHMUS_DEVICE": "acl:7"})
+    last = ended.stdout.strip().splitlines()[-1]
+    assert ended.returncode == 1 and last.startswith("isthmus does not work: acl"), ended.stdout
+
+
+def test_settings_answers_for_one_and_finds_what_was_meant() -> None:
+    one = command("settings", "timeout", env={"ISTHMUS_TIMEOUT": "7"})
+    assert one.returncode == 0 and one.stdout.startswith("ISTHMUS_TIMEOUT = 7   (given)\n") and "range:" in one.stdout
+    every = command("settings").stdout.splitlines()
+    assert any(line.split()[:2] == ["ISTHMUS_BRIDGE_RATES", "(empty)"] for line in every)
+    wrong = command("settings", "TIMEOT")
+    assert wrong.returncode == 1 and "did you mean ISTHMUS_TIMEOUT?" in wrong.stderr
+
+
+def test_launch_hands_every_setting_on_and_refuses_those_that_it_sets() -> None:
+    # One write for each rank: their lines must not mix.
+    said = "import os; os.write(1, f\"{os.environ['ISTHMUS_ISLAND']} {os.environ['ISTHMUS_BRIDGE']}\\n\".encode())"
+    program = [sys.executable, "-c", said]
+    ended = command("launch", "--ranks", "2", "--", *program, env={"ISTHMUS_ISLAND": "far", "ISTHMUS_BRIDGE": "tcp"})
+    assert ended.returncode == 0 and ended.stdout.splitlines() == ["far tcp"] * 2, ended.stdout + ended.stderr
+    refused = command("launch", "--ranks", "2", "--", *program, env={"ISTHMUS_WORLD_SIZE": "3"})
+    assert refused.returncode == 2 and "ISTHMUS_WORLD_SIZE" in refused.stderr
 
 
 def test_the_page_of_settings_is_the_librarys_table() -> None:

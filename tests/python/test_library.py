@@ -4,11 +4,16 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+
+import isthmus
+from patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 # The C and C++ run time of every Linux; on AArch64 the loader is named too.
@@ -95,3 +100,47 @@ def test_the_library_is_built_with_optimisation_and_without_an_executable_stack(
     (words,) = [shlex.split(entry["command"]) for entry in commands if "/isthmus_api.dir/" in entry["command"]]
     assert [word for word in words if word.startswith("-O")][-1] == "-O3"  # the last one counts
     assert not [word for word in words if word.startswith("-fsanitize")]
+
+
+PROGRAM = """
+#include <isthmus/isthmus.h>
+#include <stdio.h>
+int main(void) { printf("%s\\n", isthmus_version()); return 0; }
+"""
+
+
+def config(*words: str) -> str:
+    command = [sys.executable, "-c", "from isthmus.cli.config import main; raise SystemExit(main())", *words]
+    return subprocess.run(command, text=True, capture_output=True, check=True, timeout=patient(60)).stdout.strip()
+
+
+def test_a_c_program_is_built_with_what_isthmus_config_says(tmp_path: Path) -> None:
+    (tmp_path / "program.c").write_text(PROGRAM)
+    words = ["cc", "-std=c99", "-Werror", "program.c", *config("--cflags", "--libs").split(), "-o", "program"]
+    subprocess.run(words, cwd=tmp_path, check=True, timeout=patient(60))
+    ran = subprocess.run([tmp_path / "program"], text=True, capture_output=True, check=True, timeout=patient(60))
+    assert ran.stdout.strip() == isthmus.__version__
+    assert f"-I{isthmus.get_include()}" in words
+
+
+def test_cmake_finds_the_package(tmp_path: Path) -> None:
+    (tmp_path / "program.c").write_text(PROGRAM)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(program C)\nfind_package(isthmus 0.1 REQUIRED CONFIG)\n"
+        "add_executable(program program.c)\ntarget_link_libraries(program PRIVATE isthmus::isthmus)\n"
+    )
+    configure = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={config('--cmakedir')}"]
+    for words in (configure, ["cmake", "--build", tmp_path / "build"]):
+        subprocess.run(words, check=True, capture_output=True, timeout=patient(120))
+    ran = subprocess.run([tmp_path / "build" / "program"], text=True, capture_output=True, check=True, timeout=patient(60))
+    assert ran.stdout.strip() == isthmus.__version__
+
+
+def test_pkg_config_says_the_same_as_isthmus_config() -> None:
+    folder = Path(config("--pkgconfigdir"))
+    lines = (folder / "isthmus.pc").read_text().splitlines()
+    assert f"Version: {isthmus.__version__}" in lines
+    said = [
+        line.partition(": ")[2].replace("${prefix}", str(folder.parent)) for line in lines if line[:4] in ("Cfla", "Libs")
+    ]
+    assert said == [config("--cflags"), config("--libs")]

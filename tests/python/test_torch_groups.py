@@ -442,6 +442,20 @@ def test_options_choose_the_island_of_a_rank() -> None:
     assert all("east" in str(t) and "west" in str(t) for t in topologies)
 
 
+def test_the_timeout_is_the_programs_else_that_of_the_options_else_that_of_the_environment() -> None:
+    def body() -> list[float]:
+        def of(**given: object) -> float:
+            group = dist.new_group([0], **given)
+            return isthmus.torch.backend_of(group).options._timeout.total_seconds()
+
+        dist.init_process_group("isthmus", store=dist.HashStore(), rank=0, world_size=1)
+        settings = isthmus.torch.Options(settings="CHUNK_BYTES=1M;TIMEOUT=55")
+        first = isthmus.torch.backend_of().options._timeout.total_seconds()
+        return [first, of(pg_options=settings), of(pg_options=settings, timeout=timedelta(seconds=33))]
+
+    assert torch_ranks.run(1, body, env={"ISTHMUS_TIMEOUT": "77"}, init=False) == [[77.0, 55.0, 33.0]]
+
+
 def test_options_of_another_kind_are_refused() -> None:
     def body(folder: str) -> None:
         raises("isthmus.torch.Options", lambda: torch_ranks.init_group(folder, 0, 1, object()), TypeError)

@@ -48,6 +48,8 @@ def run(arguments: list[str]) -> int:
         if script is None:
             raise Error("bench --peers: found no bench/peers.py; run it inside a source tree of Isthmus")
         rest = [argument for argument in arguments if argument != "--peers"]
+        if not any(word == "--out" or word.startswith("--out=") for word in rest):  # the tree keeps results of whole runs
+            rest += ["--out", str(Path.cwd() / "isthmus-peers")]
         os.execv(sys.executable, [sys.executable, str(script), *rest])
     program = find_benchmark()
     if program is None:

@@ -37,6 +37,7 @@ class Finding:
     state: str
     text: str
     remedy: str = ""
+    asked: bool = True  # somebody wants it: what is not here and nobody asked for is in the last line alone
 
 
 def add_parser(subparsers: Any) -> None:
@@ -75,21 +76,49 @@ def run(options: argparse.Namespace) -> int:
         report = {"version": __version__, "ok": not broken, "findings": [asdict(f) for f in findings], "selftest": test}
         print(json.dumps(mark({**report, "settings": rows}), indent=2))
         return int(broken)
-    console = Console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    colours = {"ok": "green", "note": "yellow", "bad": "red"}
-    for finding in findings:
-        table.add_row(f"[{colours[finding.state]}]{finding.state}[/]", f"[bold]{finding.subject}[/]", escape(finding.text))
-        if finding.remedy:
-            table.add_row("", "", f"[cyan]→ {escape(finding.remedy)}[/]")
-    console.print(table)
+    console = terminal()
+    seen = [f for f in findings if f.asked]
+    if console.is_terminal:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # nothing of a path is cut off
+        colours = {"ok": "green", "note": "yellow", "bad": "red"}
+        for finding in seen:
+            table.add_row(
+                f"[{colours[finding.state]}]{finding.state}[/]", f"[bold]{finding.subject}[/]", escape(finding.text)
+            )
+            if finding.remedy:
+                table.add_row("", "", f"[cyan]→ {escape(finding.remedy)}[/]")
+        console.print(table)
+    else:
+        wide = max(len(finding.subject) for finding in seen)
+        for finding in seen:
+            remedy = f" → {finding.remedy}" if finding.remedy else ""
+            print(f"{finding.state:4}  {finding.subject:{wide}}  {finding.text}{remedy}")
     if test:
         console.print()
         show(console, Layout(test["topology"]))
     if rows:
         console.print()
         console.print(settings_table(rows))
+    console.print()
+    print(verdict(findings))
     return int(broken)
+
+
+def terminal() -> Console:
+    """What is printed to. In a pipe lines are as long as they are."""
+    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS") or 0) or 10_000)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The last line: whether it works, and what does not."""
+    bad = [f for f in findings if f.state == "bad"]
+    if bad:
+        return f"isthmus does not work: {bad[0].subject}: {bad[0].text}" + (f" → {bad[0].remedy}" if bad[0].remedy else "")
+    absent = [f.subject for f in findings if f.state == "note"]
+    return "isthmus works" + (f", without {', '.join(absent)} (`isthmus doctor --json` says why)" if absent else "")
 
 
 def examine() -> list[Finding]:
@@ -123,20 +152,22 @@ def examine() -> list[Finding]:
 
 def devices() -> list[Finding]:
     """The devices whose memory a rank could work on; host memory always."""
-    chosen, given = "host", False
+    chosen, given = "host", False  # by the environment
     with contextlib.suppress(Error):  # a setting that cannot be read; environment() says which
         row = next(row for row in settings() if row["name"] == "ISTHMUS_DEVICE")
         chosen, given = str(row["value"]), bool(row["given"])
     here = "as this environment has it" if given else "the default"
+    wanted, _, number = chosen.partition(":")
     how = f"; ISTHMUS_DEVICE=host, {here}" if chosen == "host" else ", where ISTHMUS_DEVICE=host"
     findings = [Finding("host", "ok", f"ranks on host memory{how}")]
+    there = False
     for found in json.loads(_core.devices()):
         if not found["found"]:
-            findings.append(
-                Finding(found["vendor"], "note", found["text"], "only for ranks that are to work on such a device")
-            )
+            asked = found["vendor"] == wanted
+            findings.append(Finding(found["vendor"], "bad" if asked else "note", found["text"], "", asked))
         for device in found["devices"]:
             name = f"{found['vendor']}:{device['number']}"
+            there = there or chosen in (name, found["vendor"])
             text = f"{device['name']}, version {found['version']}; "
             if chosen in (name, found["vendor"]):
                 text += f"ISTHMUS_DEVICE={chosen}, as this environment has it: "
@@ -146,12 +177,18 @@ def devices() -> list[Finding]:
             if not device["gates"]:
                 text += "; its streams cannot wait for the host, so calls block until the exchange is done"
             findings.append(Finding(name, "ok", text))
+    if number and not there and not any(f.subject == wanted and f.state == "bad" for f in findings):
+        findings.append(Finding(chosen, "bad", "there is no such device", "`isthmus doctor` lists those that there are"))
     return findings
 
 
 def libraries() -> list[Finding]:
     """The vendors' libraries that could serve an island; none is needed."""
     findings: list[Finding] = []
+    wanted = ""
+    with contextlib.suppress(Error):
+        row = next(row for row in settings() if row["name"] == "ISTHMUS_CCL")
+        wanted = str(row["value"]) if row["given"] else ""
     try:
         known = json.loads(_core.libraries())
     except Error:  # a setting that cannot be read; environment() says which
@@ -161,8 +198,8 @@ def libraries() -> list[Finding]:
             text = f"{found['version']}, {found['path']}; ISTHMUS_CCL={found['family']} makes it serve this rank's island"
             findings.append(Finding(found["family"], "ok", text))
         else:
-            remedy = "only for islands that it is to serve: install it, or say where it is with ISTHMUS_CCL_LIBRARY"
-            findings.append(Finding(found["family"], "note", found["text"], remedy))
+            asked = found["family"] == wanted
+            findings.append(Finding(found["family"], "bad" if asked else "note", found["text"], "", asked))
     return findings
 
 
@@ -178,7 +215,7 @@ def package(name: str, purpose: str, remedy: str) -> Finding:
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "note", f"not installed; needed for {purpose}", remedy)
+        return Finding(name, "note", f"not installed; needed for {purpose}", remedy, asked=name == "numpy")
 
 
 def torch_face() -> Finding:
@@ -236,7 +273,7 @@ def environment() -> Finding:
     except Error as error:
         return Finding("settings", "bad", str(error), "correct or unset the variable")
     shown = ("set: " + ", ".join(given)) if given else "all at their defaults"
-    return Finding("settings", "ok", f"{shown}; `isthmus doctor --settings` lists them")
+    return Finding("settings", "ok", f"{shown}; `isthmus settings` lists them")
 
 
 def self_test(findings: list[Finding]) -> dict[str, Any] | None:
@@ -247,7 +284,7 @@ def self_test(findings: list[Finding]) -> dict[str, Any] | None:
         try:
             answer = ask_ranks("selftest", {}, options)
         except Error as error:
-            findings.append(Finding(subject, "bad", str(error), "ISTHMUS_LOG=debug isthmus doctor tells more"))
+            findings.append(Finding(subject, "bad", str(error)))
             continue
         text = f"2 ranks agree; all_reduce of 8 bytes takes {answer['all_reduce_8B_us']} µs (with Python)"
         findings.append(Finding(subject, "ok", text))
@@ -286,9 +323,11 @@ def settings_markdown(rows: list[dict[str, Any]]) -> str:
         default = f"`{row['default']}`" if row["default"] != "" else ""
         scope = ", ".join(word for word, given in (("all ranks", row["agreed"]), ("process", row["process"])) if given)
         lines.append(f"| `{row['name']}` | {default} | {choices} | {scope} | {row['meaning']} |")
-    return "\n".join(
-        [*lines, "", "`isthmus doctor --settings` shows the values in force; `--markdown` prints this page.", ""]
+    last = (
+        "`isthmus settings` shows the values in force, `isthmus settings NAME` all of one; `isthmus doctor --markdown`"
+        " prints this page."
     )
+    return "\n".join([*lines, "", last, ""])
 
 
 __all__ = ["add_parser", "examine", "run"]

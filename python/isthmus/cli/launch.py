@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 from .. import launch
@@ -27,6 +29,9 @@ def run(options: argparse.Namespace) -> int:
     program = program_of(options)
     if not program:
         print("isthmus launch: no program; write it after --")
+        return 2
+    if taken := [name for name in ("ISTHMUS_RANK", "ISTHMUS_WORLD_SIZE", "ISTHMUS_ADDRESS") if name in os.environ]:
+        print(f"isthmus launch: {' and '.join(taken)}: it gives these to the ranks itself; unset them", file=sys.stderr)
         return 2
     where = {"islands": options.islands, "bridge": options.bridge, "ccl": options.ccl}
     with launch.start(program, options.ranks, **where, capture=False) as job:

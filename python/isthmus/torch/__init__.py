@@ -13,6 +13,7 @@ import atexit as _atexit
 import copy as _copy
 import json as _json
 import os as _os
+from datetime import timedelta as _timedelta
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,21 @@ def _device(group_options: Options | None) -> str | None:
     return None
 
 
+def _timeout(given: _timedelta, group_options: Options | None) -> _timedelta:
+    """The program's; where that is torch's default ISTHMUS_TIMEOUT, of the group's options or the environment."""
+    if given != dist.constants.default_pg_timeout:
+        return given
+    said = [_os.environ.get("ISTHMUS_TIMEOUT", "")]
+    for part in (group_options.settings if group_options is not None else "").split(";"):
+        name, _, value = part.partition("=")
+        if name.strip().upper().removeprefix("ISTHMUS_") == "TIMEOUT":
+            said.append(value.strip())
+    try:
+        return _timedelta(seconds=float(said[-1])) if said[-1] else given
+    except ValueError:
+        return given  # the library says what is wrong with it
+
+
 def create(options: Any, group_options: Options | None) -> Backend:
     """What torch calls to make the backend of one group; `options` is its _DistributedBackendOptions."""
     if group_options is not None and not isinstance(group_options, Options):
@@ -97,7 +113,7 @@ def create(options: Any, group_options: Options | None) -> Backend:
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
-        timeout=options.timeout,
+        timeout=_timeout(options.timeout, group_options),
         group=_name(options.group_id, ranks),
         global_ranks=ranks,
         options=group_options,
