@@ -131,7 +131,7 @@ class Stage:
         self.cases.mkdir(parents=True)
         self.run(
             *(*before, "ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-j", str(CORES + 1)),
-            *("--output-junit", self.cases / "ctest.junit", *chosen),
+            *("--timeout", f"{300 * self.asked.patience:.0f}", "--output-junit", self.cases / "ctest.junit", *chosen),
             env={
                 "SUITE_CASES": str(self.cases),
                 "TEST_PATIENCE": f"{self.asked.patience * patience:.1f}",

@@ -1,6 +1,9 @@
 #include "comm/blob.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -136,6 +139,31 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   std::memcpy(b.key.data(), key.data(), b.key.size());
   r.end();
   return b;
+}
+
+std::string differing(const std::string &first, const std::string &other, size_t rank) {
+  const auto read = [](const std::string &text) {
+    std::vector<std::pair<std::string, std::string>> rows;
+    constexpr std::string_view kBegin = "ISTHMUS_";
+    for (size_t at = text.find(kBegin); at != std::string::npos;) {
+      const size_t equals = text.find('=', at), next = text.find(" ISTHMUS_", at);
+      const size_t end = next == std::string::npos ? text.find_last_not_of(' ') + 1 : next;
+      if (equals == std::string::npos || equals > end) break;
+      rows.emplace_back(text.substr(at, equals - at), text.substr(equals + 1, end - equals - 1));
+      at = next == std::string::npos ? next : next + 1;
+    }
+    return rows;
+  };
+  const auto theirs = read(other);
+  std::string out;
+  for (const auto &[name, value] : read(first)) {
+    const auto found = std::find_if(theirs.begin(), theirs.end(), [&n = name](const auto &row) { return row.first == n; });
+    const std::string there = found == theirs.end() ? "unknown" : found->second.empty() ? "(empty)" : found->second;
+    if (found == theirs.end() || found->second != value)
+      out += formatted("{}{} is {} on rank 0 and {} on rank {}", out.empty() ? "" : ", ", name,
+                       value.empty() ? "(empty)" : value, there, rank);
+  }
+  return out.empty() ? formatted("rank 0 has {}; rank {} has {}", first, rank, other) : out;
 }
 
 }  // namespace isthmus::comm

@@ -30,5 +30,7 @@ struct RankBlob {
 
 std::vector<std::byte> pack(const RankBlob &blob);
 RankBlob unpack(std::span<const std::byte> bytes, int rank);
+// Of two ranks' agreed settings those that differ: "ISTHMUS_CHUNK_BYTES is 4096 on rank 0 and 8192 on rank 2".
+std::string differing(const std::string &first, const std::string &other, size_t rank);
 
 }  // namespace isthmus::comm

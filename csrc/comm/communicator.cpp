@@ -117,8 +117,8 @@ void compare(const std::vector<RankBlob> &ranks) {
            said(ranks[0]), r, said(ranks[r]));
     }
     if (ranks[r].settings != ranks[0].settings)
-      fail(Code::Mismatch, "settings that must agree differ: rank 0 has {}; rank {} has {}", ranks[0].settings, r,
-           ranks[r].settings);
+      fail(Code::Mismatch, "settings that must be equal on all ranks differ: {}",
+           differing(ranks[0].settings, ranks[r].settings, r));
   }
 }
 

@@ -573,8 +573,10 @@ def test_shutdown_while_another_thread_is_inside_releases_it() -> None:
     def body() -> None:
         dist.barrier()
         if dist.get_rank() == 1:
+            tell("out of the barrier")
             hear("released")
             return
+        hear("out of the barrier")  # else the abort could end this one
         caught: list[str] = []
         backend = torch_ranks.backend()
         opts = dist.BarrierOptions()
