@@ -184,10 +184,13 @@ def test_a_signal_handler_that_raises_nothing_leaves_the_call_alone(processes: R
 
 
 @pytest.mark.parametrize("method", ["abort", "destroy"])
-def test_a_signal_handler_may_end_the_communicator_that_the_call_waits_on(method: str, processes: Run) -> None:
-    def body(comm: isthmus.Comm) -> None:
+def test_a_signal_handler_may_end_the_communicator_that_the_call_waits_on(
+    method: str, processes: Run, tmp_path: Path
+) -> None:
+    def body(comm: isthmus.Comm, folder: Path) -> None:
         signal.signal(signal.SIGUSR1, lambda _number, _frame: getattr(comm, method)())
         comm.barrier()
+        meet(comm, folder, "out of the barrier")
         if comm.rank == 0:
             once_inside(comm, lambda: os.kill(os.getpid(), signal.SIGUSR1))
             with pytest.raises(isthmus.AbortedError):
@@ -196,7 +199,7 @@ def test_a_signal_handler_may_end_the_communicator_that_the_call_waits_on(method
             with pytest.raises(isthmus.Error):
                 comm.recv(np.ones(4), 0)
 
-    processes(2, body)
+    processes(2, body, tmp_path)
 
 
 def test_other_threads_run_while_one_waits(processes: Run) -> None:
@@ -244,6 +247,7 @@ def test_use_after_destroy_is_an_argument_error(threads: Run) -> None:
 def test_destroy_while_another_thread_is_inside_a_call_ends_the_call(threads: Run) -> None:
     def body(comm: isthmus.Comm, done: threading.Barrier) -> None:
         comm.barrier()
+        done.wait(2 * SOON)  # both are out of it: an abort ends what is about to end well elsewhere, too
         if comm.rank == 0:
             caught: list[BaseException] = []
 
