@@ -12,9 +12,13 @@ namespace isthmus::torch_face {
 
 #if ISTHMUS_TORCH_AT_LEAST(2, 13)
 using PreMulSumSupplement = c10d::PreMulSumSupplement;
-inline constexpr c10d::OpType kReduceScatterTensorCoalesced = c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
 #else
 using PreMulSumSupplement = c10d::NCCLPreMulSumSupplement;
+#endif
+
+#if ISTHMUS_TORCH_AT_LEAST(2, 12)
+inline constexpr c10d::OpType kReduceScatterTensorCoalesced = c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
 inline constexpr c10d::OpType kReduceScatterTensorCoalesced = c10d::OpType::_REDUCE_SCATTER_BASE;
 #endif
 
