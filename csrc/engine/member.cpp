@@ -233,9 +233,10 @@ void Member::bounce_out(Op *op, bool well) noexcept {
   const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
   for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
     copy_bytes(op->call.out + o.out_displ[b], op->bounce.host + op->bounce.out + o.out_displ[b], o.out_bytes[b]);
-  // Where the device may still come to the copy out, the place is nobody's any more.
-  if (well || !island_ || island_->idle()) bounces_->give(op->bounce);
-  else bounces_->lose(op->bounce);
+  // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
+  // this operation came back from the driver.
+  if (bounces_ && (well || !island_ || island_->idle())) bounces_->give(op->bounce);
+  else if (bounces_) bounces_->lose(op->bounce);
   op->bounce = {};
 }
 
