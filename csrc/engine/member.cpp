@@ -326,7 +326,7 @@ bool Member::drive_operations() noexcept {
     for (;;) {
       if (failed()) {
         const Status why = failure();
-        if (why.code == Code::PeerLost && !std::exchange(looked_again_, true)) moved |= end_what_memory_completes();
+        if (!std::exchange(looked_again_, true)) moved |= end_what_memory_completes();
         const bool pending = pending_.load(std::memory_order_acquire) != 0;
         // The links forget us before a gate opens: what stands behind one may fill what they would still send. Whoever saw no failure
         // under the match lock has posted what it was about to post once we have had that lock.
@@ -384,8 +384,9 @@ void Member::end_head(Op *op) noexcept {
   end_op(op, Code::Ok, {});
 }
 
-// A rank that is gone may have ended an operation in which this one still stands, for instance a barrier before it left. What it had
-// to say for it is in its memory, which is mapped here; so such an operation ends well, unless a device of this rank is still at it.
+// A rank that is gone, or that has aborted, may have ended an operation in which this one still stands, for instance a barrier before.
+// What all ranks had to say for it is in memory that is mapped here; so such an operation ends well, unless a device of this rank is
+// still at it. Else the end of an operation would depend on which of the two a rank hears first.
 bool Member::end_what_memory_completes() noexcept {
   for (bool moved = false;; moved = true) {
     queue_lock_.lock();
