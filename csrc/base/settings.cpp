@@ -40,7 +40,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "chunk of a pipelined message; larger, up to 4 of these, where a message would have more than 64, and among host ranks "
      "of one host where it still has 4 (2 of these where numbers are reduced). 4 to 8 of these where a rank has a device. "
-     "Taken as 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks where it is more"},
+     "At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about 1/192 where a rank has a device or a "
+     "library"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,

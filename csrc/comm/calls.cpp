@@ -447,6 +447,8 @@ std::string Communicator::topology_json() const {
   json["name"] = name();
   json["rank"] = rank();
   json["bridge"] = settings_.text(Setting::Bridge);
+  json["staging"] = {
+      {"chunk_bytes", chunk_bytes_}, {"ring_bytes", ring_bytes_}, {"window_slots", window_slots_}, {"lost", lost_}};
   auto links = nlohmann::ordered_json::array();
   const auto &peers = const_cast<engine::Member &>(*member_).peers();
   for (int q = 0; q < size(); ++q) {

@@ -386,6 +386,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       };
       const auto about = asked<About>(device, deadline, [context, on = device] {
         context->begin_on(*on.runtime, on.number);
+        context->arena_on(*on.runtime, on.number);  // how much can be pinned is what the others are told
         return About{on.runtime->describe(on.number), on.runtime->numa(on.number), on.runtime->float8(on.number)};
       });
       mine.info.device = device.text();
@@ -416,9 +417,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   const auto blobs = exchange.all_gather(pack(mine), deadline);
   for (size_t r = 0; r < blobs.size(); ++r) ranks.push_back(unpack(blobs[r], static_cast<int>(r)));
   compare(ranks);
-  // Rings and windows are some dozens of chunks.
-  for (const RankBlob &r : ranks)
-    comm->chunk_bytes_ = std::min(comm->chunk_bytes_, std::max<uint64_t>(r.staging / 64 / 4096 * 4096, 4096));
+  comm->choose_chunk(name, ranks);
   comm->key_ = ranks[0].key;
   mesh.add_key(comm->key_);
   undo.key_added = true;
@@ -474,15 +473,17 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       } else {  // two streams each
         struct Ours {
           std::shared_ptr<device::Stream> stream, beside;
+          std::shared_ptr<engine::DeviceScratch> scratch;
           std::byte *arena;
         };
         const auto ours = asked<Ours>(device, deadline, [context, on = device, ordinal] {
           return Ours{context->device_stream(*on.runtime, on.number, 2 * ordinal),
                       context->device_stream(*on.runtime, on.number, 2 * ordinal + 1),
-                      context->arena_on(*on.runtime, on.number)};
+                      context->device_scratch(*on.runtime, on.number), context->arena_on(*on.runtime, on.number)};
         });
         served.stream = ours.stream;
         served.beside = ours.beside;
+        served.scratch = ours.scratch;
         served.arena = ours.arena;
       }
       if (device.host()) served.arena = context->arena().base();
@@ -586,9 +587,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
           place.slots = std::min<uint64_t>(window / part, engine::Member::kMostWindowSlots);
         }
         undo.ring_bytes = most + others * place.slots * part;
-        undo.ring = context->take_fixed_ring(undo.ring_bytes);
+        // Where one library serves all ranks, few operations need it: the others come first.
+        const int part_of = island && island->ranks.size() == static_cast<size_t>(world) ? 4 : 2;
+        undo.ring = context->take_fixed_ring(undo.ring_bytes, part_of);
         if (undo.ring == 0) {
-          undo.ring = context->take_fixed_ring(undo.ring_bytes = most);
+          undo.ring = context->take_fixed_ring(undo.ring_bytes = most, part_of);
           place.slots = 0;
         }
         if (undo.ring != 0) place = {undo.ring, most, place.slots};
@@ -692,13 +695,46 @@ void Communicator::choose_star(const std::vector<int64_t> &given) {
   star_bytes_ = std::min(static_cast<uint64_t>(bytes), plan::most_star(chunk_bytes_));
 }
 
+// The same on all ranks. Slots of host ranks are some dozens of chunks; with those that devices copy through, and slots of islands, they are
+// up to 170, beside what messages between processes pass through.
+void Communicator::choose_chunk(const std::string &name, std::span<const RankBlob> ranks) {
+  const bool devices = std::any_of(ranks.begin(), ranks.end(),
+                                   [](const RankBlob &r) { return r.info.device != "host" || !r.info.ccl.empty(); });
+  uint64_t staging = UINT64_MAX;
+  for (const RankBlob &r : ranks) staging = std::min(staging, r.staging);
+  const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;
+  const uint64_t most = devices ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
+  const uint64_t chunk = std::min(chunk_bytes_, std::max<uint64_t>(most / 4096 * 4096, 4096));
+  if (chunk < chunk_bytes_)
+    lose(name, kSmallChunks,
+         formatted("chunks of {} bytes and not {} (ISTHMUS_CHUNK_BYTES), because the least staging memory of its "
+                   "processes is {} bytes (ISTHMUS_STAGING_BYTES): large operations take more steps",
+                   chunk, chunk_bytes_, staging));
+  chunk_bytes_ = chunk;
+}
+
+// Once a process for each of them: what one communicator has lost, those after it mostly lose as well.
+void Communicator::lose(const std::string &name, unsigned path, std::string what) {
+  if (!context_->note_lost(path))
+    ISTHMUS_WARN("communicator '{}': {}. It holds for others like it; topology() says which", name, what);
+  lost_.push_back(std::move(what));
+}
+
 // Rings have their fixed places where all that share memory have one. The device of this rank uses them where it reaches them all; that
 // is its own affair, since it changes neither what the others find in a slot nor when.
 void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,
                              Deadline deadline) {
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
-  if (bytes == 0) return member_->fix_rings(0, {});  // some rank has no room
+  if (bytes == 0) {
+    lose(
+        name(), kNoRing,
+        formatted("no ring in the staging memory at a place that devices know (each rank needs {} bytes, of at most 1/16 of "
+                  "ISTHMUS_STAGING_BYTES, with all others at most half of it; smaller with a smaller ISTHMUS_CHUNK_BYTES): "
+                  "processors copy what the devices of other ranks would read, two copies more of each byte",
+                  plan::most_ring_bytes(chunk_bytes_, plan::kDeviceSlots)));
+    return member_->fix_rings(0, {});  // some rank has no room
+  }
   fixed_rings_ = true;
   std::vector<std::byte *> rings(places.size(), nullptr);
   const auto windows = [&](size_t q) { return (places.size() - 1) * places[q].slots * part; };
@@ -716,6 +752,15 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
     theirs.push_back({static_cast<uint32_t>(places[q].slots), all ? rings[q] + at : nullptr});
   }
   const RingPlace &mine = places[static_cast<size_t>(rank())];
+  const auto fewest =
+      std::min_element(places.begin(), places.end(), [](const auto &a, const auto &b) { return a.slots < b.slots; });
+  window_slots_ = fewest->slots;
+  ring_bytes_ = bytes;
+  if (window_slots_ == 0 && places.size() > 1)
+    lose(name(), kNoWindows,
+         formatted("no window for messages on rank {}, whose staging memory has no room for it (ISTHMUS_STAGING_BYTES): "
+                   "processors copy messages of device memory, two copies more of each byte",
+                   fewest - places.begin()));
   member_->fix_windows(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), theirs);
   member_->fix_rings(bytes, all ? std::move(rings) : std::vector<std::byte *>{});
   reach_ = all ? bytes : 0;

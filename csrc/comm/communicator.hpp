@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "engine/member.hpp"
 
 namespace isthmus::comm {
+
+struct RankBlob;
 
 struct InitOptions {
   int rank = -1, world = -1;  // -1: from the environment
@@ -104,6 +107,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
   };
   void choose_star(const std::vector<int64_t> &given);
+  void choose_chunk(const std::string &name, std::span<const RankBlob> ranks);
+  enum Lost : unsigned { kSmallChunks, kNoRing, kNoWindows };
+  void lose(const std::string &name, unsigned path, std::string what);
   void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,
                  Deadline deadline);
   void blocks(const Request &r, engine::Op &op) const;
@@ -130,7 +136,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool fixed_rings_ = false;  // on all ranks
   uint64_t reach_ = 0;        // of the rings, what this rank's device reaches on all ranks
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
-  uint64_t star_bytes_ = plan::kDefaultStar;  // agreed, as all below that plans are made of
+  uint64_t ring_bytes_ = 0, window_slots_ = 0;  // of fixed rings, and of windows behind them, as all ranks have them
+  std::vector<std::string> lost_;               // fast paths for which there was no room
+  uint64_t star_bytes_ = plan::kDefaultStar;    // agreed, as all below that plans are made of
   plan::StarFrom star_from_ = plan::StarFrom::Default;
   std::mutex split_mutex_;
   struct {  // the user's streams that were ordered last, and the event between them

@@ -223,6 +223,14 @@ std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime,
   return stream;
 }
 
+std::shared_ptr<DeviceScratch> Context::device_scratch(device::Runtime &runtime, int device) {
+  OnDevice &d = known(runtime, device);
+  const std::lock_guard lock(d.mutex);
+  std::shared_ptr<DeviceScratch> scratch = d.scratch.lock();
+  if (!scratch) d.scratch = scratch = std::make_shared<DeviceScratch>(runtime, device);
+  return scratch;
+}
+
 std::byte *Context::arena_on(device::Runtime &runtime, int device) {
   OnDevice &d = known(runtime, device);
   const std::lock_guard lock(d.mutex);
@@ -273,7 +281,21 @@ std::byte *Context::reach(device::Runtime &runtime, int device, bootstrap::Peer 
   }
 }
 
-uint64_t Context::take_fixed_ring(uint64_t bytes) noexcept {
+bool Context::staging_is_lent() const {
+  for (const auto &share : message_staging_)
+    if (share.load(std::memory_order_relaxed) != 0) return true;
+  for (const auto &m : members())
+    if (m->has_lent_staging()) return true;
+  return false;
+}
+
+bool Context::give_idle_staging() {
+  bool given = false;
+  for (const auto &m : members()) given |= m->give_idle_staging();
+  return given;
+}
+
+uint64_t Context::take_fixed_ring(uint64_t bytes, int part_of) noexcept {
   const std::lock_guard lock(spare_rings_mutex_);
   for (auto it = spare_rings_.begin(); it != spare_rings_.end(); ++it)
     if (it->second == bytes) {
@@ -281,8 +303,8 @@ uint64_t Context::take_fixed_ring(uint64_t bytes) noexcept {
       spare_rings_.erase(it);
       return offset;
     }
-  // Half of it stays for messages, and for rings of other sizes.
-  if (bytes == 0 || arena_.staging_used() + bytes > arena_.staging_limit() / 2) return 0;
+  // The rest of it stays for messages, and for rings of other sizes.
+  if (bytes == 0 || arena_.staging_used() + bytes > arena_.staging_limit() / static_cast<uint64_t>(part_of)) return 0;
   try {
     return arena_.allocate_staging(bytes);
   } catch (const Error &) { return 0; }

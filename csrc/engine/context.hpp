@@ -19,6 +19,7 @@
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
 #include "device/runtime.hpp"
+#include "engine/device_scratch.hpp"
 #include "engine/fold_pool.hpp"
 #include "engine/op.hpp"
 #include "link/arena.hpp"
@@ -106,6 +107,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   static std::shared_ptr<device::Stream> host_stream();
   // Stream `number` of ours on that device, while anybody has it. Ranks that are threads on one device need their own: the gate of one may
   // wait for what stands on the stream of another.
+  std::shared_ptr<DeviceScratch> device_scratch(device::Runtime &runtime, int device);
   std::shared_ptr<device::Stream> device_stream(device::Runtime &runtime, int device, int number);
   // Where that device finds base() of the arena, whose staging it can reach from now on. Registered once. Throws what the runtime throws.
   std::byte *arena_on(device::Runtime &runtime, int device);
@@ -113,8 +115,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // the context ends. Null where the runtime cannot; the log says so. Page-aligned; a range is asked for whole, always the same.
   std::byte *reach(device::Runtime &runtime, int device, bootstrap::Peer *peer, uint64_t offset, uint64_t bytes);
   // Staging for a ring that other processes' devices may reach: its place stays registered there, so it is used for nothing else again.
-  // 0 where there is too little staging for it.
-  uint64_t take_fixed_ring(uint64_t bytes) noexcept;
+  // 0 where more than 1/`part_of` of the staging memory would be in use then.
+  uint64_t take_fixed_ring(uint64_t bytes, int part_of) noexcept;
   void give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept;
   void lose_rings(int rings) noexcept { rings_lost_.fetch_add(rings, std::memory_order_relaxed); }
 
@@ -127,6 +129,17 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // The courier, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
   // call of the runtime may wait for what the device has to do. Begun at first use.
   void courier(Member &member);
+  // Of the fast paths that communicators have lost for want of staging memory, one of 32: whether it was noted before.
+  bool note_lost(unsigned path) noexcept { return (lost_paths_.fetch_or(1u << path) >> path & 1) != 0; }
+  bool staging_is_lent() const;  // operations of the process have some, which they will give back
+  bool give_idle_staging();      // what communicators keep of it for their next operations; false: nothing
+  void want_room(int operations) noexcept { short_of_room_.fetch_add(static_cast<uint32_t>(operations)); }
+  uint64_t given_back() const noexcept { return given_back_.load(std::memory_order_acquire); }
+  void room_given_back() noexcept {  // by an operation that had some
+    if (short_of_room_.load() == 0) return;
+    given_back_.fetch_add(1, std::memory_order_acq_rel);
+    wake();
+  }
   std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
   std::atomic<uint32_t> &unplaced_sends() noexcept {
     return unplaced_sends_;
@@ -249,6 +262,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     int device = -1;
     std::byte *there = nullptr;  // base() of the arena; null: not registered
     std::vector<std::weak_ptr<device::Stream>> streams;
+    std::weak_ptr<DeviceScratch> scratch;
     struct Reached {
       bootstrap::Peer *peer;
       uint64_t offset, bytes;
@@ -308,6 +322,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::pair<uint64_t, Answer>> answers_;
 
   std::atomic<uint64_t> message_staging_[4] = {};
+  std::atomic<uint32_t> lost_paths_{0};
+  std::atomic<uint32_t> short_of_room_{0};  // operations
+  std::atomic<uint64_t> given_back_{0};     // how often, while some were
   std::atomic<uint32_t> unplaced_sends_{0};
   std::mutex courier_mutex_;
   std::vector<std::unique_ptr<Courier>> couriers_;

@@ -49,12 +49,14 @@ std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place) n
       return found;
     }
   }
-  try {
-    return Stage{bytes, context_->arena().allocate_staging(bytes, false), place};
-  } catch (const Error &) {
-    used.fetch_sub(bytes, std::memory_order_relaxed);
-    return std::nullopt;
+  for (bool again = false;; again = true) {
+    try {
+      return Stage{bytes, context_->arena().allocate_staging(bytes, false), place};
+    } catch (const Error &) {}
+    if (again || !context_->give_idle_staging()) break;  // slots that no operation has
   }
+  used.fetch_sub(bytes, std::memory_order_relaxed);
+  return std::nullopt;
 }
 
 void Member::give_stage(Stage stage) noexcept {
@@ -97,10 +99,12 @@ void Member::unstage(Op *op) noexcept {
   context_->message_staging(op->place_kind).fetch_sub(op->place_bytes, std::memory_order_relaxed);
 }
 
-void Member::free_stages() noexcept {
+bool Member::free_stages() noexcept {
   const std::lock_guard lock(stages_lock_);
+  const bool some = !stages_.empty();
   for (const Stage &spare : stages_) context_->arena().free_staging(spare.offset);
   stages_.clear();
+  return some;
 }
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,9 @@ void Member::on_deadline(const Op &op) noexcept {
   Code code = Code::Timeout;
   std::string who;
   if (first < 0 || first == rank_)
-    who = op.is_p2p()                                      ? "no rank has sent a message that matches"
+    who = op.is_p2p() ? "no rank has sent a message that matches"
+          : op.short_of_room && op.phase == Phase::Fresh
+              ? "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)"
           : op.plan && !op.plan->device.empty() && island_ ? library_text(op, code)
                                                            : "it waited for no rank";
   else who = culprit(op, first, code);

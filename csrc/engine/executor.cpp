@@ -23,7 +23,7 @@ bool Member::start_plan(Op *op) noexcept {
   if (!all_done(last_ring_, op)) return false;
   if (!op->ring && p.slot_bytes > 0) {
     try {
-      op->ring = ring_for(p);
+      if (!take_room(op)) return op->blocked_on = -1, false;
     } catch (const Error &e) {
       fail(e.code(), describe(*op) + ": " + e.text(), true);
       return false;
@@ -57,56 +57,61 @@ void Member::let_in(bool host) noexcept {
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
-// What it had stays until the member has left, since peers may still read there: so each is twice the last, where there is room, and all
-// of them are less than twice what is needed in the end.
-std::pair<uint64_t, uint64_t> Member::grow_staging(uint64_t need, uint64_t before) {
-  link::Arena &arena = context_->arena();
-  if (const uint64_t twice = 2 * before; twice > need && arena.staging_used() + twice <= arena.staging_limit() / 2) {
-    try {
-      return {arena.allocate_staging(twice), twice};
-    } catch (const Error &) {}  // in pieces
+constexpr int64_t kAskAgainNs = 5'000'000;
+
+// The slots of an operation and, where its device copies through it, scratch: false where what there is has been lent to others, which will
+// give it back. Throws Error(Resource) where it would not do even then.
+bool Member::take_room(Op *op) {
+  const plan::Plan &p = *op->plan;
+  // Where there was none, others are asked again when one of them has given some back, or after a while.
+  const uint64_t given_back = context_->given_back();
+  const int64_t now = op->short_of_room ? now_ns() : 0;
+  if (op->short_of_room && std::exchange(op->given_back, given_back) == given_back && now < op->ask_again_ns) return false;
+  op->ask_again_ns = now + kAskAgainNs;
+  const uint64_t slots = p.slots * p.slot_bytes;
+  const bool fixed = slots <= fixed_ring_bytes_;
+  const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  if (fixed) op->ring = fixed_ring_;
+  if (scratch == 0 && (fixed || slots == 0)) return true;
+  const auto take = [&] {
+    const Rings::Room room = rings_.take(fixed ? 0 : slots, scratch);
+    if (!fixed) op->ring = room.slots;
+    op->scratch = room.scratch;
+    op->lent = true;
+  };
+  try {
+    take();
+    return true;
+  } catch (const Error &e) {
+    if (e.code() != Code::Resource) throw;
   }
-  return {arena.allocate_staging(need), need};
+  const bool others = context_->staging_is_lent();
+  context_->give_idle_staging();
+  try {
+    take();
+    return true;
+  } catch (const Error &e) {
+    if (e.code() != Code::Resource || !others) throw;
+  }
+  if (!std::exchange(op->short_of_room, true)) {
+    op->given_back = given_back;
+    context_->want_room(1);
+    ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", describe(*op));
+  }
+  return false;
 }
 
-// Operations take turns through a ring of kRingTurn, where there is memory for it: whoever reads a slot finds it sooner once it has left
-// the writer's second-level cache, and whoever writes one, once it has left the readers'. The ring's pages are made at once.
-uint64_t Member::ring_for(const plan::Plan &p) {
-  constexpr uint64_t kLeastBytes = 256 << 10, kLine = 64;
-  const uint64_t need = p.slots * p.slot_bytes;
-  if (need <= fixed_ring_bytes_) return fixed_ring_;
-  const std::lock_guard lock(ring_mutex_);
-  if (need > ring_bytes_) {
-    link::Arena &arena = context_->arena();
-    std::pair<uint64_t, uint64_t> made{0, 0};
-    if (need < plan::kRingTurn && arena.staging_used() + plan::kRingTurn <= arena.staging_limit() / 4) {
-      try {
-        made = grow_staging(plan::kRingTurn, ring_bytes_);
-      } catch (const Error &) {}  // not in one piece
-    }
-    if (made.second == 0) made = grow_staging(std::max(need, kLeastBytes), ring_bytes_);
-    const auto [offset, bytes] = made;
-    if (ring_offset_) old_rings_.push_back(ring_offset_);
-    ring_offset_ = offset;
-    ring_bytes_ = bytes;
-    ring_turn_ = 0;
-    prefault(arena.base() + offset, std::min(bytes, plan::kRingTurn));
-  }
-  if (ring_turn_ + need > ring_bytes_) ring_turn_ = 0;
-  const uint64_t ring = ring_offset_ + ring_turn_;
-  ring_turn_ += (need + kLine - 1) / kLine * kLine;
-  return ring;
+// By another member, which finds no room.
+bool Member::give_idle_staging() noexcept {
+  if (failed()) return false;  // a device may still come to it
+  const bool spares = free_stages();
+  return rings_.give_idle() || spares;
 }
 
-uint64_t Member::scratch_for(const plan::Plan &p) {
-  const std::lock_guard lock(ring_mutex_);
-  if (const uint64_t need = std::max<uint64_t>(p.slots, 1) * p.scratch_stride; need > scratch_bytes_) {
-    const auto [offset, bytes] = grow_staging(need, scratch_bytes_);
-    if (scratch_offset_) old_rings_.push_back(scratch_offset_);
-    scratch_offset_ = offset;
-    scratch_bytes_ = bytes;
-  }
-  return scratch_offset_;
+bool Member::read_by_all(uint64_t sequence) const noexcept {
+  for (int q = 0; q < world_; ++q)
+    if (q != rank_ && peers_[q].mail && peers_[q].mail->done.value.load(std::memory_order_acquire) < sequence) return false;
+  return true;
 }
 
 // A rank of its group that has not come is what a library waits for, where that can be seen from here.

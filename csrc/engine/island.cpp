@@ -46,10 +46,8 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
   private_ = !can.host_access;
   endless_ = private_ && shared_->library && !shared_->library->capabilities().abort;
   cuts_.store(shared_->stream->cuts());
-  if (shared_->first_scratch > 0) {
-    shared_->scratch = shared_->runtime->allocate(device, shared_->first_scratch);
-    shared_->scratch_bytes = shared_->first_scratch;
-  }
+  if (!shared_->scratch) shared_->scratch = std::make_shared<DeviceScratch>(*shared_->runtime, device);
+  shared_->scratch->reserve(shared_->first_scratch);
 }
 
 Island::~Island() {
@@ -104,7 +102,7 @@ void Island::pass(Door &door, uint64_t value, device::Stream &stream) {
   if (shared_->cancelled.load(std::memory_order_acquire)) fail(Code::Aborted, "the communicator has failed");
 }
 
-void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_context) {
+void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
   wait_ = wait;
   wait_context_ = wait_context;
   const plan::Plan &p = *op.plan;
@@ -124,16 +122,11 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
   const uint64_t in_bytes = op.bounce ? op.given_in() : 0, out_bytes = op.bounce ? op.given_out() : 0;
   const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
-  if (need > shared_->scratch_bytes) {
-    void *const more = shared_->runtime->allocate(stream.device(), need);
-    if (shared_->scratch) shared_->outgrown.push_back(shared_->scratch);
-    shared_->scratch = more;
-    shared_->scratch_bytes = need;
-  }
+  if (need > 0) lend(op, need);
   shared_->in = const_cast<std::byte *>(op.call.in);
   shared_->out = op.call.out;
   if (op.bounce) {
-    shared_->in = static_cast<std::byte *>(shared_->scratch) + aligned(p.device_bytes);
+    shared_->in = static_cast<std::byte *>(shared_->lent.memory) + aligned(p.device_bytes);
     shared_->out = shared_->in + aligned(in_bytes);
     if (op.call.in && in_bytes) shared_->runtime->copy(stream, shared_->in, op.bounce.device, in_bytes, &shared_->cancelled);
   }
@@ -161,6 +154,35 @@ void Island::submit(const Op &op, bool behind_host, Wait wait, void *wait_contex
     shared_->after->hold(*user);
   }
   shared_->ended->arm(stream, op.sequence);  // last: the operation is over with it, so nothing may fail behind it
+}
+
+void Island::lend(Op &op, size_t bytes) {
+  Shared &s = *shared_;
+  {
+    const std::lock_guard lock(s.scratch_mutex);
+    ++s.users;
+    op.on_device = true;
+    if (s.lent.bytes >= bytes) return;
+  }
+  try {
+    const DeviceScratch::Block more = s.scratch->take(bytes);
+    const std::lock_guard lock(s.scratch_mutex);
+    if (s.lent.memory) s.outgrown.push_back(s.lent);
+    s.lent = more;
+  } catch (...) {
+    ended_well(op);
+    throw;
+  }
+}
+
+void Island::ended_well(Op &op) noexcept {
+  if (!std::exchange(op.on_device, false)) return;
+  Shared &s = *shared_;
+  const std::lock_guard lock(s.scratch_mutex);
+  if (--s.users != 0) return;
+  s.scratch->give(std::exchange(s.lent, {}));
+  for (const DeviceScratch::Block &b : s.outgrown) s.scratch->give(b);
+  s.outgrown.clear();
 }
 
 void Island::rejoin() {
@@ -201,7 +223,7 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
     if (s.memory == Memory::Ring)
       return (s.rank < 0 ? shared_->arena + op.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
     if (s.memory == Memory::Scratch) return shared_->arena + op.scratch + offset;
-    if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->scratch) + offset;
+    if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->lent.memory) + offset;
     return (s.memory == Memory::Input ? shared_->in : shared_->out) + offset;
   };
   std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
@@ -243,7 +265,7 @@ void Island::exchange_blocks(const Op &op, const plan::Span &from) {
     take_at[j] = o.out_displ[q];
     at += give[j];
   }
-  const std::byte *const base = copied ? static_cast<std::byte *>(shared_->scratch) + from.base : shared_->in;
+  const std::byte *const base = copied ? static_cast<std::byte *>(shared_->lent.memory) + from.base : shared_->in;
   shared_->communicator->all_to_all_v(base, shared_->out, {give, give_at, take, take_at});
 }
 

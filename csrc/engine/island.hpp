@@ -15,11 +15,13 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "ccl/island_ccl.hpp"
 #include "device/runtime.hpp"
+#include "engine/device_scratch.hpp"
 #include "engine/op.hpp"
 
 namespace isthmus::engine {
@@ -31,9 +33,9 @@ struct IslandSetup {
   std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
   std::unique_ptr<ccl::Communicator> communicator;  // or null
   std::vector<int> ranks;                           // of the communicator above us, by position in the group
-  // On the device, from the beginning: whoever allocates later may wait for all that the device has to do.
-  uint64_t first_scratch = 0;
-  std::byte *arena = nullptr;  // where the device finds the beginning of this process's arena
+  std::shared_ptr<DeviceScratch> scratch;           // of the device
+  uint64_t first_scratch = 0;                       // bytes of it that are there from the beginning
+  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
 };
 
 class Island {
@@ -50,12 +52,14 @@ class Island {
   // `behind_host`: an operation without device work was submitted since the last that had some.
   // `wait`: sleeps until what it is given holds; only called where waits() is true.
   using Wait = void (*)(void *context, bool (*holds)(const void *), const void *what);
-  void submit(const Op &op, bool behind_host, Wait wait, void *wait_context);
+  void submit(Op &op, bool behind_host, Wait wait, void *wait_context);
   // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   bool waits() const noexcept { return waits_; }                // the submitting thread does, in place of the stream
   std::byte *arena() const noexcept { return shared_->arena; }  // where the device finds the beginning of this process's
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
+  // `op`, which was submitted and has used memory of the device on its way, has come to its end there.
+  void ended_well(Op &op) noexcept;
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
   // The thread that submits does not come back, so what was submitted does not come to its end.
   void leave_behind() noexcept {
@@ -123,7 +127,8 @@ class Island {
   void pass(Door &door, uint64_t value, device::Stream &stream);
   void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
   void let_go() noexcept;  // opens all gates for good
-  void rejoin();           // the first stream goes on when the second has ended what it was given
+  void lend(Op &op, size_t bytes);
+  void rejoin();  // the first stream goes on when the second has ended what it was given
   device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
   void exchange_blocks(const Op &op, const plan::Span &from);  // AllToAllV
@@ -134,8 +139,9 @@ class Island {
     Shared(const Shared &) = delete;
     Shared &operator=(const Shared &) = delete;
     ~Shared() {
-      if (scratch) runtime->release(stream->device(), scratch);
-      for (void *old : outgrown) runtime->release(stream->device(), old);
+      if (!scratch) return;
+      scratch->give(lent);
+      for (const DeviceScratch::Block &b : outgrown) scratch->give(b);
     }
     std::atomic<bool> cancelled{false};
     Door go, ready;
@@ -146,11 +152,12 @@ class Island {
     std::unique_ptr<device::Event> forth, back;  // from the first of our streams to the second, and back
     bool parted = false;                         // the second was given work since the first last waited for it
     std::byte *in = nullptr, *out = nullptr;     // of the operation that is being submitted
-    // Memory on the device for sums on their way. Used in the order of the stream, so one piece of it serves all operations.
-    void *scratch = nullptr;
-    size_t scratch_bytes = 0;
-    std::vector<void *> outgrown;  // that what was submitted before may still use
-    std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other
+    // Memory on the device for sums on their way. Used in the order of the stream, so one block serves all operations in flight.
+    std::mutex scratch_mutex;  // guards the three below
+    DeviceScratch::Block lent;
+    std::vector<DeviceScratch::Block> outgrown;  // that what was submitted before may still use
+    uint32_t users = 0;                          // operations in flight that have it
+    std::vector<uint64_t> blocks;                // of an all_to_all_v, as ccl::Blocks has them, one list after the other
   };
   std::unique_ptr<Shared> shared_;
   std::vector<std::byte *> rings_;

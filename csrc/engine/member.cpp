@@ -39,6 +39,7 @@ Member::Member(MemberSetup s)
       out_of_band_(world_),
       sources_(static_cast<size_t>(std::max(world_, 2))),
       hand_over_(context_->stores()),
+      rings_(context_->arena(), [this](uint64_t sequence) { return read_by_all(sequence); }),
       fixed_ring_(s.fixed_ring),
       fixed_ring_allocated_(s.fixed_ring_bytes),
       served_in_(s.served_in.empty() ? std::vector<int>(static_cast<size_t>(world_), -1) : std::move(s.served_in)),
@@ -74,9 +75,8 @@ Member::~Member() {
   if (bootstrap::forked()) {  // the parent's memory, and its threads
     (void)island_.release();
     (void)porter_.release();
-    return;
+    rings_.take_all();
   }
-  for (uint64_t offset : old_rings_) context_->arena().free_staging(offset);
 }
 
 void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
@@ -156,8 +156,13 @@ void Member::submit_to_island(Op *op) noexcept {
     return;
   }
   try {
-    op->ring = ring_for(*plan);
-    if (plan->scratch_stride > 0) op->scratch = scratch_for(*plan);
+    while (!take_room(op)) {  // what has it needs no thread of the caller's
+      if (Context::inside_link() || driven_here || now_ns() >= op->deadline_ns || failed())
+        isthmus::fail(Code::Resource,
+                      "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES){}",
+                      Context::inside_link() || driven_here ? ", and a callback cannot wait for it" : "");
+      sleep_until([&] { return context_->given_back() != op->given_back || now_ns() >= op->ask_again_ns; });
+    }
     if (runtime_) {
       if (!op->call.device) bounce_in(op);
       island_polls_.store(true, std::memory_order_relaxed);
@@ -405,6 +410,12 @@ void Member::record(const Op &op, Code result, int64_t ended_ns) noexcept {
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op, code == Code::Ok);
+  if (op->on_device && code == Code::Ok && island_) island_->ended_well(*op);
+  if (std::exchange(op->lent, false)) {
+    rings_.end(op->sequence);
+    context_->room_given_back();
+  }
+  if (std::exchange(op->short_of_room, false)) context_->want_room(-1);
   if (op->staged) unstage(op);
   if (code == Code::Ok && op->number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
   if (op->begun && porter_) porter_->forget(*op);
@@ -734,12 +745,7 @@ void Member::leave(int64_t until_ns) noexcept {
     touch_windows();
   }
   free_stages();
-  const std::lock_guard ring_lock(ring_mutex_);
-  std::vector<uint64_t> rings = std::move(old_rings_);
-  old_rings_.clear();
-  if (ring_offset_) rings.push_back(ring_offset_);
-  if (scratch_offset_) rings.push_back(scratch_offset_);
-  ring_offset_ = ring_bytes_ = scratch_offset_ = scratch_bytes_ = 0;
+  std::vector<uint64_t> rings = rings_.take_all();
   if (ring_lost_) {  // nobody's until the context ends
     context_->lose_rings(static_cast<int>(rings.size()) + (fixed_ring_ != 0));
     rings.clear();

@@ -1,5 +1,5 @@
 // One rank's membership of one communicator: its mailbox, its view of every peer, its operations. Cheap: no thread, descriptor or
-// slot of its own; ring memory is borrowed from the staging budget at the first large operation.
+// slot of its own; ring memory is borrowed from the staging budget by large operations.
 //
 // Who owns what. The *exec* flag (only tried) owns the operation at the head of the FIFO and everything that executing it touches. The
 // match lock owns frames that come in: the current Recv, unexpected data, posted receives. A link's turn owns the payload copy of a
@@ -22,6 +22,7 @@
 #include "engine/op.hpp"
 #include "engine/out_of_band.hpp"
 #include "engine/porter.hpp"
+#include "engine/rings.hpp"
 #include "engine/turn.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
@@ -246,6 +247,10 @@ class Member : public std::enable_shared_from_this<Member> {
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
   int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
 
+  // Of the staging memory: what no operation of this member has is given back, for another that finds none. Any thread.
+  bool give_idle_staging() noexcept;
+  bool has_lent_staging() const noexcept { return !failed() && rings_.lent(); }
+
   static void set_interrupt_check(int (*check)()) noexcept;
   std::string describe(const Op &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
   static std::string describe(uint64_t what, uint64_t bytes);
@@ -301,11 +306,10 @@ class Member : public std::enable_shared_from_this<Member> {
   Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   void publish(Op *op, uint64_t ring) noexcept;
-  void let_in(bool host) noexcept;         // to the slots, where they are guarded
-  uint64_t ring_for(const plan::Plan &p);  // the offset of one operation's slots; throws Error(Resource)
-  std::pair<uint64_t, uint64_t> grow_staging(uint64_t need, uint64_t before);  // offset, bytes
-  uint64_t scratch_for(const plan::Plan &p);  // likewise, where the device copies to and from it
-  void bounce_in(Op *op);                     // the user's host memory, for a device that works on it
+  void let_in(bool host) noexcept;  // to the slots, where they are guarded
+  bool take_room(Op *op);           // in the staging memory
+  bool read_by_all(uint64_t sequence) const noexcept;
+  void bounce_in(Op *op);  // the user's host memory, for a device that works on it
   void bounce_out(Op *op, bool well) noexcept;
   void enqueue(Op *op) noexcept;
   void submit_to_island(Op *op) noexcept;
@@ -363,8 +367,8 @@ class Member : public std::enable_shared_from_this<Member> {
   static bool small(const Op *op) noexcept;  // it may be sent without having been asked for
   void unstage(Op *op) noexcept;
   bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
-  void free_stages() noexcept;
-  void come(Op *op) noexcept;  // match lock: the message of a receive is there, in its stage
+  bool free_stages() noexcept;                       // those that no message has
+  void come(Op *op) noexcept;                        // match lock: the message of a receive is there, in its stage
   bool messages_settled() noexcept;
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
   bool by_window(int tag, uint64_t bytes) const noexcept;  // windows.cpp
@@ -458,15 +462,11 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
 
-  // ring lock
-  std::mutex ring_mutex_;
+  Rings rings_;
   uint64_t fixed_ring_;
   const uint64_t fixed_ring_allocated_;
   uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
   std::vector<std::span<std::byte>> guarded_;
-  uint64_t ring_offset_ = 0, ring_bytes_ = 0, ring_turn_ = 0;  // turn: where in the ring the next operation's slots are
-  uint64_t scratch_offset_ = 0, scratch_bytes_ = 0;
-  std::vector<uint64_t> old_rings_;
 
   // The device side, or null. The island's turn orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;

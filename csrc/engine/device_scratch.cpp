@@ -1,0 +1,45 @@
+#include "engine/device_scratch.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace isthmus::engine {
+
+DeviceScratch::~DeviceScratch() {
+  for (const Block &b : free_) runtime_.release(device_, b.memory);
+}
+
+void DeviceScratch::reserve(size_t bytes) {
+  if (bytes == 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (reserved_ >= kReserved) return;
+    ++reserved_;
+  }
+  give({runtime_.allocate(device_, bytes), bytes});
+}
+
+DeviceScratch::Block DeviceScratch::take(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto best = free_.end();
+    for (auto it = free_.begin(); it != free_.end(); ++it)
+      if (it->bytes >= bytes && (best == free_.end() || it->bytes < best->bytes)) best = it;
+    if (best != free_.end()) {
+      const Block found = *best;
+      *best = free_.back();
+      free_.pop_back();
+      return found;
+    }
+  }
+  const size_t whole = std::bit_ceil(bytes);
+  return {runtime_.allocate(device_, whole), whole};
+}
+
+void DeviceScratch::give(Block block) noexcept {
+  if (!block.memory) return;
+  const std::lock_guard lock(mutex_);
+  free_.push_back(block);
+}
+
+}  // namespace isthmus::engine

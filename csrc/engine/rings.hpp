@@ -1,0 +1,59 @@
+// What a communicator borrows of the process's staging memory for its plans: slots (a ring of them, through which operations take turns) and
+// scratch, which its device copies through. Kept from one operation to the next, and given back while no operation has it, for another
+// communicator that finds no room. Knows no device and no peer: who may still read what, the owner says.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "link/arena.hpp"
+
+namespace isthmus::engine {
+
+class Rings {
+ public:
+  // `read(sequence)`: whether all ranks that share memory with this one have ended that operation. Called under the lock here; any thread.
+  Rings(link::Arena &arena, std::function<bool(uint64_t)> read) : arena_(arena), read_(std::move(read)) {}
+  ~Rings();
+  Rings(const Rings &) = delete;
+  Rings &operator=(const Rings &) = delete;
+
+  struct Room {  // offsets in the arena; 0: none
+    uint64_t slots = 0, scratch = 0;
+  };
+  // For one operation, so many bytes of each; it stays where it is until end(). Throws Error(Resource), having lent nothing, where there is no
+  // room. Any thread.
+  Room take(uint64_t slots, uint64_t scratch);
+  // An operation that has taken some is over. One with device work, only once the device has done with it.
+  void end(uint64_t sequence) noexcept;
+  // Gives all of it back, unless an operation has some of it or a peer may still read it, or somebody is at it just now.
+  bool give_idle() noexcept;
+  bool lent() const noexcept;  // an operation has some, or a peer may still read it
+  // At the end of the communicator: what the arena is still to get back, now the caller's affair.
+  std::vector<uint64_t> take_all() noexcept;
+
+ private:
+  struct Place {
+    uint64_t offset = 0, bytes = 0;  // 0: none
+  };
+  void give(Place &place) noexcept;
+  void outgrow(Place &place, bool idle);
+  Place grow(uint64_t need, uint64_t before) const;
+  void grow_slots(uint64_t need, bool idle);
+  void grow_scratch(uint64_t need, bool idle);
+  void give_all() noexcept;
+
+  link::Arena &arena_;
+  const std::function<bool(uint64_t)> read_;
+  mutable std::mutex mutex_;  // guards what follows
+  Place ring_, scratch_;
+  uint64_t turn_ = 0;          // where in the ring the next operation's slots are
+  uint32_t lent_ = 0;          // operations that have some of it
+  uint64_t last_ = 0;          // the latest of those that have ended
+  std::vector<uint64_t> old_;  // outgrown while they were in use
+};
+
+}  // namespace isthmus::engine

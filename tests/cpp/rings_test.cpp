@@ -1,0 +1,187 @@
+// What communicators borrow of the staging memory, and of a device's: what is lent stays, what is not goes where it is missed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "base/error.hpp"
+#include "device/host.hpp"
+#include "engine/device_scratch.hpp"
+#include "engine/rings.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+struct Pool {
+  explicit Pool(uint64_t bytes) : arena(bytes) {}
+  link::Arena arena;
+  uint64_t read = UINT64_MAX;  // the last operation that all peers have ended
+  std::unique_ptr<Rings> rings() {
+    return std::make_unique<Rings>(arena, [this](uint64_t sequence) { return sequence <= read; });
+  }
+};
+
+TEST(Rings, WhatAnOperationHasIsNotGivenToAnother) {
+  Pool pool(4 * kMiB);
+  const auto one = pool.rings(), other = pool.rings();
+  one->take(3 * kMiB, 0);
+  EXPECT_FALSE(one->give_idle());
+  EXPECT_TRUE(one->lent());
+  EXPECT_THROW(other->take(2 * kMiB, 0), Error);
+  one->end(1);
+  EXPECT_FALSE(one->lent());
+  EXPECT_TRUE(one->give_idle());
+  EXPECT_EQ(pool.arena.staging_used(), 0u);
+  EXPECT_NE(other->take(3 * kMiB, kMiB / 2).slots, 0u);
+}
+
+TEST(Rings, WhatAPeerMayStillReadIsNotGivenBack) {
+  Pool pool(4 * kMiB);
+  const auto rings = pool.rings();
+  rings->take(kMiB, kMiB);
+  pool.read = 6;
+  rings->end(7);
+  EXPECT_FALSE(rings->give_idle());
+  EXPECT_TRUE(rings->lent());
+  pool.read = 7;
+  EXPECT_TRUE(rings->give_idle());
+  EXPECT_FALSE(rings->lent());
+}
+
+TEST(Rings, OperationsOfOneSizeStayInOnePlace) {
+  Pool pool(256 * kMiB);
+  const auto rings = pool.rings();
+  std::set<uint64_t> places;
+  for (uint64_t sequence = 1; sequence < 100; ++sequence) {
+    places.insert(rings->take(600'000, 1000).slots);
+    rings->end(sequence);
+  }
+  EXPECT_EQ(places.size(), 3u);  // which they take in turn
+}
+
+TEST(Rings, WhatGrowsWhileItIsUsedIsMadeAnewAndTheOldStays) {
+  Pool pool(16 * kMiB);
+  const auto rings = pool.rings();
+  const auto first = rings->take(kMiB, 0), second = rings->take(5 * kMiB, 0);
+  EXPECT_GE(pool.arena.staging_used(), 6 * kMiB);
+  EXPECT_TRUE(second.slots >= first.slots + kMiB || first.slots >= second.slots + 5 * kMiB);
+  rings->end(1);
+  rings->end(2);
+  rings->take(6 * kMiB, 0);  // now nobody has the old ones
+  EXPECT_LT(pool.arena.staging_used(), 12 * kMiB);
+}
+
+TEST(Rings, WhereThereIsNotRoomForBothWhatIsThereMakesRoom) {
+  Pool pool(4 * kMiB);
+  const auto rings = pool.rings();
+  rings->take(kMiB / 4, 3 * kMiB);
+  rings->end(1);
+  EXPECT_NE(rings->take(3 * kMiB, kMiB / 2).slots, 0u);
+  rings->end(2);
+  EXPECT_THROW(rings->take(4 * kMiB, kMiB), Error);  // more than there is
+  EXPECT_FALSE(rings->lent());
+  EXPECT_NE(rings->take(2 * kMiB, 2 * kMiB).scratch, 0u);
+}
+
+TEST(Rings, GivesAllBackAtItsEnd) {
+  Pool pool(8 * kMiB);
+  pool.rings()->take(kMiB, kMiB);
+  EXPECT_EQ(pool.arena.staging_used(), 0u);
+}
+
+// Communicators with operations in flight, in every order: no two of them ever have the same byte, but where operations of one communicator
+// share scratch, and where its slots take turns through a ring.
+TEST(Rings, NoTwoCommunicatorsEverHaveTheSameMemory) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    Pool pool(4 * kMiB);
+    struct Lent {
+      uint64_t begin, end;
+    };
+    struct Side {
+      std::unique_ptr<Rings> rings;
+      std::vector<std::pair<Lent, Lent>> flying;
+      uint64_t sequence = 0;
+    };
+    std::vector<Side> sides(4);
+    for (Side &s : sides) s.rings = pool.rings();
+    pool.read = 0;
+    for (int step = 0; step < 300; ++step) {
+      Side &s = sides[random() % sides.size()];
+      if (random() % 3 == 0) pool.read += random() % 3;  // of the slowest peer
+      if (random() % 2 == 0 && !s.flying.empty()) {
+        s.flying.erase(s.flying.begin());
+        s.rings->end(++s.sequence);
+        continue;
+      }
+      const uint64_t slots = random() % (kMiB / 2) + 1, scratch = random() % 2 ? random() % (kMiB / 2) + 1 : 0;
+      Rings::Room room;
+      try {
+        room = s.rings->take(slots, scratch);
+      } catch (const Error &e) {
+        ASSERT_EQ(e.code(), Code::Resource);
+        for (Side &other : sides) other.rings->give_idle();
+        continue;
+      }
+      const std::pair<Lent, Lent> mine{{room.slots, room.slots + slots}, {room.scratch, room.scratch + scratch}};
+      const auto meets = [](const Lent &a, const Lent &b) { return a.begin < b.end && b.begin < a.end; };
+      ASSERT_FALSE(scratch && meets(mine.first, mine.second));
+      for (const Side &other : sides)
+        for (const auto &[its_slots, its_scratch] : other.flying) {
+          ASSERT_FALSE(meets(mine.first, its_scratch) || meets(mine.second, its_slots)) << seed;
+          if (&other == &s) continue;
+          ASSERT_FALSE(meets(mine.first, its_slots) || meets(mine.second, its_scratch)) << seed;
+        }
+      s.flying.push_back(mine);
+    }
+  }
+}
+
+TEST(DeviceScratch, OneBlockServesCommunicatorsOneAfterTheOther) {
+  DeviceScratch scratch(device::host_runtime(), 0);
+  scratch.reserve(1000);
+  const auto first = scratch.take(800);
+  EXPECT_EQ(first.bytes, 1000u);
+  const auto beside = scratch.take(800);
+  EXPECT_NE(beside.memory, first.memory);
+  scratch.give(first);
+  EXPECT_EQ(scratch.take(900).memory, first.memory);
+  scratch.give(first);
+  scratch.give(beside);
+}
+
+TEST(DeviceScratch, WhatIsEverOutgrownIsLessThanTheLast) {
+  DeviceScratch scratch(device::host_runtime(), 0);
+  uint64_t others = 0;
+  DeviceScratch::Block last;
+  std::map<void *, size_t> seen;
+  for (size_t bytes = 100; bytes < 100'000; bytes += 700) {
+    scratch.give(last);
+    last = scratch.take(bytes);
+    ASSERT_GE(last.bytes, bytes);
+    seen[last.memory] = last.bytes;
+  }
+  for (const auto &[memory, bytes] : seen)
+    if (memory != last.memory) others += bytes;
+  EXPECT_LT(others, last.bytes);
+  scratch.give(last);
+}
+
+TEST(DeviceScratch, ReservesForAFewCommunicatorsAndNotForEach) {
+  DeviceScratch scratch(device::host_runtime(), 0);
+  for (int i = 0; i < 200; ++i) scratch.reserve(4096);
+  std::vector<DeviceScratch::Block> taken;
+  for (size_t i = 0; i < DeviceScratch::kReserved + 1; ++i) taken.push_back(scratch.take(3000));
+  EXPECT_EQ(std::count_if(taken.begin(), taken.end(), [](const auto &b) { return b.bytes == 4096; }),
+            static_cast<std::ptrdiff_t>(DeviceScratch::kReserved) + 1);  // the last is as large, and was made now
+  for (const auto &b : taken) scratch.give(b);
+}
+
+}  // namespace
+}  // namespace isthmus::engine
