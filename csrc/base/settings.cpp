@@ -72,6 +72,11 @@ constexpr SettingRow kSettings[] = {
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
     {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false, "log level, to stderr"},
     {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
+    {Setting::Ports, "ISTHMUS_PORTS", K::Ports, "", 0, 0, "", false,
+     "TCP ports to listen at, as 29600-29663: each process takes one that is free, and one more for each unique id or front "
+     "door's ticket that it made, until all ranks have met. Not MASTER_PORT, nor the port of ISTHMUS_ADDRESS: those stay. "
+     "Empty: what the system gives",
+     true},
     {Setting::Profile, "ISTHMUS_PROFILE", K::Text, "", 0, 0, "", false,
      "path of this host's profile, which `isthmus tune` wrote: where all ranks have one, faster bridges carry more. Empty: "
      "none"},
@@ -145,6 +150,7 @@ std::string range_text(const SettingRow &row) {
     case K::Bytes: return formatted("{:.0f} to {:.0f}", row.min, row.max);
     case K::Real: return formatted("{:g} to {:g}", row.min, row.max);
     case K::Choice: return row.choices;
+    case K::Ports: return "first-last, each from 1 to 65535";
     case K::Text: break;
   }
   return "any text";
@@ -156,6 +162,20 @@ std::string range_text(const SettingRow &row) {
        : row.kind == K::Bytes ? "bytes, with K, M or G if wanted, "
                               : "",
        range_text(row), *row.fallback ? row.fallback : "empty", row.meaning);
+}
+
+// "29600-29663"; empty: any port.
+bool read_ports(std::string_view text, PortRange &out) {
+  out = {};
+  if (text.empty()) return true;
+  const char *last = text.data() + text.size();
+  PortRange range;
+  const auto [dash, first_error] = std::from_chars(text.data(), last, range.first);
+  if (first_error != std::errc{} || dash == last || *dash != '-') return false;
+  const auto [end, last_error] = std::from_chars(dash + 1, last, range.last);
+  if (last_error != std::errc{} || end != last || range.first == 0 || range.last < range.first) return false;
+  out = range;
+  return true;
 }
 
 }  // namespace
@@ -185,6 +205,9 @@ void Settings::set(std::string_view name, std::string_view value) {
   const char *first = value.data(), *last = first + value.size();
   switch (row->kind) {
     case K::Text: break;
+    case K::Ports:
+      if (!read_ports(value, v.ports)) bad(*row, value);
+      break;
     case K::Choice: {
       std::string_view rest = row->choices;
       bool found = false;
@@ -266,7 +289,7 @@ std::string Settings::agreed_text() const {
 }
 
 std::string Settings::to_json() const {
-  static constexpr const char *kinds[] = {"text", "integer", "bytes", "real", "choice"};
+  static constexpr const char *kinds[] = {"text", "integer", "bytes", "real", "choice", "ports"};
   auto all = nlohmann::ordered_json::array();
   for (const auto &row : kSettings)
     all.push_back({{"name", row.name},

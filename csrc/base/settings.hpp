@@ -30,6 +30,7 @@ enum class Setting : int {
   JobKey,
   Log,
   Name,
+  Ports,
   Profile,
   Rank,
   RealHccl,
@@ -49,7 +50,14 @@ enum class Setting : int {
 };
 inline constexpr int kSettingCount = static_cast<int>(Setting::Count);
 
-enum class SettingKind : uint8_t { Text, Integer, Bytes, Real, Choice };
+enum class SettingKind : uint8_t { Text, Integer, Bytes, Real, Choice, Ports };
+
+struct PortRange {  // both ends are in it; all 0: any port
+  uint16_t first = 0, last = 0;
+  bool any() const noexcept { return first == 0; }
+  unsigned count() const noexcept { return any() ? 0u : static_cast<unsigned>(last - first) + 1u; }
+  bool has(unsigned port) const noexcept { return !any() && port >= first && port <= last; }
+};
 
 struct SettingRow {
   Setting id;
@@ -76,6 +84,7 @@ class Settings {
   const std::string &text(Setting s) const noexcept { return values_[static_cast<int>(s)].text; }
   int64_t integer(Setting s) const noexcept { return values_[static_cast<int>(s)].integer; }  // Integer and Bytes
   double real(Setting s) const noexcept { return values_[static_cast<int>(s)].real; }
+  PortRange ports(Setting s) const noexcept { return values_[static_cast<int>(s)].ports; }
   bool is_set(Setting s) const noexcept { return values_[static_cast<int>(s)].given; }
   // Throws Error(Config) where `later` sets a setting of the process to another value than this one has.
   void check_process_settings(const Settings &later) const;
@@ -88,6 +97,7 @@ class Settings {
     std::string text;
     int64_t integer = 0;
     double real = 0;
+    PortRange ports;
     bool given = false;
   };
   std::array<Value, kSettingCount> values_;

@@ -13,13 +13,24 @@
 namespace isthmus::bootstrap {
 namespace {
 
+// 0 where the hint is a host alone.
+uint16_t port_in(const std::string &route_hint) {
+  try {
+    return net::split_host_port(route_hint).port;
+  } catch (const Error &) { return 0; }
+}
+
 std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string &route_hint, Endpoint &self) {
   std::vector<UniqueFd> out;
   out.push_back(net::listen_unix(self.unix_name));
+  const PortRange ports = settings.ports(Setting::Ports);
+  // Rank 0 listens there, perhaps later than this process.
+  const uint16_t rendezvous = port_in(route_hint);
   std::string failures;
   for (const net::Address &a : net::local_addresses(settings.text(Setting::Interface), route_hint)) {
     UniqueFd fd;
-    const int error = net::try_listen_tcp(a, fd);
+    const int error = net::try_listen_tcp(a, ports, rendezvous, fd);
+    if (error == EADDRINUSE && !ports.any()) fail(Code::Resource, "{}", net::used_up_text(ports, a));
     if (error != 0) {
       failures += formatted("{}{}", failures.empty() ? "" : "; ", system_text(a.host().c_str(), error));
       continue;

@@ -69,6 +69,22 @@ int listen_all(const std::vector<net::Address> &addresses, std::vector<UniqueFd>
   return out.empty() ? error : 0;
 }
 
+std::vector<UniqueFd> listen_reachable(const Settings &settings, const char *what) {
+  const PortRange ports = settings.ports(Setting::Ports);
+  std::vector<UniqueFd> out;
+  int error = 0;
+  for (const net::Address &a : reachable_addresses(settings.text(Setting::Interface))) {
+    UniqueFd fd;
+    const int e = net::try_listen_tcp(a, ports, 0, fd);
+    if (e == EADDRINUSE && !ports.any()) fail(Code::Resource, "{}: {}", what, net::used_up_text(ports, a));
+    if (e == 0) out.push_back(std::move(fd));
+    else error = e;
+  }
+  if (out.empty())
+    fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text(formatted("{}: cannot listen", what).c_str(), error));
+  return out;
+}
+
 std::vector<net::Address> reachable_addresses(const std::string &interface) {
   auto addresses = net::local_addresses(interface, "");
   std::erase_if(addresses, [](const net::Address &a) { return a.link_local() && a.family() == AF_INET6; });
@@ -122,17 +138,15 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
       fail(Code::System, "rank 0: {}", system_text(formatted("listening at {}", address).c_str(), error));
     meet_other_root(address, world, key, Deadline::at_ns(std::min(bind_until.ns(), Deadline(1.0).ns())));
     if (bind_until.passed())
-      fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port", address);
+      fail(Code::System, "rank 0: the address {} is in use by another program or job; choose another port{}", address,
+           settings.ports(Setting::Ports).has(hp.port) ? ", or ISTHMUS_PORTS without it" : "");
     net::sleep_until(Deadline::at_ns(std::min(bind_until.ns(), Deadline(0.05).ns())));
   }
 }
 
 void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
   check_not_forked();
-  std::vector<UniqueFd> listeners;
-  const int error = listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners);
-  if (error != 0 || listeners.empty())
-    fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text("unique id: cannot listen", error));
+  std::vector<UniqueFd> listeners = listen_reachable(settings, "unique id");
   UniqueId u;
   u.key = net::random16();
   for (const UniqueFd &fd : listeners) u.addresses.push_back(net::local_address(fd.get()).text());

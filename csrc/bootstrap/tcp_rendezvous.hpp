@@ -17,8 +17,10 @@ std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, in
 // Of a world of one.
 std::unique_ptr<Exchange> lone_exchange();
 
-// Listens at every address of the host, on a port of its own each where that is 0; returns 0 or the errno that matters.
+// Listens at every one of the addresses, each at its port; returns 0 or the errno that matters.
 int listen_all(const std::vector<net::Address> &addresses, std::vector<UniqueFd> &out);
+// At what others reach this host by, at ports that are free; ISTHMUS_INTERFACE and ISTHMUS_PORTS say which. `what` is for, in errors.
+std::vector<UniqueFd> listen_reachable(const Settings &settings, const char *what);
 // What others reach this host by; in no scope, for an id has none. `interface`: ISTHMUS_INTERFACE.
 std::vector<net::Address> reachable_addresses(const std::string &interface);
 

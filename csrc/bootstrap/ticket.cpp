@@ -98,10 +98,7 @@ void serve(std::vector<UniqueFd> listeners, const std::string &where, const Byte
 }  // namespace
 
 void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> ticket) {
-  std::vector<UniqueFd> listeners;
-  const int error = listen_all(reachable_addresses(settings.text(Setting::Interface)), listeners);
-  if (error != 0 || listeners.empty())
-    fail(Code::System, "{}; set ISTHMUS_INTERFACE", system_text("ticket: cannot listen", error));
+  std::vector<UniqueFd> listeners = listen_reachable(settings, "ticket");
   std::vector<net::Address> addresses;
   for (const UniqueFd &fd : listeners) addresses.push_back(net::local_address(fd.get()));
   const Bytes16 key = net::random16();

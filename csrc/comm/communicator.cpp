@@ -298,7 +298,10 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
           bootstrap::tcp_exchange(address, rank, world, bootstrap::derive_key(o.settings, parts), o.settings, deadline);
     }
   }
-  auto use = engine::Context::acquire(o.settings, hint);
+  engine::Context::Use use;
+  try {
+    use = engine::Context::acquire(o.settings, hint);
+  } catch (const Error &e) { throw Error(e.code(), formatted("rank {} of {}: {}", rank, world, e.text())); }
   if (world == 1 && !exchange) {
     struct Alone final : bootstrap::Exchange {
       std::vector<Blob> all_gather(const Blob &mine, Deadline) override { return {mine}; }

@@ -25,11 +25,13 @@ int number(const char *name) {  // -1 where unset
   return value;
 }
 
-// A port that all processes of one job compute alike, from what names the job. Above the ports of services, below the ephemeral ones.
-int port_of(const std::string &job) {
+// A port that all processes of one job compute alike, from what names the job: of ISTHMUS_PORTS, else above the ports of services and
+// below the ephemeral ones.
+int port_of(const Settings &s, const std::string &job) {
   uint32_t h = 2166136261u;
   for (const char c : job) h = (h ^ static_cast<uint8_t>(c)) * 16777619u;
-  return 20000 + static_cast<int>(h % 12000);
+  const PortRange ports = s.ports(Setting::Ports);
+  return ports.any() ? 20000 + static_cast<int>(h % 12000) : ports.first + static_cast<int>(h % ports.count());
 }
 
 // First host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3", "rack[1-2]_blade[3-4]" -> "rack1_blade3".
@@ -70,14 +72,14 @@ Launch from_environment(const Settings &s) {
   } else if (number("OMPI_COMM_WORLD_RANK") >= 0) {
     l = {number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), "", {}, "mpirun"};
     const std::string job = variable("PMIX_NAMESPACE");
-    if (number("OMPI_COMM_WORLD_LOCAL_SIZE") == l.world) l.address = formatted("127.0.0.1:{}", port_of("mpirun" + job));
+    if (number("OMPI_COMM_WORLD_LOCAL_SIZE") == l.world) l.address = formatted("127.0.0.1:{}", port_of(s, "mpirun" + job));
     l.key_parts = {"mpirun", job};
   } else if (number("SLURM_PROCID") >= 0) {
     l = {number("SLURM_PROCID"), number("SLURM_NTASKS"), "", {}, "srun"};
     const std::string job = variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID");
     std::string nodes = variable("SLURM_STEP_NODELIST");
     if (nodes.empty()) nodes = variable("SLURM_JOB_NODELIST");
-    if (!nodes.empty()) l.address = formatted("{}:{}", first_host(nodes), port_of("srun" + job));
+    if (!nodes.empty()) l.address = formatted("{}:{}", first_host(nodes), port_of(s, "srun" + job));
     l.key_parts = {"srun", job};
   }
   if (s.integer(Setting::Rank) >= 0) l.rank = static_cast<int>(s.integer(Setting::Rank));

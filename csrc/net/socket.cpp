@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -19,6 +20,7 @@ namespace {
 constexpr int kBacklog = 4096;       // the kernel cuts it to net.core.somaxconn
 constexpr int kSoPeerPidfd = 77;     // SO_PEERPIDFD, Linux 6.5; older headers lack the name
 constexpr long kSysPidfdOpen = 434;  // pidfd_open, Linux 5.3; the same number on every architecture
+constexpr int kPasses = 50;          // over a range of ports, where others try for the same ones at the same moment
 
 UniqueFd new_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -52,18 +54,54 @@ int finish_connect(UniqueFd fd, Deadline deadline, UniqueFd &out) {
 
 bool again(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-}  // namespace
-
-int try_listen_tcp(const Address &address, UniqueFd &out) {
+// 0 or an errno; `bound`: the address was free, so that EADDRINUSE came of listen().
+int listen_at(const Address &address, UniqueFd &out, bool &bound) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;
   // a port in TIME_WAIT may be used again; two listeners still exclude each other
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY);
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
-  if (::bind(fd.get(), address.raw(), address.length()) != 0 || ::listen(fd.get(), kBacklog) != 0) return errno;
+  bound = ::bind(fd.get(), address.raw(), address.length()) == 0;
+  if (!bound || ::listen(fd.get(), kBacklog) != 0) return errno;
   out = std::move(fd);
   return 0;
+}
+
+}  // namespace
+
+int try_listen_tcp(const Address &address, UniqueFd &out) {
+  bool bound = false;
+  return listen_at(address, out, bound);
+}
+
+int try_listen_tcp(const Address &address, PortRange ports, uint16_t fixed, UniqueFd &out) {
+  if (ports.any()) return try_listen_tcp(address.with_port(0), out);
+  const unsigned count = ports.count();
+  const unsigned start = static_cast<unsigned>(::getpid()) % count;  // so that neighbours seldom try for the same one
+  for (int pass = 0; pass < kPasses; ++pass) {
+    bool contended = false;
+    for (unsigned i = 0; i < count; ++i) {
+      const auto port = static_cast<uint16_t>(ports.first + (start + i) % count);
+      if (port == fixed) continue;
+      bool bound = false;
+      const int error = listen_at(address.with_port(port), out, bound);
+      if (error != EADDRINUSE) return error;
+      contended |= bound;
+    }
+    if (!contended) break;
+    // Two that bind one port and listen at the same moment may refuse each other, and then nobody has it.
+    sleep_until(Deadline(1e-5 * (1 + random16()[0])));
+  }
+  return EADDRINUSE;
+}
+
+std::string used_up_text(PortRange ports, const Address &address) {
+  return formatted(
+      "ISTHMUS_PORTS={}-{}: none of its {} port{} is free at {}. Each process takes one, and one more for each unique id or "
+      "front door's ticket that it made, until all ranks have met; the port of the rendezvous is left out. Give a larger "
+      "range, in the firewall too, or end what holds them (`ss -ltnp` shows it)",
+      ports.first, ports.last, ports.count(), ports.count() == 1 ? "" : "s", address.host());
 }
 
 UniqueFd listen_tcp(const Address &address) {

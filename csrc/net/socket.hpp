@@ -6,6 +6,7 @@
 
 #include "base/clock.hpp"
 #include "base/handles.hpp"
+#include "base/settings.hpp"
 #include "net/address.hpp"
 #include "net/wire.hpp"
 
@@ -13,7 +14,11 @@ namespace isthmus::net {
 
 UniqueFd listen_tcp(const Address &address);                // throws Error(System) with the errno in the text
 int try_listen_tcp(const Address &address, UniqueFd &out);  // 0 or an errno
-UniqueFd listen_unix(const std::string &name);              // abstract name without the leading NUL
+// At a free port of `ports` that is not `fixed`, or, where `ports` has none, at any; 0 or an errno (EADDRINUSE: no port of it is free).
+// Of processes that try for one port at the same time each gets one, as long as there are enough.
+int try_listen_tcp(const Address &address, PortRange ports, uint16_t fixed, UniqueFd &out);
+std::string used_up_text(PortRange ports, const Address &address);  // for an error: no port of it is free there
+UniqueFd listen_unix(const std::string &name);                      // abstract name without the leading NUL
 Address local_address(int fd);
 
 // The connection fails (ETIMEDOUT) when what was sent on it has not been acknowledged for so long: the other host is gone, or the way to

@@ -54,6 +54,7 @@ std::vector<std::string> choices_of(const SettingRow &row) {
 
 std::string range_of(const SettingRow &row) {
   if (row.kind == Kind::Choice) return row.choices;
+  if (row.kind == Kind::Ports) return "first-last, each from 1 to 65535";
   return is_number(row.kind) ? whole(row.min) + " to " + whole(row.max)
                              : isthmus::formatted("{:g} to {:g}", row.min, row.max);
 }
@@ -145,6 +146,11 @@ TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
           bad.push_back(upper);
         }
         break;
+      case Kind::Ports:
+        good = {"", "1-65535", "29600-29600"};
+        bad = {"0-5",     "5-4",           "1-65536", "29600", "29600-", "-29600",       "a-b",
+               "29600-x", "29600 - 29601", "1-2-3",   "1-+2",  "1,2",    "1-99999999999"};
+        break;
       case Kind::Text: good = {"", "anything = at all; really"}; break;
     }
     for (const auto &v : good) EXPECT_EQ(refused(row.name, v), "") << "'" << v << "'";
@@ -155,6 +161,19 @@ TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
       EXPECT_TRUE(contains(said, *row.fallback ? row.fallback : "empty")) << said;
     }
   }
+}
+
+TEST(Settings, ARangeOfPortsHasItsEndsAndWithoutOneAnyPortWillDo) {
+  Settings s;
+  EXPECT_TRUE(s.ports(Setting::Ports).any());
+  EXPECT_EQ(s.ports(Setting::Ports).count(), 0u);
+  EXPECT_FALSE(s.ports(Setting::Ports).has(1));
+  s.set("PORTS", "29600-29603");
+  const PortRange ports = s.ports(Setting::Ports);
+  EXPECT_FALSE(ports.any());
+  EXPECT_EQ(ports.count(), 4u);
+  for (const unsigned port : {29599u, 29600u, 29603u, 29604u})
+    EXPECT_EQ(ports.has(port), port == 29600 || port == 29603) << port;
 }
 
 TEST(Settings, ARefusedValueLeavesTheOldOne) {
@@ -263,6 +282,7 @@ TEST(Settings, AgreedTextIsEqualWhereWhatIsMeantIsEqualAndDiffersInEachAgreedRow
       case Kind::Real: other.set(row.name, isthmus::formatted("{}", row.max)); break;
       case Kind::Choice: other.set(row.name, choices_of(row).back()); break;
       case Kind::Text: other.set(row.name, "another text"); break;
+      case Kind::Ports: other.set(row.name, "2-3"); break;
     }
     ASSERT_NE(other.text(row.id), row.fallback);
     EXPECT_EQ(other.agreed_text() != defaults, row.agreed);

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <future>
 #include <set>
@@ -304,6 +305,26 @@ TEST(Mesh, ListensWhereTheRouteLeads) {
   const Status s = error_of([] { const Node n("ISTHMUS_INTERFACE=nosuch0", ""); });
   EXPECT_EQ(s.code, Code::Config);
   EXPECT_TRUE(contains(s.text, "nosuch0") && contains(s.text, "lo (127.0.0.1)")) << s.text;
+}
+
+TEST(Mesh, ListensAtAPortOfTheRangeThatIsNotTheRendezvousAndSaysWhenItIsUsedUp) {
+  uint16_t first = 0;
+  for (int free = 0; free < 3;) {
+    first = net::numeric_address(free_address()).port();
+    std::array<UniqueFd, 3> tried;
+    for (free = 0; free < 3; ++free)
+      if (net::try_listen_tcp(net::numeric_address(formatted("127.0.0.1:{}", first + free)),
+                              tried[static_cast<size_t>(free)]) != 0)
+        break;
+  }
+  const std::string settings = formatted("ISTHMUS_PORTS={}-{}", first, first + 2);
+  const std::string rendezvous = formatted("127.0.0.1:{}", first + 1);
+  const Node a(settings, rendezvous), b(settings, rendezvous);
+  const std::set<std::string> at{a.mesh->self().tcp.at(0), b.mesh->self().tcp.at(0)};
+  EXPECT_EQ(at, (std::set<std::string>{formatted("127.0.0.1:{}", first), formatted("127.0.0.1:{}", first + 2)}));
+  const Status s = error_of([&] { const Node c(settings, rendezvous); });
+  EXPECT_EQ(s.code, Code::Resource);
+  EXPECT_TRUE(contains(s.text, formatted("ISTHMUS_PORTS={}-{}", first, first + 2))) << s.text;
 }
 
 TEST(Mesh, ConnectsOverIpv6) {

@@ -340,6 +340,33 @@ TEST(UniqueIdExchange, BringsTogetherWhoHoldsTheId) {
   EXPECT_TRUE(contains(again.text, "used before")) << again.text;
 }
 
+// A range of one port, at which nobody listens on 127.0.0.1 now.
+std::string one_free_port() {
+  const uint16_t port = net::numeric_address(free_address()).port();
+  return formatted("{}-{}", port, port);
+}
+
+TEST(UniqueIdExchange, AnIdAndATicketTakePortsOfTheRangeAndSayWhenItIsUsedUp) {
+  Settings settings;
+  settings.set("ISTHMUS_INTERFACE", "127.0.0.1");
+  settings.set("ISTHMUS_PORTS", one_free_port());
+  std::array<std::byte, 128> id;
+  create_unique_id(settings, id);
+  UniqueFd connected;
+  const auto at = net::numeric_address("127.0.0.1:1").with_port(settings.ports(Setting::Ports).first);
+  EXPECT_EQ(net::connect_tcp(at, Deadline(soon()), connected), 0);
+  std::array<std::byte, kTicketBytes> ticket{};
+  for (const Status &s :
+       {error_of([&] { create_unique_id(settings, id); }), error_of([&] { create_ticket(settings, ticket); })}) {
+    EXPECT_EQ(s.code, Code::Resource) << s.text;
+    EXPECT_TRUE(contains(s.text, "ISTHMUS_PORTS=" + settings.text(Setting::Ports))) << s.text;
+  }
+  settings.set("ISTHMUS_PORTS", one_free_port());
+  create_ticket(settings, ticket);
+  const Status used = error_of([&] { create_ticket(settings, ticket); });
+  EXPECT_EQ(used.code, Code::Resource) << used.text;
+}
+
 TEST(UniqueIdExchange, RefusesIdsThatAreDamagedOrOfAnotherVersion) {
   std::array<std::byte, 128> id;
   create_unique_id(Settings(), id);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "base/error.hpp"
 #include "comm/launcher.hpp"
@@ -119,6 +120,27 @@ TEST(Launcher, ProcessesOfOneJobMeetAtOnePortAndOtherJobsAtAnother) {
   EXPECT_NE(job.address, one.address);
   EXPECT_NE(step.key_parts, one.key_parts);
   EXPECT_NE(job.key_parts, one.key_parts);
+}
+
+TEST(Launcher, APortThatNoLauncherSaidIsOneOfThoseThatAreAllowed) {
+  Settings s;
+  s.set("PORTS", "29600-29603");
+  std::set<int> ports;
+  for (int job = 0; job < 64; ++job) {
+    const std::string id = std::to_string(job);
+    ports.insert(port_of(launched(with(kSlurm, {{"SLURM_STEP_NODELIST", "n1"}, {"SLURM_JOB_ID", id}}), s).address));
+    ports.insert(port_of(launched({{"OMPI_COMM_WORLD_RANK", "0"},
+                                   {"OMPI_COMM_WORLD_SIZE", "2"},
+                                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                   {"PMIX_NAMESPACE", id}},
+                                  s)
+                             .address));
+  }
+  EXPECT_EQ(ports, (std::set<int>{29600, 29601, 29602, 29603}));
+  const Variables torchrun{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}, {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(launched(torchrun, s).address, "head:29501") << "the launcher said";
+  s.set("ADDRESS", "here:1234");
+  EXPECT_EQ(launched(kSlurm, s).address, "here:1234");
 }
 
 TEST(Launcher, TorchrunsStoreKeepsItsPortAndOursIsTheNext) {

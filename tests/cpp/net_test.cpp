@@ -9,6 +9,12 @@
 
 #include <fcntl.h>
 
+#include <array>
+#include <barrier>
+#include <set>
+#include <thread>
+#include <vector>
+
 #include "net/fork_guard.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
@@ -165,6 +171,71 @@ TEST(Address, ParsesAndPrints) {
   for (const char *bad : {"", ":", "a", "a:", ":1", "a:0", "a:65536", "a:-1", "a:1 ", "::1:80", "[]:80", "[::1]"})
     EXPECT_EQ(error_of([&] { split_host_port(bad); }).code, Code::Argument) << bad;
   EXPECT_EQ(error_of([] { numeric_address("localhost:1"); }).code, Code::Argument);
+}
+
+// A loopback address, and so many neighbouring ports of it that are free.
+struct Free {
+  Address address;
+  PortRange ports;
+  explicit Free(unsigned count) : address(numeric_address(isthmus::formatted("127.{}.77.1:1", 1 + ::getpid() % 250))) {
+    for (unsigned base = 20000 + static_cast<unsigned>(::getpid()) % 5000; base < 31000; base += count) {
+      std::vector<UniqueFd> tried(count);
+      unsigned n = 0;
+      while (n < count && try_listen_tcp(address.with_port(static_cast<uint16_t>(base + n)), tried[n]) == 0) ++n;
+      if (n < count) continue;
+      ports = {static_cast<uint16_t>(base), static_cast<uint16_t>(base + count - 1)};
+      return;
+    }
+    ADD_FAILURE() << "no " << count << " neighbouring ports are free";
+  }
+};
+
+TEST(Ports, OfARangeEachListenerGetsOneUntilNoneIsLeft) {
+  const Free free(4);
+  const uint16_t fixed = static_cast<uint16_t>(free.ports.first + 1);
+  std::set<uint16_t> got;
+  std::vector<UniqueFd> listeners(4);
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(try_listen_tcp(free.address, free.ports, fixed, listeners[i]), 0);
+    got.insert(local_address(listeners[i].get()).port());
+  }
+  EXPECT_EQ(got, (std::set<uint16_t>{free.ports.first, static_cast<uint16_t>(fixed + 1), free.ports.last}))
+      << "not the fixed one";
+  EXPECT_EQ(try_listen_tcp(free.address, free.ports, fixed, listeners[3]), EADDRINUSE);
+  const std::string said = used_up_text(free.ports, free.address);
+  EXPECT_TRUE(contains(said, isthmus::formatted("ISTHMUS_PORTS={}-{}", free.ports.first, free.ports.last))) << said;
+  EXPECT_TRUE(contains(said, "Each process takes one") && contains(said, free.address.host())) << said;
+  listeners[1].reset();
+  EXPECT_EQ(try_listen_tcp(free.address, free.ports, fixed, listeners[3]), 0) << "what is given back is free again";
+}
+
+TEST(Ports, WithoutARangeTheSystemChooses) {
+  UniqueFd fd;
+  ASSERT_EQ(try_listen_tcp(numeric_address("127.0.0.1:1"), PortRange{}, 0, fd), 0);
+  EXPECT_NE(local_address(fd.get()).port(), 1);
+}
+
+TEST(Ports, OfAsManyAsTryAtTheSameMomentEachGetsOne) {
+  constexpr int kListeners = 8, kRounds = 200;
+  const Free free(kListeners);
+  for (int round = 0; round < kRounds; ++round) {
+    std::array<UniqueFd, kListeners> listeners;
+    std::array<int, kListeners> errors{};
+    std::barrier start(kListeners);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kListeners; ++i)
+      threads.emplace_back([&, i] {
+        start.arrive_and_wait();
+        errors[i] = try_listen_tcp(free.address, free.ports, 0, listeners[i]);
+      });
+    for (std::thread &t : threads) t.join();
+    std::set<uint16_t> got;
+    for (size_t i = 0; i < kListeners; ++i) {
+      ASSERT_EQ(errors[i], 0) << "round " << round;
+      got.insert(local_address(listeners[i].get()).port());
+    }
+    ASSERT_EQ(got.size(), static_cast<size_t>(kListeners)) << "round " << round;
+  }
 }
 
 TEST(Address, ChoosesTheInterfaceThatRoutes) {

@@ -13,8 +13,8 @@ import numpy as np
 import isthmus
 
 
-def listens() -> list[str]:
-    """The addresses at which this process listens for TCP."""
+def listens() -> list[tuple[str, int]]:
+    """The addresses and ports at which this process listens for TCP."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -28,7 +28,8 @@ def listens() -> list[str]:
         for row in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             words = row.split()
             if words[3] == "0A" and words[9] in inodes:
-                found.add(readable(words[1].split(":")[0], family))
+                address, port = words[1].split(":")
+                found.add((readable(address, family), int(port, 16)))
     return sorted(found)
 
 

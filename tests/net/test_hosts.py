@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hosts import ADDRESSES, Hosts, end, line, two_hosts
-from patience import SOON
+from patience import SOON, patient
 
 PATIENT = {"ISTHMUS_TIMEOUT": str(2 * SOON)}
 
@@ -39,8 +39,32 @@ def test_ranks_find_each_other_and_listen_only_where_the_rendezvous_is(hosts: Ho
         for n, rank in enumerate(ranks):
             said = line(rank)
             assert said["sum"] == 3.0 and said["hosts"] == 2 and said["link"] == "tcp", said
-            assert said["listens"] == [ADDRESSES[family].format(n + 1)], said
+            assert [address for address, _ in said["listens"]] == [ADDRESSES[family].format(n + 1)], said
             assert rank.wait(SOON) == 0
+    finally:
+        end(ranks)
+
+
+def test_ranks_of_a_host_listen_at_ports_of_the_range_each_at_its_own(hosts: Hosts) -> None:
+    settings = {"ISTHMUS_PORTS": "29510-29512", **PATIENT}  # the rendezvous is at 29511, and stays there
+    ranks = hosts.start_on((0, 0, 1), [settings] * 3, "work")
+    try:
+        listens = [line(rank)["listens"] for rank in ranks]
+        assert all(len(one) == 1 and one[0][1] in (29510, 29512) for one in listens), listens
+        assert listens[0] != listens[1] and listens[0][0][0] == listens[1][0][0], listens
+        assert [rank.wait(SOON) for rank in ranks] == [0] * 3
+    finally:
+        end(ranks)
+
+
+def test_a_range_that_is_used_up_is_an_error_that_says_so(hosts: Hosts) -> None:
+    settings = {"ISTHMUS_PORTS": "29600-29600", "ISTHMUS_TIMEOUT": str(patient(10))}
+    ranks = hosts.start_on((0, 0), [settings] * 2, "work")
+    try:
+        errors = [rank.communicate(timeout=2 * SOON)[1] for rank in ranks]
+        assert all(rank.returncode == 1 for rank in ranks), errors
+        said = [error for error in errors if "ISTHMUS_PORTS=29600-29600: none of its 1 port is free" in error]
+        assert len(said) == 1 and "ResourceError: rank " in said[0] and "Give a larger range" in said[0], errors
     finally:
         end(ranks)
 
