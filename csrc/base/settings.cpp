@@ -66,7 +66,8 @@ constexpr SettingRow kSettings[] = {
      "program or the installed packages use, else of what this machine has",
      true},
     {Setting::Island, "ISTHMUS_ISLAND", K::Text, "", 0, 0, "", false,
-     "label of this rank's island; equal labels form one island. Empty: the island of the ranks without a label that have "
+     "label of this rank's island; ranks with equal labels are one island on each host, and on all hosts where one library "
+     "serves them. Empty: the island of the ranks without a label that have "
      "devices of the same maker"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},

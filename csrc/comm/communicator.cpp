@@ -430,7 +430,10 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
                                   : settings.text(Setting::Bridge) == "shm" ? topology::Bridge::Shm
                                                                             : topology::Bridge::Auto;
   std::vector<topology::RankInfo> infos;
-  for (const auto &r : ranks) infos.push_back(r.info);
+  for (const auto &r : ranks) {
+    infos.push_back(r.info);
+    if (!r.endpoint.tcp.empty()) infos.back().address = net::split_host_port(r.endpoint.tcp.front()).host;
+  }
   // Who shares memory with whom does not depend on libraries: what they cannot do is done as if they were not there.
   comm->topology_ = topology::make_topology(infos, bridge);
   const std::string &rates = settings.text(Setting::BridgeRates);

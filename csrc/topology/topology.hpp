@@ -28,6 +28,7 @@ namespace isthmus::topology {
 struct RankInfo {
   std::string host;      // identity of the host (equal text: same host, as confirmed by a shared-memory link or nominated)
   std::string hostname;  // for people
+  std::string address;   // for people: where other hosts reach it, without a port; may be empty
   std::string island;    // label, may be empty
   std::string device = "host";  // "host", or the device whose memory it works on ("cuda:0")
   std::string device_name;      // for people
@@ -105,7 +106,7 @@ void apply_profiles(Topology &t);
 void apply_rates(Topology &t, std::string_view rates);
 // {"world", "flat", "hosts": [{"host", "hostname", "ranks"}], "islands": [{"name", "label", "ranks", "host", "hosts"}],
 //  "groups": [{"name" (of its island, empty where it has several), "island", "host", "ranks", "weight"}],
-//  "ranks": [{"rank", "host", "hostname", "island", "device", "pid", ..}]}
+//  "ranks": [{"rank", "host", "hostname", "address", "island", "device", "maker" (of the device; "host" where it has none), "pid", ..}]}
 std::string to_json(const Topology &t);
 
 }  // namespace isthmus::topology

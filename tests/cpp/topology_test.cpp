@@ -234,10 +234,15 @@ TEST(Topology, JsonNamesHostsIslandsGroupsAndRanks) {
   EXPECT_EQ(j["groups"].size(), 3u);
   EXPECT_EQ(j["groups"][1]["name"], "a");
   EXPECT_EQ(j["ranks"][2]["island"], "b");
-  const auto unnamed = nlohmann::json::parse(to_json(make_topology(ranks_made_by("nah", "xxx"), Bridge::Auto)));
+  auto ranks = ranks_made_by("nah", "xxx");
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r].address = formatted("10.0.0.{}", r);
+  const auto unnamed = nlohmann::json::parse(to_json(make_topology(ranks, Bridge::Auto)));
   EXPECT_EQ(unnamed["islands"].size(), 3u) << "islands without labels are islands, too";
   EXPECT_EQ(unnamed["islands"][2]["name"], "host");
   EXPECT_EQ(unnamed["groups"][0]["name"], "") << "of several islands";
+  EXPECT_EQ(unnamed["ranks"][0]["maker"], unnamed["islands"][0]["name"]);
+  EXPECT_EQ(unnamed["ranks"][2]["maker"], "host");
+  EXPECT_EQ(unnamed["ranks"][1]["address"], "10.0.0.1");
 }
 
 }  // namespace

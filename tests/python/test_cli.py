@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from isthmus import __main__, launch
-from isthmus.cli import bench, layout, svg
+from isthmus.cli import bench, layout, svg, topo
 from isthmus.cli.explain import parse_bytes
 from patience import patient
 
@@ -101,10 +104,13 @@ def test_topo_shows_islands_as_text_data_and_drawing(tmp_path: Path) -> None:
 
 
 def test_topo_joins_a_launched_job_and_only_rank_0_speaks() -> None:
-    with launch.start([sys.executable, "-m", "isthmus", "topo"], 3, islands="x:1,y:2") as job:
+    loud = {"ISTHMUS_LOG": "info"}
+    with launch.start([sys.executable, "-m", "isthmus", "topo"], 3, islands="x:1,y:2", env=loud) as job:
         results = job.wait(patient(60))
     assert [end.returncode for end in results] == [0, 0, 0], results
     assert "3 ranks on 2 islands" in results[0].stdout and not results[1].stdout and not results[2].stdout
+    assert "rank 0 of 3" in results[0].stderr and "2 islands" in results[0].stderr  # the log counts alike
+    assert re.search(r"host \S+ \(127\.0\.0\.1\)\n", results[0].stdout) and "rank 0  cpu  pid" in results[0].stdout
 
 
 def test_explain_prints_a_plan() -> None:
@@ -153,19 +159,134 @@ def test_sizes_are_powers_of_two() -> None:
     assert command("explain", "all_reduce", "-b", "many").returncode == 2
 
 
-def rank(host: str, island: str) -> dict[str, object]:
-    return {"host": host, "hostname": host, "island": island, "device": "host", "pid": 1, "numa": 0}
+def rank(host: str, island: str, **more: object) -> dict[str, object]:
+    return {"host": host, "hostname": host, "island": island, "device": "host", "pid": 1, "numa": 0, **more}
+
+
+def arranged(ranks: list[dict[str, Any]], groups: list[list[int]], **more: object) -> layout.Layout:
+    """Ranks of a host share memory, others have TCP."""
+    hosts = [{"host": one, "hostname": ranks[0]["hostname"]} for one in dict.fromkeys(rank["host"] for rank in ranks)]
+    for host in hosts:
+        host["hostname"] = next(rank["hostname"] for rank in ranks if rank["host"] == host["host"])
+    numbers = range(len(ranks))
+    same = [[ranks[a]["host"] == ranks[b]["host"] for b in numbers] for a in numbers]
+    links = [{"from": a, "to": b, "kind": "memory" if same[a][b] else "tcp"} for a in numbers for b in numbers]
+    made = [{"island": ranks[g[0]]["island"], "ranks": g, "host": ranks[g[0]]["host"], **more} for g in groups]
+    return layout.Layout({"hosts": hosts, "groups": made, "ranks": ranks, "links": links})
+
+
+def printed(shown: layout.Layout) -> str:
+    console = Console(file=io.StringIO(), width=40)  # narrower than most lines
+    topo.show(console, shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def texts(drawing: str) -> list[str]:
+    root = xml.etree.ElementTree.fromstring(drawing)
+    return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_a_drawing_holds_every_host_island_and_rank_also_with_hostile_names() -> None:
     names = ["<a>", "b & c", "'d'"]
-    ranks = [rank(f"node-{r // 6}", names[r // 6]) for r in range(18)]
-    groups = [{"island": names[h], "ranks": list(range(6 * h, 6 * h + 6)), "host": f"node-{h}"} for h in range(3)]
-    hosts = [{"host": f"node-{h}", "hostname": f"node-{h}", "ranks": list(range(6 * h, 6 * h + 6))} for h in range(3)]
-    links = [{"from": a, "to": b, "kind": "memory" if a // 6 == b // 6 else "tcp"} for a in range(18) for b in range(18)]
-    arranged = layout.Layout({"hosts": hosts, "groups": groups, "ranks": ranks, "links": links})
-    assert arranged.title == "18 ranks on 3 islands and 3 hosts" and arranged.bridge == "TCP"
-    assert arranged.hosts[0].islands[0].inside == "shared memory"
-    root = xml.etree.ElementTree.fromstring(svg.draw(arranged))
-    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {*names, "node-0", "node-1", "node-2", *map(str, range(18))} <= texts
+    shown = arranged(
+        [rank(f"node-{r // 6}", names[r // 6]) for r in range(18)], [list(range(6 * h, 6 * h + 6)) for h in range(3)]
+    )
+    assert shown.title == "18 ranks on 3 islands and 3 hosts" and shown.bridge == "TCP"
+    assert shown.hosts[0].islands[0].inside == "shared memory"
+    assert {*names, "node-0", "node-1", "node-2", *map(str, range(18))} <= set(texts(svg.draw(shown)))
+
+
+def test_islands_without_a_label_are_counted_and_named_alike_on_one_host_and_on_two() -> None:
+    one = arranged([rank("n1", ""), rank("n1", "")], [[0, 1]])
+    two = arranged([rank(host, "") for host in ("n1", "n1", "n2", "n2")], [[0, 1], [2, 3]])
+    assert one.title == "2 ranks on 1 island and 1 host" and two.title == "4 ranks on 2 islands and 2 hosts"
+    for shown in (one, two):
+        text, drawn = printed(shown), texts(svg.draw(shown))
+        islands = len(shown.hosts)
+        assert text.count("island cpu  (2 ranks, shared memory inside)") == islands and drawn.count("island") == islands
+        assert text.count("host ") == islands and text.count("rank 0  cpu  pid 1") == 1, text
+        assert shown.title in text and shown.title in drawn
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    by_address = arranged(
+        [rank(one, "", hostname="pod", address=f"10.0.0.{n}") for n, one in enumerate("ab", 1)], [[0], [1]]
+    )
+    assert "host pod (10.0.0.1)" in printed(by_address) and "host pod (10.0.0.2)" in printed(by_address)
+    assert {"pod (10.0.0.1)", "pod (10.0.0.2)"} <= set(texts(svg.draw(by_address)))
+    by_identity = arranged([rank(one, "", hostname="pod", address="10.0.0.1") for one in ("a1", "b2")], [[0], [1]])
+    assert [host.title() for host in by_identity.hosts] == ["pod a1 (10.0.0.1)", "pod b2 (10.0.0.1)"]
+
+
+def test_an_island_that_a_library_serves_on_two_hosts_is_one_with_a_part_on_each() -> None:
+    shown = arranged([rank(host, "a") for host in ("n1", "n2", "n2")], [[0, 1, 2]], ccl="x")
+    text, drawing = printed(shown), svg.draw(shown)
+    assert shown.title == "3 ranks on 1 island and 2 hosts"
+    assert "island a  (1 rank of 3, x inside)" in text and "island a  (2 ranks of 3, x inside)" in text
+    assert drawing.count("<circle") == 3 and len(set(re.findall("rx='20' fill='(#[0-9a-f]+)'", drawing))) == 1
+
+
+def test_devices_of_two_makers_and_two_devices_of_one_number_are_told_apart() -> None:
+    devices = [("red", "cuda:0", "Red 9 at 01:00.0"), ("red", "cuda:0", "Red 9 at 02:00.0"), ("blue", "cuda:0", "Blue 7")]
+    ranks = [rank("n1", "", device=device, maker=maker, device_name=name) for maker, device, name in devices]
+    shown = arranged(ranks, [[0, 1], [2]])
+    text, drawing = printed(shown), svg.draw(shown)
+    assert "rank 0  cuda:0 (Red 9 at 01:00.0)" in text and "rank 1  cuda:0 (Red 9 at 02:00.0)" in text
+    assert "island red" in text and "island blue" in text
+    assert (
+        texts(drawing).count("blue") == 2 and "<title>Red 9 at 02:00.0</title>" in drawing
+    )  # an island's name and a rank's maker
+
+
+def boxes(drawing: str) -> tuple[tuple[float, float], list[tuple[str, float, float, float, float]], list[tuple[float, ...]]]:
+    """The drawing's size; its texts, each with left, top, right and bottom; its circles."""
+    root = xml.etree.ElementTree.fromstring(drawing)
+    found = []
+    for element in root.iter("{http://www.w3.org/2000/svg}text"):
+        x, y, size = (float(element.attrib[name]) for name in ("x", "y", "font-size"))
+        # DejaVu Sans, bold: the widest of those that a viewer takes.
+        wide = svg.text_width(element.text or "", size)
+        left = x - wide / 2 if element.attrib["text-anchor"] == "middle" else x
+        found.append((element.text or "", left, y - 0.76 * size, left + wide, y + 0.24 * size))
+    circles = root.iter("{http://www.w3.org/2000/svg}circle")
+    return (
+        (float(root.attrib["width"]), float(root.attrib["height"])),
+        found,
+        [tuple(float(one.attrib[name]) for name in ("cx", "cy", "r")) for one in circles],
+    )
+
+
+def test_nothing_in_a_drawing_is_cut_off_and_no_label_touches_a_circle_or_another_label() -> None:
+    fleet = "nvidia:2,amd:1,ascend:4,cpu:1@a-label-that-is-rather-long,cpu:1@b,nvidia:2,amd:1,ascend:4"
+    ranks = [rank("n1", "", device=f"cuda:{n}", maker="somebody", device_name=f"Device {n}") for n in range(9, 16)]
+    ranks += [rank("a-host-with-a-long-name.example", "", address="fd5a:213:7::1") for _ in range(40)]
+    shown = arranged(ranks, [list(range(7)), list(range(7, len(ranks)))])
+    for one in shown.hosts[1].islands[0].ranks:
+        one.number += 1000
+    shown.title += f" (rehearsal of {fleet})"
+    (width, height), found, circles = boxes(svg.draw(shown))
+    assert len(circles) == len(ranks)
+    for text, left, top, right, bottom in found:
+        assert 0 <= left and right <= width and 0 <= top and bottom <= height, (text, width, left, right)
+    for n, (one, left, top, right, bottom) in enumerate(found):
+        for other, left2, top2, right2, bottom2 in found[:n]:
+            assert left >= right2 or left2 >= right or top >= bottom2 or top2 >= bottom, (one, other)
+    numbers = {str(one.number) for host in shown.hosts for island in host.islands for one in island.ranks}
+    for text, left, top, right, bottom in found:
+        for cx, cy, r in circles:
+            x, y = min(max(cx, left), right), min(max(cy, top), bottom)  # the nearest point of the text
+            if (x - cx) ** 2 + (y - cy) ** 2 >= (r + 1) ** 2:
+                continue
+            corners = max((one - cx) ** 2 + (two - cy) ** 2 for one in (left, right) for two in (top, bottom))
+            assert text in numbers and corners < (r - 1) ** 2, f"{text} touches a circle"
+
+
+def test_the_title_of_a_drawing_is_wrapped_and_whole() -> None:
+    shown = arranged([rank("n1", "")], [[0]])
+    shown.title = (
+        "4 ranks on 3 islands and 1 host (rehearsal of nvidia:2,amd:1,ascend:1,cpu:1,nvidia:2,amd:1,ascend:1,cpu:1)"
+    )
+    drawn = texts(svg.draw(shown))
+    lines = drawn[: drawn.index("host")]
+    assert len(lines) > 1 and "".join(lines).replace(" ", "") == shown.title.replace(" ", "")

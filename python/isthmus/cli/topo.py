@@ -51,19 +51,19 @@ def run(options: argparse.Namespace) -> int:
 
 def show(console: Console, layout: Layout) -> None:
     """The layout as a tree."""
-    tree = Tree(f"[bold]{layout.title}[/bold]")
+    tree = Tree(f"[bold]{escape(layout.title)}[/bold]")
     for host in layout.hosts:
-        branch = tree.add(f"host [cyan]{escape(host.name)}[/cyan]")
+        branch = tree.add(f"host [cyan]{escape(host.title())}[/cyan]")
         for island in host.islands:
             inside = f", {island.inside} inside" if island.inside else ""
-            ranks = f"{len(island.ranks)} ranks" if len(island.ranks) > 1 else "1 rank"
-            leaf = branch.add(f"island [magenta]{escape(island.label)}[/magenta]  ({ranks}{inside})")
+            leaf = branch.add(f"island [magenta]{escape(island.label)}[/magenta]  ({island.size()}{inside})")
             for rank in island.ranks:
-                leaf.add(
-                    f"rank {rank.number}  {rank.device}  pid {rank.pid}" + (f"  NUMA {rank.numa}" if rank.numa >= 0 else "")
-                )
+                device = f"{rank.device} ({rank.device_name})" if rank.device_name else rank.device
+                numa = f"  NUMA {rank.numa}" if rank.numa >= 0 else ""
+                leaf.add(f"rank {rank.number}  {escape(device)}  pid {rank.pid}{numa}")
         if host.bridge:
             branch.add(f"between these islands: [green]{host.bridge}[/green]")
     if layout.bridge:
         tree.add(f"between hosts: [green]{layout.bridge}[/green]")
+    console.width = 1000  # no line is broken, so that programs may read them
     console.print(tree, highlight=False)
