@@ -54,6 +54,33 @@ class Hosts:
             for link in ("lo", f"cable{n}"):
                 ip("-n", name, "link", "set", link, "up")
 
+    def fence(self, *ports: str) -> None:
+        """From now on TCP passes between the hosts where either end is one of these ports ("29500", "29600-29631")."""
+        try:
+            for name in self.names:
+                for family in ("-4", "-6"):
+                    for one in ports:
+                        for end in ("dport", "sport"):
+                            ip(
+                                "-n",
+                                name,
+                                family,
+                                "rule",
+                                "add",
+                                "pref",
+                                "100",
+                                "ipproto",
+                                "tcp",
+                                end,
+                                one,
+                                "lookup",
+                                "main",
+                            )
+                    everywhere = ADDRESSES["IPv4"].format(0) + "/24" if family == "-4" else "fd5a:213:7::/64"
+                    ip("-n", name, family, "rule", "add", "pref", "200", "to", everywhere, "ipproto", "tcp", "prohibit")
+        except subprocess.CalledProcessError as error:
+            missing(f"this kernel has no rules of routing by port: {' '.join(error.stderr.split())}")
+
     def cut(self) -> None:
         ip("-n", self.names[0], "link", "set", "cable0", "down")
 
