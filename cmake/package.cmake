@@ -1,6 +1,6 @@
-# The faces, and what the Python package `isthmus` is made of:
-#   isthmus/libisthmus.so, _core*.so, _torch*.so, bin/isthmus-bench, interpose/lib*.so*, include/isthmus/isthmus.h
-# Everything finds libisthmus.so next to itself, so the package may be moved.
+# The faces, and the two forms in which they are installed. Everything finds the library from its own place, so both may be moved.
+#   component python      what a wheel is made of, the folder isthmus/: libisthmus.so.0, _core*.so, _torch*.so, bin/, interpose/, include/, ...
+#   component isthmus     `cmake --install`, for programs in C: lib/, include/, bin/, pkg-config's file and CMake's
 
 # Where the Python environment keeps torch; empty without torch. Asked of the interpreter without PYTHONPATH: an isolated build
 # (plain `pip install .`) hides the environment's own packages by it, and the backend must be built against the torch it will meet.
@@ -41,6 +41,10 @@ if(ISTHMUS_BENCH AND EXISTS ${PROJECT_SOURCE_DIR}/bench/CMakeLists.txt)
 endif()
 
 # `cmake --build . --target package_files` builds what is installed, and no tests.
+include(GNUInstallDirs)
+# In a wheel everything lies in the folder isthmus/, and a full `cmake --install` leaves it out.
+set(in_wheel COMPONENT python EXCLUDE_FROM_ALL)
+set(in_prefix COMPONENT isthmus)
 add_custom_target(package_files)
 foreach(file isthmus _core _torch isthmus-bench)
   if(TARGET ${file})
@@ -50,30 +54,62 @@ endforeach()
 foreach(library isthmus _core _torch)
   if(TARGET ${library})
     set_target_properties(${library} PROPERTIES INSTALL_RPATH "$ORIGIN")
-    install(TARGETS ${library} LIBRARY DESTINATION isthmus COMPONENT python)
+    install(TARGETS ${library} LIBRARY DESTINATION isthmus ${in_wheel} NAMELINK_SKIP)
   endif()
 endforeach()
+install(TARGETS isthmus LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${in_prefix})
+# A wheel holds no links: what -listhmus finds there is a line for the linker, as the system's own libc.so is.
+set(soname libisthmus.so.${PROJECT_VERSION_MAJOR})
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/installed/wheel/libisthmus.so
+     CONTENT "/* For the linker. Who opens the library opens @soname@. */\nINPUT(@soname@)\n" @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/installed/wheel/libisthmus.so DESTINATION isthmus ${in_wheel})
 if(TARGET isthmus-bench)
-  set_target_properties(isthmus-bench PROPERTIES INSTALL_RPATH "$ORIGIN/..")
-  install(TARGETS isthmus-bench RUNTIME DESTINATION isthmus/bin COMPONENT python)
+  file(RELATIVE_PATH library_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(isthmus-bench PROPERTIES INSTALL_RPATH "$ORIGIN/..;$ORIGIN/${library_from_bin}")
+  install(TARGETS isthmus-bench RUNTIME DESTINATION isthmus/bin ${in_wheel})
+  install(TARGETS isthmus-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} ${in_prefix})
   if(SKBUILD_SCRIPTS_DIR)  # a wheel: the command of the same name
-    install(PROGRAMS cmake/isthmus-bench DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+    install(PROGRAMS cmake/isthmus-bench DESTINATION ${SKBUILD_SCRIPTS_DIR} ${in_wheel})
   endif()
 endif()
 # The simulated vendors of `isthmus rehearse`, which nothing of the product opens by itself.
 add_dependencies(package_files rehearsal_all)
-install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal COMPONENT python FILES_MATCHING PATTERN "lib*.so*"
+install(DIRECTORY ${CMAKE_BINARY_DIR}/rehearsal/ DESTINATION isthmus/rehearsal ${in_wheel} FILES_MATCHING PATTERN "lib*.so*"
         PATTERN "_torch_device*.so")
 # The front doors for programs of other libraries, which nothing of the product opens either.
 add_dependencies(package_files interpose_all)
-install(TARGETS interpose_nccl interpose_rccl interpose_hccl interpose_dlopen interpose_audit
-        LIBRARY DESTINATION isthmus/interpose COMPONENT python)
+set(doors interpose_nccl interpose_rccl interpose_hccl interpose_dlopen interpose_audit interpose_bridge)
 set_target_properties(interpose_bridge PROPERTIES INSTALL_RPATH "$ORIGIN/..")
-install(TARGETS interpose_bridge LIBRARY DESTINATION isthmus/interpose COMPONENT python)
-install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus COMPONENT python)
-# What a C program's build finds it by: CMake's find_package(isthmus), and pkg-config.
-configure_file(cmake/installed/isthmus-config-version.cmake.in ${CMAKE_BINARY_DIR}/installed/isthmus-config-version.cmake @ONLY)
-configure_file(cmake/installed/isthmus.pc.in ${CMAKE_BINARY_DIR}/installed/isthmus.pc @ONLY)
-install(FILES cmake/installed/isthmus-config.cmake ${CMAKE_BINARY_DIR}/installed/isthmus-config-version.cmake
-        DESTINATION isthmus/cmake COMPONENT python)
-install(FILES ${CMAKE_BINARY_DIR}/installed/isthmus.pc DESTINATION isthmus/pkgconfig COMPONENT python)
+install(TARGETS ${doors} LIBRARY DESTINATION isthmus/interpose ${in_wheel})
+install(TARGETS ${doors} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/isthmus ${in_prefix})
+install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus ${in_wheel})
+install(FILES csrc/include/isthmus/isthmus.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/isthmus ${in_prefix})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} ${in_prefix})
+install(DIRECTORY LICENSES DESTINATION ${CMAKE_INSTALL_DOCDIR} ${in_prefix})
+
+# What a C program's build finds it by: CMake's find_package(isthmus), and pkg-config. The paths in them begin at the file itself.
+function(isthmus_files_for_builds form)
+  set(made ${CMAKE_BINARY_DIR}/installed/${form})
+  foreach(file isthmus-config.cmake isthmus-config-version.cmake isthmus.pc)
+    configure_file(cmake/installed/${file}.in ${made}/${file} @ONLY)
+  endforeach()
+  install(FILES ${made}/isthmus-config.cmake ${made}/isthmus-config-version.cmake DESTINATION ${cmake_folder} ${in_${form}})
+  install(FILES ${made}/isthmus.pc DESTINATION ${pkgconfig_folder} ${in_${form}})
+endfunction()
+set(prefix_from_cmake ..)
+set(prefix_from_pkgconfig ..)
+set(folder_of_library "")
+set(folder_of_header include)
+set(words_for_linker "-L\${prefix} -listhmus -Wl,-rpath,\${prefix}")
+set(cmake_folder isthmus/cmake)
+set(pkgconfig_folder isthmus/pkgconfig)
+isthmus_files_for_builds(wheel)
+set(cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/isthmus)
+set(pkgconfig_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH prefix_from_cmake ${CMAKE_INSTALL_FULL_LIBDIR}/cmake/isthmus ${CMAKE_INSTALL_PREFIX})
+file(RELATIVE_PATH prefix_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+file(RELATIVE_PATH folder_of_library ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_LIBDIR})
+file(RELATIVE_PATH folder_of_header ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+set(words_for_linker "-L\${prefix}/${folder_of_library} -listhmus")
+string(APPEND folder_of_library /)
+isthmus_files_for_builds(prefix)

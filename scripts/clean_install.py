@@ -28,7 +28,8 @@ assert importlib.util.find_spec("torch") is None, "this environment has torch; t
 folder = pathlib.Path(isthmus.__file__).parent
 doors = ("libnccl.so.2", "librccl.so.1", "libhccl.so", "libisthmus_dlopen.so", "libisthmus_audit.so")
 doors = [f"interpose/{name}" for name in doors]
-for name in ("libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", *doors):
+library = "libisthmus.so." + isthmus.__version__.split(".")[0]
+for name in (library, "libisthmus.so", "bin/isthmus-bench", "include/isthmus/isthmus.h", "py.typed", *doors):
     assert (folder / name).is_file(), f"the package lacks {name}"
 import ctypes
 ctypes.CDLL(str(folder / "interpose" / "libisthmus_bridge.so"))  # finds libisthmus.so in the folder above

@@ -77,7 +77,7 @@ def test_the_bridge_is_a_program_of_isthmus_and_exports_how_to_open_it() -> None
     bridge = DOORS["nccl"].path.parent / "libisthmus_bridge.so"
     assert symbols(bridge)[0] == {"isthmus_bridge_nccl", "isthmus_bridge_hccl"}
     assert {name for name in symbols(bridge)[1] if name.startswith(("nccl", "cu", "hip", "Hccl", "acl"))} == set()
-    assert "libisthmus.so" in dynamic(bridge)["DT_NEEDED"]
+    assert [name for name in dynamic(bridge)["DT_NEEDED"] if name.startswith("libisthmus.so.")]
 
 
 def test_the_doors_ask_for_nothing_of_cpp(door: Door) -> None:

@@ -24,7 +24,7 @@ def header() -> Path:
 def library() -> str:
     """The one that Python's own face has loaded."""
     maps = Path("/proc/self/maps").read_text()
-    return next(line.split()[-1] for line in maps.splitlines() if line.endswith("/libisthmus.so"))
+    return next(line.split()[-1] for line in maps.splitlines() if "/libisthmus.so." in line)
 
 
 def declarations(text: str) -> str:
