@@ -1,9 +1,13 @@
 #include "collectives.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <numeric>
 #include <sstream>
+#include <string_view>
+
+#include "names.hpp"
 
 namespace isthmus::bench {
 namespace {
@@ -21,6 +25,14 @@ static_assert(std::size(kRows) == static_cast<size_t>(Collective::Count));
 
 const Row &row(Collective c) { return kRows[static_cast<size_t>(c)]; }
 uint64_t sum(const std::vector<uint64_t> &v) { return std::accumulate(v.begin(), v.end(), uint64_t{0}); }
+
+// "All-Reduce" is allreduce: letters and digits alone, small.
+std::string letters(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    if (std::isalnum(static_cast<unsigned char>(c))) out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
 
 // What rank s sends to rank d in all_to_all_v: unequal, every row and column with the same total.
 uint64_t pair_count(uint64_t mean, int s, int d, int world) {
@@ -58,18 +70,29 @@ bool reduces(Collective c) { return row(c).reduces; }
 bool rooted(Collective c) { return row(c).rooted; }
 bool can_run_in_place(Collective c) { return row(c).in_place; }
 
-std::vector<Collective> parse_collectives(const std::string &text) {
+std::vector<Collective> parse_collectives(const std::string &text, std::vector<std::string> &hints) {
   std::vector<Collective> found;
   std::istringstream list(text);
   for (std::string name; std::getline(list, name, ',');) {
     const size_t before_this = found.size();
-    std::string known;
-    for (size_t i = 0; i < std::size(kRows); ++i) {
+    for (size_t i = 0; i < std::size(kRows); ++i)
       if (name == "all" || name == kRows[i].name) found.push_back(static_cast<Collective>(i));
-      known += std::string(" ") + kRows[i].name;
+    if (found.size() > before_this) continue;
+    const bool program = name.size() > 5 && name.ends_with("_perf");
+    const std::string word = letters(program ? name.substr(0, name.size() - 5) : name);
+    std::string known;
+    std::vector<std::string> names{"all"};
+    for (size_t i = 0; i < std::size(kRows); ++i) {
+      const char *own = kRows[i].name;
+      if (word == letters(own) || (word == "bcast" && i == static_cast<size_t>(Collective::Broadcast))) {
+        found.push_back(static_cast<Collective>(i));
+        hints.push_back(program ? name + " is nccl-tests' name; here it is " + own : name + " is " + own + " here");
+      }
+      known += std::string(" ") + own;
+      names.emplace_back(own);
     }
     if (found.size() == before_this)
-      throw std::invalid_argument("unknown collective '" + name + "'; known:" + known + " all");
+      throw std::invalid_argument("unknown collective '" + name + "'" + meant(name, names) + " Known:" + known + " all");
   }
   return found;
 }

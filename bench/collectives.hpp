@@ -29,8 +29,8 @@ enum class Collective {
 };
 
 const char *collective_name(Collective c);
-std::vector<Collective> parse_collectives(
-    const std::string &text);  // one, several with commas, or "all"; throws invalid_argument
+// One, several with commas, or "all". Other ways to write one are taken, with a hint. Throws invalid_argument.
+std::vector<Collective> parse_collectives(const std::string &text, std::vector<std::string> &hints);
 bool reduces(Collective c);
 bool rooted(Collective c);
 bool can_run_in_place(Collective c);

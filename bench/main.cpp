@@ -126,23 +126,24 @@ int run_rank(const Options &o, const Place &place, int thread) {
     return status;
   }
   Limits limits(s);
-  for (const Collective c : o.collectives) {
-    if (report) report->begin(c);
-    for (Task &t : tasks(o, c, s.rank, s.world)) {
-      t.a = a.get(), t.b = b.get();
-      Row row{};
-      row.task = t;
-      row.has_in_place = can_run_in_place(c);
-      row.out_of_place = measure(s, t, false);
-      limits.apply(t, false, row.out_of_place);
-      if (row.has_in_place) {
-        row.in_place = measure(s, t, true);
-        limits.apply(t, true, row.in_place);
+  for (int cycle = 0; cycle < o.cycles; ++cycle)
+    for (const Collective c : o.collectives) {
+      if (report) report->begin(c);
+      for (Task &t : tasks(o, c, s.rank, s.world)) {
+        t.a = a.get(), t.b = b.get();
+        Row row{};
+        row.task = t;
+        row.has_in_place = can_run_in_place(c);
+        row.out_of_place = measure(s, t, false);
+        limits.apply(t, false, row.out_of_place);
+        if (row.has_in_place) {
+          row.in_place = measure(s, t, true);
+          limits.apply(t, true, row.in_place);
+        }
+        if (report) report->add(std::move(row));
       }
-      if (report) report->add(std::move(row));
+      if (report) report->end();
     }
-    if (report) report->end();
-  }
   if (report) status = report->finish();
   status = gather(s, {static_cast<double>(status)})[0] != 0;
   check(isthmus_comm_destroy(s.comm), "destroy");
@@ -180,8 +181,10 @@ int run(const Options &given) {
     place = {o.process, o.processes, o.address, ""};
   } else {
     if (o.ranks == 0) place = find_launcher();
+    for (const std::string &hint : place.process == 0 || place.how.empty() ? o.hints : std::vector<std::string>{})
+      std::fprintf(stderr, "isthmus-bench: %s\n", hint.c_str());
     if (place.how.empty()) {
-      const int ranks = o.ranks ? o.ranks : o.islands.empty() ? 2 : static_cast<int>(o.islands.size());
+      const int ranks = o.ranks ? o.ranks : o.islands.empty() ? std::max(2, o.threads) : static_cast<int>(o.islands.size());
       if (ranks % o.threads != 0) throw std::runtime_error("-t must divide the number of ranks, " + std::to_string(ranks));
       if (ranks > o.threads) return run_processes(o, ranks / o.threads);
       place.address = free_loopback_address();

@@ -1,8 +1,12 @@
 #include "options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+
+#include "names.hpp"
 
 namespace isthmus::bench {
 namespace {
@@ -43,6 +47,55 @@ int parse_root(const std::string &text) {
   if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos)
     throw CLI::ValidationError("-r " + text, "not the number of a rank, nor all");
   return std::stoi(text);
+}
+
+// Flags of nccl-tests that are about GPUs, or that we have in another form. The neutral value is taken.
+struct Foreign {
+  const char *flags, *what, *neutral, *instead;
+};
+constexpr Foreign kForeign[] = {
+    {"-y,--stream_null", "the null stream: 0", "0", "host memory has no streams: leave -y out"},
+    {"-G,--cudagraph", "launches of a captured graph: 0", "0",
+     "only a GPU replays captured work: leave -G out; -m groups operations"},
+    {"-C,--report_cputime", "the time of the calls alone: 0", "0", "a call here ends when its operation does: leave -C out"},
+    {"-S,--report_timestamps", "a time of day a row: 0", "0",
+     "rows have no time of day: leave -S out; --json writes that of the run"},
+    {"-R,--local_register", "registered buffers: 0", "0", "host memory needs no registration: leave -R out"},
+    {"-x,--cta_policy", "CTAs of the kernels: 0", "0", "no kernel of a GPU runs here: leave -x out"},
+    {"-D,--device_implementation", "the test's own kernels: 0", "0", "no kernel of a GPU runs here: leave -D out"},
+    {"-V,--device_cta_count", "CTAs of the test's own kernels: not taken", "", "no kernel of a GPU runs here: leave -V out"},
+    {"-M,--memory", "what memory is used: 0", "0", "there is no report of memory: leave -M out"},
+    {"-F", "rows as CSV: not taken", "", "there is no CSV: use -J FILE for nccl-tests' JSON, or --json FILE"}};
+
+void refuse_foreign(const std::array<std::string, std::size(kForeign)> &given) {
+  for (size_t i = 0; i < given.size(); ++i) {
+    const Foreign &f = kForeign[i];
+    if (!given[i].empty() && given[i] != f.neutral)
+      throw CLI::ValidationError(std::string(f.flags).substr(0, 2) + " " + given[i], f.instead);
+  }
+}
+
+// What nobody takes, in the order in which it was given, with what it may have meant.
+void refuse_rest(const CLI::App &app) {
+  const std::vector<std::string> rest = app.remaining();
+  if (rest.empty()) return;
+  std::vector<std::string> known;
+  for (const CLI::Option *option : app.get_options())
+    for (const std::string &name : option->get_lnames())
+      if (!option->get_group().empty()) known.push_back("--" + name);
+  std::string words;
+  for (const std::string &word : rest) words += (words.empty() ? "" : " ") + word;
+  const auto flag = std::find_if(rest.begin(), rest.end(), [](const auto &word) { return word.starts_with("--"); });
+  throw CLI::ValidationError("not expected", words + (flag == rest.end() ? "." : meant(*flag, known)));
+}
+
+// nccl-tests' ranks a thread: one GPU each there. Ranks of host memory are a thread or a process each.
+void refuse_ngpus(const Options &o, int per_thread) {
+  if (per_thread == 1) return;
+  const std::string ranks = std::to_string(o.threads * per_thread);
+  throw CLI::ValidationError("-g " + std::to_string(per_thread), "a thread is one rank here: use --ranks " + ranks +
+                                                                     " for as many processes, or -t " + ranks +
+                                                                     " for threads of one process");
 }
 
 void settle(Options &o) {
@@ -87,10 +140,13 @@ std::vector<uint64_t> Options::sizes() const {
 std::optional<Options> parse_options(int argc, char **argv, int &status) {
   Options o;
   o.command.assign(argv, argv + argc);
-  CLI::App app{"isthmus-bench: times and checks the collectives of Isthmus, with the flags and columns of nccl-tests"};
-  std::string name, type = "float", op = "sum", root = "0", islands, nccl_ranks = "1", place;
+  CLI::App app{"isthmus-bench: times and checks the collectives of Isthmus, with the flags and columns of nccl-tests",
+               "isthmus-bench"};
+  std::string name, type = "float", op = "sum", root = "0", islands, place;
   std::string min_bytes, max_bytes, step_bytes;
-  int parallel_init = 0;
+  int parallel_init = 0, per_thread = 1;
+  std::array<std::string, std::size(kForeign)> foreign;
+  app.allow_extras();  // they are told of below
   app.set_version_flag("--version", [] { return std::string("isthmus-bench ") + isthmus_version(); });
   app.add_option("collective", name,
                  "all_reduce, reduce, broadcast, all_gather, all_gather_v, reduce_scatter, all_to_all, "
@@ -113,10 +169,13 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
       ->check(CLI::Range(0, 3));
   app.add_option("-J,--output_file", o.nccl_json, "write nccl-tests' JSON; an existing file is kept, .0, .1, ... is added");
   app.add_option("-t,--nthreads", o.threads, "ranks that are threads of one process (1)")->check(CLI::Range(1, 1024));
-  app.add_option("-g,--ngpus", nccl_ranks, "ranks a thread: always 1 for host memory")->check(CLI::IsMember({"1"}));
+  app.add_option("-g,--ngpus", per_thread, "ranks a thread: always 1 for host memory")->check(CLI::PositiveNumber);
+  app.add_option("-N,--run_cycles", o.cycles, "how often all rows are run and printed (1)")->check(CLI::Range(1, 1000000));
   app.add_option("-p,--parallel_init", parallel_init, "accepted; ranks always start in parallel");
   app.add_option("-T,--timeout", o.timeout, "deadline of every operation, in seconds (ISTHMUS_TIMEOUT)")
       ->check(CLI::NonNegativeNumber);
+  for (size_t i = 0; i < foreign.size(); ++i)
+    app.add_option(kForeign[i].flags, foreign[i], kForeign[i].what)->group("Of nccl-tests, for GPUs");
   app.add_option("--ranks", o.ranks, "start this many ranks here (else join torchrun, mpirun or srun; else 2)")
       ->check(CLI::Range(1, 4096));
   app.add_flag("--threads", o.as_threads, "the ranks of --ranks are threads of this process");
@@ -137,6 +196,9 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
   app.add_option("--address", o.address)->group("");
   try {
     app.parse(argc, argv);
+    refuse_rest(app);
+    refuse_foreign(foreign);
+    refuse_ngpus(o, per_thread);
     if (!min_bytes.empty()) o.min_bytes = parse_size(min_bytes);
     if (!max_bytes.empty()) o.max_bytes = parse_size(max_bytes);
     if (!step_bytes.empty()) o.step_bytes = parse_size(step_bytes);
@@ -145,7 +207,7 @@ std::optional<Options> parse_options(int argc, char **argv, int &status) {
     if (name.empty() && !o.memory_limit && !o.raw_tcp && o.host_rates == 0)
       throw CLI::ValidationError("name a collective, as in: isthmus-bench all_reduce --ranks 4 -b 8 -e 64M -f 2");
     try {
-      if (!name.empty()) o.collectives = parse_collectives(name);
+      if (!name.empty()) o.collectives = parse_collectives(name, o.hints);
       o.dtypes = parse_types(type);
       o.ops = parse_ops(op);
       o.all_ops = op == "all";

@@ -15,7 +15,7 @@ struct Options {
   std::vector<Collective> collectives;
   uint64_t min_bytes = 32 << 20, max_bytes = 32 << 20, step_bytes = 1 << 20, factor = 0;  // factor 0: steps of step_bytes
   int iterations = 0;                                                                     // 0: as many as fit, at least 20
-  int warmup = 5, check = 1, aggregate = 1, average = 1, blocking = 0;
+  int warmup = 5, check = 1, aggregate = 1, average = 1, blocking = 0, cycles = 1;
   std::vector<isthmus_dtype> dtypes{ISTHMUS_FLOAT32};
   std::vector<isthmus_redop> ops{ISTHMUS_SUM};
   bool all_ops = false;
@@ -31,6 +31,7 @@ struct Options {
   int process = -1, processes = 0;  // set by the parent of --ranks
   std::string address;
   std::vector<std::string> command;  // argv
+  std::vector<std::string> hints;    // lines for who wrote it
 
   std::vector<uint64_t> sizes() const;
 };

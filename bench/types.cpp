@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "names.hpp"
+
 namespace isthmus::bench {
 namespace {
 
@@ -23,12 +25,15 @@ template <typename E, size_t N>
 std::vector<E> parse(const std::string &text, const TypeName (&names)[N], const char *what) {
   std::vector<E> found;
   std::string known;
+  std::vector<std::string> all{"all"};
   for (size_t i = 0; i < N; ++i) {
     if (text == "all" || text == names[i].nccl || text == names[i].own) found.push_back(static_cast<E>(i));
     known += std::string(" ") + names[i].nccl;
+    all.insert(all.end(), {names[i].nccl, names[i].own});
   }
   if (found.empty())
-    throw std::invalid_argument(std::string("unknown ") + what + " '" + text + "'; known:" + known + " all");
+    throw std::invalid_argument(std::string("unknown ") + what + " '" + text + "'" + meant(text, all) + " Known:" + known +
+                                " all");
   return found;
 }
 

@@ -335,7 +335,7 @@ def test_a_raw_exchange_tells_its_ten_variants() -> None:
         ("all_reduce --ranks 2 -o summ", "summ"),
         ("all_reduce --ranks 2 -o band", "-o band"),
         ("all_reduce --ranks 2 -n 0", "--iters"),
-        ("all_reduce --ranks 2 -g 2", "--ngpus"),
+        ("all_reduce -g 2", "-g 2"),
         ("all_reduce --ranks 0", "--ranks"),
         ("all_reduce --ranks 3 --islands a:1,b:1", "--islands"),
         ("all_reduce --ranks 2 --islands a:x,b:1", "--islands"),
@@ -353,6 +353,102 @@ def test_a_wrong_flag_ends_with_2_and_is_named(arguments: str, named: str) -> No
     said = ended.stdout + ended.stderr
     assert named in said.replace("Run with --help for more information.", ""), said
     assert not table(ended.stdout), "something ran"
+
+
+def refused(arguments: str) -> str:
+    """The one line that says why."""
+    ended = run(*arguments.split(), status=2)
+    return ended.stderr.replace("Run with --help for more information.", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("all_redoose", "unknown collective 'all_redoose', did you mean all_reduce? Known: all_reduce reduce"),
+        ("alltoal", "did you mean all_to_all?"),
+        ("florp", "unknown collective 'florp'. Known: "),
+        ("hypercube_perf", "unknown collective 'hypercube_perf'. Known: "),
+        ("all_reduce -d bfloat61", "did you mean bfloat16?"),
+        ("all_reduce -o summ", "did you mean sum?"),
+        ("all_reduce --rankz 2", "not expected: --rankz 2, did you mean --ranks?"),
+        ("all_reduce --ranks 2 foo bar --zorb 1", "not expected: foo bar --zorb 1."),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_and_in_the_order_given(arguments: str, said: str) -> None:
+    text = refused(arguments)
+    assert said in text, text
+    assert said.endswith("1.") == text.endswith("1."), text
+
+
+# What nccl-tests' own parser takes, with values that have a meaning there.
+FOREIGN = (
+    "-y 1", "-G 2", "-C 1", "-S 1", "-R 1", "-R 2", "-x 1", "-D 2", "-V 8", "-M 1", "-F rows.csv", "--stream_null 1",
+    "--cudagraph 2", "--report_cputime 1", "--report_timestamps 1", "--local_register 1", "--cta_policy 2",
+    "--device_implementation 1", "--device_cta_count 16", "--memory 1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", FOREIGN)
+def test_a_flag_of_nccl_tests_that_is_about_gpus_is_answered_with_what_to_do(flag: str) -> None:
+    text = refused(f"all_reduce --ranks 2 {flag}")
+    assert flag.split()[1] in text and ("out" in text or "use -J" in text), text
+    assert "not expected" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"), [("-g 2", 2), ("-g 8", 8), ("-t 2 -g 4", 8), ("--ngpus 2", 2), ("-g 2 --ranks 2", 2)]
+)
+def test_several_gpus_a_thread_are_answered_with_as_many_ranks(flags: str, ranks: int) -> None:
+    text = refused(f"all_reduce -b 8 -e 1M -f 8 {flags}")
+    assert f"use --ranks {ranks} for as many processes, or -t {ranks} for threads of one process" in text, text
+
+
+def test_every_other_flag_of_nccl_tests_is_taken(tmp_path: Path) -> None:
+    short = f"-t 2 -g 1 -b 8 -e 64 -i 56 -n 2 -w 1 -m 2 -p 1 -c 1 -o sum -d float -r 0 -z 0 -a 1 -T 60 -J {tmp_path / 'a'}"
+    neutral = "-y 0 -G 0 -C 0 -S 0 -R 0 -x 0 -D 0 -M 0 -N 1"
+    (rows,) = table(run("all_reduce", *short.split(), *neutral.split()).stdout).values()
+    assert [row.size for row in rows] == [8, 64]
+    long = (
+        f"--nthreads 2 --ngpus 1 --minbytes 8 --maxbytes 64 --stepfactor 8 --iters 2 --warmup_iters 1 --agg_iters 1 "
+        f"--run_cycles 1 --parallel_init 0 --check 1 --op sum --datatype float --root 0 --blocking 0 --average 1 "
+        f"--timeout 60 --output_file {tmp_path / 'b'}"
+    )
+    (rows,) = table(run("all_reduce", *long.split()).stdout).values()
+    assert [row.size for row in rows] == [8, 64]
+
+
+def test_threads_alone_are_as_many_ranks_of_one_process() -> None:
+    ended = run(*"all_reduce -t 4 -b 8 -e 8 -n 2".split())
+    assert "# 4 ranks, " in ended.stdout and "as threads" in ended.stdout
+
+
+def test_cycles_run_and_print_all_rows_again(tmp_path: Path) -> None:
+    ended = run(*"all_reduce,barrier --ranks 2 -b 8 -e 16 -f 2 -n 2 -N 3".split(), "--json", str(tmp_path / "all"))
+    sizes = [int(line.split()[0]) for line in ended.stdout.splitlines() if not line.startswith("#")]
+    assert sizes == [8, 16, 0] * 3 or sizes == [8, 16, 8] * 3
+    written = json.loads((tmp_path / "all").read_text())
+    assert [row["collective"] for row in written["rows"]] == ["all_reduce", "all_reduce", "barrier"] * 3
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("all_reduce_perf", "all_reduce_perf is nccl-tests' name; here it is all_reduce"),
+        ("alltoall_perf", "alltoall_perf is nccl-tests' name; here it is all_to_all"),
+        ("allreduce", "allreduce is all_reduce here"),
+        ("AllGatherV", "AllGatherV is all_gather_v here"),
+        ("bcast", "bcast is broadcast here"),
+        ("send_recv", "send_recv is sendrecv here"),
+    ],
+)
+def test_another_way_to_write_a_collective_is_taken_with_a_hint(written: str, hint: str) -> None:
+    ended = run(written, *"--ranks 2 -b 8 -e 8 -n 2".split())
+    assert list(table(ended.stdout)) == [hint.removesuffix(" here").split()[-1]]
+    assert ended.stderr == f"isthmus-bench: {hint}\n", "once, whatever the ranks are"
+
+
+def test_an_own_name_has_no_hint() -> None:
+    assert run(*"all_reduce --ranks 2 -b 8 -e 8 -n 2".split()).stderr == ""
 
 
 # ---- launchers
