@@ -10,6 +10,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr const char *kWords =
+    "  words   t-1: on the chunk of one turn before; slot: memory that ranks of a host share; post, wait for: a counter in "
+    "it "
+    "(docs/plans.md)\n";
+
 std::string time_text(double seconds) {
   return seconds < 1e-3 ? formatted("{:.1f} us", seconds * 1e6)
          : seconds < 1  ? formatted("{:.2f} ms", seconds * 1e3)
@@ -18,6 +23,7 @@ std::string time_text(double seconds) {
 
 // "predicted": null, or the parts of it; and the line of the text.
 ordered_json predicted(const plan::Prediction &p, std::string &text) {
+  if (p.none) return nullptr;
   if (!p.unknown.empty()) {
     text += formatted("  predicted unknown: {}\n", p.unknown);
     return nullptr;
@@ -108,8 +114,9 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
     text += formatted("  predicted unknown: {}\n", why);
     return ordered_json(nullptr);
   };
-  if (bytes <= engine::Member::kEagerMessage) return unknown("what is small is a matter of latency, which no profile holds");
   const auto &sender = t.ranks[static_cast<size_t>(from)], &receiver = t.ranks[static_cast<size_t>(to)];
+  if (t.flat && memory && !(sender.rates[Rate::Memory] > 0 && receiver.rates[Rate::Memory] > 0)) return nullptr;
+  if (bytes <= engine::Member::kEagerMessage) return unknown("what is small is a matter of latency, which no profile holds");
   const struct {
     const char *name;
     int rank;
@@ -126,7 +133,8 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
     if (!s.used) continue;
     const double rate = s.info.rates[s.rate];
     if (!(rate > 0))
-      return unknown(formatted("rank {} has no profile with the rates of its part (ISTHMUS_PROFILE)", s.rank));
+      return unknown(formatted(
+          "rank {} has no profile with the rates of its part (isthmus tune makes one for ISTHMUS_PROFILE)", s.rank));
     out[s.name] = std::max(out[s.name].get<double>(), static_cast<double>(bytes) / rate);
     if (s.info.rates.simulated) out["simulated"] = true;
   }
@@ -158,6 +166,7 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
     prediction.unknown = "what is small is a matter of latency, which no profile holds";
   out["predicted"] = predicted(prediction, text);
   out["last"] = last(comm, plan.request, text);
+  if (!plan.host.empty() || !plan.device.empty()) text += kWords;
   out["text"] = std::move(text);
   return out.dump(2);
 }

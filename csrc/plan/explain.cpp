@@ -18,6 +18,8 @@ std::string size_text(uint64_t bytes) {
   return formatted("{} B", bytes);
 }
 
+std::string count_text(uint64_t count, const char *what) { return formatted("{} {}{}", count, what, count == 1 ? "" : "s"); }
+
 std::string ranks_text(std::vector<int> ranks) {  // "0-3,7"
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -87,9 +89,9 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
                        memory_text(s.dst), once);
     }
     case StepKind::Reduce:
-      return formatted("fold {} of {} sources to {}{}{}{}", amount, s.sources, memory_text(s.dst),
+      return formatted("fold {} of {} to {}{}{}{}", amount, count_text(s.sources, "source"), memory_text(s.dst),
                        s.has_copy ? std::string(" and ") + memory_text(s.copy) : "", s.partial ? " as a partial result" : "",
-                       s.groups ? formatted(", {} groups in order", s.groups) : "");
+                       s.groups ? formatted(", {} in order", count_text(s.groups, "group")) : "");
     case StepKind::Send: return formatted("send {}{} to {}", amount, what, ranks_text(peers));
     case StepKind::Recv: return formatted("receive {}{} from {}", amount, what, ranks_text(peers));
     case StepKind::Taken: return "wait until what was sent is taken";
@@ -97,7 +99,8 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
     case StepKind::Wait:
       if (s.counter >= kCounters) return formatted("wait for {}", kCounterNames[s.counter]);
       return s.add > 0 ? formatted("wait for {}: {}", ranks_text(peers), kCounterNames[s.counter])
-                       : formatted("wait for {}: {} {} chunks ago", ranks_text(peers), kCounterNames[s.counter], 1 - s.add);
+                       : formatted("wait for {}: {} {} ago", ranks_text(peers), kCounterNames[s.counter],
+                                   count_text(static_cast<uint64_t>(1 - s.add), "chunk"));
     case StepKind::Ccl: {
       if (s.call == IslandCall::AllToAllV)
         return formatted("{} {} of the group's blocks, whole{}", library, island_call_name(s.call), once);
@@ -154,11 +157,12 @@ std::string called_library(const Plan &p, const topology::Topology &planned, con
 
 std::string bridged_text(const Plan &p, const topology::Topology &t) {
   const std::string library = library_of(p, t);
-  return formatted("{}: {} groups, mine has {} ranks{}",
+  return formatted("{}: {} groups, mine has {}{}",
                    by_shared_slots(t, p.request.collective) ? "slots that all read"
                    : topology::one_memory(t)                ? "bridged by links in shared memory"
                                                             : "bridged by TCP",
-                   t.groups.size(), t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(),
+                   t.groups.size(),
+                   count_text(t.groups[static_cast<size_t>(t.group_of[static_cast<size_t>(p.rank)])].ranks.size(), "rank"),
                    library.empty() ? "" : ", served by " + library);
 }
 
@@ -194,10 +198,12 @@ std::string heading(const Plan &p, const topology::Topology &t, const topology::
   const bool reaches = !p.device.empty() && p.slot_bytes > 0 && p.slots * p.slot_bytes <= r.reach &&
                        (t.flat || by_shared_slots(t, r.collective));
   const char *reached = reaches ? ", and the device reaches all slots" : "";
-  text += formatted("\n  path    {}\n", t.flat ? formatted("flat: {} ranks share memory{}", p.world, reached)
-                                        : t.groups.size() == 1
-                                            ? formatted("island: {} serves all {} ranks", library_of(p, t), p.world)
-                                            : bridged_text(p, t) + reached);
+  text += formatted(
+      "\n  path    {}\n",
+      t.flat ? formatted("flat: {}{}", p.world == 1 ? "a rank alone" : formatted("{} ranks share memory", p.world), reached)
+      : t.groups.size() == 1 ? formatted("island: {} serves {}", library_of(p, t),
+                                         p.world == 1 ? "the one rank" : formatted("all {} ranks", p.world))
+                             : bridged_text(p, t) + reached);
   if (const std::vector<int> inside = inside_of(whole, p.rank, r); !inside.empty())
     text += formatted("  inside  {} moves what stays among ranks {}\n", library_of(p, whole), ranks_text(inside));
   text += form_line(p, t);

@@ -250,6 +250,7 @@ double bridge_time(std::span<const double> rates) noexcept;
 struct Prediction {
   double seconds = 0;   // 0: unknown, or nothing to do
   std::string unknown;  // why it is unknown
+  bool none = false;    // nothing is bridged and there is no profile: nobody asks for one
   double copies = 0, folds = 0, links = 0, bridge = 0, device = 0, fill = 0;
   bool simulated = false;  // some rates are a rehearsal's
 };

@@ -119,17 +119,21 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   Prediction out;
   const Request &r = p.request;
   const topology::RankInfo &me = whole.ranks[static_cast<size_t>(p.rank)];
+  const topology::Topology t = planned_on(whole, r);
+  const bool bridged = !t.flat && t.groups.size() > 1;
   if (const int missing = topology::unmeasured_rank(whole); missing >= 0) {
-    out.unknown = formatted("rank {} has no profile with the rate of its bridge (ISTHMUS_PROFILE)", missing);
+    out.none = !bridged;
+    if (bridged)
+      out.unknown = formatted(
+          "rank {} has no profile with the rate of its bridge (isthmus tune makes one for ISTHMUS_PROFILE)", missing);
     return out;
   }
   if (is_varying(r.collective)) out.unknown = "the sizes are those of a call";
-  else if (takes_star(planned_on(whole, r), r) || r.bytes <= kDefaultStar || r.collective == Collective::Barrier)
+  else if (takes_star(t, r) || r.bytes <= kDefaultStar || r.collective == Collective::Barrier)
     out.unknown = "what is small is a matter of latency, which no profile holds";
   const double copy = me.rates[Rate::Copy], reduce = me.rates[narrow(r.dtype) ? Rate::ReduceBFloat16 : Rate::ReduceFloat32];
   if (!(copy > 0 && reduce > 0)) out.unknown = "this rank's profile has no rates of copies and reductions";
   if (!out.unknown.empty() || p.chunk == 0) return out;
-  const topology::Topology t = planned_on(whole, r);
   const bool device = me.device != "host";
   const Work w = work_of(p, device);
   const double chunks = static_cast<double>(r.bytes) / static_cast<double>(p.chunk);
@@ -141,7 +145,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
   const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;  // not a plan for every rank
-  const Bridges bridges = !t.flat && t.groups.size() > 1 && !pair ? walk_bridges(p, whole, t) : Bridges{};
+  const Bridges bridges = bridged && !pair ? walk_bridges(p, whole, t) : Bridges{};
   out.bridge = bridges.busiest;
   const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});
   const double pieces = std::max(chunks, 1.0);

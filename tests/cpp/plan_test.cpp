@@ -417,6 +417,35 @@ TEST(Plan, APredictionThatCannotBeMadeSaysWhy) {
   EXPECT_NE(why(request_of(Collective::AllReduce, 1 << 20)).find("rank 1 has no profile"), std::string::npos);
 }
 
+TEST(Plan, NobodyIsAskedForAProfileWhereNothingIsBridged) {
+  const Request r = request_of(Collective::AllReduce, 1 << 20);
+  for (const auto &t : {world_of("aa"), world_of("a")}) {
+    ASSERT_TRUE(t.flat);
+    const Prediction p = predict(*plan_collective(t, 0, r), t);
+    EXPECT_TRUE(p.none && p.unknown.empty()) << p.unknown;
+  }
+  const auto apart = world_of("ab");
+  const Prediction p = predict(*plan_collective(apart, 0, r), apart);
+  EXPECT_FALSE(p.none);
+  EXPECT_NE(p.unknown.find("rank 0 has no profile with the rate of its bridge (isthmus tune"), std::string::npos)
+      << p.unknown;
+  const auto known = measured(world_of("aa"), {1e9, 1e9});
+  EXPECT_FALSE(predict(*plan_collective(known, 0, r), known).none);
+}
+
+TEST(Plan, TheTextCountsInTheSingularWhatIsOne) {
+  const auto text = [](const topology::Topology &t, Collective c) {
+    return explain(*plan_collective(t, 0, request_of(c, 1 << 20)), t);
+  };
+  EXPECT_NE(text(world_of("ab"), Collective::AllReduce).find("2 groups, mine has 1 rank\n"), std::string::npos);
+  EXPECT_NE(text(world_of("aab"), Collective::AllReduce).find("2 groups, mine has 2 ranks\n"), std::string::npos);
+  EXPECT_NE(text(world_of("a"), Collective::AllReduce).find("flat: a rank alone\n"), std::string::npos);
+  for (const char *world : {"a", "aa", "ab", "aab"})
+    for (const Collective c : {Collective::AllReduce, Collective::Broadcast, Collective::AllGather, Collective::Reduce})
+      for (const char *wrong : {" 1 ranks", " 1 sources", " 1 groups", " 1 chunks"})
+        EXPECT_EQ(text(world_of(world), c).find(wrong), std::string::npos) << text(world_of(world), c);
+}
+
 TEST(Plan, SendAndReceiveAreOneStepEach) {
   Request r = request_of(Collective::Send, 4096);
   r.root = 1;

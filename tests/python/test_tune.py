@@ -267,10 +267,29 @@ def test_explain_tells_the_predicted_and_the_last_time(ranks: Run, tmp_path: Pat
         assert f"call {last['sequence']} on this rank" in told
 
 
-def test_without_a_profile_the_prediction_is_unknown(ranks: Run) -> None:
-    def body(comm: isthmus.Comm) -> tuple[Any, str]:
-        plan = comm.explain("all_reduce", nbytes=1 << 20)
-        return plan.data["predicted"], str(plan)
+def test_without_a_profile_the_prediction_is_unknown_where_something_is_bridged(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> list[Any]:
+        found: list[Any] = []
+        for name, root in (("all_reduce", 0), ("send" if comm.rank == 0 else "recv", 1 - comm.rank)):
+            for nbytes in (64, 1 << 20):
+                plan = comm.explain(name, nbytes=nbytes, root=root)
+                found.append((plan.data["predicted"], str(plan)))
+        return found
 
-    for predicted, text in ranks(2, body):
-        assert predicted is None and "predicted unknown: rank 0 has no profile" in text
+    for predicted, text in [told for rank in ranks(2, body) for told in rank]:
+        assert predicted is None and "predicted" not in text and "profile" not in text, text
+    for predicted, text in [told for rank in ranks(2, lambda comm: on_islands(comm, body, "ab")) for told in rank]:
+        assert predicted is None and "predicted unknown: " in text, text
+        if "1.0 MiB" in text or "1048576 bytes" in text:
+            assert "has no profile with the rate" in text and "isthmus tune" in text, text
+
+
+def test_the_text_says_what_its_words_mean_where_it_has_them(ranks: Run) -> None:
+    def body(comm: isthmus.Comm) -> list[str]:
+        return [str(comm.explain(name, nbytes=1 << 20)) for name in ("all_reduce", "send")]
+
+    for collective, message in ranks(2, body):
+        last = collective.rstrip().splitlines()[-1]
+        assert last.startswith("  words   t-1: ") and last.endswith("(docs/plans.md)"), collective
+        assert "post" in last and "slot" in last and "words " not in message
+    assert "## The text of explain" in (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
