@@ -142,6 +142,10 @@ def _door_for(program: Program, vendor: str | None) -> tuple[Door, str]:
         return used[0], f"{user.name} uses {used[0].soname}"
     ask = f"say which with --vendor{_behind(program)}"
     packages = program.python.folders if program.python else ()
+    if program.own and not used:
+        raise ArgumentError(
+            "it is a program of Isthmus, linked against libisthmus: it needs no front door; start it as it is"
+        )
     if used:
         # A program that can do with either has the names of both in it.
         there = {door.library: file for door in used if (file := door.installed(program.environment, packages))}

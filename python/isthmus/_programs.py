@@ -102,6 +102,7 @@ class Program:
     python: Python | None = None
     users: list[User] = field(default_factory=list)
     unreachable: str = ""  # why no variable leads it to a door
+    own: bool = False  # linked against libisthmus: a program of Isthmus
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def examine(command: Sequence[str], environment: Mapping[str, str]) -> Program:
         program.python = python
         program.users = python_users(python, variables)
     elif not elf.static_program:
-        program.users = _linked_users(program)
+        loaded = Process(program.elf, program.environment, read).objects
+        program.own = any(_is_own(one.elf.path, one.elf) for one in loaded)
+        program.users = _linked_users(loaded)
     else:
         program.users = _of_file("the program", executable, elf)
     return program
@@ -265,9 +268,9 @@ def _told_by_variables(user: User, environment: Mapping[str, str]) -> User:
     return user
 
 
-def _linked_users(program: Program) -> list[User]:
+def _linked_users(objects: Sequence[Loaded]) -> list[User]:
     users = []
-    for loaded in Process(program.elf, program.environment, read).objects:
+    for loaded in objects:
         if _serves_a_vendors(loaded):
             continue
         name = "the program" if loaded.parent is None else loaded.elf.path.name
@@ -285,6 +288,11 @@ def _serves_a_vendors(loaded: Loaded) -> bool:
     return False
 
 
+def _is_own(file: Path, elf: _elf.Elf) -> bool:
+    """libisthmus, which opens the vendors' libraries for its islands and is nobody's client."""
+    return (elf.soname or file.name).startswith("libisthmus.so")
+
+
 def _of_path(name: str, file: Path) -> list[User]:
     try:
         return _of_file(name, file, read(file))
@@ -294,7 +302,7 @@ def _of_path(name: str, file: Path) -> list[User]:
 
 def _of_file(name: str, file: Path, elf: _elf.Elf) -> list[User]:
     """A file is linked against the library, has it inside, or opens it by a text that stands in it."""
-    if elf.is_door or door_of_file(file, elf.soname):
+    if elf.is_door or door_of_file(file, elf.soname) or _is_own(file, elf):
         return []  # the library itself
     linked = {door.library: door for need in elf.needed if (door := door_of_file(need))}
     users = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import isthmus
 from doors import DOORS, HERE, SANITIZER, Door, client, compile_c, linked
 from spanning import Rank
 
@@ -32,6 +33,19 @@ def build_clients(source: str, folder: Path, doors: Iterable[str], *options: str
 def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """client.c for NCCL and RCCL, client_hccl.c for HCCL."""
     return build_clients("client", tmp_path_factory.mktemp("clients"), DOORS)
+
+
+@pytest.fixture(scope="session")
+def own_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that is linked against libisthmus, as isthmus-config says."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.c").write_text(
+        "#include <isthmus/isthmus.h>\n#include <stdio.h>\nint main(void) { return puts(isthmus_version()) < 0; }\n"
+    )
+    package = Path(isthmus.__file__).parent
+    linked = (f"-L{package}", "-listhmus", f"-Wl,-rpath,{package}")
+    compile_c(f"-I{isthmus.get_include()}", folder / "own.c", *linked, "-o", folder / "own")
+    return folder / "own"
 
 
 @pytest.fixture(scope="session")

@@ -303,3 +303,26 @@ def test_the_text_names_library_ways_and_command(door: Door, clients: dict[str, 
     assert "  LD_PRELOAD                leads to the front door" in lines
     assert f"→ isthmus run --interpose -- {clients[door.library]} show" in lines
     assert f"  LD_PRELOAD={PACKAGED[door.library].path}" in lines
+
+
+def test_a_program_of_isthmus_is_no_client_of_all_vendors(own_program: Path, fake: Callable[..., Path]) -> None:
+    """The library that serves its islands opens the vendors' libraries, and is nobody's client."""
+    report = doctor(own_program, LD_LIBRARY_PATH=fake().parent)
+    assert report["program"]["own"] and not report["users"] and not report["choice"]
+    assert "needs no front door" in report["error"]
+    ended = run(sys.executable, "-m", "isthmus", "doctor", "--program", own_program, PYTHONPATH=PYTHON_PATH)
+    assert ended.returncode == 0 and "more than one vendor" not in ended.stdout and "no front door:" not in ended.stdout
+    assert "it is a program of Isthmus" in ended.stdout
+
+
+def test_a_program_of_isthmus_that_calls_a_vendors_library_too_is_its_client(
+    door: Door, fake: Callable[..., Path], tmp_path: Path
+) -> None:
+    source, program, real = tmp_path / "main.c", tmp_path / "program", fake(door.soname)
+    source.write_text(SAYS)
+    library = next(FOLDER.parent.glob("libisthmus.so.*"))
+    compile_c(f"-I{HERE}", *door.plugin[:-1], source, "-o", program, real, "-Wl,--no-as-needed", library, "-ldl")
+    environment = {"LD_LIBRARY_PATH": f"{real.parent}:{library.parent}"}
+    report = doctor(program, **environment)
+    assert report["program"]["own"] and [user["library"] for user in report["users"]] == [door.library]
+    assert report["choice"]["library"] == door.library

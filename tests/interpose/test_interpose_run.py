@@ -73,6 +73,25 @@ def test_the_program_is_behind_its_vendors_door_and_one_line_says_so(door: Door,
     )
 
 
+def test_the_word_interpose_may_be_left_out(door: Door, clients: dict[str, Path]) -> None:
+    words = ("--", clients[door.library], "show")
+    short, long = (
+        run(*(word for word in COMMAND if word not in left), *words, PYTHONPATH=PYTHON_PATH, LD_LIBRARY_PATH=door.simulated)
+        for left in (["--interpose"], [])
+    )
+    assert f"answered by {path_of(door)}\n" in short.stdout
+    assert (short.returncode, short.stdout, short.stderr) == (0, long.stdout, long.stderr)
+
+
+def test_a_program_of_isthmus_needs_no_door(own_program: Path, tmp_path: Path, fake: Callable[..., Path]) -> None:
+    """Though the library that it is linked against opens those of all vendors, and one of them is here."""
+    path = fake()
+    text = refusal("--", own_program, LD_LIBRARY_PATH=path.parent)
+    assert "is a program of Isthmus" in text and "start it as it is" in text
+    given = variables("--vendor", "nccl", "--", own_program, LD_LIBRARY_PATH=path.parent)
+    assert given == {"LD_PRELOAD": str(PACKAGED["nccl"].path)}
+
+
 def test_a_job_gets_what_the_bare_library_gives(door: Door, clients: dict[str, Path]) -> None:
     bare = said(clients[door.library], LD_LIBRARY_PATH=door.simulated, **QUIET)
     ended = isthmus("--", clients[door.library], LD_LIBRARY_PATH=door.simulated, **QUIET)
@@ -347,8 +366,6 @@ def test_words_that_are_no_program_are_named(tmp_path: Path) -> None:
     assert refusal("--", script) == "/nowhere/interpreter: there is no such program"
     assert refusal("--", cut).startswith(f"{cut} is cut off")
     assert refusal("--", foreign).startswith(f"{foreign} is not of a 64-bit, little-endian machine")
-    ended = run(sys.executable, "-m", "isthmus", "run", "--", "true", PYTHONPATH=PYTHON_PATH)
-    assert ended.returncode == 2 and "say --interpose" in ended.stderr
     ended = run(*COMMAND, "--vendor", "mpi", "--", "true", PYTHONPATH=PYTHON_PATH)
     assert ended.returncode == 2 and "invalid choice" in ended.stderr
     assert "ISTHMUS_INTERPOSE=mpi" in refusal("--", "true", ISTHMUS_INTERPOSE="mpi")

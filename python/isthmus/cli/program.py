@@ -37,7 +37,7 @@ def run(words: list[str], as_json: bool) -> int:
         print(json.dumps(mark(report), indent=2))
     else:
         show(report)
-    return 0 if report["choice"] else 1
+    return 0 if report["choice"] or (report["program"]["own"] and not report["users"]) else 1
 
 
 def examine(words: list[str]) -> dict[str, Any]:
@@ -55,6 +55,7 @@ def examine(words: list[str]) -> dict[str, Any]:
             "executable": str(program.executable),
             "script": str(program.script) if program.script else None,
             "kind": "Python" if program.python else "static" if program.elf.static_program else "dynamic",
+            "own": program.own,
             "unreachable": program.unreachable,
         },
         "doors": [_door(door, program) for door in DOORS.values()],
@@ -130,6 +131,8 @@ def show(report: dict[str, Any]) -> None:
             console.print(f"  {name}={escape(value)}", soft_wrap=True)
         for note in report["choice"]["notes"]:
             console.print(f"  {escape(note)}", soft_wrap=True)
+    elif program["own"] and not report["users"]:
+        console.print(escape(report["error"]), soft_wrap=True)
     else:
         console.print(f"[red]no front door:[/] {escape(report['error'])}", soft_wrap=True)
 

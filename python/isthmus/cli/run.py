@@ -1,4 +1,4 @@
-"""`isthmus run --interpose`: an unmodified program of NCCL, RCCL or HCCL behind that vendor's front door."""
+"""`isthmus run`: an unmodified program of NCCL, RCCL or HCCL behind that vendor's front door."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="a program of NCCL, RCCL or HCCL behind that vendor's front door",
-        description="isthmus run --interpose -- python train.py. Becomes the program, with the variables that "
-        "lead it there; put it before the innermost command (mpirun ... isthmus run --interpose -- PROGRAM).",
+        description="isthmus run -- python train.py. Becomes the program, with the variables that "
+        "lead it there; put it before the innermost command (mpirun ... isthmus run -- PROGRAM).",
     )
-    parser.add_argument("--interpose", action="store_true", help="the front door; needed, there is no other way to run yet")
+    parser.add_argument("--interpose", action="store_true", help="what it does anyway; may be left out")
     parser.add_argument(
         "--vendor", choices=list(DOORS), help="whose front door; by itself that of the library which the program uses"
     )
@@ -40,8 +40,6 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     words = program_of(options)
     try:
-        if not options.interpose:
-            raise ArgumentError("say --interpose; nothing else is done to a program")
         program = _programs.examine(words, os.environ)
         choice = _interpose.choose(program, options.vendor, options.hook, options.audit, options.real)
     except (ArgumentError, ConfigError) as error:
