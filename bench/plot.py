@@ -15,11 +15,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers_targets import LABELS
-
-COLOURS = {"isthmus": "#0072b2", "openmpi": "#d55e00", "torch_isthmus": "#56b4e9", "torch_gloo": "#e69f00"}
-COLOURS["isthmus_c"] = "#009e73"
-MARKS = {"isthmus": "o", "openmpi": "s", "torch_isthmus": "^", "torch_gloo": "v", "isthmus_c": "D"}
+# Of each contender: what it is, colour, mark.
+LOOKS = {
+    "isthmus": ("Isthmus, called from Python (NumPy)", "#0072b2", "o"),
+    "isthmus_c": ("Isthmus, called from C (isthmus-bench)", "#009e73", "D"),
+    "torch_isthmus": ("Isthmus as torch.distributed's backend", "#56b4e9", "^"),
+    "openmpi": ("Open MPI, called from Python (mpi4py)", "#d55e00", "s"),
+    "torch_gloo": ("Gloo as torch.distributed's backend", "#e69f00", "v"),
+    "raw_exchange": ("bare sockets: the same bytes each way", "#777777", "x"),
+    "raw_round_trip": ("bare sockets: there and back", "#777777", "+"),
+}
+PARTS = {"two": "two ranks", "four": "four ranks", "tcp": "two islands over TCP"}
+TICKS = [1 << power for power in (4, 10, 15, 20, 25, 30)]
 
 
 def pyplot() -> Any:
@@ -43,10 +50,22 @@ def finish(figure: Any, text: str, path: Path) -> list[Path]:
     return files
 
 
+def size_text(count: float) -> str:
+    """16 B, 1 KiB, 32 MiB."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):g} {unit}"
+    return f"{count:g} B"
+
+
 def log_axes(axes: Any) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("bytes")
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in TICKS if low <= tick <= high])
+    axes.xaxis.set_major_formatter(lambda value, _: size_text(value))
+    axes.minorticks_off()
+    axes.set_xlabel("size of the message")
     axes.grid(True, which="major", alpha=0.3)
 
 
@@ -55,11 +74,11 @@ def plot_peers(document: dict[str, Any], path: Path) -> list[Path]:
     plt = pyplot()
     panels: dict[tuple[str, str], dict[str, list[tuple[int, list[float]]]]] = {}
     for row in document["rows"]:
-        if row["part"] not in ("two", "four", "c") or row["bytes"] == 0:  # a barrier has no size to stand at
-            continue
         part = "two" if row["part"] == "c" else row["part"]
+        if part not in PARTS or row["bytes"] == 0:  # a barrier has no size to stand at
+            continue
         for name, times in row["seconds"].items():
-            if name in COLOURS:
+            if name in LOOKS:
                 panels.setdefault((part, row["collective"]), {}).setdefault(name, []).append((row["bytes"], times))
     if not panels:
         return []
@@ -68,6 +87,7 @@ def plot_peers(document: dict[str, Any], path: Path) -> list[Path]:
     figure, grid = plt.subplots(lines, columns, figsize=(4.4 * columns, 3.6 * lines + 0.5), squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    legend: dict[str, Any] = {}
     for axes, ((part, collective), contenders) in zip(grid.flat, panels.items(), strict=False):
         for name, points in contenders.items():
             points.sort()
@@ -75,12 +95,19 @@ def plot_peers(document: dict[str, Any], path: Path) -> list[Path]:
             ordered = [sorted(t) for _, t in points]
             low = [m - t[len(t) // 4] * 1e6 for m, t in zip(middle, ordered, strict=True)]
             high = [t[-1 - len(t) // 4] * 1e6 - m for m, t in zip(middle, ordered, strict=True)]
-            look = {"color": COLOURS[name], "marker": MARKS[name], "markersize": 4, "linewidth": 1.3, "capsize": 2}
-            axes.errorbar([b for b, _ in points], middle, yerr=[low, high], label=LABELS[name], **look)
+            label, colour, mark = LOOKS[name]
+            look = {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.3, "capsize": 2}
+            legend[label] = axes.errorbar([b for b, _ in points], middle, yerr=[low, high], label=label, **look)
         log_axes(axes)
-        axes.set_title(f"{collective}, {part} ranks", fontsize=10)
+        axes.set_title(f"{collective}, {PARTS[part]}", fontsize=10)
         axes.set_ylabel("time (us), less is better")
-        axes.legend(fontsize=7)
+    labels = [label for label, _, _ in LOOKS.values() if label in legend]
+    handles = [legend[label] for label in labels]
+    if len(panels) < lines * columns:  # in the room that is left
+        figure.legend(handles, labels, loc="lower right", fontsize=11, bbox_to_anchor=(0.98, 0.06), frameon=False)
+    else:
+        for axes in grid.flat:
+            axes.legend(fontsize=7)
     machine = document["machine"]
     text = f"{document['command']}   {document['date']}   {machine['processor']}, {machine['cores']} cores"
     return finish(figure, text, path)
