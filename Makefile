@@ -3,12 +3,14 @@
 #   make demo     simulated devices of three vendors and a CPU train a real model together
 #   make test     everything that .ci/run calls      make test-all   all of what it takes shares of, and what takes long
 #   make build    .venv with the package in it
+#   make wheel    dist/*.whl for every Python that is here, each tried in an environment that has nothing
 #   make bench    the same work on Isthmus, Gloo and Open MPI
 #   make lint     ruff, mypy, layering, clang-format        make tidy    clang-tidy (slow)
 #   make format   clang-format and ruff's import order, in place
 #   make clean    removes the build; make distclean also .venv
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; TORCH_INDEX=<pip index> where torch comes from, if it is not pip's usual one.
+# WHEELS="--python python3.12 --torch torch==2.13.0" are words for scripts/make_wheels.py.
 # Of the tests: STAGES="unit python" chooses stages, ONLY="test_link:Link.Name" or ONLY=tests/python/test_work.py one test in a stage,
 # SHARE=<number or commit> the share of long products, PYTEST="-x" more words for pytest (scripts/test.py).
 
@@ -24,10 +26,14 @@ unexport MAKEFLAGS MFLAGS
 
 TESTS := --stages="$(STAGES)" --only="$(ONLY)" --share="$(SHARE)" --pytest="$(PYTEST)"
 
-.PHONY: build demo test test-all bench lint tidy format clean distclean python
+.PHONY: build wheel demo test test-all bench lint tidy format clean distclean python
 
 build: python
 	@$(PYTHON) scripts/setup.py build
+
+wheel: python
+	@$(PYTHON) scripts/setup.py build
+	@$(VENV)/python scripts/make_wheels.py $(WHEELS)
 
 demo: python
 	@$(PYTHON) scripts/setup.py demo

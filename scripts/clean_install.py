@@ -4,14 +4,15 @@
 In a fresh virtual environment without torch: installs the wheel that the set-up built (scripts/setup.py), imports, runs an
 all_reduce on two ranks, and sees that isthmus.torch says what is missing.
 
-    python scripts/clean_install.py FOLDER [--from-sources]
+    python scripts/clean_install.py FOLDER [--from-sources | --wheel FILE] [--python EXECUTABLE]
 
 --from-sources: installs by plain `pip install .`, in a copy of the sources that git would give. Each source is compiled
-alone there, so a header that one has by way of another is missed.
+alone there, so a header that one has by way of another is missed. --python: whose environment it is, if not this one's.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -85,7 +86,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def main(work: Path, from_sources: bool) -> None:
+def main(work: Path, from_sources: bool, wheel: Path | None, interpreter: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     source, venv = work / "source", work / "venv"
     source.mkdir(parents=True)
@@ -102,13 +103,13 @@ def main(work: Path, from_sources: bool) -> None:
         subprocess.run([str(c) for c in command], cwd=work, env=env, check=True, stdin=subprocess.DEVNULL)
         print(f"-- {title}: {time.monotonic() - begin:.1f} s", flush=True)
 
-    say("virtual environment", sys.executable, "-m", "venv", venv)
+    say("virtual environment", interpreter, "-m", "venv", venv)
     install = (python, "-m", "pip", "install", "--progress-bar", "off")
     if from_sources:
         # In a build directory below the sources: in the temporary one that pip would take, ccache knows no file again.
         say("pip install .", *install, "-Cbuild-dir=build/release", source)
     else:
-        say("pip install WHEEL", *install, next((ROOT / "build" / "wheel").glob("*.whl")))
+        say("pip install WHEEL", *install, wheel or next((ROOT / "build" / "wheel").glob("*.whl")))
     say("import", python, "-c", f"FROM_SOURCES = {from_sources}\n{textwrap.dedent(IMPORT)}")
     say("isthmus.torch", python, "-c", textwrap.dedent(TORCH))
     say(
@@ -141,4 +142,10 @@ def main(work: Path, from_sources: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "--from-sources" in sys.argv[2:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--from-sources", action="store_true")
+    parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable))
+    given = parser.parse_args()
+    main(given.folder, given.from_sources, given.wheel, given.python)

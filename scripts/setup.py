@@ -206,8 +206,8 @@ def prepare_venv() -> str:
 
 def package_key(interpreter: str) -> str:
     """Of everything that the package is made from."""
-    inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml", "README.md")
-    inputs += sources("LICENSE", "LICENSES")
+    inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml")
+    inputs += sources("LICENSE", "LICENSES", "docs")
     inputs += sources("scripts/interpose_entries.py")  # which the build runs
     inputs = [p for p in inputs if "results" not in p.parts]
     return digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])

@@ -221,6 +221,8 @@ def aarch64(stage: Stage) -> None:
 
 def install(stage: Stage) -> None:
     stage.python("scripts/clean_install.py", SUITE / "install", *(["--from-sources"] if stage.asked.everything else []))
+    if stage.asked.everything:
+        stage.python("scripts/make_wheels.py", "--out", SUITE / "wheels")
 
 
 def python(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """The built library keeps its promises: nothing but its public interface is visible, and it needs nothing but the system."""
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -192,6 +193,24 @@ def test_pkg_config_says_the_same_as_isthmus_config() -> None:
         line.partition(": ")[2].replace("${prefix}", str(folder.parent)) for line in lines if line[:4] in ("Cfla", "Libs")
     ]
     assert said == [config("--cflags"), config("--libs")]
+
+
+def test_the_description_of_the_package_leads_nowhere_that_an_index_lacks() -> None:
+    described = importlib.metadata.metadata("isthmus")
+    text = described.get_payload()
+    assert isinstance(text, str) and text.startswith("# Isthmus")
+    relative = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert relative == []
+    classifiers = described.get_all("Classifier") or []
+    assert {"Typing :: Typed", "Development Status :: 4 - Beta", "Operating System :: POSIX :: Linux"} <= set(classifiers)
+    assert f"Programming Language :: Python :: {sys.version_info[0]}.{sys.version_info[1]}" in classifiers
+    assert described["License-Expression"] == "Apache-2.0"
+
+
+def test_the_package_has_the_documentation() -> None:
+    folder = Path(config("--docs"))
+    ours = {path.name: path.read_bytes() for path in (ROOT / "docs").glob("*.md")}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == ours and "plans.md" in ours
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import tarfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / "build" / "release"
@@ -75,3 +79,14 @@ def test_a_licence_that_is_referred_to_is_there() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     (own,) = [file for file in metadata.files("isthmus") or [] if file.name == "LICENSE" and "licenses" in file.parts]
     assert own.read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_the_source_distribution_has_the_notices_and_the_description(tmp_path: Path) -> None:
+    program = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=patient(120))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {"LICENSE", "python/README.md", "docs/python.md", *(f"LICENSES/{name}" for name in NOTICES)} <= names
+    assert not [name for name in names if name.startswith(("build/", ".venv/", "dist/"))]

@@ -17,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--libs", action="store_true", help="how to link with libisthmus")
     parser.add_argument("--cmakedir", action="store_true", help="for CMAKE_PREFIX_PATH: find_package(isthmus)")
     parser.add_argument("--pkgconfigdir", action="store_true", help="for PKG_CONFIG_PATH: pkg-config isthmus")
+    parser.add_argument("--docs", action="store_true", help="where the documentation is")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)
     words = []
@@ -28,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.append(str(FOLDER / "cmake"))
     if options.pkgconfigdir:
         words.append(str(FOLDER / "pkgconfig"))
+    if options.docs:
+        words.append(str(FOLDER / "docs"))
     if not words:
-        parser.error("say --cflags, --libs, --cmakedir or --pkgconfigdir")
+        parser.error("say --cflags, --libs, --cmakedir, --pkgconfigdir or --docs")
     print(" ".join(words))
     return 0
