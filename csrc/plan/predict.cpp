@@ -120,7 +120,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   const Request &r = p.request;
   const topology::RankInfo &me = whole.ranks[static_cast<size_t>(p.rank)];
   const topology::Topology t = planned_on(whole, r);
-  const bool bridged = !t.flat && t.groups.size() > 1;
+  const bool grouped = !t.flat && t.groups.size() > 1, bridged = grouped && !by_shared_slots(t, r.collective);
   if (const int missing = topology::unmeasured_rank(whole); missing >= 0) {
     out.none = !bridged;
     if (bridged)
@@ -145,7 +145,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
   const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;  // not a plan for every rank
-  const Bridges bridges = bridged && !pair ? walk_bridges(p, whole, t) : Bridges{};
+  const Bridges bridges = grouped && !pair ? walk_bridges(p, whole, t) : Bridges{};
   out.bridge = bridges.busiest;
   const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});
   const double pieces = std::max(chunks, 1.0);

@@ -166,3 +166,12 @@ def test_messages_from_any_rank_to_oneself_and_to_nobody(ranks: Run) -> None:
     for any_rank, path, own, last in ranks(2, body):
         assert "from any rank" in any_rank and path is None and "the rank whose message comes first" in any_rank
         assert "this rank's memory" in own and last is None and "last      unknown" in own
+
+
+def test_without_a_profile_no_time_is_asked_for_where_islands_of_a_host_read_each_others_slots() -> None:
+    def body(comm: isthmus.Comm) -> list[str]:
+        return [str(comm.explain(name, nbytes=LARGE)) for name in ("all_reduce", "reduce")]
+
+    for slots, bridged in run_fleet("nvidia:2,amd:1,cpu:1", body):
+        assert "slots that all read: 2 groups" in slots and "predicted" not in slots, slots
+        assert "bridged by links in shared memory" in bridged and "predicted unknown: rank " in bridged, bridged
