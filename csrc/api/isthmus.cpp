@@ -501,6 +501,7 @@ isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int 
     i::Settings settings = i::Settings::from_environment();
     if (timeout != 0) settings.set("ISTHMUS_TIMEOUT", i::formatted("{}", timeout));
     i::set_log_level(settings.text(i::Setting::Log).c_str());
+    i::set_log_file(settings.text(i::Setting::LogFile));
     auto exchange = i::bootstrap::ticket_exchange(std::as_bytes(std::span(ticket->bytes)), rank, world_size);
     *meeting = new isthmus_meeting{std::move(exchange), settings.real(i::Setting::Timeout), world_size};
     return ISTHMUS_OK;

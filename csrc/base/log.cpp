@@ -5,23 +5,141 @@
 #ifndef SPDLOG_FMT_EXTERNAL
 #define SPDLOG_FMT_EXTERNAL 1
 #endif
-#include <spdlog/sinks/stdout_sinks.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <memory>
+#include <mutex>
 
+#include "base/error.hpp"
+#include "base/file_name.hpp"
+#include "base/handles.hpp"
 #include "base/log.hpp"
 
 namespace isthmus {
 namespace {
 
+constexpr const char *kFileSetting = "ISTHMUS_LOG_FILE";
+
+// stderr, or the file that the setting names. A line is one write, to the end of the file, so those of several processes do not mix.
+class Sink final : public spdlog::sinks::sink {
+ public:
+  Sink() { set_pattern({}); }
+
+  void log(const spdlog::details::log_msg &msg) override {
+    const std::lock_guard lock(mutex_);
+    const int fd = file();
+    write(fd >= 0 ? fd : STDERR_FILENO, msg);
+  }
+  void flush() override {}
+  void set_pattern(const std::string &) override {
+    auto formatter = std::make_unique<spdlog::pattern_formatter>();
+    formatter->add_flag<Rank>('*', *this).set_pattern("[isthmus %P%* %H:%M:%S.%e %l] %v");
+    formatter_ = std::move(formatter);
+  }
+  void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override { formatter_ = std::move(formatter); }
+
+  void set_file(std::string_view pattern) {
+    const std::lock_guard lock(mutex_);
+    if (pattern == pattern_) return;
+    pattern_ = pattern;
+    close();
+  }
+  void forget_rank() {
+    const std::lock_guard lock(mutex_);
+    rank_ = -1;
+    certain_ = false;
+  }
+  void note_ranks(std::span<const int> ranks, bool certain) {
+    const std::lock_guard lock(mutex_);
+    if (ranks.empty() || certain_ || (rank_ >= 0 && !certain)) return;
+    if (rank_ < 0) {
+      rank_ = ranks.front();
+      if (has_rank(pattern_)) close();
+    }
+    certain_ = certain;
+    prefix_ = ranks.size() == 1 ? " rank " : " ranks ";
+    for (size_t i = 0; i < ranks.size(); ++i) prefix_ += formatted("{}{}", i == 0 ? "" : ",", ranks[i]);
+  }
+
+  // Held across a fork, so the child finds the sink whole.
+  std::mutex &mutex() noexcept { return mutex_; }
+
+ private:
+  struct Rank final : spdlog::custom_flag_formatter {
+    explicit Rank(const Sink &s) : sink(s) {}
+    void format(const spdlog::details::log_msg &, const std::tm &, spdlog::memory_buf_t &out) override {
+      if (sink.rank_ >= 0) out.append(sink.prefix_);
+    }
+    std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<Rank>(sink); }
+    const Sink &sink;
+  };
+
+  void close() noexcept {
+    fd_.reset();
+    opened_by_ = 0;
+    path_.clear();
+  }
+
+  // The file's descriptor; -1: stderr, also where %r stands in its name and no rank is known yet.
+  int file() {
+    if (pattern_.empty() || (rank_ < 0 && has_rank(pattern_))) return -1;
+    const pid_t self = ::getpid();
+    if (opened_by_ == self) return fd_.get();
+    opened_by_ = self;
+    std::string path = file_name(pattern_, rank_);
+    if (path == path_) return fd_.get();  // a forked child, and the pattern says that the file is its own as well
+    path_ = std::move(path);
+    fd_ = UniqueFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (!fd_) {
+      const std::string text =
+          formatted("{}: {}; the log goes on on stderr", kFileSetting, system_text(path_.c_str(), errno));
+      write(STDERR_FILENO, spdlog::details::log_msg("isthmus", spdlog::level::err, text));
+    }
+    return fd_.get();
+  }
+
+  void write(int fd, const spdlog::details::log_msg &msg) {
+    line_.clear();
+    formatter_->format(msg, line_);
+    for (size_t done = 0; done < line_.size();) {
+      const ssize_t n = ::write(fd, line_.data() + done, line_.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return;  // there is nobody to tell
+      done += static_cast<size_t>(n);
+    }
+  }
+
+  std::mutex mutex_;  // guards what is below
+  std::unique_ptr<spdlog::formatter> formatter_;
+  spdlog::memory_buf_t line_;
+  std::string pattern_, path_, prefix_;
+  UniqueFd fd_;
+  pid_t opened_by_ = 0;  // the process that has looked for the file
+  int rank_ = -1;
+  bool certain_ = false;
+};
+
+// Never destroyed: the control thread may log while static destructors run.
+Sink &sink() {
+  static Sink *const the_sink = [] {
+    auto *made = new Sink;
+    static Sink *held = made;
+    ::pthread_atfork([] { held->mutex().lock(); }, [] { held->mutex().unlock(); }, [] { held->mutex().unlock(); });
+    return made;
+  }();
+  return *the_sink;
+}
+
 spdlog::logger &log() {
-  // Never destroyed: the control thread may log while static destructors run.
   static spdlog::logger *logger = [] {
-    auto *l = new spdlog::logger("isthmus", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    l->set_pattern("[isthmus %P %H:%M:%S.%e %l] %v");
+    auto *l = new spdlog::logger("isthmus", std::shared_ptr<spdlog::sinks::sink>(&sink(), [](spdlog::sinks::sink *) {}));
     l->set_level(spdlog::level::trace);  // log_on() has looked
-    l->flush_on(spdlog::level::warn);
     return l;
   }();
   return *logger;
@@ -32,6 +150,10 @@ spdlog::logger &log() {
 void set_log_level(const char *level) noexcept {
   log_level_now.store(static_cast<int>(spdlog::level::from_str(level)), std::memory_order_relaxed);
 }
+
+void set_log_file(std::string_view pattern) { sink().set_file(pattern); }
+void forget_log_rank() { sink().forget_rank(); }
+void note_log_ranks(std::span<const int> ranks, bool certain) { sink().note_ranks(ranks, certain); }
 
 void log_values(LogLevel level, fmt::string_view format, fmt::format_args values) noexcept {
   try {

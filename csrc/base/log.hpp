@@ -1,7 +1,10 @@
-// Logging: one spdlog logger to stderr. ISTHMUS_LOG sets the level; the macros format nothing when the level is off.
+// Logging: one spdlog logger to stderr, or to the file that ISTHMUS_LOG_FILE names. ISTHMUS_LOG sets the level; the macros format
+// nothing when the level is off. Each line says which process and rank wrote it.
 #pragma once
 
 #include <atomic>
+#include <span>
+#include <string_view>
 
 #include "base/format.hpp"
 
@@ -10,6 +13,13 @@ namespace isthmus {
 enum class LogLevel : int { Debug = 1, Info = 2, Warn = 3, Error = 4 };  // as spdlog numbers them
 
 void set_log_level(const char *level) noexcept;  // "trace" "debug" "info" "warn" "error" "off"
+// A pattern (base/file_name.hpp); empty: stderr. Where it holds %r, lines go to stderr until the rank is known. A forked child whose
+// file has another name opens that.
+void set_log_file(std::string_view pattern);
+// The ranks that this process has in its first communicator, of which the first is %r. Not `certain`: there may be more of them. What
+// comes later is another communicator's, and changes nothing until the rank is forgotten.
+void note_log_ranks(std::span<const int> ranks, bool certain);
+void forget_log_rank();
 inline std::atomic<int> log_level_now{static_cast<int>(LogLevel::Warn)};
 inline bool log_on(LogLevel level) noexcept {
   return static_cast<int>(level) >= log_level_now.load(std::memory_order_relaxed);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/file_name.hpp"
 
 extern char **environ;
 
@@ -71,7 +72,12 @@ constexpr SettingRow kSettings[] = {
      "devices of the same maker"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
-    {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false, "log level, to stderr"},
+    {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false,
+     "level of the log, which goes to stderr"},
+    {Setting::LogFile, "ISTHMUS_LOG_FILE", K::Pattern, "", 0, 0, "", false,
+     "file to which the log is added, instead of stderr. Where %r stands in its name, lines of before the rank is known go "
+     "to stderr; so does everything where the file cannot be opened, and what the front doors say",
+     true},
     {Setting::Name, "ISTHMUS_NAME", K::Text, "world", 0, 0, "", false, "name of the first communicator in messages"},
     {Setting::Ports, "ISTHMUS_PORTS", K::Ports, "", 0, 0, "", false,
      "TCP ports to listen at, as 29600-29663: each process takes one that is free, and one more for each unique id or front "
@@ -152,6 +158,7 @@ std::string range_text(const SettingRow &row) {
     case K::Real: return formatted("{:g} to {:g}", row.min, row.max);
     case K::Choice: return row.choices;
     case K::Ports: return "first-last, each from 1 to 65535";
+    case K::Pattern: return kPatternText;
     case K::Text: break;
   }
   return "any text";
@@ -208,6 +215,11 @@ void Settings::set(std::string_view name, std::string_view value) {
     case K::Text: break;
     case K::Ports:
       if (!read_ports(value, v.ports)) bad(*row, value);
+      break;
+    case K::Pattern:
+      if (const std::string fault = pattern_fault(value); !fault.empty())
+        fail(Code::Config, "{}={}: {}; expected {} (default empty). {}.", row->name, value, fault, kPatternText,
+             row->meaning);
       break;
     case K::Choice: {
       std::string_view rest = row->choices;
@@ -290,7 +302,7 @@ std::string Settings::agreed_text() const {
 }
 
 std::string Settings::to_json() const {
-  static constexpr const char *kinds[] = {"text", "integer", "bytes", "real", "choice", "ports"};
+  static constexpr const char *kinds[] = {"text", "integer", "bytes", "real", "choice", "ports", "pattern"};
   auto all = nlohmann::ordered_json::array();
   for (const auto &row : kSettings)
     all.push_back({{"name", row.name},

@@ -29,6 +29,7 @@ enum class Setting : int {
   Island,
   JobKey,
   Log,
+  LogFile,
   Name,
   Ports,
   Profile,
@@ -50,7 +51,7 @@ enum class Setting : int {
 };
 inline constexpr int kSettingCount = static_cast<int>(Setting::Count);
 
-enum class SettingKind : uint8_t { Text, Integer, Bytes, Real, Choice, Ports };
+enum class SettingKind : uint8_t { Text, Integer, Bytes, Real, Choice, Ports, Pattern };
 
 struct PortRange {  // both ends are in it; all 0: any port
   uint16_t first = 0, last = 0;

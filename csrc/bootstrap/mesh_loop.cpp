@@ -192,7 +192,8 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     const std::lock_guard lock(mutex);  // a waiter between its test and its sleep holds it
   }
   changed.notify_all();
-  ISTHMUS_INFO("lost {}", why);
+  if (peer.state_->bye) ISTHMUS_INFO("{} has ended its use of Isthmus", process_text(peer.endpoint));
+  else ISTHMUS_INFO("lost {}", why);
   events.on_lost(peer, why);
 }
 

@@ -277,6 +277,12 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
          "no rank or world size: start the program with torchrun, mpirun or srun, or give rank, world size and address");
   if (world == 0 || rank >= world)
     fail(Code::Argument, "rank {} of {}: the rank must be from 0 to world size - 1", rank, world);
+  set_log_level(o.settings.text(Setting::Log).c_str());
+  if (const auto there = engine::Context::current(); !there) {
+    set_log_file(o.settings.text(Setting::LogFile));
+    forget_log_rank();
+  }
+  note_log_ranks(std::span(&rank, 1), false);
   const Deadline deadline(o.settings.real(Setting::Timeout));
   std::unique_ptr<bootstrap::Exchange> exchange;
   std::string hint;
@@ -324,7 +330,6 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   comm->eager_bytes_ = static_cast<uint64_t>(settings.integer(Setting::EagerBytes));
   comm->chunk_bytes_ = static_cast<uint64_t>(settings.integer(Setting::ChunkBytes));
   comm->timeout_ = settings.real(Setting::Timeout);
-  set_log_level(settings.text(Setting::Log).c_str());
   context->sweep();
 
   auto &mesh = context->mesh();
@@ -419,6 +424,11 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   std::vector<RankBlob> ranks;
   const auto blobs = exchange.all_gather(pack(mine), deadline);
   for (size_t r = 0; r < blobs.size(); ++r) ranks.push_back(unpack(blobs[r], static_cast<int>(r)));
+  std::vector<int> here;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (ranks[r].info.process == mine.info.process && ranks[r].info.host == mine.info.host)
+      here.push_back(static_cast<int>(r));
+  note_log_ranks(here, true);
   compare(ranks);
   comm->choose_chunk(name, ranks);
   comm->key_ = ranks[0].key;

@@ -1,10 +1,15 @@
 // The table of settings, the flight recorder, time and deadlines, copies, and the tables of dtypes.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -14,7 +19,9 @@
 #include "base/copy.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/file_name.hpp"
 #include "base/handover.hpp"
+#include "base/log.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
 
@@ -55,6 +62,7 @@ std::vector<std::string> choices_of(const SettingRow &row) {
 std::string range_of(const SettingRow &row) {
   if (row.kind == Kind::Choice) return row.choices;
   if (row.kind == Kind::Ports) return "first-last, each from 1 to 65535";
+  if (row.kind == Kind::Pattern) return isthmus::kPatternText;
   return is_number(row.kind) ? whole(row.min) + " to " + whole(row.max)
                              : isthmus::formatted("{:g} to {:g}", row.min, row.max);
 }
@@ -152,6 +160,10 @@ TEST(Settings, TheEndsOfEveryRangeAreAllowedAndNothingBeyondThem) {
                "29600-x", "29600 - 29601", "1-2-3",   "1-+2",  "1,2",    "1-99999999999"};
         break;
       case Kind::Text: good = {"", "anything = at all; really"}; break;
+      case Kind::Pattern:
+        good = {"", "%h%p%r%%", "plain"};
+        bad = {"%", "%x", "%H", "100%"};
+        break;
     }
     for (const auto &v : good) EXPECT_EQ(refused(row.name, v), "") << "'" << v << "'";
     for (const auto &v : bad) {
@@ -281,8 +293,9 @@ TEST(Settings, AgreedTextIsEqualWhereWhatIsMeantIsEqualAndDiffersInEachAgreedRow
       case Kind::Bytes: other.set(row.name, whole(row.max)); break;
       case Kind::Real: other.set(row.name, isthmus::formatted("{}", row.max)); break;
       case Kind::Choice: other.set(row.name, choices_of(row).back()); break;
-      case Kind::Text: other.set(row.name, "another text"); break;
       case Kind::Ports: other.set(row.name, "2-3"); break;
+      case Kind::Text:
+      case Kind::Pattern: other.set(row.name, "another text"); break;
     }
     ASSERT_NE(other.text(row.id), row.fallback);
     EXPECT_EQ(other.agreed_text() != defaults, row.agreed);
@@ -306,6 +319,150 @@ TEST(Settings, JsonListsEveryRowWithItsValueAndKeepsTheKeyToItself) {
     if (row.id != Setting::JobKey) { EXPECT_EQ(j["value"], s.text(row.id)); }
   }
   EXPECT_FALSE(contains(s.to_json(), "0011223344"));
+}
+
+TEST(Settings, APatternOfAFileNameTakesItsFourLettersAndNoOthers) {
+  for (const char *name : {"LOG_FILE"}) {
+    EXPECT_EQ(refused(name, "/tmp/%h.%p.%r.100%%"), "");
+    EXPECT_TRUE(
+        contains(refused(name, "/tmp/%x.log"), "%x stands for nothing; expected a path, in which %h is the host's name"));
+    EXPECT_TRUE(contains(refused(name, "/tmp/log%"), "it ends with a lone %"));
+  }
+}
+
+TEST(FileName, IsThePatternFilledInForThisProcess) {
+  const std::string pid = std::to_string(::getpid());
+  char host[256] = {};
+  ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
+  EXPECT_EQ(isthmus::file_name("/a/%r-%p%%.%h", 3), "/a/3-" + pid + "%." + host);
+  EXPECT_EQ(isthmus::file_name("%r", -1), "unknown");
+  EXPECT_EQ(isthmus::file_name("plain", 0), "plain");
+  EXPECT_TRUE(isthmus::has_rank("%%%r"));
+  EXPECT_FALSE(isthmus::has_rank("%%r"));
+}
+
+// ---- the log -------------------------------------------------------------------------------------------------------------
+
+class LogFile : public ::testing::Test {
+ protected:
+  LogFile() {
+    std::string name = ::testing::TempDir() + "isthmus-log-XXXXXX";
+    if (::mkdtemp(name.data())) folder_ = name;
+    isthmus::set_log_level("info");
+    isthmus::forget_log_rank();
+  }
+  ~LogFile() override {
+    isthmus::set_log_file("");
+    isthmus::forget_log_rank();
+    isthmus::set_log_level("warn");
+    std::filesystem::remove_all(folder_);
+  }
+  std::string path(const std::string &name) const { return folder_ + "/" + name; }
+  std::string read(const std::string &name) const {
+    std::ifstream file(path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static int note(int rank) {
+    isthmus::note_log_ranks(std::span(&rank, 1), false);
+    return rank;
+  }
+  std::string folder_;
+};
+
+TEST_F(LogFile, TakesTheLinesOfTheProcessWhichSayItsRank) {
+  isthmus::set_log_file(path("%p"));
+  ISTHMUS_INFO("before");
+  note(7);
+  ISTHMUS_INFO("after {}", 1);
+  const std::string pid = std::to_string(::getpid()), said = read(pid);
+  EXPECT_TRUE(contains(said, "[isthmus " + pid + " ")) << said;
+  EXPECT_LT(said.find("] before\n"), said.find("[isthmus " + pid + " rank 7 ")) << said;
+  EXPECT_TRUE(contains(said, "] after 1\n")) << said;
+}
+
+TEST_F(LogFile, WithTheRankInItsNameBeginsWhereTheRankIsKnown) {
+  isthmus::set_log_file(path("%r.log"));
+  ::testing::internal::CaptureStderr();
+  ISTHMUS_INFO("too early");
+  EXPECT_TRUE(contains(::testing::internal::GetCapturedStderr(), "] too early"));
+  note(2);
+  ISTHMUS_INFO("in time");
+  note(3);  // another communicator's
+  ISTHMUS_INFO("still here");
+  EXPECT_TRUE(contains(read("2.log"), "] in time\n")) << read("2.log");
+  EXPECT_TRUE(contains(read("2.log"), "rank 2 ")) << read("2.log");
+  EXPECT_TRUE(contains(read("2.log"), "] still here\n")) << read("2.log");
+  EXPECT_FALSE(std::filesystem::exists(path("3.log")));
+}
+
+TEST_F(LogFile, OfAProcessWithSeveralRanksSaysThemAll) {
+  isthmus::set_log_file(path("log"));
+  note(1);
+  const std::vector<int> all{0, 1, 4};
+  isthmus::note_log_ranks(all, true);
+  ISTHMUS_INFO("here");
+  EXPECT_TRUE(contains(read("log"), " ranks 0,1,4 ")) << read("log");
+}
+
+TEST_F(LogFile, ThatCannotBeOpenedIsOneLineOnStderrAndTheLogGoesOnThere) {
+  isthmus::set_log_file(path("no such folder/log"));
+  ::testing::internal::CaptureStderr();
+  ISTHMUS_INFO("first");
+  ISTHMUS_INFO("second");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string refusal = "ISTHMUS_LOG_FILE: " + path("no such folder/log") + ": No such file or directory";
+  ASSERT_TRUE(contains(said, refusal)) << said;
+  EXPECT_EQ(said.find(refusal), said.rfind(refusal)) << said;
+  EXPECT_TRUE(contains(said, "] first\n") && contains(said, "] second\n")) << said;
+}
+
+TEST_F(LogFile, OfAForkedChildIsItsOwnWhereThePatternHasTheProcess) {
+  const auto child = [&] {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ISTHMUS_INFO("the child");
+      ::_exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+    return std::to_string(pid);
+  };
+  isthmus::set_log_file(path("%p"));
+  ISTHMUS_INFO("the parent");
+  std::string own = std::to_string(::getpid()), pid = child();
+  EXPECT_FALSE(contains(read(own), "the child")) << read(own);
+  EXPECT_TRUE(contains(read(pid), "[isthmus " + pid + " ")) << read(pid);
+  isthmus::set_log_file(path("shared"));
+  ISTHMUS_INFO("the parent");
+  pid = child();
+  EXPECT_TRUE(contains(read("shared"), "[isthmus " + own + " ") && contains(read("shared"), "[isthmus " + pid + " "));
+}
+
+TEST_F(LogFile, HasWholeLinesWhateverThreadsAndForksAreUnderWay) {
+  isthmus::set_log_file(path("log"));
+  constexpr int kLines = 200, kForks = 20;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([] {
+      for (int i = 0; i < kLines; ++i) ISTHMUS_INFO("line <{}>", i);
+    });
+  for (int i = 0; i < kForks; ++i) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ISTHMUS_INFO("line <child>");
+      ::kill(::getpid(), SIGKILL);  // ThreadSanitizer would miss its parent's threads at an exit
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+  }
+  for (auto &t : threads) t.join();
+  std::ifstream file(path("log"));
+  int lines = 0;
+  for (std::string line; std::getline(file, line); ++lines)
+    ASSERT_TRUE(line.starts_with("[isthmus ") && line.ends_with(">") && line.rfind("[isthmus ") == 0) << line;
+  EXPECT_EQ(lines, 4 * kLines + kForks);
 }
 
 // ---- the recorder --------------------------------------------------------------------------------------------------------
