@@ -44,6 +44,12 @@ void meet_other_root(const std::string &address, int world, const Bytes16 &key, 
   }
 }
 
+Bytes16 hashed(const Bytes16 &label, std::span<const std::string> parts) {
+  net::ByteVector all;
+  for (const std::string &p : parts) net::Writer(all).number(uint64_t{p.size()}).bytes(net::as_bytes(p));
+  return net::siphash128(label, all);
+}
+
 class Lone final : public Exchange {
  public:
   std::vector<Blob> all_gather(const Blob &mine, Deadline) override {
@@ -109,25 +115,25 @@ void check_blob(const Blob &mine) {
 }
 
 std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int world, const Bytes16 &key,
-                                       const Settings &settings, Deadline deadline) {
+                                       const Settings &settings, Deadline deadline, const Bytes16 &job) {
   check_not_forked();
   check_rank(rank, world);
   const net::HostPort hp = net::split_host_port(address);
   if (world == 1) return lone_exchange();
-  if (rank != 0) return client_exchange({address}, rank, world, key);
+  if (rank != 0) return client_exchange({address}, rank, world, key, false, job);
 
   std::vector<UniqueFd> listeners;
   const Deadline bind_until = Deadline::at_ns(std::min(deadline.ns(), Deadline(kBindSeconds).ns()));
   auto addresses = net::resolve(hp.host, hp.port);
   for (;;) {
     const int error = listen_all(addresses, listeners);
-    if (error == 0) return root_exchange(std::move(listeners), address, world, key);
+    if (error == 0) return root_exchange(std::move(listeners), address, world, key, job);
     const std::string &interface = settings.text(Setting::Interface);
     // the name may lead here by a translation that this host does not see
     if (error == EADDRNOTAVAIL && !interface.empty()) {
       addresses = net::local_addresses(interface, "");
       for (net::Address &a : addresses) a = a.with_port(hp.port);
-      if (listen_all(addresses, listeners) == 0) return root_exchange(std::move(listeners), address, world, key);
+      if (listen_all(addresses, listeners) == 0) return root_exchange(std::move(listeners), address, world, key, job);
     }
     if (error == EADDRNOTAVAIL)
       fail(Code::Config,
@@ -199,10 +205,13 @@ Bytes16 derive_key(const Settings &settings, std::span<const std::string> parts)
            text.size());
     return key;
   }
-  net::ByteVector all;
-  for (const std::string &p : parts) net::Writer(all).number(uint64_t{p.size()}).bytes(net::as_bytes(p));
   constexpr Bytes16 label{'i', 's', 't', 'h', 'm', 'u', 's', ' ', 'j', 'o', 'b', ' ', 'k', 'e', 'y', '1'};
-  return net::siphash128(label, all);
+  return hashed(label, parts);
+}
+
+Bytes16 job_name(std::span<const std::string> parts) {
+  constexpr Bytes16 label{'i', 's', 't', 'h', 'm', 'u', 's', ' ', 'j', 'o', 'b', ' ', 'n', 'a', 'm', '1'};
+  return hashed(label, parts);
 }
 
 }  // namespace isthmus::bootstrap

@@ -38,9 +38,10 @@ class Exchange {
 };
 
 // Rank 0 listens at `address` ("host:port") and serves inside its own all_gather calls; others connect, with retries. `key`
-// authenticates.
+// authenticates. `job`: what names the job beside its key (job_name()); zero: nothing does. Of two ends that name one job and hold
+// unlike keys, the one that connects gives up at once.
 std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int world, const Bytes16 &key,
-                                       const Settings &settings, Deadline deadline);
+                                       const Settings &settings, Deadline deadline, const Bytes16 &job = {});
 // Over a caller's fixed-size all-gather (isthmus_exchange_fn's shape).
 using ExchangeFn = int (*)(void *context, const void *send, void *recv, size_t bytes);
 std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int rank, int world);
@@ -60,5 +61,7 @@ std::unique_ptr<Exchange> ticket_exchange(std::span<const std::byte, kTicketByte
 // A job key derived from what the launcher gave every process: ISTHMUS_JOB_KEY if set, else a hash of `parts` (job id,
 // address, attempt).
 Bytes16 derive_key(const Settings &settings, std::span<const std::string> parts);
+// A hash of the parts, whatever ISTHMUS_JOB_KEY is. No secret.
+Bytes16 job_name(std::span<const std::string> parts);
 
 }  // namespace isthmus::bootstrap

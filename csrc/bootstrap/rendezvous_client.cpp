@@ -19,11 +19,12 @@ constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to te
 
 class Client final : public Exchange {
  public:
-  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served)
+  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served, const Bytes16 &job)
       : addresses_(std::move(addresses)),
         rank_(rank),
         world_(world),
         key_(key),
+        job_(job),
         served_(served),
         root_(served ? "the process that made the id" : "rank 0") {
     whole_root_ = served ? root_ : formatted("rank 0 of {}", world);
@@ -65,7 +66,8 @@ class Client final : public Exchange {
         if (foreign_since == 0 || e.code() != Code::Timeout) last = e.text();
         if (e.code() == Code::Auth) {
           if (foreign_since == 0) foreign_since = now_ns();
-          if (deadline.passed() || now_ns() - foreign_since > kForeignGraceNs) fail(Code::Auth, "rank {}: {}", rank_, last);
+          if (other_key_ || deadline.passed() || now_ns() - foreign_since > kForeignGraceNs)
+            fail(Code::Auth, "rank {}: {}", rank_, last);
         } else if (e.code() == Code::Mismatch) {
           fail(Code::Mismatch, "rank {}: {}", rank_, last);
         } else if (e.code() != Code::PeerLost && e.code() != Code::Timeout && e.code() != Code::System) {
@@ -77,9 +79,10 @@ class Client final : public Exchange {
         fail(Code::System,
              "rank {}: {} no longer listens at {} ({}): the other ranks have ended their meeting, or it has ended itself",
              rank_, root_, where_, last);
+      if (deadline.passed() && foreign_since != 0) fail(Code::Auth, "rank {}: {}", rank_, last);
       if (deadline.passed())
         fail(
-            foreign_since ? Code::Auth : Code::Timeout,
+            Code::Timeout,
             "rank {}: {} did not appear within {:g} s at {} ({}); check that it runs, with the same address and world size, "
             "and that no firewall stands between",
             rank_, whole_root_, deadline.seconds(), where_, last);
@@ -96,6 +99,13 @@ class Client final : public Exchange {
         try {
           if (!attempt(text, address, deadline, last, refused)) continue;
           return true;
+        } catch (const net::KeyError &e) {
+          refused = false;
+          other_key_ = job_ != Bytes16{} && e.job() == job_;
+          if (other_key_)
+            fail(Code::Auth, "{} at {} has another ISTHMUS_JOB_KEY than this rank; give all ranks of the job the same one",
+                 root_, address.text());
+          trouble = e;
         } catch (const Error &e) {
           refused = false;
           if (e.code() == Code::Mismatch) throw;
@@ -189,7 +199,8 @@ class Client final : public Exchange {
 
   const std::vector<std::string> addresses_;
   const int rank_, world_;
-  const Bytes16 key_;
+  const Bytes16 key_, job_;
+  bool other_key_ = false;  // where the job is this one
   const bool served_;       // by a process that listens already
   const std::string root_;  // the other end, in messages
   std::string whole_root_;  // likewise, with the number of ranks
@@ -204,8 +215,8 @@ class Client final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
-                                          bool served) {
-  return std::make_unique<Client>(std::move(addresses), rank, world, key, served);
+                                          bool served, const Bytes16 &job) {
+  return std::make_unique<Client>(std::move(addresses), rank, world, key, served, job);
 }
 
 }  // namespace isthmus::bootstrap

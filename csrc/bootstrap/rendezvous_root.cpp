@@ -27,13 +27,14 @@ constexpr double kHearSeconds = 0.25;           // for the others to read the fa
 // Serves as rank 0, or, where it stands for no rank, for all of them.
 class Root final : public Exchange {
  public:
-  Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key)
+  Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key, const Bytes16 &job = {})
       : where_(std::move(where)),
         first_(world > 0 ? 1 : 0),
         world_(world),
         gate_(rendezvous_process(), net::Gate::UnknownKey::Refuse),
         by_rank_(static_cast<size_t>(world)) {
     gate_.add_key(key);
+    gate_.set_job(job);
     for (UniqueFd &fd : listeners) gate_.add_listener(std::move(fd));
   }
 
@@ -186,11 +187,20 @@ class Root final : public Exchange {
     if (absent.empty())
       return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:g} s", ranks_text(silent),
                        world_, round_, where_, seconds);
-    std::string text = formatted(
-        "{} of {} did not arrive within {:g} s at {}; check that they were started with the same address "
-        "and world size",
-        ranks_text(absent), world_, seconds, where_);
-    if (gate_.refused() > 0)
+    std::string keyless;
+    for (const int r : absent)
+      if (const std::string from = gate_.keyless(static_cast<uint32_t>(r)); !from.empty() && keyless.empty())
+        keyless = formatted(
+            "rank {} has another ISTHMUS_JOB_KEY than {}, or is of another job: who came from {} and says that it is this "
+            "rank did "
+            "not prove the job key; ",
+            r, me(), from);
+    std::string text =
+        keyless + formatted(
+                      "{} of {} did not arrive within {:g} s at {}; check that they were started with the same address "
+                      "and world size",
+                      ranks_text(absent), world_, seconds, where_);
+    if (gate_.refused() > 0 && keyless.empty())
       text += formatted(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
     return text;
   }
@@ -414,8 +424,9 @@ class Root final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key) {
-  return std::make_unique<Root>(std::move(listeners), std::move(where), world, key);
+std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key,
+                                        const Bytes16 &job) {
+  return std::make_unique<Root>(std::move(listeners), std::move(where), world, key, job);
 }
 
 void serve_exchange(std::vector<UniqueFd> listeners, std::string where, const Bytes16 &key) {

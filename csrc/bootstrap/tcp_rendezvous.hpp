@@ -7,13 +7,14 @@
 
 namespace isthmus::bootstrap {
 
-// `where` is the address as messages show it.
-std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key);
+// `where` is the address as messages show it. `job`: what names the job (job_name()), or zero.
+std::unique_ptr<Exchange> root_exchange(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key,
+                                        const Bytes16 &job = {});
 // Stands for no rank: all of them are clients, and the first that comes says how many. Returns when they have left. This thread alone.
 void serve_exchange(std::vector<UniqueFd> listeners, std::string where, const Bytes16 &key);
 // `addresses`: "host:port", tried in order. `served`: by serve_exchange(), not by rank 0.
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
-                                          bool served = false);
+                                          bool served = false, const Bytes16 &job = {});
 // Of a world of one.
 std::unique_ptr<Exchange> lone_exchange();
 

@@ -300,8 +300,8 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
     if (world > 1) {
       std::vector<std::string> parts = launch.key_parts;
       if (!o.address.empty() || parts.empty()) parts = {"address", address};
-      exchange =
-          bootstrap::tcp_exchange(address, rank, world, bootstrap::derive_key(o.settings, parts), o.settings, deadline);
+      exchange = bootstrap::tcp_exchange(address, rank, world, bootstrap::derive_key(o.settings, parts), o.settings,
+                                         deadline, bootstrap::job_name(parts));
     }
   }
   engine::Context::Use use;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char *kLeft = "it left inside the handshake";
 constexpr int64_t kPauseNs = 100'000'000;  // after accept() failed for want of descriptors or memory
+constexpr size_t kMostKeyless = 64;        // ranks that are remembered
 constexpr uint64_t kLoggedAtOnce = 5;      // refusals logged before the log falls to one line a second
 
 }  // namespace
@@ -127,9 +128,15 @@ bool Gate::prove(Client &client, std::vector<Guest> &guests) {
     return false;
   }
   if (policy_ == UnknownKey::Wait && !client.deadline.passed()) return true;
-  client.acceptor.refuse(reply);
+  client.acceptor.refuse(reply, job_);
   send_some(client.fd.get(), reply);  // a courtesy; the client is refused anyway
-  refuse(client.from, client.acceptor.why());
+  const Hello &h = client.acceptor.hello();
+  if (h.role != Role::Rendezvous) {
+    refuse(client.from, client.acceptor.why());
+    return false;
+  }
+  if (keyless_.size() < kMostKeyless || keyless_.contains(h.index)) keyless_[h.index] = client.from;
+  refuse(client.from, formatted("{}; it says that it is rank {} of {}", client.acceptor.why(), h.index, h.count));
   return false;
 }
 

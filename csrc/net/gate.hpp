@@ -31,6 +31,7 @@ class Gate {
   // any thread; counted, so each add needs its drop. Wake the owner: service() looks again.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
+  void set_job(const Bytes16 &job) { job_ = job; }  // before the first client: what a refused one is told
   int fd() const noexcept { return epoll_.get(); }  // readable when service() has work
   int64_t next_deadline_ns() const noexcept;        // when service() must run at the latest; INT64_MAX: never
   void service(std::vector<Guest> &guests);         // owner's thread; never blocks
@@ -40,6 +41,12 @@ class Gate {
   const std::string &last_refused() const noexcept {
     return last_refused_;
   }  // "10.0.0.7:5123: it did not prove the job key"
+  // Where the last client came from that said it was this rank of a rendezvous and did not prove the job key; empty: there was none. It
+  // may be anybody.
+  std::string keyless(uint32_t rank) const {
+    const auto at = keyless_.find(rank);
+    return at == keyless_.end() ? std::string() : at->second;
+  }
 
  private:
   struct Client {
@@ -69,6 +76,8 @@ class Gate {
   std::vector<Bytes16> keys_;  // under keys_mutex_
   std::atomic<bool> keys_changed_{false};
   std::atomic<int> descriptors_{0};
+  Bytes16 job_{};
+  std::map<uint32_t, std::string> keyless_;  // at most kMostKeyless
   uint64_t refused_ = 0;
   std::string last_refused_;
   int64_t next_log_ns_ = 0;

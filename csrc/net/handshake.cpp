@@ -164,8 +164,8 @@ bool Acceptor::try_key(const Bytes16 &key, ByteVector &reply) {
   return true;
 }
 
-void Acceptor::refuse(ByteVector &reply) {
-  Writer(reply).bytes(kMagic).number(challenge_.version).number(static_cast<uint16_t>(Verdict::UnknownKey)).bytes16({});
+void Acceptor::refuse(ByteVector &reply, const Bytes16 &job) {
+  Writer(reply).bytes(kMagic).number(challenge_.version).number(static_cast<uint16_t>(Verdict::UnknownKey)).bytes16(job);
   why_ = "it did not prove the job key";
   state_ = State::Refused;
 }
@@ -203,8 +203,11 @@ Dialed dial(int fd, Hello hello, const Bytes16 &key, const std::string &to, Dead
   r.number<uint16_t>();
   const auto verdict = static_cast<Verdict>(r.number<uint16_t>());
   if (verdict == Verdict::UnknownKey)
-    fail(Code::Auth,
-         "{} does not know our job key; check that all processes belong to one job (ISTHMUS_JOB_KEY, job id, address)", to);
+    throw KeyError(
+        formatted("{} does not know our job key; check that all processes belong to one job (ISTHMUS_JOB_KEY, job id, "
+                  "address)",
+                  to),
+        r.bytes16());
   if (!equal_constant_time(r.bytes16(), mac(key, acceptor_label(verdict), transcript)))
     fail(Code::Auth, "{} did not prove the job key; check that all processes belong to one job", to);
   if (verdict == Verdict::OtherVersion || challenge->version != hello.version)

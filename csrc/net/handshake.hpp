@@ -4,7 +4,8 @@
 //   Hello    magic, version, role, index, count, nonce, process ->
 //                                                               <- Challenge  magic, version, nonce, process
 //   Proof    MAC(key, "D", Hello, Challenge)                    ->
-//                                                               <- Verdict  status, MAC(key, "A" status, Hello, Challenge)
+//                                                               <- Verdict  status, MAC(key, "A" status, Hello, Challenge);
+//                                                                  where no key fits: what names the acceptor's job, or zero
 //
 // The dialer proves first, so an acceptor with several keys learns which one is meant, and a client without a key learns
 // nothing. These four messages are the same in all protocol versions: two ends whose versions differ still authenticate each
@@ -54,7 +55,8 @@ class Acceptor {
   bool plausible(std::span<const std::byte> beginning) const;
   void feed(std::span<const std::byte> bytes, ByteVector &reply);  // -> Proof, Unproved or Refused
   bool try_key(const Bytes16 &key, ByteVector &reply);             // Unproved: -> Done where the proof fits
-  void refuse(ByteVector &reply);                                  // Unproved: -> Refused, and tells the dialer so
+  // Unproved: -> Refused, and tells the dialer so, and which job this is for
+  void refuse(ByteVector &reply, const Bytes16 &job = {});
   State state() const noexcept { return state_; }
   const Hello &hello() const noexcept { return hello_; }  // authentic once Done
   const std::string &why() const noexcept { return why_; }
@@ -66,6 +68,16 @@ class Acceptor {
   ByteVector transcript_;
   Bytes16 proof_{};
   std::string why_;
+};
+
+// The acceptor does not know the dialer's key. It says which job it is for, and nothing proves that.
+class KeyError final : public Error {
+ public:
+  KeyError(std::string text, const Bytes16 &job) : Error(Code::Auth, std::move(text)), job_(job) {}
+  const Bytes16 &job() const noexcept { return job_; }  // zero: it has not said
+
+ private:
+  Bytes16 job_;
 };
 
 struct Dialed {

@@ -473,6 +473,43 @@ TEST(CallbackExchange, NamesRanksThatDisagree) {
   EXPECT_EQ(error_of([] { callback_exchange(nullptr, nullptr, 0, 2); }).code, Code::Argument);
 }
 
+TEST(JobKey, ThatDiffersWithinOneJobIsSaidAtOnceAndHarmsNobodyElse) {
+  const std::string address = free_address();
+  const Bytes16 job{7, 7};
+  const auto rank = [&](int r, const Bytes16 &key, const Bytes16 &name, double seconds) {
+    return error_of([&] {
+      const Deadline deadline(seconds);
+      tcp_exchange(address, r, 2, key, Settings(), deadline, name)->all_gather({}, deadline);
+    });
+  };
+  auto zero = std::async(std::launch::async, [&] { return rank(0, kKey, job, soon()); });
+  constexpr int64_t kGraceNs = 5'000'000'000;  // which a rank of another job has
+  bool at_once = false;
+  for (int i = 0; i < 5 && !at_once; ++i) {
+    const int64_t before = now_ns();
+    const Status other = rank(1, Bytes16{5}, job, soon());
+    at_once = now_ns() - before < kGraceNs;
+    EXPECT_EQ(other.code, Code::Auth);
+    EXPECT_EQ(other.text.find("rank 1: rank 0 at " + address + " has another ISTHMUS_JOB_KEY than this rank;"), 0u)
+        << other.text;
+  }
+  EXPECT_TRUE(at_once);
+  const Status foreign = rank(1, Bytes16{5}, Bytes16{8}, 0.3);
+  EXPECT_EQ(foreign.code, Code::Auth);
+  EXPECT_EQ(foreign.text.find("rank 1: rank 0 at " + address + " does not know our job key;"), 0u) << foreign.text;
+  EXPECT_TRUE(rank(1, kKey, job, soon()).ok());
+  EXPECT_TRUE(zero.get().ok());
+}
+
+TEST(JobKey, IsNotTheNameOfTheJob) {
+  const Settings s;
+  const std::vector<std::string> parts{"job 1", "host:1"}, others{"job 1h", "ost:1"};
+  EXPECT_EQ(job_name(parts), job_name(parts));
+  EXPECT_NE(job_name(parts), job_name(others));
+  EXPECT_NE(job_name(parts), derive_key(s, parts));
+  EXPECT_NE(job_name(parts), Bytes16{});
+}
+
 TEST(JobKey, IsTheGivenOneOrDerived) {
   Settings s;
   const std::vector<std::string> parts{"job 1", "host:1"}, others{"job 1h", "ost:1"};
@@ -755,6 +792,8 @@ TEST_F(Deadlines, OfARankWithAnotherKeyAreAuthErrors) {
   EXPECT_EQ(one.status.code, Code::Auth) << one.status.text;
   EXPECT_TRUE(contains(one.status.text, "rank 1: ") && contains(one.status.text, "job key")) << one.status.text;
   EXPECT_EQ(zero.status.code, Code::Timeout);
+  EXPECT_EQ(zero.status.text.find("rank 1 has another ISTHMUS_JOB_KEY than rank 0, or is of another job: "), 0u)
+      << zero.status.text;
   EXPECT_TRUE(contains(zero.status.text, "rank 1 of 2 did not arrive") &&
               contains(zero.status.text, "did not prove the job key"))
       << zero.status.text;

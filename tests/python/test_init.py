@@ -195,6 +195,33 @@ def test_a_bad_environment_is_named() -> None:
     assert code != 0 and "ConfigError" in error and "ISTHMUS_EAGER_BYTES=lots" in error
 
 
+def test_ranks_with_unlike_job_keys_are_told_so_first_of_all() -> None:
+    address = f"127.0.0.1:{launch.free_port()}"
+    shared = {"ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address}
+    zero = begin({**shared, "ISTHMUS_RANK": "0", "ISTHMUS_JOB_KEY": "0" * 32, "ISTHMUS_TIMEOUT": str(2 * SOON)})
+    try:  # rank 1 does not wait for its deadline; rank 0 does, since nothing proves that it was a rank of the job
+        ((code, _, error),) = join([{**shared, "ISTHMUS_RANK": "1", "ISTHMUS_JOB_KEY": "1" * 32}])
+        assert zero.poll() is None
+    finally:
+        zero.kill()
+        zero.communicate()
+    last = error.rstrip().splitlines()[-1]
+    assert code == 1 and last.startswith(
+        f"isthmus._errors.AuthError: rank 1: rank 0 at {address} has another ISTHMUS_JOB_KEY than this rank;"
+    ), error
+
+
+def test_settings_that_differ_are_named_alone_in_one_line_at_once() -> None:
+    address = f"127.0.0.1:{launch.free_port()}"
+    shared = {"ISTHMUS_WORLD_SIZE": "2", "ISTHMUS_ADDRESS": address, "ISTHMUS_TIMEOUT": str(2 * DEADLINE)}
+    ended = join([{**shared, "ISTHMUS_RANK": str(rank), "ISTHMUS_TCP_STREAMS": str(rank + 1)} for rank in range(2)])
+    for code, _, error in ended:
+        last = error.rstrip().splitlines()[-1]
+        assert code == 1 and last.startswith(
+            "isthmus._errors.MismatchError: settings that must be equal on all ranks differ: ISTHMUS_TCP_STREAMS"
+        ), error
+
+
 def test_no_launcher_at_all_is_told_what_to_do() -> None:
     ((code, _, error),) = join([{}])
     assert code != 0 and "isthmus._errors." in error and "torchrun" in error
