@@ -557,7 +557,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     if (!trouble.ok() && trouble.code != Code::Timeout)  // they may wait for this rank inside the library
       for (const int q : island->ranks) {
         const auto at = static_cast<size_t>(q);
-        if (q != rank) context->tell_failure(processes[at], ranks[at].index, ranks[0].epoch, trouble);
+        if (q != rank) context->tell_failure(processes[at], ranks[at].index, ranks[0].epoch, {trouble});
       }
   }
   if (no_memory) {  // where one pair could not share memory, nobody pretends to

@@ -31,6 +31,16 @@ namespace isthmus::engine {
 // Control messages between processes; bodies are packed structs (control.cpp).
 enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
 
+// Why a communicator has failed. The text may begin with what an operation is: the others say which of theirs that is, instead.
+struct Failure : Status {
+  Failure() = default;
+  Failure(Status status) : Status(std::move(status)) {}  // NOLINT: a status is a failure of which no more is known
+  std::string doing;      // what this rank was in, for who hears of it without an operation of his own; not told to others
+  uint32_t subject = 0;   // bytes of that beginning
+  int32_t by = -1;        // the rank whose operation it is
+  uint64_t sequence = 0;  // its number; 0: it is a message
+};
+
 class Context final : public bootstrap::MeshEvents, public link::FrameSink {
  public:
   // A communicator's use of the context, from its making to its destruction. When the last one has ended, the next acquire() makes a
@@ -169,7 +179,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // Control messages. peer null: this process, delivered at once.
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
   // Tells the process of a rank that this one fails, with whatever it has of that index.
-  bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Status &why) noexcept;
+  bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
   // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
   struct Answer {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/one_line.hpp"
 #include "engine/context.hpp"
 #include "engine/member.hpp"
 
@@ -23,8 +24,11 @@ bool take(std::span<const std::byte> &body, T &out) {
 }
 
 struct AbortHead {
-  uint32_t member, epoch, code, bytes;
+  uint32_t member, epoch, code, bytes, subject;
+  int32_t by;
+  uint64_t sequence;
 };
+constexpr size_t kMostText = 4096;  // of a failure
 struct CreditBody {
   uint32_t member, epoch, rank, spare;
   uint64_t granted;
@@ -42,6 +46,18 @@ struct ReplyBody {
   Context::Answer answer;
 };
 
+Failure read_failure(const AbortHead &h, std::span<const std::byte> body) {
+  const std::string_view all(reinterpret_cast<const char *>(body.data()), body.size());
+  Failure why;
+  why.code = static_cast<Code>(h.code);
+  const std::string subject = one_line(all.substr(0, std::min<size_t>(h.subject, all.size())), kMostText);
+  why.text = subject + one_line(all.substr(std::min<size_t>(h.subject, all.size())), kMostText);
+  why.subject = static_cast<uint32_t>(subject.size());
+  why.by = h.by;
+  why.sequence = h.sequence;
+  return why;
+}
+
 }  // namespace
 
 bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept {
@@ -55,8 +71,7 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
         for (const Making &m : making_)
           if (m.index == h.member && m.epoch == h.epoch) m.failed->store(true);
       }
-      if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
-        m->fail(static_cast<Code>(h.code), std::string(reinterpret_cast<const char *>(body.data()), body.size()), false);
+      if (auto m = member_at(h.member); m && m->epoch() == h.epoch) m->fail(read_failure(h, body), false);
       break;
     }
     case Control::Credit: {
@@ -90,9 +105,15 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
   return true;
 }
 
-bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Status &why) noexcept {
-  const size_t bytes = std::min<size_t>(why.text.size(), 4096);
-  const AbortHead head{their_index, epoch, static_cast<uint32_t>(why.code), static_cast<uint32_t>(bytes)};
+bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept {
+  const size_t bytes = std::min(why.text.size(), kMostText);
+  const AbortHead head{their_index,
+                       epoch,
+                       static_cast<uint32_t>(why.code),
+                       static_cast<uint32_t>(bytes),
+                       std::min(why.subject, static_cast<uint32_t>(bytes)),
+                       why.by,
+                       why.sequence};
   std::vector<std::byte> body(sizeof head + bytes);
   std::memcpy(body.data(), &head, sizeof head);
   std::memcpy(body.data() + sizeof head, why.text.data(), bytes);

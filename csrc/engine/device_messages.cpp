@@ -139,8 +139,7 @@ void Member::submit_parts(Op *op) noexcept {
     OpPool::retain(part);  // this thread may come out of the runtime after it is over
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
-      const Status why = failure();
-      end_op(part, why.code, about(*part, why.text));
+      end_op(part, failure().code, about(*part));
     } else {
       submit_message(part);
     }

@@ -221,7 +221,7 @@ void Member::on_deadline(const Op &op) noexcept {
                                                            : "it waited for no rank";
   else who = culprit(op, first, code);
   if (const std::string inside = inside_text(); !inside.empty()) who += formatted("; {} is in {}", rank_text(rank_), inside);
-  fail(code, formatted("{} did not finish within {:g} s: {}", describe(op), op.call.timeout, who), true);
+  fail_at(op, code, formatted(" did not finish within {:g} s: {}", op.call.timeout, who));
 }
 
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
@@ -283,11 +283,9 @@ void Member::on_message_deadline(int64_t now) noexcept {
         there = o == late && o->submitted_ns == copy.submitted_ns;
     if (!there) return;
   }
-  fail(code,
-       formatted("{}{}: {}", describe(copy),
-                 now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who) +
-           (inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)),
-       true);
+  fail_at(copy, code,
+          formatted("{}: {}{}", now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout),
+                    who, inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)));
 }
 
 }  // namespace isthmus::engine

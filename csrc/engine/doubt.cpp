@@ -103,10 +103,9 @@ void Member::look_at_device() noexcept {
 Turn::Held Member::turn_for(Turn &turn, const Op *op) noexcept {
   return turn.take(op, [&] {
     if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
-      fail(Code::Timeout,
-           formatted("{} did not finish within {:g} s: another thread of {} is before it{}{}", describe(*op),
-                     op->call.timeout, rank_text(rank_), inside_text().empty() ? "" : ", in ", inside_text()),
-           true);
+      fail_at(*op, Code::Timeout,
+              formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
+                        rank_text(rank_), inside_text().empty() ? "" : ", in ", inside_text()));
     return failed();
   });
 }
@@ -146,7 +145,7 @@ void Member::late_submission(int64_t now) noexcept {
 
 // After a failure the operation may be over, and another's.
 void Member::not_submitted(const Op &op, const Error &e) noexcept {
-  if (!failed()) fail(e.code(), describe(op) + ": " + e.text(), true);
+  if (!failed()) fail_at(op, e.code(), ": " + e.text());
 }
 
 }  // namespace isthmus::engine

@@ -25,7 +25,7 @@ bool Member::start_plan(Op *op) noexcept {
     try {
       if (!take_room(op)) return op->blocked_on = -1, false;
     } catch (const Error &e) {
-      fail(e.code(), describe(*op) + ": " + e.text(), true);
+      fail_at(*op, e.code(), ": " + e.text());
       return false;
     }
   }
@@ -131,7 +131,7 @@ Member::Outcome Member::wait_for_device(Op *op) noexcept {
 bool Member::island_sound(Op *op) noexcept {
   if (!island_->failed()) return true;
   const Status s = island_->status();
-  fail(s.code, describe(*op) + ": " + s.text, true);
+  fail_at(*op, s.code, ": " + s.text);
   return false;
 }
 
@@ -168,10 +168,9 @@ bool Member::compare_sizes(Op *op) noexcept {
     const uint64_t expected = op->operands().out_bytes[static_cast<size_t>(q)];
     if (sent == expected) continue;
     const uint64_t size = dtype_size(op->call.dtype);
-    fail(Code::Mismatch,
-         formatted("{}: {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
-                   describe(*op), rank_text(q), sent / size, rank_, expected / size),
-         true);
+    fail_at(*op, Code::Mismatch,
+            formatted(": {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
+                      rank_text(q), sent / size, rank_, expected / size));
     return false;
   }
   return true;
@@ -187,8 +186,7 @@ std::byte *Member::ring_of(Op *op, int rank) noexcept {
     const uint64_t need = op->plan->slots * op->plan->slot_bytes;
     if (d.sequence.load(std::memory_order_acquire) != op->sequence || offset < link::Arena::kHeader || offset > limit ||
         need > limit - offset) {
-      fail(Code::Internal, formatted("{}: {} announced a ring outside its shared memory", describe(*op), rank_text(rank)),
-           true);
+      fail_at(*op, Code::Internal, formatted(": {} announced a ring outside its shared memory", rank_text(rank)));
       return nullptr;
     }
     p.ring_sequence = op->sequence;

@@ -122,9 +122,8 @@ void Member::submit(Op *op) noexcept {
 }
 
 void Member::end_failed(Op *op) noexcept {
-  const Status why = failure();
   if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed);
-  end_op(op, why.code, about(*op, why.text));
+  end_op(op, failure().code, about(*op));
 }
 
 void Member::enqueue(Op *op) noexcept {
@@ -342,7 +341,7 @@ bool Member::drive_operations() noexcept {
         const bool messages = !pending || messages_settled();  // both are told to end before either is waited for
         if (pending && island_settled() && messages) {
           forget_on_links();  // nothing of ours may touch user memory once an operation has ended
-          end_all(why.code, why.text);
+          end_all(why.code);
           moved = true;
         }
         break;
@@ -429,7 +428,7 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (waiters_.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) context_->wake();
 }
 
-void Member::end_all(Code code, const std::string &text) noexcept {
+void Member::end_all(Code code) noexcept {
   for (;;) {
     queue_lock_.lock();
     Op *op = head();
@@ -440,9 +439,9 @@ void Member::end_all(Code code, const std::string &text) noexcept {
     queue_lock_.unlock();
     if (!op) break;
     op->queue_next = nullptr;
-    end_op(op, code, about(*op, text));
+    end_op(op, code, about(*op));
   }
-  end_messages(code, text);
+  end_messages(code);
 }
 
 bool Member::wait(Op *op, int64_t until_ns) noexcept {
@@ -526,8 +525,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
       if (q >= 0 && !check_peer(late, q)) late = nullptr;
       // A peer that has gone will send nothing more than what it had sent for the operations it ended.
       else if (q >= 0 && peers_[q].left.load(std::memory_order_acquire) && peers_[q].left_done.load() < late->sequence)
-        fail(Code::PeerLost, formatted("{}: {} has destroyed its side of the communicator", describe(*late), rank_text(q)),
-             true);
+        fail_at(*late, Code::PeerLost, formatted(": {} has destroyed its side of the communicator", rank_text(q)));
     }
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
@@ -550,36 +548,50 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
 // ---- failure -------------------------------------------------------------------------------------------------------------------------
 
 Status Member::failure() const {
+  Failure f = why();
+  if (!f.doing.empty()) f.text += "; this rank was in " + f.doing;
+  return f;
+}
+
+Failure Member::why() const {
   std::lock_guard lock(failure_mutex_);
   return failure_;
 }
 
-void Member::fail(Code code, std::string text, bool flood) noexcept {
+void Member::fail(Failure why, bool flood) noexcept {
   {
     std::lock_guard lock(failure_mutex_);
     if (failed_.load(std::memory_order_relaxed)) return;
-    failure_ = {code, text};
+    failure_ = why;
     failed_.store(1, std::memory_order_release);
   }
-  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", name_, rank_, text);
-  if (flood) this->flood(code, text);
+  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", name_, rank_, why.text);
+  if (flood) this->flood(why);
   if (has_work()) context_->activate(*this);  // somebody has to end what is pending, also where nobody waits
   context_->wake();
 }
 
-void Member::flood(Code code, const std::string &text) noexcept {
+void Member::flood(const Failure &why) noexcept {
   for (int q = 0; q < world_; ++q)
-    if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, {code, text});
+    if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, why);
+}
+
+void Member::fail_at(const Op &op, Code code, std::string_view what) noexcept {
+  Failure why{{code, describe(op)}};
+  why.subject = static_cast<uint32_t>(why.text.size());
+  why.text += what;
+  why.by = rank_;
+  why.sequence = op.is_p2p() ? 0 : op.sequence;
+  fail(std::move(why), true);
 }
 
 void Member::peer_lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
   for (int q = 0; q < world_; ++q) {
     if (peers_[q].process != &process || peers_[q].left.load(std::memory_order_acquire)) continue;
-    const std::string doing = waiting_text();
-    fail(Code::PeerLost,
-         formatted("{} {}: {}{}{}; start it again and make a new communicator", rank_text(q), state, why,
-                   doing.empty() ? "" : "; this rank was in ", doing),
-         true);
+    Failure lost{
+        {Code::PeerLost, formatted("{} {}: {}; start it again and make a new communicator", rank_text(q), state, why)}};
+    lost.doing = waiting_text();
+    fail(std::move(lost), true);
     return;
   }
 }
@@ -707,10 +719,7 @@ void Member::leave(int64_t until_ns) noexcept {
     context_->sleep(context_->has_links(), 1'000'000, [&](bool watched) { return drive(watched) || !has_work(); });
   }
   // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
-  if (failed()) {
-    const Status why = failure();
-    flood(why.code, why.text);
-  }
+  if (failed()) { flood(why()); }
   const bool broken = failed() || (has_work() && !receives);
   // A receive that has begun with nothing concerns nobody else.
   fail(Code::Aborted,
@@ -832,9 +841,14 @@ std::string Member::path_text(const Op &op) const {
   return op.plan->host.empty() ? island_family_ : island_family_ + " and " + bridge;
 }
 
-std::string Member::about(const Op &op, const std::string &text) const {
+std::string Member::about(const Op &op) const {
+  const Failure f = why();
   std::string own = describe(op);
-  return text.starts_with(own) ? text : own + ": " + text;
+  const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
+  if (f.text.starts_with(own) || (same && f.by == rank_)) return f.text;
+  if (!same) return own + ": " + f.text;
+  const std::string rest = f.text.substr(std::min<size_t>(f.subject, f.text.size()));
+  return rest.starts_with(": ") ? own + rest : formatted("{}: on rank {} it{}", own, f.by, rest);
 }
 
 std::string Member::waiting_text() const {

@@ -196,9 +196,11 @@ class Member : public std::enable_shared_from_this<Member> {
     fail(Code::Aborted, std::move(text), true);
   }
   // Failure. First writer wins; floods where `flood`. Any thread.
-  void fail(Code code, std::string text, bool flood) noexcept;
+  void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
+  void fail(Failure why, bool flood) noexcept;
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
+  Failure why() const;
   // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
   // the member has failed. It ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it is: the same
   // on all, and for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
@@ -327,8 +329,9 @@ class Member : public std::enable_shared_from_this<Member> {
   bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
-  void flood(Code code, const std::string &text) noexcept;
-  void submit_message(Op *op) noexcept;  // device_messages.cpp
+  void flood(const Failure &why) noexcept;
+  void fail_at(const Op &op, Code code, std::string_view what) noexcept;  // floods: "<the operation><what>"
+  void submit_message(Op *op) noexcept;                                   // device_messages.cpp
   void submit_parts(Op *op) noexcept;
   void send_from_device(Op *op) noexcept;
   void recv_to_device(Op *op) noexcept;
@@ -421,8 +424,8 @@ class Member : public std::enable_shared_from_this<Member> {
                   : p.credit.load(std::memory_order_acquire);
   }
   void consumed(int source, uint64_t bytes) noexcept;  // gives credit back
-  void end_messages(Code code, const std::string &text) noexcept;
-  void end_all(Code code, const std::string &text) noexcept;
+  void end_messages(Code code) noexcept;
+  void end_all(Code code) noexcept;
   void end_op(Op *op, Code code, std::string text) noexcept;
   void on_deadline(const Op &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
@@ -431,7 +434,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::string library_text(const Op &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
   std::string path_text(const Op &op) const;
-  std::string about(const Op &op, const std::string &text) const;  // the text, which begins with what the operation is
+  std::string about(const Op &op) const;  // why it ends: what it is, and why this has failed
 
   std::shared_ptr<Context> context_;
   const topology::Topology topology_;
@@ -567,7 +570,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // failure
   std::atomic<uint32_t> failed_{0};
   mutable std::mutex failure_mutex_;
-  Status failure_;
+  Failure failure_;
   std::atomic<bool> left_{false};
 };
 

@@ -40,8 +40,7 @@ void Member::sent(link::Outgoing &out) {
     m->flowing_.take(op);
   }
   if (m->failed()) {
-    const Status why = m->failure();
-    m->end_op(op, why.code, m->about(*op, why.text));
+    m->end_op(op, m->failure().code, m->about(*op));
   } else {
     m->end_op(op, Code::Ok, {});
   }
@@ -64,8 +63,7 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
   }
   if (failed()) {
     match_lock_.unlock();
-    const Status why = failure();
-    end_op(op, why.code, about(*op, why.text));
+    end_op(op, failure().code, about(*op));
     return true;
   }
   number_send(op);
@@ -399,7 +397,7 @@ void Member::received_message(const link::FrameHeader &h) {
 }
 
 // After the links have been cancelled: every operation still in a list is ours to end.
-void Member::end_messages(Code code, const std::string &text) noexcept {
+void Member::end_messages(Code code) noexcept {
   for (;;) {
     Op *op = nullptr;
     {
@@ -427,7 +425,7 @@ void Member::end_messages(Code code, const std::string &text) noexcept {
       recv_.posted = false;
     }
     if (!op) return;
-    end_op(op, code, about(*op, text));
+    end_op(op, code, about(*op));
   }
 }
 

@@ -22,6 +22,7 @@
 #include "base/file_name.hpp"
 #include "base/handover.hpp"
 #include "base/log.hpp"
+#include "base/one_line.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
 
@@ -762,6 +763,29 @@ TEST(Copy, StoresGoPastTheCachesBetweenProcessorsThatShareNone) {
   EXPECT_EQ(stores_of("cached"), Stores::Cached);
   EXPECT_EQ(stores_of("streamed"), Stores::Streamed);
   EXPECT_EQ(stores_of("auto"), Stores::Auto);
+}
+
+TEST(Errors, OthersWordsBecomeOneLineOfBoundedLengthAndSoundText) {
+  using isthmus::one_line;
+  EXPECT_EQ(one_line("as it is", 8), "as it is");
+  EXPECT_EQ(one_line("as it is.", 8), "as it...");
+  EXPECT_EQ(one_line("two\r\nlines\tand \x1b[31mcolour\x7f", 100), "two lines and [31mcolour");
+  EXPECT_EQ(one_line("Größe 日本 😀", 100), "Größe 日本 😀");
+  EXPECT_EQ(one_line("日本日本", 8), "日...") << "no character is cut in two";
+  for (const char *broken : {"a\xff"
+                             "b",
+                             "a\xc0\x80"
+                             "b",
+                             "a\xed\xa0\x80"
+                             "b",
+                             "a\xe6\x97",
+                             "a\xf5\x80\x80\x80"
+                             "b"}) {
+    const std::string text = one_line(broken, 100);
+    EXPECT_TRUE(text == "a b" || text == "a") << text;
+  }
+  EXPECT_EQ(one_line(std::string(1000, 'x'), 300).size(), 300u);
+  EXPECT_EQ(one_line("", 10), "");
 }
 
 TEST(Errors, EveryCodeHasItsName) {

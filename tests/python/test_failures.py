@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 import isthmus
 from events import inside_a_call, meet, once_inside, until
-from patience import SOON
+from patience import SOON, patient
 
 Run = Callable[..., list[Any]]
 
@@ -55,6 +56,26 @@ def test_a_missing_rank_is_named_at_the_deadline(threads: Run) -> None:
         gate.wait(2 * SOON)
 
     threads(2, body, threading.Barrier(2))
+
+
+def test_who_is_told_of_a_deadline_reads_of_the_operation_once(processes: Run, tmp_path: Path) -> None:
+    def body(comm: isthmus.Comm, folder: str) -> str:
+        comm.barrier()
+        told = [Path(folder) / "told 0", Path(folder) / "told 2"]
+        if comm.rank == 1:  # busy with something else
+            until(lambda: all(path.exists() for path in told))
+            return ""
+        with pytest.raises(isthmus.TimeoutError) as caught:
+            comm.all_reduce(np.ones(4), timeout=patient(0.5) if comm.rank == 0 else 2 * SOON)
+        told[comm.rank // 2].touch()
+        return str(caught.value)
+
+    first, _, other = processes(3, body, str(tmp_path))
+    operation = "#2 all_reduce (float64, sum, 4 elements) on rank"
+    assert first.startswith(f"{operation} 0 of ") and first.count("all_reduce") == 1, first
+    told = f"{re.escape(operation)} 2 of '.*' over .*: on rank 0 it did not finish within .* s: rank 1 "
+    assert re.match(told, other), other
+    assert other.count("all_reduce") == 1, other
 
 
 def test_ranks_that_call_different_things_are_both_told(ranks: Run) -> None:
