@@ -322,6 +322,16 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
   });
 }
 
+isthmus_result isthmus_raised(const char *what) {
+  return guarded([&] {
+    if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
+    i::engine::Context::raised(what);
+    return ISTHMUS_OK;
+  });
+}
+
+int isthmus_raiser(void) { return static_cast<int>(i::engine::Context::raiser()); }
+
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
     Inside(comm)->abort(reason ? reason : "");

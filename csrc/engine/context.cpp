@@ -103,6 +103,44 @@ std::shared_ptr<Context> Context::current() {
   return current_context.lock();
 }
 
+void Context::raised(std::string_view what) noexcept {
+  const auto c = current();
+  if (!c || bootstrap::forked()) return;
+  {
+    static bool held = false;
+    const std::lock_guard lock(current_mutex);
+    if (c->uses_ == 0 || current_context.lock() != c) return;
+    if (!std::exchange(held, true)) {
+      ++c->uses_;
+      static_cast<void>(new Use(c));  // never given back: see above
+    }
+  }
+  const auto all = c->members();
+  // What it raises may be what another's raising has come to here. Then that one is the first.
+  const bool first = std::none_of(all.begin(), all.end(), [](const auto &m) {
+    const Failure why = m->why();
+    return why.raiser >= 0 && why.raiser != m->rank();
+  });
+  for (const auto &m : all) m->raised(what, first);
+}
+
+Context::Raiser Context::raiser() noexcept {
+  constexpr int64_t kMomentNs = 10'000'000'000;
+  const auto c = current();
+  if (!c || bootstrap::forked()) return Raiser::None;
+  Raiser found = Raiser::None;
+  for (const auto &m : c->members()) {
+    const Failure why = m->why();
+    if (why.raiser < 0 || why.raiser >= m->world() || why.raiser == m->rank() || now_ns() - why.noted_ns > kMomentNs)
+      continue;
+    const bootstrap::Peer *process = m->peers()[static_cast<size_t>(why.raiser)].process;
+    if (!process) continue;
+    if (!process->lost.load(std::memory_order_acquire)) return Raiser::There;
+    found = Raiser::Gone;
+  }
+  return found;
+}
+
 Context::Context(const Settings &settings, const std::string &route_hint)
     : settings_(settings),
       arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),

@@ -39,6 +39,8 @@ struct Failure : Status {
   uint32_t subject = 0;   // bytes of that beginning
   int32_t by = -1;        // the rank whose operation it is
   uint64_t sequence = 0;  // its number; 0: it is a message
+  int32_t raiser = -1;    // the rank whose process ends by an error of its program, where that is the reason
+  int64_t noted_ns = 0;
 };
 
 class Context final : public bootstrap::MeshEvents, public link::FrameSink {
@@ -180,6 +182,12 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bool control(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
   // Tells the process of a rank that this one fails, with whatever it has of that index.
   bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept;
+  // This process ends by an error that its program has not caught: `what`. All its communicators fail, on all ranks, and its connections
+  // stay until the process has ended, so that the others see its end.
+  static void raised(std::string_view what) noexcept;
+  // Whether a communicator of this process has failed a moment ago because another rank raised, and whether that one's process is there.
+  enum class Raiser { None, There, Gone };
+  static Raiser raiser() noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
   // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
   struct Answer {

@@ -25,7 +25,7 @@ bool take(std::span<const std::byte> &body, T &out) {
 
 struct AbortHead {
   uint32_t member, epoch, code, bytes, subject;
-  int32_t by;
+  int32_t by, raiser, spare;
   uint64_t sequence;
 };
 constexpr size_t kMostText = 4096;  // of a failure
@@ -54,6 +54,7 @@ Failure read_failure(const AbortHead &h, std::span<const std::byte> body) {
   why.text = subject + one_line(all.substr(std::min<size_t>(h.subject, all.size())), kMostText);
   why.subject = static_cast<uint32_t>(subject.size());
   why.by = h.by;
+  why.raiser = h.raiser;
   why.sequence = h.sequence;
   return why;
 }
@@ -113,6 +114,8 @@ bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t
                        static_cast<uint32_t>(bytes),
                        std::min(why.subject, static_cast<uint32_t>(bytes)),
                        why.by,
+                       why.raiser,
+                       0,
                        why.sequence};
   std::vector<std::byte> body(sizeof head + bytes);
   std::memcpy(body.data(), &head, sizeof head);

@@ -8,6 +8,7 @@
 #include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/one_line.hpp"
 
 namespace isthmus::engine {
 namespace {
@@ -559,6 +560,7 @@ Failure Member::why() const {
 }
 
 void Member::fail(Failure why, bool flood) noexcept {
+  why.noted_ns = now_ns();
   {
     std::lock_guard lock(failure_mutex_);
     if (failed_.load(std::memory_order_relaxed)) return;
@@ -582,6 +584,13 @@ void Member::fail_at(const Op &op, Code code, std::string_view what) noexcept {
   why.text += what;
   why.by = rank_;
   why.sequence = op.is_p2p() ? 0 : op.sequence;
+  fail(std::move(why), true);
+}
+
+void Member::raised(std::string_view what, bool first) noexcept {
+  constexpr size_t kMost = 300;
+  Failure why{{Code::PeerLost, formatted("{} raised {}", rank_text(rank_), one_line(what, kMost))}};
+  why.raiser = first ? rank_ : -1;
   fail(std::move(why), true);
 }
 

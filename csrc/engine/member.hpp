@@ -198,6 +198,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // Failure. First writer wins; floods where `flood`. Any thread.
   void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
   void fail(Failure why, bool flood) noexcept;
+  // The program has not caught an error: `what`. `first`: it is not what another rank's has led to.
+  void raised(std::string_view what, bool first) noexcept;
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
   Failure why() const;

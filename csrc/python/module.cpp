@@ -141,6 +141,10 @@ PYBIND11_MODULE(_core, m) {
   m.def("group_begin", &group_begin);
   m.def("group_end", &group_end, py::arg("async_op") = false);
   m.def("group_cancel", &group_cancel);
+  m.def(
+      "raised", [](const std::string &what) { check(isthmus_raised(what.c_str())); }, py::arg("what"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def("raiser", &isthmus_raiser);
   m.def("destroy_all", &Communicator::destroy_all, py::arg("seconds"));
   m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
   install_interrupt_check();

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit as _atexit
 
-from . import _core
+from . import _core, _ending
 from ._comm import Comm, Explanation, context_stats, from_mpi, group, init, settings, unique_id
 from ._core import ANY_SOURCE, Work
 from ._errors import (
@@ -64,3 +64,4 @@ __all__ = [
 
 # While the interpreter still runs: afterwards threads cannot be joined in order. Each waits 2 s at most for what is pending.
 _atexit.register(_core.destroy_all, 2.0)
+_ending.install()

@@ -166,6 +166,14 @@ ISTHMUS_API isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, in
  * host: for arrays that are ready behind another stream than that of the call. */
 ISTHMUS_API isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after);
 ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives submitted so far */
+/* For a process that ends by an error which nobody in it has caught: `what` that is, in one line ("ValueError: no such file"), of which the
+ * ranks of all communicators of the process hear. Their operations end in ISTHMUS_ERR_PEER_LOST, "rank 1 (...) raised ...", and this
+ * process's connections stay until it has ended. Does nothing where there is no communicator. */
+ISTHMUS_API isthmus_result isthmus_raised(const char *what);
+/* 1: a communicator of this process has failed in the last ten seconds because another rank raised, and that one's process is still there;
+ * 2: it has ended; 0: there is none. A supervisor that takes the first process which ends for the culprit takes the right one where the
+ * others end after it. */
+ISTHMUS_API int isthmus_raiser(void);
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it, the time that profiles predict and that of the last such call; of "send" and "recv", whose `root` is the peer, their way. dump: the flight recorder of the
  * communicator. */

@@ -17,6 +17,7 @@ from datetime import timedelta as _timedelta
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
+from isthmus import _ending
 from isthmus.torch._build import load as _load
 
 if TYPE_CHECKING:
@@ -204,3 +205,4 @@ def context_stats() -> dict[str, Any]:
 register()
 # While the interpreter is alive: futures and tensors may be Python objects. Each group waits 2 s at most for pending work.
 _atexit.register(_torch.shutdown_all)
+_atexit.register(_ending.linger)  # before that

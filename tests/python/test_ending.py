@@ -1,0 +1,110 @@
+"""How a job ends in which one rank raises: all name that rank, and so does its launcher."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus import launch
+from patience import SOON, patient
+
+RAISES = """
+import array, isthmus
+comm = isthmus.init()
+x = array.array("i", [1])
+comm.barrier()
+if comm.rank == 1:
+    raise ValueError("a bad\\nbatch \\x1b[31m" + "x" * 1000)
+comm.all_reduce(x)
+"""
+
+TORCH_RAISES = """
+import torch, torch.distributed as dist
+dist.init_process_group("isthmus")
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("a bad batch")
+dist.all_reduce(torch.ones(2))
+"""
+
+
+def ends(program: str, ranks: int) -> list[launch.Result]:
+    with launch.start([sys.executable, "-c", program], ranks, env={"ISTHMUS_TIMEOUT": str(SOON)}) as job:
+        return list(job.wait(2 * SOON))
+
+
+def test_the_others_say_who_raised_and_what_in_one_short_line() -> None:
+    ended = ends(RAISES, 3)
+    assert all(end.returncode == 1 for end in ended), ended
+    assert "ValueError: a bad" in ended[1].stderr
+    for end in (ended[0], ended[2]):
+        last = end.stderr.rstrip().splitlines()[-1]
+        assert re.fullmatch(
+            rf"isthmus\._errors\.PeerLostError: #2 all_reduce \(int32, sum, 1 elements\) on rank {end.rank} of 'world' over "
+            r"shared memory: rank 1 \(pid \d+ on \S+\) raised ValueError: a bad batch \[31mx{100,250}\.\.\.",
+            last,
+        ), last
+
+
+def test_an_exception_hook_of_the_program_is_called_as_before() -> None:
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error, file=sys.stderr)\n"
+    ended = ends(hook + RAISES.replace("x * 1000", ""), 2)
+    assert "mine: a bad" in ended[1].stderr and "Traceback" not in ended[1].stderr, ended[1].stderr
+    assert "raised ValueError: a bad batch" in ended[0].stderr, ended[0].stderr
+
+
+def test_in_an_interactive_interpreter_an_exception_ends_nothing() -> None:
+    program = """
+import sys, isthmus
+sys.ps1 = ">>> "
+comm = isthmus.init()
+if comm.rank == 1:
+    try:
+        raise ValueError("a slip")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+comm.barrier()
+comm.destroy()
+"""
+    ended = ends(program, 2)
+    assert [end.returncode for end in ended] == [0, 0], ended
+    assert "ValueError: a slip" in ended[1].stderr
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(RAISES, id="isthmus.init"), pytest.param(TORCH_RAISES, id="torch.distributed")]
+)
+def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "job.py"
+    script.write_text(program)
+    env = {k: v for k, v in launch.environment(0, 1, 1).items() if not k.startswith("ISTHMUS_")}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    command = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 3".split(), str(script)]
+    for _ in range(3):
+        torchrun = subprocess.Popen(
+            command,
+            env={**env, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = torchrun.communicate(timeout=patient(150))
+        finally:
+            if torchrun.poll() is None:
+                torchrun.send_signal(signal.SIGTERM)  # it ends its ranks
+                torchrun.wait(SOON)
+        assert torchrun.returncode != 0, out + err
+        root = err[err.index("Root Cause (first observed failure)") :]
+        found = re.search(r"rank\s*: (\d+)", root)
+        assert found and found[1] == "1", err
+        others = [line for line in err.splitlines() if "Error: " in line and "all_reduce" in line]
+        assert all("raised ValueError: a bad batch" in line for line in others), err
