@@ -13,6 +13,7 @@
 #include "comm/communicator.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
+#include "observe/dumper.hpp"
 #include "observe/explain.hpp"
 #include "observe/measure.hpp"
 #include "observe/star.hpp"
@@ -47,6 +48,8 @@ struct isthmus_meeting {
 };
 
 namespace {
+
+constexpr double kDumpSeconds = 2;  // how long a flight record that is being written may hold up destroy
 
 constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
 
@@ -257,6 +260,7 @@ isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm
     if (o.members) init.members = o.members;
     auto handle = std::make_unique<isthmus_comm>();
     handle->communicator = Communicator::init(init);
+    i::observe::watch(handle->communicator);
     *comm = handle.release();
     return ISTHMUS_OK;
   });
@@ -270,6 +274,7 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
     if (part) {
       auto handle = std::make_unique<isthmus_comm>();
       handle->communicator = std::move(part);
+      i::observe::watch(handle->communicator);
       *result = handle.release();
     }
     return ISTHMUS_OK;
@@ -286,6 +291,7 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
     handle->communicator = Inside(comm)->shrink(gone, abort != 0, name ? name : "");
+    i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;
   });
@@ -308,6 +314,8 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     comm->next = destroyed_handles.load(std::memory_order_relaxed);
     while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
     if (i::bootstrap::forked()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
+    i::observe::settle_dumps(kDumpSeconds);
+    i::observe::unwatch(*comm->communicator);
     comm->communicator->destroy();
     // Pending operations have ended, so other threads' calls are on their way out. One of this thread (destroy called from inside a
     // call, by an interrupt check or a callback) is not, nor one that is stuck in a vendor's library: it lets go of the rest when it ends.
@@ -331,6 +339,34 @@ isthmus_result isthmus_raised(const char *what) {
 }
 
 int isthmus_raiser(void) { return static_cast<int>(i::engine::Context::raiser()); }
+
+isthmus_result isthmus_dump_next(char *path, size_t bytes) {
+  return guarded([&] {
+    if (bytes == 0) {
+      i::observe::take_over_dumps();
+      return ISTHMUS_OK;
+    }
+    if (!path) i::fail(Code::Argument, "dump_next: path must not be NULL");
+    std::string name;
+    if (!i::observe::next_dump(name)) i::fail(Code::Aborted, "there is no communicator with ISTHMUS_DUMP any more");
+    if (name.size() >= bytes) {
+      i::observe::dump_written();
+      i::fail(Code::Argument, "dump_next: the path has {} bytes, and there is room for {}", name.size() + 1, bytes);
+    }
+    std::memcpy(path, name.c_str(), name.size() + 1);
+    return ISTHMUS_OK;
+  });
+}
+
+isthmus_result isthmus_dump_written(void) {
+  i::observe::dump_written();
+  return ISTHMUS_OK;
+}
+
+isthmus_result isthmus_dump_settle(double seconds) {
+  i::observe::settle_dumps(seconds);
+  return ISTHMUS_OK;
+}
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {

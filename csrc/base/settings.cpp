@@ -47,6 +47,10 @@ constexpr SettingRow kSettings[] = {
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,
      "1: the interposer only forwards to the vendor's library; read by the process's first call into it", true},
+    {Setting::Dump, "ISTHMUS_DUMP", K::Pattern, "", 0, 0, "", false,
+     "file that this rank's flight record is written to when an operation of any rank meets its deadline, and when the "
+     "process gets SIGUSR1 and the program has no handler of its own for that; empty: none is written",
+     true},
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,

@@ -20,6 +20,7 @@ enum class Setting : int {
   ChunkBytes,
   Device,
   Disable,
+  Dump,
   EagerBytes,
   GroupWaitMs,
   GuardSlots,

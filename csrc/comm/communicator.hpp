@@ -69,6 +69,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int size() const noexcept { return member_->world(); }
   engine::Member &member() noexcept { return *member_; }
   const std::string &name() const noexcept { return member_->name(); }
+  const Settings &settings() const noexcept { return settings_; }
   uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
 
   // Throws where `memory` (or nothing yet) of a device that DLPack calls by that type and number is not this rank's: Error(Unsupported)

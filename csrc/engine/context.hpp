@@ -40,6 +40,7 @@ struct Failure : Status {
   int32_t by = -1;        // the rank whose operation it is
   uint64_t sequence = 0;  // its number; 0: it is a message
   int32_t raiser = -1;    // the rank whose process ends by an error of its program, where that is the reason
+  bool late = false;      // an operation has met its deadline
   int64_t noted_ns = 0;
 };
 

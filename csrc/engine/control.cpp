@@ -25,7 +25,8 @@ bool take(std::span<const std::byte> &body, T &out) {
 
 struct AbortHead {
   uint32_t member, epoch, code, bytes, subject;
-  int32_t by, raiser, spare;
+  int32_t by, raiser;
+  uint32_t late;
   uint64_t sequence;
 };
 constexpr size_t kMostText = 4096;  // of a failure
@@ -56,6 +57,7 @@ Failure read_failure(const AbortHead &h, std::span<const std::byte> body) {
   why.by = h.by;
   why.raiser = h.raiser;
   why.sequence = h.sequence;
+  why.late = h.late != 0;
   return why;
 }
 
@@ -115,7 +117,7 @@ bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t
                        std::min(why.subject, static_cast<uint32_t>(bytes)),
                        why.by,
                        why.raiser,
-                       0,
+                       why.late,
                        why.sequence};
   std::vector<std::byte> body(sizeof head + bytes);
   std::memcpy(body.data(), &head, sizeof head);

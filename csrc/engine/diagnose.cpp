@@ -221,7 +221,7 @@ void Member::on_deadline(const Op &op) noexcept {
                                                            : "it waited for no rank";
   else who = culprit(op, first, code);
   if (const std::string inside = inside_text(); !inside.empty()) who += formatted("; {} is in {}", rank_text(rank_), inside);
-  fail_at(op, code, formatted(" did not finish within {:g} s: {}", op.call.timeout, who));
+  fail_at(op, code, formatted(" did not finish within {:g} s: {}", op.call.timeout, who), true);
 }
 
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
@@ -285,7 +285,8 @@ void Member::on_message_deadline(int64_t now) noexcept {
   }
   fail_at(copy, code,
           formatted("{}: {}{}", now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout),
-                    who, inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)));
+                    who, inside.empty() ? "" : formatted("; {} is in {}", rank_text(rank_), inside)),
+          now >= copy.deadline_ns);
 }
 
 }  // namespace isthmus::engine

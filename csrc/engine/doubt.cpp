@@ -105,7 +105,8 @@ Turn::Held Member::turn_for(Turn &turn, const Op *op) noexcept {
     if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
       fail_at(*op, Code::Timeout,
               formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
-                        rank_text(rank_), inside_text().empty() ? "" : ", in ", inside_text()));
+                        rank_text(rank_), inside_text().empty() ? "" : ", in ", inside_text()),
+              true);
     return failed();
   });
 }
@@ -140,7 +141,10 @@ void Member::late_submission(int64_t now) noexcept {
       late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, rank_text(rank_),
                        inside_text());
     });
-  if (!late.empty()) fail(Code::Timeout, late, true);
+  if (late.empty()) return;
+  Failure why{{Code::Timeout, late}};
+  why.late = true;
+  fail(std::move(why), true);
 }
 
 // After a failure the operation may be over, and another's.

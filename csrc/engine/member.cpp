@@ -14,6 +14,7 @@ namespace isthmus::engine {
 namespace {
 
 std::atomic<int (*)()> interrupt_check{nullptr};
+std::atomic<void (*)()> late_hook{nullptr};
 thread_local const Op *awaited_here = nullptr;     // by this thread, in wait()
 thread_local const Member *driven_here = nullptr;  // whose operations this thread drives, holding its exec flag
 
@@ -22,6 +23,8 @@ thread_local const Member *driven_here = nullptr;  // whose operations this thre
 const Member *Member::driven_by_this_thread() noexcept { return driven_here; }
 
 void Member::set_interrupt_check(int (*check)()) noexcept { interrupt_check.store(check, std::memory_order_release); }
+
+void Member::set_late_hook(void (*hook)()) noexcept { late_hook.store(hook, std::memory_order_release); }
 
 Member::Member(MemberSetup s)
     : context_(std::move(s.context)),
@@ -569,6 +572,7 @@ void Member::fail(Failure why, bool flood) noexcept {
   }
   if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", name_, rank_, why.text);
   if (flood) this->flood(why);
+  if (auto *hook = late_hook.load(std::memory_order_acquire); hook && why.late) hook();
   if (has_work()) context_->activate(*this);  // somebody has to end what is pending, also where nobody waits
   context_->wake();
 }
@@ -578,11 +582,12 @@ void Member::flood(const Failure &why) noexcept {
     if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, why);
 }
 
-void Member::fail_at(const Op &op, Code code, std::string_view what) noexcept {
+void Member::fail_at(const Op &op, Code code, std::string_view what, bool late) noexcept {
   Failure why{{code, describe(op)}};
   why.subject = static_cast<uint32_t>(why.text.size());
   why.text += what;
   why.by = rank_;
+  why.late = late;
   why.sequence = op.is_p2p() ? 0 : op.sequence;
   fail(std::move(why), true);
 }

@@ -256,6 +256,8 @@ class Member : public std::enable_shared_from_this<Member> {
   bool has_lent_staging() const noexcept { return !failed() && rings_.lent(); }
 
   static void set_interrupt_check(int (*check)()) noexcept;
+  // Called, on any thread, where an operation of a member has met its deadline, on this rank or another. Must be short; null: nothing is.
+  static void set_late_hook(void (*hook)()) noexcept;
   std::string describe(const Op &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
   static std::string describe(uint64_t what, uint64_t bytes);
   // A call as a mailbox and an answer have it.
@@ -332,8 +334,9 @@ class Member : public std::enable_shared_from_this<Member> {
   bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
   void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
   void flood(const Failure &why) noexcept;
-  void fail_at(const Op &op, Code code, std::string_view what) noexcept;  // floods: "<the operation><what>"
-  void submit_message(Op *op) noexcept;                                   // device_messages.cpp
+  void fail_at(const Op &op, Code code, std::string_view what,
+               bool late = false) noexcept;  // floods: "<the operation><what>"
+  void submit_message(Op *op) noexcept;      // device_messages.cpp
   void submit_parts(Op *op) noexcept;
   void send_from_device(Op *op) noexcept;
   void recv_to_device(Op *op) noexcept;

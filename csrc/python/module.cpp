@@ -145,6 +145,22 @@ PYBIND11_MODULE(_core, m) {
       "raised", [](const std::string &what) { check(isthmus_raised(what.c_str())); }, py::arg("what"),
       py::call_guard<py::gil_scoped_release>());
   m.def("raiser", &isthmus_raiser);
+  m.def("take_over_dumps", [] { check(isthmus_dump_next(nullptr, 0)); });
+  m.def("next_dump", []() -> std::optional<std::string> {
+    char path[4096];
+    isthmus_result result;
+    {
+      NoGil nogil;
+      result = isthmus_dump_next(path, sizeof path);
+    }
+    if (result == ISTHMUS_ERR_ABORTED) return std::nullopt;
+    check(result);
+    return path;
+  });
+  m.def("dump_written", [] { isthmus_dump_written(); });
+  m.def(
+      "settle_dumps", [](double seconds) { isthmus_dump_settle(seconds); }, py::arg("seconds"),
+      py::call_guard<py::gil_scoped_release>());
   m.def("destroy_all", &Communicator::destroy_all, py::arg("seconds"));
   m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
   install_interrupt_check();

@@ -98,6 +98,10 @@ Backend::Entry::Entry(Backend &backend) : backend_(backend) {
 }
 
 void Backend::shutdown() {
+  if (!closed_.load() && comm_ && process_ == ::getpid()) {  // a flight record needs the group open
+    const interpreter::WithoutGil without_gil;
+    static_cast<void>(isthmus_dump_settle(kExitSeconds));
+  }
   if (closed_.exchange(true) || !comm_ || process_ != ::getpid()) return;
   {
     const std::lock_guard lock(registry().mutex);

@@ -323,7 +323,7 @@ TEST(Settings, JsonListsEveryRowWithItsValueAndKeepsTheKeyToItself) {
 }
 
 TEST(Settings, APatternOfAFileNameTakesItsFourLettersAndNoOthers) {
-  for (const char *name : {"LOG_FILE"}) {
+  for (const char *name : {"LOG_FILE", "DUMP"}) {
     EXPECT_EQ(refused(name, "/tmp/%h.%p.%r.100%%"), "");
     EXPECT_TRUE(
         contains(refused(name, "/tmp/%x.log"), "%x stands for nothing; expected a path, in which %h is the host's name"));

@@ -174,6 +174,12 @@ ISTHMUS_API isthmus_result isthmus_raised(const char *what);
  * 2: it has ended; 0: there is none. A supervisor that takes the first process which ends for the culprit takes the right one where the
  * others end after it. */
 ISTHMUS_API int isthmus_raiser(void);
+/* For who writes the flight records of the process in the library's place (ISTHMUS_DUMP). next: waits until one is wanted and puts the name
+ * of the file into path; ISTHMUS_ERR_ABORTED once there is no communicator that wants any. With bytes 0 it only takes over, and does not
+ * wait. written: it is there. settle: waits until what is wanted is written, at most so many seconds. */
+ISTHMUS_API isthmus_result isthmus_dump_next(char *path, size_t bytes);
+ISTHMUS_API isthmus_result isthmus_dump_written(void);
+ISTHMUS_API isthmus_result isthmus_dump_settle(double seconds);
 /* JSON, NUL-terminated, to be freed with isthmus_free. topology: hosts, islands, ranks, links. explain: the plan of this rank
  * and the reading form of it, the time that profiles predict and that of the last such call; of "send" and "recv", whose `root` is the peer, their way. dump: the flight recorder of the
  * communicator. */

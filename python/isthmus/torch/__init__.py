@@ -86,17 +86,23 @@ def _device(group_options: Options | None) -> str | None:
     return None
 
 
+def _said(setting: str, group_options: Options | None) -> str:
+    """The setting, of the group's options or the environment."""
+    said = [_os.environ.get(f"ISTHMUS_{setting}", "")]
+    for part in (group_options.settings if group_options is not None else "").split(";"):
+        name, _, value = part.partition("=")
+        if name.strip().upper().removeprefix("ISTHMUS_") == setting:
+            said.append(value.strip())
+    return said[-1]
+
+
 def _timeout(given: _timedelta, group_options: Options | None) -> _timedelta:
     """The program's; where that is torch's default ISTHMUS_TIMEOUT, of the group's options or the environment."""
     if given != dist.constants.default_pg_timeout:
         return given
-    said = [_os.environ.get("ISTHMUS_TIMEOUT", "")]
-    for part in (group_options.settings if group_options is not None else "").split(";"):
-        name, _, value = part.partition("=")
-        if name.strip().upper().removeprefix("ISTHMUS_") == "TIMEOUT":
-            said.append(value.strip())
+    said = _said("TIMEOUT", group_options)
     try:
-        return _timedelta(seconds=float(said[-1])) if said[-1] else given
+        return _timedelta(seconds=float(said)) if said else given
     except ValueError:
         return given  # the library says what is wrong with it
 
@@ -110,7 +116,7 @@ def create(options: Any, group_options: Options | None) -> Backend:
     if chosen:
         group_options = _copy.copy(group_options) if group_options is not None else Options()
         group_options.device = chosen
-    return _torch.create(
+    backend = _torch.create(
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
@@ -119,6 +125,9 @@ def create(options: Any, group_options: Options | None) -> Backend:
         global_ranks=ranks,
         options=group_options,
     )
+    if _said("DUMP", group_options):
+        _flight.write_when_wanted(flight_record)
+    return backend
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> Backend:

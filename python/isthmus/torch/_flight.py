@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+from isthmus import _core
 
 # The analyser knows a fixed list of libraries; Gloo is its one for CPU tensors. A group's description says who it was.
 _LIBRARY = "gloo"
@@ -113,8 +117,46 @@ def record(
 
 def write(found: Mapping[str, Any], folder: str | os.PathLike[str], prefix: str) -> Path:
     """Writes `<folder>/<prefix><global rank>`, whole or not at all."""
-    target = Path(folder) / f"{prefix}{found['rank']}"
+    return write_to(found, Path(folder) / f"{prefix}{found['rank']}")
+
+
+def write_to(found: Mapping[str, Any], target: Path) -> Path:
+    """Writes the file, whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     unfinished.write_bytes(pickle.dumps(dict(found)))
     return unfinished.replace(target)
+
+
+_writing = threading.Lock()  # guards the next
+_asked = 0  # how often write_when_wanted() was called since the thread began; 0: there is none
+
+
+def write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
+    """Writes the record where ISTHMUS_DUMP says whenever it is wanted, on a thread, until the last group is gone."""
+    global _asked
+    with _writing:
+        _core.take_over_dumps()
+        _asked += 1
+        if _asked == 1:
+            threading.Thread(target=_write_when_wanted, args=(record_now,), name="isthmus-dump", daemon=True).start()
+
+
+def _write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
+    global _asked
+    known = 1
+    while True:
+        path = _core.next_dump()
+        if path is None:
+            with _writing:
+                if _asked == known:
+                    _asked = 0
+                    return
+                known = _asked  # a group was made meanwhile
+            continue
+        try:
+            write_to(record_now(), Path(path))
+        except Exception as error:  # a record that cannot be written must not end the thread that writes the next
+            print(f"isthmus: the flight record was not written (ISTHMUS_DUMP): {error}", file=sys.stderr)
+        finally:
+            _core.dump_written()

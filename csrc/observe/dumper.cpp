@@ -1,0 +1,235 @@
+#include "observe/dumper.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/file_name.hpp"
+#include "base/handles.hpp"
+#include "base/log.hpp"
+#include "observe/dump.hpp"
+
+namespace isthmus::observe {
+namespace {
+
+struct Dumper {
+  Dumper() { ::sem_init(&wanted, 0, 0); }
+
+  sem_t wanted;                       // posted by signal handlers too
+  std::atomic<uint64_t> requests{0};  // that were made
+  std::mutex watching;                // one watch() or unwatch() at a time; taken before the next
+  std::mutex mutex;                   // guards what is below
+  std::condition_variable changed;
+  std::vector<std::weak_ptr<comm::Communicator>> communicators;
+  std::string pattern;
+  int rank = -1;
+  uint64_t taken = 0, written = 0;  // of the requests
+  bool other = false;               // somebody else writes
+  bool stop = false;
+  bool handles = false;  // the signal
+  std::thread thread;
+};
+
+// Never destroyed: a signal may come while static destructors run.
+Dumper &dumper() {
+  static auto *const the_dumper = new Dumper;
+  return *the_dumper;
+}
+std::atomic<Dumper *> the_handlers{nullptr};  // set before the handler is
+
+// All that a signal handler may do: it wakes the thread.
+void want() {
+  const int before = errno;
+  Dumper &d = *the_handlers.load(std::memory_order_acquire);
+  d.requests.fetch_add(1, std::memory_order_acq_rel);
+  ::sem_post(&d.wanted);
+  errno = before;
+}
+void on_signal(int) { want(); }
+
+void write_file(const std::string &path, const std::string &text) {
+  std::error_code ignored;  // what opening then says is enough
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
+    std::filesystem::create_directories(folder, ignored);
+  const std::string unfinished = formatted("{}.{}", path, ::getpid());
+  UniqueFd fd(::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) fail_system(unfinished.c_str(), errno);
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail_system(unfinished.c_str(), n < 0 ? errno : EIO);
+    done += static_cast<size_t>(n);
+  }
+  fd.reset();
+  if (::rename(unfinished.c_str(), path.c_str()) != 0) fail_system(path.c_str(), errno);
+}
+
+// What comm.dump() is, of each communicator of the process.
+std::string records(const std::vector<std::shared_ptr<comm::Communicator>> &all) {
+  std::string text = "[";
+  for (const auto &comm : all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
+  return text + "\n]\n";
+}
+
+// With the mutex: whether there is a request that nobody has taken, which is then taken.
+bool take(Dumper &d) {
+  const uint64_t all = d.requests.load(std::memory_order_acquire);
+  return all != d.taken ? (d.taken = all, true) : false;
+}
+
+void note_written(Dumper &d) {
+  const std::lock_guard lock(d.mutex);
+  d.written = d.taken;
+  d.changed.notify_all();
+}
+
+void await_request(Dumper &d) {
+  while (::sem_wait(&d.wanted) != 0 && errno == EINTR) {}
+}
+
+void run(Dumper &d) {
+  ::pthread_setname_np(::pthread_self(), "isthmus-dump");
+  for (;;) {
+    await_request(d);
+    std::string path;
+    std::vector<std::shared_ptr<comm::Communicator>> all;
+    {
+      const std::lock_guard lock(d.mutex);
+      if (d.stop) return;
+      if (d.other) {  // who was woken in its place
+        ::sem_post(&d.wanted);
+        return;
+      }
+      if (!take(d)) continue;
+      path = file_name(d.pattern, d.rank);
+      for (const auto &weak : d.communicators)
+        if (auto comm = weak.lock()) all.push_back(std::move(comm));
+    }
+    try {
+      write_file(path, records(all));
+      ISTHMUS_INFO("wrote the flight record to {}", path);
+    } catch (const std::exception &e) { ISTHMUS_ERROR("the flight record was not written (ISTHMUS_DUMP): {}", e.what()); }
+    all.clear();
+    note_written(d);
+  }
+}
+
+// Signals are for the program's threads.
+std::thread begin(Dumper &d) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    const sigset_t &mask;
+    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  } const restore{before};
+  return std::thread([&d] { run(d); });
+}
+
+bool unhandled() {
+  struct sigaction now = {};
+  return ::sigaction(SIGUSR1, nullptr, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL;
+}
+
+}  // namespace
+
+void watch(const std::shared_ptr<comm::Communicator> &comm) {
+  const std::string &pattern = comm->settings().text(Setting::Dump);
+  if (pattern.empty()) return;
+  Dumper &d = dumper();
+  const std::lock_guard one(d.watching);
+  const std::lock_guard lock(d.mutex);
+  std::erase_if(d.communicators, [](const auto &weak) { return weak.expired(); });
+  if (d.communicators.empty()) {
+    d.pattern = pattern;
+    d.rank = comm->rank();
+    d.stop = false;
+    d.taken = d.written = d.requests.load(std::memory_order_acquire);
+    if (!d.thread.joinable()) d.thread = begin(d);
+    the_handlers.store(&d, std::memory_order_release);
+    engine::Member::set_late_hook(&want);
+    if (unhandled()) {
+      struct sigaction ours = {};
+      ours.sa_handler = on_signal;
+      ours.sa_flags = SA_RESTART;
+      d.handles = ::sigaction(SIGUSR1, &ours, nullptr) == 0;
+    }
+  }
+  d.communicators.push_back(comm);
+}
+
+void unwatch(const comm::Communicator &comm) noexcept {
+  if (comm.settings().text(Setting::Dump).empty()) return;
+  Dumper &d = dumper();
+  const std::lock_guard one(d.watching);
+  {
+    const std::lock_guard lock(d.mutex);
+    std::erase_if(d.communicators, [&](const auto &weak) {
+      const auto there = weak.lock();
+      return !there || there.get() == &comm;
+    });
+    if (!d.communicators.empty() || d.stop) return;
+    d.stop = true;
+    engine::Member::set_late_hook(nullptr);
+    struct sigaction now = {};
+    if (std::exchange(d.handles, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
+      now.sa_handler = SIG_DFL;
+      ::sigaction(SIGUSR1, &now, nullptr);
+    }
+  }
+  d.changed.notify_all();
+  ::sem_post(&d.wanted);
+  if (d.thread.joinable()) d.thread.join();
+  const std::lock_guard lock(d.mutex);
+  if (d.other) ::sem_post(&d.wanted);  // and whoever is in next_dump()
+}
+
+void take_over_dumps() noexcept {
+  Dumper &d = dumper();
+  const std::lock_guard lock(d.mutex);
+  d.other = true;
+}
+
+bool next_dump(std::string &path) {
+  take_over_dumps();
+  Dumper &d = dumper();
+  for (;;) {
+    {
+      const std::lock_guard lock(d.mutex);
+      if (d.stop || d.communicators.empty()) {
+        d.other = false;
+        return false;
+      }
+      if (take(d)) {
+        path = file_name(d.pattern, d.rank);
+        return true;
+      }
+    }
+    await_request(d);
+  }
+}
+
+void dump_written() noexcept { note_written(dumper()); }
+
+void settle_dumps(double seconds) noexcept {
+  Dumper &d = dumper();
+  std::unique_lock lock(d.mutex);
+  if (d.communicators.empty()) return;
+  d.changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                     [&] { return d.stop || d.written >= d.requests.load(std::memory_order_acquire); });
+}
+
+}  // namespace isthmus::observe

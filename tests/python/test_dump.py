@@ -1,0 +1,176 @@
+"""ISTHMUS_DUMP: each rank writes its flight record at a deadline, and when it gets SIGUSR1."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events import until
+from isthmus import launch
+from patience import SOON, patient
+
+# Rank 1 does not join, and waits for the end of its standard input; the others have an error at their deadline.
+LATE = """
+import array, os, sys, isthmus
+comm = isthmus.init()
+x = array.array("f", [1] * 4)
+comm.barrier()
+if comm.rank == 1:
+    while not os.path.exists(sys.argv[1]): isthmus.context_stats()
+else:
+    try:
+        comm.all_reduce(x, timeout=float(sys.argv[2]))
+    except isthmus.Error as error:
+        print(error, flush=True)
+comm.destroy()
+"""
+
+# Prints "ready", and ends when its file is there.
+WAITS = """
+import os, sys, time, isthmus
+{before}
+comm = isthmus.init()
+part = comm.split(0, name="part")
+comm.barrier()
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+part.destroy()
+comm.destroy()
+"""
+
+TORCH = """
+import os, sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("isthmus")
+dist.all_reduce(torch.ones(8))
+if dist.get_rank() == 1:
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+else:
+    dist.group.WORLD.set_timeout(timedelta(seconds=float(sys.argv[2])))
+    try:
+        dist.all_reduce(torch.ones(8))
+    except RuntimeError as error:
+        print(error, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def written(path: Path) -> Any:
+    until(path.exists)
+    return json.loads(path.read_text())
+
+
+def run_late(program: str, folder: Path, ranks: int) -> list[launch.Result]:
+    """Runs it with a record of each rank; rank 1 goes on when all records are there."""
+    records, go = folder / "records", folder / "go"
+    env = {"ISTHMUS_DUMP": str(records / "rank_%r"), "ISTHMUS_TIMEOUT": str(SOON)}
+    with launch.start([sys.executable, "-c", program, str(go), str(patient(0.5))], ranks, env=env) as job:
+        for rank in range(ranks):
+            until((records / f"rank_{rank}").exists)
+        go.touch()
+        return list(job.wait(2 * SOON))
+
+
+def test_at_a_deadline_every_rank_writes_its_record(tmp_path: Path) -> None:
+    ended = run_late(LATE, tmp_path, 3)
+    assert [end.returncode for end in ended] == [0, 0, 0], ended
+    files = sorted((tmp_path / "records").iterdir())
+    assert [file.name for file in files] == ["rank_0", "rank_1", "rank_2"]
+    for rank, file in enumerate(files):
+        (record,) = json.loads(file.read_text())
+        assert (record["communicator"], record["rank"], record["size"]) == ("world", rank, 3)
+        assert record["failure"]["code"] == "timeout" and "rank 1" in record["failure"]["text"]
+        calls = [entry["collective"] for entry in record["entries"]]
+        assert calls == (["barrier"] if rank == 1 else ["barrier", "all_reduce"])
+
+
+def start_waiting(folder: Path, before: str = "") -> subprocess.Popen[str]:
+    env = {k: v for k, v in launch.environment(0, 1, 1).items() if not k.startswith("ISTHMUS_")}
+    env |= {"ISTHMUS_RANK": "0", "ISTHMUS_WORLD_SIZE": "1", "ISTHMUS_DUMP": str(folder / "deep" / "er" / "%r.%p")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS.format(before=before), str(folder / "go")],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str], folder: Path) -> None:
+    (folder / "go").touch()
+    try:
+        _, said = process.communicate(timeout=SOON)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+
+
+def test_the_signal_has_the_record_written_each_time_it_comes(tmp_path: Path) -> None:
+    process = start_waiting(tmp_path)
+    path = tmp_path / "deep" / "er" / f"0.{process.pid}"
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR1)
+        record = written(path)
+        assert [comm["communicator"] for comm in record] == ["world", "part"]
+        path.unlink()
+    finish(process, tmp_path)
+
+
+def test_a_handler_of_the_program_keeps_the_signal(tmp_path: Path) -> None:
+    process = start_waiting(
+        tmp_path, f"import signal; signal.signal(signal.SIGUSR1, lambda *_: open({str(tmp_path / 'mine')!r}, 'w').close())"
+    )
+    process.send_signal(signal.SIGUSR1)
+    until((tmp_path / "mine").exists)
+    finish(process, tmp_path)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_without_the_setting_the_signal_ends_the_process_as_always(tmp_path: Path) -> None:
+    program = WAITS.format(before="os.environ.pop('ISTHMUS_DUMP', None)")
+    env = launch.environment(0, 1, 1)
+    command = [sys.executable, "-c", program, str(tmp_path / "go")]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(SOON) == -signal.SIGUSR1
+
+
+def test_nothing_is_left_when_the_last_communicator_is_gone(processes: Callable[..., list[Any]], tmp_path: Path) -> None:
+    def body(folder: str) -> list[str]:
+        import isthmus
+
+        def threads() -> list[str]:
+            tasks = Path("/proc/self/task").iterdir()
+            return [name for name in ((task / "comm").read_text().strip() for task in tasks) if name.startswith("isthmus")]
+
+        os.environ["ISTHMUS_DUMP"] = folder
+        comm = isthmus.init()
+        while "isthmus-dump" not in threads():  # it gives itself its name
+            pass
+        comm.destroy()
+        return threads()
+
+    assert processes(2, body, str(tmp_path / "%r"), init=False) == [[], []]
+
+
+def test_under_torch_the_analyser_reads_the_records(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ended = run_late(TORCH, tmp_path, 3)
+    assert [end.returncode for end in ended] == [0, 0, 0], ended
+    records = tmp_path / "records"
+    assert pickle.loads((records / "rank_1").read_bytes())["rank"] == 1
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(records), "-p", "rank_"]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=patient(120))
+    assert done.returncode == 0 and "missing ranks: {1}" in done.stdout, done.stdout
