@@ -8,6 +8,7 @@
 #include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "device/abandoned.hpp"
 #include "base/one_line.hpp"
 
 namespace isthmus::engine {
