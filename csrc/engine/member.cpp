@@ -127,7 +127,7 @@ void Member::submit(Op *op) noexcept {
 }
 
 void Member::end_failed(Op *op) noexcept {
-  if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed);
+  if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed) + 1;  // it would have had
   end_op(op, failure().code, about(*op));
 }
 
@@ -862,8 +862,16 @@ std::string Member::about(const Op &op) const {
   const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
   if (f.text.starts_with(own) || (same && f.by == rank_)) return f.text;
   if (!same) return own + ": " + f.text;
-  const std::string rest = f.text.substr(std::min<size_t>(f.subject, f.text.size()));
-  return rest.starts_with(": ") ? own + rest : formatted("{}: on rank {} it{}", own, f.by, rest);
+  // The same operation: what stays of the other rank's words for it is how it went there.
+  const std::string_view text = f.text, subject = text.substr(0, f.subject), rest = text.substr(subject.size());
+  const std::string where = formatted(" of '{}'", name_);
+  const size_t at = subject.rfind(where);
+  const std::string_view path = at == std::string_view::npos ? std::string_view() : subject.substr(at + where.size());
+  return formatted("{}: on rank {}{}{}{}", own, f.by, path,
+                   rest.starts_with(": ") ? ""
+                   : path.empty()         ? " it"
+                                          : ", it",
+                   rest);
 }
 
 std::string Member::waiting_text() const {

@@ -73,7 +73,7 @@ def test_who_is_told_of_a_deadline_reads_of_the_operation_once(processes: Run, t
     first, _, other = processes(3, body, str(tmp_path))
     operation = "#2 all_reduce (float64, sum, 4 elements) on rank"
     assert first.startswith(f"{operation} 0 of ") and first.count("all_reduce") == 1, first
-    told = f"{re.escape(operation)} 2 of '.*' over .*: on rank 0 it did not finish within .* s: rank 1 "
+    told = f"{re.escape(operation)} 2 of '.*' over .*: on rank 0 over .*, it did not finish within .* s: rank 1 "
     assert re.match(told, other), other
     assert other.count("all_reduce") == 1, other
 

@@ -209,8 +209,9 @@ def test_the_description_of_the_package_leads_nowhere_that_an_index_lacks() -> N
 
 def test_the_package_has_the_documentation() -> None:
     folder = Path(config("--docs"))
-    ours = {path.name: path.read_bytes() for path in (ROOT / "docs").glob("*.md")}
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == ours and "plans.md" in ours
+    ours = {path.relative_to(ROOT / "docs"): path.read_bytes() for path in (ROOT / "docs").rglob("*.md")}
+    theirs = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert theirs == ours and Path("plans.md") in ours
 
 
 @pytest.fixture(scope="module")
