@@ -89,7 +89,6 @@ std::vector<std::byte> pack(const RankBlob &b) {
   w.number(b.index);
   w.number(b.epoch);
   w.number(b.mailbox);
-  w.number(b.staging);
   w.bytes(b.key.data(), b.key.size());
   return std::move(w.out);
 }
@@ -133,7 +132,6 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(b.index);
   r.number(b.epoch);
   r.number(b.mailbox);
-  r.number(b.staging);
   const auto key = r.bytes(16);
   r.must(key.size() == b.key.size());
   std::memcpy(b.key.data(), key.data(), b.key.size());

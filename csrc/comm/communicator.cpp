@@ -394,7 +394,6 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       };
       const auto about = asked<About>(device, deadline, [context, on = device] {
         context->begin_on(*on.runtime, on.number);
-        context->arena_on(*on.runtime, on.number);  // how much can be pinned is what the others are told
         return About{on.runtime->describe(on.number), on.runtime->numa(on.number), on.runtime->float8(on.number)};
       });
       mine.info.device = device.text();
@@ -418,7 +417,6 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     mine.info.ccl_version = library->version();
     mine.info.ccl_table = ccl::table_of(*library);
   });
-  mine.staging = context->arena().staging_limit();
   mine.trouble = trouble;  // said before anybody waits for a connection with this rank
 
   std::vector<RankBlob> ranks;
@@ -430,7 +428,6 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       here.push_back(static_cast<int>(r));
   note_log_ranks(here, true);
   compare(ranks);
-  comm->choose_chunk(name, ranks);
   comm->key_ = ranks[0].key;
   mesh.add_key(comm->key_);
   undo.key_added = true;
@@ -506,7 +503,22 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     });
   // From here on the others can tell this rank that they fail, and who has the ballots knows that they all listen.
   const auto failed_elsewhere = context->making(mine.index, ranks[0].epoch);
-  const std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(id), deadline);
+  const uint64_t staging = context->arena().staging_limit();  // of which a device may have pinned less than was wanted
+  Blob first(sizeof staging);
+  std::memcpy(first.data(), &staging, sizeof staging);
+  first.insert(first.end(), id.begin(), id.end());
+  std::vector<Ballot> ballots = vote(exchange, name, trouble, no_memory, std::move(first), deadline);
+  uint64_t least_staging = UINT64_MAX;
+  for (size_t q = 0; q < ballots.size(); ++q) {
+    Blob &extra = ballots[q].extra;
+    uint64_t theirs = 0;
+    if (extra.size() < sizeof theirs)
+      fail(Code::Mismatch, "init of '{}': rank {} did not say what staging memory it has", name, q);
+    std::memcpy(&theirs, extra.data(), sizeof theirs);
+    extra.erase(extra.begin(), extra.begin() + sizeof theirs);
+    least_staging = std::min(least_staging, theirs);
+  }
+  comm->choose_chunk(ranks, least_staging);
   for (const Ballot &b : ballots) no_memory |= b.vote == Ballot::Vote::NoMemory;
   if (no_memory && bridge == topology::Bridge::Shm) {
     std::string who;
@@ -593,11 +605,9 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
     if (comm->devices_) {  // where all share memory, all keep a ring at a fixed place, which devices reach
       part = 8 * comm->chunk_bytes_;
       const uint64_t most = (plan::most_ring_bytes(comm->chunk_bytes_, plan::kDeviceSlots) + 4095) / 4096 * 4096;
-      uint64_t staging = UINT64_MAX;  // the least of all ranks, which must cut messages alike
-      for (const RankBlob &r : ranks) staging = std::min(staging, r.staging);
-      if (topology.flat && world > 1 && most <= staging / 16) {
+      if (topology.flat && world > 1 && most <= least_staging / 16) {  // the same on all, which must cut messages alike
         // Behind the ring a window for each other rank: all together 1/32 of the staging memory.
-        const uint64_t others = static_cast<uint64_t>(world) - 1, window = staging / 32 / others;
+        const uint64_t others = static_cast<uint64_t>(world) - 1, window = least_staging / 32 / others;
         if (const uint64_t quarter = window / 4 / 4096 * 4096; quarter >= kLeastPart) {
           part = std::min(part / 4096 * 4096, quarter);
           place.slots = std::min<uint64_t>(window / part, engine::Member::kMostWindowSlots);
@@ -713,16 +723,14 @@ void Communicator::choose_star(const std::vector<int64_t> &given) {
 
 // The same on all ranks. Slots of host ranks are some dozens of chunks; with those that devices copy through, and slots of islands, they are
 // up to 170, beside what messages between processes pass through.
-void Communicator::choose_chunk(const std::string &name, std::span<const RankBlob> ranks) {
+void Communicator::choose_chunk(std::span<const RankBlob> ranks, uint64_t staging) {
   const bool devices = std::any_of(ranks.begin(), ranks.end(),
                                    [](const RankBlob &r) { return r.info.device != "host" || !r.info.ccl.empty(); });
-  uint64_t staging = UINT64_MAX;
-  for (const RankBlob &r : ranks) staging = std::min(staging, r.staging);
   const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;
   const uint64_t most = devices ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
   const uint64_t chunk = std::min(chunk_bytes_, std::max<uint64_t>(most / 4096 * 4096, 4096));
   if (chunk < chunk_bytes_)
-    lose(name, kSmallChunks,
+    lose(ranks[0].name, kSmallChunks,
          formatted("chunks of {} bytes and not {} (ISTHMUS_CHUNK_BYTES), because the least staging memory of its "
                    "processes is {} bytes (ISTHMUS_STAGING_BYTES): large operations take more steps",
                    chunk, chunk_bytes_, staging));

@@ -108,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
   };
   void choose_star(const std::vector<int64_t> &given);
-  void choose_chunk(const std::string &name, std::span<const RankBlob> ranks);
+  void choose_chunk(std::span<const RankBlob> ranks, uint64_t staging);  // the least of all ranks
   enum Lost : unsigned { kSmallChunks, kNoRing, kNoWindows };
   void lose(const std::string &name, unsigned path, std::string what);
   void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,

@@ -142,7 +142,8 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // The courier, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
   // call of the runtime may wait for what the device has to do. Begun at first use.
   void courier(Member &member);
-  // Of the fast paths that communicators have lost for want of staging memory, one of 32: whether it was noted before.
+  // Of what communicators have lost for want of staging memory, one of 32: whether it was noted before.
+  static constexpr unsigned kBeyondStaging = 31;
   bool note_lost(unsigned path) noexcept { return (lost_paths_.fetch_or(1u << path) >> path & 1) != 0; }
   bool staging_is_lent() const;  // operations of the process have some, which they will give back
   bool give_idle_staging();      // what communicators keep of it for their next operations; false: nothing

@@ -57,7 +57,7 @@ void Member::let_in(bool host) noexcept {
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
-constexpr int64_t kAskAgainNs = 5'000'000;
+constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
 
 // The slots of an operation and, where its device copies through it, scratch: false where what there is has been lent to others, which will
 // give it back. Throws Error(Resource) where it would not do even then.
@@ -93,8 +93,21 @@ bool Member::take_room(Op *op) {
   } catch (const Error &e) {
     if (e.code() != Code::Resource || !others) throw;
   }
+  // Ranks that lend in another order may each wait for what the other has. Only a device's slots have to be pinned.
+  if (op->short_of_room && p.device.empty() && now - op->short_since_ns > kPatientNs) {
+    op->ring = rings_.take_beyond(slots).slots;
+    op->lent = true;
+    if (!context_->note_lost(Context::kBeyondStaging))
+      ISTHMUS_WARN(
+          "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; so do those "
+          "of "
+          "others like it (a larger ISTHMUS_STAGING_BYTES has room for them)",
+          describe(*op));
+    return true;
+  }
   if (!std::exchange(op->short_of_room, true)) {
     op->given_back = given_back;
+    op->short_since_ns = now_ns();
     context_->want_room(1);
     ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", describe(*op));
   }

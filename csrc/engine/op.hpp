@@ -91,7 +91,8 @@ struct Op {
   std::atomic<bool> broken{false};  // not all of its device work was submitted
   uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the member's own
   bool lent = false;                // of these, something is of the member's Rings
-  bool short_of_room = false;       // there was no room for them, and
+  bool short_of_room = false;       // there was no room for them
+  int64_t short_since_ns = 0;       // since then; and
   int64_t ask_again_ns = 0;         // it does not ask before, or
   uint64_t given_back = 0;          // until more has been given back than then
   bool on_device = false;           // it has memory of the device's on its way (Island)

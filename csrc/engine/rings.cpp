@@ -69,8 +69,10 @@ void Rings::grow_scratch(uint64_t need, bool idle) {
 Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
   constexpr uint64_t kLine = 64;
   const std::lock_guard lock(mutex_);
-  if (slots > ring_.bytes || scratch > scratch_.bytes) {
+  const bool beyond = ring_.offset && arena_.beyond(ring_.offset);  // no longer than it is needed
+  if (beyond || slots > ring_.bytes || scratch > scratch_.bytes) {
     const bool idle = lent_ == 0 && read_(last_);
+    if (beyond) outgrow(ring_, idle);
     if (idle) {
       for (const uint64_t offset : old_) arena_.free_staging(offset);
       old_.clear();
@@ -94,6 +96,15 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
   if (scratch) room.scratch = scratch_.offset;
   ++lent_;
   return room;
+}
+
+Rings::Room Rings::take_beyond(uint64_t slots) {
+  const std::lock_guard lock(mutex_);
+  outgrow(ring_, lent_ == 0 && read_(last_));
+  ring_ = {arena_.allocate_beyond(slots), slots};
+  turn_ = slots;
+  ++lent_;
+  return {ring_.offset, 0};
 }
 
 void Rings::end(uint64_t sequence) noexcept {

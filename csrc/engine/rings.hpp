@@ -27,6 +27,8 @@ class Rings {
   // For one operation, so many bytes of each; it stays where it is until end(). Throws Error(Resource), having lent nothing, where there is no
   // room. Any thread.
   Room take(uint64_t slots, uint64_t scratch);
+  // The same of slots that no device uses, beyond the staging memory: for one that would wait for ever, for operations that wait for it.
+  Room take_beyond(uint64_t slots);
   // An operation that has taken some is over. One with device work, only once the device has done with it.
   void end(uint64_t sequence) noexcept;
   // Gives all of it back, unless an operation has some of it or a peer may still read it, or somebody is at it just now.

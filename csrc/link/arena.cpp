@@ -14,7 +14,7 @@ namespace isthmus::link {
 
 Arena::Arena(size_t staging_bytes) {
   staging_bytes = (staging_bytes + 4095) / 4096 * 4096;
-  const size_t total = kHeader + kMailboxRegion + staging_bytes;
+  const size_t total = kHeader + kMailboxRegion + staging_bytes + kBeyondRegion;
   fd_ = UniqueFd(::memfd_create("isthmus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) fail_system("memfd_create", errno);
   if (::ftruncate(fd_.get(), static_cast<off_t>(total)) != 0) fail_system("ftruncate of the shared arena", errno);
@@ -25,6 +25,8 @@ Arena::Arena(size_t staging_bytes) {
   net::close_in_child(bell_socket_->fd());
   mailboxes_ = {kHeader, kMailboxRegion, 0, {{kHeader, kMailboxRegion}}, {}};
   staging_ = {kHeader + kMailboxRegion, staging_bytes, 0, {{kHeader + kMailboxRegion, staging_bytes}}, {}};
+  const uint64_t end = kHeader + kMailboxRegion + staging_bytes;
+  beyond_ = {end, kBeyondRegion, 0, {{end, kBeyondRegion}}, {}};
 }
 
 size_t Arena::staging_used() const noexcept {

@@ -18,6 +18,7 @@ class Arena {
  public:
   static constexpr size_t kHeader = 4096, kDoorbellOffset = 128;
   static constexpr size_t kMailboxRegion = size_t{1} << 30;  // virtual; pages exist once touched
+  static constexpr size_t kBeyondRegion = size_t{1} << 30;   // likewise
 
   explicit Arena(size_t staging_bytes);
   int fd() const noexcept { return fd_.get(); }
@@ -32,8 +33,11 @@ class Arena {
   // Offsets from base(), 4096-aligned, zeroed. Throw Error(Resource) where the region is full.
   uint64_t allocate_mailbox(size_t bytes) { return allocate(mailboxes_, bytes, "mailboxes"); }
   uint64_t allocate_staging(size_t bytes, bool zeroed = true);
+  // Beyond the staging memory, never pinned, for operations that would wait for each other else; given back by free_staging(), too.
+  uint64_t allocate_beyond(size_t bytes) { return allocate(beyond_, bytes, "memory beyond ISTHMUS_STAGING_BYTES"); }
+  bool beyond(uint64_t offset) const noexcept { return offset >= beyond_.begin; }
   void free_mailbox(uint64_t offset) noexcept { release(mailboxes_, offset); }
-  void free_staging(uint64_t offset) noexcept { release(staging_, offset); }
+  void free_staging(uint64_t offset) noexcept { release(beyond(offset) ? beyond_ : staging_, offset); }
   size_t staging_used() const noexcept;
   size_t staging_limit() const noexcept;
   std::byte *staging_begin() const noexcept { return base() + staging_.begin; }
@@ -57,7 +61,7 @@ class Arena {
   Mapping mapping_;
   std::unique_ptr<BellSocket> bell_socket_;
   mutable std::mutex mutex_;
-  Region mailboxes_, staging_;
+  Region mailboxes_, staging_, beyond_;
   bool pinned_ = false;
 };
 

@@ -89,6 +89,20 @@ TEST(Rings, WhereThereIsNotRoomForBothWhatIsThereMakesRoom) {
   EXPECT_NE(rings->take(2 * kMiB, 2 * kMiB).scratch, 0u);
 }
 
+TEST(Rings, SlotsBeyondTheStagingMemoryAreThereForOneOperation) {
+  Pool pool(4 * kMiB);
+  const auto one = pool.rings(), other = pool.rings();
+  one->take(4 * kMiB, 0);
+  const uint64_t beyond = other->take_beyond(2 * kMiB).slots;
+  EXPECT_TRUE(pool.arena.beyond(beyond));
+  EXPECT_EQ(pool.arena.staging_used(), 4 * kMiB);
+  pool.arena.base()[beyond + 2 * kMiB - 1] = std::byte{1};
+  one->end(1);
+  other->end(1);
+  EXPECT_TRUE(one->give_idle());
+  EXPECT_FALSE(pool.arena.beyond(other->take(kMiB, 0).slots));
+}
+
 TEST(Rings, GivesAllBackAtItsEnd) {
   Pool pool(8 * kMiB);
   pool.rings()->take(kMiB, kMiB);
