@@ -77,7 +77,7 @@ void FoldPool::take_parts() noexcept {
     reduce::Fold part = task_;
     for (size_t i = 0; i < task_.sources.size(); ++i) {
       const reduce::Source &s = task_.sources[i];
-      sources[i] = {at(s.data, begin * (s.partial ? wide : element)), s.partial};
+      sources[i] = {at(s.data, begin * (s.partial ? wide : element)), s.partial, s.weight};
     }
     part.sources = {sources.data(), task_.sources.size()};
     part.dst = out(task_.dst, begin * (task_.partial ? wide : element));

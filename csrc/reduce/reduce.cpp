@@ -130,6 +130,7 @@ class Folding {
   size_t sources() const noexcept { return task_.sources.size(); }
   bool widened(size_t k) const noexcept { return shape_.narrow && task_.sources[k].partial; }
   size_t source_bytes(size_t k) const noexcept { return widened(k) ? shape_.acc_bytes : shape_.bytes; }
+  uint32_t weight(size_t k) const noexcept { return shape_.narrow ? task_.sources[k].weight : 1; }
   const void *source(size_t k, size_t begin) const noexcept { return at(task_.sources[k].data, begin * source_bytes(k)); }
 
   // Whether one pass of one kernel does everything.
@@ -137,7 +138,7 @@ class Folding {
     if (sources() > kMaxSources || divides_ || partial_out_) return false;
     if (shape_.grouped && task_.groups.size() > 1 && sources() > 2) return false;
     for (size_t k = 0; k < sources(); ++k)
-      if (widened(k)) return false;
+      if (widened(k) || weight(k) != 1) return false;
     return true;
   }
 
@@ -213,7 +214,10 @@ class Folding {
     const void *sum = start;
     for (size_t k = lo; k < hi; ++k) {
       const void *next = source(k, begin);
-      if (!sum && widened(k)) {
+      if (weight(k) != 1) {
+        next = weighted(k, next, n, sum ? weighted_ : buffer);
+        sum = sum ? add(sum, next, n, buffer) : next;
+      } else if (!sum && widened(k)) {
         sum = next;
       } else if (!sum) {
         table_.widen[lane](job(next, {buffer, nullptr, 0}, n));
@@ -226,6 +230,15 @@ class Folding {
       }
     }
     return sum;
+  }
+
+  const void *weighted(size_t k, const void *from, size_t n, void *buffer) noexcept {
+    if (!widened(k)) {
+      table_.widen[static_cast<int>(shape_.lane)](job(from, {buffer, nullptr, 0}, n));
+      from = buffer;
+    }
+    table_.scale[static_cast<int>(Lane::F32)]({{from}, 1, buffer, nullptr, n, static_cast<double>(weight(k))});
+    return buffer;
   }
 
   const void *add(const void *a, const void *b, size_t n, void *buffer) noexcept {
@@ -255,6 +268,7 @@ class Folding {
   const bool direct_;
   alignas(kLine) uint8_t total_[kBlockBytes];  // left uninitialised: small calls never touch them
   alignas(kLine) uint8_t group_[kBlockBytes];
+  alignas(kLine) uint8_t weighted_[kBlockBytes];
   alignas(kLine) uint8_t streamed_[kBlockBytes];
 };
 

@@ -24,6 +24,7 @@ namespace isthmus::reduce {
 struct Source {
   const void *data = nullptr;  // any alignment
   bool partial = false;        // elements are accumulator(dtype) (a partial result), not dtype
+  uint32_t weight = 1;  // multiplied by it in float32 before it is added; 1 where float32 is not another type than dtype
 };
 
 struct Fold {

@@ -66,7 +66,7 @@ TEST(FoldPool, CutsWideAndNarrowSourcesAlike) {
   const auto wide = numbers(count, 1), other = numbers(count, 2);
   std::vector<uint16_t> narrow(count), alone(count), shared(count);
   for (size_t i = 0; i < count; ++i) narrow[i] = static_cast<uint16_t>(0x3f80 + i % 64);
-  const reduce::Source sources[] = {{wide.data(), true}, {narrow.data(), false}, {other.data(), true}};
+  const reduce::Source sources[] = {{wide.data(), true}, {narrow.data(), false, 4}, {other.data(), true}};
   const uint32_t groups[] = {1, 3};
   reduce::Fold task{DType::BFloat16, RedOp::Avg, sources, groups};
   task.divisor = 3;

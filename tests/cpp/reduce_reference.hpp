@@ -183,8 +183,10 @@ inline void fold_narrow(const isthmus::reduce::Fold &t, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     float v = fold_one<float>(t.op, t.sources.size(), t.groups, [&](size_t k) {
       const auto &s = t.sources[k];
-      if (s.partial) return load<float>(s.data, i);
-      return decode(f, f.width() == 8 ? load<uint8_t>(s.data, i) : load<uint16_t>(s.data, i));
+      const float x = s.partial        ? load<float>(s.data, i)
+                      : f.width() == 8 ? decode(f, load<uint8_t>(s.data, i))
+                                       : decode(f, load<uint16_t>(s.data, i));
+      return s.weight == 1 ? x : x * static_cast<float>(s.weight);
     });
     if (t.partial) {
       store(t.dst, i, canonical(v));

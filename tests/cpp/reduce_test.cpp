@@ -60,7 +60,9 @@ class EveryDType : public testing::TestWithParam<DType> {
       fill(partial ? isthmus::accumulator(c.dtype) : c.dtype, data.back().data(), c.count, random_);
       if (partial && c.dtype == DType::Bool)
         for (size_t i = 0; i < c.count; ++i) data.back().data()[i] &= 1;
-      sources.push_back({data.back().data(), partial});
+      const bool narrow_float = isthmus::accumulator(c.dtype) != c.dtype;
+      const uint32_t weight = narrow_float && random_() % 3 == 0 ? 2u << random_() % 4 : 1;
+      sources.push_back({data.back().data(), partial, weight});
     }
     const size_t out = c.count * (c.partial_out ? wide : narrow);
     Buffer expected(out, 0);
