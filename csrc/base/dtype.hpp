@@ -53,6 +53,15 @@ constexpr DType accumulator(DType t) noexcept {
                                                                                                            : t;
 }
 
+// Whether a sum may be out of the range of `t` and inside that of its accumulator.
+constexpr bool is_short_ranged(DType t) noexcept {
+  return t == DType::Float16 || t == DType::Float8E4M3FN || t == DType::Float8E5M2;
+}
+// For how many halvings 2^-n is a number of the short-ranged type.
+constexpr int most_halvings(DType t) noexcept {
+  return t == DType::Float16 ? 24 : t == DType::Float8E5M2 ? 16 : t == DType::Float8E4M3FN ? 9 : 0;
+}
+
 // Whether (t, op) has a meaning: the rule is stated in isthmus.h.
 constexpr bool combines(DType t, RedOp op) noexcept {
   switch (op) {

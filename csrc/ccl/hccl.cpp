@@ -97,15 +97,15 @@ class HcclCommunicator final : public Communicator {
     return rank_->status;
   }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    reduction(Call::AllReduce, send, recv, count, dtype, op, 0);
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
     // The library wants both on all ranks, and writes the second on the root alone.
-    reduction(Call::Reduce, send, recv ? recv : const_cast<void *>(send), count, dtype, op, root);
+    reduction(Call::Reduce, send, recv ? recv : const_cast<void *>(send), count, dtype, by.op, root);
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    reduction(Call::ReduceScatter, send, recv, count, dtype, op, 0);
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, send, recv, count, dtype, by.op, 0);
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     move(Call::Broadcast, nullptr, buffer, count, dtype, root);

@@ -40,6 +40,13 @@ struct Blocks {
   std::span<const uint64_t> send_bytes, send_at, recv_bytes, recv_at;
 };
 
+// What a call reduces by. PremulSum: every contribution is multiplied by 2^-halvings, which the dtype must have (most_halvings), and then summed.
+struct Reduction {
+  RedOp op = RedOp::Sum;
+  int halvings = 0;
+  Reduction(RedOp of, int times = 0) : op(of), halvings(times) {}
+};
+
 class Communicator {
  public:
   // Ends the vendor's communicator. Ranks leave together, so not before the last call has ended on all of them, and the rank that made
@@ -51,13 +58,13 @@ class Communicator {
   virtual Status status() const = 0;  // the first failure of a call of this communicator; later ones are skipped
 
   virtual void all_reduce(const void *send, void *recv, uint64_t count, DType dtype,
-                          RedOp op) = 0;  // in place: send == recv
-  virtual void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op,
+                          Reduction by) = 0;  // in place: send == recv
+  virtual void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by,
                       int root) = 0;  // recv: on root only
   virtual void broadcast(void *buffer, uint64_t count, DType dtype, int root) = 0;
   virtual void all_gather(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // recv: size() * count
   virtual void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype,
-                              RedOp op) = 0;                                               // send: size() * count
+                              Reduction by) = 0;                                           // send: size() * count
   virtual void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) = 0;  // both: size() * count
   virtual void all_to_all_v(const void *send, void *recv, const Blocks &blocks) = 0;       // not in place
   virtual void send(const void *buffer, uint64_t count, DType dtype, int peer) = 0;

@@ -79,6 +79,19 @@ struct Opened {
   std::string path;
 };
 
+// The bits of 2^-halvings, a number of that type.
+uint64_t power_bits(DType t, int halvings) noexcept {
+  const int exponent = t == DType::Float8E4M3FN ? 4 : 5, mantissa = static_cast<int>(8 * dtype_size(t)) - 1 - exponent;
+  const int biased = (1 << (exponent - 1)) - 1 - halvings;
+  return biased > 0 ? uint64_t(biased) << mantissa : uint64_t{1} << (mantissa - 1 + biased);
+}
+bool reduces_there(const Opened &o, DType dtype, Reduction by) noexcept {
+  const int t = type_number(dtype);
+  if (t < 0 || (t >= kFloat8e4m3 && (o.row->float8 == 0 || o.version < o.row->float8))) return false;
+  if (by.op != RedOp::PremulSum) return op_number(by.op) >= 0;
+  return is_short_ranged(dtype) && by.halvings >= 0 && by.halvings <= most_halvings(dtype);
+}
+
 Status outcome(const Opened &o, const char *call, Result r, Handle handle = nullptr) {
   if (r == kSuccess || r == kInProgress) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
@@ -121,18 +134,18 @@ class NcclCommunicator final : public Communicator {
     return status_;
   }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    const auto [t, o] = reduction(Call::AllReduce, dtype, op);
-    submit(Call::AllReduce, count, [&] { return f().AllReduce(send, recv, count, t, o, held_->handle, queue()); });
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, count, dtype, by,
+              [&](int t, int o) { return f().AllReduce(send, recv, count, t, o, held_->handle, queue()); });
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
-    const auto [t, o] = reduction(Call::Reduce, dtype, op);
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
     check(Call::Reduce, root);
-    submit(Call::Reduce, count, [&] { return f().Reduce(send, recv, count, t, o, root, held_->handle, queue()); });
+    reduction(Call::Reduce, count, dtype, by,
+              [&](int t, int o) { return f().Reduce(send, recv, count, t, o, root, held_->handle, queue()); });
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    const auto [t, o] = reduction(Call::ReduceScatter, dtype, op);
-    submit(Call::ReduceScatter, count, [&] { return f().ReduceScatter(send, recv, count, t, o, held_->handle, queue()); });
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, count, dtype, by,
+              [&](int t, int o) { return f().ReduceScatter(send, recv, count, t, o, held_->handle, queue()); });
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     check(Call::Broadcast, root);
@@ -204,12 +217,35 @@ class NcclCommunicator final : public Communicator {
     if (status_.ok()) status_ = std::move(s);
     failed_.store(true, std::memory_order_release);
   }
-  std::pair<int, int> reduction(Call call, DType dtype, RedOp op) const {
-    const int t = type_number(dtype), o = op_number(op);
-    if (t < 0 || o < 0)
-      fail(Code::Unsupported, "{} {}: no {} of {} there", opened_.row->family, island_call_name(call), redop_name(op),
+  // made(type, op), the library's numbers.
+  template <class F>
+  void reduction(Call call, uint64_t count, DType dtype, Reduction by, F made) {
+    if (!reduces_there(opened_, dtype, by))
+      fail(Code::Unsupported, "{} {}: no {} of {} there", opened_.row->family, island_call_name(call), redop_name(by.op),
            dtype_name(dtype));
-    return {t, o};
+    const int t = type_number(dtype);
+    submit(call, count, [&] {
+      int o = op_number(by.op);
+      if (by.op == RedOp::PremulSum)
+        if (const Result r = multiplied(dtype, by.halvings, &o); r != kSuccess) return r;
+      return made(t, o);
+    });
+  }
+  // The library's operation, one a type: an island has one factor. It may be destroyed when the calls that were given it have returned. Those
+  // that are left go with the communicator.
+  Result multiplied(DType dtype, int halvings, int *op) {
+    Multiplied &m = multiplied_[static_cast<size_t>(dtype)];
+    if (m.op >= 0 && m.halvings != halvings)
+      if (const Result r = f().RedOpDestroy(std::exchange(m.op, -1), held_->handle); r != kSuccess)
+        return keep(outcome(opened_, "end of an operation", r, held_->handle)), r;
+    if (m.op < 0) {
+      uint64_t factor = power_bits(dtype, halvings);
+      const Result r = f().RedOpCreatePreMulSum(&m.op, &factor, type_number(dtype), kScalarOnHost, held_->handle);
+      if (r != kSuccess) return m.op = -1, keep(outcome(opened_, "operation for premul_sum", r, held_->handle)), r;
+      m.halvings = halvings;
+    }
+    *op = m.op;
+    return kSuccess;
   }
   void check(Call call, int peer) const {
     if (peer < 0 || peer >= size_)
@@ -297,6 +333,10 @@ class NcclCommunicator final : public Communicator {
     std::atomic<bool> ended{false};  // by abort()
   };
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
+  struct Multiplied {  // guarded by Held::calls
+    int op = -1, halvings = 0;
+  };
+  std::array<Multiplied, kDTypeCount> multiplied_{};
   std::thread killer_;
   std::atomic<bool> aborted_{false};
   mutable std::atomic<bool> failed_{false};
@@ -361,10 +401,7 @@ class Nccl final : public Library {
     return c;
   }
   bool can(Call call, DType dtype, RedOp op) const noexcept override {
-    if (!reduces(call)) return true;
-    const int t = type_number(dtype);
-    if (t < 0 || op_number(op) < 0) return false;
-    return t < kFloat8e4m3 || (o_.row->float8 != 0 && o_.version >= o_.row->float8);
+    return !reduces(call) || reduces_there(o_, dtype, op);
   }
   std::vector<std::byte> make_id(int) override {
     Id id{};

@@ -31,6 +31,7 @@ enum Type : int {
   kFloat8e5m2
 };
 enum Operation : int { kSum, kProd, kMax, kMin, kAvg };
+inline constexpr int kScalarOnHost = 1;  // a factor is read in the call that makes an operation of it
 
 // The beginning of the configuration: the library takes the rest as it is by default, because `size` says where this ends and
 // `version` says how much of it we know.
@@ -59,6 +60,8 @@ constexpr int version_code(int major, int minor, int patch) { return major * 100
   F(Broadcast, (const void *, void *, size_t, int type, int root, Handle, Queue))      \
   F(AllGather, (const void *, void *, size_t, int type, Handle, Queue))                \
   F(ReduceScatter, (const void *, void *, size_t, int type, int op, Handle, Queue))    \
+  F(RedOpCreatePreMulSum, (int *op, void *factor, int type, int residence, Handle))    \
+  F(RedOpDestroy, (int op, Handle))                                                    \
   F(Send, (const void *, size_t, int type, int peer, Handle, Queue))                   \
   F(Recv, (void *, size_t, int type, int peer, Handle, Queue))
 

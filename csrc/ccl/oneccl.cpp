@@ -258,14 +258,14 @@ class OneCclCommunicator final : public Communicator {
   device::Stream &stream() const noexcept override { return *stream_; }
   Status status() const override { return rank_->first_failure(); }
 
-  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    reduction(Call::AllReduce, send, recv, count, dtype, op, 0);
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
   }
-  void reduce(const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) override {
-    reduction(Call::Reduce, send, recv, count, dtype, op, root);
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
+    reduction(Call::Reduce, send, recv, count, dtype, by.op, root);
   }
-  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, RedOp op) override {
-    reduction(Call::ReduceScatter, send, recv, count, dtype, op, 0);
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, send, recv, count, dtype, by.op, 0);
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     move(Call::Broadcast, buffer, buffer, count, dtype, root);

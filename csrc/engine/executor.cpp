@@ -327,7 +327,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     case StepKind::Reduce: {
       for (uint32_t i = 0; i < step.sources; ++i) {
         const plan::Span &s = p.sources[step.source + i];
-        sources_[i] = {address(op, s, c), s.partial};
+        sources_[i] = {address(op, s, c), s.partial, s.weight};
         if (!sources_[i].data) return Outcome::Blocked;
       }
       reduce::Fold f{

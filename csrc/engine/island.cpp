@@ -235,13 +235,13 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
 void Island::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
   ccl::Communicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
-  const RedOp red = step.op;
+  const ccl::Reduction by{step.op, step.halvings};
   switch (step.call) {
-    case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, red);
-    case IslandCall::Reduce: return c.reduce(from, to, count, dtype, red, step.peer);
+    case IslandCall::AllReduce: return c.all_reduce(from, to, count, dtype, by);
+    case IslandCall::Reduce: return c.reduce(from, to, count, dtype, by, step.peer);
     case IslandCall::Broadcast: return c.broadcast(to, count, dtype, step.peer);
     case IslandCall::AllGather: return c.all_gather(from, to, count, dtype);
-    case IslandCall::ReduceScatter: return c.reduce_scatter(from, to, count, dtype, red);
+    case IslandCall::ReduceScatter: return c.reduce_scatter(from, to, count, dtype, by);
     case IslandCall::AllToAll: return c.all_to_all(from, to, count, dtype);
     case IslandCall::AllToAllV: return;  // exchange_blocks()
     case IslandCall::Send: return c.send(from, count, dtype, step.peer);

@@ -171,6 +171,12 @@ Span Builder::output(uint32_t block, uint64_t at) { return {Memory::Output, -1, 
 Span Builder::ring(int owner, uint64_t at) const { return {Memory::Ring, owner == rank ? -1 : owner, 0, at, 0, false}; }
 Span Builder::scratch(uint64_t at, bool partial) { return {Memory::Scratch, -1, 0, at, 0, partial}; }
 
+Span Builder::contribution(size_t of_cluster, Span s) const {
+  if (clusters.library[of_cluster])
+    s.weight = 1u << asked_of_library(request, clusters.size(of_cluster), others == 0).halvings;
+  return s;
+}
+
 Span Builder::user(Span s) const {
   s.stride = s.memory == Memory::Input || s.memory == Memory::Output ? plan.chunk : 0;
   return s;
@@ -279,7 +285,11 @@ void Builder::call(IslandCall call, When when, Extent e, Span from, Span to, int
   if (e.length == 0 || (when == When::FullChunk && request.bytes < plan.chunk)) return;
   Step &s = step(StepKind::Ccl);
   s.call = call;
-  s.op = request.op == RedOp::Avg && others > 0 ? RedOp::Sum : request.op;
+  if (reduces(call)) {
+    const Asked asked = asked_of_library(request, count, others == 0);
+    s.op = asked.op;
+    s.halvings = asked.halvings;
+  }
   s.when = when;
   s.peer = root;
   s.extent = e;

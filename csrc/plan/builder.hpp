@@ -100,6 +100,8 @@ class Builder {
   static Span output(uint32_t block, uint64_t at);
   Span ring(int owner, uint64_t at) const;
   static Span scratch(uint64_t at, bool partial = false);
+  // `s` as a source of a fold: what a library made of the numbers of that cluster, or one of its ranks had.
+  Span contribution(size_t of_cluster, Span s) const;
   Extent extent(Memory of, uint32_t block, Range r) const;
   static Span device(uint64_t at);
   uint64_t need_device(uint64_t bytes);   // reserves, returns the offset

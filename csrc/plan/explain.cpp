@@ -45,6 +45,15 @@ const char *memory_text(const Span &s) {
   return "";
 }
 
+// " (0 times 2, 2 times 4)": which sources of a fold are multiplied.
+std::string weights_text(const Plan &p, const Step &s) {
+  std::string out;
+  for (uint32_t i = 0; i < s.sources; ++i)
+    if (const uint32_t by = p.sources[s.source + i].weight; by != 1)
+      out += formatted("{}{} times {}", out.empty() ? " (" : ", ", i, by);
+  return out.empty() ? out : out + ")";
+}
+
 struct Volume {
   uint64_t moved = 0, folded = 0, sent = 0, received = 0;
 };
@@ -89,8 +98,9 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
                        memory_text(s.dst), once);
     }
     case StepKind::Reduce:
-      return formatted("fold {} of {} to {}{}{}{}", amount, count_text(s.sources, "source"), memory_text(s.dst),
-                       s.has_copy ? std::string(" and ") + memory_text(s.copy) : "", s.partial ? " as a partial result" : "",
+      return formatted("fold {} of {}{} to {}{}{}{}", amount, count_text(s.sources, "source"), weights_text(p, s),
+                       memory_text(s.dst), s.has_copy ? std::string(" and ") + memory_text(s.copy) : "",
+                       s.partial ? " as a partial result" : "",
                        s.groups ? formatted(", {} in order", count_text(s.groups, "group")) : "");
     case StepKind::Send: return formatted("send {}{} to {}", amount, what, ranks_text(peers));
     case StepKind::Recv: return formatted("receive {}{} from {}", amount, what, ranks_text(peers));
@@ -106,7 +116,8 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
         return formatted("{} {} of the group's blocks, whole{}", library, island_call_name(s.call), once);
       const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
       const bool paired = s.call == IslandCall::Send || s.call == IslandCall::Recv;
-      return formatted("{} {} of {}{}{}", library, island_call_name(s.call), amount,
+      return formatted("{} {} of {}{}{}{}", library, island_call_name(s.call), amount,
+                       s.halvings ? formatted(" times 1/{}", 1u << s.halvings) : "",
                        to - from > 1      ? formatted(", {} calls", to - from)
                        : rooted || paired ? formatted(", {} {} of the group", rooted ? "root" : "peer", s.peer)
                                           : "",

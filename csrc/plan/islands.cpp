@@ -32,12 +32,12 @@ std::vector<Span> contributions(Builder &b, Range done, Span own, F receive) {
   std::vector<Span> out;
   for (size_t h = 0; h <= b.others; ++h) {
     if (h == b.cluster) {
-      out.push_back(own);
+      out.push_back(b.contribution(h, own));
       continue;
     }
     const bool partial = !b.clusters.library[h] && b.clusters.size(h) > 1;
     const uint64_t wide = partial ? b.ratio : 1, at = b.need_scratch(done.size() * wide);
-    out.push_back(Builder::scratch(at, partial));
+    out.push_back(b.contribution(h, Builder::scratch(at, partial)));
     receive(h, at, wide, partial);
   }
   return out;

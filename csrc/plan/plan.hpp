@@ -113,6 +113,7 @@ struct Span {
   uint64_t base = 0;   // Input, Output: offset in the block = base + stride*c. Ring, Scratch: offset in the slot
   uint64_t stride = 0;
   bool partial = false;  // accumulator type
+  uint32_t weight = 1;   // source of a Reduce: multiplied by it in the accumulator type before it is added
 };
 
 enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl, Taken };
@@ -142,8 +143,10 @@ struct Step {
   // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes. AllToAllV: of Scratch, as the call has all blocks of the
   // operands that are of ranks of the group, from the user's input, or from memory of the device where they lie back to back by position.
   IslandCall call = IslandCall::AllReduce;
-  RedOp op = RedOp::
-      Sum;  // what the library is asked for: AVG only where it serves everybody, else SUM, divided where the bridge rounds
+  // What the library is asked for. AVG only where it serves everybody: else SUM, or PREMUL_SUM with the factor 2^-halvings where the dtype
+  // may be too short for the sum. Both are divided where the bridge rounds.
+  RedOp op = RedOp::Sum;
+  uint8_t halvings = 0;
   uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
 };
 
@@ -210,6 +213,14 @@ struct Plan {
   std::vector<uint32_t> group_ends;
   std::vector<Stage> host, device;
 };
+
+// What the library of a group of `size` ranks is asked for in a reduction. `alone`: nobody else takes part.
+struct Asked {
+  RedOp op = RedOp::Sum;
+  uint8_t halvings =
+      0;  // PremulSum: the factor is 2^-halvings, at most 1 / size, so that no sum is larger than its largest number
+};
+Asked asked_of_library(const Request &request, size_t size, bool alone) noexcept;
 
 // The topology that a request is planned on: `t`, but for groups whose library cannot do it, which are dissolved.
 topology::Topology planned_on(const topology::Topology &t, const Request &request);

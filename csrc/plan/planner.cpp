@@ -1,5 +1,6 @@
 // plan_collective: validation, digest, the choice of the template, the stated volume.
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -8,7 +9,7 @@
 namespace isthmus::plan {
 namespace {
 
-constexpr uint64_t kPlanVersion = 10;  // part of every digest: raise it when a template changes
+constexpr uint64_t kPlanVersion = 11;  // part of every digest: raise it when a template changes
 
 // What all ranks must agree on: `whole`, too, whose libraries may serve blocks of a plan that is made on `t`. Sizes of v-collectives and in_place
 // are each rank's own affair.
@@ -57,12 +58,14 @@ void check(const topology::Topology &t, int rank, const Request &r) {
 }
 
 // Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to
-// call; both are planned without it. AVG is a sum, and divided where the bridge rounds; a group that is alone needs the library's own.
+// call; both are planned without it. AVG is a sum, and divided where the bridge rounds, or a sum of numbers that were made smaller, and made
+// larger again where they are folded; a group that is alone needs the library's own.
 bool serves(const topology::Group &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
   if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;
-  const RedOp op = r.op == RedOp::Avg && !alone ? RedOp::Sum : r.op;
-  const auto can = [&](IslandCall call) { return g.ccl_table.can(call, r.dtype, op); };
+  const Asked asked = asked_of_library(r, g.ranks.size(), alone);
+  if (asked.halvings > most_halvings(r.dtype)) return false;
+  const auto can = [&](IslandCall call) { return g.ccl_table.can(call, r.dtype, asked.op); };
   using Call = IslandCall;
   switch (r.collective) {
     case Collective::AllReduce:
@@ -168,6 +171,12 @@ std::shared_ptr<const Plan> plan_on(const topology::Topology &whole, const topol
 }
 
 }  // namespace
+
+Asked asked_of_library(const Request &r, size_t size, bool alone) noexcept {
+  if (!is_reduction(r.collective) || r.op != RedOp::Avg || alone) return {r.op, 0};
+  if (!is_short_ranged(r.dtype)) return {RedOp::Sum, 0};
+  return {RedOp::PremulSum, static_cast<uint8_t>(std::bit_width(size - 1))};
+}
 
 topology::Topology planned_on(const topology::Topology &t, const Request &request) {
   // The same on all ranks: it does not depend on what is each rank's own affair (in_place).

@@ -47,7 +47,7 @@ Sources all_sources(const Builder &b, const std::vector<Span> &raw, F partial_of
   Sources s;
   for (size_t h = 0; h < b.clusters.members.size(); ++h) {
     if (h == b.cluster) s.spans.insert(s.spans.end(), raw.begin(), raw.end());
-    else s.spans.push_back(partial_of(h));
+    else s.spans.push_back(b.contribution(h, partial_of(h)));
     s.ends.push_back(static_cast<uint32_t>(s.spans.size()));
   }
   return s;
@@ -89,8 +89,9 @@ void star(Builder &b) {
   b.stage("finish", 0);
   std::vector<Span> sources;
   for (size_t h = 0; h <= b.others; ++h) {
-    sources.push_back(h == b.cluster ? mine : Builder::scratch(from[h], folds(b, h)));
-    if (h != b.cluster) b.recv(b.at(h, 0), e, sources.back());
+    const Span of = h == b.cluster ? mine : Builder::scratch(from[h], folds(b, h));
+    sources.push_back(b.contribution(h, of));
+    if (h != b.cluster) b.recv(b.at(h, 0), e, of);
   }
   if (b.count > 1) {
     b.reduce(e, sources, {}, b.ring(b.rank, 0), false, &out);

@@ -75,7 +75,7 @@ void each_fold(const Builder &b, Range part, Own own, F f) {
     for (const auto &members : b.clusters.members) {
       for (const int q : members)
         if (const Range g = given_by(b, q); !intersect(g, r).empty())
-          sources.push_back(q == b.rank ? own(r) : b.ring(q, r.begin - g.begin));
+          sources.push_back(b.contribution(cluster_of(b, q), q == b.rank ? own(r) : b.ring(q, r.begin - g.begin)));
       ends.push_back(static_cast<uint32_t>(sources.size()));
     }
     f(r, sources, ends);
@@ -98,7 +98,7 @@ void small_shared_all_reduce(Builder &b) {
       for (size_t j = 0; j < (b.clusters.library[h] ? 1 : b.clusters.size(h)); ++j) {
         const int q = b.at(h, j);
         if (q != b.rank) b.wait(q, kCopied);
-        sources.push_back(q == b.rank ? own : b.ring(q, 0));
+        sources.push_back(b.contribution(h, q == b.rank ? own : b.ring(q, 0)));
       }
       ends.push_back(static_cast<uint32_t>(sources.size()));
     }

@@ -86,7 +86,8 @@ TEST(Nccl, SaysWhatItCan) {
         const auto call = static_cast<Call>(c);
         const auto dtype = static_cast<DType>(t);
         const auto op = static_cast<RedOp>(o);
-        const bool expected = !reduces(call) || (numbers.count(dtype) && ops.count(op));
+        const bool smaller = op == RedOp::PremulSum && is_short_ranged(dtype);
+        const bool expected = !reduces(call) || (numbers.count(dtype) && (ops.count(op) || smaller));
         EXPECT_EQ(l->can(call, dtype, op), expected)
             << island_call_name(call) << " " << redop_name(op) << " of " << dtype_name(dtype);
       }
@@ -111,6 +112,37 @@ TEST_P(Collectives, Reduce) {
       for (const RedOp op : kOps) reductions(r, t, op, t == DType::Float32 && op == RedOp::Sum ? 60'001 : 333);
     reductions(r, DType::Int32, RedOp::Max, 1);
   });
+}
+
+// Sums that are out of the type's range, but for the factor. An operation of the library is made once for a factor.
+TEST_P(Collectives, SumNumbersMadeSmaller) {
+  const int world = GetParam();
+  const unsigned long made = calls("ncclRedOpCreatePreMulSum"), ended = calls("ncclRedOpDestroy");
+  ranks(world, [](Rank &r) {
+    auto &[rank, size, stream, c, done, value, pinned] = r;
+    const int halvings = size == 3 ? 2 : size - 1;
+    for (const DType t : {DType::Float16, DType::Float8E4M3FN, DType::Float8E5M2}) {
+      const double large = t == DType::Float8E4M3FN ? 256 : 32768;
+      const auto all = [&](double x, size_t count) { return packed(t, count, [&](size_t) { return x; }); };
+      const auto n = static_cast<size_t>(size);
+      for (const int times : {halvings, halvings + 1}) {
+        const double sum = large * size / (1 << times);
+        const Memory from(r, all(large, 100 * n)), to(r, all(0, 100)), there(r, all(0, 100)), part(r, all(0, 100));
+        c->all_reduce(from.at(), to.at(), 100, t, {RedOp::PremulSum, times});
+        c->reduce(from.at(), there.at(), 100, t, {RedOp::PremulSum, times}, 0);
+        c->reduce_scatter(from.at(), part.at(), 100, t, {RedOp::PremulSum, times});
+        EXPECT_EQ(to.content(), all(sum, 100)) << dtype_name(t);
+        EXPECT_EQ(part.content(), all(sum, 100)) << dtype_name(t);
+        EXPECT_EQ(there.content(), all(rank == 0 ? sum : 0, 100)) << dtype_name(t);
+      }
+      expect_refused(Code::Unsupported, "premul_sum of", [&] {
+        c->all_reduce(nullptr, nullptr, 1, t, {RedOp::PremulSum, most_halvings(t) + 1});
+      });
+    }
+    MUST(c->status().ok());
+  });
+  EXPECT_EQ(calls("ncclRedOpCreatePreMulSum") - made, static_cast<unsigned long>(world) * 3 * 2);
+  EXPECT_EQ(calls("ncclRedOpDestroy") - ended, static_cast<unsigned long>(world) * 3);
 }
 
 TEST_P(Collectives, MoveBytesOfAnyType) { ranks(GetParam(), moves_bytes_of_any_type); }

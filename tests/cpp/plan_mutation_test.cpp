@@ -294,6 +294,53 @@ TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   EXPECT_NE(other_root.text.find("another rank calls"), std::string::npos) << other_root.text;
 }
 
+// An average of float16: what the library makes smaller, so that its sum is in range, the folds make larger again.
+TEST(Mutation, AnAverageOfAShortRangeNeedsEachOfItsFactors) {
+  for (const char *islands : {"AAb", "AAAbBB", "bAAA"})
+    for (const auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
+      for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter})
+        for (const uint64_t bytes : {uint64_t{1000}, uint64_t{10'004}}) {
+          const auto t = world_of(islands, "", bridge);
+          Operation op = island_operation(bytes, c, 1);
+          op.request.dtype = DType::Float16;
+          op.request.op = RedOp::Avg;
+          const auto with = [&](auto change) { return prove_twice(t, op, [&](int rank, Plan &p) { change(rank, p); }); };
+          const auto each_call = [](Plan &p, auto f) {
+            for (Step &s : p.steps)
+              if (s.kind == StepKind::Ccl && reduces(s.call)) f(s);
+          };
+          const Verdict whole = with([](int, Plan &) {});
+          ASSERT_TRUE(whole.ok) << islands << " " << plan::collective_name(c) << ": " << whole.text;
+          EXPECT_FALSE(with([&](int, Plan &p) {
+                         each_call(p, [](Step &s) { s.op = RedOp::Sum, s.halvings = 0; });
+                         for (plan::Span &s : p.sources) s.weight = 1;
+                       }).ok)
+              << islands << " " << plan::collective_name(c) << ": a sum that overflows";
+          EXPECT_FALSE(with([&](int, Plan &p) {
+                         each_call(p, [](Step &s) { --s.halvings; });
+                         for (plan::Span &s : p.sources) s.weight = std::max(s.weight / 2, 1u);
+                       }).ok)
+              << islands << " " << plan::collective_name(c) << ": a factor that is too large";
+          EXPECT_FALSE(with([&](int rank, Plan &p) { each_call(p, [&](Step &s) { s.halvings += rank == 1; }); }).ok)
+              << islands << " " << plan::collective_name(c) << ": factors that differ";
+          size_t weights = 0;
+          for (int rank = 0; rank < t.size(); ++rank) {
+            const auto p = plan::plan_collective(t, rank, op.request);
+            for (const Step &s : p->steps)
+              for (uint32_t i = s.source; s.kind == StepKind::Reduce && runs(*p, s) && i < s.source + s.sources; ++i) {
+                if (p->sources[i].weight == 1) continue;
+                ++weights;
+                for (const uint32_t other : {1u, 2 * p->sources[i].weight})
+                  EXPECT_FALSE(with([&](int r, Plan &q) {
+                                 if (r == rank) q.sources[i].weight = other;
+                               }).ok)
+                      << islands << " " << plan::collective_name(c) << ", rank " << rank << ", source " << i;
+              }
+          }
+          EXPECT_GT(weights, 0u) << islands << " " << plan::collective_name(c);
+        }
+}
+
 TEST(Mutation, EveryCopyAndCallOfAnIslandThatIsAloneIsNeeded) {
   const auto t = world_of("AAA");
   for (const auto c : {Collective::AllToAll, Collective::Gather, Collective::Scatter, Collective::AllGatherV,

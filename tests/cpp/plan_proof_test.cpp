@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "prove_case.hpp"
 
@@ -54,8 +55,10 @@ TEST_P(Worlds, EveryCollectiveIsItsDefinitionAndFreeOfRacesAndDeadlocks) {
   for (auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
     for (int c = 0; c < kProved; ++c)
       for (uint64_t bytes : {0, 4, 1000, 9000})
-        for (auto [redop, dtype] :
-             {std::pair{RedOp::Sum, DType::Float32}, {RedOp::Avg, DType::BFloat16}, {RedOp::PremulSum, DType::Float16}})
+        for (auto [redop, dtype] : {std::pair{RedOp::Sum, DType::Float32},
+                                    {RedOp::Avg, DType::BFloat16},
+                                    {RedOp::Avg, DType::Float16},
+                                    {RedOp::PremulSum, DType::Float16}})
           for (uint32_t slots : {2, 3, 4, 5, 6})
             for (bool in_place : {false, true}) {
               if (slots >= 5 && !topology::has_devices(world_of(GetParam(), "", bridge))) continue;
@@ -353,6 +356,42 @@ TEST(Proof, WhatALibraryCannotDoIsPlannedWithoutIt) {
   EXPECT_EQ(plan::planned_on(world_of("Ab", "", topology::Bridge::Auto), r).flat, true) << "one rank needs no library";
 }
 
+// A sum of float16 may be out of its range where the average is in it.
+TEST(Proof, ALibraryAveragesAShortRangeByNumbersMadeSmallerOrNotAtAll) {
+  auto t = world_of("AAAbCC");
+  plan::Request r = operation_of(Collective::AllReduce, 9000).request;
+  r.op = RedOp::Avg;
+  const auto asked = [&](int rank) {
+    std::set<std::pair<RedOp, int>> found;
+    const auto p = plan::plan_collective(t, rank, r);
+    for (const plan::Step &s : p->steps)
+      if (s.kind == plan::StepKind::Ccl && isthmus::reduces(s.call)) found.insert({s.op, s.halvings});
+    return found;
+  };
+  using Calls = std::set<std::pair<RedOp, int>>;
+  for (const DType dtype : {DType::Float16, DType::Float8E4M3FN, DType::Float8E5M2}) {
+    r.dtype = dtype;
+    EXPECT_EQ(asked(0), (Calls{{RedOp::PremulSum, 2}})) << dtype_name(dtype);
+    EXPECT_EQ(asked(4), (Calls{{RedOp::PremulSum, 1}})) << dtype_name(dtype);
+  }
+  for (const DType dtype : {DType::BFloat16, DType::Float32, DType::Float64, DType::Int8, DType::UInt64}) {
+    r.dtype = dtype;
+    EXPECT_EQ(asked(0), (Calls{{RedOp::Sum, 0}})) << dtype_name(dtype);
+  }
+  for (auto &by_dtype : t.groups[0].ccl_table.ops)
+    for (uint16_t &ops : by_dtype) ops &= static_cast<uint16_t>(~(1u << static_cast<int>(RedOp::PremulSum)));
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  r.dtype = DType::Float16;
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "");
+  EXPECT_EQ(plan::planned_on(t, r).groups[2].ccl, "library") << "another's library has it";
+  r.op = RedOp::Sum;
+  EXPECT_EQ(plan::planned_on(t, r).groups[0].ccl, "library");
+  r.op = RedOp::Avg;
+  r.dtype = DType::Float8E4M3FN;  // its smallest number is 2^-9
+  for (const auto &[ranks, library] : {std::pair{512, "library"}, {513, ""}})
+    EXPECT_EQ(plan::planned_on(world_of(std::string(static_cast<size_t>(ranks), 'A') + "b"), r).groups[0].ccl, library);
+}
+
 TEST(Proof, AlternatingWithWhatHasNoLibraryHolds) {
   const auto t = world_of("AAbAb");
   std::vector<Operation> operations;
@@ -402,7 +441,8 @@ TEST_P(RandomWorlds, AndSequencesHold) {
       Operation op = operation_of(static_cast<Collective>(pick(kProved)),
                                   static_cast<uint64_t>(pick(longest[pick(4)])) * dtype_size(dtype), 64 << pick(5), slots);
       op.request.dtype = dtype;
-      op.request.op = pick(3) ? RedOp::Sum : RedOp::PremulSum;
+      const RedOp redops[] = {RedOp::PremulSum, RedOp::Avg, RedOp::Sum};
+      op.request.op = redops[pick(3)];
       op.request.root = pick(world);
       op.request.small_bytes = static_cast<uint64_t>(pick(2) * 512);
       op.request.reach = pick(2) ? kReach : static_cast<uint64_t>(pick(2) * pick(32 * 1024));
@@ -440,7 +480,7 @@ TEST(Proof, MessagesHoldOnBothSidesOfWhereverTheStarEnds) {
                  {"NNPPPq", "", topology::Bridge::Auto},  // and so on devices
                  {"NNPPP", "xxyyy", topology::Bridge::Auto}};
   const std::pair<DType, RedOp> kNumbers[] = {
-      {DType::Float32, RedOp::Sum}, {DType::BFloat16, RedOp::Avg}, {DType::Float8E5M2, RedOp::Sum}};
+      {DType::Float32, RedOp::Sum}, {DType::BFloat16, RedOp::Avg}, {DType::Float8E5M2, RedOp::Avg}};
   int combination = 0;
   for (const auto &w : kWorlds)
     for (const uint64_t ends : {uint64_t{0}, uint64_t{8192}, uint64_t{262144}})

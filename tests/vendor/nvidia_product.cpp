@@ -75,6 +75,7 @@ static_assert(+nc::kFloat8e4m3 == +ncclFloat8e4m3 && +nc::kFloat8e5m2 == +ncclFl
 static_assert(sizeof(nc::Operation) == sizeof(ncclRedOp_t));
 static_assert(+nc::kSum == +ncclSum && +nc::kProd == +ncclProd && +nc::kMax == +ncclMax);
 static_assert(+nc::kMin == +ncclMin && +nc::kAvg == +ncclAvg);
+static_assert(sizeof(int) == sizeof(ncclScalarResidence_t) && nc::kScalarOnHost == ncclScalarHostImmediate);
 
 // Ours is the beginning of theirs, up to where `size` says that it ends.
 #define FIELD(ours, theirs)                                                     \

@@ -15,6 +15,11 @@ bool varies(Collective c) {
          c == Collective::GatherV || c == Collective::ScatterV;
 }
 
+bool overflows(const plan::Request &r, size_t groups) {
+  return reduces(r.collective) && groups > 1 && r.op == RedOp::Avg && accumulator(r.dtype) != r.dtype &&
+         r.dtype != DType::BFloat16;  // which reaches as far as float32
+}
+
 namespace {
 
 // Bytes that rank s gives to rank d (all_gather: to everybody; reduce_scatter: the block that d gets).
@@ -121,7 +126,9 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
       const int x = symbols.leaf(index, r);
       terms.push_back(op.request.op == RedOp::PremulSum ? symbols.scaled(x) : x);
     }
-    groups.push_back(g.ccl.empty() ? symbols.fold(terms) : symbols.island(terms));
+    groups.push_back(g.ccl.empty()                            ? symbols.fold(terms)
+                     : overflows(op.request, t.groups.size()) ? symbols.kept(symbols.island(terms))
+                                                              : symbols.island(terms));
   }
   const bool island = t.groups.size() == 1 && !t.groups[0].ccl.empty();  // what its library gives is the result
   const int sum = symbols.fold(groups);

@@ -9,6 +9,8 @@ namespace isthmus::prover {
 
 bool reduces(plan::Collective c);
 bool varies(plan::Collective c);
+// Whether a group's library must not sum the numbers as they are: their sum may be out of the dtype's range, and the average is in it.
+bool overflows(const plan::Request &r, size_t groups);
 
 // Sizes and places of the blocks of one rank's buffers, as plan.hpp lists them. v-blocks get gaps between them.
 struct Blocks {

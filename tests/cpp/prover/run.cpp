@@ -92,7 +92,7 @@ struct Meeting {
   };
   IslandCall call = IslandCall::AllReduce;
   uint64_t bytes = 0;
-  int root = 0;
+  int root = 0, halvings = 0;
   std::unordered_map<int, Arrival> arrived;  // by position
 };
 
@@ -535,8 +535,11 @@ class Run {
     const bool rooted = s.call == IslandCall::Reduce || s.call == IslandCall::Broadcast;
     if (rooted && (s.peer < 0 || static_cast<size_t>(s.peer) >= size)) object("{}: root {}", where(a), s.peer);
     const RedOp op = operations_[a.operation].request.op;
-    if (reduces(s.call) && s.op != (op == RedOp::Avg && t.groups.size() > 1 ? RedOp::Sum : op))
+    const bool smaller = overflows(operations_[a.operation].request, t.groups.size());
+    if (reduces(s.call) && s.op != (smaller ? RedOp::PremulSum : op == RedOp::Avg && t.groups.size() > 1 ? RedOp::Sum : op))
       object("{}: the library is asked for {}", where(a), redop_name(s.op));
+    if (smaller && reduces(s.call) ? uint64_t{1} << s.halvings < size : s.halvings != 0)
+      object("{}: the library is asked for a sum of {} times 2^-{}", where(a), size, s.halvings);
     if (!t.groups[g].ccl_table.can(s.call, operations_[a.operation].request.dtype, s.op))
       object("{}: the library has no such call", where(a));
     if (s.call == IslandCall::Send || s.call == IslandCall::Recv)
@@ -553,7 +556,9 @@ class Run {
         m.call = s.call;
         m.bytes = bytes;
         m.root = s.peer;
+        m.halvings = s.halvings;
       }
+      if (m.halvings != s.halvings) object("{}: another rank calls with another factor", where(a));
       if (m.call != s.call || m.bytes != bytes || (rooted && m.root != s.peer))
         object("{}: calls {} of {} bytes, root {}; another rank calls {} of {}, root {}", where(a), island_call_name(s.call),
                bytes, s.peer, island_call_name(m.call), m.bytes, m.root);
@@ -715,10 +720,19 @@ class Run {
         terms.push_back(content.expression);
       }
       first.expression = symbols_.island(std::move(terms));
+      if (m.halvings) first.expression = symbols_.smaller(first.expression, m.halvings);
       out.push_back({step, first});
       at += step;
     }
     return out;
+  }
+
+  // A source of a fold, times its weight.
+  int weighted(const Agent &a, int expression, uint32_t by, uint32_t source) {
+    const bool smaller = symbols_.kind(expression) == Symbols::Kind::Smaller;
+    if (by != (smaller ? 1u << symbols_.halvings_of(expression) : 1u))
+      object("{}: source {} is {}, and is multiplied by {}", where(a), source, symbols_.text(expression), by);
+    return smaller ? symbols_.kept(symbols_.island_of(expression)) : expression;
   }
 
   void reduce(Agent &a, const Plan &p, const Step &s, uint32_t c, uint64_t bytes, const plan::Operands &o) {
@@ -763,7 +777,7 @@ class Run {
           object("{}: source {} is {}a partial result", where(a), i, partial ? "" : "not ");
         if (i == 0) first = content;
         else if (!content.same_place(first)) object("{}: source {} is of another place than source 0", where(a), i);
-        terms.push_back(content.expression);
+        terms.push_back(weighted(a, content.expression, p.sources[s.source + i].weight, i));
         if (i + 1 == ends[g]) {
           groups.push_back(symbols_.fold(terms));
           terms.clear();

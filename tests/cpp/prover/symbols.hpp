@@ -13,7 +13,7 @@ namespace isthmus::prover {
 // when it is itself a fold, is spliced in, because ((a + b) + c) is one left fold however it was cut.
 class Symbols {
  public:
-  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final, Island };
+  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final, Island, Smaller, Kept };
   int leaf(int operation, int rank) { return make(Kind::Leaf, {operation, rank}); }
   int scaled(int leaf_id) { return make(Kind::Scaled, {leaf_id}); }
   int final(int fold_id) { return make(Kind::Final, {fold_id}); }
@@ -22,6 +22,11 @@ class Symbols {
     std::sort(terms.begin(), terms.end());
     return make(Kind::Island, std::move(terms));
   }
+  // That sum of terms each times 2^-halvings; and what it is when it was made larger again: a sum that was never out of range.
+  int smaller(int island_id, int halvings) { return make(Kind::Smaller, {island_id, halvings}); }
+  int kept(int island_id) { return make(Kind::Kept, {island_id}); }
+  int island_of(int smaller_id) const { return nodes_[static_cast<size_t>(smaller_id)].parts[0]; }
+  int halvings_of(int smaller_id) const { return nodes_[static_cast<size_t>(smaller_id)].parts[1]; }
   int fold(const std::vector<int> &terms) {
     if (terms.size() == 1) return terms[0];
     std::vector<int> list;
@@ -37,6 +42,8 @@ class Symbols {
       case Kind::Leaf: return "x" + std::to_string(n.parts[1]) + (n.parts[0] ? "@op" + std::to_string(n.parts[0]) : "");
       case Kind::Scaled: return "scaled(" + text(n.parts[0]) + ")";
       case Kind::Final: return "round(" + text(n.parts[0]) + ")";
+      case Kind::Smaller: return text(n.parts[0]) + " / 2^" + std::to_string(n.parts[1]);
+      case Kind::Kept: return "kept(" + text(n.parts[0]) + ")";
       case Kind::Fold:
       case Kind::Island: break;
     }
