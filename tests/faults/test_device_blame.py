@@ -48,7 +48,7 @@ def test_a_rank_that_is_missing_inside_an_island_is_named_by_those_outside(tmp_p
         assert f"rank {LATE} (" in said and "has not called it" in said, said
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(("sent", "expected"), [(10, 11), (300_000, 5), (0, 7), (70_000, 0)])
 @pytest.mark.parametrize("fleet", ["nvidia:3", "amd:2,cpu:1", "ascend:3", "ascend:2,cpu:1"])
 def test_counts_that_two_ranks_of_an_island_differ_in_are_named_before_its_library_is_given_them(

@@ -103,7 +103,7 @@ def test_a_switch_of_one_rank_is_told_to_that_rank_alone() -> None:
         run_fleet("nvidia:1,amd:1,cpu:1", body, init=False, switches={"1:SEEDS": "1"})
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("fault", ["cuMemcpyAsync", "cuStreamWaitValue64", "cuStreamWriteValue64", "cuStreamWaitEvent"])
 @pytest.mark.parametrize("nth", [1, 2, 7])
 def test_a_message_on_a_stream_whose_copy_cannot_be_submitted_ends_everywhere(fault: str, nth: int) -> None:
@@ -213,7 +213,7 @@ def test_what_is_slow_is_waited_for(fleet: str, fault: str) -> None:
         assert not any(left.values()), left
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize(
     ("fleet", "fault", "frees"),
     [

@@ -152,7 +152,7 @@ def ends_on_all_ranks(maker: str, stage: str, bridge: str, switches: dict[str, s
         assert not any(left.values()), f"{left}"
 
 
-@pytest.mark.product(6)
+@pytest.mark.product(12)
 @pytest.mark.parametrize("bridge", ["shm", "tcp"])
 @pytest.mark.parametrize(("maker", "stage"), [(maker, stage) for maker, stages in _STAGES.items() for stage in stages])
 def test_every_stage_of_every_vendor_over_every_link_fails_on_all_ranks_with_vendor_call_and_code(
@@ -190,7 +190,7 @@ def test_one_rank_that_fails_is_named_to_its_neighbour_inside_the_library_and_le
     ends_on_all_ranks(maker, stage, bridge, switches, failing="1")
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize(
     ("fleet", "fault", "first", "words"),
     [

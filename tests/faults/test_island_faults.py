@@ -52,7 +52,7 @@ def loop(me: Me, count: int) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(("islands", "victim"), [("AA", 1), ("AAbb", 0), ("AAbb", 1), ("AAbb", 3), ("ABAB", 2)])
 @pytest.mark.parametrize("count", [4, 1 << 20], ids=["small", "large"])
 def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
@@ -75,7 +75,7 @@ def test_a_killed_rank_is_named_and_a_stuck_thread_left_behind(
                 assert re.search(r"stream 'host' is stuck in (all_reduce|reduce_scatter|all_gather|broadcast) ", line), line
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(
     ("islands", "late", "first"),
     [("AA", 1, 0), ("AAb", 1, 0), ("AAb", 1, 2), ("AAb", 2, 0), ("AAb", 2, 1), ("bAA", 1, 0), ("bAA", 1, 2)],

@@ -212,7 +212,7 @@ def test_during_init_while_a_rank_is_late(zygote: Zygote, shape: str, victim: in
             assert any(f"rank {one}" in failure["text"] for one in told), failure
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("ms", range(0, 36, 3))
 def test_at_any_moment_of_init(zygote: Zygote, shape: str, ms: int) -> None:
     def body(me: Me) -> Any:

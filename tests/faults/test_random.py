@@ -160,7 +160,7 @@ def run(zygote: Zygote, first: int, record: Callable[[str, object], None]) -> No
     record("noticed", noticed)
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("first", range(0, PART * PARTS, PART))
 def test_whatever_fails_is_told_to_all_who_are_left(
     zygote: Zygote, first: int, record_property: Callable[[str, object], None]

@@ -24,7 +24,7 @@ def blamed(text: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("stopped", [0, 2])
 @pytest.mark.parametrize("count", [4, 8 << 20], ids=["between-small-ones", "inside-an-exchange-of-32-MiB"])
 def test_collectives_name_the_stopped_rank(zygote: Zygote, shape: str, stopped: int, count: int) -> None:

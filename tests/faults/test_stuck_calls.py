@@ -108,7 +108,7 @@ def recv(comm: isthmus.Comm, x: Any, stream: int | None) -> None:
 PEER = {all_reduce: all_reduce, send: recv, recv: send}
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(
     ("fleet", "what", "on_stream"),
     [

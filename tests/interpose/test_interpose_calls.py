@@ -172,7 +172,7 @@ def test_another_declaration_would_be_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.everything  # a compiler and an emulator that nothing else here needs
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 def test_every_call_arrives_on_aarch64(door: Door, tmp_path: Path) -> None:
     """The same with the entry points built for AArch64, under emulation: a struct by value is passed otherwise there."""
     missing = [*(tool for tool in CROSS if shutil.which(tool) is None), *([] if QEMU else ["qemu-aarch64"])]

@@ -70,7 +70,7 @@ def check(report: dict[str, Any], program: Path, door: Path, **environment: str 
 # ---- what it says is what happens ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize("tag", ["RPATH", "RUNPATH", "neither"])
 def test_of_a_linked_program(door: Door, tag: str, fake: Callable[..., Path], tmp_path: Path) -> None:
     source, program, real = tmp_path / "main.c", tmp_path / "program", fake(door.soname)
@@ -88,7 +88,7 @@ def test_of_a_linked_program(door: Door, tag: str, fake: Callable[..., Path], tm
     assert report["choice"]["variables"] == {"LD_PRELOAD": str(path)}
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize("tag", ["RPATH", "RUNPATH"])
 def test_of_a_program_whose_library_is_linked(door: Door, tag: str, fake: Callable[..., Path], tmp_path: Path) -> None:
     """The program's RPATH serves what its libraries need, and its RUNPATH does not."""
@@ -195,7 +195,7 @@ def test_of_jax_which_puts_the_librarys_name_together(tmp_path: Path) -> None:
 EVERY_WAY = {"preload", "hook", "library_path", "audit", "import", "variable"}
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize(
     ("told", "how", "leading"),
     [

@@ -176,7 +176,7 @@ def test_a_program_for_either_vendor_gets_the_door_of_what_is_installed(door: Do
     assert "the program uses libnccl.so.2, the program uses librccl.so.1" in refusal("--", program, LD_LIBRARY_PATH=both)
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.usefixtures("none_installed")
 def test_a_program_that_tells_nothing_gets_the_door_of_what_is_installed(door: Door, tmp_path: Path) -> None:
     assert variables("--", "sh", LD_LIBRARY_PATH=door.simulated)["LD_PRELOAD"] == str(path_of(door))
@@ -323,7 +323,7 @@ def test_jax_which_is_not_linked_is_told_where_its_library_is(tmp_path: Path) ->
     assert ended.stdout == "22703\n" and f"ISTHMUS_REAL_NCCL={real}" in ended.stderr, ended.stderr
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 def test_the_real_library_that_is_named_is_looked_at_first(door: Door, tmp_path: Path, fake: Callable[..., Path]) -> None:
     other = DOORS["rccl" if door.library == "nccl" else "nccl"]
     text = tmp_path / "text.so"
@@ -397,7 +397,7 @@ def test_a_program_with_other_rights_is_refused(door: Door, clients: dict[str, P
         program.unlink(missing_ok=True)
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 def test_it_stands_before_the_innermost_command(door: Door, clients: dict[str, Path]) -> None:
     """Before what only starts another program on this host, that one is looked at."""
     given = {"LD_LIBRARY_PATH": door.simulated}

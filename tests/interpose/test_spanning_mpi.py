@@ -33,7 +33,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("vendors", ["na", "hn", "anh", "nn"])
 @pytest.mark.parametrize("behind", ["the command", "LD_PRELOAD"])
 def test_they_sum_over_all_of_them(vendors: str, behind: str, programs: dict[str, Path]) -> None:

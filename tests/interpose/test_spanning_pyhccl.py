@@ -28,7 +28,7 @@ def programs(scripted: Programs, tmp_path: Path) -> Programs:
     return scripted | {"hccl": path}
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @preloaded
 @pytest.mark.parametrize(
     "job",

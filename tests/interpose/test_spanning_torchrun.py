@@ -19,7 +19,7 @@ pytestmark = [preloaded, pytest.mark.usefixtures("none_installed")]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize("vendors", ["na", "nn"])
 def test_a_script_for_torchrun_sums_over_the_vendors(vendors: str) -> None:
     """Two nodes with two ranks each. What `isthmus run` sets reaches the ranks, which torchrun starts."""

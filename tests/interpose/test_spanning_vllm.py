@@ -89,7 +89,7 @@ def test_vllms_own_communicator_spans_vendors(tmp_path: Path) -> None:
         assert "ncclCommSuspend: this communicator spans several vendors" in newest["suspend"], newest
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize("vendors", ["nn", "aa"])
 def test_vllms_ranks_of_one_vendor_get_its_library(vendors: str, tmp_path: Path) -> None:
     found = job(vendors, VERSIONS[-1:], tmp_path)

@@ -59,7 +59,7 @@ def without_library(
     return len(cells)
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize(
     ("fleet", "labels", "bridge", "settings"),
     [
@@ -90,7 +90,7 @@ def islands_of_libraries(comm: isthmus.Comm) -> int:
     return all_reduces(where)
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(
     ("fleet", "bridge"),
     [
@@ -392,7 +392,7 @@ def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
         assert len({total for _, total in alone + helped}) == 1, fleet
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize(
     "fleet",
     [

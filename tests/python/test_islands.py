@@ -84,7 +84,7 @@ def all_reduces(comm: isthmus.Comm) -> int:
     return done
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("islands", SHAPES)
 def test_all_reduce_is_that_of_numpy(islands: str) -> None:
     done = run_islands(islands, all_reduces)
@@ -140,7 +140,7 @@ def other_collectives(comm: isthmus.Comm) -> None:
     assert (got == (me - 1) % n).all()
 
 
-@pytest.mark.product(3)
+@pytest.mark.product(6)
 @pytest.mark.parametrize("islands", ["A:2", "A:3", "A:2,b:1", "A,b,A,b", "A:2,B:2", "b,A,A,C,C,b"])
 def test_the_other_collectives_are_those_of_numpy(islands: str) -> None:
     run_islands(islands, other_collectives)
@@ -163,7 +163,7 @@ def many_chunks(comm: isthmus.Comm) -> None:
         assert (comm.reduce_scatter(wide) == total).all(), turn
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize("bridge", ["auto", "tcp"])
 @pytest.mark.parametrize("islands", ["A:2,b:1", "b,A,A,C,C"])
 def test_messages_of_twenty_chunks_use_their_slots_again(islands: str, bridge: str) -> None:

@@ -36,7 +36,7 @@ def run_cells(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequence
     return len(cells)
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("collective", [*matrix.REDUCING, *matrix.MOVING])
 def test_the_full_product_gives_the_references_bits_on_threads(
@@ -61,7 +61,7 @@ def over_paths(comm: isthmus.Comm, cells: Sequence[matrix.Cell], labels: Sequenc
     return done
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize(
     ("islands", "bridge"),
     [("a:3", None), ("a:1,b:2", "shm"), ("a:2,b:1", "tcp"), ("a,b,a", "tcp"), ("a,b,c", "tcp")],

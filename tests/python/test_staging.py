@@ -83,7 +83,7 @@ def test_four_mebibytes_carry_everything_over_devices(fleet: str, bridge: str | 
     run_fleet(fleet, long_and_short, bridge=bridge, env=LITTLE, timeout=300)
 
 
-@pytest.mark.product(4)
+@pytest.mark.product(8)
 @pytest.mark.parametrize("bridge", ["shm", "tcp"])
 @pytest.mark.parametrize("mebibytes", [1, 4])
 def test_little_staging_carries_everything_over_hosts(bridge: str, mebibytes: int) -> None:

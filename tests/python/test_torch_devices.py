@@ -125,7 +125,7 @@ def every_collective() -> int:
     return checked
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize(
     ("fleet", "bridge"),
     [

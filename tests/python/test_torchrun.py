@@ -68,7 +68,7 @@ def environment() -> dict[str, str]:
     return {k: v for k, v in clean.items() if not k.startswith("ISTHMUS_") and k not in named} | {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.product(2)
+@pytest.mark.product(4)
 @pytest.mark.parametrize("program", [pytest.param(INIT, id="isthmus.init"), pytest.param(TORCH, id="torch.distributed")])
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_a_job_that_lost_a_rank_runs_in_its_second_attempt(tmp_path: Path, program: str, rendezvous: str) -> None:
