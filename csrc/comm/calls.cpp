@@ -58,6 +58,38 @@ void check_apart(const char *name, const uint64_t *counts, const uint64_t *displ
   }
 }
 
+// What this rank gives and what it gets must not share a byte, but where the call's in place puts the one onto the other: else what is read
+// depends on how far the copies have come.
+void check_aliasing(const char *name, const engine::Op &op, size_t me) {
+  const auto o = op.operands();
+  const size_t ins = o.in_bytes.size(), outs = o.out_bytes.size();
+  const auto start = [](const std::byte *base, uint64_t at) { return reinterpret_cast<uintptr_t>(base) + at; };
+  struct Range {
+    uintptr_t first = UINTPTR_MAX, end = 0;
+  } in, out;  // of all blocks
+  const auto hull = [&](Range &r, const std::byte *base, std::span<const uint64_t> at, std::span<const uint64_t> bytes) {
+    for (size_t b = 0; b < bytes.size(); ++b) {
+      if (bytes[b] == 0) continue;
+      r.first = std::min(r.first, start(base, at[b]));
+      r.end = std::max(r.end, start(base, at[b]) + bytes[b]);
+    }
+  };
+  hull(in, op.call.in, o.in_displ, o.in_bytes);
+  hull(out, op.call.out, o.out_displ, o.out_bytes);
+  if (in.first >= out.end || out.first >= in.end) return;
+  for (size_t i = 0; i < ins; ++i)
+    for (size_t k = 0; k < outs; ++k) {
+      const uintptr_t a = start(op.call.in, o.in_displ[i]), b = start(op.call.out, o.out_displ[k]);
+      if (o.in_bytes[i] == 0 || o.out_bytes[k] == 0 || a >= b + o.out_bytes[k] || b >= a + o.in_bytes[i]) continue;
+      // In place a block lies on that of its number, and where the one side has a single block, on this rank's own.
+      if (a == b && (ins == outs ? i == k : ins == 1 ? k == me : i == me)) continue;
+      fail(Code::Argument,
+           "{}: send ({} bytes at {}) and recv ({} bytes at {}) overlap, and the call is not in place so (isthmus.h); give "
+           "buffers that do not overlap",
+           name, o.in_bytes[i], reinterpret_cast<const void *>(a), o.out_bytes[k], reinterpret_cast<const void *>(b));
+    }
+}
+
 }  // namespace
 
 // Blocks of input and output as the definition of the collective says; displacements default to back to back.
@@ -409,6 +441,13 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     return std::any_of(bytes.begin(), bytes.end(), [](uint64_t b) { return b != 0; });
   };
   const auto o = op.operands();
+  const auto at = [](const std::byte *p) { return reinterpret_cast<uintptr_t>(p); };
+  const bool apart = at(call.in) + call.bytes <= at(call.out) || at(call.out) + call.bytes <= at(call.in);
+  if (reads && writes && call.in && call.out && !(in_place && (single || c == Collective::AllToAllV)) &&
+      !(single && apart)) {
+    if (single) blocks(r, op);  // the shortest path has made none
+    check_aliasing(name, op, static_cast<size_t>(me));
+  }
   if (one_hop && single && call.bytes && ((reads && !call.in) || (writes && !call.out)))
     fail(Code::Argument, "{}: {} must not be NULL on rank {}", name, reads && !call.in ? "send" : "recv", me);
   if (reads && !call.in && any(o.in_bytes)) fail(Code::Argument, "{}: send must not be NULL on rank {}", name, me);

@@ -21,6 +21,22 @@ constexpr int64_t kPatience = 2'000'000'000;                           // and fo
 constexpr int64_t kAbort = 100'000'000;                           // for the library to hear of it, before the gates let go
 constexpr int64_t kStop = 200'000'000, kStopped = 5'000'000'000;  // before the stream is stopped, and until it was
 
+// Whether a step has something to do in chunk c. A copy of the user's memory to where it lies already has nothing: the root's of a broadcast in
+// place, say.
+bool works(const Op &op, const plan::Step &step, uint32_t c) {
+  const plan::Plan &p = *op.plan;
+  if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
+  if (step.kind != StepKind::Move || op.bounce) return true;  // a bounce has a place for each side
+  const auto users = [&](const plan::Span &s) -> const std::byte * {
+    const std::byte *const base = s.memory == Memory::Input    ? op.call.in
+                                  : s.memory == Memory::Output ? op.call.out
+                                                               : nullptr;
+    return base ? base + plan::span_offset(p, s, c, op.operands()) : nullptr;
+  };
+  const std::byte *const from = users(p.sources[step.source]);
+  return !from || from != users(step.dst);
+}
+
 }  // namespace
 
 Island::Island(IslandSetup setup, device::Wake wake, void *context)
@@ -215,9 +231,8 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
     else (step.counter == plan::kStaged ? shared_->staged : shared_->taken)->arm(stream, value);
     return;
   }
-  if (!plan::runs_for(p, step, c)) return;
+  if (!works(op, step, c)) return;
   const uint64_t bytes = plan::extent_bytes(step.extent, c, op.operands());
-  if (bytes == 0) return;
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
     if (s.memory == Memory::Ring)
@@ -303,7 +318,7 @@ std::string Island::standing(const Op &op) const {
         } else if (step.kind == StepKind::Post) {
           if (posted(step.counter) < value) return text();
           given = 0;
-        } else if (plan::runs_for(p, step, c) && plan::extent_bytes(step.extent, c, op.operands()) > 0) {
+        } else if (works(op, step, c)) {
           last = {&step, c};
           ++given;
           if (given == 1) first = last;

@@ -513,6 +513,37 @@ TEST(Engine, AbortFromAnotherThreadWhileEverybodyWorks) {
     });
 }
 
+// What is read would depend on how far the copies have come. The refusal starts nothing, so the ranks go on with the next operation.
+TEST(Engine, SendAndReceiveBuffersThatOverlapButInPlaceAreRefused) {
+  on_ranks({"overlap", 2, {}}, [](isthmus_comm_t comm, int rank) {
+    constexpr uint64_t kMost = 60000;
+    std::vector<int64_t> x(4 * kMost, 1);
+    const uint64_t first[] = {0, 0}, counts[] = {2, 2}, apart[] = {0, 4};
+    int64_t *const at = x.data();
+    const auto refused = [](isthmus_result result) {
+      EXPECT_EQ(result, ISTHMUS_ERR_ARGUMENT);
+      EXPECT_NE(std::string(isthmus_last_error()).find("overlap"), std::string::npos) << isthmus_last_error();
+    };
+    const auto me = static_cast<uint64_t>(rank), other = 1 - me;
+    for (const uint64_t n : {uint64_t{4}, kMost}) {  // small ones need no list of blocks
+      refused(isthmus_all_reduce(comm, at, at + 1, n, kType, ISTHMUS_SUM, nullptr, nullptr));
+      refused(isthmus_reduce(comm, at + 1, at, n, kType, ISTHMUS_SUM, rank, nullptr, nullptr));
+      refused(isthmus_broadcast(comm, at, at + n - 1, n, kType, rank, nullptr, nullptr));
+      refused(isthmus_all_gather(comm, at + other * n, at, n, kType, nullptr, nullptr));
+      refused(isthmus_gather(comm, at + other * n, at, n, kType, rank, nullptr, nullptr));
+      refused(isthmus_reduce_scatter(comm, at, at + other * n, n, kType, ISTHMUS_SUM, nullptr, nullptr));
+      refused(isthmus_scatter(comm, at, at + other * n, n, kType, rank, nullptr, nullptr));
+      refused(isthmus_all_to_all(comm, at, at + n, n, kType, nullptr, nullptr));
+    }
+    refused(isthmus_all_to_all_v(comm, at, counts, first, at + 1, counts, apart, kType, nullptr, nullptr));
+    // Blocks between blocks share nothing, and what is in place is.
+    ISTHMUS_OK_OR_SAY(isthmus_all_to_all_v(comm, at, counts, apart, at + 2, counts, apart, kType, nullptr, nullptr));
+    ISTHMUS_OK_OR_SAY(isthmus_all_gather(comm, at + me * kMost, at, kMost, kType, nullptr, nullptr));
+    ISTHMUS_OK_OR_SAY(isthmus_reduce_scatter(comm, at, at + me * kMost, kMost, kType, ISTHMUS_SUM, nullptr, nullptr));
+    ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, at, at + kMost, kMost, kType, ISTHMUS_SUM, nullptr, nullptr));
+  });
+}
+
 // Staging memory is the process's. What does not fit ends in an error that says which setting to raise; what fitted goes on.
 TEST(Engine, ManyCommunicatorsShareALittleStagingOneAfterTheOtherAndAllAtOnce) {
   ASSERT_TRUE(no_context());

@@ -215,8 +215,16 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
                group = exchange && begins(w.library, "nccl");
     return std::string(w.library) + kCalls[static_cast<size_t>(group ? isthmus::IslandCall::Send : call)];
   };
+  // A copy from the user's memory to itself is none.
+  const auto place = [&](const plan::Span &s, uint32_t c) -> const std::byte * {
+    const std::byte *base = s.memory == plan::Memory::Input    ? op.call.in
+                            : s.memory == plan::Memory::Output ? op.call.out
+                                                               : nullptr;
+    return base ? base + plan::span_offset(p, s, c, op.operands()) : nullptr;
+  };
   const auto works = [&](const plan::Step &s, uint32_t c) {
-    return plan::runs_for(p, s, c) && plan::extent_bytes(s.extent, c, op.operands()) > 0;
+    if (!plan::runs_for(p, s, c) || plan::extent_bytes(s.extent, c, op.operands()) == 0) return false;
+    return s.kind != plan::StepKind::Move || !place(s.dst, c) || place(p.sources[s.source], c) != place(s.dst, c);
   };
   const auto step = [&](const plan::Step &s, uint32_t c, const char *stream) {
     switch (s.kind) {
@@ -424,6 +432,31 @@ TEST_P(Submissions, OfACollectiveAreTheCallersInOneOrderAndTheUsersStreamWaitsFo
       }
     }
     if (stream) r.driver->end(stream);
+  });
+}
+
+// Where an island of a library is alone, what is in place lies where it has to be.
+TEST_P(Submissions, OfABroadcastOrGatherInPlaceInAnIslandCopyNothing) {
+  on_ranks([](FleetRank &r, Watched &watched) {
+    const auto fleet = ranks_of(GetParam());
+    if (std::any_of(fleet.begin(), fleet.end(), [&](const FleetRank &q) { return q.island != r.island; })) return;
+    const uint64_t world = static_cast<uint64_t>(r.size), mine = 4 * kCount * static_cast<uint64_t>(r.rank);
+    FleetMemory memory(r, 4 * kCount * world);
+    void *const stream = r.driver->stream();
+    const isthmus_call how = how_of(r, stream);
+    char *const all = static_cast<char *>(memory.at(false, 0));
+    for (int turn = 0; turn < 2; ++turn) {  // the first one may allocate
+      watched.begin(r);
+      for (int root = 0; root < r.size; ++root)
+        FLEET_MUST(r, isthmus_broadcast(r.comm, all, all, kCount, kType, root, &how, nullptr) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_all_gather(r.comm, all + mine, all, kCount, kType, &how, nullptr) == ISTHMUS_OK);
+      r.driver->synchronize(stream);
+      const std::vector<Line> lines = watched.end(r);
+      EXPECT_EQ(std::count_if(lines.begin(), lines.end(), [&](const Line &l) { return l.call == words_of(r).copy; }), 0)
+          << "rank " << r.rank << "\n"
+          << text_of(lines);
+    }
+    r.driver->end(stream);
   });
 }
 

@@ -3,7 +3,7 @@
  * Conventions
  *   - Every call returns an isthmus_result; isthmus_last_error() gives the text of the calling thread's last failure.
  *   - Counts are elements, sizes are bytes, times are seconds. All are 64-bit.
- *   - In place is what the comment of the call says; buffers that otherwise overlap are an error of the caller.
+ *   - In place is what the comment of the call says; buffers that otherwise overlap are refused (ISTHMUS_ERR_ARGUMENT).
  *   - Arrays of counts and displacements are read before the call returns, inside a group and with a `work` too.
  *   - Structs begin with `size`: set it to sizeof(the struct). A newer library reads an older, shorter struct and takes what
  *     that lacks for zero. Zero (NULL) is the default of every member that may be left out, but of isthmus_call.scale.
