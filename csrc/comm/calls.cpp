@@ -472,6 +472,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     op.digest = mix(h, call.bytes) | 1;
   } else {
     op.plan = plan_for(request);
+    member_->refuse_in_callback(op);
     op.digest = op.plan->digest;
     // Collectives whose counts every rank knows compare them too.
     if (c == Collective::AllGatherV || c == Collective::GatherV)

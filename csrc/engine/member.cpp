@@ -131,6 +131,14 @@ void Member::end_failed(Op *op) noexcept {
   end_op(op, failure().code, about(*op));
 }
 
+void Member::refuse_in_callback(const Op &op) const {
+  if (!runtime_ || porter_gates_ || !op.plan || op.plan->device.empty() || can_wait_here()) return;
+  isthmus::fail(Code::Unsupported,
+                "{}{} on rank {} of '{}': it cannot be begun in a callback, because the call waits where the device cannot; "
+                "make it on another thread",
+                op.label.empty() ? "" : op.label + " ", describe(what(op.call), op.call.bytes), rank_, name_);
+}
+
 void Member::enqueue(Op *op) noexcept {
   queue_lock_.lock();
   op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -143,7 +151,7 @@ void Member::enqueue(Op *op) noexcept {
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Op *op) noexcept {
-  // Nobody else would do what this thread waits for.
+  // Nobody else would do what this thread waits for. (Recorded outside of a callback, in a group that ends in one.)
   if (runtime_ && !porter_gates_ && op->plan && !op->plan->device.empty() && (Context::inside_link() || driven_here)) {
     enqueue(op);
     return fail(Code::Unsupported,

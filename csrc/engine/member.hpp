@@ -164,6 +164,9 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
   void submit(Op *op) noexcept;
+  // Before a collective is submitted, or recorded for a group. In a callback, Error(Unsupported) where the call would have to wait: the
+  // operation has no sequence number, and the communicator is as it was.
+  void refuse_in_callback(const Op &op) const;
   // Before the operations of a group are submitted, of each. A send of a group that finds no slot can then wait for one, as its receive is called
   // at once; else it would go by the link.
   void announce(Op *op) noexcept;

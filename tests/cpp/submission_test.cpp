@@ -515,6 +515,96 @@ TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheCouriers) {
   });
 }
 
+// Where a device has no gates, the call that begins an operation waits in their place, which a callback cannot. Such a call is refused
+// before the operation has begun: the same call elsewhere meets the other ranks' ones, which have gone on meanwhile.
+struct Called {
+  std::function<isthmus_result()> call;
+  std::atomic<int> result{-1};
+  std::string text;
+  static void done(void *context, isthmus_result, const char *) {
+    auto *called = static_cast<Called *>(context);
+    const isthmus_result got = called->call();
+    called->text = isthmus_last_error();
+    called->result.store(got);
+  }
+};
+constexpr int kAsk = 77, kTrigger = 78;
+
+class WithoutGates : public testing::TestWithParam<const char *> {
+ protected:
+  // On rank 0 `call` in a callback of a message from the last rank, and what it gave. Elsewhere nothing.
+  static isthmus_result in_a_callback(const FleetRank &r, std::string &text, std::function<isthmus_result()> call) {
+    char byte = 0;
+    const int last = r.size - 1;
+    if (r.rank == last) {
+      FLEET_MUST(r, isthmus_recv(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kAsk, nullptr, nullptr, nullptr) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kTrigger, nullptr, nullptr) == ISTHMUS_OK);
+    }
+    if (r.rank != 0) return ISTHMUS_OK;
+    Called called{std::move(call), -1, {}};
+    isthmus_work_t work = nullptr;
+    FLEET_MUST(r, isthmus_recv(r.comm, &byte, 1, ISTHMUS_UINT8, last, kTrigger, nullptr, nullptr, &work) == ISTHMUS_OK);
+    FLEET_MUST(r, isthmus_work_on_done(work, &Called::done, &called) == ISTHMUS_OK);
+    FLEET_MUST(r, isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, last, kAsk, nullptr, nullptr) == ISTHMUS_OK);
+    while (called.result.load() == -1) std::this_thread::yield();  // alarm() ends it
+    FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
+    isthmus_work_release(work);
+    text = called.text;
+    return static_cast<isthmus_result>(called.result.load());
+  }
+};
+
+TEST_P(WithoutGates, ACollectiveInACallbackIsRefusedAloneAndKeepsItsPlaceInTheOrder) {
+  fly(GetParam(), {}, [](FleetRank &r) {
+    constexpr uint64_t kMost = 50'000;
+    FleetMemory in(r, 4 * kMost), out(r, 4 * kMost);
+    std::vector<float> x(kMost, static_cast<float>(r.rank + 1)), y(kMost);
+    in.put(false, x.data(), 4 * kMost);
+    void *const stream = r.driver ? r.driver->stream() : nullptr;
+    const isthmus_call how = how_of(r, stream);
+    for (const uint64_t count : {uint64_t{16}, kMost}) {
+      const auto call = [&](isthmus_work_t *work) {
+        return isthmus_all_reduce(r.comm, in.at(false, 0), out.at(false, 0), count, kType, ISTHMUS_SUM, &how, work);
+      };
+      const auto in_group = [&] {
+        isthmus_group_begin();
+        char byte = 0;
+        isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, r.size - 1, 5, nullptr, nullptr);  // is not sent
+        call(nullptr);
+        isthmus_work_t work = nullptr;
+        const isthmus_result result = isthmus_group_end(&work);
+        isthmus_work_release(work);
+        return result;
+      };
+      isthmus_work_t refused = nullptr;
+      std::string text;
+      for (const bool group : {false, true}) {
+        const isthmus_result got = in_a_callback(r, text, [&] { return group ? in_group() : call(&refused); });
+        if (r.rank != 0) continue;
+        EXPECT_EQ(got, ISTHMUS_ERR_UNSUPPORTED) << text;
+        EXPECT_NE(text.find("callback"), std::string::npos) << text;
+        EXPECT_EQ(refused, nullptr);
+        EXPECT_EQ(isthmus_comm_error(r.comm), ISTHMUS_OK);
+      }
+      isthmus_work_t work = nullptr;
+      FLEET_MUST(r, call(&work) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
+      EXPECT_EQ(isthmus_work_sequence(work), count == 16 ? 1u : 2u);
+      isthmus_work_release(work);
+      out.get(false, y.data(), 4 * count);
+      for (uint64_t i = 0; i < count; ++i) FLEET_MUST(r, y[i] == static_cast<float>(r.size * (r.size + 1) / 2));
+    }
+    if (stream) r.driver->end(stream);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, WithoutGates, testing::Values("ascend:2", "ascend:1,cpu:1", "ascend:2,cpu:1"), [](const auto &p) {
+  std::string name = "Of";
+  for (const char *c = p.param; *c; ++c)
+    if (std::isalnum(static_cast<unsigned char>(*c))) name += *c;
+  return name;
+});
+
 INSTANTIATE_TEST_SUITE_P(, Submissions,
                          testing::Values("nvidia:1,cpu:1", "nvidia:2", "nvidia:2,cpu:1", "amd:1,cpu:1", "amd:2,nvidia:1",
                                          "ascend:1,cpu:1", "ascend:2", "ascend:2,cpu:1"),
