@@ -189,8 +189,17 @@ std::vector<Bytes> blob_seeds() {
   comm::RankBlob b;
   b.protocol = 1;
   b.endpoint = an_endpoint();
-  b.info = {"host",     "hostname", "island", "cuda:1", "a device", "00112233445566778899aabbccddeeff", 4711, 1, "oneccl",
-            "2022.2.0", {},         true,     {},       {}};
+  b.info.host = "host";
+  b.info.hostname = "hostname";
+  b.info.island = "island";
+  b.info.device = "cuda:1";
+  b.info.device_name = "a device";
+  b.info.process = "00112233445566778899aabbccddeeff";
+  b.info.pid = 4711;
+  b.info.numa = 1;
+  b.info.ccl = "oneccl";
+  b.info.ccl_version = "2022.2.0";
+  b.info.fnuz = true;
   b.info.ccl_table.allow(IslandCall::AllReduce, DType::Float32, RedOp::Max);
   b.info.rates[topology::Rate::Tcp] = 3.25e9;
   b.info.rates.simulated = true;
