@@ -23,6 +23,8 @@ from share import chosen
 
 HERE = Path(__file__).resolve().parent
 CHUNK = 6  # tests that a worker takes at a time
+# With it Python writes a line and its end apart, and the lines of ranks that share a pipe run into each other.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # Rank processes import what their test's functions name.
 if str(HERE) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
