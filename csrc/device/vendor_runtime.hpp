@@ -218,9 +218,9 @@ class VendorRuntime final : public Runtime {
     bool cut() noexcept override {
       if constexpr (requires { runtime_.calls_.try_cut_stream(stream_); }) {
         cuts_.fetch_add(1);  // before anything is dropped
-        if (runtime_.quietly(device_, "the call that stops a stream",
-                             [&calls = runtime_.calls_, stream = stream_] { return calls.try_cut_stream(stream); }))
-          return true;
+        // Also where a thread is stuck: this is what frees it.
+        const auto cut = [&calls = runtime_.calls_, stream = stream_] { return calls.try_cut_stream(stream); };
+        if (runtime_.quietly(device_, "the call that stops a stream", cut, true)) return true;
         cuts_.fetch_sub(1);
       }
       return false;
@@ -386,11 +386,11 @@ class VendorRuntime final : public Runtime {
   }
 
   // What ends something may fail, or wait for ever for a device that hangs: that is said, once, and no more can be done. False then.
-  // What comes later would wait for the same, so it is not even begun.
-  bool quietly(int device, const char *name, std::function<Status()> call) const noexcept {
+  // What comes later would wait for the same, so it is not even begun, but `always`.
+  bool quietly(int device, const char *name, std::function<Status()> call, bool always = false) const noexcept {
     constexpr double kPatience = 2;
     PerDevice &d = devices_[static_cast<size_t>(device)];
-    if (stuck(device)) return false;
+    if (!always && stuck(device)) return false;
     Status s;
     try {
       const auto ended = call_within(

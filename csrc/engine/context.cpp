@@ -610,17 +610,19 @@ void Context::activate(Member &member) {
   progress_bell_.ring();
 }
 
-void Context::courier(Member &member) {
+void Context::courier(Member &member, bool stops) {
   auto shared = member.weak_from_this();
   const std::lock_guard lock(courier_mutex_);
   try {
-    auto mine = std::find_if(couriers_.begin(), couriers_.end(),
-                             [&](const auto &c) { return c->runtime == member.runtime() && c->device == member.device(); });
+    auto mine = std::find_if(couriers_.begin(), couriers_.end(), [&](const auto &c) {
+      return c->runtime == member.runtime() && c->device == member.device() && c->stops == stops;
+    });
     if (mine == couriers_.end()) {
       couriers_.push_back(std::make_unique<Courier>());
       mine = couriers_.end() - 1;
       (*mine)->runtime = member.runtime();
       (*mine)->device = member.device();
+      (*mine)->stops = stops;
     }
     Courier &courier = **mine;
     courier.jobs.push_back(std::move(shared));
@@ -650,7 +652,10 @@ void Context::courier_loop(Courier &courier) {
       const auto member = job.lock();
       const auto same = [&](const auto &other) { return !other.owner_before(member) && !member.owner_before(other); };
       if (!member) continue;
-      member->stop_stream();
+      if (courier.stops) {
+        member->stop_stream();
+        continue;
+      }
       member->look_at_device();
       if (std::none_of(again.begin(), again.end(), same) && member->carry_messages()) again.push_back(member);
     }

@@ -140,8 +140,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void wake() noexcept { arena_.doorbell().ring(); }
   void activate(Member &member);  // it has operations that nobody may be waiting for
   // The courier, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
-  // call of the runtime may wait for what the device has to do. Begun at first use.
-  void courier(Member &member);
+  // call of the runtime may wait for what the device has to do. Begun at first use. `stops`: another one, which stops that member's stream
+  // (Member::stop_stream), and so ends what the first may be waiting for.
+  void courier(Member &member, bool stops = false);
   // Of what communicators have lost for want of staging memory, one of 32: whether it was noted before.
   static constexpr unsigned kBeyondStaging = 31;
   bool note_lost(unsigned path) noexcept { return (lost_paths_.fetch_or(1u << path) >> path & 1) != 0; }
@@ -260,6 +261,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   struct Courier {
     device::Runtime *runtime;
     int device;
+    bool stops;
     std::condition_variable called;
     std::vector<std::weak_ptr<Member>> jobs;
     std::thread thread;

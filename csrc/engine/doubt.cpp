@@ -48,30 +48,61 @@ device::PointerInfo Member::find(const void *memory) {
   throw Error(why.code, why.text);
 }
 
-// The call needs no room in the queue of the stream, so it frees who waits for that, too.
+namespace {
+
+// A stream that is stopped again and again, until something behind all that it holds is reached.
+struct Stopping {
+  std::atomic<uint32_t> times{0};
+  std::atomic<bool> over{false};  // nobody waits for the answer any more
+};
+
+// Whether the stream, stopped by another thread, has run empty: what is recorded behind the last stop is reached. Both calls may stand for as
+// long as another thread has the driver locked, and that thread may wait for the device.
+Status run_empty(const Stopping &stopping, device::Stream &stream, device::Runtime &runtime, int device) {
+  std::unique_ptr<device::Event> behind;
+  while (!stopping.over.load()) {
+    const uint32_t times = stopping.times.load();
+    bool recorded = false;
+    try {
+      if (!behind) behind = runtime.make_event(device);
+      behind->record(stream);
+      recorded = true;
+    } catch (const Error &) {}  // a call that fails once may be this one
+    for (; stopping.times.load() == times && !stopping.over.load();
+         std::this_thread::sleep_for(std::chrono::microseconds(100)))
+      if (recorded && behind->reached()) return {};
+  }
+  (void)behind.release();  // the stream still has it
+  return {Code::Timeout, ""};
+}
+
+}  // namespace
+
+// The call that stops a stream needs neither room in its queue nor the driver's lock, so it frees who waits for them. What that thread gives
+// the stream then may wait as well, so the stream is stopped again until it has run empty.
 void Member::stop_stream() noexcept {
-  constexpr double kAnswer = 3, kEmpty = 0.1;
-  constexpr int kTries = 10;
+  constexpr double kAnswer = 3;
+  constexpr int64_t kAgain = 100'000'000;
   if (stop_.load(std::memory_order_acquire) != Stop::Asked) return;
   Stop found = Stop::Refused;
   try {
     const auto stream = device_streams_.first.lock();
     if (stream) {
-      const auto stopped = device::call_within(kAnswer, [stream, runtime = runtime_, device = device_]() -> Status {
-        std::unique_ptr<device::Event> behind;
-        // Who stood in a call that had no room gets it now, and what he gives the stream may wait as well: once more.
-        for (int i = 0; i < kTries; ++i) {
-          if (!stream->cut()) return {Code::Unsupported, ""};
-          try {
-            if (!behind) behind = runtime->make_event(device);
-            behind->record(*stream);             // what is recorded once it was stopped is reached
-          } catch (const Error &) { continue; }  // a call that fails once may be this one
-          for (const Deadline deadline(kEmpty); !deadline.passed();
-               std::this_thread::sleep_for(std::chrono::microseconds(100)))
-            if (behind->reached()) return {};
-        }
-        (void)behind.release();  // the stream still has it
-        return {Code::Timeout, ""};
+      const auto stopped = device::call_within(kAnswer + 1, [stream, runtime = runtime_, device = device_]() -> Status {
+        const auto stopping = std::make_shared<Stopping>();
+        int64_t last = 0;
+        const auto refused = [&] {
+          if (now_ns() - last < kAgain) return false;
+          last = now_ns();
+          if (!stream->cut()) return true;
+          stopping->times.fetch_add(1);
+          return false;
+        };
+        if (refused()) return {Code::Unsupported, ""};
+        const auto empty = device::call_within(
+            kAnswer, [=] { return run_empty(*stopping, *stream, *runtime, device); }, nullptr, refused);
+        stopping->over.store(true);
+        return empty ? *empty : Status{Code::Timeout, ""};
       });
       if (stopped && stopped->ok()) found = Stop::Done;
     }

@@ -182,7 +182,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool carry_messages() noexcept;
   // By the courier, where check_deadlines() has asked for it: whether the device has failed.
   void look_at_device() noexcept;
-  // By the courier, where island_settled() has asked for it.
+  // By the courier that stops streams, where island_settled() has asked for it.
   void stop_stream() noexcept;
   bool wants_stop_of_stream(int64_t now, bool turn) noexcept;  // exec
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.

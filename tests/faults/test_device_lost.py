@@ -94,15 +94,19 @@ def test_who_shares_a_stream_that_had_to_be_stopped_is_told_so(tmp_path: Path) -
         assert took < SOON, took
 
 
-def test_the_others_are_told_where_their_queues_are_full_of_what_waits_for_the_killed_rank() -> None:
-    """A thread that stood in a call of HCCL's then, because the queue was full, comes out, and nothing is left behind."""
+@pytest.mark.parametrize("seconds", [0.06, 0.1, 0.14, 1])
+def test_the_others_are_told_where_their_queues_are_full_of_what_waits_for_the_killed_rank(seconds: float) -> None:
+    """A thread that stood in a call of HCCL's then, because the queue was full, comes out, and nothing is left behind.
 
-    def body(comm: isthmus.Comm) -> tuple[str, float, dict[str, int]]:
+    Whenever the rank is killed: while another thread has the driver locked, and waits for room or for the device, too.
+    """
+
+    def body(comm: isthmus.Comm, seconds: float) -> tuple[str, float, dict[str, int]]:
         x: Any = np.ones(50_000, np.float32)
         x = x if on_host() else DeviceArray.of(x)
         comm.barrier()
         if comm.rank == 1:
-            time.sleep(1)
+            time.sleep(seconds)
             os.kill(os.getpid(), 9)
 
         def all_of_them(x: Any) -> None:
@@ -119,7 +123,7 @@ def test_the_others_are_told_where_their_queues_are_full_of_what_waits_for_the_k
         del x
         return said, took, left_over()
 
-    first, killed, third = run_fleet("ascend:3", body, switches={"QUEUE_DEPTH": "16"}, expect={1: -9})
+    first, killed, third = run_fleet("ascend:3", body, seconds, switches={"QUEUE_DEPTH": "16"}, expect={1: -9})
     assert killed is None
     for said, took, left in (first, third):
         assert "rank 1" in said, said
