@@ -259,8 +259,8 @@ class Kind:
     run: Callable[[Stage], None] | None = None
     build: Callable[[Stage], None] | None = None
     needs: str = ""  # the stage whose build it works with
+    cpp: bool = False  # tests in C++, which run beside the others
     everything: bool = False  # `make test-all` alone
-    seconds: int = 0  # of wall time on two cores; what took longer has grown
 
 
 # In the order in which they are built, and begun.
@@ -268,13 +268,13 @@ STAGES = {
     "layers": Kind("who includes whom", layers),
     "ruff": Kind("Python style", ruff),
     "clang-format": Kind("C++ style", clang_format),
-    "unit": Kind("C++ tests", unit, unit_build),
+    "unit": Kind("C++ tests", unit, unit_build, cpp=True),
     "python": Kind("Python tests", python, needs="unit"),
-    "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build),
-    "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build),
+    "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build, cpp=True),
+    "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build, cpp=True),
     "mypy": Kind("Python types, strict", None, mypy),
     "install": Kind("pip install in a fresh environment", install),
     "demo": Kind("make demo", demo),
-    "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, everything=True),
+    "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, cpp=True, everything=True),
     "tidy": Kind("C++ faults, clang-tidy", tidy, everything=True),
 }
