@@ -84,7 +84,7 @@ install(TARGETS ${doors} LIBRARY DESTINATION isthmus/interpose ${in_wheel})
 install(TARGETS ${doors} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/isthmus ${in_prefix})
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION isthmus/include/isthmus ${in_wheel})
 install(FILES csrc/include/isthmus/isthmus.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/isthmus ${in_prefix})
-install(DIRECTORY docs/ DESTINATION isthmus/docs ${in_wheel} FILES_MATCHING PATTERN "*.md")
+install(DIRECTORY docs/ DESTINATION isthmus/docs ${in_wheel} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} ${in_prefix})
 install(DIRECTORY LICENSES DESTINATION ${CMAKE_INSTALL_DOCDIR} ${in_prefix})
 

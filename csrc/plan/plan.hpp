@@ -248,7 +248,7 @@ uint64_t most_star(uint64_t chunk_bytes) noexcept;
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);
 
-// The bridge (docs/plans.md): the share of a message that each group owns for the given rates of their bridges (sums to 1),
+// The bridge (docs/explain/plans.md): the share of a message that each group owns for the given rates of their bridges (sums to 1),
 // and the least time of an all_reduce in units of message bytes / rate: T* = max(1 / min B, 2 (k-1) / sum B).
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;

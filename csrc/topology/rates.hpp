@@ -30,7 +30,7 @@ struct Rates {
   double &operator[](Rate r) noexcept { return values[static_cast<size_t>(r)]; }
 };
 
-// The largest message for which a profile's fleet found the star (docs/plans.md) no slower, by what lay between its islands. Bytes; -1:
+// The largest message for which a profile's fleet found the star (docs/explain/plans.md) no slower, by what lay between its islands. Bytes; -1:
 // not measured.
 inline constexpr int64_t kMostStar = 256 * 1024;
 struct Star {

@@ -36,7 +36,7 @@ DEVICES = {"nvidia": "cuda:0", "amd": "hip:0", "ascend": "acl:0"}
 RATES = "ISTHMUS_BRIDGE_RATES"
 PORT = 29500  # of rank 0's island, where nobody else listens
 
-# What the simulation can be told; docs/devices.md says what each is.
+# What the simulation can be told; docs/explain/devices.md says what each is.
 SWITCHES = (
     "QUEUES", "QUEUE_DEPTH", "LOCKING", "SAME_ADDRESS", "OWN_MAPPING", "SCRIBBLE", "JITTER_US", "SEED", "LATENCY_US",
     "GATE_US", "COPY_GBPS", "COPY_OUT_GBPS", "COPY_IN_GBPS", "FABRIC_GBPS", "MEMORY", "DEVICES", "PINNED", "FAIL",
@@ -95,9 +95,9 @@ def start(
 
     `switches` are the simulation's, as {"JITTER_US": "0"} for REHEARSAL_JITTER_US=0 on all ranks, and {"1:JITTER_US": "9"}
     on rank 1 alone, which goes before what all are told. `links` is a file with the rates of devices and of the bridges
-    between islands (docs/devices.md); with rates of bridges every island is a host of its own, which takes root. With
-    `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait() has the
-    output.
+    between islands (docs/explain/devices.md); with rates of bridges every island is a host of its own, which takes root.
+    With `show` a banner, and every line of output behind "[rehearsal RANK VENDOR]", go where ours goes; else Job.wait()
+    has the output.
     """
     members = parse_fleet(fleet)
     given = _switches(switches or {}, len(members))

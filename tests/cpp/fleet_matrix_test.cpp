@@ -65,7 +65,7 @@ constexpr Shape kShapes[] = {
     {"TheHostBetween", "nvidia:1,cpu:1,nvidia:1"},
     {"TwoIslandsOfOneVendor", "nvidia:1@a,nvidia:1@b,nvidia:1@a,nvidia:1@b,cpu:1"},
     {"ThreeAndTwo", "amd:3,nvidia:2"},
-    // Nothing is added by a vendor, so the numbers may be any, and the order is known: docs/numbers.md.
+    // Nothing is added by a vendor, so the numbers may be any, and the order is known: docs/explain/numbers.md.
     {"WithoutLibraries", "nvidia:1,cpu:1,nvidia:1,amd:1", false},
     {"WithoutLibrariesAndGates", "ascend:1@a,amd:1@b,ascend:1@a,cpu:1@b", false},
 };

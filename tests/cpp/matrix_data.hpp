@@ -1,5 +1,5 @@
 // Shared by the tests that run every type through whole communicators: the factors of PREMUL_SUM, the order in which contributions are
-// folded (docs/numbers.md), unequal shares.
+// folded (docs/explain/numbers.md), unequal shares.
 #pragma once
 
 #include <algorithm>

@@ -125,8 +125,8 @@ def test_a_group_with_a_call_without_a_communicator_fails_and_the_next_does_not(
 
 # What a program asks of a communicator, and how it ends one.
 LIFE = {f"ncclComm{what}" for what in ("Count", "UserRank", "CuDevice", "GetAsyncError", "Finalize", "Destroy")}
-# As docs/interpose.md says: an abort ends the program, as does a shrink that begins with one; that and a split ask for the
-# device first; and the last does not look at the communicator.
+# As docs/explain/interpose.md says: an abort ends the program, as does a shrink that begins with one; that and a split ask
+# for the device first; and the last does not look at the communicator.
 OTHERWISE = {"ncclCommAbort", "ncclCommShrink", "ncclCommSplit", "ncclGinBarrierCreateRequirement"}
 
 

@@ -81,8 +81,10 @@ def test_launch_hands_every_setting_on_and_refuses_those_that_it_sets() -> None:
 
 
 def test_the_page_of_settings_is_the_librarys_table() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
-    assert command("doctor", "--markdown").stdout == page.read_text(), "isthmus doctor --markdown > docs/settings.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
+    assert command("doctor", "--markdown").stdout == page.read_text(), (
+        "isthmus doctor --markdown > docs/reference/settings.md"
+    )
 
 
 def test_doctor_names_a_bad_setting_and_ends_with_1() -> None:

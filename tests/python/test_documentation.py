@@ -12,7 +12,9 @@ import pytest
 from patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+TRACKED = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True)
+PAGES = sorted(ROOT / name for name in TRACKED.stdout.split()) or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:
@@ -21,15 +23,41 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_link_leads_to_a_file_and_a_heading_that_is_there(page: Path) -> None:
+def links(page: Path) -> list[str]:
+    """To other pages, pictures and headings of the tree."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    for link in links:
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_leads_to_a_file_and_a_heading_that_is_there(page: Path) -> None:
+    for link in links(page):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached, next_ones = set(), [DOCS / "index.md"]
+    while next_ones:
+        page = next_ones.pop()
+        if page not in reached:
+            reached.add(page)
+            targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page) if not link.startswith("#")]
+            next_ones += [target for target in targets if target.suffix == ".md" and target.is_relative_to(DOCS)]
+    assert sorted(set(DOCS.rglob("*.md")) - reached) == []
+
+
+def test_a_page_of_the_documentation_links_to_nothing_outside() -> None:
+    """The package and the site have docs/ alone."""
+    outside = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in DOCS.rglob("*.md")
+        for link in links(page)
+        if not (page.parent / link.partition("#")[0]).resolve().is_relative_to(DOCS)
+    ]
+    assert outside == []
 
 
 def test_the_readme_shows_the_two_commands_first_then_use_install_demo_and_test() -> None:

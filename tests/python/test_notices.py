@@ -88,5 +88,5 @@ def test_the_source_distribution_has_the_notices_and_the_description(tmp_path: P
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    assert {"LICENSE", "python/README.md", "docs/python.md", *(f"LICENSES/{name}" for name in NOTICES)} <= names
+    assert {"LICENSE", "python/README.md", "docs/howto/python.md", *(f"LICENSES/{name}" for name in NOTICES)} <= names
     assert not [name for name in names if name.startswith(("build/", ".venv/", "dist/"))]

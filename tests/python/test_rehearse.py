@@ -197,7 +197,7 @@ def test_every_switch_of_the_simulation_is_known_and_explained() -> None:
     sources = (root / "csrc" / "rehearsal").glob("*/*.cpp")
     read = {name for source in sources for name in re.findall(r'"REHEARSAL_([A-Z_]+)"', source.read_text())}
     assert read == set(rehearse.SWITCHES)
-    page = (root / "docs" / "devices.md").read_text()
+    page = (root / "docs" / "explain" / "devices.md").read_text()
     assert not [name for name in rehearse.SWITCHES if f"`{name}`" not in page]
 
 

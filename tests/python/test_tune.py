@@ -290,6 +290,6 @@ def test_the_text_says_what_its_words_mean_where_it_has_them(ranks: Run) -> None
 
     for collective, message in ranks(2, body):
         last = collective.rstrip().splitlines()[-1]
-        assert last.startswith("  words   t-1: ") and last.endswith("(docs/plans.md)"), collective
+        assert last.startswith("  words   t-1: ") and last.endswith("(docs/explain/plans.md)"), collective
         assert "post" in last and "slot" in last and "words " not in message
-    assert "## The text of explain" in (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
+    assert "## The text of explain" in (Path(__file__).parents[2] / "docs" / "explain" / "plans.md").read_text()

@@ -66,7 +66,7 @@ typedef enum isthmus_dtype {
   ISTHMUS_DTYPE_COUNT = 17
 } isthmus_dtype;
 
-/* Numbers (docs/numbers.md): contributions are added islands in order, ranks in order; float16, bfloat16 and float8 are
+/* Numbers (docs/explain/numbers.md): contributions are added islands in order, ranks in order; float16, bfloat16 and float8 are
  * accumulated in float32 and rounded once. AVG divides the sum by the world size before that rounding; integers divide toward
  * zero. BOOL: SUM is "or", PROD is "and". MIN and MAX propagate NaN. No AVG or PREMUL_SUM on BOOL, no MIN/MAX on complex,
  * bitwise operations on integers and BOOL only, PREMUL_SUM on integers and floating types only. */

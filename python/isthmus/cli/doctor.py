@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--settings", action="store_true", help="list every setting with its value, range and meaning")
     parser.add_argument(
-        "--markdown", action="store_true", help="print nothing but the settings, as docs/settings.md has them"
+        "--markdown", action="store_true", help="print nothing but the settings, as docs/reference/settings.md has them"
     )
     parser.add_argument("--json", action="store_true", help="print the data")
     parser.add_argument("--no-test", action="store_true", help="leave out the self-test with two ranks")
@@ -304,7 +304,7 @@ def settings_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def settings_markdown(rows: list[dict[str, Any]]) -> str:
-    """docs/settings.md: made from the library's own table, so it cannot say anything else."""
+    """docs/reference/settings.md: made from the library's own table, so it cannot say anything else."""
     lines = [
         "# Settings",
         "",
