@@ -60,6 +60,17 @@ def test_a_page_of_the_documentation_links_to_nothing_outside() -> None:
     assert outside == []
 
 
+def test_every_function_of_the_way_down_stands_in_its_file() -> None:
+    places = re.findall(r"`((?:csrc|python)/[^`: ]+): ([^`]+)`", (DOCS / "explain" / "way-down.md").read_text())
+    assert len(places) > 40
+    missing = [
+        f"{file}: {function}"
+        for file, function in places
+        if not re.search(rf"(?<![\w:]){re.escape(function)}\(", (ROOT / file).read_text())
+    ]
+    assert missing == []
+
+
 def test_the_readme_shows_the_two_commands_first_then_use_install_demo_and_test() -> None:
     text = (ROOT / "README.md").read_text()
     order = ("\nmake demo ", "\n## Use", "\n## Install", "\n## Demo", "\n## Test", "\n## Where")
