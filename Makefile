@@ -5,6 +5,7 @@
 #   make build    .venv with the package in it
 #   make wheel    dist/*.whl for every Python that is here, each tried in an environment that has nothing
 #   make bench    the same work on Isthmus, Gloo and Open MPI
+#   make docs     the site of docs/ in build/docs-site; a link that leads nowhere ends it
 #   make lint     ruff, mypy, layering, clang-format        make tidy    clang-tidy (slow)
 #   make format   clang-format and ruff's import order, in place
 #   make clean    removes the build; make distclean also .venv
@@ -26,7 +27,7 @@ unexport MAKEFLAGS MFLAGS
 
 TESTS := --stages="$(STAGES)" --only="$(ONLY)" --share="$(SHARE)" --pytest="$(PYTEST)"
 
-.PHONY: build wheel demo test test-all bench lint tidy format clean distclean python
+.PHONY: build wheel demo test test-all bench docs lint tidy format clean distclean python
 
 build: python
 	@$(PYTHON) scripts/setup.py build
@@ -50,6 +51,11 @@ test-all: python
 bench: python
 	@$(PYTHON) scripts/setup.py bench
 	@$(VENV)/python bench/peers.py
+
+docs: python
+	@$(PYTHON) scripts/setup.py docs
+	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/python -m mkdocs build --quiet --strict --clean
+	@echo "build/docs-site/index.html"
 
 lint: python
 	@$(PYTHON) scripts/setup.py lint

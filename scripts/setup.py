@@ -37,7 +37,8 @@ VENDOR_HEADERS = ROOT / "build" / "vendor-headers"  # for tests/vendor
 VLLM = ROOT / "build" / "vllm"  # for tests/interpose
 RELEASE = ROOT / "build" / "release"  # where the package is built
 WHEEL = ROOT / "build" / "wheel"  # what is installed into .venv; one wheel
-GOALS = ("build", "demo", "test", "test-all", "bench", "lint")
+DOCS_VENV = ROOT / "build" / "docs-venv"  # what builds the site of docs/, apart from .venv
+GOALS = ("build", "demo", "test", "test-all", "bench", "lint", "docs")
 
 
 def build_environment() -> dict[str, str]:
@@ -175,6 +176,10 @@ def main(goal: str) -> None:
     STAMPS.mkdir(parents=True, exist_ok=True)
     with open(STAMPS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once do the work once
+        if goal in ("docs", "test-all"):
+            prepare_docs()
+        if goal == "docs":
+            return
         system_packages.provide(goal if goal in ("test", "test-all") else "build")
         with ThreadPoolExecutor(2) as beside:
             begun = beside.submit(begin_package) if goal != "lint" and not venv_works() else None
@@ -188,6 +193,19 @@ def main(goal: str) -> None:
             step("package", package_key(interpreter), installed, install_package)
             if fetched:
                 fetched.result()
+
+
+def prepare_docs() -> None:
+    """An environment with what requirements-docs.txt names and nothing else: no page imports Isthmus."""
+    requirements = ROOT / "requirements-docs.txt"
+    interpreter = DOCS_VENV / "bin" / "python"
+
+    def make() -> None:
+        run(sys.executable, "-m", "venv", "--clear", DOCS_VENV)
+        run(interpreter, "-m", "pip", "install", "-r", requirements)
+
+    key = digest([requirements, sys.version])
+    step("docs", key, lambda: bool(answer(interpreter, "import material, mkdocs; print('yes')")), make)
 
 
 def prepare_venv() -> str:

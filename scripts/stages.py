@@ -251,6 +251,10 @@ def demo(stage: Stage) -> None:
         raise Failed(f"make demo took {used:.0f} s of processor time, with everything built")
 
 
+def docs(stage: Stage) -> None:
+    stage.run("make", "docs")
+
+
 @dataclass(frozen=True)
 class Kind:
     """What a stage builds, at a low priority beside other stages' tests, and what it then runs."""
@@ -277,4 +281,5 @@ STAGES = {
     "demo": Kind("make demo", demo),
     "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, cpp=True, everything=True),
     "tidy": Kind("C++ faults, clang-tidy", tidy, everything=True),
+    "docs": Kind("the site of the documentation", docs, everything=True),
 }
