@@ -12,9 +12,8 @@ TOOLS = Path(sys.executable).parent
 
 
 def main() -> int:
-    files = sorted(
-        str(p) for top in ("csrc", "bench", "tests") for p in (ROOT / top).rglob("*") if p.suffix in (".cpp", ".hpp")
-    )
+    folders = [ROOT / top for top in ("csrc", "bench", "examples", "tests")]
+    files = sorted(str(p) for top in folders for p in top.rglob("*") if p.suffix in (".cpp", ".hpp"))
     if "--write" in sys.argv[1:]:
         subprocess.run([TOOLS / "ruff", "check", "--select", "I", "--fix", ROOT], check=True)
         return subprocess.run([TOOLS / "clang-format", "-i", *files]).returncode
