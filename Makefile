@@ -70,7 +70,7 @@ format: python
 	@$(VENV)/python scripts/format.py --write
 
 clean:
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf build compile_commands.json .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 distclean: clean
 	rm -rf .venv

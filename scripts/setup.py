@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import compile_commands
 import oneccl
 import system_packages
 import vendor_headers
@@ -191,6 +192,7 @@ def main(goal: str) -> None:
             if begun:
                 begun.result()
             step("package", package_key(interpreter), installed, install_package)
+            compile_commands.write()
             if fetched:
                 fetched.result()
 
