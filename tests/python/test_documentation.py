@@ -71,6 +71,31 @@ def test_every_function_of_the_way_down_stands_in_its_file() -> None:
     assert missing == []
 
 
+def test_the_page_of_versions_has_the_numbers_of_the_code() -> None:
+    page = (DOCS / "reference" / "versions.md").read_text()
+    for name, words in (("kProtocolVersion", "wire protocol"), ("kPlanVersion", "plan version")):
+        (file,) = set(re.findall(rf"`(csrc/[^`:]+): {name}`", page))
+        number = re.search(rf"\b{name} = (\d+);", (ROOT / file).read_text())
+        assert number and f"{words}, {number[1]} today" in page
+    header = (ROOT / "csrc" / "include" / "isthmus" / "isthmus.h").read_text()
+    parts = dict(re.findall(r"#define ISTHMUS_VERSION_(\w+) (\d+)", header))
+    assert f"The number is {parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}." in page
+
+
+def test_the_site_has_the_pages_in_the_order_of_the_index() -> None:
+    """(mkdocs.yml is read as text: YAML is not Python's own.)"""
+    of_site = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    of_index = re.findall(r"^- \[[^\]]+\]\(([^)#]+)\)", (DOCS / "index.md").read_text(), re.M)
+    assert of_site == ["index.md", *of_index]
+
+
+def test_the_pictures_are_what_their_script_draws() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import picture
+
+    assert picture.PICTURE.read_text() == picture.picture(), "python3 scripts/picture.py"
+
+
 def test_the_readme_shows_the_two_commands_first_then_use_install_demo_and_test() -> None:
     text = (ROOT / "README.md").read_text()
     order = ("\nmake demo ", "\n## Use", "\n## Install", "\n## Demo", "\n## Test", "\n## Where")

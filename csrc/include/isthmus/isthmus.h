@@ -128,7 +128,8 @@ ISTHMUS_API const char *isthmus_version(void);
 ISTHMUS_API const char *isthmus_last_error(void); /* valid until the calling thread's next call */
 ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
 ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
-ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm); /* collective */
+/* Collective. options NULL: rank, world size and address are the launcher's (torchrun, mpirun, srun, `isthmus launch`). */
+ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm);
 /* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL. */
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
@@ -200,7 +201,7 @@ ISTHMUS_API isthmus_result isthmus_devices(char **json);
 ISTHMUS_API isthmus_result isthmus_measure(double seconds, char **json);
 /* Collective, like it: up to which size an all_reduce of this communicator that crosses between islands is better sent whole, from one rank
  * of each, than in pieces: {"link": "memory" or "tcp", "bytes", "min", "max", "repetitions", "ranks", "islands", "sizes", "star_us",
- * "pieces_us"}, the same on all ranks. ISTHMUS_ERROR_UNSUPPORTED where nothing crosses. */
+ * "pieces_us"}, the same on all ranks. ISTHMUS_ERR_UNSUPPORTED where nothing crosses. */
 ISTHMUS_API isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json);
 ISTHMUS_API isthmus_result isthmus_context_stats(char **json); /* threads, descriptors, staging bytes, links, communicators; those
  * destroyed that peers may still read ("leaving"), and slots that a device may still write to, which nobody gets ("rings_lost") */
