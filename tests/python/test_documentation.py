@@ -96,6 +96,17 @@ def test_the_pictures_are_what_their_script_draws() -> None:
     assert picture.PICTURE.read_text() == picture.picture(), "python3 scripts/picture.py"
 
 
+def test_the_container_for_developers_has_the_packages_that_set_up_looks_for() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import system_packages
+
+    container = set(re.findall(r"^ {6}(\S+) \\$", (ROOT / ".devcontainer" / "Dockerfile").read_text(), re.M))
+    wanted = {re.sub(r"^python3\.\d+", "python3", p.name) for p in (*system_packages.BUILD, *system_packages.TEST)}
+    assert sorted(wanted - container) == []
+    page = (DOCS / "reference" / "dependencies.md").read_text()
+    assert sorted(name for name in container - {"clangd", "git", "make"} if f"`{name}`" not in page) == []
+
+
 def test_the_readme_shows_the_two_commands_first_then_use_install_demo_and_test() -> None:
     text = (ROOT / "README.md").read_text()
     order = ("\nmake demo ", "\n## Use", "\n## Install", "\n## Demo", "\n## Test", "\n## Where")
