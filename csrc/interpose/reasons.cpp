@@ -36,7 +36,7 @@ const char *instead_of(const char *name) noexcept {
   };
   for (const auto &[function, words] : kInstead)
     if (strcmp(function, name) == 0) return words;
-  return "docs/explain/interpose.md, \"Communicators that span vendors\", lists what it can do";
+  return "docs/reference/interpose.md, \"Communicators that span vendors\", lists what it can do";
 }
 
 }  // namespace

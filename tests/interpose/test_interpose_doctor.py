@@ -43,7 +43,7 @@ def made(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def variables_of(way: str, door: Path, environment: dict[str, str | Path]) -> dict[str, str | Path]:
-    """The ways of docs/explain/interpose.md."""
+    """The ways of docs/howto/run-nccl-programs.md."""
     searched = f"{FOLDER}:{environment.get('LD_LIBRARY_PATH', '')}"
     return {
         "now": environment,

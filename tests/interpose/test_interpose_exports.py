@@ -142,13 +142,13 @@ def test_no_call_takes_a_communicator_of_ours_to_the_real_library(table: str) ->
 
 
 def test_of_hccls_functions_189_may_take_one_there_for_nobody_says_what_they_take() -> None:
-    """docs/explain/interpose.md says so. No header for programs has one of them, and NCCL and RCCL have none of the kind."""
+    """docs/reference/interpose.md says so. No header for programs has one; NCCL and RCCL have none of the kind."""
     jumps = {row.name for row in ROWS["hccl.symbols"] if row.policy == "jump"}
     assert len(jumps) == 189 and not any(row.parameters for row in ROWS["hccl.symbols"] if row.name in jumps)
     assert [row.name for row in ROWS["nccl.symbols"] if row.policy == "jump"] == []
     headers = set((HERE / "names" / "hccl-headers.txt").read_text().split("\n"))
     assert len(headers) > 100 and not jumps & headers
-    assert f"{len(jumps)} functions" in (ROOT / "docs" / "explain" / "interpose.md").read_text()
+    assert f"{len(jumps)} functions" in (ROOT / "docs" / "reference" / "interpose.md").read_text()
 
 
 def test_a_name_may_be_there_once(tmp_path: Path) -> None:

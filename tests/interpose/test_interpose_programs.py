@@ -144,7 +144,7 @@ def test_a_library_that_the_program_has_loaded_already_is_the_real_one(door: Doo
 
 
 def test_a_program_that_opens_the_real_library_by_its_path_passes_by(door: Door) -> None:
-    """What LD_PRELOAD does not reach, as docs/explain/interpose.md says: no call goes to the door, so it opens nothing."""
+    """Not reached by LD_PRELOAD, as docs/howto/run-nccl-programs.md says: no call goes to the door, so it opens nothing."""
     ended = run(sys.executable, "-c", by_name(door), door.real, LD_PRELOAD=door.path, ISTHMUS_LOG="info")
     assert ended.returncode == 0 and ended.stderr == ""
 

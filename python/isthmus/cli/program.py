@@ -17,7 +17,7 @@ from .._errors import ArgumentError, ConfigError
 from .._programs import Program, User
 from .common import mark
 
-# The ways to a door that docs/explain/interpose.md describes.
+# The ways to a door that docs/howto/run-nccl-programs.md describes.
 _WAYS = {
     "preload": "LD_PRELOAD",
     "hook": "LD_PRELOAD, and the hook",
