@@ -39,10 +39,10 @@ constexpr SettingRow kSettings[] = {
      "are of one vendor and label: the others are then taken for ranks without Isthmus, and the vendor's library gets the "
      "call. Other inits wait for ISTHMUS_TIMEOUT, all of them at most"},
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
-     "chunk of a pipelined message; larger, up to 4 of these, where a message would have more than 64, and among host ranks "
-     "of one host where it still has 4 (2 of these where numbers are reduced). 4 to 8 of these where a rank has a device. "
-     "At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about 1/192 where a rank has a device or a "
-     "library"},
+     "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
+     "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
+     "1/192 "
+     "where a rank has a device or a library"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,
