@@ -1,8 +1,6 @@
 #include "ccl/hccl.hpp"
 
 #include <dlfcn.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include <atomic>
@@ -15,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/own_thread.hpp"
 #include "ccl/front_door.hpp"
 #include "ccl/hccl_rank.hpp"
 #include "device/acl_abi.hpp"
@@ -74,11 +73,7 @@ class HcclCommunicator final : public Communicator {
     rank_->size = join.size;
     rank_->items.resize(2 * static_cast<size_t>(join.size));
     std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
-    sigset_t all, before;  // the program's signals are for its own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([rank = rank_] { rank->loop(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = begin_own_thread([rank = rank_] { rank->loop(); });
     Task init;
     init.name = kInit;
     const bool made = ask(init, join.deadline.ns(), &join);

@@ -2,13 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/own_thread.hpp"
 #include "device/abandoned.hpp"
 #include "device/calling.hpp"
 #include "device/host.hpp"
@@ -150,20 +150,8 @@ Context::Context(const Settings &settings, const std::string &route_hint)
       socket_spin_ns_(spin_ns_) {
   mesh_ = std::make_unique<bootstrap::Mesh>(settings, *this, arena_.fd(), arena_.bytes(), route_hint);
   try {
-    progress_ = own([this] { progress_loop(); });
+    progress_ = begin_own_thread([this] { progress_loop(); });
   } catch (const std::exception &e) { fail(Code::Resource, "cannot start the progress thread: {}", e.what()); }
-}
-
-// Signals are for the program's threads.
-std::thread Context::own(std::function<void()> loop) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t &mask;
-    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } const restore{before};
-  return std::thread(std::move(loop));
 }
 
 Context::~Context() {
@@ -626,7 +614,7 @@ void Context::courier(Member &member, bool stops) {
     }
     Courier &courier = **mine;
     courier.jobs.push_back(std::move(shared));
-    if (!courier.thread.joinable()) courier.thread = own([this, &courier] { courier_loop(courier); });
+    if (!courier.thread.joinable()) courier.thread = begin_own_thread([this, &courier] { courier_loop(courier); });
     courier.called.notify_one();
   } catch (const std::exception &e) {
     member.fail(Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what()), true);

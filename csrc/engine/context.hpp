@@ -267,7 +267,6 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::thread thread;
   };
   void courier_loop(Courier &courier);
-  static std::thread own(std::function<void()> loop);
   void poll_sockets(int64_t ns);
 
   Settings settings_;

@@ -16,7 +16,13 @@ void DeviceScratch::reserve(size_t bytes) {
     if (reserved_ >= kReserved) return;
     ++reserved_;
   }
-  give({runtime_.allocate(device_, bytes), bytes});
+  try {
+    give({runtime_.allocate(device_, bytes), bytes});
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    --reserved_;
+    throw;
+  }
 }
 
 DeviceScratch::Block DeviceScratch::take(size_t bytes) {

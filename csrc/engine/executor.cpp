@@ -99,8 +99,7 @@ bool Member::take_room(Op *op) {
     op->lent = true;
     if (!context_->note_lost(Context::kBeyondStaging))
       ISTHMUS_WARN(
-          "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; so do those "
-          "of "
+          "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; it holds for "
           "others like it (a larger ISTHMUS_STAGING_BYTES has room for them)",
           describe(*op));
     return true;

@@ -1,7 +1,6 @@
 #include "engine/fold_pool.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/own_thread.hpp"
 
 namespace isthmus::engine {
 namespace {
@@ -19,16 +19,8 @@ constexpr size_t kLine = 64;
 }  // namespace
 
 FoldPool::FoldPool(int threads, int64_t spin_ns) : spin_ns_(spin_ns), inside_(kClosed) {
-  // Signals are for the program's threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t &mask;
-    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } const restore{before};
   try {
-    for (int i = 0; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+    for (int i = 0; i < threads; ++i) helpers_.push_back(begin_own_thread([this] { help(); }));
   } catch (const std::system_error &e) {
     stop_.store(true, std::memory_order_release);
     bell_.wake();

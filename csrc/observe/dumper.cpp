@@ -20,6 +20,7 @@
 #include "base/file_name.hpp"
 #include "base/handles.hpp"
 #include "base/log.hpp"
+#include "base/own_thread.hpp"
 #include "observe/dump.hpp"
 
 namespace isthmus::observe {
@@ -127,18 +128,6 @@ void run(Dumper &d) {
   }
 }
 
-// Signals are for the program's threads.
-std::thread begin(Dumper &d) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t &mask;
-    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } const restore{before};
-  return std::thread([&d] { run(d); });
-}
-
 bool unhandled() {
   struct sigaction now = {};
   return ::sigaction(SIGUSR1, nullptr, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL;
@@ -158,7 +147,7 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
     d.rank = comm->rank();
     d.stop = false;
     d.taken = d.written = d.requests.load(std::memory_order_acquire);
-    if (!d.thread.joinable()) d.thread = begin(d);
+    if (!d.thread.joinable()) d.thread = begin_own_thread([&d = d] { run(d); });
     the_handlers.store(&d, std::memory_order_release);
     engine::Member::set_late_hook(&want);
     if (unhandled()) {

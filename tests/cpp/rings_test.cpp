@@ -187,6 +187,15 @@ TEST(DeviceScratch, WhatIsEverOutgrownIsLessThanTheLast) {
   scratch.give(last);
 }
 
+TEST(DeviceScratch, AReservationForWhichThereWasNoMemoryDoesNotCount) {
+  DeviceScratch scratch(device::host_runtime(), 0);
+  for (size_t i = 0; i < DeviceScratch::kReserved; ++i) EXPECT_THROW(scratch.reserve(~size_t{0}), Error);
+  scratch.reserve(3000);
+  const DeviceScratch::Block reserved = scratch.take(3000);
+  EXPECT_EQ(reserved.bytes, 3000u);  // what is made now would be of a power of two
+  scratch.give(reserved);
+}
+
 TEST(DeviceScratch, ReservesForAFewCommunicatorsAndNotForEach) {
   DeviceScratch scratch(device::host_runtime(), 0);
   for (int i = 0; i < 200; ++i) scratch.reserve(4096);
