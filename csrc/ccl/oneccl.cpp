@@ -13,7 +13,9 @@
 #include <iterator>
 #include <mutex>
 #include <utility>
+#include <vector>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "ccl/oneccl_abi.hpp"
 #include "ccl/oneccl_leftovers.hpp"
@@ -138,7 +140,12 @@ class Unending {
   ~Unending() {
     here_ = false;
     if (!set_) return;
-    if (const Handler now = set_(before_); now != stop) set_(now);  // the program has set another one meanwhile
+    // Whatever is there and is not ours, the program has set meanwhile, and it is put back; so is what it sets while that is done.
+    Handler put = before_, ours = stop;
+    for (Handler there = set_(put); there != ours; there = set_(put)) {
+      ours = put;
+      put = there;
+    }
   }
   static int stops() noexcept { return stops_.load(); }  // threads that it has stopped
   Unending(const Unending &) = delete;
@@ -149,13 +156,14 @@ class Unending {
   static void stop() {
     if (here_) stops_.fetch_add(1);
     while (here_) ::pause();
-    if (before_) before_();  // of another thread: the program's own
+    // Of another thread: the program's own, which may call what it found, and that is this where it was set during a call.
+    if (const Handler before = before_; before && !std::exchange(asked_, true)) before();
     std::abort();
   }
   inline static Handler (*set_)(Handler) = nullptr;
   inline static std::atomic<Handler> before_{nullptr};
   inline static std::atomic<int> stops_{0};
-  inline static thread_local bool here_ = false;
+  inline static thread_local bool here_ = false, asked_ = false;
 };
 
 // The stream has no part in a failure of one communicator: others share it.
@@ -340,18 +348,18 @@ class OneCcl final : public Library {
   OneCcl(const std::string &path, const std::string &interface) {
     const std::string name = path.empty() ? "libccl.so.2" : path;
     const size_t slash = name.rfind('/');
-    const auto set = [](const char *variable, const char *value) { ::setenv(variable, value, 0); };
-    set("CCL_WORKER_OFFLOAD", "0");
-    set("CCL_ATL_SHM", "1");
-    set("CCL_LOG_LEVEL", "error");
+    std::vector<std::pair<std::string, std::string>> variables = {
+        {"CCL_WORKER_OFFLOAD", "0"}, {"CCL_ATL_SHM", "1"}, {"CCL_LOG_LEVEL", "error"}};
     if (!interface.empty())
-      for (const char *variable : {"CCL_KVS_IFACE", "FI_TCP_IFACE"}) set(variable, interface.c_str());
+      for (const char *variable : {"CCL_KVS_IFACE", "FI_TCP_IFACE"}) variables.emplace_back(variable, interface);
     if (slash != std::string::npos) {  // its transport, where it lies beside it and not where the loader looks
       const std::string folder = name.substr(0, slash), providers = folder + "/prov", fabric = folder + "/libfabric.so.1";
       struct stat found;
-      if (::stat(providers.c_str(), &found) == 0) set("FI_PROVIDER_PATH", providers.c_str());
+      if (::stat(providers.c_str(), &found) == 0) variables.emplace_back("FI_PROVIDER_PATH", providers);
+      add_to_environment(variables);
       if (::stat(fabric.c_str(), &found) == 0) ::dlopen(fabric.c_str(), RTLD_NOW | RTLD_LOCAL);
     }
+    add_to_environment(variables);
     note_earlier_files();
     const WithoutPipeSignal masked;
     library_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);

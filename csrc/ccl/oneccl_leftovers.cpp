@@ -116,12 +116,14 @@ void note_earlier_files() noexcept {
 void remove_leftovers_of_the_dead() noexcept {
   try {
     if (!in_first_namespace()) return;
+    const auto dead = [](pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; };
     std::vector<std::string> gone;
     each_file([&](const std::string &path, pid_t pid, const struct stat &) {
-      if (::kill(pid, 0) != 0 && errno == ESRCH) gone.push_back(path);
+      if (dead(pid)) gone.push_back(path);
     });
     if (!gone.empty()) keep_unmapped(gone);
-    for (const std::string &path : gone) ::unlink(path.c_str());
+    for (const std::string &path : gone)  // another process may have got the number, and the file, while we looked
+      if (dead(process_of(fs::path(path).filename()))) ::unlink(path.c_str());
   } catch (...) {}  // no memory: the next process tries again
 }
 

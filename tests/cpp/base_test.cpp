@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/copy.hpp"
 #include "base/dtype.hpp"
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/handover.hpp"
@@ -77,6 +78,24 @@ class Variable {
  private:
   const char *name_;
 };
+
+TEST(Environment, WhatIsAddedLeavesTheListThatAnotherThreadMayBeReading) {
+  ::setenv("ISTHMUS_TEST_HAS", "mine", 1);
+  char **const before = environ;
+  std::vector<char *> texts;
+  for (char **at = before; *at; ++at) texts.push_back(*at);
+  const std::vector<std::pair<std::string, std::string>> more = {{"ISTHMUS_TEST_HAS", "other"}, {"ISTHMUS_TEST_NEW", "x"}};
+  add_to_environment(more);
+  EXPECT_STREQ(std::getenv("ISTHMUS_TEST_HAS"), "mine");
+  EXPECT_STREQ(std::getenv("ISTHMUS_TEST_NEW"), "x");
+  for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(before[i], texts[i]);
+  EXPECT_EQ(before[texts.size()], nullptr);
+  ::setenv("ISTHMUS_TEST_LATER", "y", 1);  // the system's own calls go on from there
+  EXPECT_STREQ(std::getenv("ISTHMUS_TEST_LATER"), "y");
+  EXPECT_STREQ(std::getenv("ISTHMUS_TEST_NEW"), "x");
+  for (const char *name : {"ISTHMUS_TEST_HAS", "ISTHMUS_TEST_NEW", "ISTHMUS_TEST_LATER"}) ::unsetenv(name);
+  EXPECT_EQ(std::getenv("ISTHMUS_TEST_NEW"), nullptr);
+}
 
 TEST(Settings, EveryRowHasItsPlaceAndSaysWhatItIs) {
   std::set<std::string> names;
