@@ -156,6 +156,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     wake();
   }
   std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
+  std::atomic<uint64_t> &spilled() noexcept { return spilled_; }  // bytes of messages that have left it for other memory
   std::atomic<uint32_t> &unplaced_sends() noexcept {
     return unplaced_sends_;
   }  // whose copies have not been submitted, of all members
@@ -342,7 +343,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   uint64_t query_next_ = 0;
   std::vector<std::pair<uint64_t, Answer>> answers_;
 
-  std::atomic<uint64_t> message_staging_[4] = {};
+  std::atomic<uint64_t> message_staging_[5] = {}, spilled_{0};
   std::atomic<uint32_t> lost_paths_{0};
   std::atomic<uint32_t> short_of_room_{0};  // operations
   std::atomic<uint64_t> given_back_{0};     // how often, while some were

@@ -2,15 +2,17 @@
 // links and the matching do is the same for all messages (messages.cpp); here is what is before and behind it.
 //
 // Who submits the copies. A send's: the caller, inside the call. A receive's on a user's stream: the caller too, behind a gate that opens when the
-// message has come; where the device has no gates, or pinned memory is short, the call returns when the message has come. A receive's
+// message has come; where the device has no gates, or pinned memory is short for a large one, the call returns when it has come. A receive's
 // without a stream: the courier, when it has come. A gate there could stand, in the one queue of a device, before the copy of a send
 // that the peer waits for.
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <new>
 #include <optional>
 
 #include "base/clock.hpp"
+#include "base/copy.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -28,14 +30,14 @@ thread_local std::vector<Held> held_here;  // what this thread has to see to bef
 
 // ---- pinned memory -------------------------------------------------------------------------------------------------------------------
 
-// Sends may use a quarter of all staging, receives whose message has been announced another, and those that wait for theirs an eighth: so
-// none of them keeps another, nor a collective, from going on. Small messages do not count: they are sent without having been asked for.
-std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place) noexcept {
+// Sends may use a quarter of all staging, receives whose message has come or been announced another, and those that wait for theirs an
+// eighth; small sends, which do not wait for large ones, and small receives that wait for theirs an eighth each: so none of them keeps
+// another, nor a collective, from going on.
+std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place, bool beyond) noexcept {
   const uint64_t bytes = std::max(std::bit_ceil(message), kSmallestStage);
   auto &used = context_->message_staging(static_cast<int>(place));
   const uint64_t before = used.fetch_add(bytes, std::memory_order_relaxed);
-  const uint64_t limit = context_->arena().staging_limit() / (place == Place::Ahead ? 8 : 4);
-  if (before != 0 && before + bytes > limit && place != Place::Small) {
+  if (before != 0 && before + bytes > share(place) && !beyond) {
     used.fetch_sub(bytes, std::memory_order_relaxed);
     return std::nullopt;
   }
@@ -72,8 +74,90 @@ void Member::give_stage(Stage stage) noexcept {
   context_->arena().free_staging(stage.offset);
 }
 
-bool Member::small(const Op *op) noexcept { return op->call.bytes <= kEagerMessage; }
-bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Place::Small : Place::Send); }
+uint64_t Member::share(Place place) const noexcept {
+  return context_->arena().staging_limit() / (place == Place::Send || place == Place::Announced ? 4 : 8);
+}
+
+// What is left of a long message waits with the rest of it.
+bool Member::small(const Op *op) noexcept { return op->call.bytes <= kEagerMessage && op->whole == 0; }
+bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Place::SmallSend : Place::Send); }
+
+// Small receives behind gates need no place each. A gate is opened after those before it, so one may have the place of an earlier one once that
+// one's copy has landed; its message waits for that outside of the arena, or at its sender's. One place at least has room for any of them.
+std::optional<Member::Stage> Member::take_ahead(uint64_t bytes, bool small) noexcept {
+  if (!small) return take_stage(bytes, Place::Ahead);
+  bool wide;
+  {
+    const std::lock_guard lock(match_lock_);
+    wide = wide_lenders_ == 0;
+  }
+  return take_stage(wide ? kEagerMessage : bytes, Place::SmallAhead, wide);
+}
+
+bool Member::stage_ahead(Op *op) noexcept {
+  if (const auto free = take_ahead(op->call.bytes, small(op))) return give_place(op, *free);
+  return op->inherits = small(op);
+}
+
+bool Member::inherit(Op *op) noexcept {
+  Op **at = &lender_head_;
+  while (*at && (*at)->place_bytes < op->call.bytes) at = &(*at)->lender_next;
+  Op *const from = *at;
+  if (!from) return op->inherits = false;
+  *at = from->lender_next;
+  if (!*at) lender_tail_ = at;
+  wide_lenders_ -= from->place_bytes >= kEagerMessage;
+  from->heir = op;
+  op->place = from->place;
+  op->place_bytes = from->place_bytes;
+  op->place_kind = from->place_kind;
+  return op->inherits = true;
+}
+
+void Member::lend(Op *op) noexcept {
+  if (!small(op) || op->windowed) return;
+  op->lender_next = nullptr;
+  *lender_tail_ = op;
+  lender_tail_ = &op->lender_next;
+  wide_lenders_ += op->place_bytes >= kEagerMessage;
+}
+
+// Its copy has landed.
+void Member::hand_on(Op *op) noexcept {
+  if (Op *const heir = std::exchange(op->heir, nullptr)) {
+    op->staged = heir->inherits = false;
+    heir->staged = true;
+    return;
+  }
+  if (op->port != Port::Expected) return;
+  for (Op **at = &lender_head_; *at; at = &(*at)->lender_next)
+    if (*at == op) {
+      *at = op->lender_next;
+      if (!*at) lender_tail_ = at;
+      wide_lenders_ -= op->place_bytes >= kEagerMessage;
+      return;
+    }
+}
+
+// A small send that can only be announced leaves its place to others, where these are about to find none.
+void Member::spill(Op *op) noexcept {
+  constexpr uint64_t kMost = 64 << 20;
+  if (!op->staged || !small(op) ||
+      2 * context_->message_staging(static_cast<int>(Place::SmallSend)).load() < share(Place::SmallSend))
+    return;
+  const uint64_t bytes = op->call.bytes;
+  PeerRank &p = peers_[op->call.root];
+  if (p.bytes_out.load(std::memory_order_relaxed) + bytes <= credit_of(p) - credit_window_ / 2) return;
+  auto &spilled = context_->spilled();
+  if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
+    op->spilled.reset(new (std::nothrow) std::byte[bytes]);
+    if (op->spilled) {
+      copy_bytes(op->spilled.get(), context_->arena().base() + op->place, bytes);
+      return unstage(op);
+    }
+  }
+  spilled.fetch_sub(bytes, std::memory_order_relaxed);
+}
 
 bool Member::give_place(Op *op, Stage stage) noexcept {
   op->place = stage.offset;
@@ -204,13 +288,12 @@ void Member::send_from_device(Op *op) noexcept {
     number_send(op);
     taking_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
-    behind = short_ != 0;
+    behind = short_[small(op)] != 0;
   }
   if (failed() || !porter_) return;  // drive() ends it
   try {
     const bool patient = !op->call.on_stream || can_wait_here();
-    if ((!behind || small(op)) && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op))))
-      return porter_->take(*op);
+    if (!behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))) return porter_->take(*op);
     if (op->call.on_stream) porter_->mark(*op);
   } catch (const Error &e) { return not_submitted(*op, e); }
   if (op->call.on_stream && !may_wait_here(op)) return;
@@ -250,12 +333,13 @@ void Member::recv_to_device(Op *op) noexcept {
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       op->port = Port::Expected;
-      begun = (by_window(op) && start_recv(op)) || (stage(op, small(op) ? Place::Small : Place::Ahead) && start_recv(op));
+      begun = (by_window(op) && start_recv(op)) || (stage_ahead(op) && start_recv(op));
       if (begun) return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
-    if (small(op) && !by_window(op) && !op->staged && !stage(op, Place::Small))
-      isthmus::fail(Code::Resource, "no pinned memory is free for it (ISTHMUS_STAGING_BYTES)");
+    op->inherits = false;
+    // Else its message waits for a place when it has come.
+    if (small(op) && !by_window(op) && !op->staged) stage(op, Place::SmallAhead);
   } catch (const Error &e) {
     if (begun) return not_submitted(*op, e);
     not_submitted(*op, e);
@@ -299,6 +383,7 @@ bool Member::order_now(Op *op, void *stream) {
     if (expected) {
       porter_->reserve(*op);
       put_behind_gates(op);
+      lend(op);
     } else if (op->windowed) {
       in_its_order(op->source, op->number);
     }
@@ -314,23 +399,22 @@ bool Member::order_now(Op *op, void *stream) {
 bool Member::stage_posted(Op *op) noexcept {
   {
     const std::lock_guard lock(match_lock_);
-    if (op->staged || op->windowed || !posted_.has(op)) return op->staged || op->windowed;
+    if (has_own_place(op) || op->windowed || !posted_.has(op)) return has_own_place(op) || op->windowed;
     if (op->claim != 0 && may_gate(op->call.root, op->claim)) {
       in_its_order(op->call.root, op->claim);
       op->place = slot_place(op->call.root, op->claim);
       return op->windowed = true;
     }
   }
-  const std::optional<Stage> free = take_stage(op->call.bytes, Place::Ahead);
-  if (!free) return false;
+  const std::optional<Stage> free = take_ahead(op->call.bytes, small(op));
   {
     const std::lock_guard lock(match_lock_);
-    if (!op->staged && posted_.has(op)) {
+    if (!op->staged && posted_.has(op) && (free ? give_place(op, *free) : small(op) && inherit(op))) {
       stand_apart(op);
-      return give_place(op, *free);
+      return true;
     }
   }
-  give_stage(*free);
+  if (free) give_stage(*free);
   return false;
 }
 
@@ -393,7 +477,7 @@ void Member::place_later(Op *op) noexcept {
 bool Member::placed(Op *op) noexcept {
   if (!std::exchange(op->unplaced, false)) return false;
   --unstaged_;
-  if (std::exchange(op->short_of_memory, false)) --short_;
+  if (std::exchange(op->short_of_memory, false)) --short_[small(op)];
   return true;
 }
 
@@ -406,7 +490,7 @@ void Member::forget_unplaced() noexcept {
 
 // Those behind it wait as well, so that it gets what becomes free.
 void Member::run_short(Op *op) noexcept {
-  if (!std::exchange(op->short_of_memory, true)) ++short_;
+  if (!std::exchange(op->short_of_memory, true)) ++short_[small(op)];
 }
 
 // In any order: a send may wait for the pinned memory that a receive of the same group gives back.
@@ -497,6 +581,7 @@ bool Member::start_next_send() noexcept {
     starting_ = {true, op->call.root, op->call.tag};
     porting_.fetch_sub(1, std::memory_order_release);
   }
+  spill(op);
   start_send(op, false);
   const std::lock_guard lock(match_lock_);
   starting_ = {};
@@ -518,6 +603,7 @@ bool Member::grant_next() noexcept {
     const std::lock_guard lock(match_lock_);
     Op *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
     for (Op *o = granting_.head; o && !op; o = o->match_next) {
+      if (o->inherits) continue;  // it waits for one before it
       if (needs_place(o)) first = first ? first : o;
       else if (o->lies >= 0 || may_come(o)) op = o;
     }
@@ -561,6 +647,7 @@ bool Member::end_next_landed() noexcept {
     const std::lock_guard lock(match_lock_);
     op = landing_.take_first([this](const Op *o) { return porter_->landed(*o); });
     if (!op) return false;
+    hand_on(op);
     porting_.fetch_sub(1, std::memory_order_release);
   }
   end_op(op, Code::Ok, {});
@@ -569,7 +656,7 @@ bool Member::end_next_landed() noexcept {
 
 bool Member::carry_messages() noexcept {
   courier_called_.store(false, std::memory_order_relaxed);
-  bool memory = true;  // may be there for a send that finds no slot
+  bool memory[2] = {true, true};  // may be there for a send that finds no slot, a large one or a small one
   for (;;) {
     const Turn::Held porter = turn_for(porter_turn_, nullptr);
     if (!porter || failed() || !porter_) return false;
@@ -581,7 +668,7 @@ bool Member::carry_messages() noexcept {
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
-        if (!o->staged && !slot_free(o) && (!memory || waits_for_slot(o))) later = true;
+        if (!o->staged && !slot_free(o) && (!memory[small(o)] || waits_for_slot(o))) later = true;
         else op = o;
       }
     }
@@ -595,7 +682,7 @@ bool Member::carry_messages() noexcept {
         porter_->put(*op);
         continue;
       }
-      if (!take_waiting(op)) memory = false;
+      if (!take_waiting(op)) memory[small(op)] = false;
     } catch (const Error &e) {
       not_submitted(*op, e);
       return false;

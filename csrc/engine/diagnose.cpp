@@ -235,9 +235,19 @@ std::string Member::own_device_text(const Op &op) const {
       rank_text(rank_), send ? "out" : "in");
 }
 
+std::string Member::no_place_text(const Op &op) const {
+  const bool send = op.call.collective == plan::Collective::Send;
+  return formatted(
+      "no pinned memory of {} was free for it, which other messages of this process had ({}; a larger "
+      "ISTHMUS_STAGING_BYTES has room for more of them)",
+      rank_text(rank_),
+      send ? "sends before it that nobody has received yet" : "what has come for receives before it is not copied in yet");
+}
+
 void Member::on_message_deadline(int64_t now) noexcept {
   Op copy;
   const Op *late = nullptr, *held = nullptr;
+  bool no_place = false;
   const auto &lists = lists_;
   // Its peer has left, or all have of whom it may come, and what they had sent has had a second to come.
   int64_t all_left_ns = 0;
@@ -253,13 +263,16 @@ void Member::on_message_deadline(int64_t now) noexcept {
     const std::lock_guard lock(match_lock_);
     for (const OpList *list : lists)
       for (const Op *o = list->head; o && !late; o = o->match_next)
-        if (now >= o->deadline_ns || (list != &landing_ && o->lies < 0 && gone(*o))) late = o;
+        if (now >= o->deadline_ns || (list != &landing_ && o->lies < 0 && !o->held && gone(*o))) late = o;
     if (!late) return;
     for (const OpList *list : {&taking_, &landing_})
       for (const Op *o = list->head; o && !held; o = o->match_next)
         if (o == late && on_stage(o) &&
             (list == &landing_ || o->number == 0 || o->ticket.load(std::memory_order_relaxed) != 0))
           held = o;  // not a send that waits for its slot
+    no_place = late->short_of_memory;
+    for (const Op *o = granting_.head; o; o = o->match_next)
+      no_place |= o == late && on_stage(o) && !o->staged && !o->windowed && o->lies < 0;
     copy.call = late->call;
     copy.source = late->source;
     copy.label = late->label;
@@ -270,7 +283,8 @@ void Member::on_message_deadline(int64_t now) noexcept {
   }
   const int first = copy.source >= 0 ? copy.source : copy.call.root;
   Code code = first < 0 && all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
-  const std::string who = held                          ? own_device_text(copy)
+  const std::string who = no_place                      ? no_place_text(copy)
+                          : held                        ? own_device_text(copy)
                           : code == Code::PeerLost      ? "all other ranks have destroyed their side of the communicator"
                           : first < 0 || first == rank_ ? "no rank has sent a message that matches"
                                                         : culprit(copy, first, code);

@@ -429,6 +429,10 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   }
   if (std::exchange(op->short_of_room, false)) context_->want_room(-1);
   if (op->staged) unstage(op);
+  if (op->spilled) {
+    context_->spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
+    op->spilled.reset();
+  }
   if (code == Code::Ok && op->number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;

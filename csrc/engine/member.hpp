@@ -365,17 +365,25 @@ class Member : public std::enable_shared_from_this<Member> {
   bool settle_stream(Op *op, void *stream) noexcept;  // false: not yet
   bool may_wait_here(Op *op) noexcept;
   static const Member *driven_by_this_thread() noexcept;
-  enum class Place : uint8_t { Send, Announced, Ahead, Small };  // the shares of the staging memory
+  enum class Place : uint8_t { Send, Announced, Ahead, SmallSend, SmallAhead };  // the shares of the staging memory
   struct Stage {
     uint64_t bytes, offset;
     Place place;
   };
-  std::optional<Stage> take_stage(uint64_t message, Place place) noexcept;  // none: no pinned memory is free for it
+  // None: no pinned memory is free for it. `beyond`: it may be more than the share.
+  std::optional<Stage> take_stage(uint64_t message, Place place, bool beyond = false) noexcept;
+  uint64_t share(Place place) const noexcept;  // at most so many bytes
   void give_stage(Stage stage) noexcept;
   static bool give_place(Op *op, Stage stage) noexcept;
   bool stage(Op *op, Place place) noexcept;
   bool stage_send(Op *op) noexcept;
-  static bool small(const Op *op) noexcept;  // it may be sent without having been asked for
+  std::optional<Stage> take_ahead(uint64_t bytes, bool small) noexcept;
+  bool stage_ahead(Op *op) noexcept;
+  bool inherit(Op *op) noexcept;  // match lock: false: there is no place that it could have after another
+  void lend(Op *op) noexcept;     // match lock
+  void hand_on(Op *op) noexcept;  // match lock
+  void spill(Op *op) noexcept;
+  static bool small(const Op *op) noexcept;  // a whole message that may be sent without having been asked for
   void unstage(Op *op) noexcept;
   bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
   bool free_stages() noexcept;                       // those that no message has
@@ -390,7 +398,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void number_receive(Op *op, int source) noexcept;  // match lock
   bool may_come(const Op *op) const noexcept;        // match lock
   bool has_place(const Op *op) const noexcept { return !on_stage(op) || op->staged || (op->windowed && may_come(op)); }
-  bool begin_taking(Op *op) noexcept;  // match lock
+  static bool has_own_place(const Op *op) noexcept { return op->staged || op->inherits; }  // or will have
+  bool begin_taking(Op *op) noexcept;                                                      // match lock
   struct Arrived;
   void hold_aside(Op *op) noexcept;                 // match lock; messages.cpp
   void take_aside(Op *op, Arrived &from) noexcept;  // match lock
@@ -438,6 +447,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void on_deadline(const Op &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
   std::string own_device_text(const Op &op) const;
+  std::string no_place_text(const Op &op) const;
   std::string culprit(const Op &op, int first, Code &code) noexcept;
   std::string library_text(const Op &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
@@ -542,14 +552,16 @@ class Member : public std::enable_shared_from_this<Member> {
   // that wait for pinned memory, for their slot, or for a processor that brings them; receives whose bytes are there.
   OpList taking_, granting_, landing_;
   OpList *const lists_[7] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_};
-  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
-  std::atomic<uint32_t> porting_{0};                        // in taking_, granting_, landing_
+  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;     // receives behind gates, in the order of their tickets
+  Op *lender_head_ = nullptr, **lender_tail_ = &lender_head_;  // small ones of these with a place of their own and no heir
+  uint32_t wide_lenders_ = 0;                                  // and with room for any small message
+  std::atomic<uint32_t> porting_{0};                           // in taking_, granting_, landing_
   struct {
     bool any = false;
     int rank = 0, tag = 0;
-  } starting_;             // a send that was taken out of taking_ and is not in its link yet
-  uint32_t unstaged_ = 0;  // of taking_: wait for pinned memory or a slot
-  uint32_t short_ = 0;     // of these: found none
+  } starting_;              // a send that was taken out of taking_ and is not in its link yet
+  uint32_t unstaged_ = 0;   // of taking_: wait for pinned memory or a slot
+  uint32_t short_[2] = {};  // of these, large and small: found none
   std::atomic<bool> courier_wanted_{false}, courier_called_{false};
   uint32_t window_slots_ = 0;              // of ours, each
   uint32_t any_source_ = 0;                // match lock: receives from any rank that may take a message of a window

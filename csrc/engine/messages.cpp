@@ -195,11 +195,13 @@ bool Member::start_recv(Op *op) noexcept {
   std::string wrong;
   {
     std::lock_guard lock(match_lock_);
-    if (op->port == Port::Expected && !op->staged && !claimable(op)) return false;
+    if (op->inherits && !inherit(op)) return false;
+    if (op->port == Port::Expected && !has_own_place(op) && !claimable(op)) return false;
     claim(op);
     if (op->port == Port::Expected) {
       porter_->reserve(*op);
       put_behind_gates(op);
+      lend(op);
     }
     if (failed()) {  // drive() ends it
       posted_.append(op);
@@ -412,8 +414,10 @@ void Member::end_messages(Code code) noexcept {
         if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
       }
-      gated_head_ = nullptr;
+      gated_head_ = lender_head_ = nullptr;
       gated_tail_ = &gated_head_;
+      lender_tail_ = &lender_head_;
+      wide_lenders_ = 0;
       if (!op)
         for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
           if ((*it)->claimed) {

@@ -95,7 +95,9 @@ void Op::reset() noexcept {
   place = place_bytes = 0;
   number = claim = 0;
   window = nullptr;
-  windowed = counted = apart = unplaced = short_of_memory = promised = grouped = ungated = held = false;
+  windowed = counted = apart = unplaced = short_of_memory = promised = grouped = ungated = held = inherits = false;
+  heir = lender_next = nullptr;
+  spilled.reset();
   lies = -1;
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;

@@ -163,7 +163,7 @@ void Member::claim(Op *op) noexcept {
   auto &from = peers_[op->call.root].from;
   if (from.offset == 0) return;
   const bool gated = op->port == Port::Expected;
-  if (gated && !op->staged) {
+  if (gated && !has_own_place(op)) {
     in_its_order(op->call.root, from.claimed + 1);
     op->place = slot_place(op->call.root, from.claimed + 1);
     op->windowed = true;
@@ -171,7 +171,7 @@ void Member::claim(Op *op) noexcept {
   ++from.claimed;
   from.promised -= op->promised;
   if (any_source_ == 0) op->claim = from.claimed;
-  if (gated && op->staged) stand_apart(op);
+  if (gated && has_own_place(op)) stand_apart(op);
   else say_asked(op->call.root);
 }
 
@@ -260,7 +260,7 @@ bool Member::lies_there(Op *op, uint32_t slot) noexcept {
         describe(*op), rank_text(op->source), op->number, slot);
     return false;
   }
-  if (!on_stage(op) || op->staged) {
+  if (!on_stage(op) || has_own_place(op)) {
     op->lies = static_cast<int32_t>(slot);
     granting_.append(op);
     porting_.fetch_add(1, std::memory_order_release);

@@ -300,6 +300,148 @@ TEST_P(PinnedMemory, PassesMoreThanItHolds) {
   });
 }
 
+// Many small messages at once, of more bytes together than all staging memory has.
+class ManySmall : public testing::TestWithParam<std::tuple<const char *, const char *, bool>> {
+ protected:
+#if defined(__SANITIZE_THREAD__)
+  static constexpr size_t kCount = 400;
+#else
+  static constexpr size_t kCount = 1500;
+#endif
+  static constexpr size_t kBytes = 16 * 1024;
+  static constexpr int kTag = 3, kGo = 4;
+  // Of one rank: a place for each message, and how it is called.
+  struct Letters {
+    explicit Letters(Rank &rank)
+        : r(rank), all(rank, kBytes * kCount), user(rank.host() ? nullptr : std::make_unique<UserStream>()) {
+      if (user) how = on(user->stream);
+    }
+    void write(int from) { all.put(letter(from, 0, kBytes * kCount)); }
+    bool written(int from) { return all.get(kBytes * kCount) == letter(from, 0, kBytes * kCount); }
+    void send(size_t i, size_t bytes = kBytes, int tag = kTag) {
+      OK(isthmus_send(r.comm, all.at(i * kBytes), bytes, ISTHMUS_UINT8, 1 - r.rank, tag, call(),
+                      &works.emplace_back().work));
+    }
+    void recv(size_t i, size_t bytes = kBytes, int tag = kTag) {
+      OK(isthmus_recv(r.comm, all.at(i * kBytes), bytes, ISTHMUS_UINT8, 1 - r.rank, tag, nullptr, call(),
+                      &works.emplace_back().work));
+    }
+    void end() {
+      for (const Work &work : works) OK(work.wait());
+      works.clear();
+      if (user) must_cu("StreamSynchronize", user->stream);
+    }
+    void tell() { OK(isthmus_send(r.comm, nullptr, 0, ISTHMUS_UINT8, 1 - r.rank, kGo, nullptr, nullptr)); }
+    void hear() { OK(isthmus_recv(r.comm, nullptr, 0, ISTHMUS_UINT8, 1 - r.rank, kGo, nullptr, nullptr, nullptr)); }
+    const isthmus_call *call() const { return user && streamed ? &how : nullptr; }
+    Rank &r;
+    bool streamed = std::get<2>(GetParam());
+    Memory all;
+    std::unique_ptr<UserStream> user;
+    isthmus_call how{};
+    std::vector<Work> works;
+  };
+  void fly_pair(const std::function<void(Rank &)> &body) {
+    Options options;
+    options.settings = std::get<0>(GetParam());
+    fly(std::get<1>(GetParam()), body, options);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Fleets, ManySmall,
+                         testing::Combine(testing::Values("STAGING_BYTES=4194304;CHUNK_BYTES=4096", kLittleStaging),
+                                          testing::Values("0a 1b", "0a -b", "-a 0b"), testing::Bool()),
+                         [](const auto &p) {
+                           return std::string(std::get<0>(p.param) == kLittleStaging ? "Little" : "Least") + "Staging" +
+                                  title({std::get<1>(p.param), 0}) + (std::get<2>(p.param) ? "OnAStream" : "");
+                         });
+
+// No call waits for pinned memory, also where receives that were called before have it all: the peer sends when so many have been called as
+// the queue of the device has room for.
+TEST_P(ManySmall, ReceivesAreCalledBeforeTheFirstIsSent) {
+  fly_pair([](Rank &r) {
+    Letters letters(r), last(r);
+    last.streamed = false;
+    constexpr size_t kLast = 200;
+    const size_t first = letters.streamed ? 16 : kCount;
+    if (r.rank == 0) letters.write(0);
+    else
+      for (size_t i = 0; i < kLast; ++i) last.recv(i, kBytes, 5);
+    if (r.rank == 0) letters.hear();
+    for (size_t i = 0; i < kCount; ++i) {
+      r.rank == 0 ? letters.send(i) : letters.recv(i);
+      if (r.rank == 1 && i + 1 == first) letters.tell();
+    }
+    letters.end();
+    if (r.rank == 1) MUST(letters.written(0));
+    if (r.rank == 0) last.write(7);
+    for (size_t i = 0; r.rank == 0 && i < kLast; ++i) last.send(i, kBytes, 5);
+    last.end();
+    if (r.rank == 1) MUST(last.all.get(kBytes * kLast) == letter(7, 0, kBytes * kLast));
+  });
+}
+
+TEST_P(ManySmall, SendsAreCalledBeforeTheFirstIsReceived) {
+  fly_pair([](Rank &r) {
+    Letters letters(r);
+    if (r.rank == 0) letters.write(0);
+    else letters.hear();
+    for (size_t i = 0; i < kCount; ++i) r.rank == 0 ? letters.send(i) : letters.recv(i);
+    if (r.rank == 0) letters.tell();
+    letters.end();
+    if (r.rank == 1) MUST(letters.written(0));
+  });
+}
+
+// Neither the receives of a rank nor its sends take what the others need.
+TEST_P(ManySmall, GoBothWaysAtOnce) {
+  fly_pair([](Rank &r) {
+    Letters in(r), out(r);
+    in.streamed = false;
+    out.write(r.rank);
+    for (size_t i = 0; i < kCount; ++i) in.recv(i);
+    for (size_t i = 0; i < kCount; ++i) out.send(i);
+    out.end();
+    in.end();
+    MUST(in.written(1 - r.rank));
+  });
+}
+
+TEST_P(ManySmall, GoBothWaysInOneGroup) {
+  fly_pair([](Rank &r) {
+    Letters in(r), out(r);
+    out.write(r.rank);
+    Work work;
+    OK(isthmus_group_begin());
+    for (size_t i = 0; i < kCount; ++i) {
+      in.recv(i);
+      out.send(i);
+    }
+    OK(isthmus_group_end(&work.work));
+    OK(work.wait());
+    out.end();
+    in.end();
+    MUST(in.written(1 - r.rank));
+  });
+}
+
+// Nor do the tiny ones, which are the first, take what the others need.
+TEST_P(ManySmall, OfSeveralSizesComeInAnyOrderOfCalls) {
+  fly_pair([](Rank &r) {
+    Letters letters(r);
+    const auto bytes = [](size_t i) { return i < kCount / 2 ? size_t{8} : i % 3 == 0 ? size_t{5000} : kBytes; };
+    if (r.rank == 0) letters.write(0);
+    if (r.rank == 0 && !letters.streamed) letters.hear();
+    for (size_t i = 0; i < kCount; ++i) r.rank == 0 ? letters.send(i, bytes(i)) : letters.recv(i, bytes(i));
+    if (r.rank == 1 && !letters.streamed) letters.tell();
+    letters.end();
+    if (r.rank == 0) return;
+    const Bytes sent = letter(0, 0, kBytes * kCount), got = letters.all.get(kBytes * kCount);
+    for (size_t i = 0; i < kCount; ++i)
+      MUST(std::equal(got.begin() + static_cast<long>(i * kBytes), got.begin() + static_cast<long>(i * kBytes + bytes(i)),
+                      sent.begin() + static_cast<long>(i * kBytes)));
+  });
+}
+
 // Once the first of a size have passed, a message costs no synchronization, allocation, registration, stream or event. What is made for
 // the most that is ever under way at once depends on how the ranks meet, so of several rounds one has to make nothing.
 TEST(DeviceMessage, SteadyStateMakesNothing) {
@@ -850,6 +992,32 @@ TEST(DeviceMessage, ACallbackSendsIntoAFullWindow) {
       for (const auto &m : memory) MUST(m->get(kBytes) == letter(0, 0, kBytes));
     }
   });
+}
+
+// What waits for pinned memory until its deadline is not blamed on the device.
+TEST(DeviceMessage, ThatFindsNoPinnedMemoryByItsDeadlineSaysSo) {
+  Options options;
+  options.settings = kLittleStaging;
+  fly(
+      "0a 1b",
+      [](Rank &r) {
+        if (r.rank == 1) {
+          MUST(eventually([&] { return isthmus_comm_error(r.comm) != ISTHMUS_OK; }));
+          return;
+        }
+        Memory x(r, kManyParts), y(r, 100'000);
+        isthmus_call soon_late = on(nullptr);
+        soon_late.on_stream = 0;
+        soon_late.timeout = 0.3;
+        Work all;
+        OK(isthmus_send(r.comm, x.at(), kManyParts, ISTHMUS_UINT8, 1, 3, nullptr, &all.work));  // more than sends may have
+        MUST(isthmus_send(r.comm, y.at(), 100'000, ISTHMUS_UINT8, 1, 4, &soon_late, nullptr) == ISTHMUS_ERR_TIMEOUT);
+        const std::string text = isthmus_last_error();
+        for (const char *words : {"no pinned memory of rank 0", "ISTHMUS_STAGING_BYTES", "tag 4"})
+          EXPECT_NE(text.find(words), std::string::npos) << text;
+        MUST(all.wait() != ISTHMUS_OK);
+      },
+      options);
 }
 
 TEST(DeviceMessage, AbortLeavesNothing) {
