@@ -156,7 +156,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
         ~Give() { inline_op ? member.give_inline(op) : OpPool::instance().release(op); }
       } give{member, op, inline_op};
       communicator.prepare(r, *op);
-      communicator.wait_for_stream(*op);
+      communicator.make_ready(*op);
       member.run(op);
       member.wait(op, INT64_MAX);
       if (source) *source = op->source;
@@ -165,7 +165,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     Op *op = OpPool::instance().take();
     try {
       communicator.prepare(r, *op);
-      if (!i::comm::group_open()) communicator.wait_for_stream(*op);
+      if (!i::comm::group_open()) communicator.make_ready(*op);
     } catch (...) {
       OpPool::instance().release(op);
       throw;

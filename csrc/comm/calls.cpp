@@ -243,7 +243,8 @@ void Communicator::order_streams(void *before, void *after) {
   ordered_.event->hold(second);
 }
 
-void Communicator::wait_for_stream(const engine::Op &op) {
+void Communicator::make_ready(engine::Op &op) {
+  member_->make_ready(op);
   if (!op.call.by_call) return;
   static std::atomic<bool> said{false};
   if (!said.exchange(true))
@@ -472,7 +473,6 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     op.digest = mix(h, call.bytes) | 1;
   } else {
     op.plan = plan_for(request);
-    member_->refuse_in_callback(op);
     op.digest = op.plan->digest;
     // Collectives whose counts every rank knows compare them too.
     if (c == Collective::AllGatherV || c == Collective::GatherV)

@@ -79,10 +79,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void order_streams(void *before, void *after);
   // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
   void prepare(const Request &request, engine::Op &op);
+  // Before an operation is submitted, or any of its group. Error, and nothing was started, where a callback would have to wait in the call.
   // Host memory that was given with a stream: before it is submitted the caller waits here until the stream has come so far, and behind it for
   // its end, so that what the stream is given later is behind the operation. Does nothing for others. Error, and the communicator fails,
   // where that is not so by the operation's deadline.
-  void wait_for_stream(const engine::Op &op);
+  void make_ready(engine::Op &op);
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
   // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
   void check_float8(const char *name, DType dtype) const;  // of a reduction

@@ -43,12 +43,13 @@ engine::Op *group_end(bool waits) {
   // Before anything is submitted: a stream may wait for what the group is about to do.
   try {
     for (auto &[comm, op] : ops)
-      if (failure.ok()) comm->wait_for_stream(*op);
+      if (failure.ok()) comm->make_ready(*op);
   } catch (const Error &e) { failure = {e.code(), e.text()}; }
   auto &pool = engine::OpPool::instance();
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
       // Handles given out inside the group must end too.
+      comm->member().give_back(*op);
       op->keep = comm->member().shared_from_this();
       engine::finish_op(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }

@@ -51,6 +51,7 @@ class ParentExchange final : public bootstrap::Exchange {
       ~Release() { engine::OpPool::instance().release(op); }
     } release{op};
     parent_.prepare(r, *op);
+    parent_.make_ready(*op);
     parent_.member().run(op);
     parent_.member().wait(op, INT64_MAX);
     const Code code = op->result;

@@ -159,6 +159,10 @@ void Member::spill(Op *op) noexcept {
   spilled.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
+void Member::take_over(Op *op, const Op::Taken &taken) noexcept {
+  give_place(op, {taken.bytes, taken.offset, static_cast<Place>(taken.kind)});
+}
+
 bool Member::give_place(Op *op, Stage stage) noexcept {
   op->place = stage.offset;
   op->place_bytes = stage.bytes;
@@ -220,6 +224,7 @@ void Member::submit_parts(Op *op) noexcept {
     part->deadline_ns = op->deadline_ns;
     part->grouped = op->grouped;
     part->promised = op->promised && by_window(part);
+    if (i < op->places.size()) take_over(part, op->places[i]);
     OpPool::retain(part);  // this thread may come out of the runtime after it is over
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
@@ -229,6 +234,7 @@ void Member::submit_parts(Op *op) noexcept {
     }
     OpPool::instance().release(part);
   }
+  op->places.clear();
   if (whole_message) whole_message.unlock();
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
 }
@@ -263,6 +269,7 @@ void Member::submit_message(Op *op) noexcept {
 // The thread that is inside a link, or in a callback of an operation that it has ended, is what the message would need to go on.
 bool Member::can_wait_here() noexcept { return !Context::inside_link() && driven_by_this_thread() == nullptr; }
 
+// Where another thread takes meanwhile what make_ready() has found.
 bool Member::may_wait_here(Op *op) noexcept {
   if (can_wait_here()) return true;
   fail(Code::Unsupported,
@@ -270,6 +277,44 @@ bool Member::may_wait_here(Op *op) noexcept {
            ": a message of device memory on a stream cannot be begun in a callback where it has to wait; give no stream",
        true);
   return false;
+}
+
+// For each of its parts, or it is as it was.
+template <class Take>
+bool Member::take_places(Op &op, Take take) {
+  const uint64_t whole = op.call.bytes, size = part_bytes_ != 0 && whole > part_bytes_ ? part_of(op) : whole;
+  for (uint64_t at = 0; at < whole; at += size) {
+    const std::optional<Stage> free = take(std::min(size, whole - at));
+    if (!free) {
+      give_back(op);
+      return false;
+    }
+    op.places.push_back({free->bytes, free->offset, static_cast<uint8_t>(free->place)});
+  }
+  return true;
+}
+
+void Member::give_back(Op &op) noexcept {
+  for (const Op::Taken &taken : op.places) give_stage({taken.bytes, taken.offset, static_cast<Place>(taken.kind)});
+  op.places.clear();
+}
+
+// In a callback a message on a stream has its pinned memory before it begins, all of it.
+const char *Member::ready_message(Op &op) {
+  if (!op.call.device || !op.call.on_stream || op.call.order_later || op.call.bytes == 0) return nullptr;
+  constexpr const char *kNoPlace = "no pinned memory is free for it now (a larger ISTHMUS_STAGING_BYTES has more)";
+  if (op.call.collective == plan::Collective::Send) {
+    const Place place = small(&op) ? Place::SmallSend : Place::Send;
+    return take_places(op, [&](uint64_t bytes) { return take_stage(bytes, place); }) ? nullptr : kNoPlace;
+  }
+  if (!porter_gates_) return kNoGates;
+  if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) {
+    op.deadline_ns = now_ns() + seconds_to_ns(op.call.timeout);
+    place_sends(&op);
+    if (!failed() && context_->unplaced_sends().load(std::memory_order_acquire) != 0)
+      return "sends that were called before it still wait for pinned memory";
+  }
+  return take_places(op, [&](uint64_t bytes) { return take_ahead(bytes, small(&op)); }) ? nullptr : kNoPlace;
 }
 
 void Member::hold(Op *op, void *stream) noexcept {
@@ -293,7 +338,9 @@ void Member::send_from_device(Op *op) noexcept {
   if (failed() || !porter_) return;  // drive() ends it
   try {
     const bool patient = !op->call.on_stream || can_wait_here();
-    if (!behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))) return porter_->take(*op);
+    if (op->staged && into_window(op)) unstage(op);
+    if (op->staged || op->window || (!behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))))
+      return porter_->take(*op);
     if (op->call.on_stream) porter_->mark(*op);
   } catch (const Error &e) { return not_submitted(*op, e); }
   if (op->call.on_stream && !may_wait_here(op)) return;
@@ -333,7 +380,7 @@ void Member::recv_to_device(Op *op) noexcept {
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       op->port = Port::Expected;
-      begun = (by_window(op) && start_recv(op)) || (stage_ahead(op) && start_recv(op));
+      begun = (by_window(op) && !op->staged && start_recv(op)) || ((op->staged || stage_ahead(op)) && start_recv(op));
       if (begun) return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
@@ -354,22 +401,33 @@ void Member::put_behind_gates(Op *op) noexcept {
   gated_tail_ = &op->port_next;
 }
 
-void Member::order(Op *op, void *stream) noexcept {
-  if (op->parts.empty()) order_part(op, stream);
-  for (Op *part : op->parts) order_part(part, stream);
+void Member::order(Op *op, void *stream) {
+  bool ordered = true;
+  if (op->parts.empty()) ordered = order_part(op, stream);
+  for (Op *part : op->parts) ordered &= order_part(part, stream);
   settle_streams();
+  if (!ordered)
+    isthmus::fail(
+        Code::Unsupported,
+        "{}: a stream cannot be ordered behind it in a callback, because the message has not come and {}; do it on "
+        "another thread, or once the receive is over",
+        describe(*op), porter_gates_ ? "no pinned memory is free for it" : kNoGates);
 }
 
-void Member::order_part(Op *op, void *stream) noexcept {
+bool Member::order_part(Op *op, void *stream) noexcept {
   const Turn::Held porter = turn_for(porter_turn_, op);
-  if (!porter || op->over() || failed() || !porter_) return;
+  if (!porter || op->over() || failed() || !porter_) return true;
   try {
-    if (!order_now(op, stream) && may_wait_here(op)) hold(op, stream);
+    const bool may_wait = can_wait_here();
+    if (order_now(op, stream, may_wait)) return true;
+    if (may_wait) hold(op, stream);
+    return may_wait;
   } catch (const Error &e) { not_submitted(*op, e); }
+  return true;
 }
 
 // Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
-bool Member::order_now(Op *op, void *stream) {
+bool Member::order_now(Op *op, void *stream, bool may_wait) {
   if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream), true;
   const bool gate = !op->arrived.load(std::memory_order_acquire) && porter_->gates() && stage_all(op) && stage_posted(op);
   if (gate) porter_->make_gate();
@@ -378,6 +436,7 @@ bool Member::order_now(Op *op, void *stream) {
     const std::lock_guard lock(match_lock_);
     arrived = op->arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
+    if (!expected && !arrived && !may_wait) return false;  // it stays the courier's
     op->port = expected ? Port::Expected : Port::Caller;
     if (!expected && !arrived) return false;
     if (expected) {
@@ -526,7 +585,7 @@ bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!porter || failed() || !porter_ || op->over()) return true;
   try {
     const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
-    if (!order_now(op, stream)) return op->ungated = all_placed, false;
+    if (!order_now(op, stream, true)) return op->ungated = all_placed, false;
   } catch (const Error &e) { not_submitted(*op, e); }
   return true;
 }

@@ -112,6 +112,10 @@ void Member::submit(Op *op) noexcept {
   op->submitted_ns = now_ns();
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
   if (op->is_p2p() && part_bytes_ != 0 && op->call.bytes > part_bytes_) return submit_parts(op);
+  if (!op->places.empty()) {
+    take_over(op, op->places.front());
+    op->places.clear();
+  }
   pending_.fetch_add(1, std::memory_order_acq_rel);
   if (failed()) {
     // Who hears of a failure may free memory, which waits for all that the device has to do: not before what stands there is stopped.
@@ -131,12 +135,18 @@ void Member::end_failed(Op *op) noexcept {
   end_op(op, failure().code, about(*op));
 }
 
-void Member::refuse_in_callback(const Op &op) const {
-  if (!runtime_ || porter_gates_ || !op.plan || op.plan->device.empty() || can_wait_here()) return;
-  isthmus::fail(Code::Unsupported,
-                "{}{} on rank {} of '{}': it cannot be begun in a callback, because the call waits where the device cannot; "
-                "make it on another thread",
-                op.label.empty() ? "" : op.label + " ", describe(what(op.call), op.call.bytes), rank_, name_);
+void Member::make_ready(Op &op) {
+  if (!runtime_ || can_wait_here()) return;
+  const char *why = nullptr;
+  if (op.call.by_call) why = "with host memory and a stream the call waits for the stream";
+  else if (op.is_p2p()) why = ready_message(op);
+  else if (!porter_gates_ && op.plan && !op.plan->device.empty()) why = kNoGates;
+  if (!why) return;
+  isthmus::fail(Code::Unsupported, "{}: it cannot be begun in a callback, because {}; make it on another thread",
+                op.is_p2p() ? describe(op)
+                            : formatted("{}{} on rank {} of '{}'", op.label.empty() ? "" : op.label + " ",
+                                        describe(what(op.call), op.call.bytes), rank_, name_),
+                why);
 }
 
 void Member::enqueue(Op *op) noexcept {
@@ -151,12 +161,6 @@ void Member::enqueue(Op *op) noexcept {
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Op *op) noexcept {
-  // Nobody else would do what this thread waits for. (Recorded outside of a callback, in a group that ends in one.)
-  if (runtime_ && !porter_gates_ && op->plan && !op->plan->device.empty() && (Context::inside_link() || driven_here)) {
-    enqueue(op);
-    return fail(Code::Unsupported,
-                describe(*op) + ": it cannot be begun in a callback, because the call waits where the device cannot", true);
-  }
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
   const Turn::Held order = turn_for(island_turn_, op);
   if (!order) return end_failed(op);

@@ -164,9 +164,10 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
   void submit(Op *op) noexcept;
-  // Before a collective is submitted, or recorded for a group. In a callback, Error(Unsupported) where the call would have to wait: the
-  // operation has no sequence number, and the communicator is as it was.
-  void refuse_in_callback(const Op &op) const;
+  // Before an operation is submitted, or any of its group. In a callback, Error(Unsupported) where the call would have to wait: nothing has
+  // begun, and the communicator is as it was. What it has taken so that it need not wait, give_back() gives back of what is not submitted.
+  void make_ready(Op &op);
+  void give_back(Op &op) noexcept;
   // Before the operations of a group are submitted, of each. A send of a group that finds no slot can then wait for one, as its receive is called
   // at once; else it would go by the link.
   void announce(Op *op) noexcept;
@@ -176,8 +177,9 @@ class Member : public std::enable_shared_from_this<Member> {
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
   // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
-  // message where the device has no gates, or no pinned memory is free. What goes wrong fails the member.
-  void order(Op *op, void *stream) noexcept;
+  // message where the device has no gates, or no pinned memory is free; in a callback, Error(Unsupported) instead. What else goes wrong fails
+  // the member.
+  void order(Op *op, void *stream);
   // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
   // By the courier, where check_deadlines() has asked for it: whether the device has failed.
@@ -350,20 +352,24 @@ class Member : public std::enable_shared_from_this<Member> {
   bool end_next_landed() noexcept;
   void place_sends(const Op *before) noexcept;
   bool stage_all(const Op *behind);  // with the porter's turn, as are the next two; throw what the runtime throws
-  bool order_now(Op *op, void *stream);
+  bool order_now(Op *op, void *stream, bool may_wait);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept;  // and the match lock, as are the next two
   bool placed(Op *op) noexcept;  // whether it is to be taken from the context's count as well, once its copy is submitted
   void run_short(Op *op) noexcept;
   static bool can_wait_here() noexcept;
   std::unique_lock<std::recursive_timed_mutex> in_order(const Op &op) noexcept;
-  void hold(Op *op, void *stream) noexcept;  // settle_streams() has to see to it
-  void order_part(Op *op, void *stream) noexcept;
+  void hold(Op *op, void *stream) noexcept;        // settle_streams() has to see to it
+  bool order_part(Op *op, void *stream) noexcept;  // false: it would have to wait, in a callback
   bool stage_posted(Op *op) noexcept;
   void put_behind_gates(Op *op) noexcept;  // match lock
   bool may_settle(const Op &op) const noexcept;
   bool settle_stream(Op *op, void *stream) noexcept;  // false: not yet
   bool may_wait_here(Op *op) noexcept;
+  static constexpr const char *kNoGates = "the call waits where the device cannot";
+  const char *ready_message(Op &op);  // for make_ready(): why it cannot be begun here, or null
+  template <class Take>
+  bool take_places(Op &op, Take take);
   static const Member *driven_by_this_thread() noexcept;
   enum class Place : uint8_t { Send, Announced, Ahead, SmallSend, SmallAhead };  // the shares of the staging memory
   struct Stage {
@@ -375,6 +381,7 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t share(Place place) const noexcept;  // at most so many bytes
   void give_stage(Stage stage) noexcept;
   static bool give_place(Op *op, Stage stage) noexcept;
+  static void take_over(Op *op, const Op::Taken &taken) noexcept;
   bool stage(Op *op, Place place) noexcept;
   bool stage_send(Op *op) noexcept;
   std::optional<Stage> take_ahead(uint64_t bytes, bool small) noexcept;

@@ -98,6 +98,7 @@ void Op::reset() noexcept {
   windowed = counted = apart = unplaced = short_of_memory = promised = grouped = ungated = held = inherits = false;
   heir = lender_next = nullptr;
   spilled.reset();
+  places.clear();
   lies = -1;
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;

@@ -131,13 +131,18 @@ struct Op {
   Op *heir = nullptr;                    // whose place this one's will be
   Op *lender_next = nullptr;             // among those behind gates that have none
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
-  int32_t lies = -1;                     // in this slot of the window, from where a processor has to bring it
-  std::atomic<uint64_t> ticket{0};       // of its copy (porter.hpp); 0: not submitted
-  Op *port_next = nullptr;               // in the order of the gates
-  device::Event *begun = nullptr;        // the porter's: what the stream held at the call, where the copy is submitted later
-  std::vector<Op *> parts;               // of a message that is ordered later, a reference each
-  bool grouped = false;                  // submitted with others at the end of a group
-  bool ungated = false;                  // a receive that found no place behind a gate
+  struct Taken {
+    uint64_t bytes, offset;
+    uint8_t kind;
+  };
+  std::vector<Taken> places;        // of the parts, where they are taken before the first is submitted
+  int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
+  std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
+  Op *port_next = nullptr;          // in the order of the gates
+  device::Event *begun = nullptr;   // the porter's: what the stream held at the call, where the copy is submitted later
+  std::vector<Op *> parts;          // of a message that is ordered later, a reference each
+  bool grouped = false;             // submitted with others at the end of a group
+  bool ungated = false;             // a receive that found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();

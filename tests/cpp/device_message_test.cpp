@@ -994,6 +994,82 @@ TEST(DeviceMessage, ACallbackSendsIntoAFullWindow) {
   });
 }
 
+// A message from rank 1 runs `call` in a callback of rank 0's; what the call gave is returned once it is over.
+struct Called {
+  std::function<isthmus_result()> call;
+  std::atomic<int> result{-1};
+  std::string text;
+  static void done(void *context, isthmus_result, const char *) {
+    auto *called = static_cast<Called *>(context);
+    const isthmus_result got = called->call();
+    called->text = isthmus_last_error();
+    called->result.store(got);
+  }
+};
+constexpr int kAsk = 77, kTrigger = 78;
+void trigger(const Rank &r) {  // rank 1's part
+  char byte = 0;
+  OK(isthmus_recv(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kAsk, nullptr, nullptr, nullptr));
+  OK(isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kTrigger, nullptr, nullptr));
+}
+isthmus_result in_a_callback(const Rank &r, std::string &text, std::function<isthmus_result()> call) {
+  Called called{std::move(call), -1, {}};
+  char byte = 0;
+  Work work;
+  OK(isthmus_recv(r.comm, &byte, 1, ISTHMUS_UINT8, 1, kTrigger, nullptr, nullptr, &work.work));
+  OK(isthmus_work_on_done(work.work, &Called::done, &called));
+  OK(isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, 1, kAsk, nullptr, nullptr));
+  MUST(eventually([&] { return called.result.load() != -1; }));
+  OK(work.wait());
+  text = called.text;
+  return static_cast<isthmus_result>(called.result.load());
+}
+
+// A send on a stream that finds no pinned memory waits inside the call, which a callback cannot. It is refused before it has begun: the
+// same call elsewhere takes its place, and nothing else has come to harm.
+TEST(DeviceMessage, ACallbackIsRefusedASendThatWouldHaveToWaitAndThatSendAlone) {
+  Options options;
+  options.settings = kLittleStaging;
+  fly(
+      "0a 1b",
+      [](Rank &r) {
+        constexpr int kTag = 3;
+        constexpr size_t kBytes = 100'000;
+        Memory large(r, kManyParts), x(r, kParts), y(r, kBytes);
+        if (r.rank == 1) {
+          trigger(r);
+          trigger(r);
+          OK(isthmus_recv(r.comm, large.at(), kManyParts, ISTHMUS_UINT8, 0, kTag, nullptr, nullptr, nullptr));
+          OK(isthmus_recv(r.comm, x.at(), kParts, ISTHMUS_UINT8, 0, kTag, nullptr, nullptr, nullptr));
+          OK(isthmus_recv(r.comm, y.at(), kBytes, ISTHMUS_UINT8, 0, kTag, nullptr, nullptr, nullptr));
+          MUST(large.get(kManyParts) == letter(0, 1, kManyParts));
+          MUST(x.get(kParts) == letter(0, 2, kParts));
+          MUST(y.get(kBytes) == letter(0, 3, kBytes));
+        } else {
+          UserStream user;
+          const isthmus_call how = on(user.stream);
+          large.put(letter(0, 1, kManyParts));
+          x.put(letter(0, 2, kParts));
+          y.put(letter(0, 3, kBytes));
+          Work works[5];
+          OK(isthmus_send(r.comm, large.at(), kManyParts, ISTHMUS_UINT8, 1, kTag, nullptr, &works[0].work));  // has it all
+          std::string text;
+          for (const auto &[memory, bytes, work] : {std::tuple{&y, kBytes, &works[1]}, std::tuple{&x, kParts, &works[2]}}) {
+            MUST(in_a_callback(r, text, [&] {
+                   return isthmus_send(r.comm, memory->at(), bytes, ISTHMUS_UINT8, 1, kTag, &how, &work->work);
+                 }) == ISTHMUS_ERR_UNSUPPORTED);
+            MUST(text.find("callback") != std::string::npos && !work->work);
+          }
+          MUST(isthmus_comm_error(r.comm) == ISTHMUS_OK);
+          OK(isthmus_send(r.comm, x.at(), kParts, ISTHMUS_UINT8, 1, kTag, &how, &works[3].work));
+          OK(isthmus_send(r.comm, y.at(), kBytes, ISTHMUS_UINT8, 1, kTag, &how, &works[4].work));
+          for (const int i : {0, 3, 4}) OK(works[i].wait());
+        }
+        OK(isthmus_barrier(r.comm, nullptr, nullptr));
+      },
+      options);
+}
+
 // What waits for pinned memory until its deadline is not blamed on the device.
 TEST(DeviceMessage, ThatFindsNoPinnedMemoryByItsDeadlineSaysSo) {
   Options options;

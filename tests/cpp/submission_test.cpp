@@ -598,6 +598,117 @@ TEST_P(WithoutGates, ACollectiveInACallbackIsRefusedAloneAndKeepsItsPlaceInTheOr
   });
 }
 
+TEST_P(WithoutGates, AReceiveOnAStreamInACallbackIsRefusedAlone) {
+  fly(GetParam(), {}, [](FleetRank &r) {
+    constexpr uint64_t kParts = 3 * 1024 * 1024;  // several of a message
+    FleetMemory memory(r, kParts);
+    void *const stream = r.driver ? r.driver->stream() : nullptr;
+    const isthmus_call how = how_of(r, stream);
+    for (const uint64_t bytes : {uint64_t{100}, kParts})
+      for (const int tag : {0, 3}) {
+        const auto call = [&](isthmus_work_t *work) {
+          return isthmus_recv(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &how, work);
+        };
+        isthmus_work_t refused = nullptr, later = nullptr;
+        std::string text;
+        isthmus_result got = in_a_callback(r, text, [&] { return call(&refused); });
+        if (r.rank == 0) {
+          EXPECT_EQ(got, ISTHMUS_ERR_UNSUPPORTED) << text;
+          EXPECT_EQ(refused, nullptr);
+          EXPECT_EQ(isthmus_comm_error(r.comm), ISTHMUS_OK);
+          // The same of a receive that has begun: it is not ordered, and goes on.
+          isthmus_call unordered = how;
+          unordered.on_stream = 2;
+          FLEET_MUST(r, isthmus_recv(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &unordered,
+                                     &later) == ISTHMUS_OK);
+        }
+        got = in_a_callback(r, text, [&] { return isthmus_work_order(later, stream); });
+        if (r.rank == r.size - 1)
+          for (int i = 0; i < 2; ++i)
+            FLEET_MUST(
+                r, isthmus_send(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, 0, tag, nullptr, nullptr) == ISTHMUS_OK);
+        if (r.rank != 0) continue;
+        EXPECT_EQ(got, ISTHMUS_ERR_UNSUPPORTED) << text;
+        FLEET_MUST(r, isthmus_work_wait(later, 0) == ISTHMUS_OK);
+        isthmus_work_release(later);
+        FLEET_MUST(r, call(nullptr) == ISTHMUS_OK);
+      }
+    if (stream) r.driver->end(stream);
+  });
+}
+
+// A group that was recorded outside of the callback in which it ends is refused whole: nothing of it is sent. The message
+// that calls back may be ended by another thread, or too early; then it is tried again.
+TEST_P(WithoutGates, AGroupThatEndsInACallbackIsRefusedWholeWhereverItWasRecorded) {
+  fly(GetParam(), {}, [](FleetRank &r) {
+    constexpr uint64_t kBytes = 100;
+    constexpr int kSent = 5, kReceived = 6;
+    const int last = r.size - 1;
+    FleetMemory memory(r, kBytes);
+    void *const stream = r.driver ? r.driver->stream() : nullptr;
+    const isthmus_call how = how_of(r, stream);
+    char again = 1, byte = 0;
+    if (r.rank == last) {
+      for (;;) {
+        FLEET_MUST(r, isthmus_recv(r.comm, &again, 1, ISTHMUS_UINT8, 0, kAsk, nullptr, nullptr, nullptr) == ISTHMUS_OK);
+        if (!again) break;
+        FLEET_MUST(r, isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kTrigger, nullptr, nullptr) == ISTHMUS_OK);
+      }
+      isthmus_work_t work = nullptr;
+      FLEET_MUST(r, isthmus_recv(r.comm, &byte, 1, ISTHMUS_UINT8, 0, kSent, nullptr, nullptr, &work) == ISTHMUS_OK);
+      EXPECT_EQ(isthmus_work_test(work), ISTHMUS_IN_PROGRESS);
+      FLEET_MUST(
+          r, isthmus_send(r.comm, memory.at(false, 0), kBytes, ISTHMUS_UINT8, 0, kReceived, nullptr, nullptr) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_work_wait(work, 0) == ISTHMUS_OK);
+      isthmus_work_release(work);
+    }
+    if (r.rank == 0) {
+      const auto record = [&] {
+        isthmus_group_begin();
+        isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, last, kSent, nullptr, nullptr);
+        isthmus_recv(r.comm, memory.at(false, 0), kBytes, ISTHMUS_UINT8, last, kReceived, nullptr, &how, nullptr);
+      };
+      for (bool refused = false; !refused;) {
+        bool recorded = false;  // by this thread, which alone asks
+        const std::thread::id here = std::this_thread::get_id();
+        Called called{[&, here] {
+                        if (std::this_thread::get_id() != here || !recorded) return ISTHMUS_OK;
+                        isthmus_work_t work = nullptr;
+                        const isthmus_result result = isthmus_group_end(&work);
+                        isthmus_work_release(work);
+                        return result;
+                      },
+                      -1,
+                      {}};
+        char came = 0;
+        isthmus_work_t work = nullptr;
+        FLEET_MUST(r, isthmus_recv(r.comm, &came, 1, ISTHMUS_UINT8, last, kTrigger, nullptr, nullptr, &work) == ISTHMUS_OK);
+        FLEET_MUST(r, isthmus_work_on_done(work, &Called::done, &called) == ISTHMUS_OK);
+        FLEET_MUST(r, isthmus_send(r.comm, &again, 1, ISTHMUS_UINT8, last, kAsk, nullptr, nullptr) == ISTHMUS_OK);
+        record();
+        recorded = true;
+        while (called.result.load() == -1) isthmus_work_test(work);  // alarm() ends it
+        isthmus_work_release(work);
+        refused = called.result.load() != ISTHMUS_OK;
+        if (refused) {
+          EXPECT_EQ(called.result.load(), ISTHMUS_ERR_UNSUPPORTED) << called.text;
+          EXPECT_NE(called.text.find("callback"), std::string::npos) << called.text;
+        } else {  // cancelled
+          EXPECT_NE(isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, r.size, kSent, nullptr, nullptr), ISTHMUS_OK);
+          EXPECT_NE(isthmus_group_end(nullptr), ISTHMUS_OK);
+        }
+      }
+      EXPECT_EQ(isthmus_comm_error(r.comm), ISTHMUS_OK);
+      again = 0;
+      FLEET_MUST(r, isthmus_send(r.comm, &again, 1, ISTHMUS_UINT8, last, kAsk, nullptr, nullptr) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_recv(r.comm, memory.at(false, 0), kBytes, ISTHMUS_UINT8, last, kReceived, nullptr, nullptr,
+                                 nullptr) == ISTHMUS_OK);
+      FLEET_MUST(r, isthmus_send(r.comm, &byte, 1, ISTHMUS_UINT8, last, kSent, nullptr, nullptr) == ISTHMUS_OK);
+    }
+    if (stream) r.driver->end(stream);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(, WithoutGates, testing::Values("ascend:2", "ascend:1,cpu:1", "ascend:2,cpu:1"), [](const auto &p) {
   std::string name = "Of";
   for (const char *c = p.param; *c; ++c)
