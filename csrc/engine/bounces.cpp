@@ -10,6 +10,18 @@
 #include "base/log.hpp"
 
 namespace isthmus::engine {
+namespace {
+
+constexpr uint64_t kWhole = 1 << 20;      // up to so much is one piece
+constexpr uint64_t kPiece = 1 << 20;      // of what is longer, if there is room for some of them
+constexpr uint64_t kMostRing = 16 << 20;  // more would not be faster
+constexpr uint64_t kLeastRing = 256 << 10, kOwnRing = 1 << 20;
+constexpr uint64_t kSlots = 4;  // at least: one is filled while others are copied
+constexpr uint64_t kPage = 4096;
+
+uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
 
 Bounces::~Bounces() {
   for (const Buffer &b : buffers_)
@@ -17,54 +29,66 @@ Bounces::~Bounces() {
 }
 
 bool Bounces::release(const Buffer &buffer) noexcept {
-  return runtime_.unregister_host(device_, buffer.host) && ::munmap(buffer.host, buffer.bytes) == 0;
+  return runtime_.unregister_host(device_, buffer.host) && ::munmap(buffer.host, kOwnRing) == 0;
 }
 
 Bounce Bounces::take(uint64_t in, uint64_t out) {
   Bounce bounce;
-  bounce.out = (in + 255) / 256 * 256;
-  const uint64_t bytes = std::max<uint64_t>(bounce.out + out, 1);
+  bounce.in = in;
+  bounce.out = out;
   // Much of the staging memory would be missed by what has to have some.
-  if (bytes <= arena_.staging_limit() / 4) try {
-      bounce.staging = arena_.allocate_staging(bytes, false);
+  const uint64_t most = arena_.staging_limit() / 8, longest = std::max<uint64_t>(std::max(in, out), 1);
+  const auto cut = [&](uint64_t ring) {
+    bounce.piece = longest <= std::min(kWhole, ring / 2) ? rounded(longest, 256) : std::min(kPiece, ring / kSlots);
+    bounce.in_pieces = static_cast<uint32_t>((in + bounce.piece - 1) / bounce.piece);
+    bounce.out_pieces = static_cast<uint32_t>((out + bounce.piece - 1) / bounce.piece);
+    bounce.slots =
+        static_cast<uint32_t>(std::clamp<uint64_t>(uint64_t{bounce.in_pieces} + bounce.out_pieces, 1, ring / bounce.piece));
+  };
+  for (uint64_t ring = std::min(kMostRing, most) / kPage * kPage; ring >= kLeastRing; ring = ring / 2 / kPage * kPage) {
+    cut(ring);
+    try {
+      bounce.staging = arena_.allocate_staging(bounce.slots * bounce.piece, false);
       bounce.host = arena_.base() + bounce.staging;
       bounce.device = arena_device_ + bounce.staging;
       return bounce;
     } catch (const Error &e) {
       if (e.code() != Code::Resource) throw;
     }
+  }
+  cut(kOwnRing);
+  bounce.host = buffer();
+  bounce.device = static_cast<std::byte *>(runtime_.device_address(device_, bounce.host));
+  return bounce;
+}
+
+std::byte *Bounces::buffer() {
   const std::lock_guard lock(mutex_);
-  const auto fits = [&](const Buffer &b) { return b.free && b.bytes >= bytes; };
-  auto found = std::find_if(buffers_.begin(), buffers_.end(), fits);
+  auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const Buffer &b) { return b.free; });
   if (found == buffers_.end()) {
-    // Smaller ones would never be used again where programs' arrays grow.
-    std::erase_if(buffers_, [&](const Buffer &b) { return b.free && (release(b), true); });
-    const size_t whole = (bytes + 4095) / 4096 * 4096;
-    void *const memory = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *const memory = ::mmap(nullptr, kOwnRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-      fail(Code::Resource, "no memory for {} bytes between the host and {}:{}: {}", whole, runtime_.vendor(), device_,
+      fail(Code::Resource, "no memory for {} bytes between the host and {}:{}: {}", kOwnRing, runtime_.vendor(), device_,
            std::strerror(errno));
     try {
-      runtime_.register_host(device_, memory, whole);
+      runtime_.register_host(device_, memory, kOwnRing);
     } catch (const Error &e) {
-      ::munmap(memory, whole);
-      fail(Code::Resource, "{} bytes of host memory cannot be pinned for {}:{} (give smaller pieces, or device memory): {}",
-           whole, runtime_.vendor(), device_, e.text());
+      ::munmap(memory, kOwnRing);
+      fail(Code::Resource, "{} bytes of host memory cannot be pinned for {}:{} (give device memory or pinned memory): {}",
+           kOwnRing, runtime_.vendor(), device_, e.text());
     }
     if (!std::exchange(said_, true))
       ISTHMUS_WARN(
-          "{}: {} bytes of host memory go through a pinned buffer of their own, as they are more than a quarter of the "
-          "staging "
-          "memory or it is in use; the buffer is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room "
-          "for them, and device memory needs none)",
-          name_, bytes);
-    buffers_.push_back({static_cast<std::byte *>(memory), whole, true});
+          "{}: plain host memory goes through a pinned buffer of {} bytes beside the staging memory, which is in use; the "
+          "buffer "
+          "is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room, and device memory or pinned memory "
+          "needs none)",
+          name_, kOwnRing);
+    buffers_.push_back({static_cast<std::byte *>(memory), true});
     found = buffers_.end() - 1;
   }
   found->free = false;
-  bounce.host = found->host;
-  bounce.device = static_cast<std::byte *>(runtime_.device_address(device_, found->host));
-  return bounce;
+  return found->host;
 }
 
 void Bounces::give(const Bounce &bounce) noexcept {

@@ -1,8 +1,13 @@
-// Pinned memory for host memory of the user's that is given to a rank whose library works on its device: it is copied there by the caller, from
-// there to the device and back, and out to the user at the operation's end. It lies in the staging memory where there is room, and else
-// in a buffer of its own, which is kept for the next one.
+// Pinned memory for plain host memory of the user's that is given to a rank whose library works on its device: a processor copies it there,
+// the device takes it from there to its own memory and brings back what comes out, and a processor copies that to the user. What is short
+// goes whole, what is long in pieces that take turns in a ring, so that processor and device copy at one time and what is pinned is bounded.
+// The ring is of the staging memory where there is room, and else a small buffer of its own, which is kept for the next one.
+//
+// Pieces are numbered: first those that go in, then those that come out, each `piece` bytes of what the blocks reach over. One counter of the
+// operation says how far the device has copied them, one door how far it may (Island).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -18,9 +23,19 @@ namespace isthmus::engine {
 struct Bounce {
   std::byte *host = nullptr;    // null: none
   std::byte *device = nullptr;  // the same bytes, as the device reaches them
-  uint64_t out = 0;             // where what comes out begins
   uint64_t staging = 0;         // its offset in the arena; 0: a buffer of its own
+  uint64_t in = 0, out = 0;     // bytes
+  uint64_t piece = 0;
+  uint32_t slots = 0;  // pieces that have room at one time
+  uint32_t in_pieces = 0, out_pieces = 0;
+  // Pieces that a processor has filled before the device was given anything, then all that it has filled, and those of the way out that it has
+  // emptied. Owned by who submits, and then by the holder of the member's exec flag.
+  uint32_t filled_before = 0, filled = 0, emptied = 0;
+
   explicit operator bool() const noexcept { return host != nullptr; }
+  uint64_t place(uint32_t k) const noexcept { return k % slots * piece; }
+  uint64_t begin(uint32_t k) const noexcept { return uint64_t{k < in_pieces ? k : k - in_pieces} * piece; }
+  uint64_t bytes(uint32_t k) const noexcept { return std::min(piece, (k < in_pieces ? in : out) - begin(k)); }
 };
 
 class Bounces {
@@ -30,7 +45,7 @@ class Bounces {
       : arena_(arena), arena_device_(arena_device), runtime_(runtime), device_(device), name_(std::move(name)) {}
   ~Bounces();  // what is still taken, and what the driver does not let go of, stays as it is
 
-  // Error(Resource) where so much can be pinned nowhere. A call of the driver where it needs a buffer of its own, which makes itself heard once.
+  // Error(Resource) where not even a small buffer can be pinned. A call of the driver where it needs one, which makes itself heard once.
   Bounce take(uint64_t in, uint64_t out);
   void give(const Bounce &bounce) noexcept;  // by any thread; no call of the driver
   void lose(const Bounce &bounce) noexcept;  // the device may still come to it: it is nobody's any more
@@ -38,10 +53,10 @@ class Bounces {
  private:
   struct Buffer {
     std::byte *host;
-    size_t bytes;
     bool free;
   };
   bool release(const Buffer &buffer) noexcept;
+  std::byte *buffer();
 
   link::Arena &arena_;
   std::byte *const arena_device_;

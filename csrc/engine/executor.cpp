@@ -231,6 +231,7 @@ bool Member::begin_plan(Op *op) noexcept {
 Member::Outcome Member::run_plan(Op *op) noexcept {
   if (!begin_plan(op)) return Outcome::Blocked;
   const plan::Plan &p = *op->plan;
+  if (op->bounce && bounce_on(op)) bounced_ = true;
   if (op->phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
     op->step = 0;
@@ -257,6 +258,7 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
     }
   if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
   if (!island_->ended(op->sequence)) return wait_for_device(op);
+  if (op->bounce) bounce_on(op);  // all that came out is there
   if (!island_sound(op) || !slots_held(op) || op->broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing: whoever came with something else shows here, or did before.
   for (const int q : island_ranks_)

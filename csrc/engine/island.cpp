@@ -49,6 +49,7 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
   if (!waits_) {
     shared_->go.gate = shared_->runtime->make_gate(device);
     shared_->ready.gate = shared_->runtime->make_gate(device);
+    shared_->pieces.gate = shared_->runtime->make_gate(device);
   }
   if (waits_) shared_->beside.reset();  // the submitting thread stands at every gate, so there is nothing to run beside
   if (shared_->beside) {
@@ -57,6 +58,7 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
   }
   shared_->staged = shared_->runtime->make_signal(device, wake, context);
   shared_->taken = shared_->runtime->make_signal(device, wake, context);
+  shared_->copied = shared_->runtime->make_signal(device, wake, context);
   shared_->ended = shared_->runtime->make_signal(device, wake, context);
   wakes_ = can.signals_wake;
   private_ = !can.host_access;
@@ -144,7 +146,7 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
   if (op.bounce) {
     shared_->in = static_cast<std::byte *>(shared_->lent.memory) + aligned(p.device_bytes);
     shared_->out = shared_->in + aligned(in_bytes);
-    if (op.call.in && in_bytes) shared_->runtime->copy(stream, shared_->in, op.bounce.device, in_bytes, &shared_->cancelled);
+    for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, shared_->in);
   }
   uint32_t skew = 0;
   for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
@@ -163,13 +165,24 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
       for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew, beside ? *shared_->beside : stream);
     }
   rejoin();
-  if (op.bounce && op.call.out && out_bytes)
-    shared_->runtime->copy(stream, op.bounce.device + op.bounce.out, shared_->out, out_bytes, &shared_->cancelled);
+  for (uint32_t k = 0; k < op.bounce.out_pieces; ++k) piece(op, op.bounce.in_pieces + k, shared_->out);
   if (user) {
     shared_->after->record(stream);
     shared_->after->hold(*user);
   }
   shared_->ended->arm(stream, op.sequence);  // last: the operation is over with it, so nothing may fail behind it
+}
+
+// A slot is used again once a processor has filled it, or emptied it. One that went in is copied by the time its slot is used for the way out.
+void Island::piece(const Op &op, uint32_t k, std::byte *there) {
+  const Bounce &b = op.bounce;
+  device::Stream &stream = *shared_->stream;
+  const bool in = k < b.in_pieces, waits = in ? k >= b.filled_before : k - b.in_pieces >= b.slots;
+  if (waits) pass(shared_->pieces, piece_value(op.sequence, k + 1), stream);
+  std::byte *const here = b.device + b.place(k);
+  there += b.begin(k);
+  shared_->runtime->copy(stream, in ? there : here, in ? here : there, b.bytes(k), &shared_->cancelled);
+  if (!in || k + b.slots < b.in_pieces) shared_->copied->arm(stream, piece_value(op.sequence, k + 1));
 }
 
 void Island::lend(Op &op, size_t bytes) {
@@ -343,7 +356,7 @@ void Island::abort() noexcept {
 
 void Island::let_go() noexcept {
   if (let_go_.exchange(true)) return;
-  for (Door *door : {&shared_->go, &shared_->ready})
+  for (Door *door : {&shared_->go, &shared_->ready, &shared_->pieces})
     if (door->gate) door->gate->poison();
   wake_(wake_context_);
 }

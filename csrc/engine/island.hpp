@@ -70,6 +70,11 @@ class Island {
   // The host list's side. Any thread.
   void go(uint64_t sequence) noexcept { open(shared_->go, sequence); }
   void ready(uint64_t value) noexcept { open(shared_->ready, value); }
+  // Of the pieces of an operation whose plain host memory is copied (Bounce): the device may take those below, and has copied them.
+  void give_pieces(uint64_t sequence, uint32_t below) noexcept { open(shared_->pieces, piece_value(sequence, below)); }
+  bool has_copied(uint64_t sequence, uint32_t below) const noexcept {
+    return shared_->copied->value() >= piece_value(sequence, below);
+  }
   uint64_t posted(uint8_t counter) const noexcept {  // by the device: plan::kStaged or plan::kTaken
     return (counter == plan::kStaged ? shared_->staged : shared_->taken)->value();
   }
@@ -82,7 +87,7 @@ class Island {
   std::string standing(const Op &op) const;
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
   uint64_t signalled() const noexcept {  // more whenever the device has come to a signal
-    return shared_->staged->value() + shared_->taken->value() + shared_->ended->value();
+    return shared_->staged->value() + shared_->taken->value() + shared_->copied->value() + shared_->ended->value();
   }
   Status status() const;  // the first failure of the library or the stream
 
@@ -126,6 +131,8 @@ class Island {
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);
   void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
+  void piece(const Op &op, uint32_t k, std::byte *there);  // of a bounce, to the device or from it
+  static uint64_t piece_value(uint64_t sequence, uint32_t below) noexcept { return (sequence << plan::kValueBits) + below; }
   void let_go() noexcept;  // opens all gates for good
   void lend(Op &op, size_t bytes);
   void rejoin();  // the first stream goes on when the second has ended what it was given
@@ -144,8 +151,8 @@ class Island {
       for (const DeviceScratch::Block &b : outgrown) scratch->give(b);
     }
     std::atomic<bool> cancelled{false};
-    Door go, ready;
-    std::unique_ptr<device::Signal> staged, taken, ended;
+    Door go, ready, pieces;
+    std::unique_ptr<device::Signal> staged, taken, copied, ended;
     // The user's stream that was used last, and the events that tie it to ours.
     std::unique_ptr<device::Stream> user;
     std::unique_ptr<device::Event> before, after;

@@ -240,20 +240,47 @@ bool Member::capturing(void *stream) {
 }
 
 void Member::bounce_in(Op *op) {
-  const auto o = op->operands();
   if (!bounces_)
     bounces_ = std::make_unique<Bounces>(context_->arena(), island_->arena(), *runtime_, device_,
                                          formatted("communicator '{}', rank {}", name_, rank_));
-  op->bounce = bounces_->take(op->given_in(), op->given_out());
-  for (size_t b = 0; op->call.in && b < o.in_bytes.size(); ++b)
-    copy_bytes(op->bounce.host + o.in_displ[b], op->call.in + o.in_displ[b], o.in_bytes[b]);
+  Bounce &b = op->bounce;
+  const bool writes = op->call.out && (op->call.collective != plan::Collective::Reduce || op->call.root == rank_);
+  b = bounces_->take(op->given_in(), writes ? op->given_out() : 0);
+  b.filled_before = std::min(b.in_pieces, b.slots);
+  for (; b.filled < b.filled_before; ++b.filled) bounce_piece(op, b.filled);
+}
+
+// What of a piece belongs to blocks of the user's: nothing between them is touched.
+void Member::bounce_piece(Op *op, uint32_t k) noexcept {
+  const Bounce &b = op->bounce;
+  const plan::Operands o = op->operands();
+  const bool in = k < b.in_pieces;
+  const std::span<const uint64_t> at = in ? o.in_displ : o.out_displ, bytes = in ? o.in_bytes : o.out_bytes;
+  const uint64_t begin = b.begin(k), end = begin + b.bytes(k);
+  std::byte *const here = b.host + b.place(k);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const uint64_t from = std::max(begin, at[i]), to = std::min(end, at[i] + bytes[i]);
+    if (from >= to) continue;
+    if (in) copy_bytes(here + (from - begin), op->call.in + from, to - from);
+    else copy_bytes(op->call.out + from, here + (from - begin), to - from);
+  }
+}
+
+bool Member::bounce_on(Op *op) noexcept {
+  Bounce &b = op->bounce;
+  const uint32_t filled = b.filled, emptied = b.emptied;
+  while (b.filled < b.in_pieces && island_->has_copied(op->sequence, b.filled - b.slots + 1)) {
+    bounce_piece(op, b.filled++);
+    island_->give_pieces(op->sequence, b.filled);
+  }
+  while (b.emptied < b.out_pieces && island_->has_copied(op->sequence, b.in_pieces + b.emptied + 1) && island_sound(op)) {
+    bounce_piece(op, b.in_pieces + b.emptied++);
+    island_->give_pieces(op->sequence, b.in_pieces + b.emptied + b.slots);
+  }
+  return b.filled != filled || b.emptied != emptied;
 }
 
 void Member::bounce_out(Op *op, bool well) noexcept {
-  const auto o = op->operands();
-  const bool writes = op->call.collective != plan::Collective::Reduce || op->call.root == rank_;
-  for (size_t b = 0; op->call.out && writes && well && b < o.out_bytes.size(); ++b)
-    copy_bytes(op->call.out + o.out_displ[b], op->bounce.host + op->bounce.out + o.out_displ[b], o.out_bytes[b]);
   // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
   // this operation came back from the driver.
   if (bounces_ && (well || !island_ || island_->idle())) bounces_->give(op->bounce);
@@ -377,6 +404,7 @@ bool Member::drive_operations() noexcept {
       if (o == Outcome::Blocked) {
         waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
         turn_.store(op->t, std::memory_order_relaxed);
+        moved |= std::exchange(bounced_, false);
         break;
       }
       moved = true;

@@ -320,7 +320,10 @@ class Member : public std::enable_shared_from_this<Member> {
   void let_in(bool host) noexcept;  // to the slots, where they are guarded
   bool take_room(Op *op);           // in the staging memory
   bool read_by_all(uint64_t sequence) const noexcept;
-  void bounce_in(Op *op);  // the user's host memory, for a device that works on it
+  // The user's plain host memory, for a device that works on it: before the device is given anything, as it goes on, and at the end.
+  void bounce_in(Op *op);
+  bool bounce_on(Op *op) noexcept;  // whether anything was copied
+  static void bounce_piece(Op *op, uint32_t k) noexcept;
   void bounce_out(Op *op, bool well) noexcept;
   void enqueue(Op *op) noexcept;
   void submit_to_island(Op *op) noexcept;
@@ -499,6 +502,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // The device side, or null. The island's turn orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;
   std::unique_ptr<Bounces> bounces_;    // made when first needed, by who submits to the island
+  bool bounced_ = false;                // exec: a piece was copied since the driver last looked
   device::Runtime *runtime_ = nullptr;  // of a device whose memory the host cannot touch
   int device_ = -1;
   std::atomic<bool> island_polls_{false};

@@ -272,6 +272,47 @@ def test_what_hangs_on_a_device_is_a_timeout_on_all_ranks_and_can_be_left(
         assert took < DEADLINE + SOON and aborted < SOON and destroyed < SOON, (took, aborted, destroyed)
 
 
+def pieces_until_it_fails(comm: isthmus.Comm, deadline: float | None) -> tuple[str, float, dict[str, int]]:
+    """The same of host memory that is longer than the staging memory."""
+    if deadline:
+        comm.barrier()
+        comm.set_timeout(deadline)
+    x = np.ones(3_000_000, np.float32)
+    said, begun = "nothing failed", time.monotonic()
+    try:
+        for _ in range(20):
+            begun = time.monotonic()
+            comm.all_reduce(x, "max", np.empty_like(x))
+    except isthmus.Error as error:
+        said = str(error)
+        comm.abort("seen")
+    took = time.monotonic() - begun
+    comm.destroy()
+    return said, took, left_over()
+
+
+@pytest.mark.parametrize(
+    ("fleet", "switch", "fault", "words"),
+    [
+        ("nvidia:2", "FAIL", "cuMemcpyAsync:5:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("nvidia:2", "FAIL", "cuMemcpyAsync:40:700", "cuMemcpyAsync failed with CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("amd:2", "FAIL", "hipStreamWaitValue64:6:999", "hipStreamWaitValue64 failed with"),
+        ("nvidia:2", "FAIL_LATE", "cuMemcpyAsync:40:700", "CUDA_ERROR_ILLEGAL_ADDRESS (700"),
+        ("ascend:2", "FAIL", "aclrtMemcpyAsync:40:507015", "aclrtMemcpyAsync failed with"),
+        ("nvidia:2", "HANG", "ncclAllReduce:2", "what was given to nccl has not ended: all_reduce"),
+    ],
+)
+def test_host_memory_that_goes_in_pieces_ends_everywhere_when_one_fails(
+    fleet: str, switch: str, fault: str, words: str
+) -> None:
+    env = {"ISTHMUS_STAGING_BYTES": "4M"}
+    deadline = DEADLINE if switch == "HANG" else None
+    for said, took, left in run_fleet(fleet, pieces_until_it_fails, deadline, switches={switch: fault}, env=env):
+        assert words in said and "rank " in said, said
+        assert took < SOON + (deadline or 0)
+        assert not any(left.values()) or (switch == "HANG" and left["communicator"] == 0), left
+
+
 @pytest.mark.parametrize(
     ("fleet", "fault", "words"),
     [

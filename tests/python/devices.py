@@ -552,8 +552,8 @@ def run_fleet(
 
 _KINDS = ("stream", "event", "communicator", "allocation", "registration")
 # What a process keeps of its devices, however many communicators it had: the pages with the words that streams wait for.
-# AMD's have one word each, two for each communicator that there was at one time.
-_KEPT = {"cuda": {"registration": 1}, "hip": {"registration": 1, "allocation": 2}, "acl": {}}
+# AMD's have one word each, three for each communicator that there was at one time.
+_KEPT = {"cuda": {"registration": 1}, "hip": {"registration": 1, "allocation": 3}, "acl": {}}
 
 
 def left_over(communicators: int = 1) -> dict[str, int]:

@@ -609,7 +609,7 @@ def test_host_memory_on_a_rank_with_a_device() -> None:
 
 
 def test_host_memory_larger_than_the_staging_memory_goes_through_a_rank_with_a_device() -> None:
-    """Where a library serves it: through a buffer of its own, which the next one finds and a larger one replaces."""
+    """Where a library serves it: in pieces, of several operations in flight and of lengths that change."""
 
     def body(comm: isthmus.Comm) -> Any:
         answers = []

@@ -83,6 +83,46 @@ def test_four_mebibytes_carry_everything_over_devices(fleet: str, bridge: str | 
     run_fleet(fleet, long_and_short, bridge=bridge, env=LITTLE, timeout=300)
 
 
+def long_on_the_host(comm: isthmus.Comm) -> None:
+    everything(comm, 3_000_000)
+    # Several at once, each longer than the staging memory.
+    count = 2_500_000
+    x = contribution(comm.rank, count, "int32")
+    works = [comm.all_reduce(x, "sum", np.zeros_like(x), async_op=True) for _ in range(3)]
+    for work in works:
+        same(work.wait(), expected(comm.size, count, "int32", "sum"), "in flight")
+    # What lies between blocks, and behind the last, is nobody's to write.
+    counts, gap = [count + r for r in range(comm.size)], 1001
+    displs = [r * (count + gap) for r in range(comm.size)]
+    out = np.full(displs[-1] + counts[-1] + gap, -7, np.int32)
+    comm.all_gather_v(contribution(comm.rank, counts[comm.rank], "int32"), counts, out, displs=displs)
+    want = np.full_like(out, -7)
+    for r in range(comm.size):
+        want[displs[r] : displs[r] + counts[r]] = contribution(r, counts[r], "int32")
+    same(out, want, "all_gather_v with gaps")
+    assert isthmus.context_stats()["staging_limit"] == 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("fleet", "switches"),
+    [
+        ("nvidia:2", {}),
+        ("nvidia:2", {"CUDA_NO_STREAM_VALUES": "1"}),
+        ("nvidia:2", {"QUEUES": "1"}),
+        ("amd:2,cpu:1", {}),
+        ("nvidia:2,amd:2", {}),
+        ("ascend:2", {}),
+    ],
+    ids=str,
+)
+def test_host_memory_longer_than_the_staging_memory_goes_through_it_in_pieces(
+    fleet: str, switches: dict[str, str]
+) -> None:
+    """On ranks that a library serves. Hardly more can be pinned than the staging memory."""
+    env = {"ISTHMUS_STAGING_BYTES": "8M"}
+    run_fleet(fleet, long_on_the_host, env=env, switches={"PINNED": str(12 << 20), **switches}, timeout=300)
+
+
 @pytest.mark.product(8)
 @pytest.mark.parametrize("bridge", ["shm", "tcp"])
 @pytest.mark.parametrize("mebibytes", [1, 4])
