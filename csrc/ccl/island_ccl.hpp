@@ -30,8 +30,9 @@ struct Capabilities {
   bool abort = false;         // abort() ends a call that waits; else the thread in it is left behind
   bool thread_ranks = false;  // ranks of one island may be threads of one process
   bool one_stream =
-      false;            // all communicators of a process must share one stream, so their calls are in one order everywhere
-  size_t id_bytes = 0;  // of what make_id() gives
+      false;  // all communicators of a process must share one stream, so their calls are in one order everywhere
+  bool host_memory = false;  // calls take pinned memory of the host too, at the address that the device has for it
+  size_t id_bytes = 0;       // of what make_id() gives
 };
 
 // What all_to_all_v gives to and takes from each rank of the island: bytes, whole elements, and where in the two buffers. Both sides must

@@ -397,6 +397,7 @@ class Nccl final : public Library {
   Capabilities capabilities() const noexcept override {
     Capabilities c;
     c.groups = c.abort = c.thread_ranks = true;
+    c.host_memory = true;  // its kernels read and write wherever the device does (NCCL's and RCCL's argcheck.cc)
     c.id_bytes = kIdBytes;
     return c;
   }

@@ -90,6 +90,11 @@ void check_aliasing(const char *name, const engine::Op &op, size_t me) {
     }
 }
 
+[[noreturn]] void refuse_two_places(const char *name, bool in) {
+  fail(Code::Argument, "{}: send is memory of {} and recv of {}; give both of one, or pinned memory that the device reaches",
+       name, in ? "the device" : "the host", in ? "the host" : "the device");
+}
+
 }  // namespace
 
 // Blocks of input and output as the definition of the collective says; displacements default to back to back.
@@ -179,25 +184,48 @@ bool Communicator::planned_flat(const plan::Request &r) const {
   return flat != 0;
 }
 
-bool Communicator::on_device(const char *name, const void *send, const void *recv, int claims) const {
+bool Communicator::on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const {
   const device::Runtime *runtime = member_->runtime();
   if (!runtime) return false;
-  const auto place = [&](const void *p) {
+  const auto place = [&](const void *p, std::byte *&there) {
     const device::PointerInfo found = member_->find(p);
+    there = static_cast<std::byte *>(found.there);
     if (found.where != device::Where::Device) return false;
     if (found.device != member_->device())
       fail(Code::Argument, "{}: the buffer at {} is memory of {}:{}, and this rank works on {}:{}", name, p,
            runtime->vendor(), found.device, runtime->vendor(), member_->device());
     return true;
   };
-  if (!send || !recv) return place(send ? send : recv);
-  const bool in = place(send), out = send == recv ? in : place(recv);
-  if (in != out) {
-    if (claims & (in ? 2 : 1)) check_claim(name, in ? "recv" : "send", in ? recv : send);
-    fail(Code::Argument, "{}: send is memory of {} and recv of {}; give both of one", name, in ? "the device" : "the host",
-         out ? "the device" : "the host");
+  if (!recv) return place(send, call.in_there);
+  if (!send) return place(recv, call.out_there);
+  const bool in = place(send, call.in_there), out = send == recv ? in : place(recv, call.out_there);
+  if (send == recv) call.out_there = call.in_there;
+  if (in == out || (in ? call.out_there : call.in_there)) return in || out;
+  if (claims & (in ? 2 : 1)) check_claim(name, in ? "recv" : "send", in ? recv : send);
+  refuse_two_places(name, in);
+}
+
+// The first byte of what a call gives has been looked at, and the last one decides: programs pin whole buffers. Where a library serves the
+// rank, or the other buffer is the device's, the device works on it; else processors do, without a copy.
+void Communicator::take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Op &op) {
+  engine::Call &call = op.call;
+  const auto check = [&](const std::byte *here, std::byte *&there, uint64_t bytes, bool recv) {
+    if (!there || (bytes != 0 && member_->find(here + bytes - 1).there == there + bytes - 1)) return;
+    there = nullptr;
+    if (call.device && bytes != 0) refuse_two_places(name, recv);
+  };
+  const uint64_t in = sends ? op.given_in() : 0, out = receives ? op.given_out() : 0;
+  check(call.in, call.in_there, in, false);
+  check(call.out, call.out_there, out, true);
+  if (call.device) return;
+  call.device = !op.plan->device.empty() && (in == 0 || call.in_there) && (out == 0 || call.out_there);
+  if (!call.device) {
+    call.in_there = call.out_there = nullptr;
+    return;
   }
-  return in;
+  request.device = true;
+  request.reach = reach_;
+  op.plan = plan_for(request);
 }
 
 void Communicator::check_claim(const char *name, const char *argument, const void *memory) const {
@@ -410,7 +438,8 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (p2p) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
-    call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out, r.device_memory);
+    call.device = call.bytes && on_device(name, c == Collective::Send ? call.in : nullptr, call.out, r.device_memory, call);
+    call.in_there = call.out_there = nullptr;  // a processor sends and receives it where it lies
     if (r.device_memory && !call.device && call.bytes)
       c == Collective::Send ? check_claim(name, "send", call.in) : check_claim(name, "recv", call.out);
     call.order_later &= call.device;
@@ -425,8 +454,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
                  c != Collective::Barrier &&
                  (me == call.root || (c != Collective::Reduce && c != Collective::Gather && c != Collective::GatherV));
   if (sends || receives)
-    call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr, r.device_memory);
-  if (sends || receives) stand_by_call(call);
+    call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr, r.device_memory, call);
   bool one_hop = false;
   plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
   // The shortest path needs no list of blocks: one block, known by its size.
@@ -473,6 +501,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     op.digest = mix(h, call.bytes) | 1;
   } else {
     op.plan = plan_for(request);
+    if (call.in_there || call.out_there) take_pinned(name, request, sends, receives, op);
     op.digest = op.plan->digest;
     // Collectives whose counts every rank knows compare them too.
     if (c == Collective::AllGatherV || c == Collective::GatherV)
@@ -480,6 +509,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     if (c == Collective::ReduceScatterV || c == Collective::ScatterV)
       for (uint64_t b : o.in_bytes) op.digest = mix(op.digest, b);
   }
+  if (sends || receives) stand_by_call(call);
 }
 
 std::string Communicator::topology_json() const {

@@ -117,7 +117,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
   // `claims`: Request::device_memory.
-  bool on_device(const char *name, const void *send, const void *recv, int claims) const;
+  bool on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const;
+  // For a call with pinned memory that the device reaches, whose plan is made: who works on it.
+  void take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Op &op);
   // Of what on_device() has not taken for the device's: whether the caller says that it is, and its runtime does not know it.
   void check_claim(const char *name, const char *argument, const void *memory) const;
   bool planned_flat(const plan::Request &r) const;

@@ -223,7 +223,13 @@ class CudaCalls {
     if (r != kSuccess) fail_call("cuPointerGetAttribute", r);
     ISTHMUS_CUDA(cuPointerGetAttribute, &device, kPointerDevice, number(memory));
     ISTHMUS_CUDA(cuPointerGetAttribute, &managed, kPointerManaged, number(memory));
-    return {type == kMemoryDevice || managed != 0 ? Where::Device : Where::Registered, device};
+    if (type == kMemoryDevice || managed != 0) return {Where::Device, device};
+    // All contexts have one address for it; a device that cannot reach it says so here.
+    Pointer there = 0;
+    const Result reached = called(kName, "cuPointerGetAttribute", [&] {
+      return the_functions.cuPointerGetAttribute(&there, kPointerThere, number(memory));
+    });
+    return {Where::Registered, device, reached == kSuccess ? address(there) : nullptr};
   }
 
  private:

@@ -20,7 +20,7 @@ inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 inline constexpr unsigned kWaitGreaterOrEqual = 0, kWriteDefault = 0;  // 64 bits: (int64_t)(*address - value) >= 0
 inline constexpr int kAttributeNuma = 134, kAttribute64BitWaits = 122, kAttributeRegister = 99;
-inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9, kPointerManaged = 8;
+inline constexpr int kPointerMemoryType = 2, kPointerThere = 3, kPointerDevice = 9, kPointerManaged = 8;
 inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
 inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second form of the wait and write functions
 

@@ -227,7 +227,7 @@ class HipCalls {
     const bool old = version_ < version_code(6, 0);
     if (a.managed != 0 || a.type == (old ? kDevice5 : kDevice6) || (!old && a.type == kManaged6))
       return {Where::Device, a.device};
-    if (a.type == (old ? kHost5 : kHost6)) return {Where::Registered, a.device};
+    if (a.type == (old ? kHost5 : kHost6)) return {Where::Registered, a.device, a.there};
     return {};
   }
 

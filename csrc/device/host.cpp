@@ -378,7 +378,7 @@ class HostRuntime final : public Runtime {
   PointerInfo find(const void *memory) const override {
     const std::shared_lock lock(mutex_);
     if (inside(allocated_, memory)) return {Where::Device, 0};
-    if (inside(registered_, memory)) return {Where::Registered, 0};
+    if (inside(registered_, memory)) return {Where::Registered, 0, const_cast<void *>(memory)};
     return {};
   }
 

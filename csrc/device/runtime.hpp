@@ -40,6 +40,7 @@ enum class Where : uint8_t { Unknown, Registered, Device };  // Unknown: plain h
 struct PointerInfo {
   Where where = Where::Unknown;
   int device = -1;
+  void *there = nullptr;  // Registered: where devices find that byte; null: they do not, or nobody says
 };
 
 // What DLPack, the protocol by which libraries lend each other arrays, calls the memory of a vendor's devices: its DLDeviceType.

@@ -183,7 +183,7 @@ class VendorRuntime final : public Runtime {
     const PointerInfo found = calls_.find(memory);
     if (found.where != Where::Unknown) return found;
     for (size_t d = 0; d < devices_.size(); ++d)  // not all vendors know what was registered
-      if (devices_[d].registered.there(memory)) return {Where::Registered, static_cast<int>(d)};
+      if (void *const there = devices_[d].registered.there(memory)) return {Where::Registered, static_cast<int>(d), there};
     return found;
   }
 

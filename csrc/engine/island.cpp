@@ -21,20 +21,24 @@ constexpr int64_t kPatience = 2'000'000'000;                           // and fo
 constexpr int64_t kAbort = 100'000'000;                           // for the library to hear of it, before the gates let go
 constexpr int64_t kStop = 200'000'000, kStopped = 5'000'000'000;  // before the stream is stopped, and until it was
 
-// Whether a step has something to do in chunk c. A copy of the user's memory to where it lies already has nothing: the root's of a broadcast in
-// place, say.
-bool works(const Op &op, const plan::Step &step, uint32_t c) {
-  const plan::Plan &p = *op.plan;
-  if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
-  if (step.kind != StepKind::Move || op.bounce) return true;  // a bounce has a place for each side
+// Whether a copy is of the user's memory to where it lies already: the root's of a broadcast in place, say.
+bool to_itself(const Op &op, const plan::Step &step, uint32_t c) {
   const auto users = [&](const plan::Span &s) -> const std::byte * {
     const std::byte *const base = s.memory == Memory::Input    ? op.call.in
                                   : s.memory == Memory::Output ? op.call.out
                                                                : nullptr;
-    return base ? base + plan::span_offset(p, s, c, op.operands()) : nullptr;
+    return base ? base + plan::span_offset(*op.plan, s, c, op.operands()) : nullptr;
   };
-  const std::byte *const from = users(p.sources[step.source]);
-  return !from || from != users(step.dst);
+  const std::byte *const from = users(op.plan->sources[step.source]);
+  return from && from == users(step.dst);
+}
+
+// Whether a step has something to do in chunk c.
+bool works(const Op &op, const plan::Step &step, uint32_t c) {
+  const plan::Plan &p = *op.plan;
+  if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
+  // Where other memory stands for the user's each side has a place of its own.
+  return step.kind != StepKind::Move || op.bounce || op.lent_in || op.lent_out || !to_itself(op, step, c);
 }
 
 }  // namespace
@@ -138,16 +142,17 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
   }
   if (behind_host || p.slot_bytes > 0 || op.scratch != 0) pass(shared_->go, op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t in_bytes = op.bounce ? op.given_in() : 0, out_bytes = op.bounce ? op.given_out() : 0;
+  const uint64_t in_bytes = op.bounce || op.lent_in ? op.given_in() : 0,
+                 out_bytes = op.bounce || op.lent_out ? op.given_out() : 0;
   const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
   if (need > 0) lend(op, need);
-  shared_->in = const_cast<std::byte *>(op.call.in);
-  shared_->out = op.call.out;
-  if (op.bounce) {
-    shared_->in = static_cast<std::byte *>(shared_->lent.memory) + aligned(p.device_bytes);
-    shared_->out = shared_->in + aligned(in_bytes);
-    for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, shared_->in);
-  }
+  const plan::Operands o = op.operands();
+  std::byte *const lent = static_cast<std::byte *>(shared_->lent.memory) + aligned(p.device_bytes);
+  const bool bounce = static_cast<bool>(op.bounce);
+  shared_->in = bounce || op.lent_in ? lent : op.call.in_there ? op.call.in_there : const_cast<std::byte *>(op.call.in);
+  shared_->out = bounce || op.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
+  for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, shared_->in);
+  if (op.lent_in) copy_blocks(stream, shared_->in, op.call.in_there, o.in_displ, o.in_bytes);
   uint32_t skew = 0;
   for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
@@ -166,11 +171,49 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
     }
   rejoin();
   for (uint32_t k = 0; k < op.bounce.out_pieces; ++k) piece(op, op.bounce.in_pieces + k, shared_->out);
+  if (op.lent_out) copy_blocks(stream, op.call.out_there, shared_->out, o.out_displ, o.out_bytes);
   if (user) {
     shared_->after->record(stream);
     shared_->after->hold(*user);
   }
   shared_->ended->arm(stream, op.sequence);  // last: the operation is over with it, so nothing may fail behind it
+}
+
+// Pinned memory of the user's is worked on where it lies, but where a copy would be from the host to the host, for which vendors' calls wait
+// (Runtime::copy), or where the library takes only memory of its device. Memory of the device stands for it then, and the device copies.
+void Island::lend_for_pinned(Op &op) const noexcept {
+  const plan::Plan &p = *op.plan;
+  const bool taken = shared_->library && shared_->library->capabilities().host_memory;
+  const auto pinned = [&](Memory m) {
+    return m == Memory::Input ? op.call.in_there != nullptr : m == Memory::Output && op.call.out_there != nullptr;
+  };
+  const auto on_host = [&](Memory m) { return m == Memory::Ring || m == Memory::Scratch || pinned(m); };
+  bool in = false, out = false;
+  for (const plan::Stage &s : p.device)
+    for (uint32_t i = s.step; i < s.step + s.steps; ++i) {
+      const plan::Step &step = p.steps[i];
+      if (step.kind != StepKind::Move && step.kind != StepKind::Ccl) continue;
+      const Memory from = p.sources[step.source].memory, to = step.dst.memory;
+      const bool lends = step.kind == StepKind::Ccl ? !taken : on_host(from) && on_host(to) && !to_itself(op, step, 0);
+      if (!lends) continue;
+      const bool both =
+          step.kind == StepKind::Ccl || from != Memory::Input;  // of a copy from input to output one end will do
+      in = in || from == Memory::Input || to == Memory::Input;
+      out = out || from == Memory::Output || (to == Memory::Output && both);
+    }
+  op.lent_in = in && op.call.in_there;
+  op.lent_out = out && op.call.out_there;
+}
+
+// Blocks that follow each other are one copy.
+void Island::copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
+                         std::span<const uint64_t> bytes) {
+  for (size_t b = 0; b < bytes.size();) {
+    const uint64_t begin = displ[b];
+    uint64_t end = begin + bytes[b];
+    for (++b; b < bytes.size() && displ[b] == end; ++b) end += bytes[b];
+    shared_->runtime->copy(stream, to + begin, from + begin, end - begin, &shared_->cancelled);
+  }
 }
 
 // A slot is used again once a processor has filled it, or emptied it. One that went in is copied by the time its slot is used for the way out.

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,8 @@ class Island {
   // `wait`: sleeps until what it is given holds; only called where waits() is true.
   using Wait = void (*)(void *context, bool (*holds)(const void *), const void *what);
   void submit(Op &op, bool behind_host, Wait wait, void *wait_context);
+  // Before that, and before other threads see an operation with pinned memory that the device works on: for which of it other memory stands.
+  void lend_for_pinned(Op &op) const noexcept;
   // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   bool waits() const noexcept { return waits_; }                // the submitting thread does, in place of the stream
@@ -132,6 +135,8 @@ class Island {
   void pass(Door &door, uint64_t value, device::Stream &stream);
   void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
   void piece(const Op &op, uint32_t k, std::byte *there);  // of a bounce, to the device or from it
+  void copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
+                   std::span<const uint64_t> bytes);
   static uint64_t piece_value(uint64_t sequence, uint32_t below) noexcept { return (sequence << plan::kValueBits) + below; }
   void let_go() noexcept;  // opens all gates for good
   void lend(Op &op, size_t bytes);

@@ -181,6 +181,7 @@ void Member::submit_to_island(Op *op) noexcept {
     }
     if (runtime_) {
       if (!op->call.device) bounce_in(op);
+      else if (op->call.in_there || op->call.out_there) island_->lend_for_pinned(*op);
       island_polls_.store(true, std::memory_order_relaxed);
     }
     enqueue(op);

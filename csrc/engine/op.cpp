@@ -77,7 +77,7 @@ void Op::reset() noexcept {
   receiving = false;
   blocked_on = -1;
   ring = scratch = 0;
-  lent = on_device = short_of_room = false;
+  lent = on_device = short_of_room = lent_in = lent_out = false;
   broken.store(false, std::memory_order_relaxed);
   bounce = {};
   message_id = 0;

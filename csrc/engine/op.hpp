@@ -30,9 +30,12 @@ struct Call {  // what the user asked for, validated, in bytes
   std::byte *out = nullptr;
   uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
   double scale = 1;
-  uint64_t factor = 1;       // the same for integers
-  double timeout = 0;        // seconds; > 0
-  bool device = false;       // in and out are memory of this rank's device
+  uint64_t factor = 1;  // the same for integers
+  double timeout = 0;   // seconds; > 0
+  bool device = false;  // the device works on in and out: they are its memory, or pinned memory that it reaches
+  // Pinned memory of the host that the device reaches: where it finds what is given and what is received. Null: it is no such memory, or the
+  // processor works on it.
+  std::byte *in_there = nullptr, *out_there = nullptr;
   bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
   bool order_later = false;  // the second only by Member::order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
@@ -96,7 +99,8 @@ struct Op {
   int64_t ask_again_ns = 0;         // it does not ask before, or
   uint64_t given_back = 0;          // until more has been given back than then
   bool on_device = false;           // it has memory of the device's on its way (Island)
-  Bounce bounce;                    // host memory of the user that a device has to work on goes through it
+  bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
+  Bounce bounce;                           // host memory of the user that a device has to work on goes through it
   static constexpr uint32_t kMostSlots = 64;
   std::atomic<uint32_t> in_slot[kMostSlots] =
       {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)

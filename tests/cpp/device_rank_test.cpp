@@ -648,7 +648,7 @@ TEST(DeviceRank, BuffersOnBothSidesAreErrorsAndItGoesOn) {
                 reduce(host.data(), device.at()));
         refused(r, ISTHMUS_ERR_ARGUMENT, "send is memory of the device and recv of the host",
                 reduce(device.at(), host.data()));
-        refused(r, ISTHMUS_ERR_ARGUMENT, "give both of one",
+        refused(r, ISTHMUS_ERR_ARGUMENT, "give both of one, or pinned memory",
                 isthmus_all_gather(r.comm, device.at(), host.data(), 100, ISTHMUS_FLOAT32, nullptr, nullptr));
       }
       MUST(isthmus_comm_error(r.comm) == ISTHMUS_OK);

@@ -41,6 +41,7 @@ TEST(Hccl, SaysWhatItIs) {
   const Capabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking || can.one_stream || can.groups || can.abort);
   EXPECT_TRUE(can.thread_ranks);
+  EXPECT_FALSE(can.host_memory);
   EXPECT_EQ(can.id_bytes, 4108u);
   EXPECT_TRUE(l->usable().ok());
   EXPECT_TRUE(serves_threads("hccl"));

@@ -62,7 +62,7 @@ TEST(Nccl, SaysWhatItIs) {
   const Capabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking);
   EXPECT_FALSE(can.one_stream);
-  EXPECT_TRUE(can.groups && can.abort && can.thread_ranks);
+  EXPECT_TRUE(can.groups && can.abort && can.thread_ranks && can.host_memory);
   EXPECT_EQ(can.id_bytes, 128u);
   EXPECT_TRUE(l->usable().ok());
   EXPECT_TRUE(serves_threads("nccl"));

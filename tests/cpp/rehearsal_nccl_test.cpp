@@ -130,6 +130,23 @@ TEST(Rehearsal, CollectivesComputeWhatTheyAreDefinedTo) {
   });
 }
 
+TEST(Rehearsal, CollectivesTakePinnedMemoryWhereTheDeviceFindsIt) {
+  expect_clean({{"REHEARSAL_DEVICES", "2"}}, [] {
+    ranks(2, [](int me, Handle comm, Handle s) {
+      Pinned mine(4096), sum(4096);
+      const size_t count = 1000;
+      const auto given = packed(kF32, count, [&](size_t i) { return contribution(me, i); });
+      std::memcpy(mine.host, given.data(), given.size());
+      IS(nc("AllReduce", mine.device, sum.device, count, kF32, 0, comm, s), 0);
+      IS(cu("StreamSynchronize", s), 0);
+      const auto expected = packed(kF32, count, [](size_t i) { return reduced(2, i, 0); });
+      IS(std::memcmp(sum.host, expected.data(), expected.size()), 0);
+      mine.free();
+      sum.free();
+    });
+  });
+}
+
 TEST(Rehearsal, AveragesScalesAndRoundsOnce) {
   expect_clean({{"REHEARSAL_DEVICES", "3"}}, [] {
     ranks(3, [](int me, Handle comm, Handle s) {

@@ -670,7 +670,7 @@ def pinned_and_a_stream(comm: isthmus.Comm, way: str, register: bool) -> tuple[b
         else:
             for x in (first, second):
                 work = comm.all_reduce(x, "sum", x, **comm_of)
-                assert way != "async" or work.done
+                assert way != "async" or register or work.done
         over.set()
 
     thread = threading.Thread(target=call)
@@ -694,11 +694,13 @@ def pinned_and_a_stream(comm: isthmus.Comm, way: str, register: bool) -> tuple[b
 @pytest.mark.parametrize("way", ["call", "async", "group", "messages"])
 @pytest.mark.parametrize("fleet", ["nvidia:1,cpu:1", "nvidia:2", "amd:2,nvidia:1", "ascend:1,cpu:1"])
 def test_host_memory_that_is_given_with_a_stream_is_ordered_by_it(fleet: str, way: str, register: bool) -> None:
+    """By a call that waits; but pinned memory that a library is given is as memory of the device."""
     results = run_fleet(fleet, pinned_and_a_stream, way, register)
     total = sum(range(1, len(results) + 1))
     for rank, (early, got) in enumerate(results):
         sums = [rank + 1, (rank - 1) % len(results) + 1] if way == "messages" else [total, total]
-        assert not early and got in ([], sums + sums[1:] * register)
+        free = register and way == "async" and not fleet.startswith("ascend") and rank < int(fleet.split(":")[1][0]) > 1
+        assert (free or not early) and got in ([], sums + sums[1:] * register)
 
 
 @pytest.mark.parametrize("fleet", ["nvidia:1,amd:1", "ascend:1,nvidia:1"])

@@ -109,7 +109,8 @@ typedef struct isthmus_call { /* per-call options; a NULL pointer means all defa
    * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
    * operation. Else the buffers must be ready when the call is made, but for what the device's default stream still holds (a vendor's
    * copy from pageable memory or its fill may return before it is done): the operation begins behind that. A stream that is being
-   * captured is refused. Host memory, pinned or not, with a stream: the call waits until the stream has come so far, and returns when the
+   * captured is refused. Pinned memory that the device reaches is ordered likewise in a collective that a library serves, or whose other
+   * buffer is the device's. All other host memory with a stream: the call waits until the stream has come so far, and returns when the
    * operation is over; a group's end does so for all of its operations.
    * A receive may have on_stream = 2: it begins behind what the stream holds now, and what comes later is ordered by
    * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */

@@ -121,7 +121,7 @@ Result resolve(Call &c, const char *role, const void *p, uint64_t bytes, std::by
   *out = nullptr;
   if (!bytes) return kSuccess;
   if (!p) return kNullPointer;
-  return find_buffer(c.o, role, p, bytes, out) == Code::Ok ? kSuccess : kParameter;
+  return find_buffer(c.o, role, p, bytes, out, false) == Code::Ok ? kSuccess : kParameter;
 }
 
 Result commit(Call &&c, Sort sort) {

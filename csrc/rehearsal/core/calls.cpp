@@ -63,7 +63,7 @@ void order(const Entry &e, const StreamPtr &first, const StreamPtr &second) {
 
 }  // namespace
 
-Code find_buffer(Operation &o, const char *role, const void *p, uint64_t bytes, std::byte **out) {
+Code find_buffer(Operation &o, const char *role, const void *p, uint64_t bytes, std::byte **out, bool host_too) {
   *out = nullptr;
   if (bytes == 0) return Code::Ok;
   const char *call = o.entry.name();
@@ -72,8 +72,9 @@ Code find_buffer(Operation &o, const char *role, const void *p, uint64_t bytes, 
   if (!place.found())
     return misuse(call, Code::Invalid, "%s %p: %s", role, p,
                   place.state == Place::State::Freed ? "memory that was freed" : "not memory of a device");
-  if (place.block->on_host()) return misuse(call, Code::Invalid, "%s %p: memory of the host", role, p);
-  if (place.block->device != d.ordinal())
+  if (place.block->on_host() && (!host_too || (place.by_host_pointer && place.block->address != place.block->host)))
+    return misuse(call, Code::Invalid, "%s %p: memory of the host", role, p);
+  if (!place.block->on_host() && place.block->device != d.ordinal())
     return misuse(call, Code::Invalid, "%s %p: memory of device %d, the communicator's is %d", role, p, place.block->device,
                   d.ordinal());
   if (bytes > place.left())

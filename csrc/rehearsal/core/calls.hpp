@@ -21,8 +21,9 @@ struct Operation {
   std::vector<std::shared_ptr<Block>> touches;
 };
 
-// A buffer of the communicator's device: where the engine finds it.
-REHEARSAL_API Code find_buffer(Operation &o, const char *role, const void *p, uint64_t bytes, std::byte **out);
+// A buffer of the communicator's device: where the engine finds it. `host_too`: or memory of the host, at the address that the device has for it.
+REHEARSAL_API Code find_buffer(Operation &o, const char *role, const void *p, uint64_t bytes, std::byte **out,
+                               bool host_too);
 
 // The number, for whatever fails late, with which the device breaks down; 0: only the communicator hears of it, and the work stands.
 using BreaksDevice = int (*)(int late);

@@ -39,7 +39,7 @@ struct Call {
 };
 
 Result resolve(Call &c, const char *role, const void *p, uint64_t bytes, std::byte **out) {
-  if (find_buffer(c.o, role, p, bytes, out) == Code::Ok) return kSuccess;
+  if (find_buffer(c.o, role, p, bytes, out, true) == Code::Ok) return kSuccess;
   return say(kInvalidArgument, "%s: %s is not usable memory", c.o.entry.name(), role);
 }
 
