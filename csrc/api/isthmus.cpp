@@ -338,6 +338,14 @@ isthmus_result isthmus_raised(const char *what) {
   });
 }
 
+isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
+  return guarded([&] {
+    if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
+    Inside(comm)->member().raised(what, true);
+    return ISTHMUS_OK;
+  });
+}
+
 int isthmus_raiser(void) { return static_cast<int>(i::engine::Context::raiser()); }
 
 isthmus_result isthmus_dump_next(char *path, size_t bytes) {

@@ -156,17 +156,19 @@ void Communicator::destroy() {
   isthmus_comm_abort(handle_, "destroyed while a call was inside");
 }
 
-void Communicator::abort(const std::string &reason) {
-  isthmus_comm_t c = handle("abort");
+void Communicator::end(const char *call, isthmus_result (*how)(isthmus_comm_t, const char *), const std::string &why) {
+  isthmus_comm_t c = handle(call);
   if (!c) throw PythonError();
   const Use use(this);
   isthmus_result result;
   {
     NoGil nogil;
-    result = isthmus_comm_abort(c, reason.c_str());
+    result = how(c, why.c_str());
   }
   check(result);
 }
+void Communicator::abort(const std::string &reason) { end("abort", isthmus_comm_abort, reason); }
+void Communicator::raised(const std::string &what) { end("raised", isthmus_comm_raised, what); }
 
 void Communicator::set_timeout(py::object seconds) {
   isthmus_comm_t c = handle("set_timeout");

@@ -43,6 +43,7 @@ class Communicator {
 
   void destroy();
   void abort(const std::string &reason);
+  void raised(const std::string &what);
   void set_timeout(py::object seconds);
   uint64_t sequence();
   py::object error();  // None, or the exception that says why it can no longer be used
@@ -57,6 +58,7 @@ class Communicator {
   static void destroy_all(double seconds);
 
  private:
+  void end(const char *call, isthmus_result (*how)(isthmus_comm_t, const char *), const std::string &why);
   void adopt(isthmus_comm_t handle);
   void leave();
   void free_handle();

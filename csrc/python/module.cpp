@@ -70,6 +70,7 @@ void add_communicator(py::module_ &m) {
       .def("destroy", &Communicator::destroy,
            "Waits for pending operations, at most the communicator's timeout, then frees it. Not collective. A second call "
            "does nothing.")
+      .def("_raised", &Communicator::raised, py::arg("what"))
       .def("abort", &Communicator::abort, py::arg("reason") = "aborted by the program",
            "Ends every pending and later operation on every rank in AbortedError. Does not block.")
       .def("set_timeout", &Communicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")

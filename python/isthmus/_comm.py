@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _core
+from . import _core, _ending
 from ._errors import ArgumentError, ConfigError
 
 __all__ = ["Comm", "Explanation", "context_stats", "from_mpi", "group", "init", "settings", "unique_id"]
@@ -35,8 +35,8 @@ class Comm(_core.Comm):
     operation stands on. They block, or return a `Work` with `async_op=True`. Where `out` is left out, all_reduce, reduce and
     broadcast write into `x`, and the others into a new array; the array that was filled is returned.
 
-    As a context manager it is destroyed at the end, or aborted where an exception ends the block, so that the other ranks
-    learn of it at once.
+    As a context manager it is destroyed at the end. Where an exception ends the block, the other ranks hear at once which
+    rank raised what, and their operations end in PeerLostError; it is destroyed with this object, or as the process ends.
     """
 
     @property
@@ -106,9 +106,10 @@ class Comm(_core.Comm):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and not self.destroyed:
-            self.abort(f"rank {self.rank} left with {type(error).__name__}: {error}"[:400])
-        self.destroy()
+        if error is None or self.destroyed:
+            self.destroy()
+        else:
+            self._raised(_ending.one_line(type(error), error))
 
     def __repr__(self) -> str:
         state = " destroyed" if self.destroyed else ""

@@ -23,6 +23,16 @@ if comm.rank == 1:
 comm.all_reduce(x)
 """
 
+WITH_RAISES = """
+import array, isthmus
+with isthmus.init() as comm:
+    x = array.array("i", [1])
+    comm.barrier()
+    if comm.rank == 1:
+        raise ValueError("a bad batch")
+    comm.all_reduce(x)
+"""
+
 TORCH_RAISES = """
 import torch, torch.distributed as dist
 dist.init_process_group("isthmus")
@@ -77,7 +87,12 @@ comm.destroy()
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param(RAISES, id="isthmus.init"), pytest.param(TORCH_RAISES, id="torch.distributed")]
+    "program",
+    [
+        pytest.param(RAISES, id="isthmus.init"),
+        pytest.param(WITH_RAISES, id="with isthmus.init"),
+        pytest.param(TORCH_RAISES, id="torch.distributed"),
+    ],
 )
 def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> None:
     pytest.importorskip("torch")

@@ -172,6 +172,8 @@ ISTHMUS_API uint64_t isthmus_comm_sequence(isthmus_comm_t comm); /* collectives 
  * ranks of all communicators of the process hear. Their operations end in ISTHMUS_ERR_PEER_LOST, "rank 1 (...) raised ...", and this
  * process's connections stay until it has ended. Does nothing where there is no communicator. */
 ISTHMUS_API isthmus_result isthmus_raised(const char *what);
+/* The same for one communicator, whose use ends by an error that something else in the process may still catch. */
+ISTHMUS_API isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what);
 /* 1: a communicator of this process has failed in the last ten seconds because another rank raised, and that one's process is still there;
  * 2: it has ended; 0: there is none. A supervisor that takes the first process which ends for the culprit takes the right one where the
  * others end after it. */
