@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/communicator.hpp"
@@ -39,12 +40,19 @@ struct isthmus_comm {
   std::atomic<uint32_t> inside{0};  // calls that use it just now
   std::atomic<bool> left{false};    // destroy has not waited for those: the last of them lets go of it
   isthmus_comm *next = nullptr;     // in the list of destroyed handles
+  const i::Birth birth;
 };
 
 struct isthmus_meeting {
   std::unique_ptr<i::bootstrap::Exchange> exchange;
   double timeout;  // of each exchange, in seconds
   int world;
+  const i::Birth birth = {};
+  void check_ours(const char *what) const {
+    if (!birth.here())
+      i::fail(Code::Forked, "{}: the meeting belongs to the parent process, and a forked child cannot use it; join one here",
+              what);
+  }
 };
 
 namespace {
@@ -77,8 +85,11 @@ isthmus_result guarded(F f) noexcept {
 // A call inside a communicator. While there is one, destroy does not let go of it; either this sees `destroyed`, or destroy sees this.
 class Inside {
  public:
-  explicit Inside(isthmus_comm_t comm) : comm_(comm) {
+  // `what` is the call's name, or its collective.
+  template <class What = const char *>
+  explicit Inside(isthmus_comm_t comm, What what = "this call") : comm_(comm) {
     if (!comm) i::fail(Code::Argument, "the communicator is NULL");
+    if (!comm->birth.here()) forked(comm, text_of(what));
     comm->inside.fetch_add(1, std::memory_order_seq_cst);
     if (!comm->destroyed.load(std::memory_order_seq_cst)) return;
     if (comm->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm);
@@ -86,6 +97,11 @@ class Inside {
   }
   ~Inside() {
     if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
+  }
+  // Nothing of it changes in a forked child, so that is what it was at the fork.
+  [[noreturn]] static void forked(isthmus_comm_t comm, const char *what) {
+    if (!comm->destroyed.load(std::memory_order_seq_cst)) comm->communicator->check_ours(what);
+    i::fail(Code::Argument, "the communicator was destroyed");
   }
   static void let_go(isthmus_comm_t comm) noexcept {
     if (comm->left.load(std::memory_order_seq_cst) && comm->left.exchange(false)) comm->communicator.reset();
@@ -96,10 +112,19 @@ class Inside {
   Communicator &operator*() const noexcept { return *comm_->communicator; }
 
  private:
+  static const char *text_of(const char *what) noexcept { return what; }
+  static const char *text_of(Collective c) noexcept { return i::plan::collective_name(c); }
   isthmus_comm_t comm_;
 };
 
 Op *op_of(isthmus_work_t work) { return reinterpret_cast<Op *>(work); }
+
+void check_ours(const Op *op, const char *what) {
+  if (op->birth.here()) return;
+  i::fail(Code::Forked,
+          "{}: the operation belongs to the parent process, and a forked child never sees its end; wait in the parent",
+          what);
+}
 
 isthmus_result result_of(Op *op) {
   if (op->result == Code::Ok) return ISTHMUS_OK;
@@ -142,7 +167,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.stream = c.stream;
       r.device_memory = c.device_memory;
     }
-    const Inside inside(comm);
+    const Inside inside(comm, r.collective);
     Communicator &communicator = *inside;
     auto &member = communicator.member();
     if (blocking) {
@@ -270,7 +295,7 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "split: result must not be NULL");
     *result = nullptr;
-    auto part = Inside(comm)->split(color, key, name ? name : "");
+    auto part = Inside(comm, "split")->split(color, key, name ? name : "");
     if (part) {
       auto handle = std::make_unique<isthmus_comm>();
       handle->communicator = std::move(part);
@@ -290,7 +315,7 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
       i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = Inside(comm)->shrink(gone, abort != 0, name ? name : "");
+    handle->communicator = Inside(comm, "shrink")->shrink(gone, abort != 0, name ? name : "");
     i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;
@@ -301,8 +326,9 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
                                      size_t bytes, double timeout) {
   return guarded([&] {
     if (count < 1 || !ranks) i::fail(Code::Argument, "exchange: {} ranks and no list of them", count);
-    Inside(comm)->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes},
-                           static_cast<std::byte *>(recv), timeout);
+    Inside(comm, "exchange")
+        ->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes}, static_cast<std::byte *>(recv),
+                   timeout);
     return ISTHMUS_OK;
   });
 }
@@ -310,10 +336,10 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
 isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
   return guarded([&] {
     if (!comm) return ISTHMUS_OK;
+    if (!comm->birth.here()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
     if (comm->destroyed.exchange(true)) i::fail(Code::Argument, "the communicator was destroyed already");
     comm->next = destroyed_handles.load(std::memory_order_relaxed);
     while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
-    if (i::bootstrap::forked()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
     i::observe::settle_dumps(kDumpSeconds);
     i::observe::unwatch(*comm->communicator);
     comm->communicator->destroy();
@@ -378,21 +404,21 @@ isthmus_result isthmus_dump_settle(double seconds) {
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
-    Inside(comm)->abort(reason ? reason : "");
+    Inside(comm, "abort")->abort(reason ? reason : "");
     return ISTHMUS_OK;
   });
 }
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = Inside(comm)->member().failure();
+    const i::Status s = Inside(comm, "error")->member().failure();
     return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
   });
 }
 
 isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds) {
   return guarded([&] {
-    Inside(comm)->set_timeout(seconds);
+    Inside(comm, "set_timeout")->set_timeout(seconds);
     return ISTHMUS_OK;
   });
 }
@@ -428,7 +454,7 @@ int isthmus_comm_blocks(isthmus_comm_t comm) {
 isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
                                    int64_t *stream_number) {
   return guarded([&] {
-    const Inside inside(comm);
+    const Inside inside(comm, "dlpack");
     inside->check_lent(type, number, memory);
     if (stream_number) *stream_number = inside->member().runtime()->dlpack_stream(stream);
     return ISTHMUS_OK;
@@ -436,7 +462,7 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
 }
 isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after) {
   return guarded([&] {
-    Inside(comm)->order_streams(before, after);
+    Inside(comm, "order_streams")->order_streams(before, after);
     return ISTHMUS_OK;
   });
 }
@@ -449,7 +475,7 @@ uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
 isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "topology: json must not be NULL");
-    *json = copy_text(Inside(comm)->topology_json());
+    *json = copy_text(Inside(comm, "topology")->topology_json());
     return ISTHMUS_OK;
   });
 }
@@ -463,7 +489,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
       i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
-    const Inside communicator(comm);
+    const Inside communicator(comm, "explain");
     if (c == Collective::Send || c == Collective::Recv) {
       const uint64_t size = i::dtype_size(static_cast<i::DType>(dtype));
       if (count > UINT64_MAX / size) i::fail(Code::Argument, "explain: {} elements are more than memory can hold", count);
@@ -484,7 +510,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
 isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "dump: json must not be NULL");
-    *json = copy_text(i::observe::dump_json(*Inside(comm)));
+    *json = copy_text(i::observe::dump_json(*Inside(comm, "dump")));
     return ISTHMUS_OK;
   });
 }
@@ -565,6 +591,7 @@ isthmus_result isthmus_meeting_join(const isthmus_ticket *ticket, int rank, int 
 isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *send, void *recv, size_t bytes) {
   return guarded([&] {
     if (!meeting) i::fail(Code::Argument, "meeting_exchange: the meeting is NULL");
+    meeting->check_ours("meeting_exchange");
     if (bytes && (!send || !recv)) i::fail(Code::Argument, "meeting_exchange: send and recv must not be NULL");
     const auto *from = static_cast<const std::byte *>(send);
     const auto deliver = [&](const std::vector<i::bootstrap::Blob> &blobs) {
@@ -591,6 +618,7 @@ isthmus_result isthmus_meeting_exchange(isthmus_meeting_t meeting, const void *s
 isthmus_result isthmus_meeting_patience(isthmus_meeting_t meeting, size_t alike, double seconds) {
   return guarded([&] {
     if (!meeting) i::fail(Code::Argument, "meeting_patience: the meeting is NULL");
+    meeting->check_ours("meeting_patience");
     i::Settings settings = i::Settings::from_environment();
     if (seconds != 0) settings.set("ISTHMUS_CENSUS", i::formatted("{}", seconds));
     if (alike > UINT32_MAX) i::fail(Code::Argument, "meeting_patience: {} bytes are more than a block has", alike);
@@ -600,7 +628,9 @@ isthmus_result isthmus_meeting_patience(isthmus_meeting_t meeting, size_t alike,
   });
 }
 
-void isthmus_meeting_leave(isthmus_meeting_t meeting) { delete meeting; }
+void isthmus_meeting_leave(isthmus_meeting_t meeting) {
+  if (meeting && meeting->birth.here()) delete meeting;
+}
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------------------
 
@@ -748,7 +778,7 @@ isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
     Op *op = op_of(work);
     if (!op) i::fail(Code::Argument, "wait: the work is NULL");
     if (!op->over()) {
-      if (i::bootstrap::forked()) i::fail(Code::Forked, "wait: the work belongs to the parent process");
+      check_ours(op, "wait");
       if (!op->member) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
       const int64_t until = timeout > 0 ? i::now_ns() + i::seconds_to_ns(timeout) : INT64_MAX;
       if (!op->member->wait(op, until))
@@ -762,7 +792,10 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
   return guarded([&] {
     Op *op = op_of(work);
     if (!op) i::fail(Code::Argument, "test: the work is NULL");
-    if (!op->over() && op->member && !i::bootstrap::forked()) op->member->drive();
+    if (!op->over()) {
+      check_ours(op, "test");
+      if (op->member) op->member->drive();
+    }
     return op->over() ? result_of(op) : ISTHMUS_IN_PROGRESS;
   });
 }
@@ -778,6 +811,7 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
   return guarded([&] {
     Op *op = op_of(work);
     if (!op || !done) i::fail(Code::Argument, "on_done: work and callback must not be NULL");
+    if (!op->over()) check_ours(op, "on_done");
     op->callback_lock.lock();
     const bool over = op->over();
     if (!over) {
@@ -795,8 +829,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
     if (!work) i::fail(Code::Argument, "work_order: work must not be NULL");
     Op *op = op_of(work);
     if (!op->member && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
-    if (i::bootstrap::forked())
-      i::fail(Code::Forked, "work_order: the operation belongs to the parent process; a forked child must not use it");
+    check_ours(op, "work_order");
     if (!op->over() && op->call.order_later) op->member->order(op, stream);
     if (op->over()) return result_of(op);
     if (op->member->failed()) {
@@ -808,7 +841,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
 }
 
 void isthmus_work_release(isthmus_work_t work) {
-  if (work) OpPool::instance().release(op_of(work));
+  if (work && op_of(work)->birth.here()) OpPool::instance().release(op_of(work));
 }
 
 }  // extern "C"

@@ -9,11 +9,13 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 
 namespace isthmus {
 namespace {
 
 std::atomic<int> callers_socket{-1};
+const InChild forgets_socket([](void *) noexcept { callers_socket.store(-1); });
 
 constexpr char kPrefix[] = "isthmus-bell-";  // behind a null byte: an abstract name
 

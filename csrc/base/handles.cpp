@@ -18,7 +18,7 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
 }
 
 void prefault(const std::byte *data, size_t bytes) noexcept {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes + page - 1) / page * page;

@@ -69,6 +69,11 @@ class Sink final : public spdlog::sinks::sink {
 
   // Held across a fork, so the child finds the sink whole.
   std::mutex &mutex() noexcept { return mutex_; }
+  void begin_in_child() noexcept {
+    rank_ = -1;  // that was the parent's
+    certain_ = false;
+    mutex_.unlock();
+  }
 
  private:
   struct Rank final : spdlog::custom_flag_formatter {
@@ -125,25 +130,21 @@ class Sink final : public spdlog::sinks::sink {
   bool certain_ = false;
 };
 
-// Never destroyed: the control thread may log while static destructors run.
-Sink &sink() {
-  static Sink *const the_sink = [] {
-    auto *made = new Sink;
-    static Sink *held = made;
-    ::pthread_atfork([] { held->mutex().lock(); }, [] { held->mutex().unlock(); }, [] { held->mutex().unlock(); });
-    return made;
-  }();
-  return *the_sink;
-}
+// Never destroyed: the control thread may log while static destructors run. Made when the library is loaded, so that no fork comes between.
+Sink *const the_sink = [] {
+  static constinit Sink *held = nullptr;
+  held = new Sink;
+  ::pthread_atfork([] { held->mutex().lock(); }, [] { held->mutex().unlock(); }, [] { held->begin_in_child(); });
+  return held;
+}();
+Sink &sink() { return *the_sink; }
 
-spdlog::logger &log() {
-  static spdlog::logger *logger = [] {
-    auto *l = new spdlog::logger("isthmus", std::shared_ptr<spdlog::sinks::sink>(&sink(), [](spdlog::sinks::sink *) {}));
-    l->set_level(spdlog::level::trace);  // log_on() has looked
-    return l;
-  }();
-  return *logger;
-}
+spdlog::logger *const the_logger = [] {
+  auto *l = new spdlog::logger("isthmus", std::shared_ptr<spdlog::sinks::sink>(the_sink, [](spdlog::sinks::sink *) {}));
+  l->set_level(spdlog::level::trace);  // log_on() has looked
+  return l;
+}();
+spdlog::logger &log() { return *the_logger; }
 
 }  // namespace
 

@@ -4,7 +4,6 @@
 
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
-#include "net/fork_guard.hpp"
 
 namespace isthmus::bootstrap {
 namespace {
@@ -92,8 +91,6 @@ class Callback final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> callback_exchange(ExchangeFn fn, void *context, int rank, int world) {
-  net::guard_forks();
-  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
   check_rank(rank, world);
   if (!fn) fail(Code::Argument, "the exchange function is NULL");
   if (world == 1) return lone_exchange();

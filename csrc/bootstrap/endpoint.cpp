@@ -6,7 +6,6 @@
 #include "base/error.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh.hpp"
-#include "net/fork_guard.hpp"
 #include "net/siphash.hpp"
 #include "net/wire.hpp"
 
@@ -26,7 +25,6 @@ std::string read_file(const char *path) {
 }  // namespace
 
 Bytes16 random_bytes16() { return net::random16(); }
-bool forked() noexcept { return net::forked(); }
 
 std::string hex(const Bytes16 &b) {
   std::string out;

@@ -113,17 +113,15 @@ Peer *Mesh::State::find(uint32_t index) {
 }
 
 Mesh::Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t arena_bytes, const std::string &route_hint) {
-  net::guard_forks();
-  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
   state_ = std::make_unique<State>(settings, events, arena_fd, arena_bytes, route_hint);
 }
 
 Mesh::~Mesh() {
-  if (forked()) static_cast<void>(state_.release());  // its thread and descriptors exist in the parent only
+  if (!birth_.here()) static_cast<void>(state_.release());  // its thread and descriptors exist in the parent only
 }
 
 void Mesh::shut_down() noexcept {
-  if (!forked()) state_->shut_down();
+  if (birth_.here()) state_->shut_down();
 }
 
 const Endpoint &Mesh::self() const noexcept { return state_->self; }

@@ -7,8 +7,8 @@
 // are passed. Each side reads the header of the other's before it maps it, and the nonce in it must have been read back before
 // memory counts as shared. A host's identity only nominates: where the socket is not here, TCP is tried. Deaths: pidfd (from
 // SO_PEERCRED's pid) for shared peers, else the control connection's end; on it heartbeats are always on their way, so a host that vanishes
-// is lost when nothing has been acknowledged for 100 of them. A forked child closes every descriptor in an atfork handler
-// (forked() is then true there).
+// is lost when nothing has been acknowledged for 100 of them. A forked child closes every descriptor in an atfork handler;
+// it makes a mesh of its own, and its parent's is not to be used there.
 #pragma once
 
 #include <array>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "base/handles.hpp"
 #include "base/settings.hpp"
 
@@ -28,7 +29,6 @@ namespace isthmus::bootstrap {
 using Bytes16 = std::array<uint8_t, 16>;
 Bytes16 random_bytes16();
 std::string hex(const Bytes16 &b);
-bool forked() noexcept;  // true in a child forked after the library was first used
 
 struct Endpoint {     // how to reach a process; travels in blobs
   Bytes16 process{};  // random, one a process
@@ -94,6 +94,7 @@ class Mesh {
  private:
   struct State;
   std::unique_ptr<State> state_;
+  const Birth birth_;
 };
 
 }  // namespace isthmus::bootstrap

@@ -211,7 +211,9 @@ std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, std::uniq
 }
 
 Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline) {
-  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
+  if (!birth_.here())
+    fail(Code::Forked,
+         "connect: these connections belong to the parent process; a forked child makes communicators of its own");
   State &s = *state_;
   const Bytes16 process = endpoint.process;
   if (process == s.self.process) fail(Code::Argument, "a process cannot connect to itself");

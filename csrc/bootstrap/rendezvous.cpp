@@ -5,11 +5,12 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <optional>
 
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
-#include "net/fork_guard.hpp"
 #include "net/siphash.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
@@ -25,15 +26,13 @@ struct PendingIds {
   std::mutex mutex;
   std::map<Bytes16, std::vector<UniqueFd>> by_key;  // under mutex
 };
-PendingIds &pending_ids() {
-  static auto *p = new PendingIds;  // never destroyed, as other static objects may still use it
-  return *p;
-}
+PerProcess<PendingIds> the_pending;
 
-void check_not_forked() {
-  net::guard_forks();
-  if (forked()) fail(Code::Forked, "this process was forked from one that uses Isthmus; start it by exec (spawn) instead");
-}
+struct ProcessId {
+  std::mutex mutex;
+  std::optional<Bytes16> id;  // under mutex; constant once made
+};
+PerProcess<ProcessId> the_process;
 
 // Somebody listens at our address. If that is another rank 0 of this job, it tells us (and learns of us) in the rendezvous.
 void meet_other_root(const std::string &address, int world, const Bytes16 &key, Deadline deadline) {
@@ -98,8 +97,10 @@ std::vector<net::Address> reachable_addresses(const std::string &interface) {
 }
 
 const Bytes16 &rendezvous_process() noexcept {
-  static const Bytes16 id = net::random16();
-  return id;
+  ProcessId &own = *the_process;
+  const std::lock_guard lock(own.mutex);
+  if (!own.id) own.id = net::random16();
+  return *own.id;
 }
 
 std::unique_ptr<Exchange> lone_exchange() { return std::make_unique<Lone>(); }
@@ -116,7 +117,6 @@ void check_blob(const Blob &mine) {
 
 std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int world, const Bytes16 &key,
                                        const Settings &settings, Deadline deadline, const Bytes16 &job) {
-  check_not_forked();
   check_rank(rank, world);
   const net::HostPort hp = net::split_host_port(address);
   if (world == 1) return lone_exchange();
@@ -151,13 +151,12 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
 }
 
 void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
-  check_not_forked();
   std::vector<UniqueFd> listeners = listen_reachable(settings, "unique id");
   UniqueId u;
   u.key = net::random16();
   for (const UniqueFd &fd : listeners) u.addresses.push_back(net::local_address(fd.get()).text());
   pack_unique_id(u, id);
-  PendingIds &pending = pending_ids();
+  PendingIds &pending = *the_pending;
   const std::lock_guard lock(pending.mutex);
   if (pending.by_key.size() >= kMaxPendingIds)
     fail(Code::Resource, "{} unique ids were created and not used; create one for each init", kMaxPendingIds);
@@ -165,18 +164,18 @@ void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
 }
 
 std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int rank, int world, const Settings &, Deadline) {
-  check_not_forked();
   check_rank(rank, world);
   UniqueId u = unpack_unique_id(id);
   std::vector<UniqueFd> listeners;
   if (rank == 0) {
-    PendingIds &pending = pending_ids();
+    PendingIds &pending = *the_pending;
     const std::lock_guard lock(pending.mutex);
     const auto at = pending.by_key.find(u.key);
     if (at == pending.by_key.end())
       fail(Code::Argument,
-           "this unique id was created in another process, or was used before: rank 0 must run in the process that "
-           "created it, and each init needs its own");
+           "this unique id was created in another process (one that this was forked from is another), or was used before: "
+           "rank "
+           "0 must run in the process that created it, and each init needs its own");
     listeners = std::move(at->second);
     pending.by_key.erase(at);
   }

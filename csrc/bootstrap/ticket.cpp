@@ -9,10 +9,10 @@
 #include <system_error>
 #include <thread>
 
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
-#include "net/fork_guard.hpp"
 #include "net/siphash.hpp"
 #include "net/socket.hpp"
 
@@ -24,6 +24,7 @@ constexpr size_t kBody = kTicketBytes - 8;     // then a checksum
 constexpr int kMostServed = 1024;              // tickets that nobody has used yet, and exchanges that go on
 
 std::atomic<int> served{0};
+const InChild forgets_served([](void *) noexcept { served.store(0, std::memory_order_relaxed); });
 
 uint64_t checksum(std::span<const std::byte> body) {
   const Bytes16 h = net::siphash128({}, body);

@@ -12,6 +12,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "ccl/front_door.hpp"
@@ -343,14 +344,19 @@ class Hccl final : public Library {
   Opened o_;
 };
 
+struct HcclOpened {
+  std::mutex mutex;
+  std::shared_ptr<Library> library;
+};
+PerProcess<HcclOpened> hccl_opened;
+
 }  // namespace
 
 std::shared_ptr<Library> open_hccl(const std::string &path) {
-  static std::mutex mutex;
-  static auto *const library = new std::shared_ptr<Library>;  // outlives static destruction
-  const std::lock_guard lock(mutex);
-  if (!*library) *library = std::make_shared<Hccl>(path);
-  return *library;
+  HcclOpened &mine = *hccl_opened;
+  const std::lock_guard lock(mine.mutex);
+  if (!mine.library) mine.library = std::make_shared<Hccl>(path);
+  return mine.library;
 }
 
 }  // namespace isthmus::ccl

@@ -12,15 +12,13 @@ struct Row {
   std::string family, vendor;
   bool threads;  // ranks of one island may be threads of one process
 };
-const std::vector<Row> &rows() {
-  static const auto *const all = [] {
-    auto *const r = new std::vector<Row>{{"oneccl", "host", false}};
-    for (const NcclFamily &f : nccl_families()) r->push_back({f.family, f.vendor, true});
-    r->push_back({"hccl", "acl", true});
-    return r;
-  }();
-  return *all;
-}
+const std::vector<Row> &all_rows = *[] {
+  auto *const r = new std::vector<Row>{{"oneccl", "host", false}};
+  for (const NcclFamily &f : nccl_families()) r->push_back({f.family, f.vendor, true});
+  r->push_back({"hccl", "acl", true});
+  return r;
+}();
+const std::vector<Row> &rows() { return all_rows; }
 
 }  // namespace
 

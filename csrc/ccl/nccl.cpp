@@ -15,6 +15,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "ccl/front_door.hpp"
 #include "ccl/nccl_abi.hpp"
@@ -424,6 +425,12 @@ class Nccl final : public Library {
   Opened o_;
 };
 
+struct NcclOpened {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Library>> libraries;
+};
+PerProcess<NcclOpened> nccl_opened;
+
 }  // namespace
 
 std::span<const NcclFamily> nccl_families() noexcept {
@@ -436,12 +443,11 @@ std::span<const NcclFamily> nccl_families() noexcept {
 }
 
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path) {
-  static std::mutex mutex;
-  static auto *const opened = new std::map<std::string, std::shared_ptr<Library>>;  // outlives static destruction
-  const std::lock_guard lock(mutex);
-  if (const auto it = opened->find(family); it != opened->end()) return it->second;
+  NcclOpened &mine = *nccl_opened;
+  const std::lock_guard lock(mine.mutex);
+  if (const auto it = mine.libraries.find(family); it != mine.libraries.end()) return it->second;
   for (const Row &row : kRows)
-    if (family == row.family) return (*opened)[family] = std::make_shared<Nccl>(row, path);
+    if (family == row.family) return mine.libraries[family] = std::make_shared<Nccl>(row, path);
   fail(Code::Argument, "there is no library of the family {} here", family);
 }
 

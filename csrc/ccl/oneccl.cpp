@@ -17,6 +17,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "ccl/oneccl_abi.hpp"
 #include "ccl/oneccl_leftovers.hpp"
 #include "device/abandoned.hpp"
@@ -459,14 +460,32 @@ class OneCcl final : public Library {
   std::weak_ptr<device::Stream> stream_;  // of the communicators that live
 };
 
+struct OneCclOpened {
+  std::mutex mutex;
+  std::shared_ptr<Library> library;
+};
+PerProcess<OneCclOpened> oneccl_opened;
+constinit Beginning oneccl_begun;  // its threads and connections do not live on in a forked child
+
 }  // namespace
 
 std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string &interface) {
-  static std::mutex mutex;
-  static std::shared_ptr<Library> *const library = new std::shared_ptr<Library>;  // outlives static destruction
-  const std::lock_guard lock(mutex);
-  if (!*library) *library = std::make_shared<OneCcl>(path, interface);
-  return *library;
+  OneCclOpened &mine = *oneccl_opened;
+  const std::lock_guard lock(mine.mutex);
+  if (mine.library) return mine.library;
+  if (oneccl_begun.in_a_parent())
+    fail(Code::Forked,
+         "oneccl: the parent process has opened it, and it does not work in a forked child; start this process by spawn, or "
+         "set "
+         "ISTHMUS_CCL=none");
+  oneccl_begun.note();
+  try {
+    mine.library = std::make_shared<OneCcl>(path, interface);
+  } catch (...) {
+    oneccl_begun.take_back();
+    throw;
+  }
+  return mine.library;
 }
 
 }  // namespace isthmus::ccl

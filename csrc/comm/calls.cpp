@@ -371,16 +371,21 @@ void stand_by_call(engine::Call &call) {
 
 }  // namespace
 
+void Communicator::check_ours(const char *what) const {
+  if (member_->ours()) return;
+  fail(Code::Forked,
+       "{}: communicator '{}' belongs to the parent process, and a forked child cannot use it; make one here (init, with an "
+       "address "
+       "or id of its own), or call this in the parent",
+       what, this->name());
+}
+
 void Communicator::prepare(const Request &r, engine::Op &op) {
   const Collective c = r.collective;
   const char *name = plan::collective_name(c);
   const int world = member_->world(), me = member_->rank();
   if (destroyed_.load(std::memory_order_acquire))
     fail(Code::Argument, "{}: communicator '{}' was destroyed", name, this->name());
-  if (bootstrap::forked())
-    fail(Code::Forked,
-         "{}: communicator '{}' belongs to the parent process; a forked child must not use it (forking itself is fine)",
-         name, this->name());
   if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name, r.dtype);
   if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name, r.op);
   const auto t = static_cast<DType>(r.dtype);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <random>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -91,8 +90,10 @@ void note_missing_profiles(const topology::Topology &t, const std::string &name)
 constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a window; smaller ones travel with their frames
 
 uint32_t random32() {
-  static thread_local std::mt19937 generator{std::random_device{}()};
-  return static_cast<uint32_t>(generator());
+  const bootstrap::Bytes16 bytes = bootstrap::random_bytes16();
+  uint32_t number;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return number;
 }
 
 // Every rank must be able to take part, run the same protocol and the same agreed settings; the text names who differs.

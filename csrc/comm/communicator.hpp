@@ -79,6 +79,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void order_streams(void *before, void *after);
   // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
   void prepare(const Request &request, engine::Op &op);
+  // Error(Forked) where it belongs to a process that this one was forked from.
+  void check_ours(const char *what) const;
   // Before an operation is submitted, or any of its group. Error, and nothing was started, where a callback would have to wait in the call.
   // Host memory that was given with a stream: before it is submitted the caller waits here until the stream has come so far, and behind it for
   // its end, so that what the stream is given later is behind the operation. Does nothing for others. Error, and the communicator fails,

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "comm/communicator.hpp"
 
 namespace isthmus::comm {
@@ -12,6 +13,9 @@ struct Group {
   Status failure;
 };
 thread_local Group group;
+const InChild forgets_group([](void *) noexcept {  // an open one is the parent's, and what it holds is not let go of here
+  if (group.depth > 0) ::new (&group) Group;
+});
 
 }  // namespace
 

@@ -15,11 +15,19 @@
 #include <new>
 #include <thread>
 
+#include "base/fork.hpp"
+#include "device/calling.hpp"
+
 namespace isthmus::device {
 namespace {
 
 std::atomic<size_t> the_abandoned{0};
 std::atomic<int> the_stuck{0};
+const InChild forgets_threads([](void *) noexcept {  // none of those threads is there
+  the_abandoned.store(0);
+  the_stuck.store(0);
+  spot_here = nullptr;
+});
 
 void end_without_destructors(int status, void *) {
   if (the_stuck.load() == 0) return;

@@ -335,6 +335,6 @@ AclCalls open() {
 
 }  // namespace
 
-Runtime &acl_runtime() { return opened_once<VendorRuntime<AclCalls>>(open); }
+Runtime &acl_runtime() { return Opened<AclCalls>::once(open); }
 
 }  // namespace isthmus::device

@@ -315,6 +315,6 @@ CudaCalls open() {
 
 }  // namespace
 
-Runtime &cuda_runtime() { return opened_once<VendorRuntime<CudaCalls>>(open); }
+Runtime &cuda_runtime() { return Opened<CudaCalls>::once(open); }
 
 }  // namespace isthmus::device

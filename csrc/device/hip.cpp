@@ -306,6 +306,6 @@ HipCalls open() {
 
 }  // namespace
 
-Runtime &hip_runtime() { return opened_once<VendorRuntime<HipCalls>>(open); }
+Runtime &hip_runtime() { return Opened<HipCalls>::once(open); }
 
 }  // namespace isthmus::device

@@ -17,6 +17,7 @@
 #include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 
@@ -35,6 +36,7 @@ constexpr uint64_t kOpen = ~uint64_t{0};
 // Where threads sleep that wait for a counter: one for all of them, because whoever sees a counter's value may end the counter at once,
 // and the bell is rung after that.
 Doorbell the_bell;
+const InChild renews_bell([](void *) noexcept { new (&the_bell) Doorbell; });
 
 // A number that rises.
 struct Counter {
@@ -169,7 +171,7 @@ struct Queue {
 class Thread final : public HostStream {
  public:
   Thread(int device, const char *name)
-      : device_(device), process_(::getpid()), queue_(std::make_shared<Queue>(name)), thread_([q = queue_] {
+      : device_(device), queue_(std::make_shared<Queue>(name)), thread_([q = queue_] {
           // A vendor's library writes to sockets whose other end may be gone; that must not be the end of the process.
           sigset_t set;
           sigemptyset(&set);
@@ -179,7 +181,7 @@ class Thread final : public HostStream {
         }) {}
 
   ~Thread() override {
-    if (::getpid() != process_) {  // the thread is the parent's
+    if (!birth_.here()) {  // the thread is the parent's
       thread_.detach();
       return;
     }
@@ -244,7 +246,7 @@ class Thread final : public HostStream {
 
  private:
   const int device_;
-  const pid_t process_;
+  const Birth birth_;
   const std::shared_ptr<Queue> queue_;
   std::thread thread_;
 };
@@ -399,11 +401,10 @@ class HostRuntime final : public Runtime {
   Ranges allocated_, registered_;
 };
 
+PerProcess<HostRuntime> the_runtime;
+
 }  // namespace
 
-Runtime &host_runtime() {
-  static HostRuntime *const runtime = new HostRuntime;  // streams may outlive static destruction
-  return *runtime;
-}
+Runtime &host_runtime() { return *the_runtime; }
 
 }  // namespace isthmus::device

@@ -41,6 +41,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 #include "device/registered.hpp"
@@ -486,14 +487,38 @@ class VendorRuntime final : public Runtime {
 };
 
 // The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open`
-// throws, the next call tries again.
-template <class R, class Open>
-Runtime &opened_once(Open open) {
-  static std::mutex mutex;
-  static R *opened = nullptr;
-  const std::lock_guard lock(mutex);
-  if (!opened) opened = new R(open());
-  return *opened;
-}
+// throws, the next call tries again. What a driver has begun does not go on in a forked child, so it is not asked there.
+template <class Calls>
+class Opened {
+ public:
+  template <class Open>
+  static Runtime &once(Open open) {
+    Held &mine = *held;
+    const std::lock_guard lock(mine.mutex);
+    if (mine.runtime) return *mine.runtime;
+    if (begun.in_a_parent())
+      fail(
+          Code::Forked,
+          "{}: the parent process has begun it, and it does not work in a forked child; start this process by spawn, or set "
+          "ISTHMUS_DEVICE=host for a rank on host memory",
+          Calls::kName);
+    begun.note();
+    try {
+      mine.runtime = new VendorRuntime<Calls>(open());
+    } catch (...) {
+      begun.take_back();
+      throw;
+    }
+    return *mine.runtime;
+  }
+
+ private:
+  struct Held {
+    std::mutex mutex;
+    VendorRuntime<Calls> *runtime = nullptr;
+  };
+  static inline PerProcess<Held> held;
+  static inline constinit Beginning begun;
+};
 
 }  // namespace isthmus::device

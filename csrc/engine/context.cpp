@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "device/abandoned.hpp"
@@ -25,9 +26,20 @@ constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
 
 constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
 
-std::mutex current_mutex;
 // Never destroyed: a thread of an init that nobody waits for may still use it while the process ends.
-std::weak_ptr<Context> &current_context = *new std::weak_ptr<Context>;
+struct Current {
+  std::mutex mutex;  // guards what follows, and how often a context is used
+  std::weak_ptr<Context> context;
+  bool held = false;  // for good, see raised()
+};
+PerProcess<Current> the_current;
+
+struct HostStreams {
+  std::mutex mutex;
+  std::weak_ptr<device::Stream> stream;
+};
+PerProcess<HostStreams> the_host_streams;
+
 std::atomic<int> local_ranks{1};
 thread_local bool own_thread = false;           // the progress or the control thread
 thread_local const Context *watches = nullptr;  // whose sockets this thread watches
@@ -38,12 +50,22 @@ thread_local uint32_t sleeps_unwatching =
 
 thread_local Context::LinkSlot *Context::current_slot = nullptr;
 
+const InChild Context::forgets_([](void *) noexcept {
+  local_ranks.store(1, std::memory_order_relaxed);
+  own_thread = false;
+  watches = nullptr;
+  sleeps_unwatching = 0;
+  current_slot = nullptr;
+});
+
 int Context::processors() noexcept {
-  static const int count = [] {
-    cpu_set_t set;
-    return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
-  }();
-  return count;
+  static std::atomic<int> count{0};
+  int counted = count.load(std::memory_order_relaxed);
+  if (counted != 0) return counted;
+  cpu_set_t set;
+  counted = ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
+  count.store(counted, std::memory_order_relaxed);
+  return counted;
 }
 
 bool Context::oversubscribed() noexcept { return local_ranks.load(std::memory_order_relaxed) > processors(); }
@@ -64,53 +86,52 @@ void Context::note_local_ranks(int ranks) noexcept {
 }
 
 Context::Use Context::acquire(const Settings &settings, const std::string &route_hint) {
-  if (bootstrap::forked())
-    fail(Code::Forked,
-         "this process was forked after Isthmus was used in its parent; call isthmus only in the parent, or start a new "
-         "process");
-  std::lock_guard lock(current_mutex);
-  std::shared_ptr<Context> c = current_context.lock();
+  Current &now = *the_current;
+  std::lock_guard lock(now.mutex);
+  std::shared_ptr<Context> c = now.context.lock();
   if (c) {
     c->settings_.check_process_settings(settings);
   } else {
     // The last reference may fall on one of the context's own threads, which cannot join itself.
     c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
-      if (bootstrap::forked()) return;  // its threads and memory are the parent's
+      if (!gone->birth_.here()) return;  // its threads and memory are the parent's
       if (own_thread) std::thread([gone] { delete gone; }).detach();
       else delete gone;
     });
-    current_context = c;
+    now.context = c;
   }
   ++c->uses_;
   return Use(std::move(c));
 }
 
 Context::Use Context::Use::again() const {
-  std::lock_guard lock(current_mutex);
+  std::lock_guard lock(the_current->mutex);
   ++context_->uses_;
   return Use(context_);
 }
 
 void Context::Use::end() noexcept {
   const std::shared_ptr<Context> c = std::move(context_);
-  if (!c || bootstrap::forked()) return;
-  std::lock_guard lock(current_mutex);
-  if (--c->uses_ == 0 && current_context.lock() == c) current_context.reset();
+  if (!c || !c->birth_.here()) return;
+  Current &now = *the_current;
+  std::lock_guard lock(now.mutex);
+  if (--c->uses_ == 0 && now.context.lock() == c) now.context.reset();
 }
 
 std::shared_ptr<Context> Context::current() {
-  std::lock_guard lock(current_mutex);
-  return current_context.lock();
+  Current &now = *the_current;
+  std::lock_guard lock(now.mutex);
+  return now.context.lock();
 }
 
 void Context::raised(std::string_view what) noexcept {
   const auto c = current();
-  if (!c || bootstrap::forked()) return;
+  if (!c) return;
   {
-    static bool held = false;
-    const std::lock_guard lock(current_mutex);
-    if (c->uses_ == 0 || current_context.lock() != c) return;
-    if (!std::exchange(held, true)) {
+    Current &now = *the_current;
+    const std::lock_guard lock(now.mutex);
+    if (c->uses_ == 0 || now.context.lock() != c) return;
+    if (!std::exchange(now.held, true)) {
       ++c->uses_;
       static_cast<void>(new Use(c));  // never given back: see above
     }
@@ -127,7 +148,7 @@ void Context::raised(std::string_view what) noexcept {
 Context::Raiser Context::raiser() noexcept {
   constexpr int64_t kMomentNs = 10'000'000'000;
   const auto c = current();
-  if (!c || bootstrap::forked()) return Raiser::None;
+  if (!c) return Raiser::None;
   Raiser found = Raiser::None;
   for (const auto &m : c->members()) {
     const Failure why = m->why();
@@ -342,13 +363,12 @@ void Context::give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept {
 }
 
 std::shared_ptr<device::Stream> Context::host_stream() {
-  static std::mutex mutex;
-  static std::weak_ptr<device::Stream> the_stream;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<device::Stream> stream = the_stream.lock();
+  HostStreams &mine = *the_host_streams;
+  const std::lock_guard lock(mine.mutex);
+  std::shared_ptr<device::Stream> stream = mine.stream.lock();
   if (!stream || !stream->status().ok()) {
     stream = device::host_runtime().make_stream(0, "host");
-    the_stream = stream;
+    mine.stream = stream;
   }
   return stream;
 }

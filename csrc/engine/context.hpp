@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "base/handover.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
@@ -241,6 +242,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   };
   RingPlace make_ring();
   static thread_local LinkSlot *current_slot;  // whose link this thread drives just now
+  static const InChild forgets_;
   // Of those who sleep for sockets one watches them all; the others sleep on the doorbell, and are woken when something came for somebody
   // and when the watch is free.
   class Watch {
@@ -270,6 +272,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void courier_loop(Courier &courier);
   void poll_sockets(int64_t ns);
 
+  const Birth birth_;
   Settings settings_;
   int uses_ = 0;  // under the lock of acquire()
   link::Arena arena_;

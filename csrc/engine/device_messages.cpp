@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "base/copy.hpp"
+#include "base/fork.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -25,6 +26,7 @@ struct Held {
   void *stream;  // that comes behind a receive
 };
 thread_local std::vector<Held> held_here;  // what this thread has to see to before its call returns
+const InChild forgets_held([](void *) noexcept { held_here.clear(); });
 
 }  // namespace
 

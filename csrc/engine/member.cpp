@@ -7,6 +7,7 @@
 
 #include "base/copy.hpp"
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 #include "base/one_line.hpp"
@@ -18,6 +19,11 @@ std::atomic<int (*)()> interrupt_check{nullptr};
 std::atomic<void (*)()> late_hook{nullptr};
 thread_local const Op *awaited_here = nullptr;     // by this thread, in wait()
 thread_local const Member *driven_here = nullptr;  // whose operations this thread drives, holding its exec flag
+const InChild forgets_driven([](void *) noexcept {
+  late_hook.store(nullptr);
+  awaited_here = nullptr;
+  driven_here = nullptr;
+});
 
 }  // namespace
 
@@ -77,7 +83,7 @@ Member::Member(MemberSetup s)
 }
 
 Member::~Member() {
-  if (bootstrap::forked()) {  // the parent's memory, and its threads
+  if (!birth_.here()) {  // the parent's memory, and its threads
     (void)island_.release();
     (void)porter_.release();
     rings_.take_all();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
 #include "engine/context.hpp"
 #include "engine/island.hpp"
 #include "engine/mailbox.hpp"
@@ -152,6 +153,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
+  bool ours() const noexcept { return birth_.here(); }  // of this process, and not of one that it was forked from
   int rank() const noexcept { return rank_; }
   int world() const noexcept { return world_; }
   uint32_t index() const noexcept { return index_; }
@@ -464,6 +466,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::string path_text(const Op &op) const;
   std::string about(const Op &op) const;  // why it ends: what it is, and why this has failed
 
+  const Birth birth_;
   std::shared_ptr<Context> context_;
   const topology::Topology topology_;
   const int rank_, world_;

@@ -7,6 +7,11 @@ namespace isthmus::engine {
 namespace {
 link::SpinLock frame_lock;
 link::Outgoing *frame_free = nullptr;
+const InChild forgets_frames([](void *) noexcept {
+  new (&frame_lock) link::SpinLock;
+  frame_free = nullptr;
+});
+PerProcess<OpPool> the_pool;  // works may be released by static destructors
 }  // namespace
 
 link::Outgoing *take_frame() {
@@ -27,10 +32,7 @@ void give_frame(link::Outgoing &frame) {
   frame_lock.unlock();
 }
 
-OpPool &OpPool::instance() {
-  static OpPool *pool = new OpPool;  // never destroyed: works may be released by static destructors
-  return *pool;
-}
+OpPool &OpPool::instance() { return *the_pool; }
 
 Op *OpPool::take() {
   lock_.lock();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "device/runtime.hpp"
 #include "engine/bounces.hpp"
 #include "link/frame.hpp"
@@ -167,6 +168,7 @@ struct Op {
   void (*done)(void *, int, const char *) = nullptr;
   void *done_context = nullptr;
 
+  const Birth birth;
   std::atomic<uint32_t> references{0};
   Op *queue_next = nullptr;  // the member's FIFO, or the pool
   bool inline_op = false;    // belongs to its member, not to the pool

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sys/stat.h>
 
-#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -16,23 +15,18 @@ struct Entry {
   ino_t inode = 0;
 };
 
-std::atomic<bool> g_forked{false};
-
 struct Registry {
   std::mutex mutex;
   std::vector<Entry> by_fd;
 };
 
-Registry &registry() {
-  static auto *r = new Registry;  // never destroyed: a fork may come during static destruction
-  return *r;
-}
+Registry &the_registry = *new Registry;  // never destroyed: a fork may come during static destruction
 
 // The mutex is held across the fork, so the child sees a whole registry.
-void before_fork() { registry().mutex.lock(); }
-void in_parent() { registry().mutex.unlock(); }
+void before_fork() { the_registry.mutex.lock(); }
+void in_parent() { the_registry.mutex.unlock(); }
 void in_child() {
-  Registry &r = registry();
+  Registry &r = the_registry;
   for (size_t fd = 0; fd < r.by_fd.size(); ++fd) {
     struct stat s;
     const Entry &e = r.by_fd[fd];
@@ -40,30 +34,24 @@ void in_child() {
       ::close(static_cast<int>(fd));
   }
   for (Entry &e : r.by_fd) e.set = false;
-  g_forked.store(true, std::memory_order_relaxed);  // one thread is alive in the child
   r.mutex.unlock();
 }
 
+// When the library is loaded: no fork comes between this and the first descriptor.
+[[maybe_unused]] const int installed = ::pthread_atfork(before_fork, in_parent, in_child);
+
 void forget(int fd) noexcept {
-  Registry &r = registry();
+  Registry &r = the_registry;
   const std::lock_guard lock(r.mutex);
   if (static_cast<size_t>(fd) < r.by_fd.size()) r.by_fd[static_cast<size_t>(fd)].set = false;
 }
 
 }  // namespace
 
-void guard_forks() {
-  static const int installed = pthread_atfork(before_fork, in_parent, in_child);
-  static_cast<void>(installed);
-}
-
-bool forked() noexcept { return g_forked.load(std::memory_order_relaxed); }
-
 void close_in_child(int fd) {
-  guard_forks();
   struct stat s;
   if (fd < 0 || ::fstat(fd, &s) != 0) return;
-  Registry &r = registry();
+  Registry &r = the_registry;
   const std::lock_guard lock(r.mutex);
   if (r.by_fd.size() <= static_cast<size_t>(fd)) r.by_fd.resize(static_cast<size_t>(fd) + 1);
   r.by_fd[static_cast<size_t>(fd)] = {true, s.st_dev, s.st_ino};

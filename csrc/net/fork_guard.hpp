@@ -7,10 +7,6 @@
 
 namespace isthmus::net {
 
-// Installs the handlers (first call) and makes forked() true in every child forked from now on.
-void guard_forks();
-bool forked() noexcept;
-
 // `fd` is to be closed in forked children. Sockets and files are told from a later descriptor of the same number by their
 // inode, so their owner may close them without a word; descriptors without an inode of their own (epoll, eventfd) belong in
 // a GuardedFd.

@@ -18,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "base/file_name.hpp"
+#include "base/fork.hpp"
 #include "base/handles.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
@@ -40,16 +41,14 @@ struct Dumper {
   uint64_t taken = 0, written = 0;  // of the requests
   bool other = false;               // somebody else writes
   bool stop = false;
-  bool handles = false;  // the signal
   std::thread thread;
 };
 
 // Never destroyed: a signal may come while static destructors run.
-Dumper &dumper() {
-  static auto *const the_dumper = new Dumper;
-  return *the_dumper;
-}
+PerProcess<Dumper> the_dumper;
+Dumper &dumper() { return *the_dumper; }
 std::atomic<Dumper *> the_handlers{nullptr};  // set before the handler is
+bool handles = false;  // the signal; guarded by Dumper::watching. A forked child has its parent's handler
 
 // All that a signal handler may do: it wakes the thread.
 void want() {
@@ -154,7 +153,7 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
       struct sigaction ours = {};
       ours.sa_handler = on_signal;
       ours.sa_flags = SA_RESTART;
-      d.handles = ::sigaction(SIGUSR1, &ours, nullptr) == 0;
+      handles = ::sigaction(SIGUSR1, &ours, nullptr) == 0;
     }
   }
   d.communicators.push_back(comm);
@@ -174,7 +173,7 @@ void unwatch(const comm::Communicator &comm) noexcept {
     d.stop = true;
     engine::Member::set_late_hook(nullptr);
     struct sigaction now = {};
-    if (std::exchange(d.handles, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
+    if (std::exchange(handles, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
       now.sa_handler = SIG_DFL;
       ::sigaction(SIGUSR1, &now, nullptr);
     }

@@ -113,8 +113,8 @@ void Communicator::adopt(isthmus_comm_t handle) {
 }
 
 Communicator::~Communicator() {
-  if (pid_ != getpid()) return;  // a forked child: the parent owns it
   open_communicators().erase(this);
+  if (pid_ != getpid()) return;  // a forked child: the parent owns it
   free_handle();
 }
 

@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <pthread.h>
+
 #include "collectives.hpp"
 
 namespace isthmus::python {
@@ -165,6 +167,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("destroy_all", &Communicator::destroy_all, py::arg("seconds"));
   m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
   install_interrupt_check();
+  ::pthread_atfork(nullptr, nullptr, forget_group);
 }
 
 }  // namespace isthmus::python

@@ -127,6 +127,11 @@ Group &this_thread_group() noexcept {
   return *group;
 }
 
+void forget_group() noexcept {
+  Group &group = this_thread_group();
+  if (group.depth > 0) ::new (&group) Group;  // what it held is not let go of here
+}
+
 void group_begin() {
   isthmus_result result;
   {

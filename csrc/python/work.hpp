@@ -52,6 +52,7 @@ struct Group {
   std::vector<py::object> communicators;
 };
 Group &this_thread_group() noexcept;
+void forget_group() noexcept;  // in a forked child: an open one is the parent's
 
 void group_begin();
 // Ends the innermost group. With `async_op` the result is a Work for all of it, which only the outermost group may ask for.

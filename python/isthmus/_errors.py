@@ -63,7 +63,7 @@ class AuthError(Error):
 
 
 class ForkedError(Error):
-    """Isthmus was used in a forked child. The fork itself is harmless; start processes that communicate with spawn."""
+    """A forked child used its parent's communicator, or device. It can make communicators of its own, on host memory."""
 
 
 class InterruptedError(Error, builtins.InterruptedError):  # named as in isthmus.h

@@ -4,14 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <semaphore>
 #include <set>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -21,6 +26,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/file_name.hpp"
+#include "base/fork.hpp"
 #include "base/handover.hpp"
 #include "base/log.hpp"
 #include "base/one_line.hpp"
@@ -459,6 +465,30 @@ TEST_F(LogFile, OfAForkedChildIsItsOwnWhereThePatternHasTheProcess) {
   EXPECT_TRUE(contains(read("shared"), "[isthmus " + own + " ") && contains(read("shared"), "[isthmus " + pid + " "));
 }
 
+TEST_F(LogFile, ForgetsTheParentsRankInAForkedChild) {
+  isthmus::set_log_file(path("log"));
+  const int parents = 7, own = 3;
+  note_log_ranks(std::span(&parents, 1), true);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ISTHMUS_INFO("before it has a rank");
+    note_log_ranks(std::span(&own, 1), false);
+    ISTHMUS_INFO("with its rank");
+    ::_exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+  ISTHMUS_INFO("the parent");
+  forget_log_rank();
+  std::ifstream file(path("log"));
+  std::string first, second, third;
+  std::getline(file, first), std::getline(file, second), std::getline(file, third);
+  EXPECT_FALSE(contains(first, "rank 7") || contains(first, "rank 3")) << first;
+  EXPECT_TRUE(contains(second, " rank 3 ")) << second;
+  EXPECT_TRUE(contains(third, " rank 7 ")) << third;
+}
+
 TEST_F(LogFile, HasWholeLinesWhateverThreadsAndForksAreUnderWay) {
   isthmus::set_log_file(path("log"));
   constexpr int kLines = 200, kForks = 20;
@@ -483,6 +513,66 @@ TEST_F(LogFile, HasWholeLinesWhateverThreadsAndForksAreUnderWay) {
   for (std::string line; std::getline(file, line); ++lines)
     ASSERT_TRUE(line.starts_with("[isthmus ") && line.ends_with(">") && line.rfind("[isthmus ") == 0) << line;
   EXPECT_EQ(lines, 4 * kLines + kForks);
+}
+
+// ---- forks
+
+std::atomic<int> hooks{0};
+const InChild counts([](void *) noexcept { ++hooks; });
+struct Counted {
+  std::mutex mutex;
+  int number = 0;
+};
+PerProcess<Counted> counted;
+
+// In a child of this process.
+void in_child(const std::function<bool()> &holds) {
+  const pid_t pid = ::fork();
+  if (pid == 0) ::_exit(holds() ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(Fork, WhatWasMadeBeforeIsNotTheChildsAndWhatTheChildMakesIs) {
+  const Birth parents;
+  EXPECT_TRUE(parents.here());
+  in_child([&] {
+    const Birth own;
+    bool good = !parents.here() && own.here();
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) ::_exit(!parents.here() && !own.here() && Birth().here() ? 0 : 1);
+    int status = -1;
+    return ::waitpid(grandchild, &status, 0) == grandchild && status == 0 && good;
+  });
+  EXPECT_TRUE(parents.here());
+}
+
+TEST(Fork, AChildHasAnObjectOfItsOwnWhateverThreadHoldsTheParents) {
+  counted->number = 5;
+  std::binary_semaphore held{0}, over{0};
+  std::thread holder([&] {
+    const std::lock_guard lock(counted->mutex);
+    held.release();
+    over.acquire();
+  });
+  held.acquire();
+  in_child([] { return counted->mutex.try_lock() && counted->number == 0 && hooks == 1; });
+  over.release();
+  holder.join();
+  EXPECT_EQ(counted->number, 5);
+  EXPECT_EQ(hooks, 0);
+}
+
+TEST(Fork, WhatAParentHasBegunIsKnownInItsChildrenAlone) {
+  static constinit Beginning beginning;
+  EXPECT_FALSE(beginning.in_a_parent());
+  in_child([&] { return !beginning.in_a_parent(); });
+  beginning.note();
+  EXPECT_FALSE(beginning.in_a_parent());
+  in_child([&] { return beginning.in_a_parent(); });
+  beginning.take_back();
+  in_child([&] { return !beginning.in_a_parent(); });
 }
 
 // ---- the recorder --------------------------------------------------------------------------------------------------------

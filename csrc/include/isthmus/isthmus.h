@@ -15,7 +15,8 @@
  *   - Any function may be called from any thread. Calls on ONE communicator from several threads are serialised in an order
  *     that only the caller can make equal on all ranks.
  *   - After an error was returned no thread and no peer touches the buffers. Their content is undefined.
- *   - A forked child must not call the library (ISTHMUS_ERR_FORKED); the fork itself is harmless.
+ *   - A forked child makes communicators of its own. Its parent's handles are of no use there (ISTHMUS_ERR_FORKED), and the
+ *     fork does not harm them; destroying or releasing one there does nothing.
  */
 #ifndef ISTHMUS_H
 #define ISTHMUS_H
@@ -51,7 +52,7 @@ typedef enum isthmus_result {
   ISTHMUS_ERR_RESOURCE = 7,  /* out of staging memory, descriptors, ... */
   ISTHMUS_ERR_SYSTEM = 8,    /* a system call failed */
   ISTHMUS_ERR_AUTH = 9,      /* a peer could not prove the job key */
-  ISTHMUS_ERR_FORKED = 10,   /* used in a forked child */
+  ISTHMUS_ERR_FORKED = 10,   /* the parent's, used in a forked child */
   ISTHMUS_ERR_INTERRUPTED = 11, /* the interrupt check (Ctrl-C) ended a blocking call; the communicator is aborted */
   ISTHMUS_ERR_UNSUPPORTED = 12, /* a combination that has no meaning, or that this build cannot do */
   ISTHMUS_IN_PROGRESS = 13,  /* isthmus_work_test: not done yet. Not an error. */
