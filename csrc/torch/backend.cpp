@@ -1,8 +1,6 @@
 // The life of a group, and how a call becomes a Work.
 #include "backend.hpp"
 
-#include <unistd.h>
-
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -58,7 +56,7 @@ std::string owned_text(char *json) {
 
 Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
                  const std::string &name)
-    : c10d::Backend(rank, size), options_(std::move(options)), name_(name), process_(::getpid()) {
+    : c10d::Backend(rank, size), options_(std::move(options)), name_(name) {
   init();
   if (options_->timeout <= kNoTimeout) bad_argument("the timeout of a group must be positive");
   const interpreter::WithoutGil without_gil;
@@ -89,6 +87,14 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
 Backend::~Backend() { shutdown(); }
 
 Backend::Entry::Entry(Backend &backend) : backend_(backend) {
+  if (!backend_.birth_.here()) {
+    raise(
+        ISTHMUS_ERR_FORKED,
+        c10::str(
+            "group ", backend_.name_,
+            " belongs to the parent process, and a forked child cannot use it; make one here (destroy_process_group, which "
+            "leaves the parent's as it is, then init_process_group with a store of its own)"));
+  }
   backend_.inside_.fetch_add(1);
   if (backend_.closed_.load()) {
     backend_.inside_.fetch_sub(1);
@@ -98,11 +104,11 @@ Backend::Entry::Entry(Backend &backend) : backend_(backend) {
 }
 
 void Backend::shutdown() {
-  if (!closed_.load() && comm_ && process_ == ::getpid()) {  // a flight record needs the group open
+  if (!closed_.load() && comm_ && birth_.here()) {  // a flight record needs the group open
     const interpreter::WithoutGil without_gil;
     static_cast<void>(isthmus_dump_settle(kExitSeconds));
   }
-  if (closed_.exchange(true) || !comm_ || process_ != ::getpid()) return;
+  if (closed_.exchange(true) || !comm_ || !birth_.here()) return;
   {
     const std::lock_guard lock(registry().mutex);
     registry().backends.erase(this);
@@ -139,7 +145,7 @@ void Backend::shutdown_all() {
 void Backend::forked() noexcept { the_registry.store(new Registry, std::memory_order_release); }
 
 void Backend::abort() {
-  if (closed_.load() || process_ != ::getpid()) return;
+  if (closed_.load() || !birth_.here()) return;
   const Entry entry(*this);
   check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
 }

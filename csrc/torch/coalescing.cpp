@@ -40,6 +40,12 @@ void cancel() {
 
 bool open() noexcept { return is_open; }
 
+void forked() noexcept {
+  if (!is_open) return;
+  ::new (&block) std::optional<Block>;  // what it held is not let go of here
+  is_open = false;
+}
+
 std::shared_ptr<Operation> current() noexcept { return block ? block->operation : nullptr; }
 
 void begin(const Backend &owner) {

@@ -25,6 +25,7 @@ void begin(const Backend &owner);
 std::shared_ptr<Operation> end(const Backend &owner);
 // A call inside the block failed: nothing of the block was or will be submitted. end() will throw the same.
 void fail(isthmus_result result, const std::string &text);
+void forked() noexcept;  // in a forked child: an open block is the parent's
 
 }  // namespace coalescing
 

@@ -9,8 +9,10 @@
 #include <isthmus/isthmus.h>
 
 #include "backend.hpp"
+#include "coalescing.hpp"
 #include "completer.hpp"
 #include "errors.hpp"
+#include "fork.hpp"
 #include "interpreter.hpp"
 #include "rendezvous.hpp"
 
@@ -63,6 +65,8 @@ PYBIND11_MODULE(_torch, m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
   interpreter::install_interrupt_check();
   ::pthread_atfork(nullptr, nullptr, [] {
+    forks.fetch_add(1, std::memory_order_relaxed);
+    coalescing::forked();
     Completer::forked();
     forget_meeting_stores();
     Backend::forked();

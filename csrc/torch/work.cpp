@@ -43,6 +43,7 @@ Operation::~Operation() {
 }
 
 void Operation::retire(Operation *operation) noexcept {
+  if (!operation->birth_.here()) return;  // its event and its handle are the parent's, and stay as they are
   isthmus_work_t handle = operation->handle_.load(std::memory_order_relaxed);
   if (!handle || operation->settled_.load(std::memory_order_acquire) || isthmus_work_test(handle) != ISTHMUS_IN_PROGRESS) {
     delete operation;
@@ -80,6 +81,7 @@ void Operation::begins_behind(c10::Stream stream) {
 }
 
 void Operation::check_submitted() const {
+  check_not_lost();
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
 }
 
@@ -187,8 +189,18 @@ void Operation::fulfil(const Promise &promise) const {
   } catch (const std::exception &e) { TORCH_WARN("isthmus: a callback of a future failed: ", e.what()); }
 }
 
+// Another thread of the parent may have held its lock at the fork: it is read here, and no more.
+bool Operation::lost() const noexcept { return !birth_.here() && !settled_.load(std::memory_order_acquire); }
+
+void Operation::check_not_lost() const {
+  if (lost()) {
+    raise(ISTHMUS_ERR_FORKED,
+          "this operation belongs to the parent process, and a forked child never sees its end; wait in the parent");
+  }
+}
+
 bool Operation::ended() {
-  if (settled_.load(std::memory_order_acquire)) return true;
+  if (settled_.load(std::memory_order_acquire) || lost()) return true;
   if (!submitted_.load(std::memory_order_acquire)) return false;
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
   if (result == ISTHMUS_IN_PROGRESS) return false;
@@ -198,6 +210,7 @@ bool Operation::ended() {
 }
 
 void Operation::wait(std::chrono::milliseconds timeout) {
+  check_not_lost();
   if (!settled_.load(std::memory_order_acquire)) {
     if (!submitted_.load(std::memory_order_acquire)) not_submitted();
     isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
@@ -221,9 +234,12 @@ void Operation::wait(std::chrono::milliseconds timeout) {
   if (std::exception_ptr failed = error()) std::rethrow_exception(failed);
 }
 
-bool Operation::succeeded() { return ended() && result_ == ISTHMUS_OK; }
+bool Operation::succeeded() { return !lost() && ended() && result_ == ISTHMUS_OK; }
 
 std::exception_ptr Operation::error() {
+  try {
+    check_not_lost();
+  } catch (...) { return std::current_exception(); }
   if (!ended() || result_ == ISTHMUS_OK) return nullptr;
   return failure(result_, text_);
 }
@@ -245,6 +261,7 @@ float Operation::milliseconds() {
 
 c10::intrusive_ptr<c10::ivalue::Future> Operation::future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
                                                           bool throws) {
+  check_not_lost();
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
   Promise promise{c10::make_intrusive<c10::ivalue::Future>(std::move(type)), std::move(value), throws};
   const auto future = promise.future;

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "fork.hpp"
 #include "tensors.hpp"
 
 namespace isthmus::torch_face {
@@ -75,6 +76,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
  private:
   Operation() = default;
+  bool lost() const noexcept;   // the parent's, and its end had not been seen at the fork
+  void check_not_lost() const;  // throws
   static void retire(Operation *operation) noexcept;
   static void on_done(void *context, isthmus_result result, const char *text);
 
@@ -85,6 +88,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   };
   void fulfil(const Promise &promise) const;
 
+  const Birth birth_;
   std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
   std::atomic<bool> submitted_{false};           // release after handle_
   std::atomic<bool> settled_{false};             // release after result_ and text_

@@ -132,6 +132,15 @@ _writing = threading.Lock()  # guards the next
 _asked = 0  # how often write_when_wanted() was called since the thread began; 0: there is none
 
 
+def _forked() -> None:
+    """In a forked child there is no such thread, and the lock is the parent's."""
+    global _writing, _asked
+    _writing, _asked = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
     """Writes the record where ISTHMUS_DUMP says whenever it is wanted, on a thread, until the last group is gone."""
     global _asked
