@@ -199,6 +199,8 @@ bool next_dump(std::string &path) {
       const std::lock_guard lock(d.mutex);
       if (d.stop || d.communicators.empty()) {
         d.other = false;
+        ::sem_post(
+            &d.wanted);  // the thread that unwatch() waits for may sleep as well, and was to be woken by what woke this one
         return false;
       }
       if (take(d)) {

@@ -136,3 +136,14 @@ def test_a_record_is_written_whole_and_tells_of_every_group(tmp_path: Path) -> N
     (entry,) = (e for e in record["entries"] if e["process_group"][1] == "isthmus halves")
     assert (entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]) == ("gloo:all_reduce", [[3]], ["float64"])
     assert entry["state"] == "completed" and entry["time_discovered_completed_ns"] > entry["time_created_ns"]
+
+
+def test_groups_come_and_go_where_records_are_wanted(tmp_path: Path) -> None:
+    """Two threads wait for what is wanted, one of the library and one of Python. Both end with the last group."""
+
+    def body(folder: Path) -> None:
+        for number in range(100):
+            dist.init_process_group("isthmus", store=dist.FileStore(str(folder / f"{number}"), 1), rank=0, world_size=1)
+            dist.destroy_process_group()
+
+    torch_ranks.run(1, body, tmp_path, init=False, env={"ISTHMUS_DUMP": str(tmp_path / "record")})
