@@ -133,7 +133,7 @@ class AcmeCalls {
 // The one runtime of this process. A real adapter opens the vendor's library here, and throws Error(Unsupported) with one sentence that
 // says what is missing and what to do: the library, a version that is new enough, a device.
 inline Runtime &acme_runtime() {
-  return opened_once<VendorRuntime<AcmeCalls>>([] { return AcmeCalls(); });
+  return Opened<AcmeCalls>::once([] { return AcmeCalls(); });
 }
 
 }  // namespace isthmus::device
