@@ -20,6 +20,7 @@ import isthmus
 from isthmus import launch
 from isthmus.cli import bench
 from patience import patient
+from ports import two_ports
 
 PACKAGE = Path(isthmus.__file__).resolve().parent
 COLLECTIVES = (
@@ -482,9 +483,10 @@ def test_it_joins_mpirun() -> None:
 
 def test_it_joins_torchrun() -> None:
     pytest.importorskip("torch")
+    place = f"--master-addr 127.0.0.1 --master-port {two_ports()}"
     ended = run(
         *"all_reduce -b 8 -e 1K -f 128 -n 3".split(),
-        launcher=[sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2 --no-python".split()],
+        launcher=[sys.executable, *f"-m torch.distributed.run {place} --nproc-per-node 2 --no-python".split()],
         env={"OMP_NUM_THREADS": "1"},
     )
     check_joined(ended.stdout, "torchrun")

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus import launch
 from patience import SOON, patient
+from ports import two_ports
 
 RAISES = """
 import array, isthmus
@@ -101,10 +102,10 @@ def test_torchrun_names_the_rank_that_raised(tmp_path: Path, program: str) -> No
     env = {k: v for k, v in launch.environment(0, 1, 1).items() if not k.startswith("ISTHMUS_")}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    command = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 3".split(), str(script)]
     for _ in range(3):
+        place = f"--nproc-per-node 3 --master-addr 127.0.0.1 --master-port {two_ports()}"
         torchrun = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "torch.distributed.run", *place.split(), str(script)],
             env={**env, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
