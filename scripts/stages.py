@@ -263,7 +263,6 @@ class Kind:
     run: Callable[[Stage], None] | None = None
     build: Callable[[Stage], None] | None = None
     needs: str = ""  # the stage whose build it works with
-    cpp: bool = False  # tests in C++, which run beside the others
     everything: bool = False  # `make test-all` alone
 
 
@@ -272,14 +271,14 @@ STAGES = {
     "layers": Kind("who includes whom", layers),
     "ruff": Kind("Python style", ruff),
     "clang-format": Kind("C++ style", clang_format),
-    "unit": Kind("C++ tests", unit, unit_build, cpp=True),
+    "unit": Kind("C++ tests", unit, unit_build),
     "python": Kind("Python tests", python, needs="unit"),
-    "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build, cpp=True),
-    "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build, cpp=True),
+    "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build),
+    "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build),
     "mypy": Kind("Python types, strict", None, mypy),
     "install": Kind("pip install in a fresh environment", install),
     "demo": Kind("make demo", demo),
-    "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, cpp=True, everything=True),
+    "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, everything=True),
     "tidy": Kind("C++ faults, clang-tidy", tidy, everything=True),
     "docs": Kind("the site of the documentation", docs, everything=True),
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Everything that has to pass, in stages (scripts/stages.py), a line each. The summary of pytest comes last and counts all.
 
-Three lanes run at once: one builds, at a low priority; one runs the C++ tests of what is built; one runs the rest. Most of a
-communication library's tests wait. The run goes on to its end whatever fails, and closes with each failure and the line that
-repeats it. The package is built before (scripts/setup.py test).
+Two lanes run at once: one builds, at a low priority; the other tests what is built. Most tests of a communication library
+wait. The run goes on to its end whatever fails, and closes with each failure and the line that repeats it. The package is
+built before (scripts/setup.py test).
 
 Of a long product of cases a run takes the share that the commit chooses; --share repeats that of another. --all (`make
 test-all`) takes everything: whole products, all sanitizers over all tests, clang-tidy, AArch64, what asks the package index.
@@ -20,6 +20,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -48,13 +49,13 @@ def share_of(text: str) -> int:
 
 
 class Lanes:
-    """Builds one after the other, and beside them tests: the C++ stages in one row, the others in another."""
+    """Builds one after the other, and beside them tests, one stage after the other."""
 
     def __init__(self, names: list[str], asked: Run) -> None:
         self.stages = {name: Stage(name, asked) for name in names}
         self.seconds = dict.fromkeys(names, 0.0)
         self.reasons = dict.fromkeys(names, "")
-        self.over = False  # interrupted: no other stage begins
+        self.lock = threading.Lock()
 
     def attempt(self, name: str, build: bool) -> None:
         kind, stage = STAGES[name], self.stages[name]
@@ -76,36 +77,26 @@ class Lanes:
                 built[needed].result()
         self.attempt(name, build=False)
         stage, reason = self.stages[name], self.reasons[name]
-        said = []
         if reason:
-            said += [f"    {line}" for line in stage.log.read_text(errors="replace").splitlines()[-SHOWN:]]
-            said += [f"    {reason}", f"    all of it: {stage.log.relative_to(ROOT)}"]
+            print("\n".join(f"    {line}" for line in stage.log.read_text(errors="replace").splitlines()[-SHOWN:]))
+            print(f"    {reason}\n    all of it: {stage.log.relative_to(ROOT)}")
         elif stage.asked.verbose:
-            said += [stage.log.read_text(errors="replace")]
+            print(stage.log.read_text(errors="replace"))
         used = f"{self.seconds[name]:7.1f} s {stage.processor:8.1f} core-s"
-        said += [f"{'FAILED' if reason else 'ok':6} {STAGES[name].title:44} {used}", ""]
-        print("\n".join(said), end="", flush=True)  # in one piece: another row's stage may end now
+        print(f"{'FAILED' if reason else 'ok':6} {STAGES[name].title:44} {used}", flush=True)
 
     def run(self) -> None:
-        with ThreadPoolExecutor(1) as builds, ThreadPoolExecutor(2) as tests:
+        with ThreadPoolExecutor(1) as lane:
+            built = {n: lane.submit(self.attempt, n, True) for n in self.stages if STAGES[n].build}
             try:
-                built = {n: builds.submit(self.attempt, n, True) for n in self.stages if STAGES[n].build}
                 # What has nothing to run reports when it is built; it comes last.
-                ordered = sorted(self.stages, key=lambda n: STAGES[n].run is None)
-                rows = [[n for n in ordered if STAGES[n].cpp == cpp] for cpp in (True, False)]
-                for row in [tests.submit(self.go_through, row, built) for row in rows]:
-                    row.result()
+                for name in sorted(self.stages, key=lambda n: STAGES[n].run is None):
+                    self.go(name, built)
             except BaseException:  # an interrupt: a new session's processes do not see it
-                self.over = True
-                builds.shutdown(wait=False, cancel_futures=True)
+                lane.shutdown(wait=False, cancel_futures=True)
                 for stage in self.stages.values():
                     stage.end()
                 raise
-
-    def go_through(self, names: list[str], built: dict[str, Future[None]]) -> None:
-        for name in names:
-            if not self.over:
-                self.go(name, built)
 
     def records(self) -> list[dict[str, object]]:
         return [
