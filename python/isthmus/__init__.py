@@ -63,5 +63,6 @@ __all__ = [
 ]
 
 # While the interpreter still runs: afterwards threads cannot be joined in order. Each waits 2 s at most for what is pending.
+_atexit.register(_ending.join_threads)  # comes after the next: the last one in is called first
 _atexit.register(_core.destroy_all, 2.0)
 _ending.install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -37,6 +38,16 @@ def linger() -> None:
         state = _core.raiser()
     if state == 2:
         time.sleep(_SEEN)
+
+
+threads: list[threading.Thread] = []
+"""Threads of ours that end when the last communicator is gone. One that came back from C++ later would end the process."""
+
+
+def join_threads() -> None:
+    """Before the interpreter ends, and when all communicators are gone."""
+    for thread in threads:
+        thread.join(_LONGEST)
 
 
 def install() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from isthmus import _core
+from isthmus import _core, _ending
 
 # The analyser knows a fixed list of libraries; Gloo is its one for CPU tensors. A group's description says who it was.
 _LIBRARY = "gloo"
@@ -136,6 +136,7 @@ def _forked() -> None:
     """In a forked child there is no such thread, and the lock is the parent's."""
     global _writing, _asked
     _writing, _asked = threading.Lock(), 0
+    _ending.threads.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -148,7 +149,9 @@ def write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
         _core.take_over_dumps()
         _asked += 1
         if _asked == 1:
-            threading.Thread(target=_write_when_wanted, args=(record_now,), name="isthmus-dump", daemon=True).start()
+            thread = threading.Thread(target=_write_when_wanted, args=(record_now,), name="isthmus-dump", daemon=True)
+            thread.start()
+            _ending.threads[:] = [thread]  # the one before has ended
 
 
 def _write_when_wanted(record_now: Callable[[], Mapping[str, Any]]) -> None:
