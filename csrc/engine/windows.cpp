@@ -98,10 +98,11 @@ bool Member::into_window(Op *op) noexcept {
 }
 
 // Under the porter mutex. What has been asked for leaves its slot without anything that this rank has yet to do; but where the receiver's
-// device has one queue, a gate of another message may stand before. So the patience: from when the window last took or lost a message. In
-// a group the other side is likely to come to its own at about the same time.
+// device has one queue, a gate of another message may stand before. So the patience, which is no less than a group's: from when the window last
+// took or lost a message. In a group the other side is likely to come to its own at about the same time.
 bool Member::waits_for_slot(const Op *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
+  const int64_t patience = std::max(kPatience, group_wait_ns_);
   PeerRank &p = peers_[op->call.root];
   if (op->number == 0 || !p.to.there) return false;
   const int64_t now = now_ns();
@@ -117,7 +118,7 @@ bool Member::waits_for_slot(const Op *op) noexcept {
     p.to.seen = landed;
     p.to.seen_ns = now;
   }
-  return now - p.to.seen_ns < kPatience;
+  return now - p.to.seen_ns < patience;
 }
 
 bool Member::room_for_a_waiter() noexcept {
