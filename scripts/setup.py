@@ -136,20 +136,28 @@ def install_torch() -> None:
     run(PYTHON, "-m", "pip", "install", *(["--index-url", index] if index else []), TORCH)
 
 
-def begin_package() -> None:
+def assertions(goal: str) -> str:
+    """Whether the package of .venv checks its invariants (base/assert.hpp). Other wheels do not, nor what is measured."""
+    return "OFF" if goal == "bench" else "ON"
+
+
+def begin_package(checks: str) -> None:
     """Compiles what needs neither Python nor PyTorch, while these are fetched. install_package goes on in that folder."""
     parts = ("isthmus", "rehearsal_all", "interpose_all", "isthmus-bench")
-    configure = ("cmake", "-S", ".", "-B", RELEASE, "-G", "Ninja", f"-DISTHMUS_WERROR={warnings_are_errors()}")
+    options = (f"-DISTHMUS_WERROR={warnings_are_errors()}", f"-DISTHMUS_ASSERTIONS={checks}")
+    configure = ("cmake", "-S", ".", "-B", RELEASE, "-G", "Ninja", *options)
     for command in (configure, ("cmake", "--build", RELEASE, "--target", *parts)):
         run(*command)
 
 
-def install_package() -> None:
+def install_package(checks: str) -> None:
     # In the environment's own torch and build tools (no isolation), and in a build directory that stays: a change compiles
     # only what it touches. It is the wheel that `pip install .` makes.
     shutil.rmtree(WHEEL, ignore_errors=True)
     pip = (PYTHON, "-m", "pip")
-    options = (f"-Cbuild-dir={RELEASE.relative_to(ROOT)}", f"-Ccmake.define.ISTHMUS_WERROR={warnings_are_errors()}")
+    defined = {"ISTHMUS_WERROR": warnings_are_errors(), "ISTHMUS_ASSERTIONS": checks}
+    defines = (f"-Ccmake.define.{name}={value}" for name, value in defined.items())
+    options = (f"-Cbuild-dir={RELEASE.relative_to(ROOT)}", *defines)
     run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", WHEEL, *options, ".")
     run(*pip, "install", "--no-deps", "--force-reinstall", next(WHEEL.glob("*.whl")))
 
@@ -183,7 +191,7 @@ def main(goal: str) -> None:
             return
         system_packages.provide(goal if goal in ("test", "test-all") else "build")
         with ThreadPoolExecutor(2) as beside:
-            begun = beside.submit(begin_package) if goal != "lint" and not venv_works() else None
+            begun = beside.submit(begin_package, assertions(goal)) if goal != "lint" and not venv_works() else None
             interpreter = prepare_venv()
             if goal == "lint":
                 return
@@ -191,7 +199,7 @@ def main(goal: str) -> None:
             step("torch", digest([TORCH, interpreter]), lambda: bool(answer(PYTHON, FIND_TORCH)), install_torch)
             if begun:
                 begun.result()
-            step("package", package_key(interpreter), installed, install_package)
+            step("package", package_key(interpreter, assertions(goal)), installed, lambda: install_package(assertions(goal)))
             compile_commands.write()
             if fetched:
                 fetched.result()
@@ -224,13 +232,13 @@ def prepare_venv() -> str:
     return interpreter
 
 
-def package_key(interpreter: str) -> str:
+def package_key(interpreter: str, checks: str) -> str:
     """Of everything that the package is made from."""
     inputs = sources("CMakeLists.txt", "cmake", "csrc", "bench", "python", "pyproject.toml")
     inputs += sources("LICENSE", "LICENSES", "docs")
     inputs += sources("scripts/interpose_entries.py")  # which the build runs
     inputs = [p for p in inputs if "results" not in p.parts]
-    return digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors()])
+    return digest([*inputs, interpreter, answer(PYTHON, FIND_TORCH), warnings_are_errors(), checks])
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ def unit(stage: Stage) -> None:
 
 def sanitizer_build(stage: Stage, sanitizer: str, some: str, all_of_it: tuple[str, ...]) -> None:
     everything = f"-DISTHMUS_SANITIZE_ALL={'ON' if stage.asked.everything else 'OFF'}"
-    stage.configure(stage.build, f"-DISTHMUS_SANITIZE={sanitizer}", everything, "-DISTHMUS_BENCH=OFF")
+    options = (everything, "-DISTHMUS_ASSERTIONS=ON", "-DISTHMUS_BENCH=OFF")
+    stage.configure(stage.build, f"-DISTHMUS_SANITIZE={sanitizer}", *options)
     stage.compile(stage.build, *(all_of_it if stage.asked.everything else (some,)))
 
 

@@ -611,7 +611,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
         const uint64_t others = static_cast<uint64_t>(world) - 1, window = least_staging / 32 / others;
         if (const uint64_t quarter = window / 4 / 4096 * 4096; quarter >= kLeastPart) {
           part = std::min(part / 4096 * 4096, quarter);
-          place.slots = std::min<uint64_t>(window / part, engine::Member::kMostWindowSlots);
+          place.slots = std::min<uint64_t>(window / part, engine::Member::kMostRecvSlots);
         }
         undo.ring_bytes = most + others * place.slots * part;
         // Where one library serves all ranks, few operations need it: the others come first.
@@ -680,7 +680,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
       const size_t size =
           processes[static_cast<size_t>(q)] ? processes[static_cast<size_t>(q)]->arena.size() : context->arena().bytes();
       const uint64_t windows =
-          p.slots <= engine::Member::kMostWindowSlots ? static_cast<uint64_t>(world - 1) * p.slots * part : size;
+          p.slots <= engine::Member::kMostRecvSlots ? static_cast<uint64_t>(world - 1) * p.slots * part : size;
       if (p.offset % 4096 != 0 || p.bytes > size || windows > size - p.bytes || p.offset > size - p.bytes - windows)
         fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
       rings.push_back(p);
@@ -771,9 +771,9 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
          bytes = places[q].bytes + windows(q)] { return context->reach(*runtime, device, process, offset, bytes); });
     all = rings[q] != nullptr;
   }
-  std::vector<engine::Member::TheirWindow> theirs;
+  std::vector<engine::Member::TheirSlots> theirs;
   for (size_t q = 0; q < places.size(); ++q) {
-    const uint64_t at = places[q].bytes + engine::Member::window_of(static_cast<int>(q), rank()) * places[q].slots * part;
+    const uint64_t at = places[q].bytes + engine::Member::slots_of(static_cast<int>(q), rank()) * places[q].slots * part;
     theirs.push_back({static_cast<uint32_t>(places[q].slots), all ? rings[q] + at : nullptr});
   }
   const RingPlace &mine = places[static_cast<size_t>(rank())];
@@ -786,7 +786,7 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
          formatted("no window for messages on rank {}, whose staging memory has no room for it (ISTHMUS_STAGING_BYTES): "
                    "processors copy messages of device memory, two copies more of each byte",
                    fewest - places.begin()));
-  member_->fix_windows(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), theirs);
+  member_->fix_slots(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), theirs);
   member_->fix_rings(bytes, all ? std::move(rings) : std::vector<std::byte *>{});
   reach_ = all ? bytes : 0;
   if (all && settings_.text(Setting::GuardSlots) == "on") {
@@ -797,7 +797,7 @@ void Communicator::fix_rings(const std::vector<RingPlace> &places, uint64_t part
       if (windows(q) != 0) closed.emplace_back(at + places[q].bytes, windows(q));
     }
     member_->guard(std::move(slots));
-    member_->guard_windows(std::move(closed));
+    member_->guard_recv_slots(std::move(closed));
   }
 }
 

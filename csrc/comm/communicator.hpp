@@ -108,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                             Deadline deadline);
   struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena
     uint64_t offset = 0, bytes = 0;  // 0: nowhere
-    uint64_t slots = 0;              // of each of the windows behind it (engine/windows.cpp)
+    uint64_t slots = 0;              // of each of the windows behind it (engine/slots.cpp)
   };
   void choose_star(const std::vector<int64_t> &given);
   void choose_chunk(std::span<const RankBlob> ranks, uint64_t staging);  // the least of all ranks

@@ -336,6 +336,19 @@ bool Context::staging_is_lent() const {
   return false;
 }
 
+std::optional<uint64_t> Context::MessageStaging::allocate(uint64_t bytes) noexcept {
+  for (bool again = false;; again = true) {
+    try {
+      return context_.arena().allocate_staging(bytes, false);
+    } catch (const Error &) {}
+    if (again || !context_.give_idle_staging()) return std::nullopt;  // slots that no operation has
+  }
+}
+
+void Context::MessageStaging::free(uint64_t offset) noexcept { context_.arena().free_staging(offset); }
+
+uint64_t Context::MessageStaging::limit() const noexcept { return context_.arena().staging_limit(); }
+
 bool Context::give_idle_staging() {
   bool given = false;
   for (const auto &m : members()) given |= m->give_idle_staging();

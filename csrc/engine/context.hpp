@@ -156,7 +156,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     given_back_.fetch_add(1, std::memory_order_acq_rel);
     wake();
   }
-  std::atomic<uint64_t> &message_staging(int share) noexcept { return message_staging_[share]; }  // bytes in use
+  // Staging memory for messages. Any thread.
+  p2p::StagingSource &staging_source() noexcept { return staging_source_; }
+  p2p::ShareBytes &message_staging() noexcept { return message_staging_; }
   std::atomic<uint64_t> &spilled() noexcept { return spilled_; }  // bytes of messages that have left it for other memory
   std::atomic<uint32_t> &unplaced_sends() noexcept {
     return unplaced_sends_;
@@ -346,7 +348,18 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   uint64_t query_next_ = 0;
   std::vector<std::pair<uint64_t, Answer>> answers_;
 
-  std::atomic<uint64_t> message_staging_[5] = {}, spilled_{0};
+  class MessageStaging final : public p2p::StagingSource {
+   public:
+    explicit MessageStaging(Context &context) noexcept : context_(context) {}
+    std::optional<uint64_t> allocate(uint64_t bytes) noexcept override;
+    void free(uint64_t offset) noexcept override;
+    uint64_t limit() const noexcept override;
+
+   private:
+    Context &context_;
+  } staging_source_{*this};
+  p2p::ShareBytes message_staging_{};
+  std::atomic<uint64_t> spilled_{0};
   std::atomic<uint32_t> lost_paths_{0};
   std::atomic<uint32_t> short_of_room_{0};  // operations
   std::atomic<uint64_t> given_back_{0};     // how often, while some were

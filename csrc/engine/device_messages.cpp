@@ -19,8 +19,8 @@
 namespace isthmus::engine {
 namespace {
 
-constexpr uint64_t kSmallestStage = 4096, kLargestSpare = 256 * 1024;
-constexpr size_t kSpares = 16;
+using p2p::Share;
+
 struct Held {
   Op *op;
   void *stream;  // that comes behind a receive
@@ -32,121 +32,38 @@ const InChild forgets_held([](void *) noexcept { held_here.clear(); });
 
 // ---- pinned memory -------------------------------------------------------------------------------------------------------------------
 
-// Sends may use a quarter of all staging, receives whose message has come or been announced another, and those that wait for theirs an
-// eighth; small sends, which do not wait for large ones, and small receives that wait for theirs an eighth each: so none of them keeps
-// another, nor a collective, from going on.
-std::optional<Member::Stage> Member::take_stage(uint64_t message, Place place, bool beyond) noexcept {
-  const uint64_t bytes = std::max(std::bit_ceil(message), kSmallestStage);
-  auto &used = context_->message_staging(static_cast<int>(place));
-  const uint64_t before = used.fetch_add(bytes, std::memory_order_relaxed);
-  if (before != 0 && before + bytes > share(place) && !beyond) {
-    used.fetch_sub(bytes, std::memory_order_relaxed);
-    return std::nullopt;
-  }
-  {
-    const std::lock_guard lock(stages_lock_);
-    const auto spare = std::find_if(stages_.begin(), stages_.end(), [bytes](const Stage &s) { return s.bytes == bytes; });
-    if (spare != stages_.end()) {
-      const Stage found{bytes, spare->offset, place};
-      *spare = stages_.back();
-      stages_.pop_back();
-      return found;
-    }
-  }
-  for (bool again = false;; again = true) {
-    try {
-      return Stage{bytes, context_->arena().allocate_staging(bytes, false), place};
-    } catch (const Error &) {}
-    if (again || !context_->give_idle_staging()) break;  // slots that no operation has
-  }
-  used.fetch_sub(bytes, std::memory_order_relaxed);
-  return std::nullopt;
-}
-
-void Member::give_stage(Stage stage) noexcept {
-  context_->message_staging(static_cast<int>(stage.place)).fetch_sub(stage.bytes, std::memory_order_relaxed);
-  if (stage.bytes <= kLargestSpare) {
-    const std::lock_guard lock(stages_lock_);
-    if (stages_.size() < kSpares) {
-      stages_.reserve(kSpares);
-      stages_.push_back(stage);
-      return;
-    }
-  }
-  context_->arena().free_staging(stage.offset);
-}
-
-uint64_t Member::share(Place place) const noexcept {
-  return context_->arena().staging_limit() / (place == Place::Send || place == Place::Announced ? 4 : 8);
-}
-
 // What is left of a long message waits with the rest of it.
 bool Member::small(const Op *op) noexcept { return op->call.bytes <= kEagerMessage && op->whole == 0; }
-bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Place::SmallSend : Place::Send); }
+bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Share::SmallSend : Share::Send); }
 
-// Small receives behind gates need no place each. A gate is opened after those before it, so one may have the place of an earlier one once that
-// one's copy has landed; its message waits for that outside of the arena, or at its sender's. One place at least has room for any of them.
-std::optional<Member::Stage> Member::take_ahead(uint64_t bytes, bool small) noexcept {
-  if (!small) return take_stage(bytes, Place::Ahead);
+std::optional<p2p::Piece> Member::take_ahead(uint64_t bytes, bool small) noexcept {
+  if (!small) return pool_.take(bytes, Share::Ahead);
   bool wide;
   {
     const std::lock_guard lock(match_lock_);
-    wide = wide_lenders_ == 0;
+    wide = chain_.wide();
   }
-  return take_stage(wide ? kEagerMessage : bytes, Place::SmallAhead, wide);
+  return pool_.take(wide ? bytes : kEagerMessage, Share::SmallAhead, !wide);
 }
 
 bool Member::stage_ahead(Op *op) noexcept {
   if (const auto free = take_ahead(op->call.bytes, small(op))) return give_place(op, *free);
-  return op->inherits = small(op);
-}
-
-bool Member::inherit(Op *op) noexcept {
-  Op **at = &lender_head_;
-  while (*at && (*at)->place_bytes < op->call.bytes) at = &(*at)->lender_next;
-  Op *const from = *at;
-  if (!from) return op->inherits = false;
-  *at = from->lender_next;
-  if (!*at) lender_tail_ = at;
-  wide_lenders_ -= from->place_bytes >= kEagerMessage;
-  from->heir = op;
-  op->place = from->place;
-  op->place_bytes = from->place_bytes;
-  op->place_kind = from->place_kind;
-  return op->inherits = true;
+  return op->place.inherits = small(op);
 }
 
 void Member::lend(Op *op) noexcept {
-  if (!small(op) || op->windowed) return;
-  op->lender_next = nullptr;
-  *lender_tail_ = op;
-  lender_tail_ = &op->lender_next;
-  wide_lenders_ += op->place_bytes >= kEagerMessage;
+  if (small(op) && !op->slot.in_slot) chain_.lend(op->place);
 }
 
-// Its copy has landed.
+// The copy of `op` has landed.
 void Member::hand_on(Op *op) noexcept {
-  if (Op *const heir = std::exchange(op->heir, nullptr)) {
-    op->staged = heir->inherits = false;
-    heir->staged = true;
-    return;
-  }
-  if (op->port != Port::Expected) return;
-  for (Op **at = &lender_head_; *at; at = &(*at)->lender_next)
-    if (*at == op) {
-      *at = op->lender_next;
-      if (!*at) lender_tail_ = at;
-      wide_lenders_ -= op->place_bytes >= kEagerMessage;
-      return;
-    }
+  if (op->port == Port::Expected) chain_.hand_on(op->place);
 }
 
 // A small send that can only be announced leaves its place to others, where these are about to find none.
 void Member::spill(Op *op) noexcept {
   constexpr uint64_t kMost = 64 << 20;
-  if (!op->staged || !small(op) ||
-      2 * context_->message_staging(static_cast<int>(Place::SmallSend)).load() < share(Place::SmallSend))
-    return;
+  if (!op->place.own || !small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
   const uint64_t bytes = op->call.bytes;
   PeerRank &p = peers_[op->call.root];
   if (p.bytes_out.load(std::memory_order_relaxed) + bytes <= credit_of(p) - credit_window_ / 2) return;
@@ -154,47 +71,32 @@ void Member::spill(Op *op) noexcept {
   if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
     op->spilled.reset(new (std::nothrow) std::byte[bytes]);
     if (op->spilled) {
-      copy_bytes(op->spilled.get(), context_->arena().base() + op->place, bytes);
+      copy_bytes(op->spilled.get(), context_->arena().base() + op->place.piece.offset, bytes);
       return unstage(op);
     }
   }
   spilled.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-void Member::take_over(Op *op, const Op::Taken &taken) noexcept {
-  give_place(op, {taken.bytes, taken.offset, static_cast<Place>(taken.kind)});
+bool Member::give_place(Op *op, const p2p::Piece &piece) noexcept {
+  op->place.piece = piece;
+  return op->place.own = true;
 }
 
-bool Member::give_place(Op *op, Stage stage) noexcept {
-  op->place = stage.offset;
-  op->place_bytes = stage.bytes;
-  op->place_kind = static_cast<uint8_t>(stage.place);
-  return op->staged = true;
-}
-
-bool Member::stage(Op *op, Place place) noexcept {
-  const auto free = take_stage(op->call.bytes, place);
-  return free && give_place(op, *free);
+bool Member::stage(Op *op, Share share) noexcept {
+  const auto piece = pool_.take(op->call.bytes, share);
+  return piece && give_place(op, *piece);
 }
 
 // Where a device that did not come to it may still copy there, the place is nobody's any more.
 void Member::unstage(Op *op) noexcept {
-  op->staged = false;
+  op->place.own = false;
   const bool send = op->call.collective == plan::Collective::Send;
   const bool copying =
       stages_lost_.load(std::memory_order_relaxed) ||
       (op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op)));
-  const auto place = static_cast<Place>(op->place_kind);
-  if (!copying) return give_stage({op->place_bytes, op->place, place});
-  context_->message_staging(op->place_kind).fetch_sub(op->place_bytes, std::memory_order_relaxed);
-}
-
-bool Member::free_stages() noexcept {
-  const std::lock_guard lock(stages_lock_);
-  const bool some = !stages_.empty();
-  for (const Stage &spare : stages_) context_->arena().free_staging(spare.offset);
-  stages_.clear();
-  return some;
+  if (copying) pool_.lose(op->place.piece);
+  else pool_.give(op->place.piece);
 }
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
@@ -225,8 +127,8 @@ void Member::submit_parts(Op *op) noexcept {
     part->submitted_ns = op->submitted_ns;
     part->deadline_ns = op->deadline_ns;
     part->grouped = op->grouped;
-    part->promised = op->promised && by_window(part);
-    if (i < op->places.size()) take_over(part, op->places[i]);
+    part->slot.promised = op->slot.promised && takes_slot(part);
+    if (i < op->pieces.size()) give_place(part, op->pieces[i]);
     OpPool::retain(part);  // this thread may come out of the runtime after it is over
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
@@ -236,7 +138,7 @@ void Member::submit_parts(Op *op) noexcept {
     }
     OpPool::instance().release(part);
   }
-  op->places.clear();
+  op->pieces.clear();
   if (whole_message) whole_message.unlock();
   if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
 }
@@ -257,7 +159,7 @@ std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noex
 void Member::submit_message(Op *op) noexcept {
   const bool send = op->call.collective == plan::Collective::Send;
   std::unique_lock<std::recursive_timed_mutex> numbered;
-  if (by_window(op)) numbered = in_order(*op);
+  if (takes_slot(op)) numbered = in_order(*op);
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
     // This thread may be held up in the runtime, and the deadline is to be seen all the same.
@@ -286,19 +188,19 @@ template <class Take>
 bool Member::take_places(Op &op, Take take) {
   const uint64_t whole = op.call.bytes, size = part_bytes_ != 0 && whole > part_bytes_ ? part_of(op) : whole;
   for (uint64_t at = 0; at < whole; at += size) {
-    const std::optional<Stage> free = take(std::min(size, whole - at));
+    const std::optional<p2p::Piece> free = take(std::min(size, whole - at));
     if (!free) {
       give_back(op);
       return false;
     }
-    op.places.push_back({free->bytes, free->offset, static_cast<uint8_t>(free->place)});
+    op.pieces.push_back(*free);
   }
   return true;
 }
 
 void Member::give_back(Op &op) noexcept {
-  for (const Op::Taken &taken : op.places) give_stage({taken.bytes, taken.offset, static_cast<Place>(taken.kind)});
-  op.places.clear();
+  for (const p2p::Piece &piece : op.pieces) pool_.give(piece);
+  op.pieces.clear();
 }
 
 // In a callback a message on a stream has its pinned memory before it begins, all of it.
@@ -306,8 +208,8 @@ const char *Member::ready_message(Op &op) {
   if (!op.call.device || !op.call.on_stream || op.call.order_later || op.call.bytes == 0) return nullptr;
   constexpr const char *kNoPlace = "no pinned memory is free for it now (a larger ISTHMUS_STAGING_BYTES has more)";
   if (op.call.collective == plan::Collective::Send) {
-    const Place place = small(&op) ? Place::SmallSend : Place::Send;
-    return take_places(op, [&](uint64_t bytes) { return take_stage(bytes, place); }) ? nullptr : kNoPlace;
+    const Share share = small(&op) ? Share::SmallSend : Share::Send;
+    return take_places(op, [&](uint64_t bytes) { return pool_.take(bytes, share); }) ? nullptr : kNoPlace;
   }
   if (!porter_gates_) return kNoGates;
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) {
@@ -340,8 +242,9 @@ void Member::send_from_device(Op *op) noexcept {
   if (failed() || !porter_) return;  // drive() ends it
   try {
     const bool patient = !op->call.on_stream || can_wait_here();
-    if (op->staged && into_window(op)) unstage(op);
-    if (op->staged || op->window || (!behind && (into_window(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))))
+    if (op->place.own && into_slot(op)) unstage(op);
+    if (op->place.own || op->send_slot ||
+        (!behind && (into_slot(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))))
       return porter_->take(*op);
     if (op->call.on_stream) porter_->mark(*op);
   } catch (const Error &e) { return not_submitted(*op, e); }
@@ -351,7 +254,7 @@ void Member::send_from_device(Op *op) noexcept {
     place_later(op);
     if (!waits_for_slot(op)) run_short(op);
   }
-  if (op->number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
+  if (op->slot.number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
   courier_wanted_.store(true, std::memory_order_release);
   context_->activate(*this);  // and what this thread waits for may be another member's, which waits for this one
@@ -382,13 +285,13 @@ void Member::recv_to_device(Op *op) noexcept {
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       op->port = Port::Expected;
-      begun = (by_window(op) && !op->staged && start_recv(op)) || ((op->staged || stage_ahead(op)) && start_recv(op));
+      begun = (takes_slot(op) && !op->place.own && start_recv(op)) || ((op->place.own || stage_ahead(op)) && start_recv(op));
       if (begun) return porter_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
-    op->inherits = false;
+    op->place.inherits = false;
     // Else its message waits for a place when it has come.
-    if (small(op) && !by_window(op) && !op->staged) stage(op, Place::SmallAhead);
+    if (small(op) && !takes_slot(op) && !op->place.own) stage(op, Share::SmallAhead);
   } catch (const Error &e) {
     if (begun) return not_submitted(*op, e);
     not_submitted(*op, e);
@@ -445,8 +348,8 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
       porter_->reserve(*op);
       put_behind_gates(op);
       lend(op);
-    } else if (op->windowed) {
-      in_its_order(op->source, op->number);
+    } else {
+      slot_submitted(op);
     }
     op->call.on_stream = true;
     op->call.stream = stream;
@@ -460,22 +363,23 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
 bool Member::stage_posted(Op *op) noexcept {
   {
     const std::lock_guard lock(match_lock_);
-    if (has_own_place(op) || op->windowed || !posted_.has(op)) return has_own_place(op) || op->windowed;
-    if (op->claim != 0 && may_gate(op->call.root, op->claim)) {
-      in_its_order(op->call.root, op->claim);
-      op->place = slot_place(op->call.root, op->claim);
-      return op->windowed = true;
+    const bool placed = op->place.own_or_will() || op->slot.in_slot;
+    if (placed || !posted_.has(op)) return placed;
+    if (recv_slots_.take_slot(op->slot, op->call.root)) {
+      read_slot(op, op->call.root, op->slot.expected);
+      return true;
     }
   }
-  const std::optional<Stage> free = take_ahead(op->call.bytes, small(op));
+  const std::optional<p2p::Piece> free = take_ahead(op->call.bytes, small(op));
   {
     const std::lock_guard lock(match_lock_);
-    if (!op->staged && posted_.has(op) && (free ? give_place(op, *free) : small(op) && inherit(op))) {
+    if (!op->place.own && posted_.has(op) &&
+        (free ? give_place(op, *free) : small(op) && chain_.inherit(op->place, op->call.bytes))) {
       stand_apart(op);
       return true;
     }
   }
-  if (free) give_stage(*free);
+  if (free) pool_.give(*free);
   return false;
 }
 
@@ -506,7 +410,7 @@ void Member::place_sends(const Op *before) noexcept {
 
 // A send that was left for later. False: no pinned memory is free for it.
 bool Member::take_waiting(Op *op) {
-  if (!op->staged && !into_window(op) && !stage_send(op)) {
+  if (!op->place.own && !into_slot(op) && !stage_send(op)) {
     const std::lock_guard lock(match_lock_);
     run_short(op);
     return false;
@@ -524,7 +428,7 @@ bool Member::take_waiting(Op *op) {
     const std::lock_guard lock(match_lock_);
     if (placed(op)) count.context = context_.get();
   }
-  if (op->number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
+  if (op->slot.number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
   porter_->take(*op);  // and it may be over
   return true;
 }
@@ -659,12 +563,12 @@ bool Member::behind_another(const Op *op) const noexcept {
 bool Member::grant_next() noexcept {
   Op *op = nullptr;
   bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
-  const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->staged && !o->windowed; };
+  const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot; };
   {
     const std::lock_guard lock(match_lock_);
     Op *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
     for (Op *o = granting_.head; o && !op; o = o->match_next) {
-      if (o->inherits) continue;  // it waits for one before it
+      if (o->place.inherits) continue;  // it waits for one before it
       if (needs_place(o)) first = first ? first : o;
       else if (o->lies >= 0 || may_come(o)) op = o;
     }
@@ -673,10 +577,10 @@ bool Member::grant_next() noexcept {
   }
   if (!op) return false;
   if (op->lies >= 0) return bring(op), true;
-  const std::optional<Stage> free = place ? take_stage(op->call.bytes, Place::Announced) : std::nullopt;
+  const std::optional<p2p::Piece> free = place ? pool_.take(op->call.bytes, Share::Announced) : std::nullopt;
   if (place && !free) return false;
   const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
-  if (op->windowed) touch_windows();
+  if (op->slot.in_slot) touch_slots();
   granting_.take(op);
   porting_.fetch_sub(1, std::memory_order_release);
   if (place) give_place(op, *free);
@@ -729,7 +633,7 @@ bool Member::carry_messages() noexcept {
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
-        if (!o->staged && !slot_free(o) && (!memory[small(o)] || waits_for_slot(o))) later = true;
+        if (!o->place.own && !slot_free(o) && (!memory[small(o)] || waits_for_slot(o))) later = true;
         else op = o;
       }
     }
@@ -738,7 +642,7 @@ bool Member::carry_messages() noexcept {
       if (op->port == Port::Courier) {
         {
           const std::lock_guard lock(match_lock_);
-          if (op->windowed) in_its_order(op->source, op->number);
+          slot_submitted(op);
         }
         porter_->put(*op);
         continue;

@@ -268,11 +268,11 @@ void Member::on_message_deadline(int64_t now) noexcept {
     for (const OpList *list : {&taking_, &landing_})
       for (const Op *o = list->head; o && !held; o = o->match_next)
         if (o == late && on_stage(o) &&
-            (list == &landing_ || o->number == 0 || o->ticket.load(std::memory_order_relaxed) != 0))
+            (list == &landing_ || o->slot.number == 0 || o->ticket.load(std::memory_order_relaxed) != 0))
           held = o;  // not a send that waits for its slot
     no_place = late->short_of_memory;
     for (const Op *o = granting_.head; o; o = o->match_next)
-      no_place |= o == late && on_stage(o) && !o->staged && !o->windowed && o->lies < 0;
+      no_place |= o == late && on_stage(o) && !o->place.own && !o->slot.in_slot && o->lies < 0;
     copy.call = late->call;
     copy.source = late->source;
     copy.label = late->label;

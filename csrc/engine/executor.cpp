@@ -116,7 +116,7 @@ bool Member::take_room(Op *op) {
 // By another member, which finds no room.
 bool Member::give_idle_staging() noexcept {
   if (failed()) return false;  // a device may still come to it
-  const bool spares = free_stages();
+  const bool spares = pool_.free_spares();
   return rings_.give_idle() || spares;
 }
 

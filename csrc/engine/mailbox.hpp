@@ -6,7 +6,7 @@
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
 //   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it), the
 //                bytes of the block that this rank has for it in a collective whose sizes only the two of them know, and how many of
-//                its messages for this rank's window have been asked for and how many have left it (windows.cpp)
+//                its messages for this rank's receive slots have been asked for and how many have left them (slots.cpp)
 //
 // An operation's description is written before anything of it can be seen through a counter or a cell, so a reader that has seen
 // those may read it plainly; its words are atomics because a reader may also look early, to find a mismatch.

@@ -55,7 +55,8 @@ Member::Member(MemberSetup s)
       fixed_ring_allocated_(s.fixed_ring_bytes),
       served_in_(s.served_in.empty() ? std::vector<int>(static_cast<size_t>(world_), -1) : std::move(s.served_in)),
       part_bytes_(s.part_bytes),
-      group_wait_ns_(s.group_wait_ns) {
+      group_wait_ns_(s.group_wait_ns),
+      pool_(context_->staging_source(), context_->message_staging()) {
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));
@@ -118,9 +119,9 @@ void Member::submit(Op *op) noexcept {
   op->submitted_ns = now_ns();
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
   if (op->is_p2p() && part_bytes_ != 0 && op->call.bytes > part_bytes_) return submit_parts(op);
-  if (!op->places.empty()) {
-    take_over(op, op->places.front());
-    op->places.clear();
+  if (!op->pieces.empty()) {
+    give_place(op, op->pieces.front());
+    op->pieces.clear();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
   if (failed()) {
@@ -467,12 +468,12 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
     context_->room_given_back();
   }
   if (std::exchange(op->short_of_room, false)) context_->want_room(-1);
-  if (op->staged) unstage(op);
+  if (op->place.own) unstage(op);
   if (op->spilled) {
     context_->spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
     op->spilled.reset();
   }
-  if (code == Code::Ok && op->number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
+  if (code == Code::Ok && op->slot.number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
@@ -679,7 +680,7 @@ void Member::link_broken(const link::Link *link, const std::string &why) noexcep
   }
 }
 
-// stage 0: it leaves; 2: the same, after a failure; 3: and its device may still write to windows; 1: its part of the library's communicator has ended.
+// stage 0: it leaves; 2: the same, after a failure; 3: and its device may still write to receive slots; 1: its part of the library's communicator has ended.
 void Member::say_leave(int rank, uint32_t stage) noexcept {
   struct {
     uint32_t member, epoch, rank, stage;
@@ -807,19 +808,19 @@ void Member::leave(int64_t until_ns) noexcept {
     int rank;
     bootstrap::Peer *process;
     Mailbox *mail;
-    bool writes;  // its device, to our window
+    bool writes;  // its device, to our receive slots
   };
   std::vector<Reader> readers;
   for (int q = 0; q < world_; ++q)
     if (q != rank_ && peers_[q].mail)
-      readers.push_back({q, peers_[q].process, peers_[q].mail, peers_[q].from.offset != 0 && !on_host(q)});
+      readers.push_back({q, peers_[q].process, peers_[q].mail, recv_slots_.any() && recv_slots_.has(q) && !on_host(q)});
   Context *context = context_.get();
   let_in(true);
   {
     const std::lock_guard lock(match_lock_);
-    touch_windows();
+    touch_slots();
   }
-  free_stages();
+  pool_.free_spares();
   std::vector<uint64_t> rings = rings_.take_all();
   if (ring_lost_) {  // nobody's until the context ends
     context_->lose_rings(static_cast<int>(rings.size()) + (fixed_ring_ != 0));

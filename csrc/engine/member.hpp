@@ -39,7 +39,7 @@ struct PeerRank {                      // what this member knows of one rank
   uint32_t their_index = 0;               // of the communicator in that process
   std::atomic<bool> left{false};          // it destroyed its side
   std::atomic<bool> left_broken{false};   // and its side had failed
-  std::atomic<bool> left_writing{false};  // and its device may still write to this rank's window
+  std::atomic<bool> left_writing{false};  // and its device may still write to this rank's receive slots
   std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
@@ -54,26 +54,7 @@ struct PeerRank {                      // what this member knows of one rank
     std::unique_ptr<std::byte[]> data;
   };
   std::deque<Unexpected> unexpected;
-  // Windows (match lock): the one that this rank has for it, and the one that it has for this rank.
-  struct {
-    uint64_t offset = 0;    // in our arena; 0: none
-    uint64_t claimed = 0;   // receives that will have one of its messages, or have had it
-    uint64_t promised = 0;  // and more that are about to be called
-    uint64_t matched = 0;
-    uint64_t landed = 0;          // up to this number all slots are free
-    std::vector<uint64_t> ahead;  // and these
-    uint64_t gated = 0;           // up to this number all have left their slots, or their copies are submitted
-    std::vector<uint64_t> early;  // and these
-    uint32_t apart = 0;           // receives behind gates with a place of their own, whose messages have not come
-  } from;
-  struct {
-    uint32_t slots = 0;          // 0: none
-    std::byte *there = nullptr;  // where our device finds it; null: it does not reach it
-    uint64_t numbered = 0;
-    uint64_t asked = 0;  // the most that was ever asked for (porter's turn, as are the next two)
-    uint64_t seen = 0;   // of what has landed, and when that or something else last went on
-    int64_t seen_ns = 0;
-  } to;
+  p2p::SendSlots slots;  // that it has for this rank
   // its ring for the operation `ring_sequence` (exec)
   uint64_t ring_sequence = 0;
   std::byte *ring = nullptr;
@@ -136,20 +117,20 @@ class Member : public std::enable_shared_from_this<Member> {
   void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
   // Takes the access to these away from this process, the setting GuardSlots, in operations that leave them to devices. Likewise.
   void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
-  // Windows for messages (windows.cpp), of `slots` parts each: `mine` is where in the arena this rank's begin; `theirs`, by rank, how many
+  // Receive slots for messages (slots.cpp), `slots` for each rank: `mine` is where in the arena this rank's begin; `theirs`, by rank, how many
   // slots the one for this rank has there and where this rank's device finds it. Before the first operation.
-  struct TheirWindow {
+  struct TheirSlots {
     uint32_t slots = 0;
     std::byte *there = nullptr;
   };
-  static constexpr uint32_t kMostWindowSlots = 32;
-  void fix_windows(uint64_t mine, uint32_t slots, const std::vector<TheirWindow> &theirs);
-  // Which of rank `owner`'s windows is the one for `sender`.
-  static uint64_t window_of(int owner, int sender) noexcept {
+  static constexpr uint32_t kMostRecvSlots = 32;
+  void fix_slots(uint64_t mine, uint32_t slots, const std::vector<TheirSlots> &theirs);
+  // Which of the parts of rank `owner`'s receive slots is the one for `sender`.
+  static uint64_t slots_of(int owner, int sender) noexcept {
     return static_cast<uint64_t>(sender < owner ? sender : sender - 1);
   }
-  // Takes the access to these, which are windows, away from this process until a processor has to copy a message there.
-  void guard_windows(std::vector<std::span<std::byte>> windows);
+  // Takes the access to these receive slots away from this process until a processor has to copy a message there.
+  void guard_recv_slots(std::vector<std::span<std::byte>> slots);
   std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
@@ -244,13 +225,13 @@ class Member : public std::enable_shared_from_this<Member> {
   device::PointerInfo find(const void *memory);
   bool capturing(void *stream);  // the user's stream, of that device
   // For explain(). How long the parts are in which a message of this type is sent (0: whole), and whether one of `bytes` with tag 0 lies in a
-  // window on its way, as far as this rank knows: where no slot is free it goes by the link all the same.
+  // receive slot on its way, as far as this rank knows: where no slot is free it goes by the link all the same.
   static constexpr uint64_t kEagerMessage = 16 * 1024;  // and less: sent without having been asked for
   uint64_t part_of(DType dtype) const noexcept {
     const uint64_t element = dtype_size(dtype);
     return part_bytes_ == 0 ? 0 : std::max(part_bytes_ / element, uint64_t{1}) * element;
   }
-  bool takes_window(bool send, int peer, uint64_t bytes) const noexcept;
+  bool would_take_slot(bool send, int peer, uint64_t bytes) const noexcept;
   // Of the flight recorder.
   void record(const Op &op, Code result, int64_t ended_ns) noexcept;
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
@@ -376,56 +357,42 @@ class Member : public std::enable_shared_from_this<Member> {
   template <class Take>
   bool take_places(Op &op, Take take);
   static const Member *driven_by_this_thread() noexcept;
-  enum class Place : uint8_t { Send, Announced, Ahead, SmallSend, SmallAhead };  // the shares of the staging memory
-  struct Stage {
-    uint64_t bytes, offset;
-    Place place;
-  };
-  // None: no pinned memory is free for it. `beyond`: it may be more than the share.
-  std::optional<Stage> take_stage(uint64_t message, Place place, bool beyond = false) noexcept;
-  uint64_t share(Place place) const noexcept;  // at most so many bytes
-  void give_stage(Stage stage) noexcept;
-  static bool give_place(Op *op, Stage stage) noexcept;
-  static void take_over(Op *op, const Op::Taken &taken) noexcept;
-  bool stage(Op *op, Place place) noexcept;
+  bool stage(Op *op, p2p::Share share) noexcept;
   bool stage_send(Op *op) noexcept;
-  std::optional<Stage> take_ahead(uint64_t bytes, bool small) noexcept;
+  std::optional<p2p::Piece> take_ahead(uint64_t bytes, bool small) noexcept;
+  static bool give_place(Op *op, const p2p::Piece &piece) noexcept;
   bool stage_ahead(Op *op) noexcept;
-  bool inherit(Op *op) noexcept;  // match lock: false: there is no place that it could have after another
   void lend(Op *op) noexcept;     // match lock
   void hand_on(Op *op) noexcept;  // match lock
   void spill(Op *op) noexcept;
   static bool small(const Op *op) noexcept;  // a whole message that may be sent without having been asked for
   void unstage(Op *op) noexcept;
   bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
-  bool free_stages() noexcept;                       // those that no message has
   void come(Op *op) noexcept;                        // match lock: the message of a receive is there, in its stage
   bool messages_settled() noexcept;
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
-  bool by_window(int tag, uint64_t bytes) const noexcept;  // windows.cpp
-  bool by_window(const Op *op) const noexcept { return by_window(op->call.tag, op->call.bytes); }
+  bool takes_slot(int tag, uint64_t bytes) const noexcept;  // slots.cpp
+  bool takes_slot(const Op *op) const noexcept { return takes_slot(op->call.tag, op->call.bytes); }
   void number_send(Op *op) noexcept;                 // match lock
   void claim(Op *op) noexcept;                       // match lock
   bool claimable(const Op *op) const noexcept;       // match lock
   void number_receive(Op *op, int source) noexcept;  // match lock
   bool may_come(const Op *op) const noexcept;        // match lock
-  bool has_place(const Op *op) const noexcept { return !on_stage(op) || op->staged || (op->windowed && may_come(op)); }
-  static bool has_own_place(const Op *op) noexcept { return op->staged || op->inherits; }  // or will have
-  bool begin_taking(Op *op) noexcept;                                                      // match lock
+  bool has_place(const Op *op) const noexcept {
+    return !on_stage(op) || op->place.own || (op->slot.in_slot && may_come(op));
+  }
+  bool begin_taking(Op *op) noexcept;  // match lock
   struct Arrived;
   void hold_aside(Op *op) noexcept;                 // match lock; messages.cpp
   void take_aside(Op *op, Arrived &from) noexcept;  // match lock
   bool on_host(int rank) const noexcept { return topology_.ranks[static_cast<size_t>(rank)].device == "host"; }
-  bool may_gate(int source, uint64_t number) const noexcept;  // match lock
-  void say_asked(int source) noexcept;                        // match lock
-  void in_its_order(int source, uint64_t number) noexcept;    // match lock: its copy is submitted, or it has left its slot
-  void ask_for_less(int source, uint64_t number) noexcept;    // match lock
+  void read_slot(Op *op, int source, uint64_t number) noexcept;  // match lock
+  void slot_submitted(const Op *op) noexcept;                    // match lock
   void forget_unplaced() noexcept;
-  void slot_left(Op *op) noexcept;  // match lock
-  uint64_t slot_place(int source, uint64_t number) const noexcept;
+  void slot_left(Op *op) noexcept;                                                  // match lock
   uint64_t part_of(const Op &op) const noexcept { return part_of(op.call.dtype); }  // of a message of several
-  bool slot_free(const Op *op) noexcept;
-  bool into_window(Op *op) noexcept;
+  bool slot_free(const Op *op) const noexcept;
+  bool into_slot(Op *op) noexcept;
   bool waits_for_slot(const Op *op) noexcept;
   void stand_apart(Op *op) noexcept;                // match lock
   bool is_its_turn(Op *op) noexcept;                // match lock
@@ -433,7 +400,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void bring(Op *op) noexcept;                      // exec
   void has_landed(Op *op) noexcept;
   bool room_for_a_waiter() noexcept;
-  void touch_windows() noexcept;  // match lock
+  void touch_slots() noexcept;  // match lock
   // messages.cpp. Start a send: false where it is a new one that has to wait for those before it. A receive: false where its place on the
   // device is not known, and it has no other.
   bool start_send(Op *op, bool fresh) noexcept;
@@ -552,7 +519,7 @@ class Member : public std::enable_shared_from_this<Member> {
     uint64_t id = 0, total = 0, whole = 0;
     uint32_t part = 0;
     bool rendezvous = false;  // only the announcement has come
-    int32_t lies = -1;        // in this slot of our window
+    int32_t lies = -1;        // in this receive slot
     bool complete = false;
     Op *claimed = nullptr;  // a receive that takes it once it is complete
     std::vector<std::byte> data;
@@ -566,10 +533,9 @@ class Member : public std::enable_shared_from_this<Member> {
   // that wait for pinned memory, for their slot, or for a processor that brings them; receives whose bytes are there.
   OpList taking_, granting_, landing_;
   OpList *const lists_[7] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_};
-  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;     // receives behind gates, in the order of their tickets
-  Op *lender_head_ = nullptr, **lender_tail_ = &lender_head_;  // small ones of these with a place of their own and no heir
-  uint32_t wide_lenders_ = 0;                                  // and with room for any small message
-  std::atomic<uint32_t> porting_{0};                           // in taking_, granting_, landing_
+  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
+  p2p::PlaceChain chain_{kEagerMessage};  // small ones of these with pinned memory of their own and no heir
+  std::atomic<uint32_t> porting_{0};      // in taking_, granting_, landing_
   struct {
     bool any = false;
     int rank = 0, tag = 0;
@@ -577,12 +543,10 @@ class Member : public std::enable_shared_from_this<Member> {
   uint32_t unstaged_ = 0;   // of taking_: wait for pinned memory or a slot
   uint32_t short_[2] = {};  // of these, large and small: found none
   std::atomic<bool> courier_wanted_{false}, courier_called_{false};
-  uint32_t window_slots_ = 0;              // of ours, each
-  uint32_t any_source_ = 0;                // match lock: receives from any rank that may take a message of a window
-  uint32_t any_apart_ = 0;                 // match lock: and stand behind gates
+  p2p::RecvSlots recv_slots_;              // match lock
   std::recursive_timed_mutex order_[2];    // sends, receives: the order of their numbers is that of their calls
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
-  std::vector<std::span<std::byte>> guarded_windows_;
+  std::vector<std::span<std::byte>> guarded_recv_slots_;
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
   std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
   uint64_t device_moved_ = 0;                // exec: what had gone on then
@@ -597,8 +561,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool porter_gates_ = true;
   Turn porter_turn_;                      // whoever submits copies; taken before the match lock
   std::atomic<bool> stages_lost_{false};  // the device may still come to any of them
-  link::SpinLock stages_lock_;
-  std::vector<Stage> stages_;  // spare pinned memory
+  p2p::StagingPool pool_;
   std::atomic<uint64_t> next_message_{0};
 
   // failure

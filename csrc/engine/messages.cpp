@@ -52,7 +52,7 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
   op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
   op->out.data = op->data(context_->arena().base());
   op->out.pending = op->out.also = nullptr;
-  bool eager = total <= kEagerMessage && !op->window;
+  bool eager = total <= kEagerMessage && !op->send_slot;
   match_lock_.lock();
   if (fresh && behind_another(op)) {  // one before it is not out yet, and messages keep their order
     number_send(op);
@@ -76,9 +76,9 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
     op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = &Member::sent;
     flowing_.append(op);
-  } else if (op->window) {
+  } else if (op->send_slot) {
     op->out.header = header(*op, link::FrameKind::Placed, p.their_index, epoch_, rank_, op->message_id);
-    op->out.header.slot = static_cast<uint16_t>((op->number - 1) % p.to.slots);
+    op->out.header.slot = static_cast<uint16_t>(p.slots.slot(op->slot.number));
     op->out.data = nullptr;
     op->out.finished = &Member::sent;
     flowing_.append(op);
@@ -155,7 +155,7 @@ void Member::hold_aside(Op *op) noexcept {
 }
 
 void Member::take_aside(Op *op, Arrived &from) noexcept {
-  if (op->windowed) touch_windows();
+  if (op->slot.in_slot) touch_slots();
   copy_bytes(op->data(context_->arena().base()), from.data.data(), from.total);
   consumed(from.source, from.total);
   const auto it = std::find_if(arrived_.begin(), arrived_.end(),
@@ -167,14 +167,14 @@ void Member::take_aside(Op *op, Arrived &from) noexcept {
 bool Member::grant(Op *op, int source, uint64_t id) noexcept {
   op->message_id = id;
   if (!is_its_turn(op)) return false;
-  if (!op->windowed) slot_left(op);
-  if ((on_stage(op) && !op->staged && !op->windowed) || !may_come(op)) {
+  if (!op->slot.in_slot) slot_left(op);
+  if ((on_stage(op) && !op->place.own && !op->slot.in_slot) || !may_come(op)) {
     granting_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
     context_->wake();
     return true;
   }
-  if (op->windowed) touch_windows();
+  if (op->slot.in_slot) touch_slots();
   receiving_.append(op);
   clear_to_send(op, source, id);
   return true;
@@ -195,8 +195,8 @@ bool Member::start_recv(Op *op) noexcept {
   std::string wrong;
   {
     std::lock_guard lock(match_lock_);
-    if (op->inherits && !inherit(op)) return false;
-    if (op->port == Port::Expected && !has_own_place(op) && !claimable(op)) return false;
+    if (op->place.inherits && !chain_.inherit(op->place, op->call.bytes)) return false;
+    if (op->port == Port::Expected && !op->place.own_or_will() && !claimable(op)) return false;
     claim(op);
     if (op->port == Port::Expected) {
       porter_->reserve(*op);
@@ -308,7 +308,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
           } else if (!has_place(op)) {
             claims = op;
           } else {
-            if (op->windowed) touch_windows();
+            if (op->slot.in_slot) touch_slots();
             receiving_.append(op);
             to = op->data(context_->arena().base());
             result = link::Accept::Take;
@@ -414,10 +414,9 @@ void Member::end_messages(Code code) noexcept {
         if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
       }
-      gated_head_ = lender_head_ = nullptr;
+      gated_head_ = nullptr;
       gated_tail_ = &gated_head_;
-      lender_tail_ = &lender_head_;
-      wide_lenders_ = 0;
+      chain_.clear();
       if (!op)
         for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
           if ((*it)->claimed) {

@@ -15,6 +15,8 @@
 #include "device/runtime.hpp"
 #include "engine/bounces.hpp"
 #include "link/frame.hpp"
+#include "p2p/recv_slots.hpp"
+#include "p2p/staging_pool.hpp"
 #include "plan/plan.hpp"
 
 namespace isthmus::engine {
@@ -117,41 +119,26 @@ struct Op {
   int32_t parts_source = -1;  // of a message in parts from any rank: who sends it, once the first has come (match lock)
   bool in_parts = false;      // it is the whole message
   Port port = Port::None;
-  uint8_t place_kind = 0;               // which share of the staging memory its place is of
-  bool staged = false;                  // `place` is its own
-  std::atomic<bool> arrived{false};     // the whole message is there
-  uint64_t place = 0, place_bytes = 0;  // where in the arena links find a message in device memory
-  // Of messages that go through windows (windows.cpp); 0, null: this one does not, or it is not known yet.
-  uint64_t number = 0;                   // in the order of matching
-  uint64_t claim = 0;                    // a receive's number, where it is known before its message has come
-  std::byte *window = nullptr;           // a send's: where this rank's device finds the slot
-  bool windowed = false;                 // a receive's `place` is in the window
-  bool counted = false;                  // among the receives from any rank that may take such a message
-  bool unplaced = false;                 // a send that waits for pinned memory or a slot
-  bool short_of_memory = false;          // and found none of the first
-  bool promised = false;                 // a receive whose sender knows that it is about to be called
-  bool apart = false;                    // among those behind gates with a place of their own
-  bool held = false;                     // its message was put aside whole, and waits for its place
-  bool inherits = false;                 // its place is still that of a receive behind an earlier gate
-  Op *heir = nullptr;                    // whose place this one's will be
-  Op *lender_next = nullptr;             // among those behind gates that have none
+  std::atomic<bool> arrived{false};  // the whole message is there
+  p2p::Place place;                  // the pinned memory in which links find a message of device memory: its own, or a slot
+  p2p::SlotUse slot;                 // of a message that goes through receive slots (slots.cpp)
+  std::byte *send_slot = nullptr;    // a send's: where this rank's device finds the slot; null: it goes by the link
+  bool unplaced = false;             // a send that waits for pinned memory or a slot
+  bool short_of_memory = false;      // and found none of the first
+  bool held = false;                 // its message was put aside whole, and waits for its place
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
-  struct Taken {
-    uint64_t bytes, offset;
-    uint8_t kind;
-  };
-  std::vector<Taken> places;        // of the parts, where they are taken before the first is submitted
-  int32_t lies = -1;                // in this slot of the window, from where a processor has to bring it
-  std::atomic<uint64_t> ticket{0};  // of its copy (porter.hpp); 0: not submitted
-  Op *port_next = nullptr;          // in the order of the gates
-  device::Event *begun = nullptr;   // the porter's: what the stream held at the call, where the copy is submitted later
-  std::vector<Op *> parts;          // of a message that is ordered later, a reference each
-  bool grouped = false;             // submitted with others at the end of a group
-  bool ungated = false;             // a receive that found no place behind a gate
+  std::vector<p2p::Piece> pieces;        // of the parts, where they are taken before the first is submitted
+  int32_t lies = -1;                     // in this receive slot, from where a processor has to bring it
+  std::atomic<uint64_t> ticket{0};       // of its copy (porter.hpp); 0: not submitted
+  Op *port_next = nullptr;               // in the order of the gates
+  device::Event *begun = nullptr;        // the porter's: what the stream held at the call, where the copy is submitted later
+  std::vector<Op *> parts;               // of a message that is ordered later, a reference each
+  bool grouped = false;                  // submitted with others at the end of a group
+  bool ungated = false;                  // a receive that found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();
-    if (port != Port::None) return arena + place;
+    if (port != Port::None) return arena + place.piece.offset;
     return call.collective == plan::Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
   }
 

@@ -92,7 +92,7 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run
   if (gated) lane.gate->arm(stream, ticket);
-  std::byte *const stage = op.window ? op.window : arena_ + op.place;
+  std::byte *const stage = op.send_slot ? op.send_slot : arena_ + op.place.piece.offset;
   if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
   if (theirs) {

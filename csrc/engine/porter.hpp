@@ -22,7 +22,7 @@ namespace isthmus::engine {
 class Porter {
  public:
   // `arena`: where the device finds the beginning of this process's arena. A message's place is there, or a slot of
-  // another rank's window (Op::window).
+  // another rank's receive slots (Op::send_slot).
   Porter(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
   ~Porter();
   Porter(const Porter &) = delete;

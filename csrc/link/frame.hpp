@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/spin_lock.hpp"
+
 namespace isthmus::link {
 
 enum class FrameKind : uint8_t {
@@ -106,25 +108,7 @@ class Link {
 };
 
 // A lock for a few instructions, never held across a system call.
-class SpinLock {
- public:
-  void lock() noexcept {
-    while (flag_.test_and_set(std::memory_order_acquire))
-      while (flag_.test(std::memory_order_relaxed)) pause();
-  }
-  bool try_lock() noexcept { return !flag_.test_and_set(std::memory_order_acquire); }
-  void unlock() noexcept { flag_.clear(std::memory_order_release); }
-  static void pause() noexcept {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
- private:
-  std::atomic_flag flag_;
-};
+using isthmus::SpinLock;
 
 // FIFO of Outgoing that any thread appends to and the holder of the turn takes from.
 class OutQueue {

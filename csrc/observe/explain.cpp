@@ -92,7 +92,7 @@ Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t 
   const uint64_t part = member.part_of(dtype);
   way.part = part != 0 && bytes > part ? part : bytes;
   way.parts = way.part != 0 ? (bytes + way.part - 1) / way.part : 1;
-  way.window = member.takes_window(send, peer, bytes);
+  way.window = member.would_take_slot(send, peer, bytes);
   if (way.window) {
     way.path = "window";
     way.how = "in slots of the receiver's window, where the sender's device writes it";

@@ -1,0 +1,28 @@
+// A lock for a few instructions: no system call, no allocation, nothing that may wait is done under it.
+#pragma once
+
+#include <atomic>
+
+namespace isthmus {
+
+class SpinLock {
+ public:
+  void lock() noexcept {
+    while (flag_.test_and_set(std::memory_order_acquire))
+      while (flag_.test(std::memory_order_relaxed)) pause();
+  }
+  bool try_lock() noexcept { return !flag_.test_and_set(std::memory_order_acquire); }
+  void unlock() noexcept { flag_.clear(std::memory_order_release); }
+  static void pause() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+ private:
+  std::atomic_flag flag_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,2 @@
+isthmus_test(test_recv_slots SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/recv_slots_test.cpp FLOORS p2p PROVES memory)
+isthmus_test(test_staging_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/staging_pool_test.cpp FLOORS p2p PROVES memory)
