@@ -403,7 +403,7 @@ bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const boo
 }
 
 // All rings together leave most of the staging memory to slots.
-Context::RingPlace Context::make_ring() {
+RingPlace Context::make_ring() {
   for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
     const bool least = capacity == link::ByteRing::kLeastCapacity;
     if (!least && arena_.staging_used() + capacity > arena_.staging_limit() / 8) continue;
@@ -434,7 +434,7 @@ link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
     slot->link = std::move(shm);
     for (const auto &[from, theirs] : early_rings_)
       if (from == peer) slot->shm->set_in(link::ByteRing::at(peer->arena.data() + theirs.offset), theirs.capacity);
-    mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), std::as_bytes(std::span(&mine, 1)));
+    mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), packed(mine));
   } else {
     slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
     slot->sockets = true;

@@ -20,6 +20,7 @@
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
 #include "device/runtime.hpp"
+#include "engine/control_wire.hpp"
 #include "engine/device_scratch.hpp"
 #include "engine/fold_pool.hpp"
 #include "engine/op.hpp"
@@ -28,9 +29,6 @@
 #include "link/tcp.hpp"
 
 namespace isthmus::engine {
-
-// Control messages between processes; bodies are packed structs (control.cpp).
-enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
 
 // Why a communicator has failed. The text may begin with what an operation is: the others say which of theirs that is, instead.
 struct Failure : Status {
@@ -197,14 +195,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   static Raiser raiser() noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
   // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
-  struct Answer {
-    uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
-    int32_t waiting_on = -1;
-    uint32_t turn = 0;  // of the host list, in the operation that it is in
-    uint8_t failed = 0, known = 0,
-            in_message = 0;  // in_message: it is in no collective, and waits for a message of waiting_on
-    char busy[256] = {};     // what else that process waits for, may be empty
-  };
+  using Answer = engine::Answer;
   bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Deadline patience,
              Answer &answer);
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
@@ -238,9 +229,6 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     bool sockets = false;
     std::string why;  // published by broken_ns
     std::atomic<int64_t> broken_ns{0};
-  };
-  struct RingPlace {  // of a byte ring in its writer's arena; also the body of StreamRing
-    uint64_t offset, capacity;
   };
   RingPlace make_ring();
   static thread_local LinkSlot *current_slot;  // whose link this thread drives just now

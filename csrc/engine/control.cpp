@@ -1,12 +1,14 @@
-// Control messages: what processes tell each other beside the data. Bodies are small fixed structs, checked for size; a body that does
-// not fit is dropped, since the peer has proved the job key and can only be of another version, which the handshake refuses.
+// Control messages sent and taken (control_wire.hpp). A body that does not fit is dropped: its sender has proved the job key and can only be
+// of another version, which the handshake refuses.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 
 #include "base/clock.hpp"
 #include "base/one_line.hpp"
 #include "engine/context.hpp"
+#include "engine/control_wire.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {
@@ -15,44 +17,12 @@ namespace {
 // A process that has not been heard from for this long is taken for stopped.
 constexpr int64_t kSilentBeats = 3, kSilentNs = 300'000'000;
 
-template <class T>
-bool take(std::span<const std::byte> &body, T &out) {
-  if (body.size() < sizeof(T)) return false;
-  std::memcpy(&out, body.data(), sizeof(T));
-  body = body.subspan(sizeof(T));
-  return true;
-}
-
-struct AbortHead {
-  uint32_t member, epoch, code, bytes, subject;
-  int32_t by, raiser;
-  uint32_t late;
-  uint64_t sequence;
-};
-constexpr size_t kMostText = 4096;  // of a failure
-struct CreditBody {
-  uint32_t member, epoch, rank, spare;
-  uint64_t granted;
-};
-struct LeaveBody {
-  uint32_t member, epoch, rank, stage;
-  uint64_t done;
-};
-struct QueryBody {
-  uint32_t member, epoch;
-  uint64_t sequence, number;
-};
-struct ReplyBody {
-  uint64_t number;
-  Context::Answer answer;
-};
-
-Failure read_failure(const AbortHead &h, std::span<const std::byte> body) {
-  const std::string_view all(reinterpret_cast<const char *>(body.data()), body.size());
+Failure read_failure(const AbortMessage &message) {
+  const AbortHead &h = message.head;
   Failure why;
   why.code = static_cast<Code>(h.code);
-  const std::string subject = one_line(all.substr(0, std::min<size_t>(h.subject, all.size())), kMostText);
-  why.text = subject + one_line(all.substr(std::min<size_t>(h.subject, all.size())), kMostText);
+  const std::string subject = one_line(message.subject, kMostFailureText);
+  why.text = subject + one_line(message.rest, kMostFailureText);
   why.subject = static_cast<uint32_t>(subject.size());
   why.by = h.by;
   why.raiser = h.raiser;
@@ -67,40 +37,41 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
   if (peer) return mesh_->send(*peer, static_cast<uint16_t>(type), body);
   switch (type) {
     case Control::Abort: {
-      AbortHead h;
-      if (!take(body, h)) break;
+      const auto message = unpack_abort(body);
+      if (!message) break;
+      const AbortHead &h = message->head;
       {
         const std::lock_guard lock(members_mutex_);
         for (const Making &m : making_)
           if (m.index == h.member && m.epoch == h.epoch) m.failed->store(true);
       }
-      if (auto m = member_at(h.member); m && m->epoch() == h.epoch) m->fail(read_failure(h, body), false);
+      if (auto m = member_at(h.member); m && m->epoch() == h.epoch) m->fail(read_failure(*message), false);
       break;
     }
     case Control::Credit: {
-      CreditBody b;
-      if (take(body, b))
-        if (auto m = member_at(b.member); m && m->epoch() == b.epoch) m->credit(b.rank, b.granted);
+      if (const auto b = unpack<CreditBody>(body))
+        if (auto m = member_at(b->member); m && m->epoch() == b->epoch) m->credit(b->rank, b->granted);
       break;
     }
     case Control::Leave: {
-      LeaveBody b;
-      if (!take(body, b)) break;
-      if (auto m = member_at(b.member); m && m->epoch() == b.epoch) {
-        if (b.stage == 1) return m->peer_left_library(b.rank), true;
-        m->peer_left(b.rank, b.done, b.stage);
+      const auto b = unpack<LeaveBody>(body);
+      if (!b) break;
+      if (auto m = member_at(b->member); m && m->epoch() == b->epoch) {
+        if (b->how == Leaving::LibraryEnded) return m->peer_left_library(b->rank), true;
+        m->peer_left(b->rank, b->done, b->how);
       }  // and to those below: the member may be about to retire, and has looked already
       std::lock_guard lock(retired_mutex_);
       for (auto &r : retired_)
-        if (r.index == b.member && r.epoch == b.epoch && b.rank < r.gone->size() && b.stage != 3)
-          (*r.gone)[b.rank].store(true);
+        if (r.index == b->member && r.epoch == b->epoch && b->rank < r.gone->size() && b->how != Leaving::BrokenWriting)
+          (*r.gone)[b->rank].store(true);
       break;
     }
     case Control::OutOfBand: {
-      OutOfBandHead h;
-      if (take(body, h))
-        if (auto m = member_at(h.member); m && m->epoch() == h.epoch)
-          h.given_up ? m->out_of_band().withdrawn(h.rank, h.number) : m->out_of_band().came(h.rank, h.about, h.number, body);
+      if (const auto h = unpack<OutOfBandHead>(body))
+        if (auto m = member_at(h->member); m && m->epoch() == h->epoch) {
+          if (h->given_up) m->out_of_band().withdrawn(h->rank, h->number);
+          else m->out_of_band().came(h->rank, h->about, h->number, body);
+        }
       break;
     }
     default: break;
@@ -109,7 +80,7 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
 }
 
 bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept {
-  const size_t bytes = std::min(why.text.size(), kMostText);
+  const size_t bytes = std::min(why.text.size(), kMostFailureText);
   const AbortHead head{their_index,
                        epoch,
                        static_cast<uint32_t>(why.code),
@@ -119,10 +90,8 @@ bool Context::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t
                        why.raiser,
                        why.late,
                        why.sequence};
-  std::vector<std::byte> body(sizeof head + bytes);
-  std::memcpy(body.data(), &head, sizeof head);
-  std::memcpy(body.data() + sizeof head, why.text.data(), bytes);
-  return control(peer, Control::Abort, body);
+  std::array<std::byte, sizeof head + kMostFailureText> room;
+  return control(peer, Control::Abort, pack(head, std::as_bytes(std::span(why.text)).first(bytes), room));
 }
 
 void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) {
@@ -133,32 +102,28 @@ void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const s
     case Control::OutOfBand:
     case Control::Leave: control(nullptr, static_cast<Control>(type), body); break;
     case Control::Query: {
-      QueryBody q;
-      if (!take(body, q)) break;
-      const ReplyBody r{q.number, answer_query(q.member, q.epoch, q.sequence)};
-      mesh_->send(peer, static_cast<uint16_t>(Control::Reply), std::as_bytes(std::span(&r, 1)));
+      const auto q = unpack<QueryBody>(body);
+      if (!q) break;
+      const ReplyBody r{q->number, answer_query(q->member, q->epoch, q->sequence)};
+      mesh_->send(peer, static_cast<uint16_t>(Control::Reply), packed(r));
       break;
     }
     case Control::Reply: {
-      ReplyBody r;
-      if (!take(body, r)) break;
-      r.answer.busy[sizeof r.answer.busy - 1] = 0;
+      const auto r = unpack<ReplyBody>(body);
+      if (!r) break;
       std::lock_guard lock(query_mutex_);
       if (answers_.size() > 64) answers_.erase(answers_.begin());
-      answers_.emplace_back(r.number, r.answer);
+      answers_.emplace_back(r->number, r->answer);
       query_answered_.notify_all();
       break;
     }
     case Control::StreamRing: {
-      RingPlace ring;
-      if (!take(body, ring) || ring.offset < link::Arena::kHeader || ring.offset % 64 != 0 ||
-          ring.offset > peer.arena.size() || !link::ByteRing::is_capacity(ring.capacity) ||
-          peer.arena.size() - ring.offset < link::ByteRing::bytes(ring.capacity))
-        break;
+      const auto ring = unpack<RingPlace>(body);
+      if (!ring || !lies_in(*ring, peer.arena.size())) break;
       std::lock_guard lock(links_mutex_);
       for (auto &l : links_)
-        if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring.offset), ring.capacity);
-      early_rings_.emplace_back(&peer, ring);
+        if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring->offset), ring->capacity);
+      early_rings_.emplace_back(&peer, *ring);
       break;
     }
   }
@@ -199,7 +164,7 @@ bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch,
   std::unique_lock lock(query_mutex_);
   const uint64_t number = ++query_next_;
   const QueryBody q{their_index, epoch, sequence, number};
-  if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), std::as_bytes(std::span(&q, 1)))) return false;
+  if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
   const auto mine = [&] {
     return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
   };

@@ -680,13 +680,10 @@ void Member::link_broken(const link::Link *link, const std::string &why) noexcep
   }
 }
 
-// stage 0: it leaves; 2: the same, after a failure; 3: and its device may still write to receive slots; 1: its part of the library's communicator has ended.
-void Member::say_leave(int rank, uint32_t stage) noexcept {
-  struct {
-    uint32_t member, epoch, rank, stage;
-    uint64_t done;
-  } const body{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), stage, done_.load(std::memory_order_acquire)};
-  context_->control(peers_[rank].process, Control::Leave, std::as_bytes(std::span(&body, 1)));
+void Member::say_leave(int rank, Leaving how) noexcept {
+  const LeaveBody body{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), how,
+                       done_.load(std::memory_order_acquire)};
+  context_->control(peers_[rank].process, Control::Leave, packed(body));
 }
 
 void Member::peer_left_library(uint32_t rank) noexcept {
@@ -747,13 +744,13 @@ void Member::leave_library(bool broken) noexcept {
   }
   ring_lost_ = !island->idle();
   island.reset();
-  if (together && rank_ != maker) say_leave(maker, 1);
+  if (together && rank_ != maker) say_leave(maker, Leaving::LibraryEnded);
 }
 
-void Member::peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept {
+void Member::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept {
   if (rank >= static_cast<uint32_t>(world_)) return;
-  peers_[rank].left_broken.store(stage >= 2, std::memory_order_relaxed);
-  peers_[rank].left_writing.store(stage == 3, std::memory_order_relaxed);
+  peers_[rank].left_broken.store(is_broken(how), std::memory_order_relaxed);
+  peers_[rank].left_writing.store(how == Leaving::BrokenWriting, std::memory_order_relaxed);
   peers_[rank].left_done.store(done, std::memory_order_relaxed);
   peers_[rank].left_ns.store(now_ns(), std::memory_order_relaxed);
   peers_[rank].left.store(true, std::memory_order_release);
@@ -801,7 +798,8 @@ void Member::leave(int64_t until_ns) noexcept {
   // A peer may be inside an operation that failed here: it reads our slots until it has ended it too, or has left.
   const uint64_t entered = entered_.load(std::memory_order_acquire);
   for (int q = 0; q < world_; ++q)
-    if (q != rank_) say_leave(q, !broken ? 0 : porter_ && porter_->busy() ? 3 : 2);
+    if (q != rank_)
+      say_leave(q, !broken ? Leaving::Well : porter_ && porter_->busy() ? Leaving::BrokenWriting : Leaving::Broken);
   if (island_) leave_library(broken);
   // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
   struct Reader {

@@ -206,8 +206,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void credit(uint32_t rank, uint64_t granted) noexcept;
   void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  // stage: see say_leave()
-  void peer_left(uint32_t rank, uint64_t done, uint32_t stage) noexcept;
+  void peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept;
   void peer_left_library(uint32_t rank) noexcept;
   OutOfBand &out_of_band() noexcept { return out_of_band_; }
   Context::Answer answer(uint64_t sequence) const noexcept;
@@ -314,7 +313,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void sleep_until(Holds holds) noexcept;
   static bool interrupt_wanted() noexcept;
   void ask_for_interrupt() noexcept;  // fails the member if the program wants to stop
-  void say_leave(int rank, uint32_t stage) noexcept;
+  void say_leave(int rank, Leaving how) noexcept;
   void leave_library(bool broken) noexcept;
   void say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up,
                        std::span<const std::byte> bytes) noexcept;

@@ -268,11 +268,8 @@ void Member::consumed(int source, uint64_t bytes) noexcept {
   const uint64_t granted = p.bytes_in + credit_window_;
   if (granted - p.credit_given < credit_window_ / 4) return;
   p.credit_given = granted;
-  struct {
-    uint32_t member, epoch, rank, spare;
-    uint64_t granted;
-  } body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
-  context_->control(p.process, Control::Credit, std::as_bytes(std::span(&body, 1)));
+  const CreditBody body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
+  context_->control(p.process, Control::Credit, packed(body));
 }
 
 link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {

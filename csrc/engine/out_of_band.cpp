@@ -1,9 +1,9 @@
 #include "engine/out_of_band.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
-#include <string_view>
 #include <string_view>
 
 #include "base/clock.hpp"
@@ -90,10 +90,8 @@ bool OutOfBand::has_other(int from, uint64_t about) {
 void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t given_up,
                              std::span<const std::byte> bytes) noexcept {
   const OutOfBandHead head{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), given_up, about, number};
-  std::array<std::byte, sizeof head + OutOfBand::kMostBytes> body;
-  std::memcpy(body.data(), &head, sizeof head);
-  if (!bytes.empty()) std::memcpy(body.data() + sizeof head, bytes.data(), bytes.size());
-  context_->control(peers_[rank].process, Control::OutOfBand, std::span(body).first(sizeof head + bytes.size()));
+  std::array<std::byte, sizeof head + OutOfBand::kMostBytes> room;
+  context_->control(peers_[rank].process, Control::OutOfBand, pack(head, bytes, room));
 }
 
 void Member::exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,

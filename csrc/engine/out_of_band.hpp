@@ -12,11 +12,6 @@
 
 namespace isthmus::engine {
 
-struct OutOfBandHead {  // of the control message; the bytes follow
-  uint32_t member, epoch, rank, given_up;
-  uint64_t about, number;
-};
-
 // What has come and nobody has taken yet. Thread-safe.
 class OutOfBand {
  public:

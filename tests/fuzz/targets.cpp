@@ -14,6 +14,9 @@
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "comm/blob.hpp"
+#include "engine/control_wire.hpp"
+#include "link/arena.hpp"
+#include "link/memory.hpp"
 #include "link/tcp.hpp"
 #include "net/address.hpp"
 #include "net/frame.hpp"
@@ -367,6 +370,56 @@ std::vector<Bytes> data_stream_seeds() {
   return out;
 }
 
+// A body is as many bytes as its struct, and what is left of the message is what lies behind it.
+template <class T>
+std::optional<T> control_struct(std::span<const std::byte> in) {
+  auto rest = in;
+  const auto got = engine::unpack<T>(rest);
+  must(got.has_value() == (in.size() >= sizeof(T)));
+  must(rest.size() == (got ? in.size() - sizeof(T) : in.size()) && rest.data() + rest.size() == in.data() + in.size());
+  if (!got) return got;
+  if constexpr (std::is_same_v<T, engine::ReplyBody>) must(std::memchr(got->answer.busy, 0, sizeof got->answer.busy));
+  else must(std::memcmp(engine::packed(*got).data(), in.data(), sizeof(T)) == 0);
+  return got;
+}
+
+void control(const uint8_t *data, size_t size) {
+  // In memory of its own length, so that a sanitizer sees a read behind its end.
+  const ByteVector own(view(data, size).begin(), view(data, size).end());
+  const std::span<const std::byte> in(own);
+  control_struct<engine::CreditBody>(in);
+  control_struct<engine::AbortHead>(in);
+  control_struct<engine::QueryBody>(in);
+  control_struct<engine::ReplyBody>(in);
+  control_struct<engine::LeaveBody>(in);
+  control_struct<engine::OutOfBandHead>(in);
+  constexpr uint64_t kArena = 8 << 20;
+  if (const auto ring = control_struct<engine::RingPlace>(in); ring && engine::lies_in(*ring, kArena))
+    must(ring->offset >= link::Arena::kHeader && ring->offset + link::ByteRing::bytes(ring->capacity) <= kArena);
+  if (const auto m = engine::unpack_abort(in)) {
+    must(m->subject.size() + m->rest.size() == size - sizeof(engine::AbortHead));
+    must(m->subject.size() <= m->head.subject && m->subject.data() + m->subject.size() == m->rest.data());
+    must(m->rest.data() + m->rest.size() == reinterpret_cast<const char *>(in.data() + in.size()));
+    std::string text(m->subject);  // all of it is there to be read
+    text += m->rest;
+    must(text.size() == size - sizeof(engine::AbortHead));
+  }
+}
+
+std::vector<Bytes> control_seeds() {
+  std::array<std::byte, 128> room;
+  const auto text = net::as_bytes("all_reduce #3 of 'world': rank 2 is late");
+  engine::ReplyBody reply{7, {}};
+  std::fill(std::begin(reply.answer.busy), std::end(reply.answer.busy), 'x');
+  return {seed(engine::packed(engine::CreditBody{1, 2, 3, 0, 4096})),
+          seed(engine::pack(engine::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3}, text, room)),
+          seed(engine::packed(engine::QueryBody{1, 2, 3, 4})),
+          seed(engine::packed(reply)),
+          seed(engine::packed(engine::RingPlace{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
+          seed(engine::packed(engine::LeaveBody{1, 2, 3, engine::Leaving::Broken, 5})),
+          seed(engine::pack(engine::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
+}
+
 }  // namespace
 
 const std::vector<Target> &targets() {
@@ -378,7 +431,8 @@ const std::vector<Target> &targets() {
                                        {"address", address, address_seeds},
                                        {"blob", blob, blob_seeds},
                                        {"profile", profile, profile_seeds, 15'000},
-                                       {"data_stream", data_stream, data_stream_seeds}};
+                                       {"data_stream", data_stream, data_stream_seeds},
+                                       {"control", control, control_seeds}};
   return all;
 }
 

@@ -1,0 +1,122 @@
+// Control messages as they are on the wire: what processes tell each other beside the data. Each body is a struct of fixed layout without
+// padding, in the byte order of the processors (little endian). A text or other bytes follow some of them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+namespace isthmus::engine {
+
+enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
+
+// `member` is the index of the communicator in the process that is told; a body of another `epoch` is for an earlier one of that index.
+
+struct CreditBody {  // `rank` grants: it takes `granted` bytes in all
+  uint32_t member, epoch, rank, spare;
+  uint64_t granted;
+};
+static_assert(sizeof(CreditBody) == 24);
+
+struct AbortHead {  // a communicator has failed (engine::Failure); its text follows
+  uint32_t member, epoch, code;
+  uint32_t bytes, subject;  // of the text; of its beginning, which says what the operation is
+  int32_t by, raiser;
+  uint32_t late;
+  uint64_t sequence;
+};
+static_assert(sizeof(AbortHead) == 40);
+constexpr size_t kMostFailureText = 4096;  // bytes
+
+struct QueryBody {
+  uint32_t member, epoch;
+  uint64_t sequence;
+  uint64_t number;  // of the question, for its reply
+};
+static_assert(sizeof(QueryBody) == 24);
+
+struct Answer {  // what a member does
+  uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
+  int32_t waiting_on = -1;
+  uint32_t turn = 0;  // of the host list, in the operation that it is in
+  uint8_t failed = 0, known = 0;
+  uint8_t in_message = 0;  // it is in no collective, and waits for a message of waiting_on
+  char busy[256] = {};     // what else its process waits for; may be empty
+  uint8_t spare[5] = {};
+};
+static_assert(sizeof(Answer) == 312);
+
+struct ReplyBody {
+  uint64_t number;
+  Answer answer;
+};
+static_assert(sizeof(ReplyBody) == 320);
+
+struct RingPlace {  // the body of StreamRing: a byte ring in its writer's arena
+  uint64_t offset, capacity;
+};
+static_assert(sizeof(RingPlace) == 16);
+// Whether the reader may map that ring, where the writer's arena has `arena_bytes`.
+bool lies_in(const RingPlace &ring, uint64_t arena_bytes) noexcept;
+
+enum class Leaving : uint32_t {
+  Well = 0,          // the rank leaves
+  LibraryEnded = 1,  // the rank's part of the library's communicator has ended
+  Broken = 2,        // the rank leaves after a failure
+  BrokenWriting = 3  // the same, and the rank's device may still write to windows
+};
+constexpr bool is_broken(Leaving how) noexcept { return how >= Leaving::Broken; }
+
+struct LeaveBody {
+  uint32_t member, epoch, rank;
+  Leaving how;
+  uint64_t done;  // the last collective that the rank had ended
+};
+static_assert(sizeof(LeaveBody) == 24);
+
+struct OutOfBandHead {  // the bytes of OutOfBand follow
+  uint32_t member, epoch, rank;
+  uint32_t given_up;  // not 0: message `number` is withdrawn
+  uint64_t about, number;
+};
+static_assert(sizeof(OutOfBandHead) == 32);
+
+template <class T>
+concept ControlStruct = std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T>;  // no padding
+
+// A body that nothing follows.
+template <ControlStruct T>
+std::span<const std::byte> packed(const T &body) noexcept {
+  return std::as_bytes(std::span(&body, 1));
+}
+
+// A head and the bytes behind it, into `room`, which must be long enough. Returns the part of `room` that was written.
+template <ControlStruct T>
+std::span<const std::byte> pack(const T &head, std::span<const std::byte> rest, std::span<std::byte> room) noexcept {
+  std::memcpy(room.data(), &head, sizeof head);
+  if (!rest.empty()) std::memcpy(room.data() + sizeof head, rest.data(), rest.size());
+  return room.first(sizeof head + rest.size());
+}
+
+// Takes a struct off the front of `bytes`. Nothing where `bytes` is too short; `bytes` is as it was then. What is left over belongs to a
+// head, and behind a body it is ignored.
+template <ControlStruct T>
+std::optional<T> unpack(std::span<const std::byte> &bytes) noexcept {
+  if (bytes.size() < sizeof(T)) return std::nullopt;
+  T body;
+  std::memcpy(&body, bytes.data(), sizeof(T));
+  if constexpr (std::is_same_v<T, ReplyBody>) body.answer.busy[sizeof body.answer.busy - 1] = 0;
+  bytes = bytes.subspan(sizeof(T));
+  return body;
+}
+
+struct AbortMessage {
+  AbortHead head;
+  std::string_view subject, rest;  // of the text that came, raw; in the memory of the message
+};
+std::optional<AbortMessage> unpack_abort(std::span<const std::byte> bytes) noexcept;
+
+}  // namespace isthmus::engine
