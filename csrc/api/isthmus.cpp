@@ -21,10 +21,10 @@
 
 namespace i = isthmus;
 using i::Code;
+using i::Collective;
 using i::comm::Communicator;
 using i::engine::Op;
 using i::engine::OpPool;
-using i::plan::Collective;
 
 static_assert(static_cast<int>(Code::Internal) == ISTHMUS_ERR_INTERNAL &&
               static_cast<int>(Code::InProgress) == ISTHMUS_IN_PROGRESS);
@@ -113,7 +113,7 @@ class Inside {
 
  private:
   static const char *text_of(const char *what) noexcept { return what; }
-  static const char *text_of(Collective c) noexcept { return i::plan::collective_name(c); }
+  static const char *text_of(Collective c) noexcept { return i::collective_name(c); }
   isthmus_comm_t comm_;
 };
 
@@ -485,12 +485,11 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
   return guarded([&] {
     if (!json || !collective) i::fail(Code::Argument, "explain: collective and json must not be NULL");
     Collective c;
-    if (!i::plan::collective_from_name(collective, c))
-      i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
+    if (!i::collective_from_name(collective, c)) i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
     const Inside communicator(comm, "explain");
-    if (c == Collective::Send || c == Collective::Recv) {
+    if (i::is_message(c)) {
       const uint64_t size = i::dtype_size(static_cast<i::DType>(dtype));
       if (count > UINT64_MAX / size) i::fail(Code::Argument, "explain: {} elements are more than memory can hold", count);
       *json =

@@ -15,7 +15,6 @@
 namespace isthmus::comm {
 namespace {
 
-using plan::Collective;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
 
 uint64_t mix(uint64_t h, uint64_t v) {
@@ -102,7 +101,8 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
   const auto world = static_cast<uint64_t>(member_->world());
   const auto me = static_cast<uint64_t>(member_->rank());
   const uint64_t size = dtype_size(op.call.dtype);
-  const char *name = plan::collective_name(r.collective);
+  const char *name = collective_name(r.collective);
+  const CollectiveTraits &what = traits(r.collective);
   const auto equal = [&](uint64_t blocks) {
     for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(b * op.call.bytes);
     for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(op.call.bytes);
@@ -127,50 +127,20 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
     op.blocks.push_back(bytes);
     return 1u;
   };
+  // One side of the call. A single block of a call with counts is what the other side's list says of this rank.
+  const auto side = [&](Blocks blocks, const uint64_t *counts, const uint64_t *displs, const uint64_t *others) {
+    if (!what.varying) return equal(block_count(blocks, member_->world()));
+    return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
+  };
   op.blocks.clear();
-  switch (r.collective) {
-    case Collective::AllReduce:
-    case Collective::Reduce:
-    case Collective::Broadcast:
-      op.in_blocks = equal(1);
-      op.out_blocks = equal(1);
-      break;
-    case Collective::AllGather:
-    case Collective::Gather:
-      op.in_blocks = equal(1);
-      op.out_blocks = equal(world);
-      break;
-    case Collective::ReduceScatter:
-    case Collective::Scatter:
-      op.in_blocks = equal(world);
-      op.out_blocks = equal(1);
-      break;
-    case Collective::AllToAll:
-      op.in_blocks = equal(world);
-      op.out_blocks = equal(world);
-      break;
-    case Collective::AllGatherV:
-    case Collective::GatherV:
-      op.in_blocks = own(to_bytes(name, r.recv_counts[me], size, 1));
-      op.out_blocks = listed(r.recv_counts, r.recv_displs);
-      if (r.recv_displs && (r.collective == Collective::AllGatherV || static_cast<int>(me) == r.root))
-        check_apart(name, r.recv_counts, r.recv_displs, world);
-      break;
-    case Collective::ReduceScatterV:
-    case Collective::ScatterV:
-      op.in_blocks = listed(r.send_counts, r.send_displs);
-      op.out_blocks = own(to_bytes(name, r.send_counts[me], size, 1));
-      break;
-    case Collective::AllToAllV:
-      op.in_blocks = listed(r.send_counts, r.send_displs);
-      op.out_blocks = listed(r.recv_counts, r.recv_displs);
-      if (r.recv_displs) check_apart(name, r.recv_counts, r.recv_displs, world);
-      if (r.send_counts[me] != r.recv_counts[me])
-        fail(Code::Argument, "all_to_all_v: rank {} sends itself {} elements but expects {}", me, r.send_counts[me],
-             r.recv_counts[me]);
-      break;
-    default: op.in_blocks = op.out_blocks = 0;
-  }
+  op.in_blocks = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
+  op.out_blocks = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
+  if (!what.varying || what.out == Blocks::One) return;
+  if (r.recv_displs && writes_output(r.collective, member_->rank(), r.root))
+    check_apart(name, r.recv_counts, r.recv_displs, world);
+  if (what.in == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
+    fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name, me, r.send_counts[me],
+         r.recv_counts[me]);
 }
 
 // Libraries serve what they can, of any size; the planner says what that is, and of the size only whether it is small matters to it.
@@ -339,7 +309,7 @@ plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int r
   if (device) p.reach = reach_;
   p.stream_bytes = stream_bytes_;
   const auto world = static_cast<uint64_t>(member_->world());
-  const bool packed = c == Collective::ReduceScatter || c == Collective::AllToAll || c == Collective::Scatter;
+  const bool packed = traits(c).in == Blocks::OnePerRank;
   one_hop = member_->topology().flat && !devices_ && (!libraries_ || planned_flat(p)) && world > 1 && !is_varying(c) &&
             bytes <= eager_bytes_ && (!packed || bytes * world <= eager_bytes_);
   return p;
@@ -382,7 +352,7 @@ void Communicator::check_ours(const char *what) const {
 
 void Communicator::prepare(const Request &r, engine::Op &op) {
   const Collective c = r.collective;
-  const char *name = plan::collective_name(c);
+  const char *name = collective_name(c);
   const int world = member_->world(), me = member_->rank();
   if (destroyed_.load(std::memory_order_acquire))
     fail(Code::Argument, "{}: communicator '{}' was destroyed", name, this->name());
@@ -395,7 +365,8 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (is_reduction(c) && (t == DType::Float8E4M3FN || t == DType::Float8E5M2)) check_float8(name, t);
   if (has_root(c) && (r.root < 0 || r.root >= world))
     fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name, r.root, this->name(), world - 1);
-  const bool p2p = c == Collective::Send || c == Collective::Recv;
+  const CollectiveTraits &what = traits(c);
+  const bool p2p = is_message(c);
   if (p2p) {
     const int lowest = c == Collective::Recv ? -1 : 0;
     if (r.root < lowest || r.root >= world)
@@ -431,15 +402,11 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
          "the capture",
          name);
   const uint64_t size = dtype_size(t);
-  const bool wide = c == Collective::AllGather || c == Collective::ReduceScatter || c == Collective::AllToAll ||
-                    c == Collective::Gather || c == Collective::Scatter;
-  call.bytes = is_varying(c) ? 0 : to_bytes(name, r.count, size, wide ? static_cast<uint64_t>(world) : 1);
+  const bool lists_in = what.in == Blocks::OnePerRank, lists_out = what.out == Blocks::OnePerRank;
+  call.bytes = what.varying ? 0 : to_bytes(name, r.count, size, lists_in || lists_out ? static_cast<uint64_t>(world) : 1);
 
-  if (is_varying(c)) {
-    const bool out = c == Collective::AllGatherV || c == Collective::GatherV || c == Collective::AllToAllV;
-    const bool in = c == Collective::ReduceScatterV || c == Collective::ScatterV || c == Collective::AllToAllV;
-    if ((out && !r.recv_counts) || (in && !r.send_counts)) fail(Code::Argument, "{}: counts must not be NULL", name);
-  }
+  if (what.varying && ((lists_out && !r.recv_counts) || (lists_in && !r.send_counts)))
+    fail(Code::Argument, "{}: counts must not be NULL", name);
   if (p2p) {
     if (c == Collective::Send && !call.in && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
     if (c == Collective::Recv && !call.out && call.bytes) fail(Code::Argument, "{}: the buffer must not be NULL", name);
@@ -452,25 +419,14 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     return;
   }
   const bool in_place = call.in == call.out && call.in != nullptr;
-  const bool sends =
-                 c != Collective::Barrier &&
-                 (me == call.root || (c != Collective::Broadcast && c != Collective::Scatter && c != Collective::ScatterV)),
-             receives =
-                 c != Collective::Barrier &&
-                 (me == call.root || (c != Collective::Reduce && c != Collective::Gather && c != Collective::GatherV));
-  if (sends || receives)
-    call.device = on_device(name, sends ? call.in : nullptr, receives ? call.out : nullptr, r.device_memory, call);
+  const bool reads = reads_input(c, me, call.root), writes = writes_output(c, me, call.root);
+  if (reads || writes)
+    call.device = on_device(name, reads ? call.in : nullptr, writes ? call.out : nullptr, r.device_memory, call);
   bool one_hop = false;
   plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
   // The shortest path needs no list of blocks: one block, known by its size.
-  const bool single =
-      c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Barrier;
+  const bool single = is_single_block(c);
   if (!(one_hop && single)) blocks(r, op);
-  const bool root = me == call.root;
-  const bool reads =
-      c == Collective::Broadcast || c == Collective::Scatter || c == Collective::ScatterV ? root : c != Collective::Barrier;
-  const bool writes =
-      c == Collective::Reduce || c == Collective::Gather || c == Collective::GatherV ? root : c != Collective::Barrier;
   const auto any = [](std::span<const uint64_t> bytes) {
     return std::any_of(bytes.begin(), bytes.end(), [](uint64_t b) { return b != 0; });
   };
@@ -495,9 +451,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
       check_claim(name, "recv", call.out);
   }
   // What only the root uses may be anything elsewhere, and nobody copies it.
-  if (!reads && (c == Collective::Scatter || c == Collective::ScatterV)) call.in = nullptr;
-  if (!writes && (c == Collective::Gather || c == Collective::GatherV)) call.out = nullptr;
-  if (is_varying(c)) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
+  if (!reads && lists_in) call.in = nullptr;
+  if (!writes && lists_out) call.out = nullptr;
+  if (what.varying) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
   if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(chunk_bytes_));
   if (one_hop) {
     uint64_t h =
@@ -506,15 +462,15 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
     op.digest = mix(h, call.bytes) | 1;
   } else {
     op.plan = plan_for(request);
-    if (call.in_there || call.out_there) take_pinned(name, request, sends, receives, op);
+    if (call.in_there || call.out_there) take_pinned(name, request, reads, writes, op);
     op.digest = op.plan->digest;
     // Collectives whose counts every rank knows compare them too.
-    if (c == Collective::AllGatherV || c == Collective::GatherV)
+    if (what.varying && !lists_in)
       for (uint64_t b : o.out_bytes) op.digest = mix(op.digest, b);
-    if (c == Collective::ReduceScatterV || c == Collective::ScatterV)
+    if (what.varying && !lists_out)
       for (uint64_t b : o.in_bytes) op.digest = mix(op.digest, b);
   }
-  if (sends || receives) stand_by_call(call);
+  if (reads || writes) stand_by_call(call);
 }
 
 std::string Communicator::topology_json() const {

@@ -138,7 +138,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool libraries_ = false;  // some island is served by one
   bool devices_ = false;    // some rank works on a device's memory
   // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.
-  mutable std::array<std::atomic<int8_t>, size_t{plan::kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
+  mutable std::array<std::atomic<int8_t>, size_t{kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
   bool fixed_rings_ = false;  // on all ranks
   uint64_t reach_ = 0;        // of the rings, what this rank's device reaches on all ranks
   uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;

@@ -91,7 +91,7 @@ bool Member::stage(Op *op, Share share) noexcept {
 // Where a device that did not come to it may still copy there, the place is nobody's any more.
 void Member::unstage(Op *op) noexcept {
   op->place.own = false;
-  const bool send = op->call.collective == plan::Collective::Send;
+  const bool send = op->call.collective == Collective::Send;
   const bool copying =
       stages_lost_.load(std::memory_order_relaxed) ||
       (op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op)));
@@ -147,7 +147,7 @@ void Member::submit_parts(Op *op) noexcept {
 // cannot wait does not wait here either: another thread may stand in the runtime until this one has gone on. Then the two messages are in
 // no order, and if they are for the same rank, and one is of several parts, their receives say so.
 std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noexcept {
-  std::recursive_timed_mutex &mutex = order_[op.call.collective == plan::Collective::Send ? 0 : 1];
+  std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
   std::unique_lock numbered(mutex, std::try_to_lock);
   if (!can_wait_here()) return numbered;
   // Whoever has it may be stuck in the runtime. After a failure there is no order any more. (Of the clocks ThreadSanitizer knows this one.)
@@ -157,7 +157,7 @@ std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noex
 }
 
 void Member::submit_message(Op *op) noexcept {
-  const bool send = op->call.collective == plan::Collective::Send;
+  const bool send = op->call.collective == Collective::Send;
   std::unique_lock<std::recursive_timed_mutex> numbered;
   if (takes_slot(op)) numbered = in_order(*op);
   if (op->call.device && op->call.bytes != 0) {
@@ -207,7 +207,7 @@ void Member::give_back(Op &op) noexcept {
 const char *Member::ready_message(Op &op) {
   if (!op.call.device || !op.call.on_stream || op.call.order_later || op.call.bytes == 0) return nullptr;
   constexpr const char *kNoPlace = "no pinned memory is free for it now (a larger ISTHMUS_STAGING_BYTES has more)";
-  if (op.call.collective == plan::Collective::Send) {
+  if (op.call.collective == Collective::Send) {
     const Share share = small(&op) ? Share::SmallSend : Share::Send;
     return take_places(op, [&](uint64_t bytes) { return pool_.take(bytes, share); }) ? nullptr : kNoPlace;
   }
@@ -479,14 +479,14 @@ void Member::settle_streams() noexcept {
 
 bool Member::may_settle(const Op &op) const noexcept {
   if (failed() || op.over()) return true;
-  if (op.call.collective == plan::Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
+  if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
   return op.arrived.load(std::memory_order_acquire) ||
          (porter_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
 }
 
 bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
-  if (op->call.collective == plan::Collective::Send) return true;
+  if (op->call.collective == Collective::Send) return true;
   const Turn::Held porter = turn_for(porter_turn_, op);
   if (!porter || failed() || !porter_ || op->over()) return true;
   try {

@@ -109,7 +109,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
       continue;
     }
     if (op.is_p2p()) {
-      const char *what = op.call.collective == plan::Collective::Send ? "receive" : "send";
+      const char *what = op.call.collective == Collective::Send ? "receive" : "send";
       return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", rank_text(q), what, silent, busy,
                        chain);
     }
@@ -228,7 +228,7 @@ void Member::on_deadline(const Op &op) noexcept {
 // counts only if the operation is still there afterwards.
 // A message whose copy from or to the device has not come to its end.
 std::string Member::own_device_text(const Op &op) const {
-  const bool send = op.call.collective == plan::Collective::Send;
+  const bool send = op.call.collective == Collective::Send;
   return formatted(
       "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
       "waits for something",
@@ -236,7 +236,7 @@ std::string Member::own_device_text(const Op &op) const {
 }
 
 std::string Member::no_place_text(const Op &op) const {
-  const bool send = op.call.collective == plan::Collective::Send;
+  const bool send = op.call.collective == Collective::Send;
   return formatted(
       "no pinned memory of {} was free for it, which other messages of this process had ({}; a larger "
       "ISTHMUS_STAGING_BYTES has room for more of them)",

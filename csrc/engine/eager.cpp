@@ -11,23 +11,16 @@
 namespace isthmus::engine {
 namespace {
 
-using plan::Collective;
-
 struct Pattern {
   bool posts, reads_all, reads_root;
 };
 
 Pattern pattern(const Op &op, int rank) {
   const bool root = rank == op.call.root;
-  switch (op.call.collective) {
-    case Collective::Reduce:
-    case Collective::Gather:
-    case Collective::GatherV: return {true, root, false};
-    case Collective::Broadcast:
-    case Collective::Scatter:
-    case Collective::ScatterV: return {root, false, !root};
-    default: return {true, true, false};
-  }
+  const CollectiveTraits &kind = traits(op.call.collective);
+  if (kind.writes == Who::Root) return {true, root, false};
+  if (kind.reads == Who::Root) return {root, false, !root};
+  return {true, true, false};
 }
 
 }  // namespace
@@ -57,28 +50,21 @@ void Member::post_cell(Op *op) noexcept {
   const Call &c = op->call;
   std::byte *to = cell.payload;
   uint64_t bytes = 0;
-  switch (c.collective) {
-    case Collective::Barrier: break;
-    case Collective::AllReduce:
-    case Collective::Reduce:
-    case Collective::Broadcast:
-    case Collective::AllGather:
-    case Collective::Gather: bytes = c.bytes; break;
-    case Collective::AllGatherV:
-    case Collective::GatherV: bytes = op->operands().in_bytes[0]; break;
-    default:  // blocks for every rank, packed
+  const CollectiveTraits &kind = traits(c.collective);
+  const bool scaled = kind.reduces && c.op == RedOp::PremulSum;
+  switch (kind.in) {
+    case Blocks::None: break;
+    case Blocks::One: bytes = kind.varying ? op->operands().in_bytes[0] : c.bytes; break;
+    case Blocks::OnePerRank:  // packed
       for (uint32_t b = 0; b < op->in_blocks; ++b) {
         const auto o = op->operands();
         hand_over_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
         to += o.in_bytes[b];
       }
-      if (c.op == RedOp::PremulSum && c.collective != Collective::AllToAll && c.collective != Collective::Scatter &&
-          c.collective != Collective::ScatterV)
-        scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
+      if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
   }
   if (bytes) {
-    if (c.op == RedOp::PremulSum && (c.collective == Collective::AllReduce || c.collective == Collective::Reduce))
-      scale(to, c.in, bytes, c);
+    if (scaled) scale(to, c.in, bytes, c);
     else hand_over_.copy(to, c.in, bytes);
   }
   cell.digest.store(op->digest, std::memory_order_relaxed);
@@ -105,43 +91,26 @@ void Member::consume_cells(Op *op) noexcept {
     f.divisor = c.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
     reduce::fold(f, bytes / dtype_size(c.dtype));
   };
-  switch (c.collective) {
-    case Collective::AllReduce: fold(0, c.bytes, c.out, c.in); break;
-    case Collective::Reduce:
-      if (rank_ == c.root) fold(0, c.bytes, c.out, c.in);
-      break;
-    case Collective::ReduceScatter:
-    case Collective::ReduceScatterV: {
-      uint64_t offset = 0;
-      for (int b = 0; b < rank_; ++b) offset += o.in_bytes[b];
-      fold(offset, o.in_bytes[rank_], c.out, c.in + o.in_displ[rank_]);
-      break;
-    }
-    case Collective::Broadcast: move(c.out, rank_ == c.root ? c.in : payload(c.root), c.bytes); break;
-    case Collective::AllGather:
-    case Collective::AllGatherV:
-    case Collective::Gather:
-    case Collective::GatherV:
-      if ((c.collective == Collective::Gather || c.collective == Collective::GatherV) && rank_ != c.root) break;
-      for (int q = 0; q < world_; ++q) move(c.out + o.out_displ[q], q == rank_ ? c.in : payload(q), o.out_bytes[q]);
-      break;
-    case Collective::AllToAll: {
-      const uint64_t offset = static_cast<uint64_t>(rank_) * c.bytes;
-      for (int q = 0; q < world_; ++q) move(c.out + o.out_displ[q], payload(q) + offset, c.bytes);
-      break;
-    }
-    case Collective::Scatter:
-    case Collective::ScatterV: {
-      if (rank_ == c.root) {
-        move(c.out, c.in + o.in_displ[rank_], o.in_bytes[rank_]);
-        break;
-      }
-      uint64_t offset = 0;  // of my block in root's cell: blocks are packed; every rank knows all counts
-      for (int b = 0; b < rank_; ++b) offset += o.in_bytes[b];
-      move(c.out, payload(c.root) + offset, o.in_bytes[rank_]);
-      break;
-    }
-    default: break;
+  const CollectiveTraits &kind = traits(c.collective);
+  if (!writes_output(c.collective, rank_, c.root)) return;
+  const auto before_mine = [&] {  // where this rank's block begins in a cell; every rank knows all counts
+    uint64_t offset = 0;
+    for (int b = 0; b < rank_; ++b) offset += o.in_bytes[b];
+    return offset;
+  };
+  if (kind.reduces) {
+    if (kind.in == Blocks::One) fold(0, c.bytes, c.out, c.in);
+    else fold(before_mine(), o.in_bytes[rank_], c.out, c.in + o.in_displ[rank_]);
+  } else if (is_exchange(c.collective)) {
+    const uint64_t offset = static_cast<uint64_t>(rank_) * c.bytes;
+    for (int q = 0; q < world_; ++q) move(c.out + o.out_displ[q], payload(q) + offset, c.bytes);
+  } else if (kind.in == Blocks::OnePerRank) {
+    if (rank_ == c.root) move(c.out, c.in + o.in_displ[rank_], o.in_bytes[rank_]);
+    else move(c.out, payload(c.root) + before_mine(), o.in_bytes[rank_]);
+  } else if (kind.out == Blocks::OnePerRank) {
+    for (int q = 0; q < world_; ++q) move(c.out + o.out_displ[q], q == rank_ ? c.in : payload(q), o.out_bytes[q]);
+  } else {
+    move(c.out, rank_ == c.root ? c.in : payload(c.root), c.bytes);
   }
 }
 

@@ -34,7 +34,7 @@ bool Member::start_plan(Op *op) noexcept {
   op->chunks = plan::chunks_of(p, op->operands());
   op->t = op->stage = op->step = 0;
   const auto received = op->operands().out_bytes;
-  op->streams = !plan::is_varying(op->call.collective) ||
+  op->streams = !is_varying(op->call.collective) ||
                 std::accumulate(received.begin(), received.end(), uint64_t{0}) >= p.request.stream_bytes;
   last_ring_ = op->sequence;
   if (!guarded_.empty() && p.slot_bytes > 0) let_in(p.host_in_slots);

@@ -129,11 +129,9 @@ void Member::submit(Op *op) noexcept {
     const bool stands = island_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
     return stands && driven_here != this && !Context::inside_link() ? enqueue(op) : end_failed(op);
   }
-  switch (op->call.collective) {
-    case plan::Collective::Send:
-    case plan::Collective::Recv: submit_message(op); break;
-    default: island_ ? submit_to_island(op) : enqueue(op);
-  }
+  if (op->is_p2p()) submit_message(op);
+  else if (island_) submit_to_island(op);
+  else enqueue(op);
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
 }
 
@@ -252,7 +250,7 @@ void Member::bounce_in(Op *op) {
     bounces_ = std::make_unique<Bounces>(context_->arena(), island_->arena(), *runtime_, device_,
                                          formatted("communicator '{}', rank {}", name_, rank_));
   Bounce &b = op->bounce;
-  const bool writes = op->call.out && (op->call.collective != plan::Collective::Reduce || op->call.root == rank_);
+  const bool writes = op->call.out && writes_output(op->call.collective, rank_, op->call.root);
   b = bounces_->take(op->given_in(), writes ? op->given_out() : 0);
   b.filled_before = std::min(b.in_pieces, b.slots);
   for (; b.filled < b.filled_before; ++b.filled) bounce_piece(op, b.filled);
@@ -473,7 +471,7 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
     context_->spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
     op->spilled.reset();
   }
-  if (code == Code::Ok && op->slot.number != 0 && op->call.collective == plan::Collective::Recv) has_landed(op);
+  if (code == Code::Ok && op->slot.number != 0 && op->call.collective == Collective::Recv) has_landed(op);
   if (op->begun && porter_) porter_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
@@ -864,25 +862,22 @@ std::string Member::rank_text(int rank) const {
 std::string Member::describe(uint64_t what, uint64_t bytes) {
   const auto c = static_cast<uint8_t>(what), t = static_cast<uint8_t>(what >> 8), o = static_cast<uint8_t>(what >> 16);
   const auto root = static_cast<int32_t>(what >> 32);
-  std::string text = c < plan::kCollectiveCount ? plan::collective_name(static_cast<plan::Collective>(c)) : "unknown";
-  const auto collective = static_cast<plan::Collective>(c);
-  using C = plan::Collective;
-  if (collective == C::Barrier) return text;
+  const bool known = c < kCollectiveCount;
+  const auto collective = static_cast<Collective>(c);
+  std::string text = known ? collective_name(collective) : "unknown";
+  if (collective == Collective::Barrier) return text;
   text += formatted(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
-  if (collective == C::AllReduce || collective == C::Reduce || collective == C::ReduceScatter ||
-      collective == C::ReduceScatterV)
+  if (known && is_reduction(collective))
     text += formatted(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
   if (t < kDTypeCount) text += formatted(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
-  if (collective == C::Reduce || collective == C::Broadcast || collective == C::Gather || collective == C::GatherV ||
-      collective == C::Scatter || collective == C::ScatterV)
-    text += formatted(", root {}", root);
+  if (known && has_root(collective)) text += formatted(", root {}", root);
   return text + ")";
 }
 
 std::string Member::describe(const Op &op) const {
   const Call &c = op.call;
   if (op.is_p2p()) {
-    const bool send = c.collective == plan::Collective::Send;
+    const bool send = c.collective == Collective::Send;
     const uint64_t bytes = op.whole ? op.whole : c.bytes;
     // Programs whose messages have no tags, or are bytes, hear of none and of bytes.
     const std::string tag = c.tag == 0 ? std::string() : formatted("tag {}, ", c.tag),

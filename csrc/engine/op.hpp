@@ -24,7 +24,7 @@ namespace isthmus::engine {
 class Member;
 
 struct Call {  // what the user asked for, validated, in bytes
-  plan::Collective collective = plan::Collective::Barrier;
+  Collective collective = Collective::Barrier;
   DType dtype = DType::UInt8;
   RedOp op = RedOp::Sum;
   int root = 0;  // or the peer of a send or receive (-1: any source)
@@ -78,7 +78,7 @@ struct Op {
   // every rank.
   uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
   uint64_t given_out() const noexcept {
-    return call.out || call.collective == plan::Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
+    return call.out || call.collective == Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
   }
   static uint64_t reach(std::span<const uint64_t> displ, std::span<const uint64_t> bytes) noexcept {
     uint64_t end = 0;
@@ -139,7 +139,7 @@ struct Op {
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();
     if (port != Port::None) return arena + place.piece.offset;
-    return call.collective == plan::Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
+    return call.collective == Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
   }
 
   // Group parent: ended when `children` falls to 0.
@@ -160,9 +160,7 @@ struct Op {
   Op *queue_next = nullptr;  // the member's FIFO, or the pool
   bool inline_op = false;    // belongs to its member, not to the pool
   void reset() noexcept;     // all but capacities and references
-  bool is_p2p() const noexcept {
-    return call.collective == plan::Collective::Send || call.collective == plan::Collective::Recv;
-  }
+  bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
 };
 

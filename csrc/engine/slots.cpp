@@ -51,7 +51,7 @@ bool Member::would_take_slot(bool send, int peer, uint64_t bytes) const noexcept
 void Member::announce(Op *op) noexcept {
   op->grouped = true;
   const int source = op->call.root;
-  if (op->call.collective != plan::Collective::Recv || source < 0 || !recv_slots_.any()) return;
+  if (op->call.collective != Collective::Recv || source < 0 || !recv_slots_.any()) return;
   const uint64_t bytes = op->call.bytes, part = part_of(*op);
   const uint64_t messages = bytes <= part_bytes_
                                 ? takes_slot(op->call.tag, bytes)

@@ -21,11 +21,11 @@ std::string dump_json(comm::Communicator &comm) {
   out["waiting"] = waiting.empty() ? ordered_json(nullptr) : ordered_json(waiting);
   auto entries = ordered_json::array();
   const auto add = [&](const Record &r) {
-    const auto c = static_cast<plan::Collective>(r.collective);
-    const bool p2p = c == plan::Collective::Send || c == plan::Collective::Recv;
+    const auto c = static_cast<Collective>(r.collective);
+    const bool p2p = is_message(c);
     const auto result = static_cast<Code>(r.result);
     ordered_json e{{"sequence", r.sequence},
-                   {"collective", plan::collective_name(c)},
+                   {"collective", collective_name(c)},
                    {"dtype", dtype_name(static_cast<DType>(r.dtype))},
                    {"op", redop_name(static_cast<RedOp>(r.op))},
                    {"bytes", r.bytes},

@@ -59,14 +59,14 @@ ordered_json last_of(comm::Communicator &comm, std::string &text, F is_one, cons
 }
 
 ordered_json last(comm::Communicator &comm, const plan::Request &r, std::string &text) {
-  const bool barrier = r.collective == plan::Collective::Barrier, varying = plan::is_varying(r.collective);
+  const bool barrier = r.collective == Collective::Barrier, varying = is_varying(r.collective);
   auto out = last_of(
       comm, text,
       [&](const Record &x) {
         return x.collective == static_cast<uint8_t>(r.collective) &&
                (barrier || (x.dtype == static_cast<uint8_t>(r.dtype) && (varying || x.bytes == r.bytes) &&
-                            (!plan::is_reduction(r.collective) || x.op == static_cast<uint8_t>(r.op)) &&
-                            (!plan::has_root(r.collective) || x.peer_or_root == r.root)));
+                            (!is_reduction(r.collective) || x.op == static_cast<uint8_t>(r.op)) &&
+                            (!has_root(r.collective) || x.peer_or_root == r.root)));
       },
       "call");
   if (!out.is_null())
@@ -171,9 +171,9 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
   return out.dump(2);
 }
 
-std::string explain_message_json(comm::Communicator &comm, plan::Collective c, int peer, DType dtype, uint64_t bytes) {
-  const bool send = c == plan::Collective::Send;
-  const char *name = plan::collective_name(c);
+std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes) {
+  const bool send = c == Collective::Send;
+  const char *name = collective_name(c);
   engine::Member &member = comm.member();
   const int me = member.rank(), world = member.world();
   if (peer < (send ? 0 : -1) || peer >= world)

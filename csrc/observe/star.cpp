@@ -13,8 +13,6 @@
 namespace isthmus::observe {
 namespace {
 
-using plan::Collective;
-
 constexpr int64_t kSmallest = 1024;
 constexpr int kLeastSweeps = 5, kSweeps = 9, kMostCalls = 100;
 

@@ -71,8 +71,7 @@ Builder::Builder(const topology::Topology &t, const Clusters &all, int me, Plan 
       scaled(is_reduction(p.request.collective) && p.request.op == RedOp::PremulSum),
       devices(topology::has_devices(t)),
       ratio(dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype)) {
-  const Collective c = request.collective;
-  const bool blocks = c == Collective::AllGather || c == Collective::AllToAll || c == Collective::Gather;
+  const bool blocks = traits(request.collective).out == Blocks::OnePerRank;
   const uint64_t output = request.bytes * (blocks ? static_cast<uint64_t>(world) : 1);
   stream = (varying || output >= request.stream_bytes) && !request.in_place;
 }

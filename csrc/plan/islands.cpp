@@ -202,7 +202,7 @@ void plan_island(Builder &b) {
 // Behind the gate of the first chunk: by then sizes were compared, and what the device copies for the bridge has begun.
 void plan_inside(Builder &b) {
   const Collective c = b.request.collective;
-  const bool gathers = c == Collective::Gather || c == Collective::GatherV;
+  const bool gathers = gathers_to_root(c);
   const uint64_t bytes = b.varying ? kWholeBlocks : b.request.bytes;
   uint32_t skew = 0;
   for (const Stage &s : b.plan.device) skew = std::max(skew, s.skew);
@@ -211,7 +211,7 @@ void plan_inside(Builder &b) {
   const auto position = [&](int q) {
     return static_cast<int>(std::find(b.inside.begin(), b.inside.end(), q) - b.inside.begin());
   };
-  if (c == Collective::AllToAll || c == Collective::AllToAllV) {
+  if (is_exchange(c)) {
     Span from = Builder::input(0, 0);
     if (b.request.in_place) {  // no library does it in place
       uint64_t at = b.need_device(bytes * b.inside.size());

@@ -144,12 +144,11 @@ void plan_all_gather(Builder &b) {
 // what exists. What stays in a group whose library moves it is left out (plan_inside).
 void plan_exchange(Builder &b) {
   const Collective c = b.request.collective;
-  const bool gathers = c == Collective::Gather || c == Collective::GatherV;
-  const bool scatters = c == Collective::Scatter || c == Collective::ScatterV;
+  const bool gathers = gathers_to_root(c), scatters = scatters_from_root(c);
   const int root = b.request.root;
   b.choose_chunk(gathers ? 1 : scatters ? std::max<size_t>(b.clusters.largest - 1, 1) : static_cast<size_t>(b.world) - 1);
   const uint64_t chunk = b.plan.chunk;
-  const bool gives = !scatters || b.rank == root, takes = !gathers || b.rank == root;
+  const bool gives = reads_input(c, b.rank, root), takes = writes_output(c, b.rank, root);
   const auto left_out = [&](int q) { return b.stays(q) && (q != b.rank || (!gathers && !scatters)); };
   const auto gives_to = [&](int q) { return gives && (!gathers || q == root) && !left_out(q); };
   const auto takes_from = [&](int q) { return takes && (!scatters || q == root) && !left_out(q); };

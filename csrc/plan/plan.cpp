@@ -1,4 +1,4 @@
-// The plan as data: names, and the evaluation of extents and spans for one launch.
+// The plan as data: the evaluation of extents and spans for one launch.
 #include "plan/plan.hpp"
 
 #include <algorithm>
@@ -7,38 +7,11 @@
 
 namespace isthmus::plan {
 namespace {
-constexpr const char *kNames[kCollectiveCount] = {
-    "all_reduce",       "reduce",     "broadcast",    "all_gather", "all_gather_v", "reduce_scatter",
-    "reduce_scatter_v", "all_to_all", "all_to_all_v", "gather",     "gather_v",     "scatter",
-    "scatter_v",        "barrier",    "send",         "recv"};
-
 uint64_t block_bytes(Memory of, uint32_t block, const Operands &o) noexcept {
   const auto sizes = of == Memory::Input ? o.in_bytes : o.out_bytes;
   return block < sizes.size() ? sizes[block] : 0;
 }
 }  // namespace
-
-const char *collective_name(Collective c) noexcept {
-  return static_cast<unsigned>(c) < kCollectiveCount ? kNames[static_cast<int>(c)] : "unknown collective";
-}
-bool collective_from_name(std::string_view name, Collective &out) noexcept {
-  for (int i = 0; i < kCollectiveCount; ++i)
-    if (name == kNames[i]) return out = static_cast<Collective>(i), true;
-  return false;
-}
-
-bool is_reduction(Collective c) noexcept {
-  return c == Collective::AllReduce || c == Collective::Reduce || c == Collective::ReduceScatter ||
-         c == Collective::ReduceScatterV;
-}
-bool is_varying(Collective c) noexcept {
-  return c == Collective::AllGatherV || c == Collective::ReduceScatterV || c == Collective::AllToAllV ||
-         c == Collective::GatherV || c == Collective::ScatterV;
-}
-bool has_root(Collective c) noexcept {
-  return c == Collective::Reduce || c == Collective::Broadcast || c == Collective::Gather || c == Collective::GatherV ||
-         c == Collective::Scatter || c == Collective::ScatterV;
-}
 
 uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
   if (!is_varying(plan.request.collective)) return plan.chunks;

@@ -41,36 +41,14 @@
 #include <string_view>
 #include <vector>
 
+#include "base/collective.hpp"
 #include "base/dtype.hpp"
 #include "base/island_call.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::plan {
 
-enum class Collective : uint8_t {
-  AllReduce,
-  Reduce,
-  Broadcast,
-  AllGather,
-  AllGatherV,
-  ReduceScatter,
-  ReduceScatterV,
-  AllToAll,
-  AllToAllV,
-  Gather,
-  GatherV,
-  Scatter,
-  ScatterV,
-  Barrier,
-  Send,
-  Recv,
-};
-inline constexpr int kCollectiveCount = 16;
-const char *collective_name(Collective c) noexcept;  // "all_reduce", ...
-bool collective_from_name(std::string_view name, Collective &out) noexcept;
-bool is_reduction(Collective c) noexcept;
-bool is_varying(Collective c) noexcept;  // sizes are operands of the launch
-bool has_root(Collective c) noexcept;
+using isthmus::Collective;
 
 inline constexpr int kCounters = 4;  // copied-in, reduced, consumed, spare: names for people in explain()
 // Of one rank's two lists: numbers kCounters and up, the first two posted by the device, the last by the host.
@@ -87,14 +65,9 @@ enum class Memory : uint8_t {
 };
 
 // Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
-// likewise). Collectives of equal counts have the blocks that their definition says (all_gather: Output has world_size
-// blocks, Input one), so every collective, v or not, is one case. Blocks (W: world size; a rank leaves out what its role
-// does not use):
-//   all_reduce, reduce: Input 1, Output 1 (reduce: root only)      broadcast: Input 1 (root only), Output 1 (root: may be
-//       Input)
-//   all_gather(_v): Input 1, Output W      reduce_scatter(_v): Input W, Output 1      all_to_all(_v): Input W, Output W
-//   gather(_v): Input 1, Output W (root only)      scatter(_v): Input W (root only), Output 1      barrier: none
-//   send: Input 1      recv: Output 1
+// Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
+// likewise). How many there are, and which ranks use them, is in the table of collectives (base/collective.hpp), so every
+// collective, v or not, is one case. A rank leaves out what its role does not use.
 struct Operands {  // what the engine evaluates spans against; bytes
   std::span<const uint64_t> in_displ, in_bytes, out_displ, out_bytes;
 };

@@ -18,7 +18,7 @@ uint64_t digest_of(const topology::Topology &whole, const topology::Topology &t,
   const auto add = [&h](uint64_t v) {
     for (int i = 0; i < 8; ++i) h = (h ^ ((v >> (8 * i)) & 0xff)) * 1099511628211ull;
   };
-  const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;
+  const bool pair = is_message(r.collective);
   add(kPlanVersion);
   add(whole.digest);
   add(t.digest);
@@ -98,10 +98,7 @@ void plan_alone(Builder &b) {
   b.stage("copy", 0);
   const auto all = b.extent(Memory::Input, 0, b.whole());
   const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
-  const Collective c = b.request.collective;
-  if (c != Collective::AllReduce && c != Collective::Reduce && c != Collective::ReduceScatter &&
-      c != Collective::ReduceScatterV)
-    return b.move(all, in, out, false, b.stream);
+  if (!is_reduction(b.request.collective)) return b.move(all, in, out, false, b.stream);
   // A fold of one contribution, so that numbers (canonical NaN, BOOL as 0 or 1) are those of any other world.
   if (b.scaled) b.move(all, in, out, true);
   b.reduce(all, {b.scaled ? out : in}, {}, out, false, nullptr);
@@ -151,7 +148,7 @@ std::shared_ptr<const Plan> plan_on(const topology::Topology &whole, const topol
   plan->digest = digest_of(whole, t, request);
   plan->chunk = kLine;
   const Collective c = request.collective;
-  const bool pair = c == Collective::Send || c == Collective::Recv;
+  const bool pair = is_message(c);
   if (request.bytes == 0 && !is_varying(c) && c != Collective::Barrier) return plan;  // nothing to move: no steps
   const Clusters clusters(t);
   Builder b(t, clusters, rank, *plan);
@@ -195,9 +192,7 @@ topology::Topology planned_on(const topology::Topology &t, const Request &reques
 
 std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request) {
   const Collective c = request.collective;
-  const bool to_all = c == Collective::AllToAll || c == Collective::AllToAllV;
-  const bool rooted =
-      c == Collective::Gather || c == Collective::GatherV || c == Collective::Scatter || c == Collective::ScatterV;
+  const bool to_all = is_exchange(c), rooted = gathers_to_root(c) || scatters_from_root(c);
   const auto group_of = [&](int r) { return t.group_of[static_cast<size_t>(r)]; };
   const topology::Group &g = t.groups[static_cast<size_t>(group_of(rank))];
   if (t.groups.size() < 2 || g.ccl.empty() || g.ranks.size() < 2 || (!to_all && !rooted)) return {};
@@ -210,8 +205,7 @@ std::vector<int> inside_of(const topology::Topology &t, int rank, const Request 
 }
 
 bool has_star(const topology::Topology &planned, Collective c) noexcept {
-  return !planned.flat && planned.groups.size() > 1 &&
-         (c == Collective::AllReduce || c == Collective::Reduce || c == Collective::Broadcast);
+  return !planned.flat && planned.groups.size() > 1 && is_single_block(c) && !is_message(c) && c != Collective::Barrier;
 }
 
 bool takes_star(const topology::Topology &planned, const Request &r) noexcept {

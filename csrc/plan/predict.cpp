@@ -144,7 +144,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   out.folds = chunks * w.folded / reduce;
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
-  const bool pair = r.collective == Collective::Send || r.collective == Collective::Recv;  // not a plan for every rank
+  const bool pair = is_message(r.collective);  // not a plan for every rank
   const Bridges bridges = grouped && !pair ? walk_bridges(p, whole, t) : Bridges{};
   out.bridge = bridges.busiest;
   const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});

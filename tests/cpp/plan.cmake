@@ -12,6 +12,8 @@ if(NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS_SANITIZE)  # a sanitizer's would not
 endif()
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
              PROVES values)
+isthmus_test(test_collective SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/collective_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
+             PROVES values)
 isthmus_test(test_plan_proof SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_proof_test.cpp FLOORS plan
              LIBRARIES isthmus_prover_core PROVES values PRODUCT 2 SPLIT 2 TIMEOUT 1800 COST 400)
 isthmus_test(test_plan_mutation SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_mutation_test.cpp FLOORS plan

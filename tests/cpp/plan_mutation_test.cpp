@@ -56,7 +56,7 @@ TEST(Mutation, WithoutAnyOneOfItsWaitsAFlatPlanIsRefused) {
   for (const char *islands : {"aa", "aaa", "aaaa"})
     for (int c = 0; c < 14; ++c)
       EXPECT_EQ(waits_not_missed(islands, static_cast<Collective>(c)), 0)
-          << islands << " " << plan::collective_name(static_cast<Collective>(c));
+          << islands << " " << collective_name(static_cast<Collective>(c));
 }
 
 TEST(Mutation, WithoutAnyOneOfItsWaitsABridgedPlanIsRefused) {
@@ -65,7 +65,7 @@ TEST(Mutation, WithoutAnyOneOfItsWaitsABridgedPlanIsRefused) {
       const auto collective = static_cast<Collective>(c);
       // Between islands every block of all_to_all is answered, which implies some of the waits inside.
       if (collective == Collective::AllToAll || collective == Collective::AllToAllV) continue;
-      EXPECT_EQ(waits_not_missed(islands, collective), 0) << islands << " " << plan::collective_name(collective);
+      EXPECT_EQ(waits_not_missed(islands, collective), 0) << islands << " " << collective_name(collective);
     }
 }
 
@@ -125,8 +125,8 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanIsRefused) {
                                      if (r == rank) drop(q.steps[i]);
                                    })
                            .ok)
-              << islands << " " << plan::collective_name(c) << " of " << bytes << ", root " << op.request.root << ", rank "
-              << rank << ", step " << i;
+              << islands << " " << collective_name(c) << " of " << bytes << ", root " << op.request.root << ", rank " << rank
+              << ", step " << i;
         }
       }
     }
@@ -163,7 +163,7 @@ TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
                                      if (r == rank) drop(q.steps[i]);
                                    })
                            .ok)
-              << islands << " " << plan::collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
+              << islands << " " << collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
               << plan::explain(*p, t);
         }
         if (p->device.empty() || p->host.empty()) continue;
@@ -176,7 +176,7 @@ TEST(Mutation, WithoutAnyOneOfTheStepsThatStageItAPlanIsRefused) {
                                    q.device.front().skew = give->skew;
                                  })
                          .ok)
-            << "too few chunks ahead: " << islands << " " << plan::collective_name(collective) << ", rank " << rank << "\n"
+            << "too few chunks ahead: " << islands << " " << collective_name(collective) << ", rank " << rank << "\n"
             << plan::explain(*p, t);
       }
     }
@@ -209,7 +209,7 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAPlanThroughReachedSlotsIsRefused) {
                                      if (r == rank) drop(q.steps[i]);
                                    })
                            .ok)
-              << islands << " " << plan::collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
+              << islands << " " << collective_name(collective) << ", rank " << rank << ", step " << i << "\n"
               << plan::explain(*p, t);
         }
       }
@@ -242,7 +242,7 @@ TEST(Mutation, WithoutAnyOneOfItsStepsAnIslandsPlanThroughSlotsIsRefused) {
                                        if (r == rank) drop(q.steps[i]);
                                      })
                              .ok)
-                << islands << " " << plan::collective_name(collective) << (reaches ? "" : " by hosts") << ", rank " << rank
+                << islands << " " << collective_name(collective) << (reaches ? "" : " by hosts") << ", rank " << rank
                 << ", step " << i << "\n"
                 << plan::explain(*p, t);
           }
@@ -268,7 +268,7 @@ TEST(Mutation, WhereTheSecondStreamDoesNotWaitForTheFirstAStagedPlanIsRefused) {
         ASSERT_TRUE(prove(t, twice, options).ok);
         options.streams_meet = false;
         EXPECT_FALSE(prove(t, twice, options).ok)
-            << islands << " " << plan::collective_name(collective) << (reaches ? ", through slots it reaches" : "");
+            << islands << " " << collective_name(collective) << (reaches ? ", through slots it reaches" : "");
       }
 }
 
@@ -310,19 +310,19 @@ TEST(Mutation, AnAverageOfAShortRangeNeedsEachOfItsFactors) {
               if (s.kind == StepKind::Ccl && reduces(s.call)) f(s);
           };
           const Verdict whole = with([](int, Plan &) {});
-          ASSERT_TRUE(whole.ok) << islands << " " << plan::collective_name(c) << ": " << whole.text;
+          ASSERT_TRUE(whole.ok) << islands << " " << collective_name(c) << ": " << whole.text;
           EXPECT_FALSE(with([&](int, Plan &p) {
                          each_call(p, [](Step &s) { s.op = RedOp::Sum, s.halvings = 0; });
                          for (plan::Span &s : p.sources) s.weight = 1;
                        }).ok)
-              << islands << " " << plan::collective_name(c) << ": a sum that overflows";
+              << islands << " " << collective_name(c) << ": a sum that overflows";
           EXPECT_FALSE(with([&](int, Plan &p) {
                          each_call(p, [](Step &s) { --s.halvings; });
                          for (plan::Span &s : p.sources) s.weight = std::max(s.weight / 2, 1u);
                        }).ok)
-              << islands << " " << plan::collective_name(c) << ": a factor that is too large";
+              << islands << " " << collective_name(c) << ": a factor that is too large";
           EXPECT_FALSE(with([&](int rank, Plan &p) { each_call(p, [&](Step &s) { s.halvings += rank == 1; }); }).ok)
-              << islands << " " << plan::collective_name(c) << ": factors that differ";
+              << islands << " " << collective_name(c) << ": factors that differ";
           size_t weights = 0;
           for (int rank = 0; rank < t.size(); ++rank) {
             const auto p = plan::plan_collective(t, rank, op.request);
@@ -334,10 +334,10 @@ TEST(Mutation, AnAverageOfAShortRangeNeedsEachOfItsFactors) {
                   EXPECT_FALSE(with([&](int r, Plan &q) {
                                  if (r == rank) q.sources[i].weight = other;
                                }).ok)
-                      << islands << " " << plan::collective_name(c) << ", rank " << rank << ", source " << i;
+                      << islands << " " << collective_name(c) << ", rank " << rank << ", source " << i;
               }
           }
-          EXPECT_GT(weights, 0u) << islands << " " << plan::collective_name(c);
+          EXPECT_GT(weights, 0u) << islands << " " << collective_name(c);
         }
 }
 
@@ -350,19 +350,19 @@ TEST(Mutation, EveryCopyAndCallOfAnIslandThatIsAloneIsNeeded) {
     op.counts = {400, 1000, 64};
     op.matrix = {{400, 8, 0}, {1000, 64, 4}, {16, 0, 32}};
     op.request.root = 1;
-    ASSERT_TRUE(prove_twice(t, op, [](int, Plan &) {}).ok) << plan::collective_name(c);
+    ASSERT_TRUE(prove_twice(t, op, [](int, Plan &) {}).ok) << collective_name(c);
     for (int rank = 0; rank < t.size(); ++rank)
       for (size_t i = 0; i < plan::plan_collective(t, rank, op.request)->steps.size(); ++i) {
         const Verdict without = prove_twice(t, op, [&](int r, Plan &q) {
           if (r == rank) drop(q.steps[i]);
         });
-        EXPECT_FALSE(without.ok) << plan::collective_name(c) << ", rank " << rank << ", step " << i;
+        EXPECT_FALSE(without.ok) << collective_name(c) << ", rank " << rank << ", step " << i;
       }
     const Verdict other_peer = prove_twice(t, op, [](int r, Plan &q) {
       for (Step &s : q.steps)
         if (r == 0 && s.kind == StepKind::Ccl && (s.call == IslandCall::Send || s.call == IslandCall::Recv)) s.peer = 2;
     });
-    const bool pairs = plan::has_root(c);
+    const bool pairs = has_root(c);
     EXPECT_EQ(other_peer.ok, !pairs) << other_peer.text;
   }
 }
@@ -391,7 +391,7 @@ TEST(Mutation, EveryCopyAndCallOfBlocksThatStayInAnIslandIsNeeded) {
                                      if (r == rank) drop(q.steps[i]);
                                    })
                            .ok)
-              << plan::collective_name(c) << ", rank " << rank << ", step " << i << "\n"
+              << collective_name(c) << ", rank " << rank << ", step " << i << "\n"
               << plan::explain(*p, t);
         if (c != Collective::AllToAllV) continue;
         const Verdict early = prove_twice(t, op, [&](int r, Plan &q) {
@@ -421,7 +421,7 @@ TEST(Mutation, WithoutAnyOneOfItsFramesABridgedPlanIsRefused) {
                                      if (r == rank) drop(q.steps[i]);
                                    })
                            .ok)
-              << islands << " " << plan::collective_name(op.request.collective) << ", rank " << rank << ", step " << i;
+              << islands << " " << collective_name(op.request.collective) << ", rank " << rank << ", step " << i;
         }
       }
     }
@@ -440,7 +440,7 @@ TEST(Mutation, WithoutAnyOneOfItsMovesOrFoldsAPlanIsRefused) {
                                      if (r == 0) drop(q.steps[i]);
                                    })
                            .ok)
-              << islands << " " << plan::collective_name(op.request.collective) << ", step " << i;
+              << islands << " " << collective_name(op.request.collective) << ", step " << i;
         }
     }
 }
@@ -458,8 +458,7 @@ TEST(Mutation, WithoutAnyOneOfItsPostsAPlanIsRefused) {
             if (r == rank) drop(q.steps[i]);
           });
           EXPECT_NE(v.text.find("deadlock"), std::string::npos)
-              << islands << " " << plan::collective_name(op.request.collective) << ", rank " << rank << ", step " << i
-              << v.text;
+              << islands << " " << collective_name(op.request.collective) << ", rank " << rank << ", step " << i << v.text;
         }
       }
     }
@@ -480,7 +479,7 @@ TEST(Mutation, APostBeforeItsDataIsARace) {
                                    if (r == 0) std::swap(q.steps[i - 1], q.steps[i]);
                                  })
                          .ok)
-            << islands << " " << plan::collective_name(op.request.collective) << ", step " << i;
+            << islands << " " << collective_name(op.request.collective) << ", step " << i;
       }
     }
 }
@@ -491,9 +490,9 @@ TEST(Mutation, FewerSlotsThanTheWaitsCountOnIsARaceOrADeadlock) {
     for (const char *islands : {"aaa", "aabb"}) {
       const auto t = world_of(islands);
       EXPECT_FALSE(prove_twice(t, long_operation(c, t.size(), 3), [](int, Plan &p) { p.slots = 1; }).ok)
-          << plan::collective_name(c);
+          << collective_name(c);
       EXPECT_FALSE(prove_twice(t, long_operation(c, t.size(), 3), [](int, Plan &p) { p.slot_bytes /= 2; }).ok)
-          << plan::collective_name(c);
+          << collective_name(c);
     }
 }
 

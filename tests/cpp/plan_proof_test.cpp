@@ -43,9 +43,9 @@ void add_sizes(Operation &op, int world, uint64_t element) {
 }
 
 std::string name_of(const std::string &islands, const Operation &op) {
-  return islands + " " + plan::collective_name(op.request.collective) + " of " + std::to_string(op.request.bytes) +
-         " slots " + std::to_string(op.request.max_slots) + " op " + redop_name(op.request.op) + " " +
-         dtype_name(op.request.dtype) + (op.in_place ? " in place" : "");
+  return islands + " " + collective_name(op.request.collective) + " of " + std::to_string(op.request.bytes) + " slots " +
+         std::to_string(op.request.max_slots) + " op " + redop_name(op.request.op) + " " + dtype_name(op.request.dtype) +
+         (op.in_place ? " in place" : "");
 }
 
 class Worlds : public testing::TestWithParam<const char *> {};
@@ -202,12 +202,12 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           folded += near.folded;
           chunk = near.chunk;
           if (t.ranks[static_cast<size_t>(rank)].device == "host") continue;
-          SCOPED_TRACE(std::string(islands) + " " + plan::collective_name(collective) + " of " + std::to_string(bytes) +
+          SCOPED_TRACE(std::string(islands) + " " + collective_name(collective) + " of " + std::to_string(bytes) +
                        ", rank " + std::to_string(rank));
           const auto group = static_cast<size_t>(planned.group_of[static_cast<size_t>(rank)]);
           else_touched += far.moves + far.frames;
           // Of an island with a library not all have something to bring, nor do all that stand at a root's side.
-          const bool only_inside = plan::has_root(collective) && rank != r.root && !plan::inside_of(t, rank, r).empty();
+          const bool only_inside = has_root(collective) && rank != r.root && !plan::inside_of(t, rank, r).empty();
           if (planned.groups[group].ccl.empty() && !only_inside) {
             EXPECT_EQ(far.moves + far.frames > 0, collective != Collective::Barrier) << "else by processors";
           }
@@ -217,10 +217,9 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           EXPECT_EQ(near.folds > 0, sums);
           if (!libraries) { EXPECT_LE(near.folds, 1u); }
         }
-        EXPECT_EQ(else_touched > 0, collective != Collective::Barrier)
-            << islands << " " << plan::collective_name(collective);
+        EXPECT_EQ(else_touched > 0, collective != Collective::Barrier) << islands << " " << collective_name(collective);
         if (!by_links && (collective == Collective::AllReduce || collective == Collective::Reduce)) {
-          EXPECT_EQ(folded, chunk) << islands << " " << plan::collective_name(collective) << ": each byte by one rank";
+          EXPECT_EQ(folded, chunk) << islands << " " << collective_name(collective) << ": each byte by one rank";
         }
       }
   }
@@ -253,7 +252,7 @@ TEST(Proof, AnIslandThatIsAloneNeedsNeitherSlotsNorLinksNorTheHost) {
         plan::Request r = operation_of(c, 1 << 20).request;
         r.in_place = in_place;
         const auto p = plan::plan_collective(t, rank, r);
-        EXPECT_FALSE(p->device.empty()) << plan::collective_name(c);
+        EXPECT_FALSE(p->device.empty()) << collective_name(c);
         EXPECT_TRUE(p->host.empty() && !p->uses_links && p->slot_bytes == 0 && p->link_bytes == 0) << plan::explain(*p, t);
         EXPECT_EQ(p->device_bytes, c == Collective::AllToAll && in_place ? uint64_t{3} << 20 : 0) << "a copy of the input";
       }
@@ -313,7 +312,7 @@ TEST(Proof, BlocksThatStayInAnIslandAreItsLibrarys) {
                   const auto p = plan::plan_collective(t, rank, r);
                   const auto calls = std::count_if(p->steps.begin(), p->steps.end(),
                                                    [](const plan::Step &s) { return s.kind == plan::StepKind::Ccl; });
-                  const bool rooted = plan::has_root(c), root = rooted && rank == r.root;
+                  const bool rooted = has_root(c), root = rooted && rank == r.root;
                   EXPECT_EQ(calls, inside.empty() ? 0
                                    : root         ? static_cast<std::ptrdiff_t>(inside.size()) - 1
                                                   : 1)

@@ -199,7 +199,7 @@ class Run {
 
   std::string where(const Agent &a) const {
     std::string text = isthmus::formatted("operation {} ({}), rank {}{}", a.operation,
-                                          plan::collective_name(operations_[a.operation].request.collective), a.rank,
+                                          collective_name(operations_[a.operation].request.collective), a.rank,
                                           a.device ? ", device list" : "");
     const auto &list = list_of(a);
     if (a.stage < list.size())

@@ -32,8 +32,7 @@ topology::Topology topology_of(const json &j) {
 
 plan::Request request_of(const json &j) {
   plan::Request r;
-  if (!plan::collective_from_name(j.at("collective").get<std::string>(), r.collective))
-    fail(Code::Argument, "unknown collective");
+  if (!collective_from_name(j.at("collective").get<std::string>(), r.collective)) fail(Code::Argument, "unknown collective");
   if (!dtype_from_name(j.value("dtype", "float32"), r.dtype)) fail(Code::Argument, "unknown dtype");
   if (!redop_from_name(j.value("op", "sum"), r.op)) fail(Code::Argument, "unknown op");
   r.root = j.value("root", 0);
