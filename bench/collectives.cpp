@@ -199,8 +199,7 @@ isthmus_result call(isthmus_comm_t comm, const Task &t, bool in_place) {
     case Collective::AllReduce:
     case Collective::Reduce:
     case Collective::ReduceScatter: {
-      isthmus_call options{};
-      options.size = sizeof options;
+      isthmus_call options = ISTHMUS_CALL_INIT;
       options.scale = premul_scale(t.rank);
       const isthmus_call *with = t.op == ISTHMUS_PREMUL_SUM ? &options : nullptr;
       if (t.collective == Collective::AllReduce)

@@ -138,6 +138,12 @@ char *copy_text(const std::string &s) {
   return p;
 }
 
+// Programs that were compiled when these were numbers have an int in their place.
+static_assert(sizeof(isthmus_stream_order) == sizeof(int) && sizeof(isthmus_memory_claim) == sizeof(int) &&
+              sizeof(isthmus_shrink_mode) == sizeof(int));
+static_assert(sizeof(void *) != 8 || (offsetof(isthmus_call, on_stream) == 32 && offsetof(isthmus_call, stream) == 40 &&
+                                      offsetof(isthmus_call, device_memory) == 56 && sizeof(isthmus_call) == 64));
+
 // Size-versioned structs: what an older caller's struct does not have reads as 0.
 template <class T>
 T versioned(const T *given, const char *what) {
@@ -160,10 +166,10 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.scale = c.scale;
       r.factor = c.factor;
       r.label = c.label;
-      r.on_stream = c.on_stream != 0;
-      r.order_later = c.on_stream == 2;
+      r.on_stream = c.on_stream != ISTHMUS_STREAM_NONE;
+      r.order_later = c.on_stream == ISTHMUS_STREAM_BEFORE;
       if (r.order_later && i::comm::group_open())
-        i::fail(Code::Argument, "recv: in a group nothing can be ordered later (on_stream = 2)");
+        i::fail(Code::Argument, "recv: in a group nothing can be ordered later (ISTHMUS_STREAM_BEFORE)");
       r.stream = c.stream;
       r.device_memory = c.device_memory;
     }
@@ -233,7 +239,11 @@ i::comm::Request request(Collective c, const void *send, void *recv, uint64_t co
 
 extern "C" {
 
-const char *isthmus_version(void) { return "0.1.0"; }
+#define ISTHMUS_TEXT_OF(x) #x
+#define ISTHMUS_TEXT(x) ISTHMUS_TEXT_OF(x)
+const char *isthmus_version(void) {
+  return ISTHMUS_TEXT(ISTHMUS_VERSION_MAJOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_MINOR) "." ISTHMUS_TEXT(ISTHMUS_VERSION_PATCH);
+}
 const char *isthmus_last_error(void) { return last_error.c_str(); }
 const char *isthmus_result_name(isthmus_result result) { return i::code_name(static_cast<Code>(result)); }
 void isthmus_free(void *p) { std::free(p); }
@@ -306,8 +316,8 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   });
 }
 
-isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, int abort, const char *name,
-                                   isthmus_comm_t *result) {
+isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
+                                   const char *name, isthmus_comm_t *result) {
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "shrink: result must not be NULL");
     *result = nullptr;
@@ -315,7 +325,7 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
       i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = Inside(comm, "shrink")->shrink(gone, abort != 0, name ? name : "");
+    handle->communicator = Inside(comm, "shrink")->shrink(gone, mode != ISTHMUS_SHRINK_KEEP, name ? name : "");
     i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;

@@ -392,7 +392,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   call.stream = r.stream;
   call.order_later = r.order_later && c == Collective::Recv;
   if (r.order_later && c != Collective::Recv)
-    fail(Code::Unsupported, "{}: only a receive can be ordered later (on_stream = 2)", name);
+    fail(Code::Unsupported, "{}: only a receive can be ordered later (ISTHMUS_STREAM_BEFORE)", name);
   if (call.on_stream && !member_->runtime())
     fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name);
   if (call.on_stream && member_->capturing(call.stream))

@@ -240,7 +240,7 @@ bool lent(PyObject *source, const dlpack::Place &place, const void *memory, cons
 bool Call::join(void *stream, const char *argument) {
   if (stream == kDefaultStream) stream = nullptr;
   if (named) return order_behind(stream, argument);
-  if (options.on_stream && options.stream != stream) {
+  if (options.on_stream != ISTHMUS_STREAM_NONE && options.stream != stream) {
     raise_argument("%s: %s is ready behind stream %p, and another array behind %p: say which one with stream=", call,
                    argument, stream, options.stream);
     return false;
@@ -265,7 +265,7 @@ bool Call::order_behind(void *stream, const char *argument) {
 
 bool Call::join_default(int64_t number, const char *argument) {
   if (named || number == kNoNumber) return true;
-  by_default = !options.on_stream || by_default;
+  by_default = options.on_stream == ISTHMUS_STREAM_NONE || by_default;
   return join(reinterpret_cast<void *>(static_cast<intptr_t>(number)), argument);  // the number is a handle too
 }
 
@@ -464,7 +464,7 @@ bool Array::read_dlpack(PyObject *source, Call &operation, const char *argument,
   if (!known) return false;
   // The producer makes the stream that the call stands on wait for what it has still to do with the array.
   int64_t stream = kNoNumber;
-  const bool stands = operation.options.on_stream;
+  const bool stands = operation.options.on_stream != ISTHMUS_STREAM_NONE;
   if (!dlpack::on_host(place) &&
       !(lent(source, place, nullptr, operation, argument, stands ? operation.options.stream : nullptr, &stream) &&
         (stands || operation.join_default(stream, argument))))

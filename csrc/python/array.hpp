@@ -17,7 +17,7 @@ struct Call {
   explicit Call(const char *name) noexcept : call(name) {}
   const char *call;  // its name, for messages
   isthmus_comm_t handle = nullptr;
-  isthmus_call options = {};
+  isthmus_call options = ISTHMUS_CALL_INIT;
   uint64_t factor = 1;  // where `options` points to it
   bool has_options = false;
   bool named = false;       // the caller gave stream=
@@ -26,13 +26,14 @@ struct Call {
   const isthmus_call *call_options() const noexcept { return has_options ? &options : nullptr; }
   void stand_on(void *stream) noexcept {
     options.stream = stream;
-    options.on_stream = 1;
+    options.on_stream = ISTHMUS_STREAM_BOTH;
     options.size = sizeof options;
     has_options = true;
   }
   // An array that is to be read, or written, says that it lies on a device.
   void claims_device(bool written) noexcept {
-    options.device_memory |= written ? 2 : 1;
+    const auto claim = written ? ISTHMUS_MEMORY_RECV : ISTHMUS_MEMORY_SEND;
+    options.device_memory = static_cast<isthmus_memory_claim>(options.device_memory | claim);
     options.size = sizeof options;
     has_options = true;
   }

@@ -293,7 +293,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
     return nullptr;
   const bool alone = this_thread_group().depth == 0, at_once = alone && !launch.async_op;  // else the sender is known later
   // The default stream goes on: what the program sends next from there may be what the sender waits for.
-  if (launch.by_default && alone) launch.options.on_stream = 2;
+  if (launch.by_default && alone) launch.options.on_stream = ISTHMUS_STREAM_BEFORE;
   PyObject *result = submit(
       launch, launch.async_op ? v[0] : Py_None,
       [&](isthmus_work_t *work) {

@@ -228,7 +228,8 @@ py::object Communicator::shrink(const std::vector<int> &exclude, bool abort, con
   isthmus_result result;
   {
     NoGil nogil;
-    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()), abort ? 1 : 0, text(name), &child);
+    result = isthmus_comm_shrink(c, exclude.data(), static_cast<int>(exclude.size()),
+                                 abort ? ISTHMUS_SHRINK_ABORT : ISTHMUS_SHRINK_KEEP, text(name), &child);
   }
   check(result);
   return py::capsule(static_cast<void *>(child), kHandleCapsule);

@@ -166,8 +166,7 @@ std::optional<c10::Stream> Backend::stream_of(const Request &request) const {
 Backend::WorkPtr Backend::submit(Request request,
                                  c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call) {
   const Entry entry(*this);
-  isthmus_call options = {};
-  options.size = sizeof options;
+  isthmus_call options = ISTHMUS_CALL_INIT;
   options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
   options.scale = request.scale;
   // The profiler's record is only made where somebody records: it costs as much as a small operation.
@@ -175,9 +174,9 @@ Backend::WorkPtr Backend::submit(Request request,
   // On a device an operation is asynchronous always: it stands on the caller's current stream, as a kernel does.
   const std::optional<c10::Stream> stream = stream_of(request);
   if (stream) {
-    options.on_stream = 1;
+    options.on_stream = ISTHMUS_STREAM_BOTH;
     options.stream = stream->native_handle();
-    options.device_memory = 3;
+    options.device_memory = ISTHMUS_MEMORY_BOTH;
   }
 
   if (coalescing::open()) {
@@ -225,7 +224,7 @@ Backend::WorkPtr Backend::submit(Request request,
   auto operation = Operation::make();
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
     // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
-    options.on_stream = 2;
+    options.on_stream = ISTHMUS_STREAM_BEFORE;
     operation->begins_behind(*stream);
   } else if (stream) {
     operation->stands_on(*stream);

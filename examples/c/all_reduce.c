@@ -28,9 +28,13 @@ int main(void) {
   /* A call without a `work` returns when the result is there. In place: send and receive buffer are the same. */
   check(isthmus_all_reduce(comm, x, x, N, ISTHMUS_FLOAT32, ISTHMUS_SUM, NULL, NULL), "all_reduce");
 
-  /* A call with a `work` returns at once. Both buffers belong to the library until the work is done. */
+  /* A call with a `work` returns at once. Both buffers belong to the library until the work is done. The call has a deadline and
+   * a name of its own, which errors show. */
+  isthmus_call call = ISTHMUS_CALL_INIT;
+  call.timeout = 60;
+  call.label = "average of the sums";
   isthmus_work_t work = NULL;
-  check(isthmus_all_reduce(comm, x, y, N, ISTHMUS_FLOAT32, ISTHMUS_AVG, NULL, &work), "all_reduce");
+  check(isthmus_all_reduce(comm, x, y, N, ISTHMUS_FLOAT32, ISTHMUS_AVG, &call, &work), "all_reduce");
   /* ... compute something else here ... */
   check(isthmus_work_wait(work, 0), "wait");
   isthmus_work_release(work);

@@ -41,7 +41,11 @@ static int equal(const float *at, int from, int count, int of_rank, int sum) {
 
 static void text_and_names(isthmus_comm_t comm) {
   char *json = NULL;
-  CHECK(strcmp(isthmus_version(), "0.1.0") == 0);
+  {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", ISTHMUS_VERSION_MAJOR, ISTHMUS_VERSION_MINOR, ISTHMUS_VERSION_PATCH);
+    CHECK(strcmp(isthmus_version(), version) == 0);
+  }
   CHECK(strlen(isthmus_result_name(ISTHMUS_ERR_TIMEOUT)) > 0);
   CHECK(isthmus_dtype_size(ISTHMUS_COMPLEX128) == 16 && isthmus_dtype_size(ISTHMUS_BFLOAT16) == 2);
   CHECK(isthmus_dtype_size((isthmus_dtype)ISTHMUS_DTYPE_COUNT) == 0);
@@ -68,10 +72,8 @@ static void text_and_names(isthmus_comm_t comm) {
 static void collectives(isthmus_comm_t comm) {
   const uint64_t counts[WORLD] = {300, 700}, displs[WORLD] = {700, 0};
   uint64_t back[WORLD], mine[WORLD];
-  isthmus_call call;
+  isthmus_call call = ISTHMUS_CALL_INIT;
   const uint64_t before = isthmus_comm_sequence(comm);
-  memset(&call, 0, sizeof call);
-  call.size = sizeof call;
   call.timeout = 60;
   call.label = "step";
 
@@ -83,6 +85,10 @@ static void collectives(isthmus_comm_t comm) {
   fill();
   OK(isthmus_all_reduce(comm, send_buffer, send_buffer, N, ISTHMUS_FLOAT32, ISTHMUS_SUM, &call, NULL));
   CHECK(equal(send_buffer, 0, N, 0, 1));
+
+  fill();
+  OK(isthmus_all_reduce(comm, send_buffer, recv_buffer, N, ISTHMUS_FLOAT32, ISTHMUS_PREMUL_SUM, &call, NULL));
+  CHECK(equal(recv_buffer, 0, N, 0, 1)); /* by ISTHMUS_CALL_INIT the factor is 1 */
 
   fill();
   call.scale = rank == 0 ? 0.0 : 2.0;
@@ -331,7 +337,7 @@ static void struct_sizes(const isthmus_options *options) {
   memset(&newer_call, 0xa5, sizeof newer_call);
   newer_call.known.size = sizeof newer_call;
   newer_call.known.timeout = 20, newer_call.known.scale = 3, newer_call.known.label = "newer";
-  newer_call.known.on_stream = 0, newer_call.known.stream = NULL;
+  newer_call.known.on_stream = ISTHMUS_STREAM_NONE, newer_call.known.stream = NULL;
   one_all_reduce(comm, &newer_call.known, ISTHMUS_PREMUL_SUM, 300);
   OK(isthmus_comm_destroy(comm));
 

@@ -265,10 +265,8 @@ struct Event {
   Handle event = nullptr;
 };
 inline isthmus_call on(Handle stream) {
-  isthmus_call call{};
-  call.size = sizeof call;
-  call.scale = 1;
-  call.on_stream = 1;
+  isthmus_call call = ISTHMUS_CALL_INIT;
+  call.on_stream = ISTHMUS_STREAM_BOTH;
   call.stream = stream;
   return call;
 }

@@ -96,7 +96,7 @@ TEST_P(DeviceMessages, BlockingCallsWork) {
 
 // The parts of a message from any rank come from one rank, also where several send such messages at once; without a stream, on one, and
 // ordered on one later.
-void from_any(const Rank &r, int on_stream, int tag) {
+void from_any(const Rank &r, isthmus_stream_order on_stream, int tag) {
   constexpr size_t kBytes = 200'001;
   if (r.rank != 0) {
     Memory x(r, kBytes);
@@ -104,7 +104,8 @@ void from_any(const Rank &r, int on_stream, int tag) {
     OK(isthmus_send(r.comm, x.at(), kBytes, ISTHMUS_UINT8, 0, tag, nullptr, nullptr));
     return;
   }
-  const std::unique_ptr<UserStream> user = r.host() || on_stream == 0 ? nullptr : std::make_unique<UserStream>();
+  const std::unique_ptr<UserStream> user =
+      r.host() || on_stream == ISTHMUS_STREAM_NONE ? nullptr : std::make_unique<UserStream>();
   isthmus_call how = user ? on(user->stream) : isthmus_call{};
   how.on_stream = on_stream;
   std::vector<std::unique_ptr<Memory>> in;
@@ -114,7 +115,7 @@ void from_any(const Rank &r, int on_stream, int tag) {
     OK(isthmus_recv(r.comm, in.back()->at(), kBytes, ISTHMUS_UINT8, ISTHMUS_ANY_SOURCE, tag, nullptr, user ? &how : nullptr,
                     &works.emplace_back().work));
   }
-  if (on_stream == 2)
+  if (on_stream == ISTHMUS_STREAM_BEFORE)
     for (const Work &work : works) OK(isthmus_work_order(work.work, user ? user->stream : nullptr));
   if (user) must_cu("StreamSynchronize", user->stream);
   std::vector<int> sources;
@@ -134,7 +135,7 @@ TEST_P(DeviceMessages, FromAnyRankAreNotMixed) {
   fly(
       GetParam(),
       [](Rank &r) {
-        for (const int on_stream : {0, 1, 2})
+        for (const auto on_stream : {ISTHMUS_STREAM_NONE, ISTHMUS_STREAM_BOTH, ISTHMUS_STREAM_BEFORE})
           for (const int tag : {0, 5}) {
             from_any(r, on_stream, tag);
             OK(isthmus_barrier(r.comm, nullptr, nullptr));
@@ -225,12 +226,12 @@ TEST(DeviceMessage, MayBeOrderedLater) {
           Pinned result(bytes), junk(bytes);
           UserStream user, other;
           isthmus_call how = on(user.stream);
-          how.on_stream = 2;
+          how.on_stream = ISTHMUS_STREAM_BEFORE;
           Work recv, send;
           std::memset(junk.host, 0x5a, bytes);
           must_cu("MemcpyAsync", number(in.at()), junk.device, bytes, user.stream);
           OK(isthmus_recv(r.comm, in.at(), bytes, ISTHMUS_UINT8, peer, 0, nullptr, &how, &recv.work));
-          how.on_stream = 1;
+          how.on_stream = ISTHMUS_STREAM_BOTH;
           if (r.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
           OK(isthmus_send(r.comm, out.at(), bytes, ISTHMUS_UINT8, peer, 0, &how, &send.work));
           std::this_thread::sleep_for(std::chrono::milliseconds(r.rank == 1 ? pause : 0));
@@ -245,7 +246,7 @@ TEST(DeviceMessage, MayBeOrderedLater) {
           must_cu("StreamSynchronize", user.stream);
           MUST(in.get(bytes) == sent);
           refused(r, ISTHMUS_ERR_UNSUPPORTED, "only a receive can be ordered later", [&] {
-            how.on_stream = 2;
+            how.on_stream = ISTHMUS_STREAM_BEFORE;
             return isthmus_all_reduce(r.comm, in.at(), in.at(), 1, ISTHMUS_UINT8, ISTHMUS_SUM, &how, nullptr);
           }());
         });
@@ -501,7 +502,7 @@ TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {  // more than a w
 
 // The user's stream gets through, and nothing is left standing on the device, also where the receive was on a stream.
 TEST(DeviceMessage, OfAnotherSizeOnAStreamLetTheStreamGoOn) {
-  for (const int on_stream : {1, 2})
+  for (const auto on_stream : {ISTHMUS_STREAM_BOTH, ISTHMUS_STREAM_BEFORE})
     fly("0a 1b", [&](Rank &r) {
       ring(r, 100, 1, false);
       Memory x(r, 50'000);
@@ -693,10 +694,10 @@ void talk(const Rank &r, unsigned seed) {
     Memory &m = *memory.back();
     sizes.push_back(bytes);
     isthmus_call how = user ? on(user->stream) : isthmus_call{};
-    how.on_stream = mode == 2 && from != r.rank && grouped == 0 ? 2 : 1;
+    how.on_stream = mode == 2 && from != r.rank && grouped == 0 ? ISTHMUS_STREAM_BEFORE : ISTHMUS_STREAM_BOTH;
     const isthmus_call *const call = mode == 1 || mode == 2 ? &how : nullptr;
     Work &work = works.emplace_back();
-    incoming.push_back(from == r.rank ? 0 : how.on_stream == 2 && call ? 2 : 1);
+    incoming.push_back(from == r.rank ? 0 : how.on_stream == ISTHMUS_STREAM_BEFORE && call ? 2 : 1);
     if (from == r.rank) {
       m.put(letter(from, i, bytes));
       OK(isthmus_send(r.comm, m.at(), bytes, ISTHMUS_UINT8, 1 - from, tag, call, &work.work));
@@ -1083,7 +1084,7 @@ TEST(DeviceMessage, ThatFindsNoPinnedMemoryByItsDeadlineSaysSo) {
         }
         Memory x(r, kManyParts), y(r, 100'000);
         isthmus_call soon_late = on(nullptr);
-        soon_late.on_stream = 0;
+        soon_late.on_stream = ISTHMUS_STREAM_NONE;
         soon_late.timeout = 0.3;
         Work all;
         OK(isthmus_send(r.comm, x.at(), kManyParts, ISTHMUS_UINT8, 1, 3, nullptr, &all.work));  // more than sends may have

@@ -259,8 +259,7 @@ TEST_P(DeviceRanks, FactorsAreMultipliedIn) {
     for (const size_t count : {size_t{5}, kLarge / 3}) {
       Memory x(r, count * 4);
       x.put(packed(ISTHMUS_FLOAT32, count, [&](size_t i) { return contribution(r.rank, i); }));
-      isthmus_call how{};
-      how.size = sizeof how;
+      isthmus_call how = ISTHMUS_CALL_INIT;
       how.scale = 0.5 + r.rank;
       OK(isthmus_all_reduce(r.comm, x.at(), x.at(), count, ISTHMUS_FLOAT32, ISTHMUS_PREMUL_SUM, &how, nullptr));
       const Bytes want = packed(ISTHMUS_FLOAT32, count, [&](size_t i) {

@@ -289,7 +289,7 @@ TEST_P(Shapes, WithoutRankZeroTheOthersShrinkIt) {
     }
     isthmus_comm_t rest = nullptr;
     const int gone[] = {0};
-    ISTHMUS_OK_OR_SAY(isthmus_comm_shrink(comm, gone, 1, 1, nullptr, &rest));
+    ISTHMUS_OK_OR_SAY(isthmus_comm_shrink(comm, gone, 1, ISTHMUS_SHRINK_ABORT, nullptr, &rest));
     EXPECT_NE(isthmus_work_wait(work, 0), ISTHMUS_OK);
     isthmus_work_release(work);
     std::vector<int64_t> sum = contribution(rank, 50000);
@@ -367,10 +367,10 @@ TEST_P(Shapes, WhatCannotBeExchangedIsRefused) {
     ISTHMUS_OK_OR_SAY(isthmus_comm_exchange(comm, &rank, 1, in, out, 4096, 0));  // with itself
     EXPECT_EQ(out[0], 7);
     isthmus_comm_t rest = nullptr;
-    EXPECT_EQ(isthmus_comm_shrink(comm, nullptr, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
-    EXPECT_EQ(isthmus_comm_shrink(comm, &rank, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
-    EXPECT_EQ(isthmus_comm_shrink(comm, &world, 1, 0, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
-    EXPECT_EQ(isthmus_comm_shrink(comm, all, 1, 0, nullptr, nullptr), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, nullptr, 1, ISTHMUS_SHRINK_KEEP, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, &rank, 1, ISTHMUS_SHRINK_KEEP, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, &world, 1, ISTHMUS_SHRINK_KEEP, nullptr, &rest), ISTHMUS_ERR_ARGUMENT);
+    EXPECT_EQ(isthmus_comm_shrink(comm, all, 1, ISTHMUS_SHRINK_KEEP, nullptr, nullptr), ISTHMUS_ERR_ARGUMENT);
     EXPECT_EQ(rest, nullptr);
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
   });

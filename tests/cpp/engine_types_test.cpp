@@ -121,8 +121,7 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
     const auto me = static_cast<uint64_t>(rank);
     const size_t size = dtype_size(c.dtype);
     const Data &in = c.given[me];
-    isthmus_call call{};
-    call.size = sizeof call;
+    isthmus_call call = ISTHMUS_CALL_INIT;
     call.scale = matrix::factor(rank);
     call.factor = matrix::whole_factor(rank);
     const auto expect = [&](size_t from, size_t bytes) {

@@ -298,15 +298,14 @@ void run(const FleetRank &r, const Case &c, FleetMemory &memory, void *stream) {
   const Data &given = c.given[static_cast<size_t>(r.rank)];
   if (c.reads(r.rank)) std::copy(given.begin(), given.end(), expected.begin() + static_cast<long>(send * size));
   memory.put(on_host, expected.data(), expected.size());
-  isthmus_call how{};
-  how.size = sizeof how;
+  isthmus_call how = ISTHMUS_CALL_INIT;
   how.scale = matrix::factor(r.rank);
   how.factor = matrix::whole_factor(r.rank);
-  how.on_stream = stream && !on_host && c.number % 2 == 0;
+  how.on_stream = stream && !on_host && c.number % 2 == 0 ? ISTHMUS_STREAM_BOTH : ISTHMUS_STREAM_NONE;
   how.stream = stream;
   FLEET_MUST(r, call(r, c, c.reads(r.rank) ? memory.at(on_host, send * size) : nullptr,
                      c.writes(r.rank) ? memory.at(on_host, recv * size) : nullptr, &how) == ISTHMUS_OK);
-  if (how.on_stream) r.driver->synchronize(stream);
+  if (how.on_stream != ISTHMUS_STREAM_NONE) r.driver->synchronize(stream);
   Data got(expected.size());
   memory.get(on_host, got.data(), got.size());
   if (c.writes(r.rank)) {

@@ -379,10 +379,9 @@ const Operation kOperations[] = {
 };
 
 isthmus_call how_of(const FleetRank &r, void *stream) {
-  isthmus_call how{};
-  how.size = sizeof how;
+  isthmus_call how = ISTHMUS_CALL_INIT;
   how.scale = 2;
-  how.on_stream = r.driver != nullptr;
+  how.on_stream = r.driver ? ISTHMUS_STREAM_BOTH : ISTHMUS_STREAM_NONE;
   how.stream = stream;
   return how;
 }
@@ -618,7 +617,7 @@ TEST_P(WithoutGates, AReceiveOnAStreamInACallbackIsRefusedAlone) {
           EXPECT_EQ(isthmus_comm_error(r.comm), ISTHMUS_OK);
           // The same of a receive that has begun: it is not ordered, and goes on.
           isthmus_call unordered = how;
-          unordered.on_stream = 2;
+          unordered.on_stream = ISTHMUS_STREAM_BEFORE;
           FLEET_MUST(r, isthmus_recv(r.comm, memory.at(false, 0), bytes, ISTHMUS_UINT8, r.size - 1, tag, nullptr, &unordered,
                                      &later) == ISTHMUS_OK);
         }

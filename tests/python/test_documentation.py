@@ -79,7 +79,10 @@ def test_the_page_of_versions_has_the_numbers_of_the_code() -> None:
         assert number and f"{words}, {number[1]} today" in page
     header = (ROOT / "csrc" / "include" / "isthmus" / "isthmus.h").read_text()
     parts = dict(re.findall(r"#define ISTHMUS_VERSION_(\w+) (\d+)", header))
-    assert f"The number is {parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}." in page
+    version = f"{parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}"
+    assert f"The number is {version}." in page
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"This will be {version}." in changes or f"## [{version}]" in changes
 
 
 def test_the_site_has_the_pages_in_the_order_of_the_index() -> None:

@@ -6,7 +6,8 @@
  *   - In place is what the comment of the call says; buffers that otherwise overlap are refused (ISTHMUS_ERR_ARGUMENT).
  *   - Arrays of counts and displacements are read before the call returns, inside a group and with a `work` too.
  *   - Structs begin with `size`: set it to sizeof(the struct). A newer library reads an older, shorter struct and takes what
- *     that lacks for zero. Zero (NULL) is the default of every member that may be left out, but of isthmus_call.scale.
+ *     that lacks for zero. Zero (NULL) is the default of every member that may be left out, but of isthmus_call.scale: begin
+ *     an isthmus_call with ISTHMUS_CALL_INIT.
  *   - A call whose `work` argument is NULL blocks until the operation is done. Otherwise it returns at once, *work is a new
  *     handle, and both buffers belong to the library until the work is done.
  *   - Operations of one communicator run in the order of the calls. That order must be the same on all ranks; so must be the
@@ -101,29 +102,48 @@ typedef struct isthmus_options {
   const char *members;
 } isthmus_options;
 
-typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults */
+/* How the user's stream and the operation are ordered (isthmus_call.on_stream). */
+typedef enum isthmus_stream_order {
+  ISTHMUS_STREAM_NONE = 0,  /* no stream is given */
+  ISTHMUS_STREAM_BOTH = 1,  /* the operation begins behind what the stream holds now; what it is given later runs behind the operation */
+  ISTHMUS_STREAM_BEFORE = 2 /* of a receive: it begins behind what the stream holds now; isthmus_work_order() orders what comes later */
+} isthmus_stream_order;
+
+/* Which buffers the caller says are memory of a device (isthmus_call.device_memory). */
+typedef enum isthmus_memory_claim {
+  ISTHMUS_MEMORY_UNCLAIMED = 0, ISTHMUS_MEMORY_SEND = 1, ISTHMUS_MEMORY_RECV = 2, ISTHMUS_MEMORY_BOTH = 3
+} isthmus_memory_claim;
+
+/* What becomes of the communicator whose ranks go on without some (isthmus_comm_shrink). */
+typedef enum isthmus_shrink_mode {
+  ISTHMUS_SHRINK_KEEP = 0, /* its operations go on; a communicator that has failed is refused */
+  ISTHMUS_SHRINK_ABORT = 1 /* it is aborted first, which is how the ranks go on that have lost others */
+} isthmus_shrink_mode;
+
+typedef struct isthmus_call { /* per-call options; a NULL pointer means all defaults. Begin with ISTHMUS_CALL_INIT */
   size_t size;                /* sizeof(isthmus_call) */
   double timeout;             /* seconds; 0: the communicator's */
-  double scale;               /* PREMUL_SUM's factor of this rank: set it, 0 is a factor like any other. 1 where the call is NULL */
+  double scale;               /* PREMUL_SUM's factor of this rank; 0 is a factor like any other. 1 by ISTHMUS_CALL_INIT, and where the call is NULL */
   const char *label;          /* shown in errors and records in place of the collective's name; copied; or NULL */
-  /* Device buffers (ISTHMUS_DEVICE): where on_stream is not 0, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
+  /* Device buffers (ISTHMUS_DEVICE): where on_stream is not ISTHMUS_STREAM_NONE, `stream` is a stream of the device's runtime (a CUstream or cudaStream_t;
    * NULL: the default stream). The operation begins behind what the stream holds now, and what it is given later runs behind the
    * operation. Else the buffers must be ready when the call is made, but for what the device's default stream still holds (a vendor's
    * copy from pageable memory or its fill may return before it is done): the operation begins behind that. A stream that is being
    * captured is refused. Pinned memory that the device reaches is ordered likewise in a collective that a library serves, or whose other
    * buffer is the device's. All other host memory with a stream: the call waits until the stream has come so far, and returns when the
    * operation is over; a group's end does so for all of its operations.
-   * A receive may have on_stream = 2: it begins behind what the stream holds now, and what comes later is ordered by
-   * isthmus_work_order(), so that nothing on the device waits for a message that the program does not wait for yet. */
-  int on_stream;
+   * A receive may have ISTHMUS_STREAM_BEFORE, so that nothing on the device waits for a message that the program does not wait for yet. */
+  isthmus_stream_order on_stream;
   void *stream;
   /* PREMUL_SUM of integers: this rank's factor as one element of the data's type, read in the call; products wrap. NULL: `scale`, which must
    * then be a whole number. Other types do not look at it. */
   const void *factor;
-  /* Memory that the device's runtime does not know is host memory, unless the caller says that `send` (1), `recv` (2) or both (3) are a
-   * device's: then it is ISTHMUS_ERR_ARGUMENT. Pinned memory that the runtime knows is taken in any case. */
-  int device_memory;
+  /* Memory that the device's runtime does not know is host memory, unless the caller says here that it is a device's: then it is
+   * ISTHMUS_ERR_ARGUMENT. Pinned memory that the runtime knows is taken in any case. */
+  isthmus_memory_claim device_memory;
 } isthmus_call;
+/* Every default: isthmus_call call = ISTHMUS_CALL_INIT; */
+#define ISTHMUS_CALL_INIT {sizeof(isthmus_call), 0, 1, NULL, ISTHMUS_STREAM_NONE, NULL, NULL, ISTHMUS_MEMORY_UNCLAIMED}
 
 /* ---- life of a communicator ---------------------------------------------------------------------------------------- */
 ISTHMUS_API const char *isthmus_version(void);
@@ -135,11 +155,10 @@ ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_
 /* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL. */
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
- * *result has them in the same order. abort != 0: `comm` is aborted first, which is how the ranks go on that have lost others; 0: its
- * operations go on, and one that has failed is refused. `comm` is still to be destroyed, before or after. Where a further rank is lost
- * meanwhile, all that are left get an error, and may call again with a longer list. */
-ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, int abort, const char *name,
-                                               isthmus_comm_t *result);
+ * *result has them in the same order. `comm` is still to be destroyed, before or after. Where a further rank is lost meanwhile, all that
+ * are left get an error, and may call again with a longer list. */
+ISTHMUS_API isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int count, isthmus_shrink_mode mode,
+                                               const char *name, isthmus_comm_t *result);
 /* All-gather of `bytes` (1 to 4096, the same on all) of host memory among some ranks: `ranks`, ascending, the caller's among them, the same
  * list on all of them. recv: count * bytes, in their order. It goes over the control connections, beside all operations, and works on a
  * communicator that has failed or was aborted, so that the ranks which are left can agree on what they do next. Not for bulk data. Calls with
@@ -317,7 +336,7 @@ ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds fr
  * that ends in a callback is refused whole. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
-/* What the stream, of this rank's device, is given from now on comes behind a receive that was made with on_stream = 2. Any number of
+/* What the stream, of this rank's device, is given from now on comes behind a receive that was made with ISTHMUS_STREAM_BEFORE. Any number of
  * streams. Where the device cannot wait for the host, or pinned memory is short, the call returns when the message has come. Other
  * operations were ordered when they were made. A failure is the operation's: isthmus_work_test. */
 ISTHMUS_API isthmus_result isthmus_work_order(isthmus_work_t work, void *stream);

@@ -30,9 +30,9 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   call.scale = o.scale;
   call.factor = &o.factor;
   if (!o.label.empty()) call.label = o.label.c_str();
-  call.on_stream = 1;
+  call.on_stream = ISTHMUS_STREAM_BOTH;
   call.stream = o.stream;
-  call.device_memory = 3;  // so the interfaces have it: what is no device's there is the program's mistake
+  call.device_memory = ISTHMUS_MEMORY_BOTH;  // so the interfaces have it: what is no device's there is the program's mistake
   switch (o.call) {
     case Call::AllReduce: return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
     case Call::Reduce: return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
