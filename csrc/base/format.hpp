@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 namespace isthmus {
@@ -14,5 +16,7 @@ template <class... A>
 std::string formatted(fmt::format_string<A...> format, A &&...values) {
   return format_values(format, fmt::make_format_args(values...));
 }
+
+std::string hex(std::span<const uint8_t> bytes);  // two small digits a byte
 
 }  // namespace isthmus

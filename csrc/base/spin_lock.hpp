@@ -1,10 +1,10 @@
-// A lock for a few instructions: no system call, no allocation, nothing that may wait is done under it.
 #pragma once
 
 #include <atomic>
 
 namespace isthmus {
 
+// A lock for a few instructions, never held across a system call.
 class SpinLock {
  public:
   void lock() noexcept {

@@ -26,12 +26,6 @@ std::string read_file(const char *path) {
 
 Bytes16 random_bytes16() { return net::random16(); }
 
-std::string hex(const Bytes16 &b) {
-  std::string out;
-  for (const uint8_t x : b) out += formatted("{:02x}", x);
-  return out;
-}
-
 Bytes16 host_identity() {
   std::string parts = read_file("/proc/sys/kernel/random/boot_id");
   if (parts.empty()) return net::random16();  // no identity: nominates nobody, and everybody is reached by TCP

@@ -28,7 +28,6 @@ namespace isthmus::bootstrap {
 
 using Bytes16 = std::array<uint8_t, 16>;
 Bytes16 random_bytes16();
-std::string hex(const Bytes16 &b);
 
 struct Endpoint {     // how to reach a process; travels in blobs
   Bytes16 process{};  // random, one a process

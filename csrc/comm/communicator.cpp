@@ -24,7 +24,7 @@ namespace {
 
 using bootstrap::Blob;
 
-std::string host_id(const bootstrap::Endpoint &e) { return bootstrap::hex(e.host); }
+std::string host_id(const bootstrap::Endpoint &e) { return hex(e.host); }
 
 // Outputs are written past the caches where those of the host's ranks are twice its last cache. Measured: a quarter of it costs half the
 // speed, since the reader then finds nothing there.
@@ -340,7 +340,7 @@ std::shared_ptr<Communicator> Communicator::make(bootstrap::Exchange &exchange, 
   mine.info.host = host_id(mesh.self());
   mine.info.hostname = mesh.self().hostname;
   mine.info.island = settings.text(Setting::Island);
-  mine.info.process = bootstrap::hex(mesh.self().process);
+  mine.info.process = hex(mesh.self().process);
   mine.info.pid = ::getpid();
   mine.settings = settings.agreed_text();
   mine.name = name;

@@ -527,7 +527,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic of others must not keep us from the clock
     } else if (++idle < polls) {
-      link::SpinLock::pause();
+      SpinLock::pause();
       continue;
     }
     const int64_t now = now_ns();
@@ -546,7 +546,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
     }
     if (now - idle_since < (sockets ? context_->socket_spin_ns() : context_->spin_ns())) {
       if (crowded || (idle & 31) == 0) ::sched_yield();
-      else link::SpinLock::pause();
+      else SpinLock::pause();
       continue;
     }
     int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);

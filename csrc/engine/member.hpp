@@ -17,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/fork.hpp"
+#include "base/spin_lock.hpp"
 #include "engine/context.hpp"
 #include "engine/island.hpp"
 #include "engine/mailbox.hpp"
@@ -483,7 +484,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool behind_host_ = true;  // the last operation submitted had no device work
 
   // queue lock
-  mutable link::SpinLock queue_lock_;
+  mutable SpinLock queue_lock_;
   std::atomic<Op *> head_{nullptr};  // written under the lock
   Op *tail_ = nullptr;
   Op *head() const noexcept { return head_.load(std::memory_order_relaxed); }
@@ -501,7 +502,7 @@ class Member : public std::enable_shared_from_this<Member> {
       nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
   // match lock
-  mutable link::SpinLock match_lock_;
+  mutable SpinLock match_lock_;
   struct {
     bool posted = false, done = false;
     int peer = -1;

@@ -5,10 +5,10 @@
 namespace isthmus::engine {
 
 namespace {
-link::SpinLock frame_lock;
+SpinLock frame_lock;
 link::Outgoing *frame_free = nullptr;
 const InChild forgets_frames([](void *) noexcept {
-  new (&frame_lock) link::SpinLock;
+  new (&frame_lock) SpinLock;
   frame_free = nullptr;
 });
 PerProcess<OpPool> the_pool;  // works may be released by static destructors

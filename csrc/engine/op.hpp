@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/spin_lock.hpp"
 #include "device/runtime.hpp"
 #include "engine/bounces.hpp"
 #include "link/frame.hpp"
@@ -151,7 +152,7 @@ struct Op {
   Code result = Code::Ok;
   std::string text;
   std::string label;
-  link::SpinLock callback_lock;
+  SpinLock callback_lock;
   void (*done)(void *, int, const char *) = nullptr;
   void *done_context = nullptr;
 
@@ -172,7 +173,7 @@ class OpPool {  // thread-safe
   void release(Op *op) noexcept;
 
  private:
-  link::SpinLock lock_;
+  SpinLock lock_;
   Op *free_ = nullptr;
 };
 

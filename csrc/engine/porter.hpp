@@ -14,7 +14,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/island.hpp"
+#include "base/spin_lock.hpp"
+#include "device/runtime.hpp"
 #include "engine/op.hpp"
 
 namespace isthmus::engine {
@@ -83,7 +84,7 @@ class Porter {
   void *const context_;
   const bool gates_, wakes_;
   Lane out_, in_, late_;
-  link::SpinLock marks_lock_;
+  SpinLock marks_lock_;
   std::vector<std::unique_ptr<device::Event>> marks_;  // spare
   std::atomic<int64_t> aborted_ns_{0};
   std::atomic<bool> cancelled_{false};

@@ -11,10 +11,10 @@
 #include <string>
 #include <utility>
 
+#include "base/spin_lock.hpp"
 #include "device/calling.hpp"
 #include "device/runtime.hpp"
 #include "engine/op.hpp"
-#include "link/frame.hpp"
 
 namespace isthmus::engine {
 
@@ -92,7 +92,7 @@ class Turn {
   std::mutex mutex_;
   std::condition_variable given_;
   device::Spot spot_;
-  mutable link::SpinLock op_lock_;
+  mutable SpinLock op_lock_;
   const Op *op_ = nullptr;
   uint64_t seen_ = 0;  // by leave_behind()
   int64_t seen_ns_ = 0;

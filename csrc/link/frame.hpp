@@ -107,9 +107,6 @@ class Link {
   std::atomic_flag turn_;
 };
 
-// A lock for a few instructions, never held across a system call.
-using isthmus::SpinLock;
-
 // FIFO of Outgoing that any thread appends to and the holder of the turn takes from.
 class OutQueue {
  public:

@@ -4,6 +4,7 @@
 // here, and the test's rendezvous says otherwise: what a rank hears of one that stands on the other host carries another host's
 // identity. To Isthmus that rank is elsewhere, and even the control connection goes by TCP; to the simulated library it is as
 // near as ever.
+#include "base/format.hpp"
 #include "bootstrap/host.hpp"
 #include "fleet.hpp"
 
@@ -129,7 +130,7 @@ class Hearing {
       if (hosts_[q] == hosts_[rank_]) continue;
       const std::span<char> theirs(recv + q * bytes, bytes);
       // It says it as text, which the topology is made of, and as it is, in its address, which the mesh dials.
-      changed_ += replace(theirs, isthmus::bootstrap::hex(here), isthmus::bootstrap::hex(elsewhere));
+      changed_ += replace(theirs, isthmus::hex(here), isthmus::hex(elsewhere));
       changed_ += replace(theirs, raw(here), raw(elsewhere));
     }
     return true;
