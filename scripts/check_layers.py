@@ -24,7 +24,7 @@ BELOW = {
     "p2p": ("base",),
     "plan": ("topology",),
     "bootstrap": ("net",),
-    "link": ("net", "device", "bootstrap"),
+    "link": ("net", "bootstrap"),
     "ccl": ("device",),
     "engine": ("plan", "reduce", "p2p", "link", "ccl", "bootstrap"),
     "comm": ("engine",),

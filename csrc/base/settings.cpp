@@ -41,8 +41,7 @@ constexpr SettingRow kSettings[] = {
     {Setting::ChunkBytes, "ISTHMUS_CHUNK_BYTES", K::Bytes, "128K", 4096, 67108864, "", true,
      "chunk of a pipelined message. Long messages, ranks with a device and islands with a library take a multiple of it "
      "(docs/howto/tune.md has the table). At most 1/64 of the least ISTHMUS_STAGING_BYTES of all ranks is taken, about "
-     "1/192 "
-     "where a rank has a device or a library"},
+     "1/192 where a rank has a device or a library"},
     {Setting::Device, "ISTHMUS_DEVICE", K::Text, "host", 0, 0, "", false,
      "whose memory this rank works on: host, cuda:N, hip:N or acl:N; without :N the launcher's local rank"},
     {Setting::Disable, "ISTHMUS_DISABLE", K::Integer, "0", 0, 1, "", false,
@@ -55,12 +54,10 @@ constexpr SettingRow kSettings[] = {
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
      "how long the end of a group that sends more device memory on a stream than the windows hold waits for the other side "
-     "to "
-     "come to its own group; what has no slot by then goes by the link"},
+     "to come to its own group; what has no slot by then goes by the link"},
     {Setting::GuardSlots, "ISTHMUS_GUARD_SLOTS", K::Choice, "off", 0, 0, "off|on", false,
      "on: slots are without access for this process while an operation runs in which only devices touch them, so that a "
-     "touch "
-     "ends it; a check, for processes of one rank"},
+     "touch ends it; a check, for processes of one rank"},
     {Setting::HeartbeatMs, "ISTHMUS_HEARTBEAT_MS", K::Integer, "100", 10, 60000, "", false,
      "interval of heartbeats between processes; a peer on another host whose network acknowledges none of 100 is lost",
      true},

@@ -174,8 +174,7 @@ std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int ra
     if (at == pending.by_key.end())
       fail(Code::Argument,
            "this unique id was created in another process (one that this was forked from is another), or was used before: "
-           "rank "
-           "0 must run in the process that created it, and each init needs its own");
+           "rank 0 must run in the process that created it, and each init needs its own");
     listeners = std::move(at->second);
     pending.by_key.erase(at);
   }

@@ -169,8 +169,7 @@ class Root final : public Exchange {
     const int64_t until = patience_ns();
     ISTHMUS_WARN(
         "{} of {} did not come within {:g} s to where a communicator's ranks meet ({}), and the others wait, {}. Such a "
-        "rank may be "
-        "late or have ended, or run without Isthmus or with ISTHMUS_DISABLE=1 (then set that for all ranks)",
+        "rank may be late or have ended, or run without Isthmus or with ISTHMUS_DISABLE=1 (then set that for all ranks)",
         ranks_text(absent), world_, static_cast<double>(kTellNs) * 1e-9, where_,
         until == std::numeric_limits<int64_t>::max()
             ? std::string("until ISTHMUS_TIMEOUT")
@@ -192,8 +191,7 @@ class Root final : public Exchange {
       if (const std::string from = gate_.keyless(static_cast<uint32_t>(r)); !from.empty() && keyless.empty())
         keyless = formatted(
             "rank {} has another ISTHMUS_JOB_KEY than {}, or is of another job: who came from {} and says that it is this "
-            "rank did "
-            "not prove the job key; ",
+            "rank did not prove the job key; ",
             r, me(), from);
     std::string text =
         keyless + formatted(

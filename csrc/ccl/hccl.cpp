@@ -30,8 +30,7 @@ constexpr const char *kFile = "libhccl.so", *kCommunication = "libhcomm.so", *kD
 constexpr const char *kMark = "HcclAllReduce";
 constexpr const char *kWayOut =
     "install Huawei's CANN 8.0 or newer and source its set_env.sh, say where it is (ISTHMUS_CCL_LIBRARY), or go on without "
-    "it "
-    "(ISTHMUS_CCL=none)";
+    "it (ISTHMUS_CCL=none)";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
 constexpr double kPatience = 10, kBrokenPatience = 2, kInitPatience = 0.5;

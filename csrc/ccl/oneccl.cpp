@@ -476,8 +476,7 @@ std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string 
   if (oneccl_begun.in_a_parent())
     fail(Code::Forked,
          "oneccl: the parent process has opened it, and it does not work in a forked child; start this process by spawn, or "
-         "set "
-         "ISTHMUS_CCL=none");
+         "set ISTHMUS_CCL=none");
   oneccl_begun.note();
   try {
     mine.library = std::make_shared<OneCcl>(path, interface);

@@ -202,13 +202,11 @@ void Communicator::check_claim(const char *name, const char *argument, const voi
   const device::Runtime *runtime = member_->runtime();
   if (!runtime || !memory || member_->find(memory).where != device::Where::Unknown) return;
   const std::string own = formatted("{}:{}", runtime->vendor(), member_->device());
-  fail(
-      Code::Argument,
-      "{}: {} at {} was given as memory of a device, and the runtime of {}, on which this rank works, knows no memory at "
-      "this "
-      "address: was it freed, is it the host's, or another vendor's? Pass memory that was allocated on {}, or pinned memory "
-      "that its runtime knows",
-      name, argument, memory, own, own);
+  fail(Code::Argument,
+       "{}: {} at {} was given as memory of a device, and the runtime of {}, on which this rank works, knows no memory at "
+       "this address: was it freed, is it the host's, or another vendor's? Pass memory that was allocated on {}, or pinned "
+       "memory that its runtime knows",
+       name, argument, memory, own, own);
 }
 
 void Communicator::check_lent(int type, int number, const void *memory) const {
@@ -282,8 +280,7 @@ void Communicator::check_float8(const char *name, DType dtype) const {
   const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
   fail(Code::Unsupported,
        "{}: {} takes the bytes of {} for another encoding (fnuz){}; convert to bfloat16 first (moving such bytes, as in "
-       "broadcast "
-       "or all_gather, works)",
+       "broadcast or all_gather, works)",
        name, said(static_cast<size_t>(fnuz_rank_)), dtype_name(dtype),
        standard == ranks.end()
            ? std::string()
@@ -345,8 +342,7 @@ void Communicator::check_ours(const char *what) const {
   if (member_->ours()) return;
   fail(Code::Forked,
        "{}: communicator '{}' belongs to the parent process, and a forked child cannot use it; make one here (init, with an "
-       "address "
-       "or id of its own), or call this in the parent",
+       "address or id of its own), or call this in the parent",
        what, this->name());
 }
 
@@ -398,8 +394,7 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   if (call.on_stream && member_->capturing(call.stream))
     fail(Code::Unsupported,
          "{}: the stream is being captured into a graph, and this operation needs the host at every replay: call it outside "
-         "of "
-         "the capture",
+         "of the capture",
          name);
   const uint64_t size = dtype_size(t);
   const bool lists_in = what.in == Blocks::OnePerRank, lists_out = what.out == Blocks::OnePerRank;

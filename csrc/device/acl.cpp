@@ -322,8 +322,7 @@ AclCalls open() {
   if (r != kSuccess && r != kInitialised)
     fail(Code::Unsupported,
          "Ascend's runtime library (version {}) does not start, aclInit failed with {}: is the device's driver installed? "
-         "Set "
-         "ISTHMUS_DEVICE=host on this rank to go on without",
+         "Set ISTHMUS_DEVICE=host on this rank to go on without",
          version, code_text(r));
   if (counted != kSuccess)
     fail(Code::Unsupported,

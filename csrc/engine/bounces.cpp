@@ -80,9 +80,8 @@ std::byte *Bounces::buffer() {
     if (!std::exchange(said_, true))
       ISTHMUS_WARN(
           "{}: plain host memory goes through a pinned buffer of {} bytes beside the staging memory, which is in use; the "
-          "buffer "
-          "is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room, and device memory or pinned memory "
-          "needs none)",
+          "buffer is kept until the communicator ends (a larger ISTHMUS_STAGING_BYTES has room, and device memory or pinned "
+          "memory needs none)",
           name_, kOwnRing);
     buffers_.push_back({static_cast<std::byte *>(memory), true});
     found = buffers_.end() - 1;

@@ -160,8 +160,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
     if (std::find(seen.begin(), seen.end(), next) != seen.end())
       return formatted(
           "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
-          "that "
-          "all ranks use them in the same order{}{}",
+          "that all ranks use them in the same order{}{}",
           rank_text(q), next, busy, chain);
     seen.push_back(q);
     chain += formatted(" (rank {} waits for rank {})", q, next);

@@ -12,8 +12,7 @@ using nlohmann::ordered_json;
 
 constexpr const char *kWords =
     "  words   t-1: on the chunk of one turn before; slot: memory that ranks of a host share; post, wait for: a counter in "
-    "it "
-    "(docs/explain/plans.md)\n";
+    "it (docs/explain/plans.md)\n";
 
 std::string time_text(double seconds) {
   return seconds < 1e-3 ? formatted("{:.1f} us", seconds * 1e6)

@@ -105,9 +105,8 @@ std::string measure_star_json(comm::Communicator &comm, double seconds) {
   const topology::Topology &whole = comm.topology(), t = plan::planned_on(whole, planned);
   if (!plan::has_star(t, Collective::AllReduce))
     fail(Code::Unsupported,
-         "measure: in communicator '{}' no message crosses between islands ({} rank{}, {}); start the ranks as the job "
-         "will be, "
-         "in two islands or more",
+         "measure: in communicator '{}' no message crosses between islands ({} rank{}, {}); start the ranks as the job will "
+         "be, in two islands or more",
          comm.name(), comm.size(), comm.size() == 1 ? "" : "s",
          t.flat ? "which all read each other's memory" : "all served by one library");
 

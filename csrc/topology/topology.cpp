@@ -23,9 +23,7 @@ void check_shm_bridge(const std::vector<RankInfo> &ranks) {
         if (island_of(ranks[r]) != island_of(ranks[q]) && ranks[r].host != ranks[q].host)
           fail(Code::Config,
                "ISTHMUS_BRIDGE=shm, but island '{}' (rank {}) is on host '{}' and island '{}' (rank {}) is on host '{}': "
-               "shared memory does "
-               "not reach "
-               "between hosts. Use ISTHMUS_BRIDGE=auto or tcp",
+               "shared memory does not reach between hosts. Use ISTHMUS_BRIDGE=auto or tcp",
                island_of(ranks[q]), q, host_name(ranks[q]), island_of(ranks[r]), r, host_name(ranks[r]));
 }
 
