@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "real.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 namespace {
@@ -25,8 +25,8 @@ void keep_for_bridge(const char *reason) { keep(reason); }
 const Bridged *give_up(const char *why) {
   if (none.exchange(true)) return nullptr;
   char text[PATH_MAX];
-  Words(text, sizeof text) << kFile << " cannot be used (" << why
-                           << "): communicators of one vendor alone, as if Isthmus were not there";
+  TextBuffer(text, sizeof text) << kFile << " cannot be used (" << why
+                                << "): communicators of one vendor alone, as if Isthmus were not there";
   say(Level::Warn, text);
   return nullptr;
 }

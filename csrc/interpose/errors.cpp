@@ -8,7 +8,7 @@
 #include "bridge.hpp"
 #include "own.hpp"
 #include "real.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 namespace {

@@ -31,7 +31,7 @@ const Vendor &vendor() noexcept {
 }
 
 // HCCL says its version nowhere; CANN's stands in the path of the file.
-void write_version_of(Words &, void *) noexcept {}
+void write_version_of(TextBuffer &, void *) noexcept {}
 int version_of(const Real &) noexcept { return 0; }
 
 // There is no last error to ask for: the reason goes to the log, and where there is no library, to HcclGetErrorString.

@@ -30,18 +30,18 @@ int look(dl_phdr_info *object, size_t, void *data) {
   const char *slash = strrchr(object->dlpi_name, '/'), *name = slash ? slash + 1 : object->dlpi_name;
   if (has_our_note(*object)) {
     if (strcmp(name, found->other->soname) == 0 && strstr(found->preloaded, name))
-      Words(found->door, sizeof found->door) << object->dlpi_name;
+      TextBuffer(found->door, sizeof found->door) << object->dlpi_name;
     return 0;
   }
   found->ours |= any_needed(*object, [](const char *needed) { return begins(needed, vendor().stem); });
   if (!*found->user && any_needed(*object, [found](const char *needed) { return begins(needed, found->other->stem); }))
-    Words(found->user, sizeof found->user) << (*object->dlpi_name ? object->dlpi_name : "the program");
+    TextBuffer(found->user, sizeof found->user) << (*object->dlpi_name ? object->dlpi_name : "the program");
   return 0;
 }
 
 }  // namespace
 
-void describe_neighbours(Words &out, const char *before) noexcept {
+void describe_neighbours(TextBuffer &out, const char *before) noexcept {
   Found found{};
   const auto is_this = [](const Names &names) { return strcmp(names.soname, vendor().soname) == 0; };
   if (is_this(kSameFunctions[0])) found.other = &kSameFunctions[1];
@@ -60,8 +60,8 @@ void describe_neighbours(Words &out, const char *before) noexcept {
 
 void warn_of_neighbours() noexcept {
   char text[8192];
-  Words words(text, sizeof text);
-  describe_neighbours(words, "");
+  TextBuffer buffer(text, sizeof text);
+  describe_neighbours(buffer, "");
   if (*text) say(Level::Warn, text);
 }
 

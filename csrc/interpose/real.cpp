@@ -10,7 +10,7 @@
 
 #include "neighbours.hpp"
 #include "search.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 namespace {
@@ -45,9 +45,9 @@ void open(Opened &o) {
   o.real = {nullptr, false, disabled(), o.path, o.text};
   o.loaded = loaded();
   char tried[kTextBytes / 2];
-  Words places(tried, sizeof tried);
+  TextBuffer places(tried, sizeof tried);
   o.real.handle = open_real(places);
-  Words text(o.text, sizeof o.text);
+  TextBuffer text(o.text, sizeof o.text);
   if (!o.real.handle) {
     text << "Isthmus found no " << vendor().name << " to forward to; looked at " << tried << ". " << vendor().install
          << ", or set " << vendor().setting << " to the path of its " << vendor().soname;
@@ -55,7 +55,7 @@ void open(Opened &o) {
     return;
   }
   link_map *map = nullptr;
-  Words(o.path, sizeof o.path) << (dlinfo(o.real.handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "?");
+  TextBuffer(o.path, sizeof o.path) << (dlinfo(o.real.handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "?");
 }
 
 std::atomic<const Opened *> the_opened;
@@ -81,20 +81,20 @@ const Real &real() noexcept {
     free(made);
     return first->real;
   }
-  // The one before stays: its words may be in somebody's hands.
+  // The one before stays: its text may be in somebody's hands.
   if (!made->real.handle && known) return made->real;  // said already
   if (made->real.handle && !made->real.disabled) warn_of_neighbours();
   if (!made->real.handle) say(Level::Warn, made->text);
   else if (!made->real.disabled && said(Level::Info)) {
     char text[kTextBytes];
-    Words words(text, sizeof text);
-    describe(words, made->real);
+    TextBuffer buffer(text, sizeof text);
+    describe(buffer, made->real);
     say(Level::Info, text);
   }
   return made->real;
 }
 
-void describe(Words &out, const Real &r) noexcept {
+void describe(TextBuffer &out, const Real &r) noexcept {
   out << vendor().name;
   write_version_of(out, r.handle);
   out << " in " << r.path;

@@ -1,7 +1,7 @@
 // The real library behind this one: found and opened at the first call, once a process.
 #pragma once
 
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 
@@ -41,9 +41,9 @@ const Real &real() noexcept;
 Result code_of(const Real &) noexcept;  // what a call gets that has no real function
 
 // "NCCL 2.29.3 in /path". Asks the library for its version.
-void describe(Words &out, const Real &) noexcept;
+void describe(TextBuffer &out, const Real &) noexcept;
 // " 2.29.3"; nothing where the vendor's library has none to ask for.
-void write_version_of(Words &out, void *library) noexcept;
+void write_version_of(TextBuffer &out, void *library) noexcept;
 
 void *look_up(
     const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library

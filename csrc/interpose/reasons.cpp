@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "real.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 namespace {
@@ -49,13 +49,13 @@ const char *reason_for(const char *name, const Real &r, bool spans) noexcept {
   if (!made) return "Isthmus has no memory to say why";
   made->name = name;
   made->spans = spans;
-  Words words(made->text, sizeof made->text);
+  TextBuffer buffer(made->text, sizeof made->text);
   if (spans) {
-    words << name << ": this communicator spans several vendors or islands, and only " << vendor().name
-          << " itself can do this, for ranks that are all its own. " << instead_of(name);
+    buffer << name << ": this communicator spans several vendors or islands, and only " << vendor().name
+           << " itself can do this, for ranks that are all its own. " << instead_of(name);
   } else {
-    words << name << ": the real library has no such function; it is ";
-    describe(words, r);
+    buffer << name << ": the real library has no such function; it is ";
+    describe(buffer, r);
   }
   made->next = reasons.load(std::memory_order_relaxed);
   while (!reasons.compare_exchange_weak(made->next, made, std::memory_order_release, std::memory_order_relaxed)) {}

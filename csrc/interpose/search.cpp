@@ -64,7 +64,7 @@ AskedFor *hook() { return reinterpret_cast<AskedFor *>(dlsym(RTLD_DEFAULT, "isth
 bool somebody_replaces() { return hook() || getenv("LD_AUDIT"); }
 
 // Null if it is not there, or not what is looked for; only the latter is worth a word.
-void *try_file(const char *path, Words &tried) {
+void *try_file(const char *path, TextBuffer &tried) {
   char whole[PATH_MAX + sizeof kAsItIs];
   if (!realpath(path, whole)) return nullptr;
   if (somebody_replaces()) spell_as_it_is(whole);
@@ -83,9 +83,9 @@ void *try_file(const char *path, Words &tried) {
   return nullptr;
 }
 
-void *try_folder(const char *folder, Words &tried) {
+void *try_folder(const char *folder, TextBuffer &tried) {
   char path[PATH_MAX];
-  Words(path, sizeof path) << folder << "/" << vendor().soname;
+  TextBuffer(path, sizeof path) << folder << "/" << vendor().soname;
   return try_file(path, tried);
 }
 
@@ -121,7 +121,7 @@ bool is_systems(const char *folder) {
 
 // Where the loader looks for what this object needs: RPATH, LD_LIBRARY_PATH, RUNPATH, and behind them the system's folders, which are
 // asked for by themselves.
-void *try_folders_of(const char *object, bool systems, Words &tried) {
+void *try_folders_of(const char *object, bool systems, TextBuffer &tried) {
   void *handle = dlopen(*object ? object : nullptr, RTLD_LAZY | RTLD_NOLOAD), *found = nullptr;
   if (!handle) return nullptr;
   Dl_serinfo size;
@@ -154,7 +154,7 @@ struct CacheEntry {
 };
 static_assert(sizeof(CacheHeader) == 48 && sizeof(CacheEntry) == 24);
 
-void *try_cache(const char *begin, size_t bytes, Words &tried) {
+void *try_cache(const char *begin, size_t bytes, TextBuffer &tried) {
   constexpr char kMagic[] = "glibc-ld.so.cache1.1";
   const auto *header = static_cast<const char *>(memmem(begin, bytes, kMagic, sizeof kMagic - 1));
   if (!header) return nullptr;
@@ -176,7 +176,7 @@ void *try_cache(const char *begin, size_t bytes, Words &tried) {
   return found;
 }
 
-void *try_cache(Words &tried) {
+void *try_cache(TextBuffer &tried) {
   const int file = open("/etc/ld.so.cache", O_RDONLY | O_CLOEXEC);
   if (file < 0) return nullptr;
   void *found = nullptr;
@@ -194,7 +194,7 @@ void *try_cache(Words &tried) {
 }
 
 // "$HOME/x": what the variable says, and what is behind it. False: it says no path.
-bool write_set_folder(Words &out, const char *folder) {
+bool write_set_folder(TextBuffer &out, const char *folder) {
   char name[64] = "";
   const char *rest = strchr(folder, '/');
   const auto bytes = static_cast<size_t>(rest - folder) - 1;
@@ -206,7 +206,7 @@ bool write_set_folder(Words &out, const char *folder) {
 }
 
 // This file is <packages>/isthmus/interpose/<SONAME>.
-void *try_installations(Words &tried) {
+void *try_installations(TextBuffer &tried) {
   char packages[PATH_MAX] = "";
   Dl_info self;
   if (dladdr(reinterpret_cast<const void *>(&open_real), &self) && realpath(self.dli_fname, packages))
@@ -214,10 +214,10 @@ void *try_installations(Words &tried) {
       if (char *slash = strrchr(packages, '/')) *slash = 0;
   for (const char *const *folder = vendor().folders; *folder; ++folder) {
     char path[PATH_MAX];
-    Words words(path, sizeof path);
-    if (**folder == '/') words << *folder;
-    else if (**folder != '$') words << packages << "/" << *folder;
-    else if (!write_set_folder(words, *folder)) continue;
+    TextBuffer buffer(path, sizeof path);
+    if (**folder == '/') buffer << *folder;
+    else if (**folder != '$') buffer << packages << "/" << *folder;
+    else if (!write_set_folder(buffer, *folder)) continue;
     tried << ", " << path;
     if (void *found = try_folder(path, tried)) return found;
   }
@@ -231,7 +231,7 @@ const char *asked_for() noexcept {
   return ask ? ask(vendor().soname) : nullptr;
 }
 
-void *open_real(Words &tried) noexcept {
+void *open_real(TextBuffer &tried) noexcept {
   // Whoever runs a privileged program does not choose what it loads.
   if (const char *set = secure_getenv(vendor().setting); set && *set) {
     tried << vendor().setting << "=" << set;

@@ -3,7 +3,7 @@
 
 #include "abi.hpp"
 #include "real.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 
@@ -20,7 +20,7 @@ int version_in(void *library) {
 
 int version_of(const Real &r) noexcept { return version_in(r.handle); }
 
-void write_version_of(Words &out, void *library) noexcept {
+void write_version_of(TextBuffer &out, void *library) noexcept {
   out << " ";
   write_version(out, version_in(library));
 }

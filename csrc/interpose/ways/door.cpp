@@ -14,7 +14,7 @@
 #include <atomic>
 
 #include "ways/as_it_is.hpp"
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 namespace isthmus::interpose {
 namespace {
@@ -136,7 +136,7 @@ void say_given(const char *asked, const char *door) noexcept {
   if (!said(Level::Info)) return;
   const int before = errno;
   char text[4096];
-  Words(text, sizeof text) << asked << " was asked for, and " << door << " is given";
+  TextBuffer(text, sizeof text) << asked << " was asked for, and " << door << " is given";
   say(Level::Info, text);
   errno = before;
 }

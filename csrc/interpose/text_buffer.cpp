@@ -1,4 +1,4 @@
-#include "words.hpp"
+#include "text_buffer.hpp"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,18 +22,18 @@ bool said(Level level) noexcept { return level >= wanted(); }
 void say(Level level, const char *text) noexcept {
   if (!said(level)) return;
   char line[5000];
-  Words(line, sizeof line - 1) << "[isthmus " << static_cast<int>(getpid()) << (level >= Level::Warn ? " warning" : " info")
-                               << "] interpose: " << text;
+  TextBuffer(line, sizeof line - 1) << "[isthmus " << static_cast<int>(getpid())
+                                    << (level >= Level::Warn ? " warning" : " info") << "] interpose: " << text;
   size_t bytes = strlen(line);
   line[bytes++] = '\n';
-  // In one piece; where stderr takes no more there is nobody to tell.
+  // The line goes out in one piece. Where stderr takes no more, there is nobody to tell.
   if (write(STDERR_FILENO, line, bytes) < 0) return;
 }
 
-void write_version(Words &out, int code) noexcept {
+void write_version(TextBuffer &out, int code) noexcept {
   if (code <= 0) out << "of an unknown version";
   else if (code < 10000)
-    out << code / 1000 << "." << code / 100 % 10 << "." << code % 100;  // before 2.9 three digits were enough
+    out << code / 1000 << "." << code / 100 % 10 << "." << code % 100;  // NCCL before 2.9 wrote 2.8.3 as 2803
   else out << code / 10000 << "." << code / 100 % 100 << "." << code % 100;
 }
 
