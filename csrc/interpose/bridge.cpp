@@ -49,7 +49,7 @@ const Bridged *open_first(const Real &r) {
   auto *open = reinterpret_cast<OpenBridge *>(dlsym(library, v.bridge));
   if (!open) return give_up("it is another library");
   // For good: two threads that come at once make two alike, and the bridge keeps the first.
-  auto *door = static_cast<Door *>(calloc(1, sizeof(Door)));
+  auto *door = static_cast<FrontDoor *>(calloc(1, sizeof(FrontDoor)));
   if (!door) return give_up("no memory");
   *door = {v.calls,       v.family,           v.device,          v.name,          r.path,
            version_of(r), look_up_for_bridge, thread_for_bridge, keep_for_bridge, say_as_told};

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "door.hpp"
+#include "front_door.hpp"
 
 namespace isthmus::interpose {
 

@@ -1,7 +1,7 @@
 // What the bridge gives a door of HCCL.
 #pragma once
 
-#include "door.hpp"
+#include "front_door.hpp"
 #include "routed_calls_hccl.hpp"
 
 namespace isthmus::interpose::hccl {

@@ -1,7 +1,7 @@
 // What the bridge gives a door of NCCL or RCCL.
 #pragma once
 
-#include "door.hpp"
+#include "front_door.hpp"
 #include "routed_calls.hpp"
 
 namespace isthmus::interpose {

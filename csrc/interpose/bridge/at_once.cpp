@@ -8,7 +8,7 @@ namespace isthmus::bridge {
 
 using interpose::Result;
 
-std::vector<Result> at_once(const interpose::Door &door, size_t count, const std::function<Result(size_t)> &act,
+std::vector<Result> at_once(const interpose::FrontDoor &door, size_t count, const std::function<Result(size_t)> &act,
                             Result (*thrown)(const std::exception &) noexcept) {
   std::vector<Result> results(count);
   const auto guarded = [&](size_t i) noexcept {
@@ -41,7 +41,7 @@ std::vector<Result> at_once(const interpose::Door &door, size_t count, const std
   return results;
 }
 
-std::string text_of_half(const interpose::Door &door, std::span<const Operations> ours) {
+std::string text_of_half(const interpose::FrontDoor &door, std::span<const Operations> ours) {
   std::vector<std::string> names;
   for (const Operations &operations : ours)
     for (const auto &[comm, operation] : operations) {

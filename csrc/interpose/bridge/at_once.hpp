@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm.hpp"
-#include "door.hpp"
+#include "front_door.hpp"
 
 namespace isthmus::interpose {
 enum Result : int;  // its numbers are each vendor's own
@@ -19,12 +19,12 @@ namespace isthmus::bridge {
 
 // Each on a thread of its own, or one alone on this thread: what became of each. Where there are not enough threads none of them begins, and
 // that is what all have become, as `thrown` says it.
-std::vector<interpose::Result> at_once(const interpose::Door &door, size_t count,
+std::vector<interpose::Result> at_once(const interpose::FrontDoor &door, size_t count,
                                        const std::function<interpose::Result(size_t)> &act,
                                        interpose::Result (*thrown)(const std::exception &) noexcept);
 
 // What to say where the real library's part is on its way, and ours, which is all of these, is not.
-std::string text_of_half(const interpose::Door &door, std::span<const Operations> ours);
+std::string text_of_half(const interpose::FrontDoor &door, std::span<const Operations> ours);
 
 // The real library's group: it ends in any case.
 class RealGroup {

@@ -123,7 +123,7 @@ Outcome run_group(const Operations &operations) {
   return group.launch();
 }
 
-std::string settings_of(const interpose::Door &door, const Place &place) {
+std::string settings_of(const interpose::FrontDoor &door, const Place &place) {
   std::string text = "ISTHMUS_DEVICE=" + std::string(door.device) + ":" + std::to_string(place.device);
   if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door.path);
   return text;

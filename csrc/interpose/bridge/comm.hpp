@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "devices.hpp"
-#include "door.hpp"
+#include "front_door.hpp"
 #include "outcome.hpp"
 
 namespace isthmus::bridge {
@@ -112,7 +112,7 @@ struct Traits {
 };
 
 // The meeting's settings and ours, as in isthmus_options: the device that the thread works on, and the library that the door found.
-std::string settings_of(const interpose::Door &door, const Place &place);
+std::string settings_of(const interpose::FrontDoor &door, const Place &place);
 
 class Comm : public std::enable_shared_from_this<Comm> {
  public:

@@ -16,7 +16,7 @@ using namespace interpose::hccl;  // its codes and types
 constexpr int kOpCount = 4;
 constexpr isthmus_redop kOps[kOpCount] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN};
 
-const Door *the_door;
+const FrontDoor *the_door;
 
 Result number_of(isthmus_result code) {
   switch (code) {
@@ -390,7 +390,7 @@ constexpr interpose::hccl::Calls make_calls() {
 
 }  // namespace
 
-const Door &door() noexcept { return *the_door; }
+const FrontDoor &door() noexcept { return *the_door; }
 Devices &devices() { return bridge::devices(door().device, door().look_up); }
 
 void say(Level level, const std::string &text) { door().say(static_cast<int>(level), text.c_str()); }
@@ -422,7 +422,7 @@ Result lacks(const char *name) {
 }  // namespace isthmus::bridge::hccl
 
 extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Bridged *isthmus_bridge_hccl(
-    const isthmus::interpose::Door *door) {
+    const isthmus::interpose::FrontDoor *door) {
   namespace bridge = isthmus::bridge;
   static const bool first = [&] {
     bridge::hccl::the_door = door->digest == isthmus::interpose::hccl::kCallsDigest ? door : nullptr;

@@ -15,13 +15,13 @@
 
 namespace isthmus::bridge::hccl {
 
-using interpose::Door;
+using interpose::FrontDoor;
 using interpose::Result;
 using interpose::hccl::Config;
 using interpose::hccl::RootInfo;
 using Handle = interpose::hccl::Comm;
 
-const Door &door() noexcept;
+const FrontDoor &door() noexcept;
 Devices &devices();
 
 // A function of the real library; null: it has none of that name.

@@ -34,7 +34,7 @@ constexpr isthmus_redop kOps[] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMU
 constexpr int kTypeCount = 12, kOpCount = 5;
 constexpr int kTimeoutSince = 23003;
 
-const Door *the_door;
+const FrontDoor *the_door;
 std::atomic<const char *> the_last_told;
 
 Result number_of(isthmus_result code) {
@@ -546,7 +546,7 @@ Outcome resolve(const Comm &comm, Operation &operation) {
   return operation.scale_at ? read_factor(devices(), comm.traits(), operation) : Outcome{};
 }
 
-const Door &door() noexcept { return *the_door; }
+const FrontDoor &door() noexcept { return *the_door; }
 Devices &devices() { return bridge::devices(door().device, door().look_up); }
 
 void say(Level level, const std::string &text) { door().say(static_cast<int>(level), text.c_str()); }
@@ -611,7 +611,7 @@ Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
 }  // namespace isthmus::bridge::nccl
 
 extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Bridged *isthmus_bridge_nccl(
-    const isthmus::interpose::Door *door) {
+    const isthmus::interpose::FrontDoor *door) {
   namespace bridge = isthmus::bridge;
   static const bool first = [&] {
     bridge::nccl::the_door = door->digest == isthmus::interpose::kCallsDigest ? door : nullptr;

@@ -17,14 +17,14 @@
 namespace isthmus::bridge::nccl {
 
 using interpose::Config;
-using interpose::Door;
+using interpose::FrontDoor;
 using interpose::Result;
 using interpose::UniqueId;
 using Handle = interpose::Comm;
 
 constexpr uint32_t kConfigMagic = 0xcafebeef;  // of the vendors' structures
 
-const Door &door() noexcept;
+const FrontDoor &door() noexcept;
 Devices &devices();
 
 // A function of the real library; null: it has none of that name.

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm.hpp"
-#include "door.hpp"
+#include "front_door.hpp"
 
 namespace isthmus::bridge {
 namespace {

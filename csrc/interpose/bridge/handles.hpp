@@ -1,4 +1,4 @@
-// The handles that programs hold of communicators which span vendors: addresses in a range of their own (door.hpp), that nobody but this
+// The handles that programs hold of communicators which span vendors: addresses in a range of their own (front_door.hpp), that nobody but this
 // file makes anything of.
 #pragma once
 

@@ -18,7 +18,8 @@ class Lines {
   using Prepare = Outcome (*)(const Comm &, Operation &);
 
   // `one`: what is still to be done with an operation before it can begin.
-  Lines(const interpose::Door &door, Devices &devices, Prepare one) : door_(door), devices_(devices), prepare_one_(one) {}
+  Lines(const interpose::FrontDoor &door, Devices &devices, Prepare one)
+      : door_(door), devices_(devices), prepare_one_(one) {}
   ~Lines();
   Lines(const Lines &) = delete;
   Lines &operator=(const Lines &) = delete;
@@ -36,7 +37,7 @@ class Lines {
                                         interpose::Result (*thrown)(const std::exception &) noexcept);
 
  private:
-  const interpose::Door &door_;
+  const interpose::FrontDoor &door_;
   Devices &devices_;
   const Prepare prepare_one_;
   // What stands for a stream that only the calling thread can name, where another makes the calls.

@@ -19,18 +19,20 @@
 namespace isthmus::interpose {
 namespace {
 
-struct Door {
+// A vendor's collective library, for which there is a front door.
+struct VendorLibrary {
   const char *stem;    // how the names of the vendor's files begin
-  const char *soname;  // of the door
+  const char *soname;  // of the library, and of its front door
 };
-constexpr Door kDoors[] = {{"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}, {"libhccl.so", "libhccl.so"}};
-constexpr int kCount = sizeof kDoors / sizeof *kDoors;
+constexpr VendorLibrary kVendorLibraries[] = {
+    {"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}, {"libhccl.so", "libhccl.so"}};
+constexpr int kCount = sizeof kVendorLibraries / sizeof *kVendorLibraries;
 
 // "libnccl.so" and "libnccl.so.2.27", and not "libnccl.so_old" nor "libnccl-net.so". -1: no vendor's.
 int vendor_of(const char *name) {
   for (int i = 0; i < kCount; ++i) {
-    const size_t bytes = strlen(kDoors[i].stem);
-    if (strncmp(name, kDoors[i].stem, bytes) == 0 && (name[bytes] == 0 || name[bytes] == '.')) return i;
+    const size_t bytes = strlen(kVendorLibraries[i].stem);
+    if (strncmp(name, kVendorLibraries[i].stem, bytes) == 0 && (name[bytes] == 0 || name[bytes] == '.')) return i;
   }
   return -1;
 }
@@ -102,12 +104,12 @@ const char *path_of(int door) {
   Dl_info self;
   if (!dladdr(reinterpret_cast<const void *>(&door_for), &self) || !self.dli_fname) return nullptr;
   // Loaded by a path from the folder that the program was in then: a preloaded door still answers to its SONAME.
-  if (*self.dli_fname != '/') return kDoors[door].soname;
+  if (*self.dli_fname != '/') return kVendorLibraries[door].soname;
   const size_t folder = static_cast<size_t>(strrchr(self.dli_fname, '/') - self.dli_fname) + 1,
-               bytes = strlen(kDoors[door].soname);
+               bytes = strlen(kVendorLibraries[door].soname);
   if (folder + bytes >= PATH_MAX) return nullptr;
   memcpy(path, self.dli_fname, folder);
-  memcpy(path + folder, kDoors[door].soname, bytes + 1);
+  memcpy(path + folder, kVendorLibraries[door].soname, bytes + 1);
   if (access(path, R_OK) != 0) return nullptr;
   known[door].store(true, std::memory_order_release);
   return path;

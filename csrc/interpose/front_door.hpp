@@ -1,0 +1,41 @@
+// What a front door and the bridge behind it know of each other. They are built together and lie in one folder.
+#pragma once
+
+#include <cstdint>
+
+namespace isthmus::interpose {
+
+// Handles of communicators that span vendors lie in an address range of their own. The range can be read once there is such a
+// handle, and is never written. A vendor's library that takes such a handle for a communicator of its own reads memory there.
+// It does not find the number that its own communicators begin with.
+constexpr uintptr_t kHandleBytes = uintptr_t{32} << 20;
+
+// What the front door and the bridge keep of one thread.
+struct Thread {
+  int depth;      // of groups that are open
+  void *pending;  // what the bridge has to do when the outermost group ends; null: nothing
+  int inside;  // calls of the bridge or of a routed function on the stack: the real library's own calls are not intercepted then
+};
+
+// What a front door tells the bridge of itself. A front door is the library with a vendor's SONAME that a program calls.
+struct FrontDoor {
+  uint32_t digest;                           // of the list of calls that the bridge must have (routed_calls.hpp)
+  const char *family;                        // "nccl": Isthmus' name for such libraries
+  const char *device;                        // "cuda": Isthmus' name for the devices of such libraries
+  const char *name;                          // "NCCL"
+  const char *path;                          // of the real library
+  int version;                               // of the real library, as that tells it; 0: unknown
+  void *(*look_up)(const char *name);        // a function of the real library; null: the library has none of that name
+  Thread *(*thread)();                       // of the caller
+  void (*keep)(const char *reason);          // for ncclGetLastError; the text must stay for good
+  void (*say)(int level, const char *text);  // a line of the log; 2: info, 3: warning
+};
+
+// What the bridge gives a front door in turn. calls_nccl.hpp and calls_hccl.hpp add the calls.
+struct Bridged {
+  uintptr_t handles;  // where the range of handles begins
+};
+// The function of the bridge for a family of front doors. Null: the bridge was built with another front door.
+using OpenBridge = const Bridged *(const FrontDoor *);
+
+}  // namespace isthmus::interpose
