@@ -129,24 +129,24 @@ std::string settings_of(const interpose::FrontDoor &door, const Place &place) {
   return text;
 }
 
-std::shared_ptr<Family> Family::of(const std::string &key) {
+std::shared_ptr<LocalRanks> LocalRanks::of(const std::string &key) {
   static std::mutex mutex;
-  static auto *const families = new std::map<std::string, std::weak_ptr<Family>>;
+  static auto *const all = new std::map<std::string, std::weak_ptr<LocalRanks>>;
   const std::lock_guard lock(mutex);
-  std::erase_if(*families, [](const auto &entry) { return entry.second.expired(); });
-  std::weak_ptr<Family> &known = (*families)[key];
-  std::shared_ptr<Family> family = known.lock();
-  if (!family) known = family = std::make_shared<Family>(key);
-  return family;
+  std::erase_if(*all, [](const auto &entry) { return entry.second.expired(); });
+  std::weak_ptr<LocalRanks> &known = (*all)[key];
+  std::shared_ptr<LocalRanks> ranks = known.lock();
+  if (!ranks) known = ranks = std::make_shared<LocalRanks>(key);
+  return ranks;
 }
-Family::~Family() {
+LocalRanks::~LocalRanks() {
   for (std::thread &thread : leaving_) thread.join();
 }
-void Family::joined() {
+void LocalRanks::joined() {
   const std::lock_guard lock(mutex_);
   ++living_;
 }
-void Family::leave(std::function<void()> act) {
+void LocalRanks::leave(std::function<void()> act) {
   {
     const std::lock_guard lock(mutex_);
     if (--living_ > 0) {
@@ -201,7 +201,7 @@ void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
 void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
 // Whoever has found it just before still hears that it is being made.
 void Comm::pass_on() {
-  traits_.family->leave([] {});
+  traits_.local_ranks->leave([] {});
 }
 
 Outcome Comm::status() {
@@ -283,7 +283,7 @@ Outcome Comm::destroy() {
     const std::lock_guard lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
-  traits_.family->leave([comm] { isthmus_comm_destroy(comm); });
+  traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
   return ended;
 }
 
@@ -298,7 +298,7 @@ void Comm::abort() {
   }
   if (comm) isthmus_comm_abort(comm, "the program called abort");
   works.clear();
-  traits_.family->leave([comm] { isthmus_comm_destroy(comm); });
+  traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
 }
 
 int Comm::add(const Scale &scale) {

@@ -82,15 +82,18 @@ struct Scale {
   const void *at = nullptr;
 };
 
-// The ranks of one communicator that are in this process. Programs destroy them one after the other, and each waits a while for the others.
-class Family {
+// The ranks of one communicator that are in this process. A program destroys them one after the other, on one thread. But
+// isthmus_comm_destroy of each rank waits a while for the others. So all ranks but the last are destroyed on threads of their own.
+class LocalRanks {
  public:
-  static std::shared_ptr<Family> of(const std::string &key);  // the same on all ranks
-  void joined();
-  // The last one waits for all; the others go on a thread of their own.
+  // The one object for `key`, which is the same on all ranks of the communicator.
+  static std::shared_ptr<LocalRanks> of(const std::string &key);
+  explicit LocalRanks(std::string k) : key(std::move(k)) {}
+  ~LocalRanks();
+  void joined();  // one rank more
+  // One rank less. `act` destroys that rank: on a thread of its own, or, for the last rank, on this thread. The call for the last
+  // rank waits for the threads of the others.
   void leave(std::function<void()> act);
-  explicit Family(std::string k) : key(std::move(k)) {}
-  ~Family();
   const std::string key;
 
  private:
@@ -104,7 +107,7 @@ struct Traits {
   Place place;
   bool blocking = true;
   std::string name;
-  std::shared_ptr<Family> family;
+  std::shared_ptr<LocalRanks> local_ranks;
   std::shared_ptr<void>
       config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
   bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
@@ -116,7 +119,7 @@ std::string settings_of(const interpose::FrontDoor &door, const Place &place);
 
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.family->joined(); }
+  explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.local_ranks->joined(); }
   ~Comm();
   const Traits &traits() const noexcept { return traits_; }
 

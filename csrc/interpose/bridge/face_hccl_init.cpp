@@ -127,7 +127,7 @@ void tell(const Init &i) {
 Result build(Init &i) {
   Arrival &a = i.arrival;
   const std::string unique = name_of(a.tail.ticket);
-  Traits traits{a.rank, a.world, i.place, true, i.name.empty() ? unique : i.name, Family::of(unique), {}};
+  Traits traits{a.rank, a.world, i.place, true, i.name.empty() ? unique : i.name, LocalRanks::of(unique), {}};
   for (const Record &one : a.ranks) traits.vendors += one.family[0];
   const auto comm = std::make_shared<Comm>(std::move(traits));
   try {

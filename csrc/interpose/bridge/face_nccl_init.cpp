@@ -32,7 +32,7 @@ Result open(Init &i) {
   const Arrival &a = i.arrival;
   const std::string name = i.asked.name.empty() ? name_of(a.tail.ticket) : i.asked.name;
   i.comm = std::make_shared<Comm>(
-      Traits{a.rank, a.world, i.place, i.asked.blocking, name, Family::of(name_of(a.tail.ticket)), i.config});
+      Traits{a.rank, a.world, i.place, i.asked.blocking, name, LocalRanks::of(name_of(a.tail.ticket)), i.config});
   const bool given_up = i.target->given_up();
   if (i.target->put(i.comm)) return kSuccess;
   i.comm->abort();

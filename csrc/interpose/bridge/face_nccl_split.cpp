@@ -90,9 +90,9 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
     Handle *out = target.vendors();
     return out ? init_real(out, static_cast<int>(mine.size()), id, rank, config->get()) : aborted(kCall);
   }
-  const std::string family = t.family->key + "/" + std::to_string(number) + "/" + std::to_string(color);
+  const std::string ranks_key = t.local_ranks->key + "/" + std::to_string(number) + "/" + std::to_string(color);
   const auto comm = std::make_shared<Comm>(
-      Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, Family::of(family), config});
+      Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, LocalRanks::of(ranks_key), config});
   comm->adopt(part);
   const bool given_up = target.given_up();
   if (target.put(comm)) return kSuccess;

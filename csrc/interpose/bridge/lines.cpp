@@ -13,7 +13,7 @@ void Lines::take(Operations operations) {
   std::vector<std::vector<CommPtr>> members;  // of each line, each once
   const auto fits = [](const CommPtr &one, const CommPtr &other) {
     const Traits &a = one->traits(), &b = other->traits();
-    return (!one->blocks() && !other->blocks()) || (a.place.device == b.place.device && a.family != b.family);
+    return (!one->blocks() && !other->blocks()) || (a.place.device == b.place.device && a.local_ranks != b.local_ranks);
   };
   for (auto &[comm, operation] : operations) {
     const auto has = [&, &mine = comm](const auto &line) { return std::find(line.begin(), line.end(), mine) != line.end(); };

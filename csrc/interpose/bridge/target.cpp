@@ -8,7 +8,7 @@
 namespace isthmus::bridge {
 
 bool Target::promise(const Place &place, bool blocking, const std::string &name) {
-  Traits traits{0, 0, place, blocking, name, std::make_shared<Family>(name), nullptr, true};
+  Traits traits{0, 0, place, blocking, name, std::make_shared<LocalRanks>(name), nullptr, true};
   promised_ = std::make_shared<Comm>(std::move(traits));
   handle_ = give_handle(promised_);
   *out_ = handle_;
