@@ -4,7 +4,7 @@
 #include "at_once.hpp"
 #include "face_hccl.hpp"
 #include "handles.hpp"
-#include "lines.hpp"
+#include "launch_batches.hpp"
 
 namespace isthmus::bridge::hccl {
 
@@ -52,9 +52,9 @@ Result group_end() {
   const auto keep_first = [&](Result r) {
     if (first == kSuccess) first = r;
   };
-  Lines lines(door(), devices(), settle);
-  lines.take(std::move(p->operations));
-  if (first == kSuccess) keep_first(failed(kCall, lines.check(p->inits.empty())));
+  LaunchBatches batches(door(), devices(), settle);
+  batches.take(std::move(p->operations));
+  if (first == kSuccess) keep_first(failed(kCall, batches.check(p->inits.empty())));
   if (first == kSuccess)
     keep_first(first_of(at_once(
         door(), p->inits.size(),
@@ -75,7 +75,7 @@ Result group_end() {
     }
   }
   // HCCL's groups do not fail: what it refuses is not in them, and the rest is launched. So is its part where ours was refused.
-  const auto half = [&](Result r, const std::string &why) { return refused(r, kCall, why + lines.text_of_half()); };
+  const auto half = [&](Result r, const std::string &why) { return refused(r, kCall, why + batches.text_of_half()); };
   if (first != kSuccess) {
     const bool launched = group.end() == kSuccess;
     return launched ? half(first, "something in it was refused") : first;
@@ -98,10 +98,10 @@ Result group_end() {
     }
   }
   p->inits.clear();
-  if (lines.empty()) return kSuccess;
-  if (const Outcome o = lines.prepare(); !o.ok())
+  if (batches.empty()) return kSuccess;
+  if (const Outcome o = batches.prepare(); !o.ok())
     return half(failed(kCall, o), o.text);  // the stream may have got HCCL's part
-  return first_of(lines.launch([&](const Outcome &o) { return failed(kCall, o); }, thrown));
+  return first_of(batches.launch([&](const Outcome &o) { return failed(kCall, o); }, thrown));
 }
 
 }  // namespace isthmus::bridge::hccl

@@ -8,7 +8,7 @@
 #include "at_once.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
-#include "lines.hpp"
+#include "launch_batches.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
@@ -340,7 +340,7 @@ void group_forget() { delete static_cast<Pending *>(std::exchange(door().thread(
 
 namespace {
 
-Result end_group(Pending *p, Lines &lines, RealGroup &group) {
+Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
   Result first = p->failure;
   const char *why = p->why;
   const auto keep_first = [&](Result r) {
@@ -348,7 +348,7 @@ Result end_group(Pending *p, Lines &lines, RealGroup &group) {
   };
   // Where nothing has to be made before they can begin, operations are checked before the real library's are on their way.
   const bool alone = p->inits.empty() && p->laters.empty();
-  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", lines.check(true)));
+  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", batches.check(true)));
   if (first == kSuccess) keep_first(all_at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
   bool theirs = false;  // the failure
@@ -373,7 +373,7 @@ Result end_group(Pending *p, Lines &lines, RealGroup &group) {
     if (!theirs) spoil();
     const bool launched = !failure(group.end());
     p->inits.clear();
-    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + lines.text_of_half()));
+    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + batches.text_of_half()));
     else if (!theirs) tell_again(why);
     return first;
   }
@@ -420,16 +420,16 @@ Result end_group(Pending *p, Lines &lines, RealGroup &group) {
   }
   // What became of operations, when the rest of the group is on its way.
   const auto half = [&](Outcome o) {
-    if (!o.ok()) o.text += lines.text_of_half();
+    if (!o.ok()) o.text += batches.text_of_half();
     return failed("ncclGroupEnd", o);
   };
   if (failure(first)) {
-    if (!lines.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + lines.text_of_half()));
+    if (!batches.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + batches.text_of_half()));
     return first;
   }
   if (!alone)
-    if (Outcome ready = lines.check(true); !ready.ok()) return half(std::move(ready));
-  if (!lines.empty()) keep_first(worst(lines.launch(half, thrown)));
+    if (Outcome ready = batches.check(true); !ready.ok()) return half(std::move(ready));
+  if (!batches.empty()) keep_first(worst(batches.launch(half, thrown)));
   return first;
 }
 
@@ -441,16 +441,16 @@ Result group_end() {
   auto *end = real<Result()>("ncclGroupEnd");
   if (!end) return lacks("ncclGroupEnd");
   RealGroup group(end);
-  Lines lines(door(), devices(), resolve);
+  LaunchBatches batches(door(), devices(), resolve);
   try {
-    lines.take(std::move(p->operations));
-    return end_group(p.get(), lines, group);
+    batches.take(std::move(p->operations));
+    return end_group(p.get(), batches, group);
   } catch (const std::exception &e) {
     if (group.open()) spoil();
     const bool launched = !failure(group.end());
     const Result r = thrown(e);
     p->inits.clear();
-    if (launched) tell_again(keep(last_told() + lines.text_of_half()));
+    if (launched) tell_again(keep(last_told() + batches.text_of_half()));
     return r;
   }
 }

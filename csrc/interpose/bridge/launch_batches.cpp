@@ -1,0 +1,121 @@
+#include "launch_batches.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace isthmus::bridge {
+
+using interpose::Result;
+
+// Two communicators fit into one batch:
+// 1. where neither blocks, so that no call waits for the exchange; or
+// 2. where both work on one device and are not ranks of one communicator.
+// Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps the
+// order of the program, so the calls of one batch meet each other's.
+void LaunchBatches::take(Operations operations) {
+  std::vector<std::vector<CommPtr>> members;  // of each batch, each once
+  const auto fits = [](const CommPtr &one, const CommPtr &other) {
+    const Traits &a = one->traits(), &b = other->traits();
+    return (!one->blocks() && !other->blocks()) || (a.place.device == b.place.device && a.local_ranks != b.local_ranks);
+  };
+  for (auto &[comm, operation] : operations) {
+    const auto has = [&, &mine = comm](const auto &batch) {
+      return std::find(batch.begin(), batch.end(), mine) != batch.end();
+    };
+    const auto takes = [&, &mine = comm](const auto &batch) {
+      return std::all_of(batch.begin(), batch.end(), [&](const CommPtr &other) { return fits(mine, other); });
+    };
+    auto batch = std::find_if(members.begin(), members.end(), has);
+    if (batch == members.end()) {
+      batch = std::find_if(members.begin(), members.end(), takes);
+      if (batch == members.end()) {
+        batch = members.emplace(members.end());
+        batches_.emplace_back();
+      }
+      batch->push_back(comm);
+    }
+    batches_[static_cast<size_t>(batch - members.begin())].emplace_back(std::move(comm), std::move(operation));
+  }
+}
+
+LaunchBatches::~LaunchBatches() {
+  if (stand_ins_.empty()) return;
+  const Moved moved(devices_);
+  for (const StandIn &s : stand_ins_) {
+    devices_.enter(s.place);
+    devices_.end_stream(s.ours);
+  }
+}
+
+Outcome LaunchBatches::prepare() {
+  for (Operations &batch : batches_)
+    for (auto &[comm, operation] : batch)
+      if (Outcome o = prepare_one_(*comm, operation); !o.ok()) return o;
+  return {};
+}
+
+Outcome LaunchBatches::check(bool last) {
+  if (Outcome o = prepare(); !o.ok()) return o;
+  kept_ = last && batches_.size() == 1;
+  if (batches_.empty()) return {};
+  if (kept_) return recorded_.record(batches_[0]);
+  const Moved moved(devices_);
+  for (const Operations &batch : batches_) {
+    devices_.enter(batch.front().first->traits().place);
+    OperationGroup given_up;
+    if (Outcome o = given_up.record(batch); !o.ok()) return o;
+  }
+  return {};
+}
+
+std::vector<Result> LaunchBatches::launch(const std::function<Result(const Outcome &)> &told,
+                                          Result (*thrown)(const std::exception &) noexcept) {
+  if (kept_) return {told(recorded_.launch())};
+  if (batches_.size() == 1) return {told(run_group(batches_[0]))};
+  if (const Outcome o = stand_in(); !o.ok()) return {told(o)};
+  std::vector<Result> results = at_once(
+      door_, batches_.size(),
+      [&](size_t n) {
+        devices_.enter(batches_[n].front().first->traits().place);
+        return told(run_group(batches_[n]));
+      },
+      thrown);
+  if (const Outcome o = stand_back(); !o.ok()) results.push_back(told(o));
+  return results;
+}
+
+Outcome LaunchBatches::stand_in() {
+  const auto named_by_thread = [&](const auto &one) { return devices_.of_thread(one.second.stream); };
+  const auto some = [&](const Operations &batch) { return std::any_of(batch.begin(), batch.end(), named_by_thread); };
+  if (std::none_of(batches_.begin(), batches_.end(), some)) return {};
+  const Moved moved(devices_);
+  for (Operations &batch : batches_)
+    for (auto &[comm, operation] : batch) {
+      if (!devices_.of_thread(operation.stream)) continue;
+      const Place &place = comm->traits().place;
+      const auto same = [&](const StandIn &s) { return s.place.device == place.device; };
+      auto known = std::find_if(stand_ins_.begin(), stand_ins_.end(), same);
+      if (known == stand_ins_.end()) {
+        devices_.enter(place);
+        StandIn made{place, operation.stream, nullptr};
+        if (Outcome o = devices_.make_stream(&made.ours); !o.ok()) return o;
+        known = stand_ins_.insert(known, made);
+        if (Outcome o = devices_.order(made.theirs, made.ours); !o.ok()) return o;
+      }
+      operation.stream = known->ours;
+    }
+  return {};
+}
+
+Outcome LaunchBatches::stand_back() {
+  if (stand_ins_.empty()) return {};
+  const Moved moved(devices_);
+  Outcome first;
+  for (const StandIn &s : stand_ins_) {
+    devices_.enter(s.place);
+    if (Outcome o = devices_.order(s.ours, s.theirs); first.ok()) first = std::move(o);
+  }
+  return first;
+}
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,60 @@
+// The operations that Isthmus carries of a group that ends: of several communicators, called by one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "at_once.hpp"
+#include "comm.hpp"
+
+namespace isthmus::bridge {
+
+// Sorts the operations into batches, and launches the batches together.
+// - Within a batch one thread makes the calls, one after the other. A call may wait for the exchange, where the streams of a device
+//   do not wait for the host.
+// - Batches do not wait for one another: each has a thread of its own.
+// - Where all streams wait for the host, there is one batch, and the calling thread launches it.
+class LaunchBatches {
+ public:
+  using Prepare = Outcome (*)(const Comm &, Operation &);
+
+  // `prepare_one` does what an operation still needs before it can begin.
+  LaunchBatches(const interpose::FrontDoor &door, Devices &devices, Prepare prepare_one)
+      : door_(door), devices_(devices), prepare_one_(prepare_one) {}
+  ~LaunchBatches();
+  LaunchBatches(const LaunchBatches &) = delete;
+  LaunchBatches &operator=(const LaunchBatches &) = delete;
+
+  void take(Operations operations);  // of communicators that are ready
+  bool empty() const noexcept { return batches_.empty(); }
+  std::string text_of_half() const { return bridge::text_of_half(door_, batches_); }
+
+  Outcome prepare();
+  // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check. Then what
+  // was recorded of a single batch is kept for launch(), and not recorded again.
+  Outcome check(bool last);
+  // Begins the operations. `told` makes a vendor's number of what became of each batch; `thrown` as in at_once().
+  std::vector<interpose::Result> launch(const std::function<interpose::Result(const Outcome &)> &told,
+                                        interpose::Result (*thrown)(const std::exception &) noexcept);
+
+ private:
+  // Some stream handles mean another stream on each thread (Devices::of_thread). Where another thread makes the calls, a stream of
+  // the bridge's own stands in for the calling thread's.
+  struct StandIn {
+    Place place;
+    void *theirs = nullptr, *ours = nullptr;
+  };
+  Outcome stand_in();    // the streams that stand in wait for the calling thread's streams
+  Outcome stand_back();  // the calling thread's streams wait for those that stood in
+
+  const interpose::FrontDoor &door_;
+  Devices &devices_;
+  const Prepare prepare_one_;
+  std::vector<Operations> batches_;
+  std::vector<StandIn> stand_ins_;
+  OperationGroup recorded_;  // the only batch, where check() has kept it
+  bool kept_ = false;
+};
+
+}  // namespace isthmus::bridge
