@@ -1,4 +1,5 @@
-// What the bridge asks of a vendor's devices itself: on which one a thread works. The rest is libisthmus'.
+// The devices of a vendor, as far as the bridge itself uses them: on which device a thread works, streams and their order. Isthmus'
+// library does the rest.
 #pragma once
 
 #include <cstddef>
@@ -7,39 +8,44 @@
 
 namespace isthmus::bridge {
 
-// Where a thread works.
+// The device that a thread works on.
 struct Place {
   int device = 0;
-  void *context = nullptr;  // the vendor's, where it has such
+  void *context = nullptr;  // the vendor's context, where the vendor has such
 };
 
 class Devices {
  public:
   virtual ~Devices() = default;
-  virtual Outcome current(Place &place) = 0;  // of the calling thread
-  virtual void enter(const Place &place) noexcept = 0;
-  virtual Outcome wait(void *stream) = 0;  // until it has done what it holds; refused where that is being captured
-  // A few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
+  virtual Outcome current(Place &place) = 0;            // of the calling thread
+  virtual void enter(const Place &place) noexcept = 0;  // the calling thread works there from now on
+  // Waits until the stream has done what it holds. Refused while the stream is being captured into a graph.
+  virtual Outcome wait(void *stream) = 0;
+  // Copies a few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
   virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
 
-  // A handle by which each thread means a stream of its own.
+  // Whether this handle means another stream on each thread (CUDA's and HIP's per-thread default stream).
   virtual bool of_thread(void *) const noexcept { return false; }
-  // Where there is such a handle: streams of the bridge's own, on the current device. What `behind` is given from now on waits for what
-  // `ahead` holds now.
-  virtual Outcome make_stream(void **) { return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"}; }
-  virtual Outcome order(void *, void *) { return {ISTHMUS_ERR_INTERNAL, "there is no need for an order"}; }
+  // The rest is called only where there is such a handle.
+  virtual Outcome make_stream(void **) {
+    return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"};
+  }  // on the current device
+  // What `behind` is given from now on waits for what `ahead` holds now.
+  virtual Outcome order(void * /*ahead*/, void * /*behind*/) {
+    return {ISTHMUS_ERR_INTERNAL, "there is no need for an order"};
+  }
   virtual void end_stream(void *) noexcept {}
 };
 
-// While this lives the thread may work elsewhere.
-class Moved {
+// Brings the thread back to its device at the end of the scope.
+class DeviceGuard {
  public:
-  explicit Moved(Devices &devices) : devices_(devices), known_(devices.current(before_).ok()) {}
-  ~Moved() {
+  explicit DeviceGuard(Devices &devices) : devices_(devices), known_(devices.current(before_).ok()) {}
+  ~DeviceGuard() {
     if (known_) devices_.enter(before_);
   }
-  Moved(const Moved &) = delete;
-  Moved &operator=(const Moved &) = delete;
+  DeviceGuard(const DeviceGuard &) = delete;
+  DeviceGuard &operator=(const DeviceGuard &) = delete;
 
  private:
   Devices &devices_;
@@ -47,8 +53,8 @@ class Moved {
   const bool known_;
 };
 
-// "cuda", "hip" or "acl"; `look_up` finds what the collective library and the libraries that it needs export. Never null; where a function is
-// missing, the calls say so.
+// The devices of `kind`: "cuda", "hip" or "acl". `look_up` finds what the collective library and the libraries that it needs export.
+// Where a function of the vendor's runtime is missing, the calls say so.
 Devices &devices(const char *kind, void *(*look_up)(const char *));
 
 }  // namespace isthmus::bridge

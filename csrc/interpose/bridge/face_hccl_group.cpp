@@ -1,7 +1,7 @@
 // Groups of HCCL's calls: what is put off until the outermost HcclGroupEnd, and what happens there.
 #include <algorithm>
 
-#include "at_once.hpp"
+#include "in_parallel.hpp"
 #include "face_hccl.hpp"
 #include "handles.hpp"
 #include "launch_batches.hpp"
@@ -23,7 +23,7 @@ Result note(Result r) {
 
 Outcome settle(const Comm &comm, Operation &o) {
   if (o.call != Call::Barrier) return {};
-  const Moved moved(devices());
+  const DeviceGuard guard(devices());
   devices().enter(comm.traits().place);
   return devices().wait(o.stream);
 }
@@ -56,7 +56,7 @@ Result group_end() {
   batches.take(std::move(p->operations));
   if (first == kSuccess) keep_first(failed(kCall, batches.check(p->inits.empty())));
   if (first == kSuccess)
-    keep_first(first_of(at_once(
+    keep_first(first_of(in_parallel(
         door(), p->inits.size(),
         [&](size_t n) {
           arrive(*p->inits[n]);
@@ -65,7 +65,7 @@ Result group_end() {
         thrown)));
   std::vector<Init *> ours;
   if (first == kSuccess && !p->inits.empty()) {
-    const Moved moved(devices());
+    const DeviceGuard guard(devices());
     for (const auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
@@ -83,8 +83,8 @@ Result group_end() {
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
   if (keep_first(group.end()); first != kSuccess) return first;
   if (!ours.empty()) {
-    const Moved moved(devices());
-    const std::vector<Result> built = at_once(
+    const DeviceGuard guard(devices());
+    const std::vector<Result> built = in_parallel(
         door(), ours.size(),
         [&](size_t n) {
           devices().enter(ours[n]->place);

@@ -260,7 +260,7 @@ Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t numb
         "rank " + std::to_string(*alien) + " is not HCCL's, and would not call this: a part is of HCCL's ranks alone");
   if (const Outcome o = parent->status(); !o.ok()) return failed(kCall, o);
   *out = nullptr;
-  const Moved moved(devices());
+  const DeviceGuard guard(devices());
   devices().enter(parent->traits().place);
   RootInfo root{};
   const int tag = tag_of(number, ranks, count);

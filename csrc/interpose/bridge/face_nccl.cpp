@@ -603,7 +603,7 @@ Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
     pending().laters.push_back({parent, std::move(act)});
     return kSuccess;
   }
-  const Moved moved(devices());
+  const DeviceGuard guard(devices());
   devices().enter(parent->traits().place);
   return act();
 }

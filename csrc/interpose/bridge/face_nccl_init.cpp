@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "at_once.hpp"
+#include "in_parallel.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
 #include "launch_batches.hpp"
@@ -111,7 +111,7 @@ void carry_on(Init &i) {
   const Outcome given_up{ISTHMUS_ERR_ABORTED, "the program gave the communicator up while its ranks met"};
   void *const handle = i.target->handle();
   if (find(handle) != i.comm) return none(given_up);
-  const Moved moved(devices());
+  const DeviceGuard guard(devices());
   devices().enter(i.place);
   Handle theirs = nullptr;
   const Result r = i.real(&theirs);
@@ -318,8 +318,8 @@ Result worst(const std::vector<Result> &results) {
   for (const Result r : results) first = worse(first, r);
   return first;
 }
-Result all_at_once(size_t count, const std::function<Result(size_t)> &act) {
-  return worst(at_once(door(), count, act, thrown));
+Result all_in_parallel(size_t count, const std::function<Result(size_t)> &act) {
+  return worst(in_parallel(door(), count, act, thrown));
 }
 
 // The real library's group then ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call.
@@ -349,11 +349,11 @@ Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
   // Where nothing has to be made before they can begin, operations are checked before the real library's are on their way.
   const bool alone = p->inits.empty() && p->laters.empty();
   if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", batches.check(true)));
-  if (first == kSuccess) keep_first(all_at_once(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
+  if (first == kSuccess) keep_first(all_in_parallel(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
   std::vector<std::shared_ptr<Init>> ours;
   bool theirs = false;  // the failure
   if (first == kSuccess && !p->inits.empty()) {
-    const Moved moved(devices());
+    const DeviceGuard guard(devices());
     for (auto &i : p->inits) {
       tell(*i);
       devices().enter(i->place);
@@ -382,13 +382,13 @@ Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
   // Nothing of ours begins before the real library's part is on its way, nor where that failed.
   if (failure(first)) return first;
   if (!ours.empty()) {
-    const Moved moved(devices());
+    const DeviceGuard guard(devices());
     std::vector<std::shared_ptr<Init>> opened;
     for (auto &i : ours) {
       if (const Result r = open(*i)) keep_first(r);
       else opened.push_back(std::move(i));
     }
-    keep_first(all_at_once(opened.size(), [&](size_t i) {
+    keep_first(all_in_parallel(opened.size(), [&](size_t i) {
       opened[i]->begun = true;
       devices().enter(opened[i]->place);
       return start(opened[i]);
@@ -397,7 +397,7 @@ Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
       if (!i->begun) not_begun(*i, "there are not enough for all of the group");
   }
   if (!p->laters.empty()) {
-    const Moved moved(devices());
+    const DeviceGuard guard(devices());
     // Those of one communicator one after the other: on another rank's threads another one might come first.
     std::vector<std::vector<size_t>> parents;
     for (size_t n = 0; n < p->laters.size(); ++n) {
@@ -406,7 +406,7 @@ Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
       if (known == parents.end()) parents.push_back({n});
       else known->push_back(n);
     }
-    keep_first(all_at_once(parents.size(), [&](size_t i) {
+    keep_first(all_in_parallel(parents.size(), [&](size_t i) {
       devices().enter(p->laters[parents[i].front()].parent->traits().place);
       Result first_of_it = kSuccess;
       for (const size_t n : parents[i]) try {

@@ -40,7 +40,7 @@ void LaunchBatches::take(Operations operations) {
 
 LaunchBatches::~LaunchBatches() {
   if (stand_ins_.empty()) return;
-  const Moved moved(devices_);
+  const DeviceGuard guard(devices_);
   for (const StandIn &s : stand_ins_) {
     devices_.enter(s.place);
     devices_.end_stream(s.ours);
@@ -59,7 +59,7 @@ Outcome LaunchBatches::check(bool last) {
   kept_ = last && batches_.size() == 1;
   if (batches_.empty()) return {};
   if (kept_) return recorded_.record(batches_[0]);
-  const Moved moved(devices_);
+  const DeviceGuard guard(devices_);
   for (const Operations &batch : batches_) {
     devices_.enter(batch.front().first->traits().place);
     OperationGroup given_up;
@@ -73,7 +73,7 @@ std::vector<Result> LaunchBatches::launch(const std::function<Result(const Outco
   if (kept_) return {told(recorded_.launch())};
   if (batches_.size() == 1) return {told(run_group(batches_[0]))};
   if (const Outcome o = stand_in(); !o.ok()) return {told(o)};
-  std::vector<Result> results = at_once(
+  std::vector<Result> results = in_parallel(
       door_, batches_.size(),
       [&](size_t n) {
         devices_.enter(batches_[n].front().first->traits().place);
@@ -88,7 +88,7 @@ Outcome LaunchBatches::stand_in() {
   const auto named_by_thread = [&](const auto &one) { return devices_.of_thread(one.second.stream); };
   const auto some = [&](const Operations &batch) { return std::any_of(batch.begin(), batch.end(), named_by_thread); };
   if (std::none_of(batches_.begin(), batches_.end(), some)) return {};
-  const Moved moved(devices_);
+  const DeviceGuard guard(devices_);
   for (Operations &batch : batches_)
     for (auto &[comm, operation] : batch) {
       if (!devices_.of_thread(operation.stream)) continue;
@@ -109,7 +109,7 @@ Outcome LaunchBatches::stand_in() {
 
 Outcome LaunchBatches::stand_back() {
   if (stand_ins_.empty()) return {};
-  const Moved moved(devices_);
+  const DeviceGuard guard(devices_);
   Outcome first;
   for (const StandIn &s : stand_ins_) {
     devices_.enter(s.place);

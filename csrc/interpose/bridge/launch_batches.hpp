@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "at_once.hpp"
+#include "in_parallel.hpp"
 #include "comm.hpp"
 
 namespace isthmus::bridge {
@@ -34,7 +34,7 @@ class LaunchBatches {
   // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check. Then what
   // was recorded of a single batch is kept for launch(), and not recorded again.
   Outcome check(bool last);
-  // Begins the operations. `told` makes a vendor's number of what became of each batch; `thrown` as in at_once().
+  // Begins the operations. `told` makes a vendor's number of what became of each batch; `thrown` as in in_parallel().
   std::vector<interpose::Result> launch(const std::function<interpose::Result(const Outcome &)> &told,
                                         interpose::Result (*thrown)(const std::exception &) noexcept);
 

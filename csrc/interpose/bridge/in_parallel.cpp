@@ -1,4 +1,4 @@
-#include "at_once.hpp"
+#include "in_parallel.hpp"
 
 #include <algorithm>
 #include <future>
@@ -8,8 +8,8 @@ namespace isthmus::bridge {
 
 using interpose::Result;
 
-std::vector<Result> at_once(const interpose::FrontDoor &door, size_t count, const std::function<Result(size_t)> &act,
-                            Result (*thrown)(const std::exception &) noexcept) {
+std::vector<Result> in_parallel(const interpose::FrontDoor &door, size_t count, const std::function<Result(size_t)> &act,
+                                Result (*thrown)(const std::exception &) noexcept) {
   std::vector<Result> results(count);
   const auto guarded = [&](size_t i) noexcept {
     try {

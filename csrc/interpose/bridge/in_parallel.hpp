@@ -19,9 +19,9 @@ namespace isthmus::bridge {
 
 // Each on a thread of its own, or one alone on this thread: what became of each. Where there are not enough threads none of them begins, and
 // that is what all have become, as `thrown` says it.
-std::vector<interpose::Result> at_once(const interpose::FrontDoor &door, size_t count,
-                                       const std::function<interpose::Result(size_t)> &act,
-                                       interpose::Result (*thrown)(const std::exception &) noexcept);
+std::vector<interpose::Result> in_parallel(const interpose::FrontDoor &door, size_t count,
+                                           const std::function<interpose::Result(size_t)> &act,
+                                           interpose::Result (*thrown)(const std::exception &) noexcept);
 
 // What to say where the real library's part is on its way, and ours, which is all of these, is not.
 std::string text_of_half(const interpose::FrontDoor &door, std::span<const Operations> ours);
