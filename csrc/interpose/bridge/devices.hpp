@@ -27,9 +27,8 @@ class Devices {
   // Whether this handle means another stream on each thread (CUDA's and HIP's per-thread default stream).
   virtual bool of_thread(void *) const noexcept { return false; }
   // The rest is called only where there is such a handle.
-  virtual Outcome make_stream(void **) {
-    return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"};
-  }  // on the current device
+  // A stream of the bridge's own, on the current device.
+  virtual Outcome make_stream(void **) { return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"}; }
   // What `behind` is given from now on waits for what `ahead` holds now.
   virtual Outcome order(void * /*ahead*/, void * /*behind*/) {
     return {ISTHMUS_ERR_INTERNAL, "there is no need for an order"};

@@ -1,118 +1,97 @@
-// The face of NCCL and RCCL: their numbers, their groups, their ways of making communicators. What its files share.
+// The face of NCCL and RCCL: their numbers, and their ways of making communicators. What the files of this face share.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "abi.hpp"
-#include "census.hpp"
-#include "comm.hpp"
 #include "calls_nccl.hpp"
+#include "config.hpp"
+#include "group.hpp"
 #include "target.hpp"
 
 namespace isthmus::bridge::nccl {
 
 using interpose::Config;
-using interpose::FrontDoor;
-using interpose::Result;
 using interpose::UniqueId;
 using Handle = interpose::Comm;
 
 constexpr uint32_t kConfigMagic = 0xcafebeef;  // of the vendors' structures
 
-const FrontDoor &door() noexcept;
-Devices &devices();
-
-// A function of the real library; null: it has none of that name.
+Face &face();
+// Functions of the face, by short names.
 template <class Function>
 Function *real(const char *name) {
-  return reinterpret_cast<Function *>(door().look_up(name));
+  return face().real<Function>(name);
 }
-Result lacks(const char *name);  // it has none
+template <class Function, class... Arguments>
+Result call_real(const char *name, Arguments... arguments) {
+  return face().call_real<Function>(name, arguments...);
+}
+inline const FrontDoor &door() { return face().door(); }
+inline Devices &devices() { return face().devices(); }
+inline bool in_group() { return face().in_group(); }
+inline Result note(Result r) { return face().note(r); }
+inline Result failed(const char *call, const Outcome &o) { return face().failed(call, o); }
+inline Result refused(Result code, const char *call, const std::string &text) { return face().refused(code, call, text); }
+template <auto Function>
+using Guarded = GuardedCall<&face, Function>;
 
-enum class Level { Info = 2, Warn = 3 };
-void say(Level level, const std::string &text);
-const char *keep(const std::string &text);         // for good
-Result failed(const char *call, const Outcome &);  // its number; the text is ncclGetLastError's now. Ok: success
-Result refused(Result code, const char *call, const std::string &text);
-Result thrown(const std::exception &) noexcept;  // by the standard library: no memory, no thread. Noted
-Result no_handle(const char *call);              // there are too many
-Result aborted(const char *call);                // by the program, before its group ended
+const char *keep(const std::string &text);  // for good
+Result no_comm(const char *call);           // the communicator has ended
+Result no_handle(const char *call);         // there are too many
+Result aborted(const char *call);           // by the program, before its group ended
+// An element of this type at `p`: as an integer of the type's width, and as a number where the type is a float.
+uint64_t bits_of(isthmus_dtype type, const void *p);
+double number_at(isthmus_dtype type, const void *p);
+// Where the factor of a sum lies on the device, reads it: as it is when the stream comes to the operation. Waits for the stream.
+Outcome read_factor(const Comm &comm, Operation &operation);
+
+// NCCL's numbers of types and reductions, in their order.
+constexpr isthmus_dtype kTypes[] = {ISTHMUS_INT8,    ISTHMUS_UINT8,    ISTHMUS_INT32,         ISTHMUS_UINT32,
+                                    ISTHMUS_INT64,   ISTHMUS_UINT64,   ISTHMUS_FLOAT16,       ISTHMUS_FLOAT32,
+                                    ISTHMUS_FLOAT64, ISTHMUS_BFLOAT16, ISTHMUS_FLOAT8_E4M3FN, ISTHMUS_FLOAT8_E5M2};
+constexpr isthmus_redop kOps[] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN, ISTHMUS_AVG};
+constexpr int kTypeCount = 12, kOpCount = 5;
 
 // What a program asked for when it made a communicator.
-struct Asked {
+struct CommRequest {
   bool blocking = true;
   std::string name;
 };
-// A copy of a configuration that lives as long as it is needed: the caller's bytes, and the texts that it points to.
+bool read(const Config *config, CommRequest &request);  // false: it is no configuration
+
+// A copy of a configuration with the texts that it points to.
 class KeptConfig {
  public:
   explicit KeptConfig(const Config *config);
-  Config *get() noexcept { return bytes_.empty() ? nullptr : reinterpret_cast<Config *>(bytes_.data()); }
+  Config *get() noexcept { return reinterpret_cast<Config *>(copy_.data()); }
 
  private:
-  std::vector<unsigned long long> bytes_;
+  ConfigCopy copy_;
   std::string texts_[2];
 };
-bool read(const Config *config, Asked &asked);  // false: it is none
 
 using TargetPtr = std::shared_ptr<Target>;
-// One rank that is on its way into a communicator, inside of a group or not.
-struct Init {
-  const char *call = "";
-  TargetPtr target;
-  Asked asked;
-  std::shared_ptr<KeptConfig> config;
-  Place place;
-  std::function<Result(Handle *)> real;  // makes the call of the real library as the program made it
-  std::vector<isthmus_ticket> others;    // of meetings that nobody will come to
-  Arrival arrival;
-  CommPtr comm;  // where it spans
-  bool begun = false;
-};
-Result begin(std::unique_ptr<Init> init);
-
-// What was called between the outermost GroupStart and its GroupEnd and waits for that.
-struct Pending {
-  std::vector<std::unique_ptr<Init>> inits;
-  Operations operations;
-  struct Later {
-    CommPtr parent;
-    std::function<Result()> act;  // collective over that; on a thread that works where the parent does
-  };
-  std::vector<Later> laters;
-  Result failure = interpose::kSuccess;
-  const char *why = nullptr;  // the text of that
-};
-bool in_group() noexcept;
-Pending &pending();                // of this thread's group
-bool failure(Result r);            // and not an operation in progress
-Result note(Result r);             // the first failure inside a group is the group's
-void tell_again(const char *why);  // likewise, when the real library has had a failure since; null: nothing
-const char *last_told() noexcept;  // the newest text, of any thread's failure
-// What is still to be found out before an operation can begin.
-Outcome resolve(const Comm &comm, Operation &operation);
-// Now, or when the group ends. What is collective over one communicator is done in the order of the calls.
-Result act_or_defer(const CommPtr &parent, std::function<Result()> act);
 
 // ---- the functions -----------------------------------------------------------------------------------------------------------------
 Result get_unique_id(UniqueId *id);
 Result init_all(Handle *out, int count, const int *devices);
 Result init_rank(Handle *out, int size, UniqueId id, int rank);
 Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *config);
-// The library's call: a null configuration is none.
-Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
-// With that name in errors and records.
-Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id, Config *config);
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
+// The real library's init; a null configuration is none.
+Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
+// An init that errors and records call by the name `call`.
+Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);
 Result shrink(Handle comm, int *excluded, int count, Handle *out, Config *config, int flags);
-Result group_end();
-void group_forget();
+Result create_premul_sum(interpose::Op *op, void *scalar, interpose::Type type, int residence, Handle comm);
+Result destroy_op(interpose::Op op, Handle comm);
+void add_collectives(interpose::Calls &calls);
 
 }  // namespace isthmus::bridge::nccl

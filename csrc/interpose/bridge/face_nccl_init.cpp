@@ -1,167 +1,192 @@
-// How communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
+// How NCCL's and RCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or
+// Isthmus.
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
-#include "in_parallel.hpp"
 #include "face_nccl.hpp"
 #include "handles.hpp"
-#include "launch_batches.hpp"
 
 namespace isthmus::bridge::nccl {
 namespace {
 
 using interpose::ConfigHead;
 using interpose::kInProgress;
-using interpose::kInvalidArgument;
 using interpose::kSuccess;
-using interpose::kSystemError;
 
 constexpr uint32_t kNamesSince = 22700;
-constexpr size_t kMostConfig = 4096;
+constexpr size_t kMaxConfig = 4096;
 
-void tell(const Init &i) {
-  const Finding found = finding(i.call, door().name, i.arrival);
-  if (!found.text.empty()) say(found.doubtful ? Level::Warn : Level::Info, found.text);
+class NcclInit final : public Init {
+ public:
+  NcclInit(const char *name_of_call, TargetPtr target) : Init(face(), name_of_call), target_(std::move(target)) {}
+  // In a group the steps wait for the group's end. An init that does not block makes them on a thread of its own.
+  Result begin();
+
+  Result arrive() override;
+  Result make_real() override;
+  Result open() override;
+  Result start() override { return blocking ? build() : apart(&NcclInit::build); }
+  Result not_started(const std::string &why) override;
+  Result promise() override { return target_->promise(place, blocking, full_name()) ? kSuccess : no_handle(call); }
+  bool given_up() const override { return target_->given_up(); }
+  void clear() noexcept override { target_->clear(); }
+
+  bool blocking = true;
+  std::shared_ptr<KeptConfig> config;
+  std::function<Result(Handle *)> real_init;  // makes the call of the real library as the program made it
+  std::vector<isthmus_ticket> others;         // of the meetings of further ids that this rank ends
+
+ private:
+  Result build();
+  Result all_steps();
+  Result made_by_real();
+  Result none(Outcome why);
+  Result apart(Result (NcclInit::*act)());
+
+  const TargetPtr target_;
+  CommPtr comm_;  // where it spans
+};
+
+Result NcclInit::begin() {
+  if (in_group()) return defer();
+  if (blocking || target_->promised()) return make();
+  target_->clear();
+  if (const Outcome o = devices().current(place); !o.ok()) return failed(call, o);
+  if (const Result r = open()) return r;
+  return apart(&NcclInit::all_steps);
 }
 
-// Gives the program its handle; what becomes of it follows.
-Result open(Init &i) {
-  const Arrival &a = i.arrival;
-  const std::string name = i.asked.name.empty() ? name_of(a.tail.ticket) : i.asked.name;
-  i.comm = std::make_shared<Comm>(
-      Traits{a.rank, a.world, i.place, i.asked.blocking, name, LocalRanks::of(name_of(a.tail.ticket)), i.config});
-  const bool given_up = i.target->given_up();
-  if (i.target->put(i.comm)) return kSuccess;
-  i.comm->abort();
-  return given_up ? aborted(i.call) : no_handle(i.call);
-}
-
-// What is the vendor's business is done; the rest on this thread.
-Result build(Init &i) {
-  Outcome o;
-  try {
-    o = i.comm->init(i.arrival.meeting, settings_of(door(), i.place));
-  } catch (const std::exception &e) {
-    o = {ISTHMUS_ERR_SYSTEM, e.what()};
-    i.comm->fail(o);  // whoever destroys it waits for this
-  }
-  isthmus_meeting_leave(i.arrival.meeting);
-  i.arrival.meeting = nullptr;
-  if (o.ok()) return kSuccess;
-  const Result r = failed(i.call, o);
-  if (i.asked.blocking) i.target->withdraw();
-  else say(Level::Warn, std::string(i.call) + ": " + o.text);
-  return r;
-}
-
-// It will not be: nobody waits for it any more, and the program has no handle.
-Result not_begun(Init &i, const std::string &why) {
-  i.comm->fail({ISTHMUS_ERR_RESOURCE, "no thread to make the communicator: " + why});
-  const Result r = failed(i.call, i.comm->status());
-  i.target->withdraw();
-  return r;
-}
-
-template <class Act>
-Result apart(const std::shared_ptr<Init> &i, Act act) {
-  try {
-    std::thread([i, act] {
-      ++door().thread()->inside;
-      try {
-        act(*i);
-      } catch (const std::exception &e) { thrown(e); }
-    }).detach();
-  } catch (const std::exception &e) { return not_begun(*i, e.what()); }
-  return kInProgress;
-}
-
-Result start(const std::shared_ptr<Init> &i) { return i->asked.blocking ? build(*i) : apart(i, build); }
-
-// The real library's call. Where it writes the handle: the program's variable, or behind what the program was promised.
-Result make_real(Init &i) {
-  Handle *out = i.target->vendors();
-  return out ? i.real(out) : aborted(i.call);
-}
-
-Result arrive(Init &i) {
-  if (i.target->given_up()) return aborted(i.call);
-  meet(i.arrival);
-  end_meetings(i.others, [&](bool doubtful, const std::string &text) {
-    say(doubtful ? Level::Warn : Level::Info, std::string(i.call) + ": " + text);
-  });
+Result NcclInit::arrive() {
+  if (given_up()) return aborted(call);
+  meet(arrival);
+  end_meetings(others);
   return kSuccess;
 }
 
-// Of an init that does not block: the census and what follows, on a thread of its own. The program has a handle, and asks for its state.
-void carry_on(Init &i) {
-  arrive(i);
-  tell(i);
-  if (i.arrival.verdict == Verdict::Spans) {
-    build(i);
-    return;
+// The real library writes the handle to the program's variable, or behind the handle that the program was promised.
+Result NcclInit::make_real() {
+  Handle *out = target_->vendors();
+  return out ? real_init(out) : aborted(call);
+}
+
+// Gives the program its handle; the communicator behind it follows.
+Result NcclInit::open() {
+  comm_ = std::make_shared<Comm>(Traits{arrival.rank, arrival.world, place, blocking, full_name(),
+                                        LocalRanks::of(name_of(arrival.tail.ticket)), config});
+  const bool was_given_up = given_up();
+  if (target_->put(comm_)) return kSuccess;
+  comm_->abort();
+  return was_given_up ? aborted(call) : no_handle(call);
+}
+
+Result NcclInit::build() {
+  Outcome o;
+  try {
+    o = comm_->init(arrival.meeting, settings_of(door(), place));
+  } catch (const std::exception &e) {
+    o = {ISTHMUS_ERR_SYSTEM, e.what()};
+    comm_->fail(o);  // a thread that destroys the communicator waits for this
   }
-  const auto none = [&](Outcome why) {
-    say(Level::Warn, std::string(i.call) + ": " + why.text);
-    i.comm->fail(std::move(why));
-  };
-  if (i.arrival.verdict == Verdict::Failed) return none(i.arrival.outcome);
-  const Outcome given_up{ISTHMUS_ERR_ABORTED, "the program gave the communicator up while its ranks met"};
-  void *const handle = i.target->handle();
-  if (find(handle) != i.comm) return none(given_up);
+  isthmus_meeting_leave(arrival.meeting);
+  arrival.meeting = nullptr;
+  if (o.ok()) return kSuccess;
+  const Result r = failed(call, o);
+  if (blocking) target_->withdraw();
+  else face().say(Level::Warn, std::string(call) + ": " + o.text);
+  return r;
+}
+
+// Nobody waits for the communicator any more, and the program has no handle.
+Result NcclInit::not_started(const std::string &why) {
+  comm_->fail({ISTHMUS_ERR_RESOURCE, "no thread to make the communicator: " + why});
+  const Result r = failed(call, comm_->status());
+  target_->withdraw();
+  return r;
+}
+
+Result NcclInit::apart(Result (NcclInit::*act)()) {
+  try {
+    std::thread([this, act, self = shared_from_this()] {
+      ++door().thread()->inside;
+      try {
+        (this->*act)();
+      } catch (const std::exception &e) { face().thrown(e); }
+    }).detach();
+  } catch (const std::exception &e) { return not_started(e.what()); }
+  return kInProgress;
+}
+
+// Of an init that does not block, on its own thread. The program has a handle already, and asks for its state.
+Result NcclInit::all_steps() {
+  if (const Result r = arrive(); r != kSuccess) return r;
+  tell();
+  if (arrival.verdict == Verdict::Spans) return build();
+  return arrival.verdict == Verdict::Failed ? none(arrival.outcome) : made_by_real();
+}
+
+// The handle that the program has becomes another name of the real library's communicator.
+Result NcclInit::made_by_real() {
+  const Outcome gone{ISTHMUS_ERR_ABORTED, "the program gave the communicator up while its ranks met"};
+  void *const handle = target_->handle();
+  if (find(handle) != comm_) return none(gone);
   const DeviceGuard guard(devices());
-  devices().enter(i.place);
+  devices().enter(place);
   Handle theirs = nullptr;
-  const Result r = i.real(&theirs);
-  if (failure(r) || !theirs) {
+  const Result r = real_init(&theirs);
+  if (face().failure(r) || !theirs) {
     auto *why = real<const char *(Handle)>("ncclGetLastError");
     const char *text = why ? why(nullptr) : nullptr;
     return none({ISTHMUS_ERR_SYSTEM, std::string(door().name) + " did not make the communicator (" + std::to_string(r) +
                                          ")" + (text && *text ? std::string(": ") + text : std::string())});
   }
-  if (become_alias(handle, i.comm, theirs)) return i.comm->pass_on();
+  if (become_alias(handle, comm_, theirs)) {
+    comm_->pass_on();
+    return kSuccess;
+  }
   if (auto *end = real<Result(Handle)>("ncclCommAbort")) end(theirs);
-  none(given_up);
+  return none(gone);
+}
+
+// There will be no communicator: its state says why.
+Result NcclInit::none(Outcome why) {
+  face().say(Level::Warn, std::string(call) + ": " + why.text);
+  const Result r = face().number_of(why.code);
+  comm_->fail(std::move(why));
+  return r;
 }
 
 }  // namespace
 
 // ---- configurations ----------------------------------------------------------------------------------------------------------------
 
-bool read(const Config *config, Asked &asked) {
-  asked = {};
+bool read(const Config *config, CommRequest &request) {
+  request = {};
   if (!config) return true;
-  size_t size = 0;
-  std::memcpy(&size, config, sizeof size);
-  if (size < offsetof(ConfigHead, blocking) || size > kMostConfig) return false;
+  const size_t size = size_of_config(config);
+  if (size < offsetof(ConfigHead, blocking) || size > kMaxConfig) return false;
   ConfigHead c{};
   c.blocking = INT_MIN;
-  std::memcpy(&c, config, std::min(size, sizeof c));
+  c = read_head(config, c);
   if (c.magic != kConfigMagic) return false;
   if (c.blocking != INT_MIN && c.blocking != 0 && c.blocking != 1) return false;
-  asked.blocking = c.blocking != 0;
-  if (size >= sizeof c && c.version >= kNamesSince && c.commName) asked.name = c.commName;
+  request.blocking = c.blocking != 0;
+  if (size >= sizeof c && c.version >= kNamesSince && c.commName) request.name = c.commName;
   return true;
 }
 
-KeptConfig::KeptConfig(const Config *config) {
-  if (!config) return;
-  size_t size = 0;
-  std::memcpy(&size, config, sizeof size);
-  bytes_.resize((size + sizeof bytes_[0] - 1) / sizeof bytes_[0]);
-  auto *at = reinterpret_cast<unsigned char *>(bytes_.data());
-  std::memcpy(at, config, size);
+KeptConfig::KeptConfig(const Config *config) : copy_(config) {
   const size_t places[] = {offsetof(ConfigHead, netName), offsetof(ConfigHead, commName)};
   for (int i = 0; i < 2; ++i) {
     const char *text = nullptr;
-    if (size < places[i] + sizeof text) continue;
-    std::memcpy(&text, at + places[i], sizeof text);
+    if (!copy_.holds(places[i], sizeof text)) continue;
+    std::memcpy(&text, copy_.data() + places[i], sizeof text);
     if (!text) continue;
     texts_[i] = text;
     text = texts_[i].c_str();
-    std::memcpy(at + places[i], &text, sizeof text);
+    std::memcpy(copy_.data() + places[i], &text, sizeof text);
   }
 }
 
@@ -169,53 +194,24 @@ KeptConfig::KeptConfig(const Config *config) {
 
 Result get_unique_id(UniqueId *id) {
   auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
-  if (!f) return lacks("ncclGetUniqueId");
+  if (!f) return face().lacks("ncclGetUniqueId");
   if (!id) return f(id);
-  UniqueId made{};  // up to NCCL 2.22 what lies behind the library's own part stays as it was
+  UniqueId made{};  // up to NCCL 2.22 the library leaves the bytes behind its own part as they were
   if (const Result r = f(&made)) return r;
   *id = made;
-  // Where NCCL_COMM_ID says where the ranks meet, each makes the id for itself, and they must be alike.
+  // NCCL_COMM_ID says where the ranks meet. Then each rank makes the id for itself, and the ids must be alike.
   if (std::getenv("NCCL_COMM_ID")) return kSuccess;
   isthmus_ticket ticket;
   std::string why;
   if (!has_room(made.bytes)) why = std::string("it leaves no room for it in ") + door().path;
   else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
   if (why.empty()) write_tail(id->bytes, door().family, ticket);
-  else say(Level::Warn, "the unique id has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
+  else
+    face().say(Level::Warn, "the unique id has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
   return kSuccess;
 }
 
 // ---- init --------------------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-Result begin_apart(const std::shared_ptr<Init> &i) {
-  i->target->clear();
-  if (const Outcome o = devices().current(i->place); !o.ok()) return failed(i->call, o);
-  if (const Result r = open(*i)) return r;
-  return apart(i, carry_on);
-}
-
-}  // namespace
-
-Result begin(std::unique_ptr<Init> i) {
-  if (in_group()) {
-    if (const Outcome o = devices().current(i->place); !o.ok()) return note(failed(i->call, o));
-    const std::string name = i->asked.name.empty() ? name_of(i->arrival.tail.ticket) : i->asked.name;
-    if (!i->target->promise(i->place, i->asked.blocking, name)) return note(no_handle(i->call));
-    pending().inits.push_back(std::move(i));
-    return kSuccess;
-  }
-  if (!i->asked.blocking && !i->target->promised()) return begin_apart(std::move(i));
-  if (const Result r = arrive(*i)) return r;
-  tell(*i);
-  if (i->arrival.verdict == Verdict::Vendor) return make_real(*i);
-  i->target->clear();
-  if (i->arrival.verdict == Verdict::Failed) return failed(i->call, i->arrival.outcome);
-  if (const Outcome o = devices().current(i->place); !o.ok()) return failed(i->call, o);
-  if (const Result r = open(*i)) return r;
-  return start(std::move(i));
-}
 
 namespace {
 
@@ -227,51 +223,52 @@ std::vector<Tail> tails_of(std::span<const UniqueId> ids) {
 }
 
 using RealInit = std::function<Result(Handle *, Config *)>;
-// `real` is called with the configuration that it is given, the program's or a copy. The first id is that of the census.
+// `real_init` is called with the configuration that it is given: the program's, or a copy. The census is held with the first id.
 Result init(const char *call, Handle *out, int size, std::span<const UniqueId> ids, int rank, const Config *config,
-            const RealInit &real, TargetPtr target = nullptr) {
-  auto i = std::make_unique<Init>();
-  if (!out)
-    tell_again(keep(std::string(call) + ": the address for the communicator is NULL"));  // NCCL says less, or nothing
-  // Of what is wrong the real library tells.
-  if (!out || ids.empty() || size < 1 || rank < 0 || rank >= size || !read_tail(ids[0].bytes, i->arrival.tail) ||
-      !read(config, i->asked))
-    return real(out, const_cast<Config *>(config));
-  i->call = call;
-  i->target = target ? std::move(target) : std::make_shared<Target>(out);
+            const RealInit &real_init, TargetPtr target = nullptr) {
+  CommRequest request;
+  Tail tail{};
+  // NCCL tells less of this, or nothing.
+  if (!out) face().tell(std::string(call) + ": the address for the communicator is NULL");
+  // Of what else is wrong the real library tells.
+  if (!out || ids.empty() || size < 1 || rank < 0 || rank >= size || !read_tail(ids[0].bytes, tail) ||
+      !read(config, request))
+    return real_init(out, const_cast<Config *>(config));
+  const auto i = std::make_shared<NcclInit>(call, target ? std::move(target) : std::make_shared<Target>(out));
+  i->name = request.name;
+  i->blocking = request.blocking;
   i->others = share_of(tails_of(ids), static_cast<size_t>(rank), static_cast<size_t>(size));
+  i->arrival.tail = tail;
   i->arrival.mine = record_of(door().family, door().version);
   i->arrival.rank = rank;
   i->arrival.world = size;
   i->config = std::make_shared<KeptConfig>(config);
-  if (in_group() || !i->asked.blocking) i->real = [real, kept = i->config](Handle *to) { return real(to, kept->get()); };
-  else i->real = [&real, config](Handle *to) { return real(to, const_cast<Config *>(config)); };
-  return begin(std::move(i));
+  // Where the call is made later, the program's configuration may be gone by then.
+  if (in_group() || !i->blocking)
+    i->real_init = [real_init, kept = i->config](Handle *to) { return real_init(to, kept->get()); };
+  else i->real_init = [&real_init, config](Handle *to) { return real_init(to, const_cast<Config *>(config)); };
+  return i->begin();
 }
-
-}  // namespace
-
-Result init_all(Handle *out, int count, const int *devices) {  // of one process, so of one vendor
-  auto *f = real<Result(Handle *, int, const int *)>("ncclCommInitAll");
-  return f ? f(out, count, devices) : lacks("ncclCommInitAll");
-}
-
-Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config) {
-  if (config) {
-    auto *f = real<Result(Handle *, int, UniqueId, int, Config *)>("ncclCommInitRankConfig");
-    return f ? f(out, size, id, rank, config) : lacks("ncclCommInitRankConfig");
-  }
-  auto *f = real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank");
-  return f ? f(out, size, id, rank) : lacks("ncclCommInitRank");
-}
-
-namespace {
 
 RealInit plain(int size, const UniqueId &id, int rank) {
   return [=](Handle *out, Config *c) { return init_real(out, size, id, rank, c); };
 }
 
+Result init_real_config(Handle *out, int size, const UniqueId &id, int rank, Config *config) {
+  return call_real<Result(Handle *, int, UniqueId, int, Config *)>("ncclCommInitRankConfig", out, size, id, rank, config);
+}
+
 }  // namespace
+
+// All ranks are in one process, so of one vendor.
+Result init_all(Handle *out, int count, const int *devices) {
+  return call_real<Result(Handle *, int, const int *)>("ncclCommInitAll", out, count, devices);
+}
+
+Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config) {
+  if (config) return init_real_config(out, size, id, rank, config);
+  return call_real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank", out, size, id, rank);
+}
 
 Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config) {
   return init(call, target->variable(), size, {&id, 1}, rank, config, plain(size, id, rank), target);
@@ -282,177 +279,25 @@ Result init_rank(Handle *out, int size, UniqueId id, int rank) {
 }
 
 Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *config) {
-  return init("ncclCommInitRankConfig", out, size, {&id, 1}, rank, config, [=](Handle *to, Config *c) {
-    auto *f = real<Result(Handle *, int, UniqueId, int, Config *)>("ncclCommInitRankConfig");
-    return f ? f(to, size, id, rank, c) : lacks("ncclCommInitRankConfig");
-  });
+  return init("ncclCommInitRankConfig", out, size, {&id, 1}, rank, config,
+              [=](Handle *to, Config *c) { return init_real_config(to, size, id, rank, c); });
 }
 
 Result init_rank_scalable(Handle *out, int size, int rank, int count, UniqueId *ids, Config *config) {
+  constexpr const char *kCall = "ncclCommInitRankScalable";
   const auto kept = std::make_shared<std::vector<UniqueId>>();
   if (ids && count > 0) kept->assign(ids, ids + count);
-  return init("ncclCommInitRankScalable", out, size, *kept, rank, config, [=](Handle *to, Config *c) {
-    auto *f = real<Result(Handle *, int, int, int, UniqueId *, Config *)>("ncclCommInitRankScalable");
-    return f ? f(to, size, rank, count, kept->empty() ? ids : kept->data(), c) : lacks("ncclCommInitRankScalable");
+  return init(kCall, out, size, *kept, rank, config, [=](Handle *to, Config *c) {
+    UniqueId *all = kept->empty() ? ids : kept->data();
+    return call_real<Result(Handle *, int, int, int, UniqueId *, Config *)>(kCall, to, size, rank, count, all, c);
   });
 }
 
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number) {
-  return init("ncclCommInitRankMulti", out, size, {&id, 1}, rank, nullptr, [=](Handle *to, Config *) {
-    auto *f = real<Result(Handle *, int, UniqueId, int, int)>("ncclCommInitRankMulti");
-    return f ? f(to, size, id, rank, number) : lacks("ncclCommInitRankMulti");
+  constexpr const char *kCall = "ncclCommInitRankMulti";
+  return init(kCall, out, size, {&id, 1}, rank, nullptr, [=](Handle *to, Config *) {
+    return call_real<Result(Handle *, int, UniqueId, int, int)>(kCall, to, size, id, rank, number);
   });
-}
-
-// ---- groups ------------------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-Result worse(Result first, Result next) {
-  return first == kSuccess || (first == kInProgress && next != kSuccess) ? next : first;
-}
-
-// The first failure.
-Result worst(const std::vector<Result> &results) {
-  Result first = kSuccess;
-  for (const Result r : results) first = worse(first, r);
-  return first;
-}
-Result all_in_parallel(size_t count, const std::function<Result(size_t)> &act) {
-  return worst(in_parallel(door(), count, act, thrown));
-}
-
-// The real library's group then ends as where one of its own calls fails in it, so nothing of it is launched: for that it gets such a call.
-// RCCL looks into a communicator before it looks whether it is one.
-void spoil() {
-  constexpr int kFloat = 7, kSum = 0;
-  if (std::strcmp(door().family, "rccl") == 0) {
-    Handle none = nullptr;
-    if (auto *f = real<Result(Handle *, int, UniqueId, int)>("ncclCommInitRank")) f(&none, 1, UniqueId{}, 1);
-  } else if (auto *f = real<Result(const void *, void *, size_t, int, int, Handle, void *)>("ncclAllReduce")) {
-    f(nullptr, nullptr, 0, kFloat, kSum, nullptr, nullptr);
-  }
-}
-
-}  // namespace
-
-void group_forget() { delete static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr)); }
-
-namespace {
-
-Result end_group(Pending *p, LaunchBatches &batches, RealGroup &group) {
-  Result first = p->failure;
-  const char *why = p->why;
-  const auto keep_first = [&](Result r) {
-    if (const Result before = std::exchange(first, worse(first, r)); before != first) why = last_told();
-  };
-  // Where nothing has to be made before they can begin, operations are checked before the real library's are on their way.
-  const bool alone = p->inits.empty() && p->laters.empty();
-  if (first == kSuccess && alone) keep_first(failed("ncclGroupEnd", batches.check(true)));
-  if (first == kSuccess) keep_first(all_in_parallel(p->inits.size(), [&](size_t i) { return arrive(*p->inits[i]); }));
-  std::vector<std::shared_ptr<Init>> ours;
-  bool theirs = false;  // the failure
-  if (first == kSuccess && !p->inits.empty()) {
-    const DeviceGuard guard(devices());
-    for (auto &i : p->inits) {
-      tell(*i);
-      devices().enter(i->place);
-      if (i->arrival.verdict == Verdict::Vendor) {  // the real library's group is still open
-        const bool mine = i->target->given_up();
-        const Result r = make_real(*i);
-        theirs = theirs || (failure(r) && !mine);
-        keep_first(r);
-      } else if (i->arrival.verdict == Verdict::Failed) {
-        keep_first(failed(i->call, i->arrival.outcome));
-      } else {
-        ours.push_back(std::move(i));
-      }
-    }
-  }
-  if (failure(first)) {
-    if (!theirs) spoil();
-    const bool launched = !failure(group.end());
-    p->inits.clear();
-    if (launched) tell_again(keep((why ? why : "ncclGroupEnd") + batches.text_of_half()));
-    else if (!theirs) tell_again(why);
-    return first;
-  }
-  keep_first(group.end());
-  p->inits.clear();  // what is the vendor's has its handles now
-  // Nothing of ours begins before the real library's part is on its way, nor where that failed.
-  if (failure(first)) return first;
-  if (!ours.empty()) {
-    const DeviceGuard guard(devices());
-    std::vector<std::shared_ptr<Init>> opened;
-    for (auto &i : ours) {
-      if (const Result r = open(*i)) keep_first(r);
-      else opened.push_back(std::move(i));
-    }
-    keep_first(all_in_parallel(opened.size(), [&](size_t i) {
-      opened[i]->begun = true;
-      devices().enter(opened[i]->place);
-      return start(opened[i]);
-    }));
-    for (const auto &i : opened)
-      if (!i->begun) not_begun(*i, "there are not enough for all of the group");
-  }
-  if (!p->laters.empty()) {
-    const DeviceGuard guard(devices());
-    // Those of one communicator one after the other: on another rank's threads another one might come first.
-    std::vector<std::vector<size_t>> parents;
-    for (size_t n = 0; n < p->laters.size(); ++n) {
-      const auto same = [&](const auto &one) { return p->laters[one.front()].parent == p->laters[n].parent; };
-      const auto known = std::find_if(parents.begin(), parents.end(), same);
-      if (known == parents.end()) parents.push_back({n});
-      else known->push_back(n);
-    }
-    keep_first(all_in_parallel(parents.size(), [&](size_t i) {
-      devices().enter(p->laters[parents[i].front()].parent->traits().place);
-      Result first_of_it = kSuccess;
-      for (const size_t n : parents[i]) try {
-          first_of_it = worse(first_of_it, p->laters[n].act());
-        } catch (const std::exception &e) {
-          first_of_it = worse(first_of_it, thrown(e));
-        }  // the other ranks go on with the next
-      return first_of_it;
-    }));
-    p->laters.clear();
-  }
-  // What became of operations, when the rest of the group is on its way.
-  const auto half = [&](Outcome o) {
-    if (!o.ok()) o.text += batches.text_of_half();
-    return failed("ncclGroupEnd", o);
-  };
-  if (failure(first)) {
-    if (!batches.empty()) tell_again(keep((why ? why : "ncclGroupEnd") + batches.text_of_half()));
-    return first;
-  }
-  if (!alone)
-    if (Outcome ready = batches.check(true); !ready.ok()) return half(std::move(ready));
-  if (!batches.empty()) keep_first(worst(batches.launch(half, thrown)));
-  return first;
-}
-
-}  // namespace
-
-Result group_end() {
-  interpose::Thread &t = *door().thread();
-  const std::unique_ptr<Pending> p(static_cast<Pending *>(std::exchange(t.pending, nullptr)));
-  auto *end = real<Result()>("ncclGroupEnd");
-  if (!end) return lacks("ncclGroupEnd");
-  RealGroup group(end);
-  LaunchBatches batches(door(), devices(), resolve);
-  try {
-    batches.take(std::move(p->operations));
-    return end_group(p.get(), batches, group);
-  } catch (const std::exception &e) {
-    if (group.open()) spoil();
-    const bool launched = !failure(group.end());
-    const Result r = thrown(e);
-    p->inits.clear();
-    if (launched) tell_again(keep(last_told() + batches.text_of_half()));
-    return r;
-  }
 }
 
 }  // namespace isthmus::bridge::nccl

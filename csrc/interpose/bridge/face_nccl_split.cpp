@@ -46,7 +46,7 @@ std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *confi
 }
 
 Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
-                 const std::shared_ptr<KeptConfig> &config, const Asked &asked) {
+                 const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
   constexpr const char *kCall = "ncclCommSplit";
   const Traits &t = parent->traits();
   std::vector<Choice> all;
@@ -65,8 +65,7 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
   UniqueId id{};
   if (any_vendors) {
     if (vendors && rank == 0) {
-      auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
-      result = f ? f(&id) : lacks("ncclGetUniqueId");
+      result = call_real<Result(UniqueId *)>("ncclGetUniqueId", &id);
       if (result != kSuccess) id = {};
     }
     std::vector<UniqueId> ids;
@@ -74,14 +73,15 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
     if (vendors) id = ids[static_cast<size_t>(mine[0])];
   }
   isthmus_comm_t part = nullptr;
-  const std::string name = asked.name.empty() ? t.name + "/split" : asked.name;
+  const std::string name = request.name.empty() ? t.name + "/split" : request.name;
   if (any_spans) {
     const Outcome o = outcome(isthmus_comm_split(parent->get(), vendors ? -1 : color, key, name.c_str(), &part));
     if (!o.ok()) return failed(kCall, o);
   }
   if (mine.empty()) return kSuccess;
-  say(Level::Info, std::string(kCall) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine.size()) + ": " +
-                       (vendors ? door().name : "Isthmus") + (vendors ? " gets the part" : " carries the part"));
+  face().say(Level::Info, std::string(kCall) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine.size()) +
+                              ": " + (vendors ? door().name : "Isthmus") +
+                              (vendors ? " gets the part" : " carries the part"));
   if (vendors) {
     if (result != kSuccess) return result;
     constexpr UniqueId kNone{};
@@ -92,7 +92,7 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
   }
   const std::string ranks_key = t.local_ranks->key + "/" + std::to_string(number) + "/" + std::to_string(color);
   const auto comm = std::make_shared<Comm>(
-      Traits{rank, static_cast<int>(mine.size()), t.place, asked.blocking, name, LocalRanks::of(ranks_key), config});
+      Traits{rank, static_cast<int>(mine.size()), t.place, request.blocking, name, LocalRanks::of(ranks_key), config});
   comm->adopt(part);
   const bool given_up = target.given_up();
   if (target.put(comm)) return kSuccess;
@@ -103,6 +103,17 @@ Result split_now(const CommPtr &parent, int number, int color, int key, Target &
 // There is nothing that the program could ask again: the call is refused while its parent is being made.
 Result not_ready(const char *call, const Outcome &o) {
   return o.code == ISTHMUS_IN_PROGRESS ? refused(kInvalidArgument, call, o.text) : failed(call, o);
+}
+
+// Now, or when the group ends. Calls over one communicator are made in the order of the program.
+Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
+  if (in_group()) {
+    face().pending().deferred.push_back({parent, std::move(act)});
+    return kSuccess;
+  }
+  const DeviceGuard guard(devices());
+  devices().enter(parent->traits().place);
+  return act();
 }
 
 // What the program has when the call returns.
@@ -119,20 +130,20 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   constexpr const char *kCall = "ncclCommSplit";
   const CommPtr parent = bridge::find(handle);
   if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
-  Asked asked;
+  CommRequest request;
   if (!out || color < -1)
     return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
-  if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
-  if (!config) asked.blocking = parent->traits().blocking;
+  if (!read(config, request)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  if (!config) request.blocking = parent->traits().blocking;
   if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kCall, o));
   const auto kept = inherited(parent, config);
-  const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, asked.blocking);
+  const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, request.blocking);
   if (color < 0) *out = nullptr;
   else if (!target) return note(no_handle(kCall));
   const int number = parent->next_part();
   return act_or_defer(parent, [=] {
     Target none(out);
-    return split_now(parent, number, color, key, target ? *target : none, kept, asked);
+    return split_now(parent, number, color, key, target ? *target : none, kept, request);
   });
 }
 
@@ -148,8 +159,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
       return note(
           refused(kInvalidArgument, kCall,
                   "rank " + std::to_string(excluded[i]) + " is not in 0 to " + std::to_string(parent->traits().size - 1)));
-  Asked asked;
-  if (!read(config, asked)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+  CommRequest request;
+  if (!read(config, request)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
   if (flags != kDefault && flags != kAbort)
     return note(refused(kInvalidArgument, kCall,
                         "flags " + std::to_string(flags) + ": neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT"));
@@ -163,7 +174,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (mine == static_cast<int>(left.size()))
     return note(refused(kInvalidArgument, kCall, "this rank is among those that are excluded"));
   const auto kept = inherited(parent, config);
-  const TargetPtr target = target_of(parent, out, config ? asked.blocking : parent->traits().blocking);
+  const TargetPtr target = target_of(parent, out, config ? request.blocking : parent->traits().blocking);
   if (!target) return note(no_handle(kCall));
   if (flags == kAbort) isthmus_comm_abort(over, "ncclCommShrink with NCCL_SHRINK_ABORT");
   return act_or_defer(parent, [=] {

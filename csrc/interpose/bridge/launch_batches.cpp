@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace isthmus::bridge {
+#include "in_parallel.hpp"
 
-using interpose::Result;
+namespace isthmus::bridge {
 
 // Two communicators fit into one batch:
 // 1. where neither blocks, so that no call waits for the exchange; or
@@ -50,7 +50,7 @@ LaunchBatches::~LaunchBatches() {
 Outcome LaunchBatches::prepare() {
   for (Operations &batch : batches_)
     for (auto &[comm, operation] : batch)
-      if (Outcome o = prepare_one_(*comm, operation); !o.ok()) return o;
+      if (Outcome o = face_.prepare(*comm, operation); !o.ok()) return o;
   return {};
 }
 
@@ -68,18 +68,14 @@ Outcome LaunchBatches::check(bool last) {
   return {};
 }
 
-std::vector<Result> LaunchBatches::launch(const std::function<Result(const Outcome &)> &told,
-                                          Result (*thrown)(const std::exception &) noexcept) {
+std::vector<Result> LaunchBatches::launch(const std::function<Result(const Outcome &)> &told) {
   if (kept_) return {told(recorded_.launch())};
   if (batches_.size() == 1) return {told(run_group(batches_[0]))};
   if (const Outcome o = stand_in(); !o.ok()) return {told(o)};
-  std::vector<Result> results = in_parallel(
-      door_, batches_.size(),
-      [&](size_t n) {
-        devices_.enter(batches_[n].front().first->traits().place);
-        return told(run_group(batches_[n]));
-      },
-      thrown);
+  std::vector<Result> results = in_parallel(face_, batches_.size(), [&](size_t n) {
+    devices_.enter(batches_[n].front().first->traits().place);
+    return told(run_group(batches_[n]));
+  });
   if (const Outcome o = stand_back(); !o.ok()) results.push_back(told(o));
   return results;
 }
@@ -116,6 +112,19 @@ Outcome LaunchBatches::stand_back() {
     if (Outcome o = devices_.order(s.ours, s.theirs); first.ok()) first = std::move(o);
   }
   return first;
+}
+
+std::string LaunchBatches::text_of_half() const {
+  std::vector<std::string> names;
+  for (const Operations &batch : batches_)
+    for (const auto &[comm, operation] : batch) {
+      const std::string name = "'" + comm->traits().name + "'";
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  std::string text = " (of the group nothing was launched on ";
+  for (const std::string &name : names) text += (&name == &names.front() ? "" : ", ") + name;
+  if (names.empty()) text += "communicators that span vendors";
+  return text + "; what it has on communicators of " + face_.door().name + "'s own was)";
 }
 
 }  // namespace isthmus::bridge

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "in_parallel.hpp"
 #include "comm.hpp"
+#include "face.hpp"
 
 namespace isthmus::bridge {
 
@@ -17,26 +17,22 @@ namespace isthmus::bridge {
 // - Where all streams wait for the host, there is one batch, and the calling thread launches it.
 class LaunchBatches {
  public:
-  using Prepare = Outcome (*)(const Comm &, Operation &);
-
-  // `prepare_one` does what an operation still needs before it can begin.
-  LaunchBatches(const interpose::FrontDoor &door, Devices &devices, Prepare prepare_one)
-      : door_(door), devices_(devices), prepare_one_(prepare_one) {}
+  explicit LaunchBatches(Face &face) : face_(face), devices_(face.devices()) {}
   ~LaunchBatches();
   LaunchBatches(const LaunchBatches &) = delete;
   LaunchBatches &operator=(const LaunchBatches &) = delete;
 
   void take(Operations operations);  // of communicators that are ready
   bool empty() const noexcept { return batches_.empty(); }
-  std::string text_of_half() const { return bridge::text_of_half(door_, batches_); }
+  // What an error says in addition, where the real library's part of the group is on its way and the batches are not.
+  std::string text_of_half() const;
 
   Outcome prepare();
   // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check. Then what
   // was recorded of a single batch is kept for launch(), and not recorded again.
   Outcome check(bool last);
-  // Begins the operations. `told` makes a vendor's number of what became of each batch; `thrown` as in in_parallel().
-  std::vector<interpose::Result> launch(const std::function<interpose::Result(const Outcome &)> &told,
-                                        interpose::Result (*thrown)(const std::exception &) noexcept);
+  // Begins the operations. `told` makes a vendor's number of what became of each batch.
+  std::vector<Result> launch(const std::function<Result(const Outcome &)> &told);
 
  private:
   // Some stream handles mean another stream on each thread (Devices::of_thread). Where another thread makes the calls, a stream of
@@ -48,9 +44,8 @@ class LaunchBatches {
   Outcome stand_in();    // the streams that stand in wait for the calling thread's streams
   Outcome stand_back();  // the calling thread's streams wait for those that stood in
 
-  const interpose::FrontDoor &door_;
+  Face &face_;
   Devices &devices_;
-  const Prepare prepare_one_;
   std::vector<Operations> batches_;
   std::vector<StandIn> stand_ins_;
   OperationGroup recorded_;  // the only batch, where check() has kept it

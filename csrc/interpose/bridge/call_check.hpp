@@ -1,0 +1,113 @@
+// An operation while its arguments are checked, for every face.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "face.hpp"
+#include "group.hpp"
+#include "handles.hpp"
+
+namespace isthmus::bridge {
+
+// A collective of no elements does nothing. A message of none does: its other end waits for it.
+inline bool does_nothing(const Operation &o) noexcept {
+  switch (o.call) {
+    case Call::Send:
+    case Call::Recv:
+    case Call::Barrier:
+    case Call::AllGatherV:
+    case Call::ReduceScatterV:
+    case Call::AllToAllV: return false;
+    default: return o.count == 0;
+  }
+}
+
+// A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an argument,
+// and go() at last:
+//
+//     return CallCheck(...).type(t).op(op).buffers(from, to, count).go();
+//
+// The first wrong argument is told to the program, and what follows it is not looked at.
+template <class Derived>
+class CallCheck {
+ public:
+  CallCheck(Face &face, const char *call, const void *handle, Call what, void *stream)
+      : face_(face), call_(call), comm_(bridge::find(handle)) {
+    operation.call = what;
+    operation.stream = stream;
+  }
+  Derived &peer(int64_t rank) {  // or root
+    if (good() && (rank < 0 || rank >= size()))
+      fail(face_.rules().argument, "rank " + std::to_string(rank) + " is not in 0 to " + std::to_string(size() - 1));
+    operation.root = static_cast<int>(rank);
+    return self();
+  }
+  Derived &buffers(const void *send, void *recv, uint64_t count) {
+    operation.send = send;
+    operation.recv = recv;
+    operation.count = count;
+    return self();
+  }
+  // A message is sent as bytes: its two ends need not call the elements by one type.
+  Derived &as_bytes() {
+    if (good() && !bridge::as_bytes(operation)) fail(face_.rules().argument, "more elements than memory can hold");
+    return self();
+  }
+  // An array of one 64-bit number a rank.
+  Derived &counts(std::vector<uint64_t> &to, const void *from) {
+    if (good() && !from) fail(face_.rules().null, "an array of counts or displacements is NULL");
+    if (!good()) return self();
+    to.resize(static_cast<size_t>(size()));
+    std::memcpy(to.data(), from, to.size() * sizeof to[0]);
+    return self();
+  }
+
+  bool good() const noexcept { return code_ == kOk; }
+  int size() const noexcept { return comm_->traits().size; }  // only while good()
+  int rank() const noexcept { return comm_->traits().rank; }  // likewise
+  void fail(Result code, const std::string &text) { code_ = face_.refused(code, self().name(), text); }
+
+  Operation operation;
+
+ protected:
+  const char *name() const noexcept { return call_; }             // of the function, for errors
+  bool skips(const Operation &) const noexcept { return false; }  // an operation that the vendor does not make
+
+  // The end of go():
+  // 1. The communicator must take operations.
+  // 2. An operation that does nothing ends here.
+  // 3. In a group the operation waits for the group's end. Elsewhere it begins now.
+  Result submit() {
+    if (!ready()) return face_.note(code_);
+    if (does_nothing(operation) || self().skips(operation)) return kOk;
+    if (face_.in_group()) {
+      face_.pending().operations.emplace_back(comm_, std::move(operation));
+      return kOk;
+    }
+    Outcome o = face_.prepare(*comm_, operation);
+    if (o.ok()) o = comm_->run(operation);
+    return face_.failed(self().name(), o);
+  }
+  // No argument was wrong, and the communicator takes operations.
+  bool ready() {
+    if (!good()) return false;
+    Outcome o = comm_->status();
+    if (o.code == ISTHMUS_IN_PROGRESS) fail(face_.rules().argument, o.text);
+    else if (o.ok()) o = comm_->open();
+    if (good() && !o.ok()) code_ = face_.failed(self().name(), o);
+    return good();
+  }
+
+  Face &face_;
+  const char *const call_;
+  const CommPtr comm_;
+  Result code_ = kOk;
+
+ private:
+  Derived &self() noexcept { return static_cast<Derived &>(*this); }
+};
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,117 @@
+// What the faces share. A face is the bridge as the programs of one vendor see it: with the names, the numbers and the groups of that
+// vendor's library.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm.hpp"
+#include "devices.hpp"
+#include "front_door.hpp"
+#include "outcome.hpp"
+
+namespace isthmus::interpose {
+enum Result : int;  // its numbers are each vendor's own
+}
+
+namespace isthmus::bridge {
+
+using interpose::FrontDoor;
+using interpose::Result;
+
+constexpr Result kOk{0};  // of every vendor
+constexpr const char *kNoHandle =
+    "too many communicators that span vendors are in use, or there is no memory for their handles";
+
+enum class Level { Info = 2, Warn = 3 };  // as FrontDoor::say has them
+// When the operations of a group are checked. `Late`: when every communicator that the group makes is there. `EarlyAndLate`: also
+// before anything of the group is made, and what they wait for is waited for again behind the real library's part.
+enum class GroupCheck { Late, EarlyAndLate };
+
+struct FaceRules {
+  const char *group_end;  // the name of the function that ends a group
+  // Numbers: a wrong argument; a pointer that is NULL; the real library lacks the function; no handle is free; no memory, no thread.
+  Result argument, null, missing, no_handle, system;
+  // No failure: the call has returned, and its work goes on. kOk: the vendor has no such number.
+  Result in_progress;
+  bool has_last_error;  // a program can ask for the text of the last failure; else texts are lines of the log
+  GroupCheck group_check;
+};
+
+struct Pending;
+
+class Face {
+ public:
+  explicit Face(const FaceRules &rules) noexcept : rules_(rules) {}
+  virtual ~Face() = default;
+  Face(const Face &) = delete;
+  Face &operator=(const Face &) = delete;
+
+  // Takes the door, for good. False: the door was built with another list of calls, or the face serves the door of another vendor.
+  bool serve(const FrontDoor *door, uint32_t digest);
+  const FaceRules &rules() const noexcept { return rules_; }
+  const FrontDoor &door() const noexcept { return *door_; }
+  Devices &devices() const { return bridge::devices(door().device, door().look_up); }
+
+  // A function of the real library; null: the library has none of that name.
+  template <class Function>
+  Function *real(const char *name) const {
+    return reinterpret_cast<Function *>(door().look_up(name));
+  }
+  // Calls that function. Where the library has none of that name, the call fails.
+  template <class Function, class... Arguments>
+  Result call_real(const char *name, Arguments... arguments) {
+    auto *f = real<Function>(name);
+    return f ? f(arguments...) : lacks(name);
+  }
+  Result lacks(const char *name);
+
+  // Each of these tells the program why, and gives the vendor's number of the failure.
+  Result failed(const char *call, const Outcome &outcome);  // success, where the outcome is
+  Result refused(Result code, const char *call, const std::string &text);
+  Result thrown(const std::exception &e) noexcept;  // by the standard library: no memory, no thread. Noted, too
+  void say(Level level, const std::string &text) const { door().say(static_cast<int>(level), text.c_str()); }
+  bool failure(Result r) const noexcept { return r != kOk && r != rules_.in_progress; }
+  // The first failure of the two; work in progress counts less than any failure.
+  Result worse(Result first, Result next) const noexcept {
+    return first == kOk || (first == rules_.in_progress && next != kOk) ? next : first;
+  }
+
+  // The group that is open on this thread.
+  bool in_group() const noexcept { return door().thread()->depth > 0; }
+  Pending &pending() const;
+  Pending *take_pending() const noexcept;  // null: nothing is pending
+  Result note(Result r) const;             // the first failure inside a group is the group's
+
+  // What each vendor has in a way of its own.
+  virtual Result number_of(isthmus_result code) const noexcept = 0;
+  virtual void tell(const std::string &text) = 0;
+  virtual void tell_thrown(const char *what) noexcept = 0;
+  virtual Outcome prepare(const Comm &comm, Operation &operation) = 0;  // what an operation needs before it can begin
+  virtual void spoil_group() {}  // makes the real library's open group fail when it ends, where the vendor's groups can fail
+  // The text of the newest failure of any thread, and the way to make that the newest again. Only where has_last_error.
+  virtual const char *last_told() const noexcept { return nullptr; }
+  virtual void tell_again(const char *) {}
+
+ private:
+  const FaceRules rules_;
+  std::once_flag served_;
+  const FrontDoor *door_ = nullptr;
+};
+
+// A function of a face as a front door calls it. Nothing is thrown into a door, or into the program before it: no memory and no
+// thread are failures like others.
+template <auto FaceOf, auto Function>
+struct GuardedCall;
+template <auto FaceOf, class... Arguments, Result (*Function)(Arguments...)>
+struct GuardedCall<FaceOf, Function> {
+  static Result call(Arguments... arguments) noexcept {
+    try {
+      return Function(arguments...);
+    } catch (const std::exception &e) { return FaceOf().thrown(e); }
+  }
+};
+
+}  // namespace isthmus::bridge

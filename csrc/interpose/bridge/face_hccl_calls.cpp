@@ -1,0 +1,255 @@
+// The collectives and messages of HCCL, over communicators that span vendors.
+#include <cstring>
+#include <numeric>
+
+#include "call_check.hpp"
+#include "face_hccl.hpp"
+
+namespace isthmus::bridge::hccl {
+namespace {
+
+using namespace interpose::hccl;  // its codes and types
+
+constexpr int kOpCount = 4;
+constexpr isthmus_redop kOps[kOpCount] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN};
+
+// How Isthmus calls a type, and whether it adds what HCCL means by it; nothing: there is no such type, or none that can be moved.
+struct Meaning {
+  isthmus_dtype dtype;
+  bool known, adds;
+};
+Meaning meaning(Type type) {
+  switch (type) {
+    case 0: return {ISTHMUS_INT8, true, true};
+    case 1: return {ISTHMUS_INT16, true, true};
+    case 2: return {ISTHMUS_INT32, true, true};
+    case 3: return {ISTHMUS_FLOAT16, true, true};
+    case 4: return {ISTHMUS_FLOAT32, true, true};
+    case 5: return {ISTHMUS_INT64, true, true};
+    case 6: return {ISTHMUS_UINT64, true, true};
+    case 7: return {ISTHMUS_UINT8, true, true};
+    case 8: return {ISTHMUS_UINT16, true, true};
+    case 9: return {ISTHMUS_UINT32, true, true};
+    case 10: return {ISTHMUS_FLOAT64, true, true};
+    case 11: return {ISTHMUS_BFLOAT16, true, true};
+    case 15: return {ISTHMUS_FLOAT8_E4M3FN, true, true};
+    case 16: return {ISTHMUS_FLOAT8_E5M2, true, true};
+    case 14:  // Huawei's own 8-bit float, and one that is nothing but an exponent
+    case 17: return {ISTHMUS_UINT8, true, false};
+    default: return {ISTHMUS_UINT8, false, false};
+  }
+}
+
+bool lacks_memory(const Operation &o, int rank) {
+  const bool reads = o.call != Call::Recv && (o.call != Call::Scatter || o.root == rank),
+             writes = o.call != Call::Send && (o.call != Call::Reduce || o.root == rank);
+  return o.count != 0 && ((reads && !o.send) || (writes && !o.recv));
+}
+
+class HcclCheck : public CallCheck<HcclCheck> {
+ public:
+  HcclCheck(const char *call, Handle handle, Call what, Stream stream) : CallCheck(face(), call, handle, what, stream) {
+    if (!comm_) code_ = no_comm(call);
+    else if (!stream) fail(kPointer, "the stream is NULL");
+  }
+  HcclCheck &type(Type t) {
+    if (!good()) return *this;
+    const Meaning m = meaning(t);
+    if (!m.known) fail(kNotSupported, "data type " + std::to_string(t) + " is none that Isthmus carries");
+    operation.dtype = m.dtype;
+    adds_ = m.adds;
+    return *this;
+  }
+  // The type of what is sent and the type of what is received.
+  HcclCheck &types(Type from, Type to) {
+    if (good() && from != to) fail(kParameter, "the types of what is sent and received are different");
+    return type(from);
+  }
+  HcclCheck &op(Op op) {
+    if (!good()) return *this;
+    if (op < 0 || op >= kOpCount) fail(kParameter, "reduction " + std::to_string(op) + " is none");
+    else if (!adds_) fail(kNotSupported, "numbers of that type are not added: no other vendor has them");
+    else operation.op = kOps[op];
+    return *this;
+  }
+  // The count of this rank, which the call says twice.
+  HcclCheck &mine(const std::vector<uint64_t> &counts, uint64_t count) {
+    if (good() && counts[static_cast<size_t>(rank())] != count)
+      fail(kParameter, "the count of this rank is not the one that stands for it among all counts");
+    return *this;
+  }
+  HcclCheck &refuse_if(bool wrong, const char *why) {
+    if (good() && wrong) fail(kParameter, why);
+    return *this;
+  }
+  Result go() {
+    check_memory(operation);
+    return submit();
+  }
+  // These messages instead, together.
+  Result go_together(std::vector<Operation> operations) {
+    for (const Operation &o : operations) check_memory(o);
+    if (!ready()) return note(code_);
+    std::erase_if(operations, [&](const Operation &o) { return skips(o); });
+    if (operations.size() == 1) {
+      operation = std::move(operations[0]);
+      return submit();
+    }
+    Operations of_comm, &all = in_group() ? face_.pending().operations : of_comm;
+    for (Operation &o : operations) all.emplace_back(comm_, std::move(o));
+    return in_group() ? kSuccess : failed(call_, run_group(of_comm));
+  }
+
+ private:
+  friend class CallCheck<HcclCheck>;
+  void check_memory(const Operation &o) {
+    if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
+  }
+  // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end alone. Ranks of
+  // other vendors match such a message.
+  bool skips(const Operation &o) const noexcept {
+    return (o.call == Call::Send || o.call == Call::Recv) && o.count == 0 &&
+           comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
+  }
+
+  bool adds_ = false;  // Isthmus adds numbers of the type
+};
+
+Result all_reduce(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
+  return HcclCheck("HcclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
+}
+Result reduce(void *from, void *to, uint64_t count, Type type, Op op, uint32_t root, Handle comm, Stream stream) {
+  return HcclCheck("HcclReduce", comm, Call::Reduce, stream).type(type).op(op).peer(root).buffers(from, to, count).go();
+}
+Result broadcast(void *buffer, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
+  return HcclCheck("HcclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
+}
+Result all_gather(void *from, void *to, uint64_t count, Type type, Handle comm, Stream stream) {
+  return HcclCheck("HcclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
+}
+Result reduce_scatter(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
+  return HcclCheck("HcclReduceScatter", comm, Call::ReduceScatter, stream).type(type).op(op).buffers(from, to, count).go();
+}
+Result scatter(void *from, void *to, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
+  return HcclCheck("HcclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
+}
+Result all_gather_v(void *from, uint64_t count, void *to, const void *counts, const void *displs, Type type, Handle comm,
+                    Stream stream) {
+  HcclCheck check("HcclAllGatherV", comm, Call::AllGatherV, stream);
+  return check.type(type)
+      .buffers(from, to, 0)
+      .counts(check.operation.recv_counts, counts)
+      .counts(check.operation.recv_displs, displs)
+      .mine(check.operation.recv_counts, count)
+      .go();
+}
+Result reduce_scatter_v(void *from, const void *counts, const void *displs, void *to, uint64_t count, Type type, Op op,
+                        Handle comm, Stream stream) {
+  HcclCheck check("HcclReduceScatterV", comm, Call::ReduceScatterV, stream);
+  return check.type(type)
+      .op(op)
+      .buffers(from, to, 0)
+      .counts(check.operation.send_counts, counts)
+      .counts(check.operation.send_displs, displs)
+      .mine(check.operation.send_counts, count)
+      .go();
+}
+
+constexpr const char *kDifferent = "the counts of what is sent and received are different";
+
+Result all_to_all(const void *from, uint64_t from_count, Type from_type, const void *to, uint64_t to_count, Type to_type,
+                  Handle comm, Stream stream) {
+  return HcclCheck("HcclAlltoAll", comm, Call::AllToAll, stream)
+      .types(from_type, to_type)
+      .refuse_if(from_count != to_count, kDifferent)
+      .buffers(from, const_cast<void *>(to), from_count)
+      .go();
+}
+Result all_to_all_v(const void *from, const void *from_counts, const void *from_displs, Type from_type, const void *to,
+                    const void *to_counts, const void *to_displs, Type to_type, Handle comm, Stream stream) {
+  HcclCheck check("HcclAlltoAllV", comm, Call::AllToAllV, stream);
+  return check.types(from_type, to_type)
+      .buffers(from, const_cast<void *>(to), 0)
+      .counts(check.operation.send_counts, from_counts)
+      .counts(check.operation.send_displs, from_displs)
+      .counts(check.operation.recv_counts, to_counts)
+      .counts(check.operation.recv_displs, to_displs)
+      .go();
+}
+// The counts of all: row i is what rank i sends to each. The parts lie one behind the other.
+Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const void *to, Type to_type, Handle comm,
+                     Stream stream) {
+  HcclCheck check("HcclAlltoAllVC", comm, Call::AllToAllV, stream);
+  check.types(from_type, to_type).buffers(from, const_cast<void *>(to), 0);
+  if (check.good() && !matrix) check.fail(kPointer, "the matrix of counts is NULL");
+  if (check.good()) {
+    const auto ranks = static_cast<size_t>(check.size()), me = static_cast<size_t>(check.rank());
+    std::vector<uint64_t> all(ranks * ranks);
+    std::memcpy(all.data(), matrix, all.size() * sizeof all[0]);
+    for (size_t r = 0; r < ranks; ++r) {
+      check.operation.send_counts.push_back(all[me * ranks + r]);
+      check.operation.recv_counts.push_back(all[r * ranks + me]);
+    }
+    const auto one_behind_the_other = [&](const std::vector<uint64_t> &counts, std::vector<uint64_t> &displs) {
+      displs.resize(ranks);
+      std::exclusive_scan(counts.begin(), counts.end(), displs.begin(), uint64_t{0});
+    };
+    one_behind_the_other(check.operation.send_counts, check.operation.send_displs);
+    one_behind_the_other(check.operation.recv_counts, check.operation.recv_displs);
+  }
+  return check.go();
+}
+
+constexpr const char *kSelf = "a rank sends itself nothing outside of a group and HcclBatchSendRecv";
+
+Result send(void *from, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
+  HcclCheck check("HcclSend", comm, Call::Send, stream);
+  check.type(type).peer(peer).buffers(from, nullptr, count).as_bytes();
+  return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
+}
+Result recv(void *to, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
+  HcclCheck check("HcclRecv", comm, Call::Recv, stream);
+  check.type(type).peer(peer).buffers(nullptr, to, count).as_bytes();
+  return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
+}
+Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
+  constexpr const char *kCall = "HcclBatchSendRecv";
+  constexpr int kReceives = 1;
+  HcclCheck all(kCall, comm, Call::Send, stream);
+  if (all.good() && count && !messages) all.fail(kPointer, "there are no messages");
+  std::vector<Operation> operations;
+  for (uint32_t i = 0; all.good() && i < count; ++i) {
+    const Message &m = messages[i];
+    const bool receives = m.what == kReceives;
+    HcclCheck one(kCall, comm, receives ? Call::Recv : Call::Send, stream);
+    one.refuse_if(m.what < 0 || m.what > kReceives, "a message is neither to be sent nor to be received");
+    one.type(m.type).peer(m.peer).buffers(receives ? nullptr : m.buffer, receives ? m.buffer : nullptr, m.count).as_bytes();
+    if (!one.good()) return one.go();
+    operations.push_back(std::move(one.operation));
+  }
+  return all.go_together(std::move(operations));
+}
+
+Result barrier(Handle comm, Stream stream) { return HcclCheck("HcclBarrier", comm, Call::Barrier, stream).go(); }
+
+}  // namespace
+
+void add_collectives(interpose::hccl::Calls &calls) {
+  calls.HcclAllReduce = Guarded<all_reduce>::call;
+  calls.HcclReduce = Guarded<reduce>::call;
+  calls.HcclBroadcast = Guarded<broadcast>::call;
+  calls.HcclAllGather = Guarded<all_gather>::call;
+  calls.HcclAllGatherV = Guarded<all_gather_v>::call;
+  calls.HcclReduceScatter = Guarded<reduce_scatter>::call;
+  calls.HcclReduceScatterV = Guarded<reduce_scatter_v>::call;
+  calls.HcclScatter = Guarded<scatter>::call;
+  calls.HcclAlltoAll = Guarded<all_to_all>::call;
+  calls.HcclAlltoAllV = Guarded<all_to_all_v>::call;
+  calls.HcclAlltoAllVC = Guarded<all_to_all_vc>::call;
+  calls.HcclSend = Guarded<send>::call;
+  calls.HcclRecv = Guarded<recv>::call;
+  calls.HcclBatchSendRecv = Guarded<batch>::call;
+  calls.HcclBarrier = Guarded<barrier>::call;
+}
+
+}  // namespace isthmus::bridge::hccl

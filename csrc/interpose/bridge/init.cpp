@@ -1,0 +1,36 @@
+#include "init.hpp"
+
+#include "group.hpp"
+
+namespace isthmus::bridge {
+
+Result Init::make() {
+  if (const Result r = arrive(); r != kOk) return r;
+  tell();
+  if (arrival.verdict == Verdict::Vendor) return make_real();
+  clear();
+  if (arrival.verdict == Verdict::Failed) return face_.failed(call, arrival.outcome);
+  if (const Outcome o = face_.devices().current(place); !o.ok()) return face_.failed(call, o);
+  if (const Result r = open(); r != kOk) return r;
+  return start();
+}
+
+Result Init::defer() {
+  if (const Outcome o = face_.devices().current(place); !o.ok()) return face_.note(face_.failed(call, o));
+  if (const Result r = promise(); r != kOk) return face_.note(r);
+  face_.pending().inits.push_back(shared_from_this());
+  return kOk;
+}
+
+void Init::tell() const {
+  const Finding found = finding(call, face_.door().name, arrival);
+  if (!found.text.empty()) face_.say(found.doubtful ? Level::Warn : Level::Info, found.text);
+}
+
+void Init::end_meetings(const std::vector<isthmus_ticket> &tickets) const {
+  bridge::end_meetings(tickets, [&](bool doubtful, const std::string &text) {
+    face_.say(doubtful ? Level::Warn : Level::Info, std::string(call) + ": " + text);
+  });
+}
+
+}  // namespace isthmus::bridge

@@ -1,0 +1,57 @@
+// One rank on its way into a communicator, by whatever call a vendor has for that.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "census.hpp"
+#include "comm.hpp"
+#include "face.hpp"
+
+namespace isthmus::bridge {
+
+// The steps, in a group when the group ends:
+// 1. arrive(): the census of the ranks.
+// 2. tell(): the log says what the census found.
+// 3. make_real(), where one vendor's library can serve all ranks: the real library's call, as the program made it.
+// 4. open() and start(), where the ranks span vendors: Isthmus makes the communicator.
+class Init : public std::enable_shared_from_this<Init> {
+ public:
+  Init(Face &face, const char *name_of_call) noexcept : call(name_of_call), face_(face) {}
+  virtual ~Init() = default;
+  Init(const Init &) = delete;
+  Init &operator=(const Init &) = delete;
+
+  Result make();   // all steps, on this thread
+  Result defer();  // until the group ends
+
+  virtual Result arrive() = 0;
+  void tell() const;
+  virtual Result make_real() = 0;
+  virtual Result open() { return kOk; }  // gives the program its handle, where the program has that before start()
+  virtual Result start() = 0;
+  // In place of start(), after open(): there is no thread for it.
+  virtual Result not_started(const std::string & /*why*/) { return kOk; }
+  virtual void unmake() {}  // after start(): the vendor gives a program no handle of a group that failed
+
+  virtual Result promise() { return kOk; }         // in a group: gives the program a handle now, where the vendor does so
+  virtual bool given_up() const { return false; }  // the program has aborted what it was promised
+  virtual void clear() noexcept = 0;               // the program has no handle yet
+
+  const char *const call;  // the name of the function
+  std::string name;        // that the program asked for; empty: none
+  Place place;
+  Arrival arrival;
+  bool started = false;
+
+ protected:
+  // Ends the meetings of further ids, to which nobody else comes.
+  void end_meetings(const std::vector<isthmus_ticket> &tickets) const;
+  // The name of the communicator: the program's, or one that is the same on all ranks.
+  std::string full_name() const { return name.empty() ? name_of(arrival.tail.ticket) : name; }
+
+  Face &face_;
+};
+
+}  // namespace isthmus::bridge
