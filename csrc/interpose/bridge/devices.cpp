@@ -2,18 +2,21 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <cstring>
 
 namespace isthmus::bridge {
 namespace {
 
-// The libraries are the program's: it has loaded them, or the collective library has.
-void *find(const char *name, void *(*look_up)(const char *), std::initializer_list<const char *> files) {
+using Files = std::array<const char *, 3>;  // names of a runtime's library, the newest first; null: no more
+
+// The runtime's library is the program's: the program has loaded it, or the collective library has.
+void *find(const char *name, void *(*look_up)(const char *), const Files &files) {
   if (void *found = look_up(name)) return found;
   if (void *found = ::dlsym(RTLD_DEFAULT, name)) return found;
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
     for (const char *file : files)
-      if (void *library = ::dlopen(file, flags))
+      if (void *library = file ? ::dlopen(file, flags) : nullptr)
         if (void *found = ::dlsym(library, name)) return found;
   return nullptr;
 }
@@ -31,34 +34,94 @@ Outcome captured() {
           "the capture"};
 }
 
-// NVIDIA's and AMD's alike.
-constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
-void *const kOfThread = reinterpret_cast<void *>(2);
+void *const kPerThread = reinterpret_cast<void *>(2);  // cudaStreamPerThread, hipStreamPerThread
 
-class Cuda final : public Devices {
+// What NVIDIA's and AMD's runtimes have alike.
+class EventDevices : public Devices {
  public:
-  explicit Cuda(void *(*look_up)(const char *)) {
-    const auto get = [&](auto &f, const char *name) {
-      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, {"libcuda.so.1"}));
-      complete_ = complete_ && f;
-    };
+  struct Names {
+    const char *library;  // for people
+    const char *is_capturing, *synchronize, *make_stream, *end_stream, *make_event, *record, *hold, *end_event;
+  };
+  EventDevices(const Names &names, const Files &files, void *(*look_up)(const char *))
+      : names_(names), files_(files), look_up_(look_up) {
+    get(is_capturing_, names.is_capturing);
+    get(synchronize_, names.synchronize);
+    get(make_stream_, names.make_stream);
+    get(end_stream_, names.end_stream);
+    get(make_event_, names.make_event);
+    get(record_, names.record);
+    get(hold_, names.hold);
+    get(end_event_, names.end_event);
+  }
+  Outcome wait(void *stream) override {
+    if (!complete_) return missing(names_.library);
+    int capturing = 0;
+    if (const int r = is_capturing_(stream, &capturing)) return failed(names_.is_capturing, r);
+    if (capturing) return captured();
+    const int r = synchronize_(stream);
+    return r ? failed(names_.synchronize, r) : Outcome{};
+  }
+  bool of_thread(void *stream) const noexcept override { return stream == kPerThread; }
+  Outcome make_stream(void **stream) override {
+    constexpr unsigned kNonBlocking = 1;
+    if (!complete_) return missing(names_.library);
+    const int r = make_stream_(stream, kNonBlocking);
+    return r ? failed(names_.make_stream, r) : Outcome{};
+  }
+  Outcome order(void *ahead, void *behind) override {
+    constexpr unsigned kNoTiming = 2;
+    if (!complete_) return missing(names_.library);
+    void *event = nullptr;
+    if (const int r = make_event_(&event, kNoTiming)) return failed(names_.make_event, r);
+    int r = record_(event, ahead);
+    const char *call = names_.record;
+    if (!r) r = hold_(behind, event, 0), call = names_.hold;
+    end_event_(event);
+    return r ? failed(call, r) : Outcome{};
+  }
+  void end_stream(void *stream) noexcept override {
+    if (complete_) end_stream_(stream);
+  }
+
+ protected:
+  template <class Function>
+  void get(Function *&f, const char *name) {
+    f = reinterpret_cast<Function *>(find(name, look_up_, files_));
+    complete_ = complete_ && f;
+  }
+  Outcome missing_library() const { return missing(names_.library); }
+  bool complete_ = true;
+
+ private:
+  const Names names_;
+  const Files files_;
+  void *(*const look_up_)(const char *);
+  int (*is_capturing_)(void *, int *) = nullptr;
+  int (*synchronize_)(void *) = nullptr;
+  int (*make_stream_)(void **, unsigned) = nullptr;
+  int (*end_stream_)(void *) = nullptr;
+  int (*make_event_)(void **, unsigned) = nullptr;
+  int (*record_)(void *, void *) = nullptr;
+  int (*hold_)(void *, void *, unsigned) = nullptr;
+  int (*end_event_)(void *) = nullptr;
+};
+
+class Cuda final : public EventDevices {
+ public:
+  explicit Cuda(void *(*look_up)(const char *))
+      : EventDevices({"libcuda.so.1", "cuStreamIsCapturing", "cuStreamSynchronize", "cuStreamCreate", "cuStreamDestroy_v2",
+                      "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy_v2"},
+                     kFiles, look_up) {
     get(get_current_, "cuCtxGetCurrent");
     get(set_current_, "cuCtxSetCurrent");
     get(get_device_, "cuCtxGetDevice");
-    get(is_capturing_, "cuStreamIsCapturing");
-    get(synchronize_, "cuStreamSynchronize");
     get(copy_, "cuMemcpyDtoH_v2");
-    get(make_stream_, "cuStreamCreate");
-    get(end_stream_, "cuStreamDestroy_v2");
-    get(make_event_, "cuEventCreate");
-    get(record_, "cuEventRecord");
-    get(hold_, "cuStreamWaitEvent");
-    get(end_event_, "cuEventDestroy_v2");
   }
   Outcome current(Place &place) override {
-    if (!complete_) return missing("libcuda.so.1");
+    if (!complete_) return missing_library();
     if (const int r = get_current_(&place.context)) return failed("cuCtxGetCurrent", r);
-    place.device = 0;  // a thread that has no context yet works on the first
+    place.device = 0;  // a thread that has no context yet works on the first device
     if (!place.context) return {};
     const int r = get_device_(&place.device);
     return r ? failed("cuCtxGetDevice", r) : Outcome{};
@@ -66,137 +129,58 @@ class Cuda final : public Devices {
   void enter(const Place &place) noexcept override {
     if (complete_) set_current_(place.context);
   }
-  Outcome wait(void *stream) override {
-    if (!complete_) return missing("libcuda.so.1");
-    int capturing = 0;
-    if (const int r = is_capturing_(stream, &capturing)) return failed("cuStreamIsCapturing", r);
-    if (capturing) return captured();
-    const int r = synchronize_(stream);
-    return r ? failed("cuStreamSynchronize", r) : Outcome{};
-  }
   Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
     if (Outcome o = wait(stream); !o.ok()) return o;
     const int r = copy_(to, reinterpret_cast<uintptr_t>(from), bytes);
     return r ? failed("cuMemcpyDtoH", r) : Outcome{};
   }
-  bool of_thread(void *stream) const noexcept override { return stream == kOfThread; }
-  Outcome make_stream(void **stream) override {
-    if (!complete_) return missing("libcuda.so.1");
-    const int r = make_stream_(stream, kNonBlocking);
-    return r ? failed("cuStreamCreate", r) : Outcome{};
-  }
-  Outcome order(void *ahead, void *behind) override {
-    if (!complete_) return missing("libcuda.so.1");
-    void *event = nullptr;
-    if (const int r = make_event_(&event, kNoTiming)) return failed("cuEventCreate", r);
-    int r = record_(event, ahead);
-    const char *call = "cuEventRecord";
-    if (!r) r = hold_(behind, event, 0), call = "cuStreamWaitEvent";
-    end_event_(event);
-    return r ? failed(call, r) : Outcome{};
-  }
-  void end_stream(void *stream) noexcept override {
-    if (complete_) end_stream_(stream);
-  }
 
  private:
-  bool complete_ = true;
+  static constexpr Files kFiles{"libcuda.so.1"};
   int (*get_current_)(void **) = nullptr;
   int (*set_current_)(void *) = nullptr;
   int (*get_device_)(int *) = nullptr;
-  int (*is_capturing_)(void *, int *) = nullptr;
-  int (*synchronize_)(void *) = nullptr;
   int (*copy_)(void *, unsigned long long, size_t) = nullptr;
-  int (*make_stream_)(void **, unsigned) = nullptr;
-  int (*end_stream_)(void *) = nullptr;
-  int (*make_event_)(void **, unsigned) = nullptr;
-  int (*record_)(void *, void *) = nullptr;
-  int (*hold_)(void *, void *, unsigned) = nullptr;
-  int (*end_event_)(void *) = nullptr;
 };
 
-class Hip final : public Devices {
+class Hip final : public EventDevices {
  public:
-  explicit Hip(void *(*look_up)(const char *)) {
-    const auto get = [&](auto &f, const char *name) {
-      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(
-          find(name, look_up, {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}));
-      complete_ = complete_ && f;
-    };
+  explicit Hip(void *(*look_up)(const char *))
+      : EventDevices(
+            {"libamdhip64.so", "hipStreamIsCapturing", "hipStreamSynchronize", "hipStreamCreateWithFlags",
+             "hipStreamDestroy", "hipEventCreateWithFlags", "hipEventRecord", "hipStreamWaitEvent", "hipEventDestroy"},
+            kFiles, look_up) {
     get(get_device_, "hipGetDevice");
     get(set_device_, "hipSetDevice");
-    get(is_capturing_, "hipStreamIsCapturing");
-    get(synchronize_, "hipStreamSynchronize");
     get(copy_, "hipMemcpy");
-    get(make_stream_, "hipStreamCreateWithFlags");
-    get(end_stream_, "hipStreamDestroy");
-    get(make_event_, "hipEventCreateWithFlags");
-    get(record_, "hipEventRecord");
-    get(hold_, "hipStreamWaitEvent");
-    get(end_event_, "hipEventDestroy");
   }
   Outcome current(Place &place) override {
-    if (!complete_) return missing("libamdhip64.so");
+    if (!complete_) return missing_library();
     const int r = get_device_(&place.device);
     return r ? failed("hipGetDevice", r) : Outcome{};
   }
   void enter(const Place &place) noexcept override {
     if (complete_) set_device_(place.device);
   }
-  Outcome wait(void *stream) override {
-    if (!complete_) return missing("libamdhip64.so");
-    int capturing = 0;
-    if (const int r = is_capturing_(stream, &capturing)) return failed("hipStreamIsCapturing", r);
-    if (capturing) return captured();
-    const int r = synchronize_(stream);
-    return r ? failed("hipStreamSynchronize", r) : Outcome{};
-  }
   Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
-    if (Outcome o = wait(stream); !o.ok()) return o;
     constexpr int kDeviceToHost = 2;
+    if (Outcome o = wait(stream); !o.ok()) return o;
     const int r = copy_(to, from, bytes, kDeviceToHost);
     return r ? failed("hipMemcpy", r) : Outcome{};
   }
-  bool of_thread(void *stream) const noexcept override { return stream == kOfThread; }
-  Outcome make_stream(void **stream) override {
-    if (!complete_) return missing("libamdhip64.so");
-    const int r = make_stream_(stream, kNonBlocking);
-    return r ? failed("hipStreamCreateWithFlags", r) : Outcome{};
-  }
-  Outcome order(void *ahead, void *behind) override {
-    if (!complete_) return missing("libamdhip64.so");
-    void *event = nullptr;
-    if (const int r = make_event_(&event, kNoTiming)) return failed("hipEventCreateWithFlags", r);
-    int r = record_(event, ahead);
-    const char *call = "hipEventRecord";
-    if (!r) r = hold_(behind, event, 0), call = "hipStreamWaitEvent";
-    end_event_(event);
-    return r ? failed(call, r) : Outcome{};
-  }
-  void end_stream(void *stream) noexcept override {
-    if (complete_) end_stream_(stream);
-  }
 
  private:
-  bool complete_ = true;
+  static constexpr Files kFiles{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
   int (*get_device_)(int *) = nullptr;
   int (*set_device_)(int) = nullptr;
-  int (*is_capturing_)(void *, int *) = nullptr;
-  int (*synchronize_)(void *) = nullptr;
   int (*copy_)(void *, const void *, size_t, int) = nullptr;
-  int (*make_stream_)(void **, unsigned) = nullptr;
-  int (*end_stream_)(void *) = nullptr;
-  int (*make_event_)(void **, unsigned) = nullptr;
-  int (*record_)(void *, void *) = nullptr;
-  int (*hold_)(void *, void *, unsigned) = nullptr;
-  int (*end_event_)(void *) = nullptr;
 };
 
 class Acl final : public Devices {
  public:
   explicit Acl(void *(*look_up)(const char *)) {
     const auto get = [&](auto &f, const char *name) {
-      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, {"libascendcl.so"}));
+      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, Files{"libascendcl.so"}));
       return f != nullptr;
     };
     complete_ = get(get_device_, "aclrtGetDevice") && get(get_current_, "aclrtGetCurrentContext") &&
@@ -243,11 +227,11 @@ class Acl final : public Devices {
 }  // namespace
 
 Devices &devices(const char *kind, void *(*look_up)(const char *)) {
-  if (std::strcmp(kind, "acl") == 0) {  // whose door may stand beside another
+  if (std::strcmp(kind, "acl") == 0) {  // a process may have this door beside another
     static Devices *const ascend = new Acl(look_up);
     return *ascend;
   }
-  static Devices *const the_devices =  // else a process has devices of one vendor, as it has one door
+  static Devices *const the_devices =  // of the two other kinds a process has one, as it has one door of the two
       std::strcmp(kind, "hip") == 0 ? static_cast<Devices *>(new Hip(look_up)) : new Cuda(look_up);
   return *the_devices;
 }
