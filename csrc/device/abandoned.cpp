@@ -26,7 +26,7 @@ std::atomic<int> the_stuck{0};
 const InChild forgets_threads([](void *) noexcept {  // none of those threads is there
   the_abandoned.store(0);
   the_stuck.store(0);
-  spot_here = nullptr;
+  vendor_call_here = nullptr;
 });
 
 void end_without_destructors(int status, void *) {

@@ -1,6 +1,7 @@
-// Which call of a vendor's a thread is in. A call that gives a device work may not come back, because the device hangs or somebody who waits for
-// it has its driver locked. Whoever would wait for that thread looks here, and may leave it behind: when it comes back after all, it is told
-// so by an Error at once, and touches nothing more of what it was about.
+// The call of a vendor's runtime or library that a thread is in. A call that gives a device work may not come back: the device hangs,
+// or a thread that waits for this one has the driver locked. A thread that would wait for the caller looks here first, and may
+// leave the caller behind. When the caller comes back after all, called() throws an Error at once. So the caller touches nothing
+// more of what the call was about.
 #pragma once
 
 #include <atomic>
@@ -10,32 +11,35 @@
 
 namespace isthmus::device {
 
-struct Spot {
-  static constexpr uint32_t kOut = 0, kIn = 1, kLeft = 2;  // of the thread: in no call, in one, left behind there
+// Written by the thread that makes the calls, read by any thread. `state` alone is also written by the thread that leaves it behind.
+struct VendorCall {
+  static constexpr uint32_t kOut = 0, kIn = 1, kLeft = 2;  // the thread is in no call, is in one, was left behind in one
   std::atomic<uint32_t> state{kOut};
-  std::atomic<const char *> call{nullptr}, library{nullptr};  // static text, of the last one
+  std::atomic<const char *> call{nullptr}, library{nullptr};  // static text, of the last call
   std::atomic<uint64_t> number{0};                            // another one for every call
   bool inside() const noexcept { return state.load(std::memory_order_acquire) != kOut; }
   bool left() const noexcept { return state.load(std::memory_order_acquire) == kLeft; }
 };
 
-inline thread_local Spot *spot_here = nullptr;  // of this thread, where somebody may ask
+inline thread_local VendorCall *vendor_call_here = nullptr;  // of this thread; null: no other thread asks for it
 
-inline bool left_behind_here() noexcept { return spot_here && spot_here->left(); }
+inline bool left_behind_here() noexcept { return vendor_call_here && vendor_call_here->left(); }
 
+// Makes a call of a vendor's, and says meanwhile in which call this thread is. Where calls nest, the thread is in a call until the
+// outermost one has returned.
 template <class F>
 auto called(const char *library, const char *name, F call) {
-  Spot *const spot = spot_here;
-  if (!spot) return call();
-  spot->library.store(library, std::memory_order_relaxed);
-  spot->call.store(name, std::memory_order_relaxed);
-  spot->number.store(spot->number.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  uint32_t state = Spot::kOut;
-  const bool outermost = spot->state.compare_exchange_strong(state, Spot::kIn, std::memory_order_acq_rel);
+  VendorCall *const here = vendor_call_here;
+  if (!here) return call();
+  here->library.store(library, std::memory_order_relaxed);
+  here->call.store(name, std::memory_order_relaxed);
+  here->number.store(here->number.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  uint32_t state = VendorCall::kOut;
+  const bool outermost = here->state.compare_exchange_strong(state, VendorCall::kIn, std::memory_order_acq_rel);
   const auto result = call();
-  state = Spot::kIn;
-  if (outermost) spot->state.compare_exchange_strong(state, Spot::kOut, std::memory_order_acq_rel);
-  if (state == Spot::kLeft) fail(Code::Aborted, "{}: {} came back too late", library, name);
+  state = VendorCall::kIn;
+  if (outermost) here->state.compare_exchange_strong(state, VendorCall::kOut, std::memory_order_acq_rel);
+  if (state == VendorCall::kLeft) fail(Code::Aborted, "{}: {} came back too late", library, name);
   return result;
 }
 

@@ -209,15 +209,15 @@ void Context::refuse_stuck(const device::Runtime &runtime, int device) {
 void Context::ask(device::Runtime &runtime, int device, Deadline deadline, std::function<void()> calls) {
   refuse_stuck(runtime, device);
   const int64_t begun = now_ns();
-  const auto spot = std::make_shared<device::Spot>();
+  const auto vendor_call = std::make_shared<device::VendorCall>();
   const auto ended = device::call_within(
       static_cast<double>(deadline.left_ns()) * 1e-9,
-      [spot, calls = std::move(calls)] {
+      [vendor_call, calls = std::move(calls)] {
         struct Here {
-          device::Spot *const outer;
-          explicit Here(device::Spot *mine) : outer(std::exchange(device::spot_here, mine)) {}
-          ~Here() { device::spot_here = outer; }
-        } const here(spot.get());
+          device::VendorCall *const outer;
+          explicit Here(device::VendorCall *mine) : outer(std::exchange(device::vendor_call_here, mine)) {}
+          ~Here() { device::vendor_call_here = outer; }
+        } const here(vendor_call.get());
         calls();
         return Status{};
       },
@@ -227,8 +227,8 @@ void Context::ask(device::Runtime &runtime, int device, Deadline deadline, std::
     return;
   }
   const char *const before = runtime.stuck(device);
-  const char *const call = spot->inside() ? spot->call.load(std::memory_order_relaxed) : nullptr;
-  const char *const library = spot->library.load(std::memory_order_relaxed);
+  const char *const call = vendor_call->inside() ? vendor_call->call.load(std::memory_order_relaxed) : nullptr;
+  const char *const library = vendor_call->library.load(std::memory_order_relaxed);
   runtime.does_not_come_back(device, before ? before : call ? call : "a call of the last init");
   if (before) refuse_stuck(runtime, device);
   fail(Code::System, "{}:{} hangs: {}{}{}{} has not come back from it in {:.1f} s; start a new process", runtime.vendor(),

@@ -5,16 +5,16 @@
 
 namespace isthmus::engine {
 
-void Turn::give(device::Spot *outer) noexcept {
-  device::spot_here = outer;
+void Turn::give(device::VendorCall *outer) noexcept {
+  device::vendor_call_here = outer;
   if (op_) {
     const std::lock_guard lock(op_lock_);
     op_ = nullptr;
   }
-  if (spot_.left()) {
+  if (vendor_call_.left()) {
     device::abandoned_thread_is_back();
     if (runtime_) runtime_->came_back(device_);
-    spot_.state.store(device::Spot::kOut, std::memory_order_release);
+    vendor_call_.state.store(device::VendorCall::kOut, std::memory_order_release);
   }
   state_.exchange(kFree, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
@@ -24,9 +24,9 @@ void Turn::give(device::Spot *outer) noexcept {
 
 bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept {
   constexpr int64_t kPatience = 2'000'000'000;
-  if (spot_.left()) return true;
-  const bool inside = spot_.inside();
-  const uint64_t number = spot_.number.load(std::memory_order_relaxed);
+  if (vendor_call_.left()) return true;
+  const bool inside = vendor_call_.inside();
+  const uint64_t number = vendor_call_.number.load(std::memory_order_relaxed);
   if (!inside || number != seen_ || seen_ns_ == 0) {
     seen_ = number;
     seen_ns_ = now_ns;
@@ -34,14 +34,14 @@ bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime 
   }
   if (now_ns - seen_ns_ < kPatience) return false;
   const std::string what = this->call();
-  const char *const call = spot_.call.load(std::memory_order_relaxed);
+  const char *const call = vendor_call_.call.load(std::memory_order_relaxed);
   runtime_ = runtime;
   device_ = device;
   // Before it is said: who comes back then takes it back.
   device::abandon_thread();
   if (runtime) runtime->does_not_come_back(device, call);
-  uint32_t in = device::Spot::kIn;
-  if (!spot_.state.compare_exchange_strong(in, device::Spot::kLeft, std::memory_order_acq_rel)) {
+  uint32_t in = device::VendorCall::kIn;
+  if (!vendor_call_.state.compare_exchange_strong(in, device::VendorCall::kLeft, std::memory_order_acq_rel)) {
     device::abandoned_thread_is_back();
     if (runtime) runtime->came_back(device);
     return false;
@@ -54,8 +54,9 @@ bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime 
 }
 
 std::string Turn::call() const {
-  if (!spot_.inside()) return {};
-  return formatted("{} ({})", spot_.call.load(std::memory_order_relaxed), spot_.library.load(std::memory_order_relaxed));
+  if (!vendor_call_.inside()) return {};
+  return formatted("{} ({})", vendor_call_.call.load(std::memory_order_relaxed),
+                   vendor_call_.library.load(std::memory_order_relaxed));
 }
 
 }  // namespace isthmus::engine

@@ -32,9 +32,9 @@ class Turn {
 
    private:
     friend class Turn;
-    Held(Turn *turn, device::Spot *outer) noexcept : turn_(turn), outer_(outer) {}
+    Held(Turn *turn, device::VendorCall *outer) noexcept : turn_(turn), outer_(outer) {}
     Turn *turn_ = nullptr;
-    device::Spot *outer_ = nullptr;
+    device::VendorCall *outer_ = nullptr;
   };
 
   Held try_take(const Op *op = nullptr) noexcept {
@@ -67,14 +67,14 @@ class Turn {
   // Whether the holder has not come back from one call since this was first asked about it, 2 s ago: then it is left behind, until it comes.
   // `who`, for the log; `runtime` is told, where there is one. One thread at a time.
   bool leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept;
-  bool left() const noexcept { return spot_.left(); }
+  bool left() const noexcept { return vendor_call_.left(); }
   // The call that the holder is in, for people; empty: it is in none.
   std::string call() const;
   // Of the operation that is submitted just now, if it is one that its thread has been in a call for and whose deadline has passed.
   template <class Late>
   void if_late(int64_t now_ns, Late late) const noexcept {
     const std::lock_guard lock(op_lock_);
-    if (op_ && now_ns >= op_->deadline_ns && spot_.inside()) late(*op_);
+    if (op_ && now_ns >= op_->deadline_ns && vendor_call_.inside()) late(*op_);
   }
 
  private:
@@ -84,14 +84,14 @@ class Turn {
       const std::lock_guard lock(op_lock_);
       op_ = op;
     }
-    return {this, std::exchange(device::spot_here, &spot_)};
+    return {this, std::exchange(device::vendor_call_here, &vendor_call_)};
   }
-  void give(device::Spot *outer) noexcept;
+  void give(device::VendorCall *outer) noexcept;
 
   std::atomic<uint32_t> state_{kFree}, waiters_{0};
   std::mutex mutex_;
   std::condition_variable given_;
-  device::Spot spot_;
+  device::VendorCall vendor_call_;
   mutable SpinLock op_lock_;
   const Op *op_ = nullptr;
   uint64_t seen_ = 0;  // by leave_behind()
