@@ -419,7 +419,7 @@ def test_before_a_launcher_it_says_where_it_is_better(door: Door, tmp_path: Path
 
 def test_python_and_the_hook_know_the_same_libraries() -> None:
     source = (ROOT / "csrc" / "interpose" / "ways" / "door.cpp").read_text()
-    table = source[source.index("kDoors[] =") :].split(";")[0]
+    table = source[source.index("kVendorLibraries[] =") :].split(";")[0]
     assert re.findall(r'\{"([^"]+)", "([^"]+)"\}', table) == [(d.stem, d.soname) for d in PACKAGED.values()]
     for door in DOORS.values():
         assert (PACKAGED[door.library].soname, PACKAGED[door.library].setting) == (door.soname, door.setting)

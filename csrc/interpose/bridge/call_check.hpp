@@ -25,8 +25,8 @@ inline bool does_nothing(const Operation &o) noexcept {
   }
 }
 
-// A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an argument,
-// and go() at last:
+// A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an
+// argument, and go() at last:
 //
 //     return CallCheck(...).type(t).op(op).buffers(from, to, count).go();
 //

@@ -90,7 +90,7 @@ Finding finding(const char *call, const char *vendor, const Arrival &a) {
 void meet(Arrival &a) {
   isthmus_result r = isthmus_meeting_join(&a.tail.ticket, a.rank, a.world, 0, &a.meeting);
   a.ranks.assign(static_cast<size_t>(a.world), Record{});
-  // Where the library could not serve this rank, nobody goes to it before all have come.
+  // Where the library of the id's maker could not serve this rank, no rank goes to that library before all have come.
   const bool of_maker = a.mine.family[0] == a.tail.maker;
   if (r == ISTHMUS_OK) r = isthmus_meeting_patience(a.meeting, of_maker ? offsetof(Record, version) : 0, 0);
   if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(a.meeting, &a.mine, a.ranks.data(), sizeof a.mine);
@@ -101,7 +101,8 @@ void meet(Arrival &a) {
   } else if (r == ISTHMUS_ERR_TIMEOUT || r == ISTHMUS_ERR_AUTH || r == ISTHMUS_ERR_SYSTEM) {
     std::vector<Record> came;
     std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const Record &one) { return one.came(); });
-    // Nobody: the meeting was not reached, or has ended. The others may be with the real library, which this rank's finds without us.
+    // Where nobody came, the meeting was not reached, or has ended. The other ranks may be with the real library. This
+    // rank's library finds them without Isthmus.
     const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));
     if (alike && of_maker) a.verdict = Verdict::Vendor;
     else if (r == ISTHMUS_ERR_SYSTEM)
@@ -124,9 +125,10 @@ std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, 
   return share;
 }
 
-// A rank 0 of one comes to each, and leaves.
+// This thread comes to each meeting as rank 0 of one, and leaves.
 void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell) {
-  constexpr double kSeconds = 5;  // for all; the processes that made them have just sent them to the ranks
+  constexpr double kSeconds =
+      5;  // for all of them: the processes that made the ids have just sent them, so they can be reached
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kSeconds);
   for (const isthmus_ticket &ticket : tickets) {
     const double left = std::chrono::duration<double>(until - std::chrono::steady_clock::now()).count();

@@ -1,4 +1,5 @@
-// The census: before a communicator is made, all its ranks say which vendor's library they have and which island they are in.
+// The census: before a communicator is made, all its ranks say which vendor's library they have and which island they are
+// in.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,13 @@
 
 namespace isthmus::bridge {
 
-// What a rank says of itself. All zeros: it did not come.
+// What a rank says of itself. All zeros: the rank did not come.
 struct Record {
-  // What ranks have in common that one library can serve; it comes first, and has no gaps.
+  // Ranks that one library can serve have this part in common. The part comes first, and has no gaps.
   char family[8];          // "nccl"
   uint64_t island_digest;  // of the whole label
-  // The rest is to be told.
-  int64_t version;  // of its library, as that tells it; 0: it does not
+  // This part is for people.
+  int64_t version;  // of its library, as the library tells it; 0: the library does not
   char island[64];  // its label, cut
   bool came() const noexcept { return family[0] != 0; }
   bool together(const Record &other) const noexcept;  // one library can serve both
@@ -43,32 +44,36 @@ struct Arrival {
   int rank = 0, world = 0;
 
   Verdict verdict = Verdict::Failed;
-  Outcome outcome;  // why, where it failed
+  Outcome outcome;  // why the census failed, or why not all ranks came
   std::vector<Record> ranks;
-  isthmus_meeting_t meeting = nullptr;  // goes on where it spans
+  isthmus_meeting_t meeting = nullptr;  // stays open where the ranks span vendors
 
   Arrival() = default;
   ~Arrival() { isthmus_meeting_leave(meeting); }
   Arrival(const Arrival &) = delete;
   Arrival &operator=(const Arrival &) = delete;
 };
-// What it found, as a line of the log, for the caller of `call` and the vendor of that name. Empty where it failed: an error says why.
+// What the census found, as a line of the log, for the caller of `call`. `vendor` is the vendor's name. Empty where the
+// census failed: an error says why.
 struct Finding {
   std::string text;
   bool doubtful = false;  // not all ranks came
 };
 Finding finding(const char *call, const char *vendor, const Arrival &arrival);
 
-// Collective. Waits for all ranks, up to ISTHMUS_TIMEOUT, and where all that came belong together until for ISTHMUS_CENSUS no other has
-// come. Ranks that do not come by then are taken for ranks without Isthmus where all that
-// came belong together and with the maker of the id: the real library may then know them. So are all others for a rank of the maker's vendor
-// that does not reach the meeting.
+// Holds the census. Collective.
+// 1. The census waits for all ranks, up to ISTHMUS_TIMEOUT. Where all that came belong together, the census ends earlier:
+//    when no other rank has come for ISTHMUS_CENSUS.
+// 2. Where all that came belong together and with the maker of the id, the others are taken for ranks without Isthmus: the
+//    real library may know them.
+// 3. A rank of the maker's vendor that does not reach the meeting takes all others for ranks without Isthmus.
 void meet(Arrival &arrival);
 
-// Of several ids the census is held with the first. Of the meetings of the others, each once, those that one of `enders` has to end. A tail
-// without a maker is of an id that was made without Isthmus.
+// Some calls take several ids. The census is held with the first id. The meetings of the other ids must be ended, each once,
+// and `enders` ranks share that: these are the tickets of number `which`. A tail without a maker is of an id made without
+// Isthmus.
 std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, size_t enders);
-// Ends them: nobody else comes. What went wrong is told, and whether it is doubtful.
+// Ends these meetings, to which nobody else comes. `tell` gets what went wrong, and whether that is doubtful.
 void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell);
 
 }  // namespace isthmus::bridge

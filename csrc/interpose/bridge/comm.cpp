@@ -7,7 +7,7 @@
 namespace isthmus::bridge {
 namespace {
 
-// What isthmus_init hears of a meeting that fails is a number.
+// isthmus_init gets a number from an exchange that fails. The text is kept here.
 struct Exchange {
   isthmus_meeting_t meeting;
   Outcome failure;
@@ -27,12 +27,12 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   isthmus_call call{};
   call.size = sizeof call;
   call.timeout = o.timeout;
-  call.scale = o.scale;
-  call.factor = &o.factor;
+  call.scale = o.factor.number;
+  call.factor = &o.factor.bits;
   if (!o.label.empty()) call.label = o.label.c_str();
   call.on_stream = ISTHMUS_STREAM_BOTH;
   call.stream = o.stream;
-  call.device_memory = ISTHMUS_MEMORY_BOTH;  // so the interfaces have it: what is no device's there is the program's mistake
+  call.device_memory = ISTHMUS_MEMORY_BOTH;  // the vendors' interfaces take device memory only
   switch (o.call) {
     case Call::AllReduce: return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
     case Call::Reduce: return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
@@ -77,13 +77,13 @@ Outcome OperationGroup::record(const Operations &operations) {
   isthmus_group_begin();
   open_ = true;
   for (const auto &[comm, operation] : operations)
-    if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // which gives up the group
+    if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // the failing call gives up the group
   waits_ =
       std::any_of(operations.begin(), operations.end(), [](const auto &one) { return one.second.call == Call::Barrier; });
   return {};
 }
 
-// Through the first of them.
+// All streams of a communicator wait for each other, through the first of them.
 Outcome OperationGroup::join_streams() const {
   for (const auto &[comm, streams] : parts_) {
     for (size_t i = 1; i < streams.size(); ++i)
@@ -96,7 +96,7 @@ Outcome OperationGroup::join_streams() const {
 
 Outcome OperationGroup::launch() {
   if (!open_) return {};
-  if (Outcome o = join_streams(); !o.ok()) return o;  // and the group is given up
+  if (Outcome o = join_streams(); !o.ok()) return o;  // the destructor gives up the group
   open_ = false;
   isthmus_work_t handle = nullptr;
   Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
@@ -112,7 +112,7 @@ Outcome OperationGroup::launch() {
 
 OperationGroup::~OperationGroup() {
   if (!open_) return;
-  isthmus_barrier(nullptr, nullptr, nullptr);  // a call that fails gives up a group that is still open
+  isthmus_barrier(nullptr, nullptr, nullptr);  // a call that fails gives up the open group
   isthmus_work_t none = nullptr;
   isthmus_group_end(&none);
 }
@@ -123,7 +123,7 @@ Outcome run_group(const Operations &operations) {
   return group.launch();
 }
 
-std::string settings_of(const interpose::FrontDoor &door, const Place &place) {
+std::string settings_of(const interpose::FrontDoor &door, const DevicePlace &place) {
   std::string text = "ISTHMUS_DEVICE=" + std::string(door.device) + ":" + std::to_string(place.device);
   if (!std::getenv("ISTHMUS_CCL_LIBRARY")) text += ";ISTHMUS_CCL_LIBRARY=" + std::string(door.path);
   return text;
@@ -199,7 +199,7 @@ Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
 
 void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
 void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
-// Whoever has found it just before still hears that it is being made.
+// A thread that has just found the handle still hears that the communicator is being made.
 void Comm::pass_on() {
   traits_.local_ranks->leave([] {});
 }
@@ -249,7 +249,7 @@ Outcome Comm::run(const Operation &operation) {
 Outcome Comm::known(const Work &work) {
   if (!blocks()) return {};
   Outcome now = work.outcome_now();
-  // What has not ended when its communicator has failed will fail.
+  // Work that has not ended when its communicator has failed will fail.
   return now.code == ISTHMUS_IN_PROGRESS ? status() : now;
 }
 
@@ -301,21 +301,21 @@ void Comm::abort() {
   traits_.local_ranks->leave([comm] { isthmus_comm_destroy(comm); });
 }
 
-int Comm::add(const Scale &scale) {
+int Comm::add(const Factor &factor) {
   const std::lock_guard lock(mutex_);
-  scales_[next_scale_] = scale;
-  return next_scale_++;
+  factors_[next_factor_] = factor;
+  return next_factor_++;
 }
-bool Comm::find(int number, Scale &scale) {
+bool Comm::find(int number, Factor &factor) {
   const std::lock_guard lock(mutex_);
-  const auto at = scales_.find(number);
-  if (at == scales_.end()) return false;
-  scale = at->second;
+  const auto at = factors_.find(number);
+  if (at == factors_.end()) return false;
+  factor = at->second;
   return true;
 }
 bool Comm::remove(int number) {
   const std::lock_guard lock(mutex_);
-  return scales_.erase(number) > 0;
+  return factors_.erase(number) > 0;
 }
 
 }  // namespace isthmus::bridge

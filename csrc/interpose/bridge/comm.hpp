@@ -1,5 +1,5 @@
-// A communicator that spans vendors, as the bridge has it: Isthmus' own, and what the vendors' interfaces want of one besides. Speaks no
-// vendor's language.
+// A communicator that spans vendors, as the bridge has it: a communicator of Isthmus, and what the vendors' interfaces want
+// of one besides. This file speaks no vendor's language.
 #pragma once
 
 #include <isthmus/isthmus.h>
@@ -38,7 +38,16 @@ enum class Call {
   Barrier
 };
 
-// One operation as the program asked for it. The arrays of counts are its own.
+// The factor of ISTHMUS_PREMUL_SUM.
+struct Factor {
+  isthmus_dtype dtype = ISTHMUS_FLOAT32;
+  double number = 1;
+  uint64_t bits = 1;  // the same for integers: the bits that the type has
+  const void *at =
+      nullptr;  // where the factor lies on the device, when the stream comes to the operation; null: it is known
+};
+
+// One operation as the program asked for it. The arrays of counts are copies.
 struct Operation {
   Call call = Call::AllReduce;
   const void *send = nullptr;
@@ -47,16 +56,14 @@ struct Operation {
   isthmus_dtype dtype = ISTHMUS_UINT8;
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;  // or peer
-  double scale = 1;
-  uint64_t factor = 1;             // the same for integers: the bits that the type has
-  const void *scale_at = nullptr;  // where it is on the device, when the stream has come so far
+  Factor factor;
   void *stream = nullptr;
   double timeout = 0;  // seconds; 0: the communicator's
   std::string label;   // in errors and records; empty: the collective's name
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
 
-// The same of so many bytes. False: there is no such number.
+// Makes it an operation on as many bytes. False: the number of bytes does not fit into 64 bits.
 bool as_bytes(Operation &operation);
 
 // One or several operations in flight.
@@ -74,16 +81,9 @@ class Work {
   isthmus_work_t work_;
 };
 
-// A factor of sums, as a program made it for later.
-struct Scale {
-  isthmus_dtype dtype = ISTHMUS_FLOAT32;
-  double number = 1;
-  uint64_t whole = 1;  // for integers
-  const void *at = nullptr;
-};
-
 // The ranks of one communicator that are in this process. A program destroys them one after the other, on one thread. But
-// isthmus_comm_destroy of each rank waits a while for the others. So all ranks but the last are destroyed on threads of their own.
+// isthmus_comm_destroy of each rank waits a while for the others. So all ranks but the last are destroyed on threads of
+// their own.
 class LocalRanks {
  public:
   // The one object for `key`, which is the same on all ranks of the communicator.
@@ -91,8 +91,8 @@ class LocalRanks {
   explicit LocalRanks(std::string k) : key(std::move(k)) {}
   ~LocalRanks();
   void joined();  // one rank more
-  // One rank less. `act` destroys that rank: on a thread of its own, or, for the last rank, on this thread. The call for the last
-  // rank waits for the threads of the others.
+  // One rank less. `act` destroys that rank: on a thread of its own, or, for the last rank, on this thread. The call for the
+  // last rank waits for the threads of the others.
   void leave(std::function<void()> act);
   const std::string key;
 
@@ -104,47 +104,48 @@ class LocalRanks {
 
 struct Traits {
   int rank = 0, size = 0;
-  Place place;
+  DevicePlace place;
   bool blocking = true;
   std::string name;
   std::shared_ptr<LocalRanks> local_ranks;
-  std::shared_ptr<void>
-      config;             // what the program asked for, as the face keeps it; parts get the same where they ask for nothing
-  bool promised = false;  // it stands for one that is made when a group ends, and is never made itself
-  std::string vendors{};  // of its ranks, each by the first letter of its family; empty: not known
+  // The configuration that the program asked for, as the face keeps it. A part gets the same, where it asks for none.
+  std::shared_ptr<void> config;
+  bool promised = false;  // it stands for one that is made when a group ends (Target), and is never made itself
+  std::string vendors{};  // the first letter of the vendor's family, of each rank; empty: not known
 };
 
-// The meeting's settings and ours, as in isthmus_options: the device that the thread works on, and the library that the door found.
-std::string settings_of(const interpose::FrontDoor &door, const Place &place);
+// The settings for isthmus_options: the device that the thread works on, and the library that the front door found.
+std::string settings_of(const interpose::FrontDoor &door, const DevicePlace &place);
 
+// Any thread may call any function. A program may abort or destroy a communicator while another thread still makes it.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   explicit Comm(Traits traits) : traits_(std::move(traits)) { traits_.local_ranks->joined(); }
   ~Comm();
   const Traits &traits() const noexcept { return traits_; }
 
-  // How it came to be: one of both, once.
+  // Exactly one of these is called, once.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
-  void fail(Outcome why);  // it will not be
-  void pass_on();          // the vendor's library has made it, and nobody will come to this one
+  void fail(Outcome why);  // it cannot be made
+  void pass_on();          // the vendor's library has made it, and no call comes here any more
 
   Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
   isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
-  bool blocks() noexcept;                   // its calls wait for the exchange: no stream of its device waits for the host
-  Outcome run(const Operation &operation);  // waits for a barrier
+  bool blocks() noexcept;                   // its calls wait for the exchange, as no stream of its device waits for the host
+  Outcome run(const Operation &operation);  // a barrier has ended when this returns
   Outcome open();                           // whether it takes operations
   Outcome finalize();                       // waits for all that was begun
   Outcome destroy();                        // waits likewise
   void abort();
   void note(std::shared_ptr<Work> work);
-  // What the call that has just begun it can say of it. Where calls wait for the exchange, that is how the exchange ended.
+  // What the call that has just begun the work can say of it: where calls wait for the exchange, how the exchange ended.
   Outcome known(const Work &work);
 
-  int add(const Scale &scale);  // its number
-  bool find(int number, Scale &scale);
+  int add(const Factor &factor);  // its number
+  bool find(int number, Factor &factor);
   bool remove(int number);
-  int next_part() { return parts_++; }  // calls that make parts: as many on all ranks
+  int next_part() { return parts_++; }  // the number of a call that makes parts: the same on all ranks
 
  private:
   void settle(isthmus_comm_t comm, Outcome outcome);
@@ -154,25 +155,27 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::condition_variable settled_;
   bool starting_ = true, finalized_ = false, aborted_ = false;  // under mutex_
   isthmus_comm_t comm_ = nullptr;                               // under mutex_, until it is destroyed
-  Outcome failure_;                                             // under mutex_: of init
+  Outcome failure_;                                             // under mutex_; why it could not be made
   std::deque<std::shared_ptr<Work>> works_;                     // under mutex_; in the order of their calls
-  std::map<int, Scale> scales_;                                 // under mutex_
-  int next_scale_ = 0;                                          // under mutex_
+  std::map<int, Factor> factors_;                               // under mutex_
+  int next_factor_ = 0;                                         // under mutex_
   std::atomic<int> parts_{0};
   std::atomic<int> blocks_{-1};  // -1: not known yet
 };
 using CommPtr = std::shared_ptr<Comm>;
 
-// Calls the one of Isthmus' functions that it is. In a group `work` is null.
+// Calls Isthmus' function for the operation. In a group `work` is null.
 Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
-// Several, together, on one thread: they are checked when they are recorded, and nothing of them begins before they are launched,
-// which waits where one of them is a barrier. Those of one communicator are one operation for all streams that they name, as NCCL has it:
-// none begins before all these streams have come to it, and none of the streams goes on before all have ended.
+// Several operations, together, called by one thread:
+// 1. record() checks them. Nothing of them begins.
+// 2. launch() begins them, and waits where one of them is a barrier.
+// As at NCCL, the operations of one communicator are one operation for all streams that they name: none begins before all
+// these streams have come to it, and none of the streams goes on before all operations have ended.
 using Operations = std::vector<std::pair<CommPtr, Operation>>;
 class OperationGroup {
  public:
   OperationGroup() = default;
-  ~OperationGroup();  // what was not launched is given up
+  ~OperationGroup();  // gives up what was not launched
   OperationGroup(const OperationGroup &) = delete;
   OperationGroup &operator=(const OperationGroup &) = delete;
   Outcome record(const Operations &operations);
@@ -186,8 +189,8 @@ class OperationGroup {
   Outcome join_streams() const;
 
   bool open_ = false, waits_ = false;
-  std::vector<Part> parts_;  // of each communicator one
+  std::vector<Part> parts_;  // one of each communicator
 };
-Outcome run_group(const Operations &operations);  // at once
+Outcome run_group(const Operations &operations);  // both steps
 
 }  // namespace isthmus::bridge

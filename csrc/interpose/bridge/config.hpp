@@ -1,5 +1,5 @@
-// Configurations of the vendors' interfaces, as bytes. Each begins with its size, which says how much of the structure the program
-// knows.
+// Configurations of the vendors' interfaces, as bytes. Each begins with its size, which says how much of the structure the
+// program knows.
 #pragma once
 
 #include <algorithm>

@@ -118,7 +118,7 @@ class Cuda final : public EventDevices {
     get(get_device_, "cuCtxGetDevice");
     get(copy_, "cuMemcpyDtoH_v2");
   }
-  Outcome current(Place &place) override {
+  Outcome current(DevicePlace &place) override {
     if (!complete_) return missing_library();
     if (const int r = get_current_(&place.context)) return failed("cuCtxGetCurrent", r);
     place.device = 0;  // a thread that has no context yet works on the first device
@@ -126,7 +126,7 @@ class Cuda final : public EventDevices {
     const int r = get_device_(&place.device);
     return r ? failed("cuCtxGetDevice", r) : Outcome{};
   }
-  void enter(const Place &place) noexcept override {
+  void enter(const DevicePlace &place) noexcept override {
     if (complete_) set_current_(place.context);
   }
   Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
@@ -154,12 +154,12 @@ class Hip final : public EventDevices {
     get(set_device_, "hipSetDevice");
     get(copy_, "hipMemcpy");
   }
-  Outcome current(Place &place) override {
+  Outcome current(DevicePlace &place) override {
     if (!complete_) return missing_library();
     const int r = get_device_(&place.device);
     return r ? failed("hipGetDevice", r) : Outcome{};
   }
-  void enter(const Place &place) noexcept override {
+  void enter(const DevicePlace &place) noexcept override {
     if (complete_) set_device_(place.device);
   }
   Outcome read(void *to, const void *from, size_t bytes, void *stream) override {
@@ -188,13 +188,13 @@ class Acl final : public Devices {
                 get(copy_, "aclrtMemcpy");
     get(capture_info_, "aclmdlRICaptureGetInfo");  // older versions have no capture
   }
-  Outcome current(Place &place) override {
+  Outcome current(DevicePlace &place) override {
     if (!complete_) return missing("libascendcl.so");
     if (const int r = get_device_(&place.device)) return failed("aclrtGetDevice", r);
     const int r = get_current_(&place.context);
     return r ? failed("aclrtGetCurrentContext", r) : Outcome{};
   }
-  void enter(const Place &place) noexcept override {
+  void enter(const DevicePlace &place) noexcept override {
     if (complete_ && place.context) set_current_(place.context);
   }
   Outcome wait(void *stream) override {

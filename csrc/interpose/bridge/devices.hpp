@@ -1,5 +1,5 @@
-// The devices of a vendor, as far as the bridge itself uses them: on which device a thread works, streams and their order. Isthmus'
-// library does the rest.
+// The devices of a vendor, as far as the bridge itself uses them: on which device a thread works, streams and their order.
+// Isthmus' library does the rest.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace isthmus::bridge {
 
 // The device that a thread works on.
-struct Place {
+struct DevicePlace {
   int device = 0;
   void *context = nullptr;  // the vendor's context, where the vendor has such
 };
@@ -17,8 +17,8 @@ struct Place {
 class Devices {
  public:
   virtual ~Devices() = default;
-  virtual Outcome current(Place &place) = 0;            // of the calling thread
-  virtual void enter(const Place &place) noexcept = 0;  // the calling thread works there from now on
+  virtual Outcome current(DevicePlace &place) = 0;            // of the calling thread
+  virtual void enter(const DevicePlace &place) noexcept = 0;  // the calling thread works there from now on
   // Waits until the stream has done what it holds. Refused while the stream is being captured into a graph.
   virtual Outcome wait(void *stream) = 0;
   // Copies a few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
@@ -48,12 +48,12 @@ class DeviceGuard {
 
  private:
   Devices &devices_;
-  Place before_;
+  DevicePlace before_;
   const bool known_;
 };
 
-// The devices of `kind`: "cuda", "hip" or "acl". `look_up` finds what the collective library and the libraries that it needs export.
-// Where a function of the vendor's runtime is missing, the calls say so.
+// The devices of `kind`: "cuda", "hip" or "acl". `look_up` finds what the collective library and the libraries that it needs
+// export. Where a function of the vendor's runtime is missing, the calls say so.
 Devices &devices(const char *kind, void *(*look_up)(const char *));
 
 }  // namespace isthmus::bridge

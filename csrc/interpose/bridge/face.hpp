@@ -1,5 +1,5 @@
-// What the faces share. A face is the bridge as the programs of one vendor see it: with the names, the numbers and the groups of that
-// vendor's library.
+// What the faces share. A face is the bridge as the programs of one vendor see it: with the names, the numbers and the
+// groups of that vendor's library.
 #pragma once
 
 #include <exception>
@@ -26,13 +26,14 @@ constexpr const char *kNoHandle =
     "too many communicators that span vendors are in use, or there is no memory for their handles";
 
 enum class Level { Info = 2, Warn = 3 };  // as FrontDoor::say has them
-// When the operations of a group are checked. `Late`: when every communicator that the group makes is there. `EarlyAndLate`: also
-// before anything of the group is made, and what they wait for is waited for again behind the real library's part.
+// When the operations of a group are checked. `Late`: when every communicator that the group makes is there. `EarlyAndLate`:
+// also before anything of the group is made, and what they wait for is waited for again behind the real library's part.
 enum class GroupCheck { Late, EarlyAndLate };
 
 struct FaceRules {
   const char *group_end;  // the name of the function that ends a group
-  // Numbers: a wrong argument; a pointer that is NULL; the real library lacks the function; no handle is free; no memory, no thread.
+  // Numbers: a wrong argument; a pointer that is NULL; the real library lacks the function; no handle is free; no memory, no
+  // thread.
   Result argument, null, missing, no_handle, system;
   // No failure: the call has returned, and its work goes on. kOk: the vendor has no such number.
   Result in_progress;
@@ -49,7 +50,8 @@ class Face {
   Face(const Face &) = delete;
   Face &operator=(const Face &) = delete;
 
-  // Takes the door, for good. False: the door was built with another list of calls, or the face serves the door of another vendor.
+  // Takes the door, for good. False: the door was built with another list of calls, or the face serves the door of another
+  // vendor.
   bool serve(const FrontDoor *door, uint32_t digest);
   const FaceRules &rules() const noexcept { return rules_; }
   const FrontDoor &door() const noexcept { return *door_; }
@@ -101,8 +103,8 @@ class Face {
   const FrontDoor *door_ = nullptr;
 };
 
-// A function of a face as a front door calls it. Nothing is thrown into a door, or into the program before it: no memory and no
-// thread are failures like others.
+// A function of a face as a front door calls it. Nothing is thrown into a door, or into the program before it: no memory and
+// no thread are failures like others.
 template <auto FaceOf, auto Function>
 struct GuardedCall;
 template <auto FaceOf, class... Arguments, Result (*Function)(Arguments...)>

@@ -50,7 +50,8 @@ class HcclFace final : public Face {
     if (first) say(Level::Warn, text);
   }
   void tell_thrown(const char *what) noexcept override { door().say(static_cast<int>(Level::Warn), what); }
-  // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream before.
+  // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream
+  // before.
   Outcome prepare(const Comm &comm, Operation &operation) override {
     if (operation.call != Call::Barrier) return {};
     const DeviceGuard guard(devices());

@@ -13,7 +13,7 @@ using namespace interpose::hccl;  // its codes and types
 constexpr int kOpCount = 4;
 constexpr isthmus_redop kOps[kOpCount] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN};
 
-// How Isthmus calls a type, and whether it adds what HCCL means by it; nothing: there is no such type, or none that can be moved.
+// What a number of HCCL's means: the type as Isthmus calls it, whether Isthmus can move it, whether Isthmus can add it.
 struct Meaning {
   isthmus_dtype dtype;
   bool known, adds;
@@ -34,7 +34,7 @@ Meaning meaning(Type type) {
     case 11: return {ISTHMUS_BFLOAT16, true, true};
     case 15: return {ISTHMUS_FLOAT8_E4M3FN, true, true};
     case 16: return {ISTHMUS_FLOAT8_E5M2, true, true};
-    case 14:  // Huawei's own 8-bit float, and one that is nothing but an exponent
+    case 14:  // Huawei's own 8-bit float, and a float that is nothing but an exponent
     case 17: return {ISTHMUS_UINT8, true, false};
     default: return {ISTHMUS_UINT8, false, false};
   }
@@ -105,8 +105,8 @@ class HcclCheck : public CallCheck<HcclCheck> {
   void check_memory(const Operation &o) {
     if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
   }
-  // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end alone. Ranks of
-  // other vendors match such a message.
+  // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end
+  // alone. Ranks of other vendors match such a message.
   bool skips(const Operation &o) const noexcept {
     return (o.call == Call::Send || o.call == Call::Recv) && o.count == 0 &&
            comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
@@ -176,7 +176,7 @@ Result all_to_all_v(const void *from, const void *from_counts, const void *from_
       .counts(check.operation.recv_displs, to_displs)
       .go();
 }
-// The counts of all: row i is what rank i sends to each. The parts lie one behind the other.
+// The matrix has the counts of all ranks: row i is what rank i sends to each. The parts lie one behind the other.
 Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const void *to, Type to_type, Handle comm,
                      Stream stream) {
   HcclCheck check("HcclAlltoAllVC", comm, Call::AllToAllV, stream);

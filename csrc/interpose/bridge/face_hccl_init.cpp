@@ -1,4 +1,5 @@
-// How HCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or Isthmus.
+// How HCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or
+// Isthmus.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -23,8 +24,8 @@ constexpr size_t kMaxConfig = 1 << 16;
 constexpr size_t kIdBytes = 128;
 constexpr size_t kIdAt = sizeof RootInfo::bytes - kIdBytes;
 
-// The ticket stands at the end of the root info. Where another vendor's program made the id, the ticket may also stand where that
-// program put the id: at the beginning of what it read as a root info.
+// The ticket stands at the end of the root info. Where another vendor's program made the id, the ticket may also stand where
+// that program put the id: at the beginning of what it read as a root info.
 bool read_ticket(const RootInfo &root, Tail &tail) {
   const std::span<const unsigned char> bytes(root.bytes);
   return read_tail(bytes, tail) || read_tail(bytes.first(kIdBytes), tail);
@@ -70,8 +71,8 @@ class HcclInit final : public Init {
   const std::function<Result()> real_init_;
 };
 
-// The meetings of further root infos end. Ranks of other vendors may know the first root info alone, so the ranks of HCCL share the
-// others among them.
+// The meetings of further root infos end. Ranks of other vendors may know the first root info alone, so the ranks of HCCL
+// share the others among them.
 Result HcclInit::arrive() {
   meet(arrival);
   const auto of_ours = [&](const Record &one) { return std::strcmp(one.family, arrival.mine.family) == 0; };
@@ -124,7 +125,8 @@ bool may_span(uint32_t size, const RootInfo *root, uint32_t rank, const Handle *
   return out && root && size >= 1 && size <= INT_MAX && rank < size;
 }
 
-// HCCL's published source writes a description of the root to the beginning, of 200 bytes or so, and reads no more. So do both calls.
+// In both calls HCCL's published source writes a description of the root to the beginning, of 200 bytes or so, and reads no
+// more.
 Result make_root_info(const char *call, RootInfo *root) {
   auto *f = face().real<Result(RootInfo *)>(call);
   if (!f) return face().lacks(call);
@@ -162,7 +164,8 @@ Result init_real_scalable(uint32_t size, uint32_t count, const RootInfo *roots, 
 Result get_root_info(RootInfo *root) { return make_root_info("HcclGetRootInfo", root); }
 Result get_root_info_scalable(RootInfo *root) { return make_root_info("HcclGetRootInfoScalable", root); }
 
-// In a group the real library's calls are made with copies: the program's variables may hold something else when the group ends.
+// In a group the real library's calls are made with copies: the program's variables may hold something else when the group
+// ends.
 Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out) {
   if (!may_span(size, root, rank, out)) return init_real(size, root, rank, out);
   std::function<Result()> real = [=] { return init_real(size, root, rank, out); };
@@ -229,7 +232,8 @@ Result check_members(const Traits &traits, uint32_t count, const uint32_t *ranks
       "rank " + std::to_string(*alien) + " is not HCCL's, and would not call this: a part is of HCCL's ranks alone");
 }
 
-// The first member makes a root info, and sends it to the others. Only the members call, so nothing is collective over the parent.
+// The first member makes a root info, and sends it to the others. Only the members call, so nothing is collective over the
+// parent.
 Result share_root_info(Comm &parent, uint32_t count, const uint32_t *ranks, int tag, RootInfo &root) {
   const auto rank_of = [&](uint32_t q) { return static_cast<int>(ranks[q]); };
   if (rank_of(0) != parent.traits().rank)

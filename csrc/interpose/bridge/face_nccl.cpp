@@ -20,7 +20,7 @@ using interpose::kSuccess;
 using interpose::kSystemError;
 using interpose::kTimeout;
 
-// The texts of what the standard library throws, which are few.
+// The text stays for good. What the standard library throws has few texts.
 const char *no_memory(const char *what) noexcept {
   try {
     return keep(std::string("Isthmus: ") + what);
@@ -61,8 +61,8 @@ class NcclFace final : public Face {
     if (why) door().keep(why);
   }
   Outcome prepare(const Comm &comm, Operation &operation) override { return read_factor(comm, operation); }
-  // By a call that fails: then nothing of the group is launched. RCCL looks into a communicator before it looks whether it is one, so
-  // RCCL gets another call than NCCL.
+  // By a call that fails: then nothing of the group is launched. RCCL looks into a communicator before it looks whether it
+  // is one, so RCCL gets another call than NCCL.
   void spoil_group() override {
     constexpr int kFloat = 7, kSum = 0;
     if (std::strcmp(door().family, "rccl") == 0) {
@@ -97,7 +97,8 @@ Result device(Handle comm, int *out) {
   return answer("ncclCommCuDevice", comm, out, [](const Traits &t) { return t.place.device; });
 }
 
-// Behind what is said here, whatever a newer vendor's adds: no interface for kernels, no windows, no network of its own, so zeros.
+// A newer vendor's structure has more members than are known here. They become zeros: no interface for kernels, no windows,
+// no network of its own.
 Result properties(Handle handle, void *out) {
   constexpr const char *kCall = "ncclCommQueryProperties";
   constexpr size_t kMost = 4096;
@@ -113,14 +114,14 @@ Result properties(Handle handle, void *out) {
   head.rank = t.rank;
   head.nRanks = t.size;
   head.cudaDev = t.place.device;
-  head.nvmlDev = -1;  // its number in the vendor's management library is not known
+  head.nvmlDev = -1;  // the device's number in the vendor's management library is not known
   std::memset(out, 0, head.size);
   std::memcpy(out, &head, sizeof head);
   return kSuccess;
 }
 
-// Registering is a hint, and its answer where the vendor does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) is a success without
-// a handle, which may be given back.
+// Registering memory is a hint. A vendor that does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) answers with
+// success and no handle, which a program may give back. So does this.
 Result register_nothing(const char *call, Handle handle, void **out) {
   if (!bridge::find(handle)) return no_comm(call);
   if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
@@ -144,7 +145,7 @@ Result deregister_window(Handle comm, interpose::Window given) {
 Result async_error(Handle handle, Result *out) {
   constexpr const char *kCall = "ncclCommGetAsyncError";
   const CommPtr comm = bridge::find(handle);
-  if (!comm) {  // since the door looked it may have become the vendor's
+  if (!comm) {  // the handle may have become an alias since the front door looked
     const Handle known = bridge::behind(handle);
     auto *f = known ? real<Result(Handle, Result *)>(kCall) : nullptr;
     return f ? f(known, out) : no_comm(kCall);
@@ -171,7 +172,8 @@ Result finalize(Handle handle) {
     return refused(kInvalidArgument, "ncclCommFinalize", o.text);
   return failed("ncclCommFinalize", comm->finalize());
 }
-// A communicator of the vendor's, by either of its handles: that one of ours stands for it is over with it. False: it is none.
+// Ends a communicator of the vendor's, by either of its handles: the vendor's own, or the alias. The alias is dropped.
+// False: there is no alias of it.
 bool end_real(const char *call, Handle handle, Result &result) {
   Handle known = bridge::behind(handle);
   if (!known) {
@@ -191,7 +193,7 @@ Result destroy(Handle handle) {
     return refused(kInvalidUsage, kCall, "the communicator is made when the group ends, and that has not ended");
   comm = bridge::take_back(handle);
   if (comm) return failed(kCall, comm->destroy());
-  Result ended;  // it may have become the vendor's meanwhile
+  Result ended;  // the handle may have become an alias meanwhile
   return end_real(kCall, handle, ended) ? ended : no_comm(kCall);
 }
 Result abort(Handle handle) {
@@ -199,7 +201,7 @@ Result abort(Handle handle) {
   Result ended;
   if (end_real(kCall, handle, ended)) return ended;
   const CommPtr comm = bridge::take_back(handle);
-  if (!comm) return end_real(kCall, handle, ended) ? ended : no_comm(kCall);  // it may have become the vendor's meanwhile
+  if (!comm) return end_real(kCall, handle, ended) ? ended : no_comm(kCall);  // likewise
   comm->abort();
   return kSuccess;
 }

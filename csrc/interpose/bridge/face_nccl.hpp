@@ -47,7 +47,8 @@ Result aborted(const char *call);           // by the program, before its group 
 // An element of this type at `p`: as an integer of the type's width, and as a number where the type is a float.
 uint64_t bits_of(isthmus_dtype type, const void *p);
 double number_at(isthmus_dtype type, const void *p);
-// Where the factor of a sum lies on the device, reads it: as it is when the stream comes to the operation. Waits for the stream.
+// Reads the factor of the operation, where that lies on the device: as it is when the stream comes to the operation. So this
+// waits for the stream.
 Outcome read_factor(const Comm &comm, Operation &operation);
 
 // NCCL's numbers of types and reductions, in their order.

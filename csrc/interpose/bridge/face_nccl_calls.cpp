@@ -32,19 +32,17 @@ class NcclCheck : public CallCheck<NcclCheck> {
   }
   NcclCheck &op(Op op) {
     if (!good()) return *this;
-    Scale scale;
+    Factor factor;
     if (op >= 0 && op < kOpCount) {
       operation.op = kOps[op];
-    } else if (!comm_->find(op - kOpCount, scale)) {
+    } else if (!comm_->find(op - kOpCount, factor)) {
       fail(kInvalidArgument, "reduction " + std::to_string(op) + " is none, or was destroyed");
-    } else if (scale.dtype != operation.dtype) {
-      fail(kInvalidArgument, std::string("the factor of the reduction is ") + isthmus_dtype_name(scale.dtype) +
+    } else if (factor.dtype != operation.dtype) {
+      fail(kInvalidArgument, std::string("the factor of the reduction is ") + isthmus_dtype_name(factor.dtype) +
                                  ", the data " + isthmus_dtype_name(operation.dtype));
     } else {
       operation.op = ISTHMUS_PREMUL_SUM;
-      operation.scale = scale.number;
-      operation.factor = scale.whole;
-      operation.scale_at = scale.at;
+      operation.factor = factor;
     }
     return *this;
   }

@@ -12,11 +12,12 @@ using interpose::kSuccess;
 using interpose::Op;
 using interpose::Type;
 
+// The value of a 16-bit or 8-bit float.
 double small_float(unsigned bits, int exponent_bits, int mantissa_bits) {
   const unsigned mantissa = bits & ((1u << mantissa_bits) - 1),
                  exponent = bits >> mantissa_bits & ((1u << exponent_bits) - 1);
   const int bias = (1 << (exponent_bits - 1)) - 1;
-  const bool e4m3 = exponent_bits == 4;  // has no infinity, and one NaN
+  const bool e4m3 = exponent_bits == 4;  // this one has no infinity, and one NaN
   const bool top = exponent == (1u << exponent_bits) - 1;
   const double sign = bits >> (exponent_bits + mantissa_bits) & 1 ? -1 : 1;
   if (top && (!e4m3 || mantissa == 7)) return mantissa ? __builtin_nan("") : sign * __builtin_inf();
@@ -53,16 +54,16 @@ double number_at(isthmus_dtype type, const void *p) {
 }
 
 Outcome read_factor(const Comm &comm, Operation &o) {
-  if (!o.scale_at) return {};
+  if (!o.factor.at) return {};
   unsigned char bytes[8] = {};
-  Place before;
+  DevicePlace before;
   if (Outcome now = devices().current(before); !now.ok()) return now;
   devices().enter(comm.traits().place);
-  Outcome read = devices().read(bytes, o.scale_at, isthmus_dtype_size(o.dtype), o.stream);
+  Outcome read = devices().read(bytes, o.factor.at, isthmus_dtype_size(o.dtype), o.stream);
   devices().enter(before);
   if (!read.ok()) return read;
-  o.scale = number_at(o.dtype, bytes);
-  o.factor = bits_of(o.dtype, bytes);
+  o.factor.number = number_at(o.dtype, bytes);
+  o.factor.bits = bits_of(o.dtype, bytes);
   return read;
 }
 
@@ -74,15 +75,15 @@ Result create_premul_sum(Op *op, void *scalar, Type type, int residence, Handle 
   if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, kCall, o.text);
   if (!op || !scalar || type < 0 || type >= kTypeCount || (residence != kDevice && residence != kHost))
     return refused(kInvalidArgument, kCall, "an argument is NULL or out of range");
-  Scale s;
-  s.dtype = kTypes[type];
+  Factor factor;
+  factor.dtype = kTypes[type];
   if (residence == kHost) {
-    s.number = number_at(s.dtype, scalar);
-    s.whole = bits_of(s.dtype, scalar);
+    factor.number = number_at(factor.dtype, scalar);
+    factor.bits = bits_of(factor.dtype, scalar);
   } else {
-    s.at = scalar;
+    factor.at = scalar;
   }
-  *op = comm->add(s) + kOpCount;
+  *op = comm->add(factor) + kOpCount;
   return kSuccess;
 }
 Result destroy_op(Op op, Handle handle) {

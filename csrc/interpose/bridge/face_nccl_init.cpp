@@ -1,5 +1,5 @@
-// How NCCL's and RCCL's communicators come to be: the census of their ranks, then the real library's call as the program made it, or
-// Isthmus.
+// How NCCL's and RCCL's communicators come to be: the census of their ranks, then the real library's call as the program
+// made it, or Isthmus.
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
@@ -223,7 +223,8 @@ std::vector<Tail> tails_of(std::span<const UniqueId> ids) {
 }
 
 using RealInit = std::function<Result(Handle *, Config *)>;
-// `real_init` is called with the configuration that it is given: the program's, or a copy. The census is held with the first id.
+// `real_init` is called with the configuration that it is given: the program's, or a copy. The census is held with the first
+// id.
 Result init(const char *call, Handle *out, int size, std::span<const UniqueId> ids, int rank, const Config *config,
             const RealInit &real_init, TargetPtr target = nullptr) {
   CommRequest request;

@@ -1,5 +1,5 @@
-// Parts of communicators that span vendors: made over the parent, without a rendezvous of their own. A part that one vendor's library can
-// serve is that library's.
+// Parts of communicators that span vendors. They are made over the parent, without a rendezvous of their own. A part that
+// one vendor's library can serve is that library's.
 #include <algorithm>
 #include <cstring>
 
@@ -13,12 +13,15 @@ using interpose::kInvalidArgument;
 using interpose::kSuccess;
 using interpose::kSystemError;
 
+constexpr const char *kSplit = "ncclCommSplit";
+
+// What a rank says in ncclCommSplit.
 struct Choice {
   Record who;
   int32_t color, key;
 };
 
-// Over the parent: every rank's `mine`.
+// Gathers every rank's `mine`, over the parent.
 template <class T>
 Outcome all_gather(const CommPtr &parent, const T &mine, std::vector<T> &all) {
   all.resize(static_cast<size_t>(parent->traits().size));
@@ -40,67 +43,104 @@ bool one_vendor(const std::vector<Choice> &all, const std::vector<int> &part) {
   return one_island(who);
 }
 
-// What the call asks for; where it does not say, what the parent was made with, as NCCL has it.
+// The configuration of a part: the program's, or, as at NCCL, the parent's where the program gives none.
 std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *config) {
   return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
 }
 
-Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
-                 const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
-  constexpr const char *kCall = "ncclCommSplit";
-  const Traits &t = parent->traits();
+// One call of ncclCommSplit. `number` counts such calls of the parent.
+class SplitCall {
+ public:
+  SplitCall(CommPtr parent, int number, int color, int key, Target &target, const std::shared_ptr<KeptConfig> &config,
+            const CommRequest &request)
+      : parent_(std::move(parent)),
+        number_(number),
+        color_(color),
+        key_(key),
+        target_(target),
+        config_(config),
+        request_(request),
+        name_(request.name.empty() ? parent_->traits().name + "/split" : request.name) {}
+  // The steps, of which all ranks of the parent take part in 1, 2 and 3:
+  // 1. Every rank hears what every rank chose. So it knows of every part whether one vendor's library serves that.
+  // 2. Where there are parts of a vendor's, their first ranks send unique ids.
+  // 3. Where there are parts that span vendors, Isthmus splits the parent. Ranks of a vendor's part take no color there.
+  // 4. This rank makes its part.
+  Result run();
+
+ private:
+  Outcome share_ids(bool vendors, int rank);
+  Result make_vendors(int rank);
+  Result adopt(isthmus_comm_t part, int rank);
+
+  const CommPtr parent_;
+  const int number_, color_, key_;
+  Target &target_;
+  const std::shared_ptr<KeptConfig> &config_;
+  const CommRequest &request_;
+  const std::string name_;
+  std::vector<int> mine_;    // the ranks of this rank's part; empty: it is in none
+  UniqueId id_{};            // of this rank's part, where that is a vendor's
+  Result no_id_ = kSuccess;  // why this rank could not make one
+};
+
+Result SplitCall::run() {
   std::vector<Choice> all;
-  if (const Outcome o = all_gather(parent, Choice{record_of(door().family, door().version), color, key}, all); !o.ok())
-    return failed(kCall, o);
-  // What every rank knows of every part.
+  if (const Outcome o = all_gather(parent_, Choice{record_of(door().family, door().version), color_, key_}, all); !o.ok())
+    return failed(kSplit, o);
   bool any_vendors = false, any_spans = false;
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].color < 0) continue;
-    (one_vendor(all, part_of(all, all[r].color)) ? any_vendors : any_spans) = true;
-  }
-  const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
-  const bool vendors = !mine.empty() && one_vendor(all, mine);
-  const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), t.rank) - mine.begin());
-  Result result = kSuccess;
-  UniqueId id{};
-  if (any_vendors) {
-    if (vendors && rank == 0) {
-      result = call_real<Result(UniqueId *)>("ncclGetUniqueId", &id);
-      if (result != kSuccess) id = {};
-    }
-    std::vector<UniqueId> ids;
-    if (const Outcome o = all_gather(parent, id, ids); !o.ok()) return failed(kCall, o);
-    if (vendors) id = ids[static_cast<size_t>(mine[0])];
-  }
+  for (const Choice &one : all)
+    if (one.color >= 0) (one_vendor(all, part_of(all, one.color)) ? any_vendors : any_spans) = true;
+  if (color_ >= 0) mine_ = part_of(all, color_);
+  const bool vendors = !mine_.empty() && one_vendor(all, mine_);
+  const int rank = static_cast<int>(std::find(mine_.begin(), mine_.end(), parent_->traits().rank) - mine_.begin());
+  if (any_vendors)
+    if (const Outcome o = share_ids(vendors, rank); !o.ok()) return failed(kSplit, o);
   isthmus_comm_t part = nullptr;
-  const std::string name = request.name.empty() ? t.name + "/split" : request.name;
   if (any_spans) {
-    const Outcome o = outcome(isthmus_comm_split(parent->get(), vendors ? -1 : color, key, name.c_str(), &part));
-    if (!o.ok()) return failed(kCall, o);
+    const Outcome o = outcome(isthmus_comm_split(parent_->get(), vendors ? -1 : color_, key_, name_.c_str(), &part));
+    if (!o.ok()) return failed(kSplit, o);
   }
-  if (mine.empty()) return kSuccess;
-  face().say(Level::Info, std::string(kCall) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine.size()) +
+  if (mine_.empty()) return kSuccess;
+  face().say(Level::Info, std::string(kSplit) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine_.size()) +
                               ": " + (vendors ? door().name : "Isthmus") +
                               (vendors ? " gets the part" : " carries the part"));
-  if (vendors) {
-    if (result != kSuccess) return result;
-    constexpr UniqueId kNone{};
-    if (std::memcmp(&id, &kNone, sizeof id) == 0)
-      return refused(kSystemError, kCall, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
-    Handle *out = target.vendors();
-    return out ? init_real(out, static_cast<int>(mine.size()), id, rank, config->get()) : aborted(kCall);
-  }
-  const std::string ranks_key = t.local_ranks->key + "/" + std::to_string(number) + "/" + std::to_string(color);
-  const auto comm = std::make_shared<Comm>(
-      Traits{rank, static_cast<int>(mine.size()), t.place, request.blocking, name, LocalRanks::of(ranks_key), config});
-  comm->adopt(part);
-  const bool given_up = target.given_up();
-  if (target.put(comm)) return kSuccess;
-  comm->abort();
-  return given_up ? aborted(kCall) : no_handle(kCall);
+  return vendors ? make_vendors(rank) : adopt(part, rank);
 }
 
-// There is nothing that the program could ask again: the call is refused while its parent is being made.
+Outcome SplitCall::share_ids(bool vendors, int rank) {
+  if (vendors && rank == 0) {
+    no_id_ = call_real<Result(UniqueId *)>("ncclGetUniqueId", &id_);
+    if (no_id_ != kSuccess) id_ = {};
+  }
+  std::vector<UniqueId> ids;
+  const Outcome o = all_gather(parent_, id_, ids);
+  if (o.ok() && vendors) id_ = ids[static_cast<size_t>(mine_[0])];
+  return o;
+}
+
+Result SplitCall::make_vendors(int rank) {
+  if (no_id_ != kSuccess) return no_id_;
+  constexpr UniqueId kNone{};
+  if (std::memcmp(&id_, &kNone, sizeof id_) == 0)
+    return refused(kSystemError, kSplit, "rank " + std::to_string(mine_[0]) + " got no unique id from its library");
+  Handle *out = target_.vendors();
+  return out ? init_real(out, static_cast<int>(mine_.size()), id_, rank, config_->get()) : aborted(kSplit);
+}
+
+Result SplitCall::adopt(isthmus_comm_t part, int rank) {
+  const Traits &t = parent_->traits();
+  const std::string key = t.local_ranks->key + "/" + std::to_string(number_) + "/" + std::to_string(color_);
+  const auto comm = std::make_shared<Comm>(
+      Traits{rank, static_cast<int>(mine_.size()), t.place, request_.blocking, name_, LocalRanks::of(key), config_});
+  comm->adopt(part);
+  const bool given_up = target_.given_up();
+  if (target_.put(comm)) return kSuccess;
+  comm->abort();
+  return given_up ? aborted(kSplit) : no_handle(kSplit);
+}
+
+// A call is refused while its parent is being made: an answer "in progress" would leave the program nothing to ask later.
 Result not_ready(const char *call, const Outcome &o) {
   return o.code == ISTHMUS_IN_PROGRESS ? refused(kInvalidArgument, call, o.text) : failed(call, o);
 }
@@ -116,7 +156,7 @@ Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
   return act();
 }
 
-// What the program has when the call returns.
+// What the program has when the call returns. Null: there is no handle.
 TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
   auto target = std::make_shared<Target>(out);
   *out = nullptr;
@@ -127,23 +167,22 @@ TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
 }  // namespace
 
 Result split(Handle handle, int color, int key, Handle *out, Config *config) {
-  constexpr const char *kCall = "ncclCommSplit";
   const CommPtr parent = bridge::find(handle);
-  if (!parent) return note(refused(kInvalidArgument, kCall, "the communicator was destroyed or aborted"));
+  if (!parent) return note(refused(kInvalidArgument, kSplit, "the communicator was destroyed or aborted"));
   CommRequest request;
   if (!out || color < -1)
-    return note(refused(kInvalidArgument, kCall, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
-  if (!read(config, request)) return note(refused(kInvalidArgument, kCall, "the configuration was not initialised"));
+    return note(refused(kInvalidArgument, kSplit, "newcomm is NULL, or the color is negative and not NCCL_SPLIT_NOCOLOR"));
+  if (!read(config, request)) return note(refused(kInvalidArgument, kSplit, "the configuration was not initialised"));
   if (!config) request.blocking = parent->traits().blocking;
-  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kCall, o));
+  if (const Outcome o = parent->status(); !o.ok()) return note(not_ready(kSplit, o));
   const auto kept = inherited(parent, config);
   const TargetPtr target = color < 0 ? nullptr : target_of(parent, out, request.blocking);
   if (color < 0) *out = nullptr;
-  else if (!target) return note(no_handle(kCall));
+  else if (!target) return note(no_handle(kSplit));
   const int number = parent->next_part();
   return act_or_defer(parent, [=] {
     Target none(out);
-    return split_now(parent, number, color, key, target ? *target : none, kept, request);
+    return SplitCall(parent, number, color, key, target ? *target : none, kept, request).run();
   });
 }
 
@@ -165,7 +204,7 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
     return note(refused(kInvalidArgument, kCall,
                         "flags " + std::to_string(flags) + ": neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT"));
   const isthmus_comm_t over = parent->get();
-  // One whose ranks have failed or are gone is what aborting is for.
+  // A parent whose ranks have failed or are gone is what NCCL_SHRINK_ABORT is for.
   if (const Outcome o = parent->status(); !o.ok() && (flags == kDefault || !over)) return note(not_ready(kCall, o));
   std::vector<int> left;
   for (int r = 0; r < parent->traits().size; ++r)
@@ -178,8 +217,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (!target) return note(no_handle(kCall));
   if (flags == kAbort) isthmus_comm_abort(over, "ncclCommShrink with NCCL_SHRINK_ABORT");
   return act_or_defer(parent, [=] {
-    // Those who are excluded do not call, and may be gone, so nothing is collective over the parent: the first who remains gives the others
-    // an id.
+    // Those who are excluded do not call, and may be gone, so nothing is collective over the parent: the first who remains
+    // gives the others an id.
     std::vector<UniqueId> ids(left.size());
     UniqueId id{};
     if (mine == 0)

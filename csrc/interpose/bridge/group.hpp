@@ -16,7 +16,8 @@ namespace isthmus::bridge {
 struct Pending {
   std::vector<std::shared_ptr<Init>> inits;
   Operations operations;
-  // A call that is collective over a communicator: it is made when the group ends, on a thread that works on that one's device.
+  // A call that is collective over a communicator: it is made when the group ends, on a thread that works on that one's
+  // device.
   struct Deferred {
     CommPtr parent;
     std::function<Result()> act;
@@ -47,8 +48,8 @@ class RealGroup {
 // 1. Check the operations, where nothing must be made before them (GroupCheck).
 // 2. Hold the census of every communicator that the group makes, all at once: ranks of other processes wait for each.
 // 3. Make the real library's communicators in the real library's group, which is still open.
-// 4. End the real library's group. Where something was refused, spoil that group first, so that nothing of it is launched. Vendors
-//    whose groups cannot fail launch their part.
+// 4. End the real library's group. Where something was refused, spoil that group first, so that nothing of it is launched.
+//    Vendors whose groups cannot fail launch their part.
 // 5. Make Isthmus' communicators, all at once, then the parts of communicators.
 // 6. Launch Isthmus' operations.
 // Nothing of Isthmus' part begins before the real library's part is on its way, nor where that failed.

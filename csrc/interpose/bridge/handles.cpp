@@ -21,16 +21,16 @@ namespace {
 
 constexpr uintptr_t kStep = 64;
 constexpr uint64_t kInvalid = 4;  // an argument, as NCCL numbers errors
-// The rest of the range is for those who read on behind a handle: to them a communicator is a large struct.
+// The other half of the range is for libraries that read on behind a handle: to them a communicator is a large struct.
 constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 
 struct Table {
   std::shared_mutex mutex;
   std::vector<std::shared_ptr<Comm>> comms;  // by place
   bool has(size_t place, const std::shared_ptr<Comm> &comm) const { return place < comms.size() && comms[place] == comm; }
-  std::deque<size_t> free;  // places, the one that has been free longest first: a stale handle is long known for what it is
+  std::deque<size_t> free;  // places, the longest free one first: so a stale handle stays stale for long
 };
-// By place: the vendor's handle that one of ours stands for, written by the vendor's library. Read in every call with such a handle, so
+// By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads it, so
 // without a lock.
 constinit std::atomic<void *> the_aliases[kMost];
 Table &table() {
@@ -38,11 +38,16 @@ Table &table() {
   return *the_table;
 }
 
-// What stands in each word of the range: all ones in the lower half, so that whoever looks for a communicator that was destroyed before
-// looks at the number that they begin with finds a rank or a number of ranks of -1; and as a whole, the address of zeros, for NCCL looks
-// whether a flag that its communicator points to is set before it looks at that number (ncclCommFinalize). The upper half is 4 where that
-// can be had: versions that know no such number (before 2.20) take it for the communicator's state, and 4 is an invalid argument. The
-// address is odd, so processors that load nothing of the kind across a boundary (AArch64, where the load is an atomic one) end there.
+// What each word of the range holds. A vendor's library may take a destroyed handle of ours for a communicator of its own,
+// and read there. The word makes the library refuse it:
+// - The lower half is all ones. NCCL looks for a number that its communicators begin with. A library that does not look for
+//   that number first finds a rank, or a number of ranks, of -1.
+// - The word as a whole is the address of zeros. ncclCommFinalize looks, before that number, whether a flag is set that the
+//   communicator points to.
+// - The upper half is 4, where such an address can be had. Versions before NCCL 2.20 know no such number. They take the
+//   upper half for the communicator's state, and 4 is an invalid argument.
+// The address is odd. A processor that loads nothing of the kind across a boundary ends the program there (AArch64, where
+// the load is an atomic one).
 uint64_t word() {
   constexpr uint64_t kSpan = uint64_t{1} << 32, kFirst = kInvalid + 1;
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -53,14 +58,14 @@ uint64_t word() {
     return got == want;
   };
   if (zeros_around(kFirst * kSpan)) return kFirst * kSpan - 1;
-  // Something of the program's is there, or a sanitizer's: where there is room below the range.
+  // Something of the program's or of a sanitizer's lies there. So look for room below the range.
   uint64_t boundary = reserve_handles() / kSpan * kSpan;
   for (int tries = 0; tries < 4096 && boundary > kSpan; ++tries, boundary -= kSpan)
     if (zeros_around(boundary)) return boundary - 1;
   return ~uint64_t{0};
 }
 
-// Makes the range readable: one piece of memory, again and again.
+// Makes the range readable: one piece of memory is mapped again and again.
 bool fill() {
   constexpr size_t kPiece = size_t{2} << 20;
   static_assert(interpose::kHandleBytes % kPiece == 0);
@@ -163,7 +168,8 @@ void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);
   return place < kMost ? the_aliases[place].load(std::memory_order_acquire) : nullptr;
 }
-// The vendor's library writes a handle at any time, so there is no list by their values; only where a communicator ends is one looked for.
+// The vendor's library writes a handle at any time, so there is no index by value. The search runs only where a communicator
+// ends.
 void *alias_of(const void *real) noexcept {
   if (!real) return nullptr;
   Table &t = table();
@@ -180,7 +186,7 @@ void drop_alias(const void *handle) noexcept {
   const std::lock_guard lock(t.mutex);
   try {
     t.free.push_back(place);
-  } catch (const std::exception &) {}  // no memory: it is not used again
+  } catch (const std::exception &) {}  // no memory: the place is not used again
 }
 
 }  // namespace isthmus::bridge

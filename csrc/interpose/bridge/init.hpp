@@ -41,7 +41,7 @@ class Init : public std::enable_shared_from_this<Init> {
 
   const char *const call;  // the name of the function
   std::string name;        // that the program asked for; empty: none
-  Place place;
+  DevicePlace place;
   Arrival arrival;
   bool started = false;
 

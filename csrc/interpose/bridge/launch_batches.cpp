@@ -10,8 +10,8 @@ namespace isthmus::bridge {
 // Two communicators fit into one batch:
 // 1. where neither blocks, so that no call waits for the exchange; or
 // 2. where both work on one device and are not ranks of one communicator.
-// Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps the
-// order of the program, so the calls of one batch meet each other's.
+// Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps
+// the order of the program, so the calls of one batch meet each other's.
 void LaunchBatches::take(Operations operations) {
   std::vector<std::vector<CommPtr>> members;  // of each batch, each once
   const auto fits = [](const CommPtr &one, const CommPtr &other) {
@@ -88,7 +88,7 @@ Outcome LaunchBatches::stand_in() {
   for (Operations &batch : batches_)
     for (auto &[comm, operation] : batch) {
       if (!devices_.of_thread(operation.stream)) continue;
-      const Place &place = comm->traits().place;
+      const DevicePlace &place = comm->traits().place;
       const auto same = [&](const StandIn &s) { return s.place.device == place.device; };
       auto known = std::find_if(stand_ins_.begin(), stand_ins_.end(), same);
       if (known == stand_ins_.end()) {

@@ -11,8 +11,8 @@
 namespace isthmus::bridge {
 
 // Sorts the operations into batches, and launches the batches together.
-// - Within a batch one thread makes the calls, one after the other. A call may wait for the exchange, where the streams of a device
-//   do not wait for the host.
+// - Within a batch one thread makes the calls, one after the other. A call may wait for the exchange, where the streams of a
+//   device do not wait for the host.
 // - Batches do not wait for one another: each has a thread of its own.
 // - Where all streams wait for the host, there is one batch, and the calling thread launches it.
 class LaunchBatches {
@@ -28,17 +28,17 @@ class LaunchBatches {
   std::string text_of_half() const;
 
   Outcome prepare();
-  // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check. Then what
-  // was recorded of a single batch is kept for launch(), and not recorded again.
+  // Prepares the operations, and says whether they could begin. `last`: the batches are launched right after this check.
+  // Then what was recorded of a single batch is kept for launch(), and not recorded again.
   Outcome check(bool last);
   // Begins the operations. `told` makes a vendor's number of what became of each batch.
   std::vector<Result> launch(const std::function<Result(const Outcome &)> &told);
 
  private:
-  // Some stream handles mean another stream on each thread (Devices::of_thread). Where another thread makes the calls, a stream of
-  // the bridge's own stands in for the calling thread's.
+  // Some stream handles mean another stream on each thread (Devices::of_thread). Where another thread makes the calls, a
+  // stream of the bridge's own stands in for the calling thread's.
   struct StandIn {
-    Place place;
+    DevicePlace place;
     void *theirs = nullptr, *ours = nullptr;
   };
   Outcome stand_in();    // the streams that stand in wait for the calling thread's streams

@@ -7,7 +7,7 @@
 
 namespace isthmus::bridge {
 
-bool Target::promise(const Place &place, bool blocking, const std::string &name) {
+bool Target::promise(const DevicePlace &place, bool blocking, const std::string &name) {
   Traits traits{0, 0, place, blocking, name, std::make_shared<LocalRanks>(name), nullptr, true};
   promised_ = std::make_shared<Comm>(std::move(traits));
   handle_ = give_handle(promised_);
@@ -50,7 +50,7 @@ void Target::settle() noexcept {
   if (state_ == State::Promised) {
     try {
       withdraw();
-    } catch (const std::exception &) {}  // no memory for the list of free handles: this one is lost
+    } catch (const std::exception &) {}  // no memory for the list of free handles: this handle is lost
   } else if (state_ == State::Vendors) {
     state_ = State::Empty;
     void *real = behind(handle_);
@@ -59,7 +59,7 @@ void Target::settle() noexcept {
   }
 }
 
-// Libraries of vendors write there too when a group ends, as far as they have a handle for it.
+// A vendor's library may have written to the variable, too, when the group ended. Its handle stays.
 void Target::write(void *handle) noexcept {
   if (*out_ == handle_) *out_ = handle;
 }
