@@ -1,5 +1,7 @@
-// What NCCL's functions take and give, in our own words and only as far as a forwarded call needs it: what is passed by value has the
-// vendor's size and class, what is passed by address is the caller's own and is handed on as it is. RCCL's are the same.
+// What NCCL's functions take and give, in words of our own, and only as far as a forwarded call needs it. RCCL's functions
+// are the same.
+// - What is passed by value has the size and the class of the vendor's type.
+// - What is passed by address is the caller's own, and is handed on as it is.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +30,8 @@ using Param = void *;
 struct Config;
 struct CollConfig;
 
-// What of the two is looked at here; their `size` says how much of it is there.
+// The beginnings of NCCL's two configurations, as far as they are read here. `size` says how much of the structure the
+// program has.
 struct ConfigHead {
   size_t size;
   unsigned int magic, version;
@@ -38,7 +41,7 @@ struct ConfigHead {
   int unused_too[2];
   const char *commName;
 };
-// An option of a library other than the vendor's, which the vendor's passes by.
+// An option for a library other than the vendor's. The vendor's library passes it by.
 struct ConfigExt {
   const ConfigExt *next;
   struct {
@@ -61,26 +64,26 @@ struct CollConfigHead {
   int unused_too[3];
   void *launchCompletionEvent;
 };
-// What a communicator can do: the program says in `size` how much it knows of it.
+// What a communicator can do. The program says in `size` how much of the structure it knows.
 struct PropertiesHead {
   size_t size;
   unsigned int magic, version;
   int rank, nRanks, cudaDev, nvmlDev;
 };
 
-// In memory: a copy on the caller's stack on x86-64, the address of one on AArch64.
+// Passed in memory: a copy on the caller's stack on x86-64, the address of a copy on AArch64.
 struct UniqueId {
   unsigned char bytes[128];
 };
 static_assert(sizeof(UniqueId) == 128 && alignof(UniqueId) == 1);
 
-// In two registers.
+// Passed in two registers.
 struct Team {
   int size, rank, stride;
 };
 static_assert(sizeof(Team) == 12);
 
-// In one register.
+// Passed in one register.
 struct Multimem {
   void *base;
 };

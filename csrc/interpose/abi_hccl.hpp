@@ -1,4 +1,5 @@
-// What HCCL's functions take and give, in our own words and only as far as a call needs it: as abi.hpp says of NCCL's.
+// What HCCL's functions take and give, in words of our own, and only as far as a call needs it: the same rules as in
+// abi.hpp.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,7 @@ using Handle = uint64_t;  // of a channel, a thread, an instance
 using Function = void (*)();
 struct Config;
 
-// What of it is looked at here; `size` says how much of it is there.
+// The beginning of a configuration, as far as it is read here. `size` says how much of the structure the program has.
 struct ConfigHead {
   size_t size;
   uint32_t magic, version;
@@ -39,7 +40,7 @@ struct RootInfo {
   unsigned char bytes[4108];
 };
 
-// One of those that are sent and received together.
+// One message of HcclBatchSendRecv.
 struct Message {
   int what;  // 0: sends, 1: receives
   void *buffer;
@@ -49,7 +50,7 @@ struct Message {
 };
 static_assert(sizeof(Message) == 32);
 
-// A union at HCCL, in one register.
+// A union at HCCL, passed in one register.
 struct Setting {
   int32_t value;
 };

@@ -15,7 +15,7 @@ constexpr const char *kFile = "libisthmus_bridge.so";
 constexpr uintptr_t kNowhere = uintptr_t{1} << (sizeof(uintptr_t) * 8 - 1);  // no program's memory is there
 
 __thread Thread the_thread;
-std::atomic<bool> none;  // it could not be opened
+std::atomic<bool> none;  // the bridge could not be opened
 
 void say_as_told(int level, const char *text) { say(static_cast<Level>(level), text); }
 void *look_up_for_bridge(const char *name) { return look_up(name); }
@@ -48,7 +48,7 @@ const Bridged *open_first(const Real &r) {
   }
   auto *open = reinterpret_cast<OpenBridge *>(dlsym(library, v.bridge));
   if (!open) return give_up("it is another library");
-  // For good: two threads that come at once make two alike, and the bridge keeps the first.
+  // The FrontDoor stays for good. Two threads that come at once make two alike, and the bridge keeps the first.
   auto *door = static_cast<FrontDoor *>(calloc(1, sizeof(FrontDoor)));
   if (!door) return give_up("no memory");
   *door = {v.calls,       v.family,           v.device,          v.name,          r.path,

@@ -1,5 +1,5 @@
-// The way to the bridge: the library beside this one that knows of communicators which span vendors. Opened at the first call that may
-// make one.
+// The way to the bridge: the library beside this one, which knows of communicators that span vendors. A front door opens it
+// at the first call that may make such a communicator.
 #pragma once
 
 #include <atomic>
@@ -8,15 +8,19 @@
 
 namespace isthmus::interpose {
 
-extern std::atomic<uintptr_t> the_handles;  // where those of the bridge begin; nowhere as long as there is none
+extern std::atomic<uintptr_t>
+    the_handles;  // where the bridge's handles begin; an address nowhere, as long as there is no bridge
 extern std::atomic<const Bridged *> the_calls;
 
-// Whether the handle is one of ours. Relaxed: whoever has one has it from a call that made the range known before.
+// Whether the handle is one of the bridge's. The load is relaxed: a thread has such a handle from a call that stored the
+// range before.
 inline bool ours(const void *comm) noexcept {
   return reinterpret_cast<uintptr_t>(comm) - the_handles.load(std::memory_order_relaxed) < kHandleBytes;
 }
 
 Thread &thread() noexcept;  // the caller's
+
+// A call of a routed function is on the stack of this thread. What the real library calls meanwhile is its own affair.
 class Inside {
  public:
   Inside() noexcept : first_(thread().inside++ == 0) {}
@@ -28,7 +32,7 @@ class Inside {
  private:
   const bool first_;
 };
-// Null where there is no bridge, no real library, ISTHMUS_DISABLE=1, or the real library itself calls.
+// Opens the bridge. Null: there is no bridge, there is no real library, or ISTHMUS_DISABLE=1.
 const Bridged *open_bridge() noexcept;
 
 }  // namespace isthmus::interpose

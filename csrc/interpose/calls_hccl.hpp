@@ -7,7 +7,7 @@
 namespace isthmus::interpose::hccl {
 
 struct Calls : Bridged, RoutedCalls {
-  Result (*group_end)();  // of the outermost group, where `pending` is not null
+  Result (*group_end)();  // ends the outermost group, where `pending` is not null
 };
 
 }  // namespace isthmus::interpose::hccl

@@ -7,11 +7,11 @@
 namespace isthmus::interpose {
 
 struct Calls : Bridged, RoutedCalls {
-  Result (*group_end)();            // of the outermost group, where `pending` is not null
-  void (*group_forget)();           // likewise, where nothing of it is to be done
-  Comm (*behind)(Comm);             // the vendor's handle that one of ours stands for; null: none
-  const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it did not
-  bool (*named)(Comm);              // whether one of ours stands for this one of the vendor's
+  Result (*group_end)();            // ends the outermost group, where `pending` is not null
+  void (*group_forget)();           // likewise, where nothing of the group is to be done
+  Comm (*behind)(Comm);             // the vendor's handle behind an alias of ours; null: there is none
+  const char *(*last_error)(Comm);  // why a communicator of ours failed; null: it has not failed
+  bool (*named)(Comm);              // whether an alias of ours stands for this handle of the vendor's
 };
 
 }  // namespace isthmus::interpose

@@ -7,7 +7,8 @@
 
 namespace isthmus::interpose {
 
-// What a call returns that failed: an error, or, where the function has no way to tell of one, what nobody takes for an answer.
+// What a failed call returns: an error. A function that has no way to tell of an error returns what nobody takes for an
+// answer.
 template <class R>
 R given_up(Result code) noexcept;
 template <>
@@ -25,7 +26,7 @@ inline Team given_up<Team>(Result) noexcept {
   return {0, -1, 0};
 }
 
-// Where there is no real function, and where the communicator spans vendors. The text for ncclGetLastError is set.
+// refused(): there is no real function. spanning(): the communicator spans vendors. Both set the text for ncclGetLastError.
 template <class R>
 R refused(const char *name) noexcept {
   return given_up<R>(refuse(name));

@@ -10,7 +10,8 @@ namespace isthmus::interpose {
 
 using namespace hccl;
 
-// What a call returns that has no real function: an error, or, where the function has no way to tell of one, that it can do nothing.
+// What a call without a real function returns: an error. A function that has no way to tell of an error says that it can do
+// nothing.
 template <class R>
 R refused(const char *name) noexcept;
 template <>
@@ -33,7 +34,7 @@ inline Kind refused<Kind>(const char *name) noexcept {
   return -1;
 }
 
-// Where the communicator spans vendors. All such functions give a code.
+// What a call returns whose communicator spans vendors. All such functions give a code.
 template <class R>
 R spanning(const char *name) noexcept;
 template <>

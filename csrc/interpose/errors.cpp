@@ -1,4 +1,5 @@
-// NCCL's and RCCL's texts for calls that fail here: the real library's own, as long as this one has not failed after it.
+// The texts of NCCL's and RCCL's errors. A text is the real library's own, unless a call failed here after the real
+// library's last failure.
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@
 namespace isthmus::interpose {
 namespace {
 
-// The last one, and what the real library's last error was then: if that has changed since, the real one's is the newer.
+// The last text, and a digest of the real library's last error then. Where that error has changed since, it is the newer
+// one.
 std::atomic<const char *> last;
 std::atomic<uint64_t> theirs_then;
 
@@ -50,7 +52,7 @@ const char *own_ncclGetLastError(Comm comm) noexcept {
   if (ours(comm)) {
     const Comm known = behind(comm);
     if (const char *why = known ? nullptr : the_bridge()->last_error(comm)) return why;
-    comm = known;  // null: the real library does not know it
+    comm = known;  // null: the real library does not know the handle
   }
   const char *theirs = their_last_error(comm);
   const char *ours = r.disabled && theirs ? nullptr : last.load(std::memory_order_acquire);

@@ -5,16 +5,17 @@
 
 namespace isthmus::interpose {
 
-// Handles of communicators that span vendors lie in an address range of their own. The range can be read once there is such a
-// handle, and is never written. A vendor's library that takes such a handle for a communicator of its own reads memory there.
-// It does not find the number that its own communicators begin with.
+// Handles of communicators that span vendors lie in an address range of their own. The range can be read once there is such
+// a handle, and is never written. A vendor's library that takes such a handle for a communicator of its own reads memory
+// there. It does not find the number that its own communicators begin with.
 constexpr uintptr_t kHandleBytes = uintptr_t{32} << 20;
 
 // What the front door and the bridge keep of one thread.
 struct Thread {
   int depth;      // of groups that are open
   void *pending;  // what the bridge has to do when the outermost group ends; null: nothing
-  int inside;  // calls of the bridge or of a routed function on the stack: the real library's own calls are not intercepted then
+  // Calls of the bridge or of a routed function on the stack. The real library's own calls are not intercepted meanwhile.
+  int inside;
 };
 
 // What a front door tells the bridge of itself. A front door is the library with a vendor's SONAME that a program calls.

@@ -1,3 +1,4 @@
+// The front door for HCCL.
 #include <atomic>
 
 #include "own_hccl.hpp"
@@ -17,7 +18,7 @@ const Vendor &vendor() noexcept {
       "libhccl.so",
       "ISTHMUS_REAL_HCCL",
       "Install Huawei's CANN and source its set_env.sh",
-      "HcclAllReduce",  // Intel has an HCCL, too, whose functions are called hcclAllReduce and the like
+      "HcclAllReduce",  // Intel's HCCL has other names: hcclAllReduce and the like
       "isthmus_bridge_hccl",
       hccl::kCallsDigest,
       "libhcomm.so",
@@ -30,11 +31,11 @@ const Vendor &vendor() noexcept {
   return kVendor;
 }
 
-// HCCL says its version nowhere; CANN's stands in the path of the file.
+// HCCL tells its version nowhere. The version of CANN stands in the path of the file.
 void write_version_of(TextBuffer &, void *) noexcept {}
 int version_of(const Real &) noexcept { return 0; }
 
-// There is no last error to ask for: the reason goes to the log, and where there is no library, to HcclGetErrorString.
+// HCCL has no last error to ask for. The reason goes to the log, and, where there is no library, to HcclGetErrorString.
 Result refuse(const char *name, bool spans) noexcept {
   const Real &r = real();
   reason_for(name, r, spans);

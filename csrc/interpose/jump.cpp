@@ -13,7 +13,7 @@ extern "C" const void *isthmus_bind_jump(Jump *jump, long *code) noexcept {
 
 }  // namespace isthmus::interpose
 
-// Keeps what may hold arguments while the function is looked up.
+// While the function is looked up, this keeps every register that may hold an argument.
 #if defined(__x86_64__)
 __asm__(R"(
 .pushsection .text

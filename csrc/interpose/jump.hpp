@@ -1,5 +1,5 @@
-// Entry points of functions whose parameters are not ours to know: the vendor promises none of them, or they are C++. All registers and
-// the stack are handed on as they came, and so is what comes back.
+// Entry points of functions whose parameters are not known here: the vendor promises none of them, or they are C++. Such an
+// entry point hands on all registers and the stack as they came. What the real function returns goes back in the same way.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,15 @@ struct Jump {
 };
 static_assert(sizeof(Jump) == 2 * sizeof(void *));
 
-// Finds it, or null: then what the call returns is in `code`.
+// Finds the real function. Null: there is none, and the call returns `code`.
 extern "C" __attribute__((visibility("hidden"))) const void *isthmus_bind_jump(Jump *, long *code) noexcept;
-// Where a jump goes to until then. No function to be called from C.
+// Where a jump goes until its real function is found. Not a function to be called from C.
 extern "C" __attribute__((visibility("hidden"))) const char isthmus_first_jump[];
 
 }  // namespace isthmus::interpose
 
-// `record` is the Jump's name. It is handed on in a register that a linkage table may change, too.
+// `record` is the name of the Jump. Its address goes on in a register that a linkage table, too, may change between two
+// functions.
 #if defined(__x86_64__)
 #define ISTHMUS_JUMP_CODE(record) "  endbr64\n  leaq " record "(%rip), %r11\n  jmp *(%r11)\n"
 #elif defined(__aarch64__)

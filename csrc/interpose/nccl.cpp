@@ -1,3 +1,4 @@
+// The front door for NCCL.
 #include "real.hpp"
 
 #include "abi.hpp"

@@ -19,7 +19,7 @@ struct Found {
   const Names *other;
   const char *preloaded;  // LD_PRELOAD
   char door[4096];        // of the other vendor, preloaded
-  char user[4096];        // what is linked against the other vendor's library; "the program" is the program
+  char user[4096];        // the file that is linked against the other vendor's library, or "the program"
   bool ours;              // something is linked against this vendor's
 };
 

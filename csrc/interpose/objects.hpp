@@ -1,4 +1,4 @@
-// What can be told of an object that the process has loaded, while the loader holds its lock.
+// What can be read of an object that the process has loaded, while the loader holds its lock.
 #pragma once
 
 #include <elf.h>
@@ -9,7 +9,8 @@
 
 namespace isthmus::interpose {
 
-// A door has a note by which it is known, whatever file it is in and without a symbol.
+// Whether the object is a front door. A door has an ELF note for that, so neither the name of its file nor a symbol is
+// needed.
 inline bool has_our_note(const dl_phdr_info &object) noexcept {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
     const ElfW(Phdr) &p = object.dlpi_phdr[i];
@@ -27,7 +28,7 @@ inline bool has_our_note(const dl_phdr_info &object) noexcept {
   return false;
 }
 
-// Whether one of the names in its DT_NEEDED is as `matches` says.
+// Whether `matches` holds for one of the names in the object's DT_NEEDED.
 template <class Matches>
 bool any_needed(const dl_phdr_info &object, const Matches &matches) noexcept {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
@@ -36,7 +37,8 @@ bool any_needed(const dl_phdr_info &object, const Matches &matches) noexcept {
     const char *texts = nullptr;
     for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
       if (d->d_tag == DT_STRTAB) texts = reinterpret_cast<const char *>(d->d_un.d_ptr);
-    // An address, but for the kernel's own object: there the loader may not write, it is as in the file, and nothing is needed.
+    // The loader has made an address of the entry. The kernel's own object (vDSO) is the exception: the loader may not write
+    // there, so the entry is as in the file. That object needs nothing.
     if (!texts || reinterpret_cast<uintptr_t>(texts) < object.dlpi_addr) return false;
     for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
       if (d->d_tag == DT_NEEDED && matches(texts + d->d_un.d_val)) return true;

@@ -1,4 +1,4 @@
-// The functions of the door's own: those that the table does not forward.
+// The functions that a front door of NCCL or RCCL has itself: those that the table neither forwards nor routes.
 #pragma once
 
 #include "abi.hpp"
@@ -7,16 +7,18 @@
 
 namespace isthmus::interpose {
 
-// The bridge of a caller that has a communicator of ours.
+// The bridge, for a caller that has a communicator of ours. Such a caller has made the bridge known before.
 inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(the_calls.load(std::memory_order_acquire)); }
-// A handle that a program got in a group, before it was known whose communicator it is, may stand for one of the vendor's: that, or null.
+// A program may have got its handle in a group, before it was known whose the communicator is. Such a handle of ours may be
+// an alias of the vendor's: this gives the vendor's handle, or null.
 inline Comm behind(Comm comm) noexcept { return the_bridge()->behind(comm); }
-// The bridge, where it has to know that this one ends: it is one of ours, or the vendor's that one of ours stands for. Else null.
+// The bridge, where it must hear that this communicator ends: the communicator is ours, or an alias of ours stands for it.
+// Else null.
 inline const Calls *ending(Comm comm) noexcept {
   const Calls *b = the_bridge();
   return b && (ours(comm) || b->named(comm)) ? b : nullptr;
 }
-// Of one that may get one; null as open_bridge() says, and where the real library itself calls.
+// The bridge, for a call that may make a communicator. Null: open_bridge() gives none, or the real library itself calls.
 inline const Calls *bridge(const Inside &inside) noexcept {
   return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;
 }

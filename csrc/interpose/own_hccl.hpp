@@ -1,4 +1,4 @@
-// HCCL's functions of this folder's own: those that the table routes here instead of forwarding them.
+// The functions that the front door of HCCL has itself: those that the table neither forwards nor routes.
 #pragma once
 
 #include "abi_hccl.hpp"
@@ -9,11 +9,11 @@ namespace isthmus::interpose {
 
 using hccl::Calls;
 
-// The bridge of a caller that has a communicator of ours.
+// The bridge, for a caller that has a communicator of ours. Such a caller has made the bridge known before.
 inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(the_calls.load(std::memory_order_acquire)); }
-// None of ours stands for one of HCCL's: inits in a group are HCCL's own.
+// No handle of ours is an alias of HCCL's: in a group HCCL gives a program its handle when the group ends.
 inline hccl::Comm behind(hccl::Comm) noexcept { return nullptr; }
-// Of one that may get one; null as open_bridge() says, and where the real library itself calls.
+// The bridge, for a call that may make a communicator. Null: open_bridge() gives none, or the real library itself calls.
 inline const Calls *bridge(const Inside &inside) noexcept {
   return inside.first() ? static_cast<const Calls *>(open_bridge()) : nullptr;
 }

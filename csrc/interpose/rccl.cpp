@@ -1,3 +1,4 @@
+// The front door for RCCL.
 #include "real.hpp"
 
 #include "abi.hpp"

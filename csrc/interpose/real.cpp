@@ -22,7 +22,7 @@ bool disabled() {
   return set && strcmp(set, "1") == 0;
 }
 
-// Objects that the process has loaded so far, and what it asked for by a path.
+// A number that changes when the process loads an object, or first asks for the library by a path.
 unsigned long long loaded() {
   unsigned long long adds = 0;
   dl_iterate_phdr(
@@ -36,7 +36,7 @@ unsigned long long loaded() {
 
 struct Opened {
   Real real;
-  unsigned long long loaded;  // when it was looked for
+  unsigned long long loaded;  // the number of loaded() when the library was looked for
   char path[4096];
   char text[kTextBytes];
 };
@@ -59,7 +59,8 @@ void open(Opened &o) {
 }
 
 std::atomic<const Opened *> the_opened;
-// A constructor of the library that is being opened may call a public function of it, which may be ours.
+// While the library is opened, a constructor of it may call one of its public functions. That call may come to this front
+// door.
 __thread bool opening;
 constexpr Real kNotYet{nullptr, true, false, "", "called while Isthmus was opening the real library"};
 constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to open the real library"};
@@ -68,7 +69,7 @@ constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to op
 
 const Real &real() noexcept {
   const Opened *known = the_opened.load(std::memory_order_acquire);
-  // Where there was none, a library that was loaded since may be it, or know where it is.
+  // Where no library was found before, look again when something was loaded since: that may be the library, or lead to it.
   if (known && (known->real.handle || known->loaded == loaded())) return known->real;
   if (opening) return kNotYet;
   auto *made = static_cast<Opened *>(calloc(1, sizeof(Opened)));
@@ -81,8 +82,8 @@ const Real &real() noexcept {
     free(made);
     return first->real;
   }
-  // The one before stays: its text may be in somebody's hands.
-  if (!made->real.handle && known) return made->real;  // said already
+  // The Opened before this one stays: a program may still read its text.
+  if (!made->real.handle && known) return made->real;  // the log has this already
   if (made->real.handle && !made->real.disabled) warn_of_neighbours();
   if (!made->real.handle) say(Level::Warn, made->text);
   else if (!made->real.disabled && said(Level::Info)) {
@@ -105,10 +106,11 @@ Result code_of(const Real &r) noexcept { return r.handle ? vendor().missing : r.
 void *look_up(const char *name) noexcept {
   const Real &r = real();
   void *found = r.handle ? dlsym(r.handle, name) : nullptr;
-  // Not opened for this, and never let go: who gets the function keeps it.
+  // The part is not opened for this, and never closed: the function that a caller gets must stay.
   if (r.handle && !found && vendor().part)
     if (void *part = dlopen(vendor().part, RTLD_LAZY | RTLD_NOLOAD)) found = dlsym(part, name);
-  // dlsym looks at what the library needs, too, and one of those may have been linked against a library of our SONAME.
+  // dlsym also looks at what the library needs. One of those libraries may need a library of this door's SONAME, and that is
+  // this door.
   Dl_info theirs, ours;
   const bool own = found && dladdr(found, &theirs) && dladdr(reinterpret_cast<const void *>(&real), &ours) &&
                    theirs.dli_fbase == ours.dli_fbase;

@@ -1,4 +1,4 @@
-// The real library behind this one: found and opened at the first call, once a process.
+// The real library behind this one. It is found and opened at the first call, once a process.
 #pragma once
 
 #include "text_buffer.hpp"
@@ -7,7 +7,7 @@ namespace isthmus::interpose {
 
 enum Result : int;  // the vendor's own; abi.hpp, abi_hccl.hpp
 
-// Which of the doors this file is built into.
+// The vendor whose front door this is.
 struct Vendor {
   const char *name;     // "NCCL"
   const char *family;   // "nccl": how Isthmus calls such libraries
@@ -15,46 +15,47 @@ struct Vendor {
   const char *soname;   // "libnccl.so.2"
   const char *stem;     // "libnccl.so": how the names of its files begin
   const char *setting;  // "ISTHMUS_REAL_NCCL"
-  const char *install;  // what to tell who has none
+  const char *install;  // the advice to a user who has none
   const char *mark;     // "ncclGetVersion": the function by which the library is known
   const char *bridge;   // "isthmus_bridge_nccl": the function of the bridge that is for it
-  uint32_t calls;       // the digest of what that gives
-  const char *part;     // "libhcomm.so": where else its functions may be, if the process has that loaded; null: nowhere
-  // What a call gets: the library lacks the function, there is no library, it is being opened.
+  uint32_t calls;       // the digest of the list of calls that this function gives
+  const char *part;     // "libhcomm.so": a further library with its functions, where the process has that loaded; null: none
+  // What a call returns where the library lacks the function; where there is no library; where the library is being opened.
   Result missing, absent, early;
-  // Where else it is installed: absolute, or from the folder that Python packages are in, or from one that a variable names ("$HOME/x").
-  // Ends with null.
+  // Folders where the library may be installed, the last one null. A folder is absolute, or begins at the folder of Python's
+  // packages, or begins with a variable ("$HOME/x").
   const char *folders[10];
 };
 const Vendor &vendor() noexcept;
 
 struct Real {
-  void *handle;      // null: there is none
-  bool early;        // not yet
+  void *handle;      // null: there is no real library
+  bool early;        // the library is being opened just now
   bool disabled;     // ISTHMUS_DISABLE=1
-  const char *path;  // of its file
-  const char *text;  // why there is none
+  const char *path;  // of the library's file
+  const char *text;  // why there is no real library
 };
-// Opens it if that has not been done. Any thread, no lock: two that come at once both open it, which gives one handle.
+// Opens the library, if that has not been done. Any thread, no lock: two threads that come at once both open it, and get one
+// handle.
 const Real &real() noexcept;
 
-Result code_of(const Real &) noexcept;  // what a call gets that has no real function
+Result code_of(const Real &) noexcept;  // what a call without a real function returns
 
-// "NCCL 2.29.3 in /path". Asks the library for its version.
+// Writes "NCCL 2.29.3 in /path". Asks the library for its version.
 void describe(TextBuffer &out, const Real &) noexcept;
-// " 2.29.3"; nothing where the vendor's library has none to ask for.
+// Writes " 2.29.3", or nothing where the vendor's library does not tell its version.
 void write_version_of(TextBuffer &out, void *library) noexcept;
 
-void *look_up(
-    const char *name) noexcept;  // a function of the real library; null: it has none of that name, or there is no library
+// A function of the real library. Null: the library has none of that name, or there is no library.
+void *look_up(const char *name) noexcept;
 
-int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: it has none, or does not
+int version_of(const Real &) noexcept;  // as ncclGetVersion gives it; 0: the library does not tell it
 
-void keep(const char *reason) noexcept;  // for ncclGetLastError; the text stays for good
-// For a call without a real function, or one that a communicator which spans vendors cannot make: keeps the reason for the vendor's way to
-// ask for it, if it has one, and returns the code.
+void keep(const char *reason) noexcept;  // as the text for ncclGetLastError; it must stay for good
+// Refuses a call: there is no real function, or (`spans`) the communicator spans vendors and cannot do this. Keeps the
+// reason where the vendor has a way to ask for it, and returns the code.
 Result refuse(const char *name, bool spans = false) noexcept;
-// That reason; the first time for a name it is said in the log.
+// The reason for refuse(). The first time for a name, the reason is also a line of the log.
 const char *reason_for(const char *name, const Real &, bool spans = false) noexcept;
 
 }  // namespace isthmus::interpose

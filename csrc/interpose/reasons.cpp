@@ -1,4 +1,4 @@
-// Why a function has no real one.
+// The reasons why a call is refused.
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,16 +10,16 @@
 namespace isthmus::interpose {
 namespace {
 
-// Made once a name, kept for good, because whoever was given the text may read it at any time.
+// Made once a name, and kept for good: a program may read the text that it was given at any time.
 struct Reason {
   const Reason *next;
   const char *name;
-  bool spans;  // it was called with a communicator that spans vendors
+  bool spans;  // the call had a communicator that spans vendors
   char text[4096];
 };
 std::atomic<const Reason *> reasons;
 
-// What a program can do in its place.
+// What a program can do instead.
 const char *instead_of(const char *name) noexcept {
   static constexpr const char *kInstead[][2] = {
       {"ncclCommGrow", "Make a new communicator of all ranks, old and new, with a unique id and an init"},

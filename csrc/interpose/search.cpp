@@ -1,6 +1,10 @@
-// By address of the file, never by name: the loader would give this library for its own SONAME. In the order of the loader: what the process
-// has already, the folders of whoever was linked against the library, the loader's cache, the system's folders; then where Python packages
-// and vendors put it.
+// The search for the real library. It is opened by the path of its file, never by its name: for its SONAME the loader would
+// give this library. The places are those of the loader, in the loader's order, and two of our own:
+// 1. what the process has loaded;
+// 2. the folders of every object that was linked against the library;
+// 3. the loader's cache;
+// 4. the system's folders;
+// 5. the folders where Python packages and vendors put it.
 #include "search.hpp"
 
 #include <dlfcn.h>
@@ -18,7 +22,8 @@
 #include "real.hpp"
 #include "ways/as_it_is.hpp"
 
-// Tells a copy of this library from the vendor's, whatever file it is and without a symbol: two copies would take each other for the real one.
+// A note that tells a copy of this library from the vendor's, whatever its file is called and without a symbol. Two copies
+// would take each other for the real library.
 __asm__(
     ".pushsection .note.isthmus, \"a\", %note\n"
     ".balign 4\n"
@@ -54,16 +59,18 @@ bool malloc_is_replaced() {
          malloc_of.dli_fbase != libc.dli_fbase;
 }
 
-// DEEPBIND: the library's calls of its own public functions stay inside of it. But those of free, too, and what other libraries allocated for
-// it may come from a replaced malloc; the sanitizers end a program for that flag.
+// With RTLD_DEEPBIND the library's calls of its own public functions stay inside of the library. But its calls of free()
+// would then reach the C library's, and other libraries may have allocated the memory with a replaced malloc. A sanitizer
+// ends a program for that flag.
 int flags() { return RTLD_NOW | RTLD_LOCAL | (malloc_is_replaced() ? 0 : RTLD_DEEPBIND); }
 
 using AskedFor = const char *(const char *);
 AskedFor *hook() { return reinterpret_cast<AskedFor *>(dlsym(RTLD_DEFAULT, "isthmus_asked_for")); }
 
+// Whether a hook or an auditor replaces the vendor's file by a front door.
 bool somebody_replaces() { return hook() || getenv("LD_AUDIT"); }
 
-// Null if it is not there, or not what is looked for; only the latter is worth a word.
+// Null: there is no such file, or it is not the vendor's library. `tried` has a word about the second case only.
 void *try_file(const char *path, TextBuffer &tried) {
   char whole[PATH_MAX + sizeof kAsItIs];
   if (!realpath(path, whole)) return nullptr;
@@ -91,11 +98,11 @@ void *try_folder(const char *folder, TextBuffer &tried) {
 
 bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-// The objects of the process that matter here, noted down while the loader holds its lock and looked at after that.
+// Names of the objects that matter here. They are noted down while the loader holds its lock, and looked at after that.
 struct Objects {
   static constexpr int kMost = 64;
-  char *files[kMost];  // are the vendor's library, by their names
-  char *users[kMost];  // were linked against it; "" is the program
+  char *files[kMost];  // whose names are those of the vendor's library
+  char *users[kMost];  // that were linked against the vendor's library; "" is the program
   int file_count, user_count;
 };
 
@@ -113,14 +120,14 @@ int note_down(dl_phdr_info *object, size_t, void *data) {
   return 0;
 }
 
-// The loader looks at its cache before it looks here.
+// Whether it is one of the system's folders, where the loader looks behind its cache.
 bool is_systems(const char *folder) {
   return begins(folder, "/lib/") || begins(folder, "/usr/lib/") || begins(folder, "/lib64") ||
          begins(folder, "/usr/lib64") || strcmp(folder, "/lib") == 0 || strcmp(folder, "/usr/lib") == 0;
 }
 
-// Where the loader looks for what this object needs: RPATH, LD_LIBRARY_PATH, RUNPATH, and behind them the system's folders, which are
-// asked for by themselves.
+// Looks where the loader looks for what this object needs. `systems`: in the system's folders, which come last. Else in the
+// others: RPATH, LD_LIBRARY_PATH, RUNPATH.
 void *try_folders_of(const char *object, bool systems, TextBuffer &tried) {
   void *handle = dlopen(*object ? object : nullptr, RTLD_LAZY | RTLD_NOLOAD), *found = nullptr;
   if (!handle) return nullptr;
@@ -170,7 +177,7 @@ void *try_cache(const char *begin, size_t bytes, TextBuffer &tried) {
   for (uint32_t i = 0; i < h.entries && !found; ++i) {
     CacheEntry e;
     memcpy(&e, header + sizeof h + i * sizeof e, sizeof e);
-    // Those of other processors are there, too; the loader refuses them.
+    // The cache has files for other processors, too. The loader refuses those.
     if (strcmp(text(e.name), vendor().soname) == 0) found = try_file(text(e.path), tried);
   }
   return found;
@@ -193,7 +200,7 @@ void *try_cache(TextBuffer &tried) {
   return found;
 }
 
-// "$HOME/x": what the variable says, and what is behind it. False: it says no path.
+// Of "$HOME/x": writes what the variable says, and what is behind the variable. False: the variable is no absolute path.
 bool write_set_folder(TextBuffer &out, const char *folder) {
   char name[64] = "";
   const char *rest = strchr(folder, '/');
@@ -232,7 +239,7 @@ const char *asked_for() noexcept {
 }
 
 void *open_real(TextBuffer &tried) noexcept {
-  // Whoever runs a privileged program does not choose what it loads.
+  // secure_getenv: the user of a privileged program does not choose what the program loads.
   if (const char *set = secure_getenv(vendor().setting); set && *set) {
     tried << vendor().setting << "=" << set;
     if (!strchr(set, '/')) {

@@ -5,11 +5,12 @@
 
 namespace isthmus::interpose {
 
-// Opens the first file that is the vendor's library and not this one, nor another copy of it. Null: there is none, and `tried` says where
-// it was looked for and what was wrong with what was found.
+// Opens the first file that is the vendor's library. Neither this library nor a copy of it counts. Null: there is none.
+// `tried` says where this looked, and what was wrong with what was found.
 void *open_real(TextBuffer &tried) noexcept;
 
-// What the program opened by its path, where the hook before dlopen gave it this library (ways/dlopen.cpp). Null: nothing.
+// The path of the library that the program opened, where the hook before dlopen (ways/dlopen.cpp) gave it this library
+// instead. Null: the program did not do so.
 const char *asked_for() noexcept;
 
 }  // namespace isthmus::interpose

@@ -1,5 +1,5 @@
-// Where an entry point goes to: the real function, found by the first call. A forwarded call is a load and a jump, and moving what stands on
-// the stack.
+// Where an entry point goes: to the real function, which the first call finds. So a forwarded call is a load and a jump.
+// Arguments on the stack are moved, where there are any.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,14 @@ namespace isthmus::interpose {
 template <class Function>
 using Slot = std::atomic<Function *>;
 
-// Where a call goes: to the real function, once the first call has found it. Acquire: who sees the address sees what opening the library
-// wrote.
+// Where a call goes: to the real function, once the first call has found it. Acquire: a thread that sees the address also
+// sees what opening the library wrote.
 template <class Function>
 inline Function *bound(const Slot<Function> &slot) noexcept {
   return slot.load(std::memory_order_acquire);
 }
 
-// Of the first call, and of every one while there is no such function: null then, and refused() says why.
+// For the first call, and for every call while there is no such function. Null: there is none, and refused() says why.
 template <class Function>
 inline Function *bind(Slot<Function> &slot, const char *name) noexcept {
   auto *f = reinterpret_cast<Function *>(look_up(name));

@@ -1,4 +1,4 @@
-// What NCCL and RCCL say when they are asked for their version.
+// The version of NCCL or RCCL, which the library tells.
 #include <dlfcn.h>
 
 #include "abi.hpp"

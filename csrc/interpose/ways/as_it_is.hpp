@@ -1,6 +1,6 @@
-// How a door spells the path of the real library where the hook before dlopen or the auditor would give it the door again: with this before
-// the file's own name. Neither can see who asks: the loader tells an auditor nothing of who opens a path, and behind a sanitizer the hook is
-// called by the sanitizer's own dlopen. $ORIGIN stays the library's folder.
+// How a front door spells the path of the real library, where a hook or an auditor would replace the path by the front door:
+// with "/.//" before the file's own name. Neither can see who asks. The loader does not tell an auditor who opens a path.
+// The hook before dlopen may be called by a sanitizer's dlopen. With this spelling $ORIGIN stays the library's folder.
 #pragma once
 
 #include <string.h>
@@ -9,7 +9,7 @@ namespace isthmus::interpose {
 
 inline constexpr char kAsItIs[] = "/.//";
 
-// `path` is absolute, with room for as much more.
+// `path` is absolute, and its buffer has room for sizeof kAsItIs bytes more.
 inline void spell_as_it_is(char *path) noexcept {
   char *slash = strrchr(path, '/');
   if (!slash) return;

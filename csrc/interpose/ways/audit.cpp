@@ -1,5 +1,5 @@
-// An auditor of the loader (LD_AUDIT): whatever name a library is looked for by, the program's own or one that another library needs, the
-// vendor's is replaced by a door.
+// An auditor of the loader (LD_AUDIT). A program, or a library that the program needs, names the vendor's library. Whatever
+// the name is, the auditor replaces it by the front door.
 #include <link.h>
 #include <string.h>
 
@@ -9,10 +9,11 @@ extern "C" {
 __attribute__((visibility("default"))) unsigned la_version(unsigned loaders);
 __attribute__((visibility("default"))) char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag);
 
-// The older of the loader's version of this interface and the one that this is built for; the functions here are in all.
+// The older one of two versions of this interface: the loader's, and the one that this file is built for. All have the
+// functions here.
 unsigned la_version(unsigned loaders) { return loaders < LAV_CURRENT ? loaders : LAV_CURRENT; }
 
-// Asked first with the name as it stands in a program, and then with every place where the loader is about to look.
+// The loader asks first with the name as it stands in a program, then with every path where it is about to look.
 char *la_objsearch(const char *name, uintptr_t *, unsigned) {
   using namespace isthmus::interpose;
   const char *door = door_for(name);

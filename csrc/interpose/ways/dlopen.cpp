@@ -1,6 +1,7 @@
-// dlopen and dlmopen of a program that opens the vendor's library by its path and takes the functions from there, where a preloaded door
-// alone is not met. Preloaded on request, beside a door. The C library's own function finds its caller by the return address, because the
-// caller's RPATH and RUNPATH count: so it is jumped to, with the stack and the return address as they came.
+// The hook before dlopen and dlmopen, for a program that opens the vendor's library by its path and takes the functions from
+// there. Such a program does not meet a door that is preloaded alone. The hook is preloaded beside the door, on request. It
+// jumps to the C library's function, with the stack and the return address as they came: that function finds its caller by
+// the return address, because the caller's RPATH and RUNPATH count.
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -16,7 +17,7 @@
 namespace isthmus::interpose {
 namespace {
 
-// It opens the vendor's library that serves its islands.
+// Whether the caller is libisthmus.so, which opens the vendor's library for its islands.
 bool is_libisthmus(const void *caller) {
   struct Question {
     uintptr_t address;
@@ -42,7 +43,7 @@ bool is_libisthmus(const void *caller) {
 
 void *nothing() { return nullptr; }  // in place of a function that the C library lacks
 
-// The function behind this one: the C library's, or that of a tool which is preloaded too.
+// The function behind this one: the C library's, or a tool's that is preloaded, too.
 void *next(std::atomic<void *> &slot, const char *name) {
   void *found = slot.load(std::memory_order_acquire);
   if (found) return found;
@@ -52,17 +53,18 @@ void *next(std::atomic<void *> &slot, const char *name) {
   return found;
 }
 
-// The first path that was asked for where a door was given, of each door: the library that the program would have had.
-struct Asked {
-  std::atomic<const char *> door;  // whose entry this is
+// Of each door, the first path that a program asked for and got the door instead: the library that the program would have
+// had.
+struct AskedPath {
+  std::atomic<const char *> door;  // the door that was given; null: the entry is free
   std::atomic<bool> written;
   char path[PATH_MAX];
 };
-constinit Asked asked_paths[8]{};
+constinit AskedPath asked_paths[8]{};
 
 void remember(const char *asked, const char *door) {
   if (!strchr(asked, '/') || strcmp(asked, door) == 0) return;
-  for (Asked &entry : asked_paths) {
+  for (AskedPath &entry : asked_paths) {
     const char *nobodys = nullptr;
     if (entry.door.compare_exchange_strong(nobodys, door)) {
       if (realpath(asked, entry.path)) entry.written.store(true, std::memory_order_release);
@@ -82,7 +84,7 @@ const char *chosen(const char *asked, const void *caller) {
 
 }  // namespace
 
-// In two registers, where the jump takes them from.
+// Returned in two registers, from which the jump takes it.
 struct Route {
   const char *file;
   void *next;
@@ -99,9 +101,9 @@ __attribute__((visibility("hidden"), used)) Route isthmus_route_dlmopen(const ch
   return {chosen(asked, caller), next(slot, "dlmopen")};
 }
 
-// For the door of this SONAME. Null: its vendor's library was not asked for by a path.
+// For the front door of this SONAME: the path by which a program asked for the vendor's library. Null: no program did so.
 __attribute__((visibility("default"))) const char *isthmus_asked_for(const char *soname) noexcept {
-  for (const Asked &entry : asked_paths) {
+  for (const AskedPath &entry : asked_paths) {
     if (!entry.written.load(std::memory_order_acquire)) continue;
     const char *door = entry.door.load(std::memory_order_relaxed), *slash = strrchr(door, '/');
     if (strcmp(slash ? slash + 1 : door, soname) == 0) return entry.path;

@@ -28,7 +28,8 @@ constexpr VendorLibrary kVendorLibraries[] = {
     {"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}, {"libhccl.so", "libhccl.so"}};
 constexpr int kCount = sizeof kVendorLibraries / sizeof *kVendorLibraries;
 
-// "libnccl.so" and "libnccl.so.2.27", and not "libnccl.so_old" nor "libnccl-net.so". -1: no vendor's.
+// The vendor of a base name: of "libnccl.so" and "libnccl.so.2.27", but not of "libnccl.so_old" or "libnccl-net.so". -1: no
+// vendor's.
 int vendor_of(const char *name) {
   for (int i = 0; i < kCount; ++i) {
     const size_t bytes = strlen(kVendorLibraries[i].stem);
@@ -41,7 +42,8 @@ bool read_at(int file, uint64_t offset, void *to, size_t bytes) {
   return pread(file, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
 }
 
-// Of the object in this file, as far as it is of the usual form: its headers in the first 4 KiB, a table of texts in a loaded segment.
+// Reads the SONAME of the object in this file. False: the object has none, or is not of the usual form: its headers in the
+// first 4 KiB, its table of texts in a loaded segment.
 bool read_soname(int file, char (&soname)[64]) {
   alignas(ElfW(Ehdr)) char head[4096];
   const ssize_t got = pread(file, head, sizeof head, 0);
@@ -81,7 +83,8 @@ bool read_soname(int file, char (&soname)[64]) {
   return false;
 }
 
-// A path may be a link of any name to the library; a bare name is looked for by the loader, and all that is known of it is the name.
+// The vendor of what a program asks for; -1: no vendor's. A path may be a link of any name to the library, so its SONAME
+// counts. A bare name is looked for by the loader, so only the name is known.
 int asked_for(const char *asked) {
   const char *slash = strrchr(asked, '/');
   const int by_name = vendor_of(slash ? slash + 1 : asked);
@@ -95,7 +98,7 @@ int asked_for(const char *asked) {
   return by_soname;
 }
 
-// Two threads that come at once write the same bytes.
+// The path of a front door. Two threads that come at once write the same bytes.
 const char *path_of(int door) {
   static std::atomic<bool> known[kCount];
   static char paths[kCount][PATH_MAX];
@@ -103,7 +106,8 @@ const char *path_of(int door) {
   if (known[door].load(std::memory_order_acquire)) return path;
   Dl_info self;
   if (!dladdr(reinterpret_cast<const void *>(&door_for), &self) || !self.dli_fname) return nullptr;
-  // Loaded by a path from the folder that the program was in then: a preloaded door still answers to its SONAME.
+  // This library was loaded by a path from the folder that the program was in then. A preloaded door still answers to its
+  // SONAME.
   if (*self.dli_fname != '/') return kVendorLibraries[door].soname;
   const size_t folder = static_cast<size_t>(strrchr(self.dli_fname, '/') - self.dli_fname) + 1,
                bytes = strlen(kVendorLibraries[door].soname);
@@ -118,7 +122,7 @@ const char *path_of(int door) {
 const char *find(const char *asked) {
   const int door = asked_for(asked);
   if (door < 0) return nullptr;
-  if (!environ) return nullptr;  // before the C library has begun, when nobody can say whether this is switched off
+  if (!environ) return nullptr;  // the C library has not begun, so ISTHMUS_DISABLE cannot be read
   const char *off = getenv("ISTHMUS_DISABLE");
   if (off && strcmp(off, "1") == 0) return nullptr;
   return path_of(door);
