@@ -28,7 +28,7 @@ inline bool does_nothing(const Operation &o) noexcept {
 // A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an
 // argument, and go() at last:
 //
-//     return CallCheck(...).type(t).op(op).buffers(from, to, count).go();
+//     return CallCheck(...).data(type, from, to, count).op(op).go();
 //
 // The first wrong argument is told to the program, and what follows it is not looked at.
 template <class Derived>
@@ -41,7 +41,7 @@ class CallCheck {
   }
   Derived &peer(int64_t rank) {  // or root
     if (good() && (rank < 0 || rank >= size()))
-      fail(face_.rules().argument, "rank " + std::to_string(rank) + " is not in 0 to " + std::to_string(size() - 1));
+      fail(face_.rules.argument, "rank " + std::to_string(rank) + " is not in 0 to " + std::to_string(size() - 1));
     operation.root = static_cast<int>(rank);
     return self();
   }
@@ -51,18 +51,24 @@ class CallCheck {
     operation.count = count;
     return self();
   }
+  // The type, where the elements are, and how many.
+  template <class Type>
+  Derived &data(Type type, const void *send, void *recv, uint64_t count) {
+    return self().type(type).buffers(send, recv, count);
+  }
   // A message is sent as bytes: its two ends need not call the elements by one type.
-  Derived &as_bytes() {
-    if (good() && !bridge::as_bytes(operation)) fail(face_.rules().argument, "more elements than memory can hold");
+  template <class Type>
+  Derived &message(Type type, int64_t other, const void *send, void *recv, uint64_t count) {
+    data(type, send, recv, count).peer(other);
+    if (good() && !as_bytes(operation)) fail(face_.rules.argument, "more elements than memory can hold");
     return self();
   }
-  // An array of one 64-bit number a rank.
-  Derived &counts(std::vector<uint64_t> &to, const void *from) {
-    if (good() && !from) fail(face_.rules().null, "an array of counts or displacements is NULL");
-    if (!good()) return self();
-    to.resize(static_cast<size_t>(size()));
-    std::memcpy(to.data(), from, to.size() * sizeof to[0]);
-    return self();
+  // The counts and the displacements of blocks: arrays of one 64-bit number a rank.
+  Derived &send_blocks(const void *counts, const void *displs) {
+    return array(operation.send_counts, counts).array(operation.send_displs, displs);
+  }
+  Derived &recv_blocks(const void *counts, const void *displs) {
+    return array(operation.recv_counts, counts).array(operation.recv_displs, displs);
   }
 
   bool good() const noexcept { return code_ == kOk; }
@@ -95,10 +101,18 @@ class CallCheck {
   bool ready() {
     if (!good()) return false;
     Outcome o = comm_->status();
-    if (o.code == ISTHMUS_IN_PROGRESS) fail(face_.rules().argument, o.text);
+    if (o.code == ISTHMUS_IN_PROGRESS) fail(face_.rules.argument, o.text);
     else if (o.ok()) o = comm_->open();
     if (good() && !o.ok()) code_ = face_.failed(self().name(), o);
     return good();
+  }
+
+  Derived &array(std::vector<uint64_t> &to, const void *from) {
+    if (good() && !from) fail(face_.rules.null, "an array of counts or displacements is NULL");
+    if (!good()) return self();
+    to.resize(static_cast<size_t>(size()));
+    std::memcpy(to.data(), from, to.size() * sizeof to[0]);
+    return self();
   }
 
   Face &face_;

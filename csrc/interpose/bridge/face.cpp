@@ -16,7 +16,7 @@ bool Face::serve(const FrontDoor *door, uint32_t digest) {
 }
 
 Result Face::lacks(const char *name) {
-  return refused(rules_.missing, name, std::string("the library at ") + door().path + " has no such function");
+  return refused(rules.missing, name, std::string("the library at ") + door().path + " has no such function");
 }
 Result Face::failed(const char *call, const Outcome &o) { return o.ok() ? kOk : refused(number_of(o.code), call, o.text); }
 Result Face::refused(Result code, const char *call, const std::string &text) {
@@ -26,8 +26,8 @@ Result Face::refused(Result code, const char *call, const std::string &text) {
 Result Face::thrown(const std::exception &e) noexcept {
   tell_thrown(e.what());
   try {
-    return note(rules_.system);
-  } catch (const std::exception &) { return rules_.system; }  // no memory to note it: nothing of the group is ours yet
+    return note(rules.system);
+  } catch (const std::exception &) { return rules.system; }  // no memory to note it: nothing of the group is ours yet
 }
 
 Pending &Face::pending() const {

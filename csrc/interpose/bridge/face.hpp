@@ -10,6 +10,7 @@
 #include "comm.hpp"
 #include "devices.hpp"
 #include "front_door.hpp"
+#include "handles.hpp"
 #include "outcome.hpp"
 
 namespace isthmus::interpose {
@@ -45,7 +46,7 @@ struct Pending;
 
 class Face {
  public:
-  explicit Face(const FaceRules &rules) noexcept : rules_(rules) {}
+  explicit Face(const FaceRules &r) noexcept : rules(r) {}
   virtual ~Face() = default;
   Face(const Face &) = delete;
   Face &operator=(const Face &) = delete;
@@ -53,7 +54,6 @@ class Face {
   // Takes the door, for good. False: the door was built with another list of calls, or the face serves the door of another
   // vendor.
   bool serve(const FrontDoor *door, uint32_t digest);
-  const FaceRules &rules() const noexcept { return rules_; }
   const FrontDoor &door() const noexcept { return *door_; }
   Devices &devices() const { return bridge::devices(door().device, door().look_up); }
 
@@ -62,12 +62,6 @@ class Face {
   Function *real(const char *name) const {
     return reinterpret_cast<Function *>(door().look_up(name));
   }
-  // Calls that function. Where the library has none of that name, the call fails.
-  template <class Function, class... Arguments>
-  Result call_real(const char *name, Arguments... arguments) {
-    auto *f = real<Function>(name);
-    return f ? f(arguments...) : lacks(name);
-  }
   Result lacks(const char *name);
 
   // Each of these tells the program why, and gives the vendor's number of the failure.
@@ -75,10 +69,10 @@ class Face {
   Result refused(Result code, const char *call, const std::string &text);
   Result thrown(const std::exception &e) noexcept;  // by the standard library: no memory, no thread. Noted, too
   void say(Level level, const std::string &text) const { door().say(static_cast<int>(level), text.c_str()); }
-  bool failure(Result r) const noexcept { return r != kOk && r != rules_.in_progress; }
+  bool failure(Result r) const noexcept { return r != kOk && r != rules.in_progress; }
   // The first failure of the two; work in progress counts less than any failure.
   Result worse(Result first, Result next) const noexcept {
-    return first == kOk || (first == rules_.in_progress && next != kOk) ? next : first;
+    return first == kOk || (first == rules.in_progress && next != kOk) ? next : first;
   }
 
   // The group that is open on this thread.
@@ -97,11 +91,40 @@ class Face {
   virtual const char *last_told() const noexcept { return nullptr; }
   virtual void tell_again(const char *) {}
 
+  const FaceRules rules;
+
  private:
-  const FaceRules rules_;
   std::once_flag served_;
   const FrontDoor *door_ = nullptr;
 };
+
+// Calls a function of the real library. Where the library has none of that name, the call fails.
+template <class Function, class... Arguments>
+Result call_real(Face &face, const char *name, Arguments... arguments) {
+  auto *f = face.real<Function>(name);
+  return f ? f(arguments...) : face.lacks(name);
+}
+
+// Asks something of a communicator that is ready. The answer goes to `out`. `no_comm` fails the call where there is none.
+template <class Answer>
+Result ask(Face &face, Result (*no_comm)(const char *), const char *call, const void *handle, const void *out,
+           Answer answer) {
+  const CommPtr comm = find(handle);
+  if (!comm) return no_comm(call);
+  if (!out) return face.refused(face.rules.null, call, "an argument is NULL");
+  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS)
+    return face.refused(face.rules.argument, call, o.text);
+  return answer(*comm);
+}
+
+// What a front door gets that opens the bridge: the calls, once made for all. Null: serve() is false, or there is no room
+// for handles.
+template <class Calls>
+const Calls *open_face(Face &face, const FrontDoor *door, uint32_t digest, Calls (*make_calls)()) {
+  if (!face.serve(door, digest)) return nullptr;
+  static const Calls calls = make_calls();
+  return calls.handles ? &calls : nullptr;
+}
 
 // A function of a face as a front door calls it. Nothing is thrown into a door, or into the program before it: no memory and
 // no thread are failures like others.

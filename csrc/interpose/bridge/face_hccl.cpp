@@ -61,35 +61,31 @@ class HcclFace final : public Face {
 };
 
 Result rank_size(Handle handle, uint32_t *out) {
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm("HcclGetRankSize");
-  if (!out) return refused(kPointer, "HcclGetRankSize", "an argument is NULL");
-  *out = static_cast<uint32_t>(comm->traits().size);
-  return kSuccess;
+  return ask(face(), no_comm, "HcclGetRankSize", handle, out, [=](Comm &comm) {
+    *out = static_cast<uint32_t>(comm.traits().size);
+    return kSuccess;
+  });
 }
 Result rank_id(Handle handle, uint32_t *out) {
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm("HcclGetRankId");
-  if (!out) return refused(kPointer, "HcclGetRankId", "an argument is NULL");
-  *out = static_cast<uint32_t>(comm->traits().rank);
-  return kSuccess;
+  return ask(face(), no_comm, "HcclGetRankId", handle, out, [=](Comm &comm) {
+    *out = static_cast<uint32_t>(comm.traits().rank);
+    return kSuccess;
+  });
 }
 Result comm_name(Handle handle, char *out) {
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm("HcclGetCommName");
-  if (!out) return refused(kPointer, "HcclGetCommName", "an argument is NULL");
-  constexpr size_t kBytes = sizeof ConfigHead::name;
-  std::strncpy(out, comm->traits().name.c_str(), kBytes - 1);
-  out[kBytes - 1] = 0;
-  return kSuccess;
+  return ask(face(), no_comm, "HcclGetCommName", handle, out, [=](Comm &comm) {
+    constexpr size_t kBytes = sizeof ConfigHead::name;
+    std::strncpy(out, comm.traits().name.c_str(), kBytes - 1);
+    out[kBytes - 1] = 0;
+    return kSuccess;
+  });
 }
 Result async_error(Handle handle, Result *out) {
   constexpr const char *kCall = "HcclGetCommAsyncError";
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm(kCall);
-  if (!out) return refused(kPointer, kCall, "an argument is NULL");
-  *out = failed(kCall, comm->status());
-  return kSuccess;
+  return ask(face(), no_comm, kCall, handle, out, [=](Comm &comm) {
+    *out = failed(kCall, comm.status());
+    return kSuccess;
+  });
 }
 Result destroy(Handle handle) {
   const CommPtr comm = bridge::take_back(handle);
@@ -100,6 +96,7 @@ Result group_end() { return end_group(face()); }
 
 interpose::hccl::Calls make_calls() {
   interpose::hccl::Calls c{};
+  c.handles = reserve_handles();
   c.HcclGetRootInfo = Guarded<get_root_info>::call;
   c.HcclGetRootInfoScalable = Guarded<get_root_info_scalable>::call;
   c.HcclCommInitRootInfo = Guarded<init>::call;
@@ -132,11 +129,5 @@ Result no_comm(const char *call) {
 extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Bridged *isthmus_bridge_hccl(
     const isthmus::interpose::FrontDoor *door) {
   namespace bridge = isthmus::bridge;
-  if (!bridge::hccl::face().serve(door, isthmus::interpose::hccl::kCallsDigest)) return nullptr;
-  static const isthmus::interpose::hccl::Calls calls = [] {
-    isthmus::interpose::hccl::Calls c = bridge::hccl::make_calls();
-    c.handles = bridge::reserve_handles();
-    return c;
-  }();
-  return calls.handles ? &calls : nullptr;
+  return bridge::open_face(bridge::hccl::face(), door, isthmus::interpose::hccl::kCallsDigest, bridge::hccl::make_calls);
 }

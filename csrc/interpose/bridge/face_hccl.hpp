@@ -17,7 +17,7 @@ Face &face();
 // Functions of the face, by short names.
 template <class Function, class... Arguments>
 Result call_real(const char *name, Arguments... arguments) {
-  return face().call_real<Function>(name, arguments...);
+  return bridge::call_real<Function>(face(), name, arguments...);
 }
 inline const FrontDoor &door() { return face().door(); }
 inline Devices &devices() { return face().devices(); }

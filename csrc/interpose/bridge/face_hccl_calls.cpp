@@ -116,43 +116,32 @@ class HcclCheck : public CallCheck<HcclCheck> {
 };
 
 Result all_reduce(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
-  return HcclCheck("HcclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
+  return HcclCheck("HcclAllReduce", comm, Call::AllReduce, stream).data(type, from, to, count).op(op).go();
 }
 Result reduce(void *from, void *to, uint64_t count, Type type, Op op, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclReduce", comm, Call::Reduce, stream).type(type).op(op).peer(root).buffers(from, to, count).go();
+  return HcclCheck("HcclReduce", comm, Call::Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
 }
 Result broadcast(void *buffer, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
+  return HcclCheck("HcclBroadcast", comm, Call::Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
 }
 Result all_gather(void *from, void *to, uint64_t count, Type type, Handle comm, Stream stream) {
-  return HcclCheck("HcclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
+  return HcclCheck("HcclAllGather", comm, Call::AllGather, stream).data(type, from, to, count).go();
 }
 Result reduce_scatter(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
-  return HcclCheck("HcclReduceScatter", comm, Call::ReduceScatter, stream).type(type).op(op).buffers(from, to, count).go();
+  return HcclCheck("HcclReduceScatter", comm, Call::ReduceScatter, stream).data(type, from, to, count).op(op).go();
 }
 Result scatter(void *from, void *to, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
+  return HcclCheck("HcclScatter", comm, Call::Scatter, stream).data(type, from, to, count).peer(root).go();
 }
 Result all_gather_v(void *from, uint64_t count, void *to, const void *counts, const void *displs, Type type, Handle comm,
                     Stream stream) {
   HcclCheck check("HcclAllGatherV", comm, Call::AllGatherV, stream);
-  return check.type(type)
-      .buffers(from, to, 0)
-      .counts(check.operation.recv_counts, counts)
-      .counts(check.operation.recv_displs, displs)
-      .mine(check.operation.recv_counts, count)
-      .go();
+  return check.data(type, from, to, 0).recv_blocks(counts, displs).mine(check.operation.recv_counts, count).go();
 }
 Result reduce_scatter_v(void *from, const void *counts, const void *displs, void *to, uint64_t count, Type type, Op op,
                         Handle comm, Stream stream) {
   HcclCheck check("HcclReduceScatterV", comm, Call::ReduceScatterV, stream);
-  return check.type(type)
-      .op(op)
-      .buffers(from, to, 0)
-      .counts(check.operation.send_counts, counts)
-      .counts(check.operation.send_displs, displs)
-      .mine(check.operation.send_counts, count)
-      .go();
+  return check.data(type, from, to, 0).op(op).send_blocks(counts, displs).mine(check.operation.send_counts, count).go();
 }
 
 constexpr const char *kDifferent = "the counts of what is sent and received are different";
@@ -167,13 +156,11 @@ Result all_to_all(const void *from, uint64_t from_count, Type from_type, const v
 }
 Result all_to_all_v(const void *from, const void *from_counts, const void *from_displs, Type from_type, const void *to,
                     const void *to_counts, const void *to_displs, Type to_type, Handle comm, Stream stream) {
-  HcclCheck check("HcclAlltoAllV", comm, Call::AllToAllV, stream);
-  return check.types(from_type, to_type)
+  return HcclCheck("HcclAlltoAllV", comm, Call::AllToAllV, stream)
+      .types(from_type, to_type)
       .buffers(from, const_cast<void *>(to), 0)
-      .counts(check.operation.send_counts, from_counts)
-      .counts(check.operation.send_displs, from_displs)
-      .counts(check.operation.recv_counts, to_counts)
-      .counts(check.operation.recv_displs, to_displs)
+      .send_blocks(from_counts, from_displs)
+      .recv_blocks(to_counts, to_displs)
       .go();
 }
 // The matrix has the counts of all ranks: row i is what rank i sends to each. The parts lie one behind the other.
@@ -204,12 +191,12 @@ constexpr const char *kSelf = "a rank sends itself nothing outside of a group an
 
 Result send(void *from, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   HcclCheck check("HcclSend", comm, Call::Send, stream);
-  check.type(type).peer(peer).buffers(from, nullptr, count).as_bytes();
+  check.message(type, peer, from, nullptr, count);
   return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
 }
 Result recv(void *to, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
   HcclCheck check("HcclRecv", comm, Call::Recv, stream);
-  check.type(type).peer(peer).buffers(nullptr, to, count).as_bytes();
+  check.message(type, peer, nullptr, to, count);
   return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
 }
 Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
@@ -223,7 +210,7 @@ Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
     const bool receives = m.what == kReceives;
     HcclCheck one(kCall, comm, receives ? Call::Recv : Call::Send, stream);
     one.refuse_if(m.what < 0 || m.what > kReceives, "a message is neither to be sent nor to be received");
-    one.type(m.type).peer(m.peer).buffers(receives ? nullptr : m.buffer, receives ? m.buffer : nullptr, m.count).as_bytes();
+    one.message(m.type, m.peer, receives ? nullptr : m.buffer, receives ? m.buffer : nullptr, m.count);
     if (!one.good()) return one.go();
     operations.push_back(std::move(one.operation));
   }

@@ -100,7 +100,7 @@ Result HcclInit::start() {
   }
   if (*out_) return kSuccess;
   comm->abort();
-  return refused(face().rules().no_handle, call, kNoHandle);
+  return refused(face().rules.no_handle, call, kNoHandle);
 }
 
 // Joins a communicator, or, in a group, puts that off until the group ends.
@@ -111,10 +111,7 @@ Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank
   const auto i = std::make_shared<HcclInit>(call, out, std::move(real_init));
   i->name = name;
   i->tails = std::move(tails);
-  i->arrival.tail = tail;
-  i->arrival.mine = record_of(door().family, door().version);
-  i->arrival.rank = static_cast<int>(rank);
-  i->arrival.world = static_cast<int>(size);
+  i->expect(tail, static_cast<int>(rank), static_cast<int>(size));
   if (!in_group()) return i->make();
   i->clear();
   return i->defer();
@@ -135,14 +132,8 @@ Result make_root_info(const char *call, RootInfo *root) {
   if (const Result r = f(&made)) return r;
   *root = made;
   const std::span<const unsigned char> id(made.bytes + kIdAt, kIdBytes);
-  isthmus_ticket ticket;
-  std::string why;
-  if (std::any_of(id.begin(), id.end(), [](unsigned char byte) { return byte != 0; }))
-    why = std::string("it leaves no room for it in ") + door().path;
-  else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
-  if (why.empty()) write_tail(root->bytes, door().family, ticket);
-  else
-    face().say(Level::Warn, "the root info has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
+  const bool has_room = std::all_of(id.begin(), id.end(), [](unsigned char byte) { return byte == 0; });
+  add_ticket(face(), root->bytes, has_room, "root info");
   return kSuccess;
 }
 

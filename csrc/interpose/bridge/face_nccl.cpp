@@ -79,45 +79,43 @@ class NcclFace final : public Face {
 
 // ---- life --------------------------------------------------------------------------------------------------------------------------
 
-Result answer(const char *call, Handle handle, int *out, int (*of)(const Traits &)) {
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm(call);
-  if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
-  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, call, o.text);
-  *out = of(comm->traits());
-  return kSuccess;
-}
 Result count(Handle comm, int *out) {
-  return answer("ncclCommCount", comm, out, [](const Traits &t) { return t.size; });
+  return ask(face(), no_comm, "ncclCommCount", comm, out, [=](Comm &c) {
+    *out = c.traits().size;
+    return kSuccess;
+  });
 }
 Result user_rank(Handle comm, int *out) {
-  return answer("ncclCommUserRank", comm, out, [](const Traits &t) { return t.rank; });
+  return ask(face(), no_comm, "ncclCommUserRank", comm, out, [=](Comm &c) {
+    *out = c.traits().rank;
+    return kSuccess;
+  });
 }
 Result device(Handle comm, int *out) {
-  return answer("ncclCommCuDevice", comm, out, [](const Traits &t) { return t.place.device; });
+  return ask(face(), no_comm, "ncclCommCuDevice", comm, out, [=](Comm &c) {
+    *out = c.traits().place.device;
+    return kSuccess;
+  });
 }
 
 // A newer vendor's structure has more members than are known here. They become zeros: no interface for kernels, no windows,
 // no network of its own.
 Result properties(Handle handle, void *out) {
   constexpr const char *kCall = "ncclCommQueryProperties";
-  constexpr size_t kMost = 4096;
-  const CommPtr comm = bridge::find(handle);
-  if (!comm) return no_comm(kCall);
-  if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");
-  if (const Outcome o = comm->status(); o.code == ISTHMUS_IN_PROGRESS) return refused(kInvalidArgument, kCall, o.text);
-  interpose::PropertiesHead head{};
-  std::memcpy(&head, out, offsetof(interpose::PropertiesHead, rank));
-  if (head.magic != kConfigMagic || head.size < sizeof head || head.size > kMost)
-    return refused(kInvalidUsage, kCall, "the structure was not initialised");
-  const Traits &t = comm->traits();
-  head.rank = t.rank;
-  head.nRanks = t.size;
-  head.cudaDev = t.place.device;
-  head.nvmlDev = -1;  // the device's number in the vendor's management library is not known
-  std::memset(out, 0, head.size);
-  std::memcpy(out, &head, sizeof head);
-  return kSuccess;
+  constexpr size_t kMaxSize = 4096;
+  return ask(face(), no_comm, kCall, handle, out, [=](Comm &comm) {
+    interpose::PropertiesHead head{};
+    std::memcpy(&head, out, offsetof(interpose::PropertiesHead, rank));
+    if (head.magic != kConfigMagic || head.size < sizeof head || head.size > kMaxSize)
+      return refused(kInvalidUsage, kCall, "the structure was not initialised");
+    head.rank = comm.traits().rank;
+    head.nRanks = comm.traits().size;
+    head.cudaDev = comm.traits().place.device;
+    head.nvmlDev = -1;  // the device's number in the vendor's management library is not known
+    std::memset(out, 0, head.size);
+    std::memcpy(out, &head, sizeof head);
+    return kSuccess;
+  });
 }
 
 // Registering memory is a hint. A vendor that does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) answers with
@@ -212,6 +210,7 @@ void group_forget() { delete face().take_pending(); }
 
 interpose::Calls make_calls() {
   interpose::Calls c{};
+  c.handles = reserve_handles();
   c.ncclGetUniqueId = Guarded<get_unique_id>::call;
   c.ncclCommInitAll = Guarded<init_all>::call;
   c.ncclCommInitRank = Guarded<init_rank>::call;
@@ -259,7 +258,7 @@ const char *keep(const std::string &text) {
 Result no_comm(const char *call) {
   return refused(kInvalidArgument, call, "this communicator, which spanned vendors, was destroyed or aborted");
 }
-Result no_handle(const char *call) { return refused(face().rules().no_handle, call, kNoHandle); }
+Result no_handle(const char *call) { return refused(face().rules.no_handle, call, kNoHandle); }
 Result aborted(const char *call) {
   return refused(kInvalidUsage, call, "the program aborted the communicator before the group ended");
 }
@@ -269,11 +268,5 @@ Result aborted(const char *call) {
 extern "C" __attribute__((visibility("default"))) const isthmus::interpose::Bridged *isthmus_bridge_nccl(
     const isthmus::interpose::FrontDoor *door) {
   namespace bridge = isthmus::bridge;
-  if (!bridge::nccl::face().serve(door, isthmus::interpose::kCallsDigest)) return nullptr;
-  static const isthmus::interpose::Calls calls = [] {
-    isthmus::interpose::Calls c = bridge::nccl::make_calls();
-    c.handles = bridge::reserve_handles();
-    return c;
-  }();
-  return calls.handles ? &calls : nullptr;
+  return bridge::open_face(bridge::nccl::face(), door, isthmus::interpose::kCallsDigest, bridge::nccl::make_calls);
 }

@@ -94,66 +94,44 @@ void NcclCheck::read_option(const interpose::ConfigExt &option) {
 }
 
 Result all_reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAllReduce", comm, Call::AllReduce, stream).type(type).op(op).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclAllReduce", comm, Call::AllReduce, stream).data(type, from, to, count).op(op).go();
 }
 Result reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclReduce", comm, Call::Reduce, stream)
-      .type(type)
-      .op(op)
-      .peer(root)
-      .buffers(from, to, count)
-      .go();
+  return NcclCheck(form, "ncclReduce", comm, Call::Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
 }
 Result broadcast(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclBroadcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclBroadcast", comm, Call::Broadcast, stream).data(type, from, to, count).peer(root).go();
 }
 Result bcast(void *buffer, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclBcast", comm, Call::Broadcast, stream).type(type).peer(root).buffers(buffer, buffer, count).go();
+  return NcclCheck({}, "ncclBcast", comm, Call::Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
 }
 Result all_gather(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAllGather", comm, Call::AllGather, stream).type(type).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclAllGather", comm, Call::AllGather, stream).data(type, from, to, count).go();
 }
 Result reduce_scatter(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclReduceScatter", comm, Call::ReduceScatter, stream)
-      .type(type)
-      .op(op)
-      .buffers(from, to, count)
-      .go();
+  return NcclCheck(form, "ncclReduceScatter", comm, Call::ReduceScatter, stream).data(type, from, to, count).op(op).go();
 }
 Result all_to_all(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAlltoAll", comm, Call::AllToAll, stream).type(type).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclAlltoAll", comm, Call::AllToAll, stream).data(type, from, to, count).go();
 }
 Result gather(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclGather", comm, Call::Gather, stream).type(type).peer(root).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclGather", comm, Call::Gather, stream).data(type, from, to, count).peer(root).go();
 }
 Result scatter(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclScatter", comm, Call::Scatter, stream).type(type).peer(root).buffers(from, to, count).go();
+  return NcclCheck(form, "ncclScatter", comm, Call::Scatter, stream).data(type, from, to, count).peer(root).go();
 }
 Result send(const void *from, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclSend", comm, Call::Send, stream)
-      .type(type)
-      .peer(peer)
-      .buffers(from, nullptr, count)
-      .as_bytes()
-      .go();
+  return NcclCheck({}, "ncclSend", comm, Call::Send, stream).message(type, peer, from, nullptr, count).go();
 }
 Result recv(void *to, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclRecv", comm, Call::Recv, stream)
-      .type(type)
-      .peer(peer)
-      .buffers(nullptr, to, count)
-      .as_bytes()
-      .go();
+  return NcclCheck({}, "ncclRecv", comm, Call::Recv, stream).message(type, peer, nullptr, to, count).go();
 }
 Result all_to_all_v(const void *from, const size_t *from_counts, const size_t *from_displs, void *to,
                     const size_t *to_counts, const size_t *to_displs, Type type, Handle comm, Stream stream) {
-  NcclCheck check({}, "ncclAlltoAllv", comm, Call::AllToAllV, stream);
-  return check.type(type)
-      .buffers(from, to, 0)
-      .counts(check.operation.send_counts, from_counts)
-      .counts(check.operation.send_displs, from_displs)
-      .counts(check.operation.recv_counts, to_counts)
-      .counts(check.operation.recv_displs, to_displs)
+  return NcclCheck({}, "ncclAlltoAllv", comm, Call::AllToAllV, stream)
+      .data(type, from, to, 0)
+      .send_blocks(from_counts, from_displs)
+      .recv_blocks(to_counts, to_displs)
       .go();
 }
 

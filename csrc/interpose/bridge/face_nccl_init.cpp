@@ -201,13 +201,7 @@ Result get_unique_id(UniqueId *id) {
   *id = made;
   // NCCL_COMM_ID says where the ranks meet. Then each rank makes the id for itself, and the ids must be alike.
   if (std::getenv("NCCL_COMM_ID")) return kSuccess;
-  isthmus_ticket ticket;
-  std::string why;
-  if (!has_room(made.bytes)) why = std::string("it leaves no room for it in ") + door().path;
-  else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
-  if (why.empty()) write_tail(id->bytes, door().family, ticket);
-  else
-    face().say(Level::Warn, "the unique id has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
+  add_ticket(face(), id->bytes, has_room(made.bytes), "unique id");
   return kSuccess;
 }
 
@@ -239,10 +233,7 @@ Result init(const char *call, Handle *out, int size, std::span<const UniqueId> i
   i->name = request.name;
   i->blocking = request.blocking;
   i->others = share_of(tails_of(ids), static_cast<size_t>(rank), static_cast<size_t>(size));
-  i->arrival.tail = tail;
-  i->arrival.mine = record_of(door().family, door().version);
-  i->arrival.rank = rank;
-  i->arrival.world = size;
+  i->expect(tail, rank, size);
   i->config = std::make_shared<KeptConfig>(config);
   // Where the call is made later, the program's configuration may be gone by then.
   if (in_group() || !i->blocking)

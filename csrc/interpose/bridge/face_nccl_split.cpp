@@ -48,94 +48,56 @@ std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *confi
   return config ? std::make_shared<KeptConfig>(config) : std::static_pointer_cast<KeptConfig>(parent->traits().config);
 }
 
-// One call of ncclCommSplit. `number` counts such calls of the parent.
-class SplitCall {
- public:
-  SplitCall(CommPtr parent, int number, int color, int key, Target &target, const std::shared_ptr<KeptConfig> &config,
-            const CommRequest &request)
-      : parent_(std::move(parent)),
-        number_(number),
-        color_(color),
-        key_(key),
-        target_(target),
-        config_(config),
-        request_(request),
-        name_(request.name.empty() ? parent_->traits().name + "/split" : request.name) {}
-  // The steps, of which all ranks of the parent take part in 1, 2 and 3:
-  // 1. Every rank hears what every rank chose. So it knows of every part whether one vendor's library serves that.
-  // 2. Where there are parts of a vendor's, their first ranks send unique ids.
-  // 3. Where there are parts that span vendors, Isthmus splits the parent. Ranks of a vendor's part take no color there.
-  // 4. This rank makes its part.
-  Result run();
-
- private:
-  Outcome share_ids(bool vendors, int rank);
-  Result make_vendors(int rank);
-  Result adopt(isthmus_comm_t part, int rank);
-
-  const CommPtr parent_;
-  const int number_, color_, key_;
-  Target &target_;
-  const std::shared_ptr<KeptConfig> &config_;
-  const CommRequest &request_;
-  const std::string name_;
-  std::vector<int> mine_;    // the ranks of this rank's part; empty: it is in none
-  UniqueId id_{};            // of this rank's part, where that is a vendor's
-  Result no_id_ = kSuccess;  // why this rank could not make one
-};
-
-Result SplitCall::run() {
+// One call of ncclCommSplit; `number` counts such calls of the parent. All ranks of the parent take part in steps 1 to 3:
+// 1. Every rank hears what every rank chose. So it knows of every part whether one vendor's library serves that part.
+// 2. Where there are parts of a vendor's, their first ranks send unique ids.
+// 3. Where there are parts that span vendors, Isthmus splits the parent. A rank of a vendor's part takes no color there.
+// 4. This rank makes its part.
+Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
+                 const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
+  const Traits &t = parent->traits();
   std::vector<Choice> all;
-  if (const Outcome o = all_gather(parent_, Choice{record_of(door().family, door().version), color_, key_}, all); !o.ok())
+  if (const Outcome o = all_gather(parent, Choice{record_of(door().family, door().version), color, key}, all); !o.ok())
     return failed(kSplit, o);
   bool any_vendors = false, any_spans = false;
   for (const Choice &one : all)
     if (one.color >= 0) (one_vendor(all, part_of(all, one.color)) ? any_vendors : any_spans) = true;
-  if (color_ >= 0) mine_ = part_of(all, color_);
-  const bool vendors = !mine_.empty() && one_vendor(all, mine_);
-  const int rank = static_cast<int>(std::find(mine_.begin(), mine_.end(), parent_->traits().rank) - mine_.begin());
-  if (any_vendors)
-    if (const Outcome o = share_ids(vendors, rank); !o.ok()) return failed(kSplit, o);
+  const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
+  const bool vendors = !mine.empty() && one_vendor(all, mine);
+  const int rank = static_cast<int>(std::find(mine.begin(), mine.end(), t.rank) - mine.begin());
+  Result result = kSuccess;
+  UniqueId id{};
+  if (any_vendors) {
+    if (vendors && rank == 0) result = call_real<Result(UniqueId *)>("ncclGetUniqueId", &id);
+    if (result != kSuccess) id = {};
+    std::vector<UniqueId> ids;
+    if (const Outcome o = all_gather(parent, id, ids); !o.ok()) return failed(kSplit, o);
+    if (vendors) id = ids[static_cast<size_t>(mine[0])];
+  }
   isthmus_comm_t part = nullptr;
+  const std::string name = request.name.empty() ? t.name + "/split" : request.name;
   if (any_spans) {
-    const Outcome o = outcome(isthmus_comm_split(parent_->get(), vendors ? -1 : color_, key_, name_.c_str(), &part));
+    const Outcome o = outcome(isthmus_comm_split(parent->get(), vendors ? -1 : color, key, name.c_str(), &part));
     if (!o.ok()) return failed(kSplit, o);
   }
-  if (mine_.empty()) return kSuccess;
-  face().say(Level::Info, std::string(kSplit) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine_.size()) +
+  if (mine.empty()) return kSuccess;
+  face().say(Level::Info, std::string(kSplit) + ", rank " + std::to_string(rank) + " of " + std::to_string(mine.size()) +
                               ": " + (vendors ? door().name : "Isthmus") +
                               (vendors ? " gets the part" : " carries the part"));
-  return vendors ? make_vendors(rank) : adopt(part, rank);
-}
-
-Outcome SplitCall::share_ids(bool vendors, int rank) {
-  if (vendors && rank == 0) {
-    no_id_ = call_real<Result(UniqueId *)>("ncclGetUniqueId", &id_);
-    if (no_id_ != kSuccess) id_ = {};
+  if (vendors) {
+    if (result != kSuccess) return result;
+    constexpr UniqueId kNone{};
+    if (std::memcmp(&id, &kNone, sizeof id) == 0)
+      return refused(kSystemError, kSplit, "rank " + std::to_string(mine[0]) + " got no unique id from its library");
+    Handle *out = target.vendors();
+    return out ? init_real(out, static_cast<int>(mine.size()), id, rank, config->get()) : aborted(kSplit);
   }
-  std::vector<UniqueId> ids;
-  const Outcome o = all_gather(parent_, id_, ids);
-  if (o.ok() && vendors) id_ = ids[static_cast<size_t>(mine_[0])];
-  return o;
-}
-
-Result SplitCall::make_vendors(int rank) {
-  if (no_id_ != kSuccess) return no_id_;
-  constexpr UniqueId kNone{};
-  if (std::memcmp(&id_, &kNone, sizeof id_) == 0)
-    return refused(kSystemError, kSplit, "rank " + std::to_string(mine_[0]) + " got no unique id from its library");
-  Handle *out = target_.vendors();
-  return out ? init_real(out, static_cast<int>(mine_.size()), id_, rank, config_->get()) : aborted(kSplit);
-}
-
-Result SplitCall::adopt(isthmus_comm_t part, int rank) {
-  const Traits &t = parent_->traits();
-  const std::string key = t.local_ranks->key + "/" + std::to_string(number_) + "/" + std::to_string(color_);
+  const std::string ranks_key = t.local_ranks->key + "/" + std::to_string(number) + "/" + std::to_string(color);
   const auto comm = std::make_shared<Comm>(
-      Traits{rank, static_cast<int>(mine_.size()), t.place, request_.blocking, name_, LocalRanks::of(key), config_});
+      Traits{rank, static_cast<int>(mine.size()), t.place, request.blocking, name, LocalRanks::of(ranks_key), config});
   comm->adopt(part);
-  const bool given_up = target_.given_up();
-  if (target_.put(comm)) return kSuccess;
+  const bool given_up = target.given_up();
+  if (target.put(comm)) return kSuccess;
   comm->abort();
   return given_up ? aborted(kSplit) : no_handle(kSplit);
 }
@@ -182,7 +144,7 @@ Result split(Handle handle, int color, int key, Handle *out, Config *config) {
   const int number = parent->next_part();
   return act_or_defer(parent, [=] {
     Target none(out);
-    return SplitCall(parent, number, color, key, target ? *target : none, kept, request).run();
+    return split_now(parent, number, color, key, target ? *target : none, kept, request);
   });
 }
 

@@ -8,7 +8,7 @@ namespace isthmus::bridge {
 
 Result end_group(Face &face) {
   const std::unique_ptr<Pending> pending(face.take_pending());
-  const char *const call = face.rules().group_end;
+  const char *const call = face.rules.group_end;
   auto *end = face.real<Result()>(call);
   return end ? GroupEnd(face, *pending, end).run() : face.lacks(call);
 }
@@ -41,13 +41,13 @@ Result GroupEnd::run_steps() {
   run_deferred();
   if (!face_.failure(first_)) return launch();
   // A last error that has nothing to add stays as it is.
-  if (!face_.rules().has_last_error || !batches_.empty()) tell_half("a communicator in it could not be made");
+  if (!face_.rules.has_last_error || !batches_.empty()) tell_half("a communicator in it could not be made");
   return first_;
 }
 
 void GroupEnd::check_early() {
-  if (alone_ || face_.rules().group_check == GroupCheck::EarlyAndLate)
-    keep_first(face_.failed(face_.rules().group_end, batches_.check(alone_)));
+  if (alone_ || face_.rules.group_check == GroupCheck::EarlyAndLate)
+    keep_first(face_.failed(face_.rules.group_end, batches_.check(alone_)));
 }
 
 void GroupEnd::hold_census() {
@@ -132,11 +132,11 @@ void GroupEnd::run_deferred() {
 Result GroupEnd::launch() {
   const auto told = [&](Outcome o) {
     if (!o.ok()) o.text += batches_.text_of_half();
-    return face_.failed(face_.rules().group_end, o);
+    return face_.failed(face_.rules.group_end, o);
   };
   Outcome ready;
   if (!alone_) ready = batches_.check(true);
-  else if (face_.rules().group_check == GroupCheck::EarlyAndLate) ready = batches_.prepare();
+  else if (face_.rules.group_check == GroupCheck::EarlyAndLate) ready = batches_.prepare();
   if (!ready.ok()) return told(std::move(ready));
   if (!batches_.empty()) keep_first(worst(batches_.launch(told)));
   return first_;
@@ -153,8 +153,8 @@ Result GroupEnd::worst(const std::vector<Result> &results) const noexcept {
 }
 
 void GroupEnd::tell_half(const std::string &what) {
-  const std::string call = face_.rules().group_end;
-  const std::string text = !face_.rules().has_last_error ? call + ": " + what : why_ ? std::string(why_) : call;
+  const std::string call = face_.rules.group_end;
+  const std::string text = !face_.rules.has_last_error ? call + ": " + what : why_ ? std::string(why_) : call;
   face_.tell(text + batches_.text_of_half());
 }
 

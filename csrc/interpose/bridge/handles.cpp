@@ -27,8 +27,7 @@ constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 struct Table {
   std::shared_mutex mutex;
   std::vector<std::shared_ptr<Comm>> comms;  // by place
-  bool has(size_t place, const std::shared_ptr<Comm> &comm) const { return place < comms.size() && comms[place] == comm; }
-  std::deque<size_t> free;  // places, the longest free one first: so a stale handle stays stale for long
+  std::deque<size_t> free;                   // places, the longest free one first: so a stale handle stays stale for long
 };
 // By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads it, so
 // without a lock.
@@ -90,6 +89,17 @@ size_t place_of(const void *handle) {
   return at % kStep == 0 ? at / kStep : kMost;
 }
 
+// Calls `act` under the lock, if `comm` is still behind the handle. False: it is not.
+template <class Act>
+bool if_behind(const void *handle, const std::shared_ptr<Comm> &comm, Act act) {
+  Table &t = table();
+  const std::lock_guard lock(t.mutex);
+  const size_t place = place_of(handle);
+  if (place >= t.comms.size() || t.comms[place] != comm) return false;
+  act(t, place);
+  return true;
+}
+
 }  // namespace
 
 uintptr_t reserve_handles() noexcept {
@@ -133,21 +143,13 @@ std::shared_ptr<Comm> take_back(const void *handle) {
   return std::exchange(t.comms[place], nullptr);
 }
 bool take_back(const void *handle, const std::shared_ptr<Comm> &comm) {
-  Table &t = table();
-  const std::lock_guard lock(t.mutex);
-  const size_t place = place_of(handle);
-  if (!t.has(place, comm)) return false;
-  t.free.push_back(place);
-  t.comms[place] = nullptr;
-  return true;
+  return if_behind(handle, comm, [](Table &t, size_t place) {
+    t.free.push_back(place);
+    t.comms[place] = nullptr;
+  });
 }
 bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_ptr<Comm> by) {
-  Table &t = table();
-  const std::lock_guard lock(t.mutex);
-  const size_t place = place_of(handle);
-  if (!t.has(place, comm)) return false;
-  t.comms[place] = std::move(by);
-  return true;
+  return if_behind(handle, comm, [&](Table &t, size_t place) { t.comms[place] = std::move(by); });
 }
 
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
@@ -156,13 +158,10 @@ void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
   return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
 }
 bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real) {
-  Table &t = table();
-  const std::lock_guard lock(t.mutex);
-  const size_t place = place_of(handle);
-  if (!t.has(place, comm)) return false;
-  the_aliases[place].store(real, std::memory_order_release);
-  t.comms[place] = nullptr;
-  return true;
+  return if_behind(handle, comm, [&](Table &t, size_t place) {
+    the_aliases[place].store(real, std::memory_order_release);
+    t.comms[place] = nullptr;
+  });
 }
 void *behind(const void *handle) noexcept {
   const size_t place = place_of(handle);

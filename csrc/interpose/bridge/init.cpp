@@ -4,6 +4,13 @@
 
 namespace isthmus::bridge {
 
+void Init::expect(const Tail &tail, int rank, int world) {
+  arrival.tail = tail;
+  arrival.mine = record_of(face_.door().family, face_.door().version);
+  arrival.rank = rank;
+  arrival.world = world;
+}
+
 Result Init::make() {
   if (const Result r = arrive(); r != kOk) return r;
   tell();
@@ -31,6 +38,16 @@ void Init::end_meetings(const std::vector<isthmus_ticket> &tickets) const {
   bridge::end_meetings(tickets, [&](bool doubtful, const std::string &text) {
     face_.say(doubtful ? Level::Warn : Level::Info, std::string(call) + ": " + text);
   });
+}
+
+void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what) {
+  isthmus_ticket ticket;
+  std::string why;
+  if (!has_room) why = std::string("it leaves no room for it in ") + face.door().path;
+  else if (const Outcome o = outcome(isthmus_meeting_create(&ticket)); !o.ok()) why = o.text;
+  if (why.empty()) return write_tail(id, face.door().family, ticket);
+  face.say(Level::Warn,
+           std::string("the ") + what + " has no ticket of Isthmus, so what is made with it cannot span vendors: " + why);
 }
 
 }  // namespace isthmus::bridge

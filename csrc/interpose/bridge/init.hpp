@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ class Init : public std::enable_shared_from_this<Init> {
   Init(const Init &) = delete;
   Init &operator=(const Init &) = delete;
 
-  Result make();   // all steps, on this thread
-  Result defer();  // until the group ends
+  void expect(const Tail &tail, int rank, int world);  // what the census is held of; before any step
+  Result make();                                       // all steps, on this thread
+  Result defer();                                      // until the group ends
 
   virtual Result arrive() = 0;
   void tell() const;
@@ -53,5 +55,10 @@ class Init : public std::enable_shared_from_this<Init> {
 
   Face &face_;
 };
+
+// Writes a ticket of a new meeting to the end of an id that the real library made. `what`: "unique id". `has_room`: the
+// library leaves the end of the id alone. An id without a ticket is as good as one made without Isthmus, and the log says
+// why.
+void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what);
 
 }  // namespace isthmus::bridge
