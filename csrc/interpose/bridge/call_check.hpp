@@ -12,17 +12,11 @@
 
 namespace isthmus::bridge {
 
-// A collective of no elements does nothing. A message of none does: its other end waits for it.
+// A collective of no elements does nothing. A message of none does: its other end waits for it. So may a collective of
+// blocks, whose counts are in arrays.
 inline bool does_nothing(const Operation &o) noexcept {
-  switch (o.call) {
-    case Call::Send:
-    case Call::Recv:
-    case Call::Barrier:
-    case Call::AllGatherV:
-    case Call::ReduceScatterV:
-    case Call::AllToAllV: return false;
-    default: return o.count == 0;
-  }
+  return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != Call::Send && o.call != Call::Recv &&
+         o.call != Call::Barrier;
 }
 
 // A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an

@@ -145,7 +145,7 @@ Result async_error(Handle handle, Result *out) {
   const CommPtr comm = bridge::find(handle);
   if (!comm) {  // the handle may have become an alias since the front door looked
     const Handle known = bridge::behind(handle);
-    auto *f = known ? real<Result(Handle, Result *)>(kCall) : nullptr;
+    auto *f = known ? face().real<Result(Handle, Result *)>(kCall) : nullptr;
     return f ? f(known, out) : no_comm(kCall);
   }
   if (!out) return refused(kInvalidArgument, kCall, "an argument is NULL");

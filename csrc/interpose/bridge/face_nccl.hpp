@@ -5,7 +5,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "abi.hpp"
 #include "calls_nccl.hpp"
@@ -23,10 +22,6 @@ constexpr uint32_t kConfigMagic = 0xcafebeef;  // of the vendors' structures
 
 Face &face();
 // Functions of the face, by short names.
-template <class Function>
-Function *real(const char *name) {
-  return face().real<Function>(name);
-}
 template <class Function, class... Arguments>
 Result call_real(const char *name, Arguments... arguments) {
   return bridge::call_real<Function>(face(), name, arguments...);

@@ -137,7 +137,7 @@ Result NcclInit::made_by_real() {
   Handle theirs = nullptr;
   const Result r = real_init(&theirs);
   if (face().failure(r) || !theirs) {
-    auto *why = real<const char *(Handle)>("ncclGetLastError");
+    auto *why = face().real<const char *(Handle)>("ncclGetLastError");
     const char *text = why ? why(nullptr) : nullptr;
     return none({ISTHMUS_ERR_SYSTEM, std::string(door().name) + " did not make the communicator (" + std::to_string(r) +
                                          ")" + (text && *text ? std::string(": ") + text : std::string())});
@@ -146,7 +146,7 @@ Result NcclInit::made_by_real() {
     comm_->pass_on();
     return kSuccess;
   }
-  if (auto *end = real<Result(Handle)>("ncclCommAbort")) end(theirs);
+  if (auto *end = face().real<Result(Handle)>("ncclCommAbort")) end(theirs);
   return none(gone);
 }
 
@@ -193,7 +193,7 @@ KeptConfig::KeptConfig(const Config *config) : copy_(config) {
 // ---- ids ---------------------------------------------------------------------------------------------------------------------------
 
 Result get_unique_id(UniqueId *id) {
-  auto *f = real<Result(UniqueId *)>("ncclGetUniqueId");
+  auto *f = face().real<Result(UniqueId *)>("ncclGetUniqueId");
   if (!f) return face().lacks("ncclGetUniqueId");
   if (!id) return f(id);
   UniqueId made{};  // up to NCCL 2.22 the library leaves the bytes behind its own part as they were
