@@ -134,13 +134,13 @@ def entry(row: Row) -> str:
             before = f"  const Inside inside;\n  if (const Calls *b = bridge(inside)) return b->{row.name}({given});\n"
         text = (
             f"static {row.result}{space}first_{row.name}({kinds});\n"
-            f"static constinit Slot<{row.result}({kinds})> slot_{row.name}{{&first_{row.name}}};\n"
+            f"static constinit BoundFunction<{row.result}({kinds})> bound_{row.name}{{&first_{row.name}}};\n"
             f"static {row.result}{space}first_{row.name}({declared}) {{\n"
-            f'  if (auto *f = bind(slot_{row.name}, "{row.name}")) return f({given});\n'
+            f'  if (auto *f = bind(bound_{row.name}, "{row.name}")) return f({given});\n'
             f'  return refused<{row.result}>("{row.name}");\n'
             f"}}\n"
             f"ISTHMUS_ENTRY {row.result}{space}{first}({declared}) {{\n"
-            f"{before}  return bound(slot_{row.name})({given});\n"
+            f"{before}  return bound(bound_{row.name})({given});\n"
             f"}}\n"
         )
     if row.twin:

@@ -14,12 +14,12 @@ namespace {
 constexpr const char *kFile = "libisthmus_bridge.so";
 constexpr uintptr_t kNowhere = uintptr_t{1} << (sizeof(uintptr_t) * 8 - 1);  // no program's memory is there
 
-__thread Thread the_thread;
+__thread ThreadState the_thread;
 std::atomic<bool> none;  // the bridge could not be opened
 
 void say_as_told(int level, const char *text) { say(static_cast<Level>(level), text); }
 void *look_up_for_bridge(const char *name) { return look_up(name); }
-Thread *thread_for_bridge() { return &the_thread; }
+ThreadState *thread_for_bridge() { return &the_thread; }
 void keep_for_bridge(const char *reason) { keep(reason); }
 
 const Bridged *give_up(const char *why) {
@@ -67,7 +67,7 @@ const Bridged *open_first(const Real &r) {
 constinit std::atomic<uintptr_t> the_handles{kNowhere};
 constinit std::atomic<const Bridged *> the_calls{nullptr};
 
-Thread &thread() noexcept { return the_thread; }
+ThreadState &thread() noexcept { return the_thread; }
 
 const Bridged *open_bridge() noexcept {
   if (const Bridged *known = the_calls.load(std::memory_order_acquire)) return known;

@@ -18,7 +18,7 @@ inline bool ours(const void *comm) noexcept {
   return reinterpret_cast<uintptr_t>(comm) - the_handles.load(std::memory_order_relaxed) < kHandleBytes;
 }
 
-Thread &thread() noexcept;  // the caller's
+ThreadState &thread() noexcept;  // the caller's
 
 // A call of a routed function is on the stack of this thread. What the real library calls meanwhile is its own affair.
 class Inside {

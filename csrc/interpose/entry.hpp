@@ -3,7 +3,7 @@
 
 #include "abi.hpp"
 #include "bridge.hpp"
-#include "slot.hpp"
+#include "bound_function.hpp"
 
 namespace isthmus::interpose {
 

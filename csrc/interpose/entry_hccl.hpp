@@ -4,7 +4,7 @@
 #include "abi_hccl.hpp"
 #include "bridge.hpp"
 #include "jump.hpp"
-#include "slot.hpp"
+#include "bound_function.hpp"
 
 namespace isthmus::interpose {
 

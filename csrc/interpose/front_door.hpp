@@ -11,7 +11,7 @@ namespace isthmus::interpose {
 constexpr uintptr_t kHandleBytes = uintptr_t{32} << 20;
 
 // What the front door and the bridge keep of one thread.
-struct Thread {
+struct ThreadState {
   int depth;      // of groups that are open
   void *pending;  // what the bridge has to do when the outermost group ends; null: nothing
   // Calls of the bridge or of a routed function on the stack. The real library's own calls are not intercepted meanwhile.
@@ -27,7 +27,7 @@ struct FrontDoor {
   const char *path;                          // of the real library
   int version;                               // of the real library, as that tells it; 0: unknown
   void *(*look_up)(const char *name);        // a function of the real library; null: the library has none of that name
-  Thread *(*thread)();                       // of the caller
+  ThreadState *(*thread)();                  // of the caller
   void (*keep)(const char *reason);          // for ncclGetLastError; the text must stay for good
   void (*say)(int level, const char *text);  // a line of the log; 2: info, 3: warning
 };

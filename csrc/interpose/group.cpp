@@ -23,7 +23,7 @@ Result own_ncclGroupStart() noexcept {
   Function *f = find(slot, "ncclGroupStart");
   if (!f) return refuse("ncclGroupStart");
   const Result r = f();
-  if (Thread &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
+  if (ThreadState &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
   return r;
 }
 
@@ -31,7 +31,7 @@ Result own_ncclGroupEnd() noexcept {
   static constinit std::atomic<Function *> slot{nullptr};
   Function *f = find(slot, "ncclGroupEnd");
   if (!f) return refuse("ncclGroupEnd");
-  Thread &t = thread();
+  ThreadState &t = thread();
   if (t.inside > 0) return f();
   if (t.depth > 0) --t.depth;
   if (t.depth > 0 || !t.pending) return f();
@@ -44,7 +44,7 @@ Result own_ncclGroupSimulateEnd(void *info) noexcept {
   static constinit std::atomic<Simulate *> slot{nullptr};
   Simulate *f = find(slot, "ncclGroupSimulateEnd");
   if (!f) return refuse("ncclGroupSimulateEnd");
-  Thread &t = thread();
+  ThreadState &t = thread();
   if (t.inside == 0 && t.depth > 0) --t.depth;
   const bool spans = t.inside == 0 && t.depth == 0 && t.pending;
   const Result r = f(info);

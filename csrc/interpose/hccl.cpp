@@ -3,7 +3,7 @@
 
 #include "own_hccl.hpp"
 #include "real.hpp"
-#include "slot.hpp"
+#include "bound_function.hpp"
 
 namespace isthmus::interpose {
 
@@ -57,19 +57,19 @@ const char *own_HcclGetErrorString(Result code) noexcept {
 
 // Groups: the real library's own, and behind it what the bridge has put off.
 Result own_HcclGroupStart() noexcept {
-  static constinit Slot<Result()> slot{nullptr};
+  static constinit BoundFunction<Result()> slot{nullptr};
   auto *f = bound(slot);
   if (!f && !(f = bind(slot, "HcclGroupStart"))) return refuse("HcclGroupStart");
   const Result r = f();
-  if (Thread &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
+  if (ThreadState &t = thread(); r == kSuccess && t.inside == 0) ++t.depth;
   return r;
 }
 
 Result own_HcclGroupEnd() noexcept {
-  static constinit Slot<Result()> slot{nullptr};
+  static constinit BoundFunction<Result()> slot{nullptr};
   auto *f = bound(slot);
   if (!f && !(f = bind(slot, "HcclGroupEnd"))) return refuse("HcclGroupEnd");
-  Thread &t = thread();
+  ThreadState &t = thread();
   if (t.inside > 0) return f();
   if (t.depth > 0) --t.depth;
   if (t.depth > 0 || !t.pending) return f();

@@ -15,7 +15,7 @@ struct Names {
 };
 constexpr Names kSameFunctions[] = {{"libnccl.so", "libnccl.so.2"}, {"librccl.so", "librccl.so.1"}};
 
-struct Found {
+struct NeighboursFound {
   const Names *other;
   const char *preloaded;  // LD_PRELOAD
   char door[4096];        // of the other vendor, preloaded
@@ -26,7 +26,7 @@ struct Found {
 bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
 int look(dl_phdr_info *object, size_t, void *data) {
-  auto *found = static_cast<Found *>(data);
+  auto *found = static_cast<NeighboursFound *>(data);
   const char *slash = strrchr(object->dlpi_name, '/'), *name = slash ? slash + 1 : object->dlpi_name;
   if (has_our_note(*object)) {
     if (strcmp(name, found->other->soname) == 0 && strstr(found->preloaded, name))
@@ -42,7 +42,7 @@ int look(dl_phdr_info *object, size_t, void *data) {
 }  // namespace
 
 void describe_neighbours(TextBuffer &out, const char *before) noexcept {
-  Found found{};
+  NeighboursFound found{};
   const auto is_this = [](const Names &names) { return strcmp(names.soname, vendor().soname) == 0; };
   if (is_this(kSameFunctions[0])) found.other = &kSameFunctions[1];
   else if (is_this(kSameFunctions[1])) found.other = &kSameFunctions[0];

@@ -34,14 +34,14 @@ unsigned long long loaded() {
   return adds + (asked_for() ? 1 : 0);
 }
 
-struct Opened {
+struct OpenedLibrary {
   Real real;
   unsigned long long loaded;  // the number of loaded() when the library was looked for
   char path[4096];
   char text[kTextBytes];
 };
 
-void open(Opened &o) {
+void open(OpenedLibrary &o) {
   o.real = {nullptr, false, disabled(), o.path, o.text};
   o.loaded = loaded();
   char tried[kTextBytes / 2];
@@ -58,7 +58,7 @@ void open(Opened &o) {
   TextBuffer(o.path, sizeof o.path) << (dlinfo(o.real.handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "?");
 }
 
-std::atomic<const Opened *> the_opened;
+std::atomic<const OpenedLibrary *> the_opened;
 // While the library is opened, a constructor of it may call one of its public functions. That call may come to this front
 // door.
 __thread bool opening;
@@ -68,21 +68,21 @@ constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to op
 }  // namespace
 
 const Real &real() noexcept {
-  const Opened *known = the_opened.load(std::memory_order_acquire);
+  const OpenedLibrary *known = the_opened.load(std::memory_order_acquire);
   // Where no library was found before, look again when something was loaded since: that may be the library, or lead to it.
   if (known && (known->real.handle || known->loaded == loaded())) return known->real;
   if (opening) return kNotYet;
-  auto *made = static_cast<Opened *>(calloc(1, sizeof(Opened)));
+  auto *made = static_cast<OpenedLibrary *>(calloc(1, sizeof(OpenedLibrary)));
   if (!made) return kNoMemory;
   opening = true;
   open(*made);
   opening = false;
-  const Opened *first = known;
+  const OpenedLibrary *first = known;
   if (!the_opened.compare_exchange_strong(first, made, std::memory_order_acq_rel)) {
     free(made);
     return first->real;
   }
-  // The Opened before this one stays: a program may still read its text.
+  // The OpenedLibrary before this one stays: a program may still read its text.
   if (!made->real.handle && known) return made->real;  // the log has this already
   if (made->real.handle && !made->real.disabled) warn_of_neighbours();
   if (!made->real.handle) say(Level::Warn, made->text);

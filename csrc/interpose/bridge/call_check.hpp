@@ -15,8 +15,8 @@ namespace isthmus::bridge {
 // A collective of no elements does nothing. A message of none does: its other end waits for it. So may a collective of
 // blocks, whose counts are in arrays.
 inline bool does_nothing(const Operation &o) noexcept {
-  return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != Call::Send && o.call != Call::Recv &&
-         o.call != Call::Barrier;
+  return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != OperationKind::Send &&
+         o.call != OperationKind::Recv && o.call != OperationKind::Barrier;
 }
 
 // A face derives its own check from this one, and adds its types and reductions. Usage: one object a call, one function an
@@ -28,7 +28,7 @@ inline bool does_nothing(const Operation &o) noexcept {
 template <class Derived>
 class CallCheck {
  public:
-  CallCheck(Face &face, const char *call, const void *handle, Call what, void *stream)
+  CallCheck(Face &face, const char *call, const void *handle, OperationKind what, void *stream)
       : face_(face), call_(call), comm_(bridge::find(handle)) {
     operation.call = what;
     operation.stream = stream;
@@ -74,7 +74,7 @@ class CallCheck {
 
  protected:
   const char *name() const noexcept { return call_; }             // of the function, for errors
-  bool skips(const Operation &) const noexcept { return false; }  // an operation that the vendor does not make
+  bool skips(const Operation &) const noexcept { return false; }  // the vendor makes no such operation
 
   // The end of go():
   // 1. The communicator must take operations.
@@ -91,7 +91,7 @@ class CallCheck {
     if (o.ok()) o = comm_->run(operation);
     return face_.failed(self().name(), o);
   }
-  // No argument was wrong, and the communicator takes operations.
+  // Whether no argument was wrong, and the communicator takes operations. Tells the program why not.
   bool ready() {
     if (!good()) return false;
     Outcome o = comm_->status();
@@ -101,6 +101,7 @@ class CallCheck {
     return good();
   }
 
+  // Copies one number a rank.
   Derived &array(std::vector<uint64_t> &to, const void *from) {
     if (good() && !from) fail(face_.rules.null, "an array of counts or displacements is NULL");
     if (!good()) return self();

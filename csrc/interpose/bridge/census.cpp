@@ -32,12 +32,12 @@ std::string list(const std::vector<size_t> &ranks) {
 
 }  // namespace
 
-bool Record::together(const Record &other) const noexcept {
+bool RankRecord::together(const RankRecord &other) const noexcept {
   return std::strncmp(family, other.family, sizeof family) == 0 && island_digest == other.island_digest;
 }
 
-Record record_of(const char *family, int version) {
-  Record r{};
+RankRecord record_of(const char *family, int version) {
+  RankRecord r{};
   std::strncpy(r.family, family, sizeof r.family - 1);
   r.version = version;
   const char *label = std::getenv("ISTHMUS_ISLAND");
@@ -46,7 +46,7 @@ Record record_of(const char *family, int version) {
   return r;
 }
 
-std::string describe(const std::vector<Record> &ranks) {
+std::string describe(const std::vector<RankRecord> &ranks) {
   std::string text;
   std::vector<bool> told(ranks.size());
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -71,11 +71,11 @@ std::string describe(const std::vector<Record> &ranks) {
   return text;
 }
 
-bool one_island(const std::vector<Record> &ranks) {
-  return std::all_of(ranks.begin(), ranks.end(), [&](const Record &r) { return r.together(ranks.front()); });
+bool one_island(const std::vector<RankRecord> &ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](const RankRecord &r) { return r.together(ranks.front()); });
 }
 
-Finding finding(const char *call, const char *vendor, const Arrival &a) {
+Finding finding(const char *call, const char *vendor, const CensusArrival &a) {
   if (a.verdict == Verdict::Failed) return {};
   const std::string where = std::string(call) + ", rank " + std::to_string(a.rank) + " of " + std::to_string(a.world) + ": ",
                     who = " (" + describe(a.ranks) + ")";
@@ -87,20 +87,20 @@ Finding finding(const char *call, const char *vendor, const Arrival &a) {
   return {where + "Isthmus carries the communicator" + who};
 }
 
-void meet(Arrival &a) {
+void meet(CensusArrival &a) {
   isthmus_result r = isthmus_meeting_join(&a.tail.ticket, a.rank, a.world, 0, &a.meeting);
-  a.ranks.assign(static_cast<size_t>(a.world), Record{});
+  a.ranks.assign(static_cast<size_t>(a.world), RankRecord{});
   // Where the library of the id's maker could not serve this rank, no rank goes to that library before all have come.
   const bool of_maker = a.mine.family[0] == a.tail.maker;
-  if (r == ISTHMUS_OK) r = isthmus_meeting_patience(a.meeting, of_maker ? offsetof(Record, version) : 0, 0);
+  if (r == ISTHMUS_OK) r = isthmus_meeting_patience(a.meeting, of_maker ? offsetof(RankRecord, version) : 0, 0);
   if (r == ISTHMUS_OK) r = isthmus_meeting_exchange(a.meeting, &a.mine, a.ranks.data(), sizeof a.mine);
   a.outcome = outcome(r);
-  for (Record &one : a.ranks) one.family[sizeof one.family - 1] = one.island[sizeof one.island - 1] = 0;
+  for (RankRecord &one : a.ranks) one.family[sizeof one.family - 1] = one.island[sizeof one.island - 1] = 0;
   if (r == ISTHMUS_OK) {
     a.verdict = one_island(a.ranks) && of_maker ? Verdict::Vendor : Verdict::Spans;
   } else if (r == ISTHMUS_ERR_TIMEOUT || r == ISTHMUS_ERR_AUTH || r == ISTHMUS_ERR_SYSTEM) {
-    std::vector<Record> came;
-    std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const Record &one) { return one.came(); });
+    std::vector<RankRecord> came;
+    std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const RankRecord &one) { return one.came(); });
     // Where nobody came, the meeting was not reached, or has ended. The other ranks may be with the real library. This
     // rank's library finds them without Isthmus.
     const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));

@@ -14,7 +14,7 @@
 namespace isthmus::bridge {
 
 // What a rank says of itself. All zeros: the rank did not come.
-struct Record {
+struct RankRecord {
   // Ranks that one library can serve have this part in common. The part comes first, and has no gaps.
   char family[8];          // "nccl"
   uint64_t island_digest;  // of the whole label
@@ -22,14 +22,14 @@ struct Record {
   int64_t version;  // of its library, as the library tells it; 0: the library does not
   char island[64];  // its label, cut
   bool came() const noexcept { return family[0] != 0; }
-  bool together(const Record &other) const noexcept;  // one library can serve both
+  bool together(const RankRecord &other) const noexcept;  // one library can serve both
 };
-Record record_of(const char *family, int version);
+RankRecord record_of(const char *family, int version);
 
 // "ranks 0 and 2: nccl 2.29.3; rank 1: rccl 2.22.3, island b"
-std::string describe(const std::vector<Record> &ranks);
+std::string describe(const std::vector<RankRecord> &ranks);
 // Whether one vendor's library serves all of them.
-bool one_island(const std::vector<Record> &ranks);
+bool one_island(const std::vector<RankRecord> &ranks);
 
 enum class Verdict {
   Vendor,  // the real library gets the communicator
@@ -38,20 +38,20 @@ enum class Verdict {
 };
 
 // One rank on its way into a communicator.
-struct Arrival {
+struct CensusArrival {
   Tail tail{};
-  Record mine{};
+  RankRecord mine{};
   int rank = 0, world = 0;
 
   Verdict verdict = Verdict::Failed;
   Outcome outcome;  // why the census failed, or why not all ranks came
-  std::vector<Record> ranks;
+  std::vector<RankRecord> ranks;
   isthmus_meeting_t meeting = nullptr;  // stays open where the ranks span vendors
 
-  Arrival() = default;
-  ~Arrival() { isthmus_meeting_leave(meeting); }
-  Arrival(const Arrival &) = delete;
-  Arrival &operator=(const Arrival &) = delete;
+  CensusArrival() = default;
+  ~CensusArrival() { isthmus_meeting_leave(meeting); }
+  CensusArrival(const CensusArrival &) = delete;
+  CensusArrival &operator=(const CensusArrival &) = delete;
 };
 // What the census found, as a line of the log, for the caller of `call`. `vendor` is the vendor's name. Empty where the
 // census failed: an error says why.
@@ -59,7 +59,7 @@ struct Finding {
   std::string text;
   bool doubtful = false;  // not all ranks came
 };
-Finding finding(const char *call, const char *vendor, const Arrival &arrival);
+Finding finding(const char *call, const char *vendor, const CensusArrival &arrival);
 
 // Holds the census. Collective.
 // 1. The census waits for all ranks, up to ISTHMUS_TIMEOUT. Where all that came belong together, the census ends earlier:
@@ -67,7 +67,7 @@ Finding finding(const char *call, const char *vendor, const Arrival &arrival);
 // 2. Where all that came belong together and with the maker of the id, the others are taken for ranks without Isthmus: the
 //    real library may know them.
 // 3. A rank of the maker's vendor that does not reach the meeting takes all others for ranks without Isthmus.
-void meet(Arrival &arrival);
+void meet(CensusArrival &arrival);
 
 // Some calls take several ids. The census is held with the first id. The meetings of the other ids must be ended, each once,
 // and `enders` ranks share that: these are the tickets of number `which`. A tail without a maker is of an id made without

@@ -8,12 +8,12 @@ namespace isthmus::bridge {
 namespace {
 
 // isthmus_init gets a number from an exchange that fails. The text is kept here.
-struct Exchange {
+struct MeetingExchange {
   isthmus_meeting_t meeting;
   Outcome failure;
 };
 int exchange(void *context, const void *send, void *recv, size_t bytes) {
-  auto *e = static_cast<Exchange *>(context);
+  auto *e = static_cast<MeetingExchange *>(context);
   const isthmus_result r = isthmus_meeting_exchange(e->meeting, send, recv, bytes);
   if (r != ISTHMUS_OK) e->failure = outcome(r);
   return r;
@@ -34,26 +34,30 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   call.stream = o.stream;
   call.device_memory = ISTHMUS_MEMORY_BOTH;  // the vendors' interfaces take device memory only
   switch (o.call) {
-    case Call::AllReduce: return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
-    case Call::Reduce: return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
-    case Call::Broadcast: return outcome(isthmus_broadcast(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
-    case Call::AllGather: return outcome(isthmus_all_gather(c, o.send, o.recv, o.count, o.dtype, &call, work));
-    case Call::ReduceScatter: return outcome(isthmus_reduce_scatter(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
-    case Call::AllGatherV:
+    case OperationKind::AllReduce:
+      return outcome(isthmus_all_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
+    case OperationKind::Reduce:
+      return outcome(isthmus_reduce(c, o.send, o.recv, o.count, o.dtype, o.op, o.root, &call, work));
+    case OperationKind::Broadcast:
+      return outcome(isthmus_broadcast(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case OperationKind::AllGather: return outcome(isthmus_all_gather(c, o.send, o.recv, o.count, o.dtype, &call, work));
+    case OperationKind::ReduceScatter:
+      return outcome(isthmus_reduce_scatter(c, o.send, o.recv, o.count, o.dtype, o.op, &call, work));
+    case OperationKind::AllGatherV:
       return outcome(
           isthmus_all_gather_v(c, o.send, o.recv, data(o.recv_counts), data(o.recv_displs), o.dtype, &call, work));
-    case Call::ReduceScatterV:
+    case OperationKind::ReduceScatterV:
       return outcome(
           isthmus_reduce_scatter_v(c, o.send, o.recv, data(o.send_counts), data(o.send_displs), o.dtype, o.op, &call, work));
-    case Call::AllToAll: return outcome(isthmus_all_to_all(c, o.send, o.recv, o.count, o.dtype, &call, work));
-    case Call::AllToAllV:
+    case OperationKind::AllToAll: return outcome(isthmus_all_to_all(c, o.send, o.recv, o.count, o.dtype, &call, work));
+    case OperationKind::AllToAllV:
       return outcome(isthmus_all_to_all_v(c, o.send, data(o.send_counts), data(o.send_displs), o.recv, data(o.recv_counts),
                                           data(o.recv_displs), o.dtype, &call, work));
-    case Call::Gather: return outcome(isthmus_gather(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
-    case Call::Scatter: return outcome(isthmus_scatter(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
-    case Call::Send: return outcome(isthmus_send(c, o.send, o.count, o.dtype, o.root, 0, &call, work));
-    case Call::Recv: return outcome(isthmus_recv(c, o.recv, o.count, o.dtype, o.root, 0, nullptr, &call, work));
-    case Call::Barrier: return outcome(isthmus_barrier(c, &call, work));
+    case OperationKind::Gather: return outcome(isthmus_gather(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case OperationKind::Scatter: return outcome(isthmus_scatter(c, o.send, o.recv, o.count, o.dtype, o.root, &call, work));
+    case OperationKind::Send: return outcome(isthmus_send(c, o.send, o.count, o.dtype, o.root, 0, &call, work));
+    case OperationKind::Recv: return outcome(isthmus_recv(c, o.recv, o.count, o.dtype, o.root, 0, nullptr, &call, work));
+    case OperationKind::Barrier: return outcome(isthmus_barrier(c, &call, work));
   }
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }
@@ -78,8 +82,8 @@ Outcome OperationGroup::record(const Operations &operations) {
   open_ = true;
   for (const auto &[comm, operation] : operations)
     if (Outcome o = submit(comm->get(), operation, nullptr); !o.ok()) return o;  // the failing call gives up the group
-  waits_ =
-      std::any_of(operations.begin(), operations.end(), [](const auto &one) { return one.second.call == Call::Barrier; });
+  waits_ = std::any_of(operations.begin(), operations.end(),
+                       [](const auto &one) { return one.second.call == OperationKind::Barrier; });
   return {};
 }
 
@@ -101,7 +105,7 @@ Outcome OperationGroup::launch() {
   isthmus_work_t handle = nullptr;
   Outcome ended = outcome(isthmus_group_end(waits_ ? nullptr : &handle));
   if (!ended.ok()) return ended;
-  const auto work = std::make_shared<Work>(handle);
+  const auto work = std::make_shared<LaunchedWork>(handle);
   for (const Part &part : parts_) {
     part.comm->note(work);
     if (ended.ok()) ended = part.comm->known(*work);
@@ -181,7 +185,7 @@ void Comm::settle(isthmus_comm_t comm, Outcome outcome) {
 }
 
 Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
-  Exchange over{meeting, {}};
+  MeetingExchange over{meeting, {}};
   isthmus_options options{};
   options.size = sizeof options;
   options.rank = traits_.rank;
@@ -239,28 +243,28 @@ Outcome Comm::run(const Operation &operation) {
   if (!comm)
     if (Outcome o = status(); !o.ok()) return o;
   isthmus_work_t work = nullptr;
-  Outcome o = submit(comm, operation, operation.call == Call::Barrier ? nullptr : &work);
+  Outcome o = submit(comm, operation, operation.call == OperationKind::Barrier ? nullptr : &work);
   if (!o.ok()) return o;
-  const auto begun = std::make_shared<Work>(work);
+  const auto begun = std::make_shared<LaunchedWork>(work);
   note(begun);
   return known(*begun);
 }
 
-Outcome Comm::known(const Work &work) {
+Outcome Comm::known(const LaunchedWork &work) {
   if (!blocks()) return {};
   Outcome now = work.outcome_now();
   // Work that has not ended when its communicator has failed will fail.
   return now.code == ISTHMUS_IN_PROGRESS ? status() : now;
 }
 
-void Comm::note(std::shared_ptr<Work> work) {
+void Comm::note(std::shared_ptr<LaunchedWork> work) {
   const std::lock_guard lock(mutex_);
   while (!works_.empty() && works_.front()->over()) works_.pop_front();
   works_.push_back(std::move(work));
 }
 
 Outcome Comm::finalize() {
-  std::deque<std::shared_ptr<Work>> works;
+  std::deque<std::shared_ptr<LaunchedWork>> works;
   {
     const std::lock_guard lock(mutex_);
     finalized_ = true;
@@ -288,7 +292,7 @@ Outcome Comm::destroy() {
 }
 
 void Comm::abort() {
-  std::deque<std::shared_ptr<Work>> works;
+  std::deque<std::shared_ptr<LaunchedWork>> works;
   isthmus_comm_t comm = nullptr;
   {
     const std::lock_guard lock(mutex_);

@@ -21,7 +21,7 @@
 
 namespace isthmus::bridge {
 
-enum class Call {
+enum class OperationKind {
   AllReduce,
   Reduce,
   Broadcast,
@@ -49,7 +49,7 @@ struct Factor {
 
 // One operation as the program asked for it. The arrays of counts are copies.
 struct Operation {
-  Call call = Call::AllReduce;
+  OperationKind call = OperationKind::AllReduce;
   const void *send = nullptr;
   void *recv = nullptr;
   uint64_t count = 0;
@@ -67,12 +67,12 @@ struct Operation {
 bool as_bytes(Operation &operation);
 
 // One or several operations in flight.
-class Work {
+class LaunchedWork {
  public:
-  explicit Work(isthmus_work_t work) : work_(work) {}
-  ~Work() { isthmus_work_release(work_); }
-  Work(const Work &) = delete;
-  Work &operator=(const Work &) = delete;
+  explicit LaunchedWork(isthmus_work_t work) : work_(work) {}
+  ~LaunchedWork() { isthmus_work_release(work_); }
+  LaunchedWork(const LaunchedWork &) = delete;
+  LaunchedWork &operator=(const LaunchedWork &) = delete;
   bool over() const { return !work_ || isthmus_work_test(work_) != ISTHMUS_IN_PROGRESS; }
   Outcome outcome_now() const { return work_ ? outcome(isthmus_work_test(work_)) : Outcome{}; }
   Outcome wait() const { return work_ ? outcome(isthmus_work_wait(work_, 0)) : Outcome{}; }
@@ -138,9 +138,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Outcome finalize();                       // waits for all that was begun
   Outcome destroy();                        // waits likewise
   void abort();
-  void note(std::shared_ptr<Work> work);
+  void note(std::shared_ptr<LaunchedWork> work);
   // What the call that has just begun the work can say of it: where calls wait for the exchange, how the exchange ended.
-  Outcome known(const Work &work);
+  Outcome known(const LaunchedWork &work);
 
   int add(const Factor &factor);  // its number
   bool find(int number, Factor &factor);
@@ -156,7 +156,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   bool starting_ = true, finalized_ = false, aborted_ = false;  // under mutex_
   isthmus_comm_t comm_ = nullptr;                               // under mutex_, until it is destroyed
   Outcome failure_;                                             // under mutex_; why it could not be made
-  std::deque<std::shared_ptr<Work>> works_;                     // under mutex_; in the order of their calls
+  std::deque<std::shared_ptr<LaunchedWork>> works_;             // under mutex_; in the order of their calls
   std::map<int, Factor> factors_;                               // under mutex_
   int next_factor_ = 0;                                         // under mutex_
   std::atomic<int> parts_{0};

@@ -107,9 +107,9 @@ class EventDevices : public Devices {
   int (*end_event_)(void *) = nullptr;
 };
 
-class Cuda final : public EventDevices {
+class CudaDevices final : public EventDevices {
  public:
-  explicit Cuda(void *(*look_up)(const char *))
+  explicit CudaDevices(void *(*look_up)(const char *))
       : EventDevices({"libcuda.so.1", "cuStreamIsCapturing", "cuStreamSynchronize", "cuStreamCreate", "cuStreamDestroy_v2",
                       "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy_v2"},
                      kFiles, look_up) {
@@ -143,9 +143,9 @@ class Cuda final : public EventDevices {
   int (*copy_)(void *, unsigned long long, size_t) = nullptr;
 };
 
-class Hip final : public EventDevices {
+class HipDevices final : public EventDevices {
  public:
-  explicit Hip(void *(*look_up)(const char *))
+  explicit HipDevices(void *(*look_up)(const char *))
       : EventDevices(
             {"libamdhip64.so", "hipStreamIsCapturing", "hipStreamSynchronize", "hipStreamCreateWithFlags",
              "hipStreamDestroy", "hipEventCreateWithFlags", "hipEventRecord", "hipStreamWaitEvent", "hipEventDestroy"},
@@ -176,9 +176,9 @@ class Hip final : public EventDevices {
   int (*copy_)(void *, const void *, size_t, int) = nullptr;
 };
 
-class Acl final : public Devices {
+class AclDevices final : public Devices {
  public:
-  explicit Acl(void *(*look_up)(const char *)) {
+  explicit AclDevices(void *(*look_up)(const char *)) {
     const auto get = [&](auto &f, const char *name) {
       f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(find(name, look_up, Files{"libascendcl.so"}));
       return f != nullptr;
@@ -228,11 +228,11 @@ class Acl final : public Devices {
 
 Devices &devices(const char *kind, void *(*look_up)(const char *)) {
   if (std::strcmp(kind, "acl") == 0) {  // a process may have this door beside another
-    static Devices *const ascend = new Acl(look_up);
+    static Devices *const ascend = new AclDevices(look_up);
     return *ascend;
   }
   static Devices *const the_devices =  // of the two other kinds a process has one, as it has one door of the two
-      std::strcmp(kind, "hip") == 0 ? static_cast<Devices *>(new Hip(look_up)) : new Cuda(look_up);
+      std::strcmp(kind, "hip") == 0 ? static_cast<Devices *>(new HipDevices(look_up)) : new CudaDevices(look_up);
   return *the_devices;
 }
 

@@ -30,13 +30,13 @@ Result Face::thrown(const std::exception &e) noexcept {
   } catch (const std::exception &) { return rules.system; }  // no memory to note it: nothing of the group is ours yet
 }
 
-Pending &Face::pending() const {
-  interpose::Thread &t = *door().thread();
-  if (!t.pending) t.pending = new Pending;
-  return *static_cast<Pending *>(t.pending);
+PendingGroup &Face::pending() const {
+  interpose::ThreadState &t = *door().thread();
+  if (!t.pending) t.pending = new PendingGroup;
+  return *static_cast<PendingGroup *>(t.pending);
 }
-Pending *Face::take_pending() const noexcept {
-  return static_cast<Pending *>(std::exchange(door().thread()->pending, nullptr));
+PendingGroup *Face::take_pending() const noexcept {
+  return static_cast<PendingGroup *>(std::exchange(door().thread()->pending, nullptr));
 }
 Result Face::note(Result r) const {
   if (failure(r) && in_group() && pending().failure == kOk) {

@@ -31,6 +31,7 @@ enum class Level { Info = 2, Warn = 3 };  // as FrontDoor::say has them
 // also before anything of the group is made, and what they wait for is waited for again behind the real library's part.
 enum class GroupCheck { Late, EarlyAndLate };
 
+// What the interfaces of the vendors disagree in.
 struct FaceRules {
   const char *group_end;  // the name of the function that ends a group
   // Numbers: a wrong argument; a pointer that is NULL; the real library lacks the function; no handle is free; no memory, no
@@ -42,8 +43,9 @@ struct FaceRules {
   GroupCheck group_check;
 };
 
-struct Pending;
+struct PendingGroup;
 
+// One object for each face, which stays for good. Any thread may call any function.
 class Face {
  public:
   explicit Face(const FaceRules &r) noexcept : rules(r) {}
@@ -62,12 +64,12 @@ class Face {
   Function *real(const char *name) const {
     return reinterpret_cast<Function *>(door().look_up(name));
   }
-  Result lacks(const char *name);
 
-  // Each of these tells the program why, and gives the vendor's number of the failure.
-  Result failed(const char *call, const Outcome &outcome);  // success, where the outcome is
+  // Each of these tells the program why a call fails, and gives the vendor's number of that.
+  Result lacks(const char *name);                           // the real library has no such function
+  Result failed(const char *call, const Outcome &outcome);  // success, where the outcome is a success
   Result refused(Result code, const char *call, const std::string &text);
-  Result thrown(const std::exception &e) noexcept;  // by the standard library: no memory, no thread. Noted, too
+  Result thrown(const std::exception &e) noexcept;  // the standard library threw: no memory, no thread. Notes it, too
   void say(Level level, const std::string &text) const { door().say(static_cast<int>(level), text.c_str()); }
   bool failure(Result r) const noexcept { return r != kOk && r != rules.in_progress; }
   // The first failure of the two; work in progress counts less than any failure.
@@ -77,9 +79,9 @@ class Face {
 
   // The group that is open on this thread.
   bool in_group() const noexcept { return door().thread()->depth > 0; }
-  Pending &pending() const;
-  Pending *take_pending() const noexcept;  // null: nothing is pending
-  Result note(Result r) const;             // the first failure inside a group is the group's
+  PendingGroup &pending() const;
+  PendingGroup *take_pending() const noexcept;  // null: nothing is pending
+  Result note(Result r) const;                  // the first failure inside a group is the group's
 
   // What each vendor has in a way of its own.
   virtual Result number_of(isthmus_result code) const noexcept = 0;

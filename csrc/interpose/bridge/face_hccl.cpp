@@ -53,7 +53,7 @@ class HcclFace final : public Face {
   // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream
   // before.
   Outcome prepare(const Comm &comm, Operation &operation) override {
-    if (operation.call != Call::Barrier) return {};
+    if (operation.call != OperationKind::Barrier) return {};
     const DeviceGuard guard(devices());
     devices().enter(comm.traits().place);
     return devices().wait(operation.stream);

@@ -8,6 +8,7 @@
 namespace isthmus::bridge::hccl {
 namespace {
 
+using enum OperationKind;
 using namespace interpose::hccl;  // its codes and types
 
 constexpr int kOpCount = 4;
@@ -41,14 +42,15 @@ Meaning meaning(Type type) {
 }
 
 bool lacks_memory(const Operation &o, int rank) {
-  const bool reads = o.call != Call::Recv && (o.call != Call::Scatter || o.root == rank),
-             writes = o.call != Call::Send && (o.call != Call::Reduce || o.root == rank);
+  const bool reads = o.call != Recv && (o.call != Scatter || o.root == rank),
+             writes = o.call != Send && (o.call != Reduce || o.root == rank);
   return o.count != 0 && ((reads && !o.send) || (writes && !o.recv));
 }
 
 class HcclCheck : public CallCheck<HcclCheck> {
  public:
-  HcclCheck(const char *call, Handle handle, Call what, Stream stream) : CallCheck(face(), call, handle, what, stream) {
+  HcclCheck(const char *call, Handle handle, OperationKind what, Stream stream)
+      : CallCheck(face(), call, handle, what, stream) {
     if (!comm_) code_ = no_comm(call);
     else if (!stream) fail(kPointer, "the stream is NULL");
   }
@@ -108,7 +110,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
   // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end
   // alone. Ranks of other vendors match such a message.
   bool skips(const Operation &o) const noexcept {
-    return (o.call == Call::Send || o.call == Call::Recv) && o.count == 0 &&
+    return (o.call == Send || o.call == Recv) && o.count == 0 &&
            comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
   }
 
@@ -116,31 +118,31 @@ class HcclCheck : public CallCheck<HcclCheck> {
 };
 
 Result all_reduce(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
-  return HcclCheck("HcclAllReduce", comm, Call::AllReduce, stream).data(type, from, to, count).op(op).go();
+  return HcclCheck("HcclAllReduce", comm, AllReduce, stream).data(type, from, to, count).op(op).go();
 }
 Result reduce(void *from, void *to, uint64_t count, Type type, Op op, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclReduce", comm, Call::Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
+  return HcclCheck("HcclReduce", comm, Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
 }
 Result broadcast(void *buffer, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclBroadcast", comm, Call::Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
+  return HcclCheck("HcclBroadcast", comm, Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
 }
 Result all_gather(void *from, void *to, uint64_t count, Type type, Handle comm, Stream stream) {
-  return HcclCheck("HcclAllGather", comm, Call::AllGather, stream).data(type, from, to, count).go();
+  return HcclCheck("HcclAllGather", comm, AllGather, stream).data(type, from, to, count).go();
 }
 Result reduce_scatter(void *from, void *to, uint64_t count, Type type, Op op, Handle comm, Stream stream) {
-  return HcclCheck("HcclReduceScatter", comm, Call::ReduceScatter, stream).data(type, from, to, count).op(op).go();
+  return HcclCheck("HcclReduceScatter", comm, ReduceScatter, stream).data(type, from, to, count).op(op).go();
 }
 Result scatter(void *from, void *to, uint64_t count, Type type, uint32_t root, Handle comm, Stream stream) {
-  return HcclCheck("HcclScatter", comm, Call::Scatter, stream).data(type, from, to, count).peer(root).go();
+  return HcclCheck("HcclScatter", comm, Scatter, stream).data(type, from, to, count).peer(root).go();
 }
 Result all_gather_v(void *from, uint64_t count, void *to, const void *counts, const void *displs, Type type, Handle comm,
                     Stream stream) {
-  HcclCheck check("HcclAllGatherV", comm, Call::AllGatherV, stream);
+  HcclCheck check("HcclAllGatherV", comm, AllGatherV, stream);
   return check.data(type, from, to, 0).recv_blocks(counts, displs).mine(check.operation.recv_counts, count).go();
 }
 Result reduce_scatter_v(void *from, const void *counts, const void *displs, void *to, uint64_t count, Type type, Op op,
                         Handle comm, Stream stream) {
-  HcclCheck check("HcclReduceScatterV", comm, Call::ReduceScatterV, stream);
+  HcclCheck check("HcclReduceScatterV", comm, ReduceScatterV, stream);
   return check.data(type, from, to, 0).op(op).send_blocks(counts, displs).mine(check.operation.send_counts, count).go();
 }
 
@@ -148,7 +150,7 @@ constexpr const char *kDifferent = "the counts of what is sent and received are 
 
 Result all_to_all(const void *from, uint64_t from_count, Type from_type, const void *to, uint64_t to_count, Type to_type,
                   Handle comm, Stream stream) {
-  return HcclCheck("HcclAlltoAll", comm, Call::AllToAll, stream)
+  return HcclCheck("HcclAlltoAll", comm, AllToAll, stream)
       .types(from_type, to_type)
       .refuse_if(from_count != to_count, kDifferent)
       .buffers(from, const_cast<void *>(to), from_count)
@@ -156,7 +158,7 @@ Result all_to_all(const void *from, uint64_t from_count, Type from_type, const v
 }
 Result all_to_all_v(const void *from, const void *from_counts, const void *from_displs, Type from_type, const void *to,
                     const void *to_counts, const void *to_displs, Type to_type, Handle comm, Stream stream) {
-  return HcclCheck("HcclAlltoAllV", comm, Call::AllToAllV, stream)
+  return HcclCheck("HcclAlltoAllV", comm, AllToAllV, stream)
       .types(from_type, to_type)
       .buffers(from, const_cast<void *>(to), 0)
       .send_blocks(from_counts, from_displs)
@@ -166,7 +168,7 @@ Result all_to_all_v(const void *from, const void *from_counts, const void *from_
 // The matrix has the counts of all ranks: row i is what rank i sends to each. The parts lie one behind the other.
 Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const void *to, Type to_type, Handle comm,
                      Stream stream) {
-  HcclCheck check("HcclAlltoAllVC", comm, Call::AllToAllV, stream);
+  HcclCheck check("HcclAlltoAllVC", comm, AllToAllV, stream);
   check.types(from_type, to_type).buffers(from, const_cast<void *>(to), 0);
   if (check.good() && !matrix) check.fail(kPointer, "the matrix of counts is NULL");
   if (check.good()) {
@@ -190,25 +192,25 @@ Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const
 constexpr const char *kSelf = "a rank sends itself nothing outside of a group and HcclBatchSendRecv";
 
 Result send(void *from, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
-  HcclCheck check("HcclSend", comm, Call::Send, stream);
+  HcclCheck check("HcclSend", comm, Send, stream);
   check.message(type, peer, from, nullptr, count);
   return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
 }
 Result recv(void *to, uint64_t count, Type type, uint32_t peer, Handle comm, Stream stream) {
-  HcclCheck check("HcclRecv", comm, Call::Recv, stream);
+  HcclCheck check("HcclRecv", comm, Recv, stream);
   check.message(type, peer, nullptr, to, count);
   return check.refuse_if(check.good() && check.operation.root == check.rank() && !in_group(), kSelf).go();
 }
 Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
   constexpr const char *kCall = "HcclBatchSendRecv";
   constexpr int kReceives = 1;
-  HcclCheck all(kCall, comm, Call::Send, stream);
+  HcclCheck all(kCall, comm, Send, stream);
   if (all.good() && count && !messages) all.fail(kPointer, "there are no messages");
   std::vector<Operation> operations;
   for (uint32_t i = 0; all.good() && i < count; ++i) {
     const Message &m = messages[i];
     const bool receives = m.what == kReceives;
-    HcclCheck one(kCall, comm, receives ? Call::Recv : Call::Send, stream);
+    HcclCheck one(kCall, comm, receives ? Recv : Send, stream);
     one.refuse_if(m.what < 0 || m.what > kReceives, "a message is neither to be sent nor to be received");
     one.message(m.type, m.peer, receives ? nullptr : m.buffer, receives ? m.buffer : nullptr, m.count);
     if (!one.good()) return one.go();
@@ -217,7 +219,7 @@ Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
   return all.go_together(std::move(operations));
 }
 
-Result barrier(Handle comm, Stream stream) { return HcclCheck("HcclBarrier", comm, Call::Barrier, stream).go(); }
+Result barrier(Handle comm, Stream stream) { return HcclCheck("HcclBarrier", comm, Barrier, stream).go(); }
 
 }  // namespace
 

@@ -75,7 +75,7 @@ class HcclInit final : public Init {
 // share the others among them.
 Result HcclInit::arrive() {
   meet(arrival);
-  const auto of_ours = [&](const Record &one) { return std::strcmp(one.family, arrival.mine.family) == 0; };
+  const auto of_ours = [&](const RankRecord &one) { return std::strcmp(one.family, arrival.mine.family) == 0; };
   const auto begin = arrival.ranks.begin();
   const auto ours = std::count_if(begin, arrival.ranks.end(), of_ours);
   if (tails.size() < 2 || ours == 0) return kSuccess;
@@ -86,7 +86,7 @@ Result HcclInit::arrive() {
 
 Result HcclInit::start() {
   Traits traits{arrival.rank, arrival.world, place, true, full_name(), LocalRanks::of(name_of(arrival.tail.ticket)), {}};
-  for (const Record &one : arrival.ranks) traits.vendors += one.family[0];
+  for (const RankRecord &one : arrival.ranks) traits.vendors += one.family[0];
   const auto comm = std::make_shared<Comm>(std::move(traits));
   try {
     if (const Outcome o = comm->init(arrival.meeting, settings_of(door(), place)); !o.ok()) {

@@ -5,6 +5,7 @@
 namespace isthmus::bridge::nccl {
 namespace {
 
+using enum OperationKind;
 using interpose::CollConfig;
 using interpose::kInvalidArgument;
 using interpose::kInvalidUsage;
@@ -21,7 +22,7 @@ struct Form {
 class NcclCheck : public CallCheck<NcclCheck> {
  public:
   // `call`: the name of the plain form.
-  NcclCheck(Form form, const char *call, Handle handle, Call what, Stream stream)
+  NcclCheck(Form form, const char *call, Handle handle, OperationKind what, Stream stream)
       : CallCheck(face(), call, handle, what, stream), form_(form) {
     if (!comm_) code_ = no_comm(name());
   }
@@ -94,41 +95,41 @@ void NcclCheck::read_option(const interpose::ConfigExt &option) {
 }
 
 Result all_reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAllReduce", comm, Call::AllReduce, stream).data(type, from, to, count).op(op).go();
+  return NcclCheck(form, "ncclAllReduce", comm, AllReduce, stream).data(type, from, to, count).op(op).go();
 }
 Result reduce(Form form, const void *from, void *to, size_t count, Type type, Op op, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclReduce", comm, Call::Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
+  return NcclCheck(form, "ncclReduce", comm, Reduce, stream).data(type, from, to, count).op(op).peer(root).go();
 }
 Result broadcast(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclBroadcast", comm, Call::Broadcast, stream).data(type, from, to, count).peer(root).go();
+  return NcclCheck(form, "ncclBroadcast", comm, Broadcast, stream).data(type, from, to, count).peer(root).go();
 }
 Result bcast(void *buffer, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclBcast", comm, Call::Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
+  return NcclCheck({}, "ncclBcast", comm, Broadcast, stream).data(type, buffer, buffer, count).peer(root).go();
 }
 Result all_gather(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAllGather", comm, Call::AllGather, stream).data(type, from, to, count).go();
+  return NcclCheck(form, "ncclAllGather", comm, AllGather, stream).data(type, from, to, count).go();
 }
 Result reduce_scatter(Form form, const void *from, void *to, size_t count, Type type, Op op, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclReduceScatter", comm, Call::ReduceScatter, stream).data(type, from, to, count).op(op).go();
+  return NcclCheck(form, "ncclReduceScatter", comm, ReduceScatter, stream).data(type, from, to, count).op(op).go();
 }
 Result all_to_all(Form form, const void *from, void *to, size_t count, Type type, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclAlltoAll", comm, Call::AllToAll, stream).data(type, from, to, count).go();
+  return NcclCheck(form, "ncclAlltoAll", comm, AllToAll, stream).data(type, from, to, count).go();
 }
 Result gather(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclGather", comm, Call::Gather, stream).data(type, from, to, count).peer(root).go();
+  return NcclCheck(form, "ncclGather", comm, Gather, stream).data(type, from, to, count).peer(root).go();
 }
 Result scatter(Form form, const void *from, void *to, size_t count, Type type, int root, Handle comm, Stream stream) {
-  return NcclCheck(form, "ncclScatter", comm, Call::Scatter, stream).data(type, from, to, count).peer(root).go();
+  return NcclCheck(form, "ncclScatter", comm, Scatter, stream).data(type, from, to, count).peer(root).go();
 }
 Result send(const void *from, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclSend", comm, Call::Send, stream).message(type, peer, from, nullptr, count).go();
+  return NcclCheck({}, "ncclSend", comm, Send, stream).message(type, peer, from, nullptr, count).go();
 }
 Result recv(void *to, size_t count, Type type, int peer, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclRecv", comm, Call::Recv, stream).message(type, peer, nullptr, to, count).go();
+  return NcclCheck({}, "ncclRecv", comm, Recv, stream).message(type, peer, nullptr, to, count).go();
 }
 Result all_to_all_v(const void *from, const size_t *from_counts, const size_t *from_displs, void *to,
                     const size_t *to_counts, const size_t *to_displs, Type type, Handle comm, Stream stream) {
-  return NcclCheck({}, "ncclAlltoAllv", comm, Call::AllToAllV, stream)
+  return NcclCheck({}, "ncclAlltoAllv", comm, AllToAllV, stream)
       .data(type, from, to, 0)
       .send_blocks(from_counts, from_displs)
       .recv_blocks(to_counts, to_displs)

@@ -16,8 +16,8 @@ using interpose::kSystemError;
 constexpr const char *kSplit = "ncclCommSplit";
 
 // What a rank says in ncclCommSplit.
-struct Choice {
-  Record who;
+struct SplitChoice {
+  RankRecord who;
   int32_t color, key;
 };
 
@@ -28,7 +28,7 @@ Outcome all_gather(const CommPtr &parent, const T &mine, std::vector<T> &all) {
   return outcome(isthmus_all_gather(parent->get(), &mine, all.data(), sizeof mine, ISTHMUS_UINT8, nullptr, nullptr));
 }
 
-std::vector<int> part_of(const std::vector<Choice> &all, int color) {
+std::vector<int> part_of(const std::vector<SplitChoice> &all, int color) {
   std::vector<int> ranks;
   for (size_t r = 0; r < all.size(); ++r)
     if (all[r].color == color) ranks.push_back(static_cast<int>(r));
@@ -37,8 +37,8 @@ std::vector<int> part_of(const std::vector<Choice> &all, int color) {
   return ranks;
 }
 
-bool one_vendor(const std::vector<Choice> &all, const std::vector<int> &part) {
-  std::vector<Record> who;
+bool one_vendor(const std::vector<SplitChoice> &all, const std::vector<int> &part) {
+  std::vector<RankRecord> who;
   for (const int r : part) who.push_back(all[static_cast<size_t>(r)].who);
   return one_island(who);
 }
@@ -56,11 +56,11 @@ std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *confi
 Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
                  const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
   const Traits &t = parent->traits();
-  std::vector<Choice> all;
-  if (const Outcome o = all_gather(parent, Choice{record_of(door().family, door().version), color, key}, all); !o.ok())
+  std::vector<SplitChoice> all;
+  if (const Outcome o = all_gather(parent, SplitChoice{record_of(door().family, door().version), color, key}, all); !o.ok())
     return failed(kSplit, o);
   bool any_vendors = false, any_spans = false;
-  for (const Choice &one : all)
+  for (const SplitChoice &one : all)
     if (one.color >= 0) (one_vendor(all, part_of(all, one.color)) ? any_vendors : any_spans) = true;
   const std::vector<int> mine = color < 0 ? std::vector<int>{} : part_of(all, color);
   const bool vendors = !mine.empty() && one_vendor(all, mine);

@@ -20,7 +20,7 @@ namespace {
 // Nothing of Isthmus' part begins before the real library's part is on its way, nor where that failed.
 class GroupEnd {
  public:
-  GroupEnd(Face &face, Pending &pending, Result (*real_end)())
+  GroupEnd(Face &face, PendingGroup &pending, Result (*real_end)())
       : face_(face), pending_(pending), real_end_(real_end), batches_(face), first_(pending.failure), why_(pending.why) {}
   ~GroupEnd() { end_real(); }  // the real library's group ends in any case
   GroupEnd(const GroupEnd &) = delete;
@@ -180,7 +180,7 @@ class GroupEnd {
   }
 
   Face &face_;
-  Pending &pending_;
+  PendingGroup &pending_;
   Result (*real_end_)();  // null: the real library's group has ended
   LaunchBatches batches_;
   Result first_;                             // the first failure
@@ -193,7 +193,7 @@ class GroupEnd {
 }  // namespace
 
 Result end_group(Face &face) {
-  const std::unique_ptr<Pending> pending(face.take_pending());
+  const std::unique_ptr<PendingGroup> pending(face.take_pending());
   const char *const call = face.rules.group_end;
   auto *end = face.real<Result()>(call);
   return end ? GroupEnd(face, *pending, end).run() : face.lacks(call);

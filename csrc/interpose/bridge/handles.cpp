@@ -24,7 +24,7 @@ constexpr uint64_t kInvalid = 4;  // an argument, as NCCL numbers errors
 // The other half of the range is for libraries that read on behind a handle: to them a communicator is a large struct.
 constexpr size_t kMost = interpose::kHandleBytes / 2 / kStep;
 
-struct Table {
+struct HandleTable {
   std::shared_mutex mutex;
   std::vector<std::shared_ptr<Comm>> comms;  // by place
   std::deque<size_t> free;                   // places, the longest free one first: so a stale handle stays stale for long
@@ -32,8 +32,8 @@ struct Table {
 // By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads it, so
 // without a lock.
 constinit std::atomic<void *> the_aliases[kMost];
-Table &table() {
-  static auto *const the_table = new Table;  // a thread may still look when the process ends
+HandleTable &table() {
+  static auto *const the_table = new HandleTable;  // a thread may still look when the process ends
   return *the_table;
 }
 
@@ -92,7 +92,7 @@ size_t place_of(const void *handle) {
 // Calls `act` under the lock, if `comm` is still behind the handle. False: it is not.
 template <class Act>
 bool if_behind(const void *handle, const std::shared_ptr<Comm> &comm, Act act) {
-  Table &t = table();
+  HandleTable &t = table();
   const std::lock_guard lock(t.mutex);
   const size_t place = place_of(handle);
   if (place >= t.comms.size() || t.comms[place] != comm) return false;
@@ -113,7 +113,7 @@ uintptr_t reserve_handles() noexcept {
 void *give_handle(std::shared_ptr<Comm> comm) {
   static const bool filled = fill();
   if (!filled) return nullptr;
-  Table &t = table();
+  HandleTable &t = table();
   const std::lock_guard lock(t.mutex);
   size_t place = t.comms.size();
   if (place < kMost) {
@@ -128,14 +128,14 @@ void *give_handle(std::shared_ptr<Comm> comm) {
 }
 
 std::shared_ptr<Comm> find(const void *handle) {
-  Table &t = table();
+  HandleTable &t = table();
   const std::shared_lock lock(t.mutex);
   const size_t place = place_of(handle);
   return place < t.comms.size() ? t.comms[place] : nullptr;
 }
 
 std::shared_ptr<Comm> take_back(const void *handle) {
-  Table &t = table();
+  HandleTable &t = table();
   const std::lock_guard lock(t.mutex);
   const size_t place = place_of(handle);
   if (place >= t.comms.size() || !t.comms[place]) return nullptr;
@@ -143,13 +143,13 @@ std::shared_ptr<Comm> take_back(const void *handle) {
   return std::exchange(t.comms[place], nullptr);
 }
 bool take_back(const void *handle, const std::shared_ptr<Comm> &comm) {
-  return if_behind(handle, comm, [](Table &t, size_t place) {
+  return if_behind(handle, comm, [](HandleTable &t, size_t place) {
     t.free.push_back(place);
     t.comms[place] = nullptr;
   });
 }
 bool replace(const void *handle, const std::shared_ptr<Comm> &comm, std::shared_ptr<Comm> by) {
-  return if_behind(handle, comm, [&](Table &t, size_t place) { t.comms[place] = std::move(by); });
+  return if_behind(handle, comm, [&](HandleTable &t, size_t place) { t.comms[place] = std::move(by); });
 }
 
 void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
@@ -158,7 +158,7 @@ void **make_alias(const void *handle, const std::shared_ptr<Comm> &comm) {
   return reinterpret_cast<void **>(&the_aliases[place_of(handle)]);
 }
 bool become_alias(const void *handle, const std::shared_ptr<Comm> &comm, void *real) {
-  return if_behind(handle, comm, [&](Table &t, size_t place) {
+  return if_behind(handle, comm, [&](HandleTable &t, size_t place) {
     the_aliases[place].store(real, std::memory_order_release);
     t.comms[place] = nullptr;
   });
@@ -171,7 +171,7 @@ void *behind(const void *handle) noexcept {
 // ends.
 void *alias_of(const void *real) noexcept {
   if (!real) return nullptr;
-  Table &t = table();
+  HandleTable &t = table();
   const std::shared_lock lock(t.mutex);
   for (size_t place = 0; place < t.comms.size(); ++place)
     if (the_aliases[place].load(std::memory_order_acquire) == real)
@@ -181,7 +181,7 @@ void *alias_of(const void *real) noexcept {
 void drop_alias(const void *handle) noexcept {
   const size_t place = place_of(handle);
   the_aliases[place].store(nullptr, std::memory_order_release);
-  Table &t = table();
+  HandleTable &t = table();
   const std::lock_guard lock(t.mutex);
   try {
     t.free.push_back(place);

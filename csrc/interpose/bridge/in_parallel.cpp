@@ -25,7 +25,7 @@ std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Re
     for (size_t i = 0; i < count; ++i)
       threads.emplace_back([&guarded, &face, begin, i] {
         if (!begin.get()) return;
-        interpose::Thread &t = *face.door().thread();
+        interpose::ThreadState &t = *face.door().thread();
         ++t.inside;
         guarded(i);
         --t.inside;

@@ -44,7 +44,7 @@ class Init : public std::enable_shared_from_this<Init> {
   const char *const call;  // the name of the function
   std::string name;        // that the program asked for; empty: none
   DevicePlace place;
-  Arrival arrival;
+  CensusArrival arrival;
   bool started = false;
 
  protected:

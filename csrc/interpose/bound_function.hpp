@@ -11,20 +11,20 @@
 namespace isthmus::interpose {
 
 template <class Function>
-using Slot = std::atomic<Function *>;
+using BoundFunction = std::atomic<Function *>;
 
 // Where a call goes: to the real function, once the first call has found it. Acquire: a thread that sees the address also
 // sees what opening the library wrote.
 template <class Function>
-inline Function *bound(const Slot<Function> &slot) noexcept {
-  return slot.load(std::memory_order_acquire);
+inline Function *bound(const BoundFunction<Function> &function) noexcept {
+  return function.load(std::memory_order_acquire);
 }
 
 // For the first call, and for every call while there is no such function. Null: there is none, and refused() says why.
 template <class Function>
-inline Function *bind(Slot<Function> &slot, const char *name) noexcept {
+inline Function *bind(BoundFunction<Function> &function, const char *name) noexcept {
   auto *f = reinterpret_cast<Function *>(look_up(name));
-  if (f) slot.store(f, std::memory_order_release);
+  if (f) function.store(f, std::memory_order_release);
   return f;
 }
 
