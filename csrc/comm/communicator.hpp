@@ -13,11 +13,11 @@
 
 #include "base/settings.hpp"
 #include "bootstrap/rendezvous.hpp"
+#include "comm/join/invitation.hpp"
+#include "comm/terms.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::comm {
-
-struct RankBlob;
 
 struct InitOptions {
   int rank = -1, world = -1;  // -1: from the environment
@@ -99,23 +99,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator() {
     for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
   }
-  struct Title {
-    std::string name;     // for people
-    std::string members;  // whom this rank takes for the members; empty: it says nothing. Ranks that say unlike things fail
-  };
-  static std::shared_ptr<Communicator> make(bootstrap::Exchange &exchange, int rank, int world, const Title &title,
-                                            const Settings &settings, engine::Context::Use use, const Communicator *parent,
-                                            Deadline deadline);
-  struct RingPlace {                 // where a rank keeps the ring that devices of other ranks reach, in its arena
-    uint64_t offset = 0, bytes = 0;  // 0: nowhere
-    uint64_t slots = 0;              // of each of the windows behind it (engine/slots.cpp)
-  };
-  void choose_star(const std::vector<int64_t> &given);
-  void choose_chunk(std::span<const RankBlob> ranks, uint64_t staging);  // the least of all ranks
-  enum Lost : unsigned { kSmallChunks, kNoRing, kNoWindows };
-  void lose(const std::string &name, unsigned path, std::string what);
-  void fix_rings(const std::vector<RingPlace> &places, uint64_t part, device::Runtime *runtime, int device,
-                 Deadline deadline);
+  // Collective over the ranks that meet in the invitation's exchange.
+  static std::shared_ptr<Communicator> make(const join::Invitation &invitation, engine::Context::Use use);
+  void take(Terms terms);
+  // The invitation of a communicator that is made from this one.
+  join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
   void blocks(const Request &r, engine::Op &op) const;
   // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
   // `claims`: Request::device_memory.

@@ -64,6 +64,11 @@ class ParentExchange final : public bootstrap::Exchange {
 
 }  // namespace
 
+join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const {
+  const join::Parent parent{key_, topology_.ranks[static_cast<size_t>(this->rank())]};
+  return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
+}
+
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
   std::lock_guard lock(split_mutex_);
@@ -98,9 +103,9 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     return nullptr;
   }
   ParentExchange exchange(*this, members);
-  Settings settings = settings_;
-  return make(exchange, rank, static_cast<int>(members.size()), {name.empty() ? this->name() + "/split" : name, {}},
-              settings, use_.again(), this, deadline);
+  join::Invitation invitation = invite(exchange, rank, static_cast<int>(members.size()), deadline);
+  invitation.name = name.empty() ? this->name() + "/split" : name;
+  return make(invitation, use_.again());
 }
 
 void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv,
@@ -146,8 +151,10 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   for (const int r : left) said += formatted("{}{}", said.empty() ? "ranks " : ",", r);
   said += formatted(" of '{}'", this->name());
   const auto exchange = bootstrap::id_exchange(id, number, world, settings_, deadline);
-  return make(*exchange, number, world, {name.empty() ? this->name() + "/shrink" : name, said}, settings_, use_.again(),
-              this, deadline);
+  join::Invitation invitation = invite(*exchange, number, world, deadline);
+  invitation.name = name.empty() ? this->name() + "/shrink" : name;
+  invitation.members = said;
+  return make(invitation, use_.again());
 }
 
 }  // namespace isthmus::comm

@@ -1,0 +1,146 @@
+#include "comm/join/agreement.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "ccl/libraries.hpp"
+#include "net/address.hpp"
+#include "topology/profile.hpp"
+
+namespace isthmus::comm::join {
+namespace {
+
+std::vector<RankBlob> gather(const Invitation &invitation, const Offer &offer) {
+  const auto blobs = invitation.exchange.all_gather(pack(offer.blob), invitation.deadline);
+  std::vector<RankBlob> ranks;
+  for (size_t r = 0; r < blobs.size(); ++r) ranks.push_back(unpack(blobs[r], static_cast<int>(r)));
+  return ranks;
+}
+
+// The log names the ranks of this process.
+void note_ranks_here(const std::vector<RankBlob> &ranks, const RankBlob &mine) {
+  std::vector<int> here;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (ranks[r].info.process == mine.info.process && ranks[r].info.host == mine.info.host)
+      here.push_back(static_cast<int>(r));
+  note_log_ranks(here, true);
+}
+
+// Every rank must be able to take part, run the same protocol and the same agreed settings; the text names the rank that differs.
+void compare(const std::vector<RankBlob> &ranks) {
+  for (const auto &rank : ranks)
+    if (!rank.trouble.ok()) throw Error(rank.trouble.code, rank.trouble.text);
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    if (ranks[r].protocol != ranks[0].protocol)
+      fail(Code::Mismatch,
+           "rank 0 speaks protocol version {}, rank {} version {}; install the same version of Isthmus everywhere",
+           ranks[0].protocol, r, ranks[r].protocol);
+    if (ranks[r].members != ranks[0].members || (!ranks[0].members.empty() && ranks[r].name != ranks[0].name)) {
+      const auto said = [](const RankBlob &b) {
+        return formatted("'{}' of {}", b.name, b.members.empty() ? "unnamed members" : b.members);
+      };
+      fail(Code::Mismatch,
+           "ranks that met here are not of one communicator: rank 0 is to make {}; rank {} is to make {}. Look at the calls "
+           "that make groups (new_group, shrink, init): every rank has to make them in the same order, with the same ranks "
+           "in "
+           "the same order",
+           said(ranks[0]), r, said(ranks[r]));
+    }
+    if (ranks[r].settings != ranks[0].settings)
+      fail(Code::Mismatch, "settings that must be equal on all ranks differ: {}",
+           differing(ranks[0].settings, ranks[r].settings, r));
+  }
+}
+
+topology::Bridge bridge_of(const Settings &settings) {
+  const std::string &text = settings.text(Setting::Bridge);
+  return text == "tcp" ? topology::Bridge::Tcp : text == "shm" ? topology::Bridge::Shm : topology::Bridge::Auto;
+}
+
+// The entries of `rates` for islands of `t`: a communicator made by split need not have them all.
+std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
+  std::string out;
+  while (!rates.empty()) {
+    const size_t comma = rates.find(',');
+    const std::string_view entry = rates.substr(0, comma), label = entry.substr(0, entry.rfind(':'));
+    rates = comma == std::string_view::npos ? std::string_view{} : rates.substr(comma + 1);
+    if (std::none_of(t.ranks.begin(), t.ranks.end(), [&](const auto &r) { return topology::island_of(r) == label; }))
+      continue;
+    if (!out.empty()) out += ',';
+    out += entry;
+  }
+  return out;
+}
+
+// A profile that some ranks have and others have not changes nothing, which nobody would notice.
+void note_missing_profiles(const topology::Topology &t, const std::string &name) {
+  const int missing = topology::unmeasured_rank(t);
+  const bool some = std::any_of(t.ranks.begin(), t.ranks.end(), [](const topology::RankInfo &r) {
+    return r.rates[topology::Rate::Memory] > 0 || r.rates[topology::Rate::Tcp] > 0;
+  });
+  if (missing < 0 || !some) return;
+  const topology::RankInfo &info = t.ranks[static_cast<size_t>(missing)];
+  ISTHMUS_WARN(
+      "communicator '{}': rank {} ({} on {}) has no profile with its bridge's rates (ISTHMUS_PROFILE): none is used", name,
+      missing, info.device, info.hostname);
+}
+
+void refuse_threads(const topology::Topology &t, const topology::Group &g) {
+  if (ccl::serves_threads(g.ccl)) return;
+  for (size_t i = 0; i < g.ranks.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      const auto &a = t.ranks[static_cast<size_t>(g.ranks[j])], &b = t.ranks[static_cast<size_t>(g.ranks[i])];
+      if (a.process == b.process && a.host == b.host)
+        fail(Code::Unsupported,
+             "{}: ranks {} and {} are threads of one process (pid {} on {}), and the library serves one rank a process; "
+             "start a process for each rank, or set ISTHMUS_CCL=none",
+             g.ccl, g.ranks[j], g.ranks[i], a.pid, a.hostname);
+    }
+}
+
+// The group of `rank` that a library serves. Throws where the library cannot serve two ranks of a group in one process.
+std::optional<topology::Group> served_group(const topology::Topology &t, int rank) {
+  std::optional<topology::Group> mine;
+  for (const auto &g : t.groups) {
+    if (g.ccl.empty() || g.ranks.size() < 2) continue;
+    refuse_threads(t, g);
+    if (std::find(g.ranks.begin(), g.ranks.end(), rank) != g.ranks.end()) mine = g;
+  }
+  return mine;
+}
+
+}  // namespace
+
+Map make_map(const std::vector<topology::RankInfo> &infos, topology::Bridge bridge, const Settings &settings, bool part) {
+  Map map;
+  map.islands = topology::make_topology(infos, bridge);
+  // Declared rates, else those of the profiles.
+  const std::string &rates = settings.text(Setting::BridgeRates);
+  if (rates.empty()) topology::apply_profiles(map.islands);
+  else topology::apply_rates(map.islands, part ? part_of_rates(map.islands, rates) : rates);
+  map.memory = topology::dissolve(map.islands, {});
+  return map;
+}
+
+Agreement agree(const Invitation &invitation, const Offer &offer) {
+  Agreement a;
+  a.ranks = gather(invitation, offer);
+  note_ranks_here(a.ranks, offer.blob);
+  compare(a.ranks);
+  const auto &context = invitation.context;
+  const bootstrap::Bytes16 key = a.ranks[0].key;
+  context->mesh().add_key(key);
+  a.key = Rollback([context, key] { context->mesh().drop_key(key); });
+  a.bridge = bridge_of(invitation.settings);
+  for (const RankBlob &r : a.ranks) {
+    a.infos.push_back(r.info);
+    if (!r.endpoint.tcp.empty()) a.infos.back().address = net::split_host_port(r.endpoint.tcp.front()).host;
+  }
+  a.map = make_map(a.infos, a.bridge, invitation.settings, invitation.parent.has_value());
+  if (invitation.rank == 0 && !invitation.parent && invitation.settings.text(Setting::BridgeRates).empty())
+    note_missing_profiles(a.map.islands, invitation.name);
+  a.island = served_group(a.map.islands, invitation.rank);
+  return a;
+}
+
+}  // namespace isthmus::comm::join

@@ -1,0 +1,39 @@
+// What one rank knows of a communicator before its ranks have spoken.
+//
+// A rank joins in four steps, each a function of what the steps before it gave:
+//   1. offer.hpp      what this rank has
+//   2. agreement.hpp  the offers of all ranks, compared
+//   3. wiring.hpp     connections, and the streams of this rank's device
+//   4. seat.hpp       the library, the Member, its ring and its windows
+// What a step has taken it gives back where a later step fails (Rollback).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/settings.hpp"
+#include "bootstrap/rendezvous.hpp"
+#include "engine/context.hpp"
+#include "topology/topology.hpp"
+
+namespace isthmus::comm::join {
+
+// The communicator that the new one is made from, by split or shrink.
+struct Parent {
+  bootstrap::Bytes16 key{};  // of its job; the new communicator has the same
+  topology::RankInfo info;   // of this rank, as the parent knows it
+};
+
+struct Invitation {
+  std::string name;     // for people
+  std::string members;  // whom this rank takes for the members; empty: not said. Ranks that say unlike things fail
+  int rank = 0, world = 1;
+  const Settings &settings;
+  std::shared_ptr<engine::Context> context;
+  std::optional<Parent> parent;
+  bootstrap::Exchange &exchange;  // among the ranks of the new communicator
+  Deadline deadline;
+};
+
+}  // namespace isthmus::comm::join

@@ -1,0 +1,25 @@
+// Step 1 of joining: what this rank has.
+#pragma once
+
+#include <memory>
+
+#include "ccl/island_ccl.hpp"
+#include "comm/blob.hpp"
+#include "comm/join/device.hpp"
+#include "comm/join/invitation.hpp"
+#include "comm/join/rollback.hpp"
+
+namespace isthmus::comm::join {
+
+struct Offer {
+  RankBlob blob;  // what the others are told; blob.trouble: what this rank lacks
+  Device device;
+  std::shared_ptr<ccl::Library> library;  // null: none
+  Rollback index, mailbox;                // the Member's, once there is one
+};
+// Throws nothing of what this rank lacks: the others must hear of it first.
+Offer make_offer(const Invitation &invitation);
+
+uint64_t mailbox_bytes(const Invitation &invitation);
+
+}  // namespace isthmus::comm::join

@@ -1,0 +1,90 @@
+// Rings and windows at places that devices of other ranks know.
+#include <algorithm>
+
+#include "comm/join/seat.hpp"
+
+namespace isthmus::comm::join {
+namespace {
+
+uint64_t window_bytes(const RingsSetup &setup, size_t q) {
+  return (setup.places.size() - 1) * setup.places[q].slots * setup.part;
+}
+
+// Where this rank's device finds the rings, by rank; empty where it does not reach them all.
+std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &setup) {
+  if (setup.device.host()) return {};
+  std::vector<std::byte *> rings;
+  for (size_t q = 0; q < setup.places.size(); ++q) {
+    const RingPlace &place = setup.places[q];
+    std::byte *const there =
+        asked<std::byte *>(setup.device, setup.deadline,
+                           [context = setup.context, on = setup.device, process = member.peers()[q].process,
+                            offset = place.offset, bytes = place.bytes + window_bytes(setup, q)] {
+                             return context->reach(*on.runtime, on.number, process, offset, bytes);
+                           });
+    if (!there) return {};
+    rings.push_back(there);
+  }
+  return rings;
+}
+
+// By rank: the window for this rank there.
+std::vector<engine::Member::TheirSlots> windows_of(const engine::Member &member, const RingsSetup &setup,
+                                                    const std::vector<std::byte *> &rings) {
+  std::vector<engine::Member::TheirSlots> theirs;
+  for (size_t q = 0; q < setup.places.size(); ++q) {
+    const RingPlace &place = setup.places[q];
+    const uint64_t at =
+        place.bytes + engine::Member::slots_of(static_cast<int>(q), member.rank()) * place.slots * setup.part;
+    theirs.push_back({static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at});
+  }
+  return theirs;
+}
+
+void guard(engine::Member &member, const RingsSetup &setup) {
+  std::vector<std::span<std::byte>> slots, closed;
+  for (size_t q = 0; q < setup.places.size(); ++q) {
+    std::byte *const at = member.peers()[q].arena + setup.places[q].offset;
+    slots.emplace_back(at, setup.places[q].bytes);
+    if (const uint64_t bytes = window_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
+  }
+  member.guard(std::move(slots));
+  member.guard_recv_slots(std::move(closed));
+}
+
+}  // namespace
+
+void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup) {
+  const auto &places = setup.places;
+  engine::Context &context = *setup.context;
+  uint64_t bytes = UINT64_MAX;
+  for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
+  if (bytes == 0) {
+    terms.lose(
+        context, member.name(), Terms::kNoRing,
+        formatted("no ring in the staging memory at a place that devices know (each rank needs {} bytes, of at most 1/16 of "
+                  "ISTHMUS_STAGING_BYTES, with all others at most half of it; smaller with a smaller ISTHMUS_CHUNK_BYTES): "
+                  "processors copy what the devices of other ranks would read, two copies more of each byte",
+                  plan::most_ring_bytes(terms.chunk_bytes, plan::kDeviceSlots)));
+    return member.fix_rings(0, {});  // some rank has no room
+  }
+  std::vector<std::byte *> rings = reach_rings(member, setup);
+  const bool all = !rings.empty();
+  const auto fewest =
+      std::min_element(places.begin(), places.end(), [](const auto &a, const auto &b) { return a.slots < b.slots; });
+  terms.fixed_rings = true;
+  terms.window_slots = fewest->slots;
+  terms.ring_bytes = bytes;
+  terms.reach = all ? bytes : 0;
+  if (terms.window_slots == 0 && places.size() > 1)
+    terms.lose(context, member.name(), Terms::kNoWindows,
+               formatted("no window for messages on rank {}, whose staging memory has no room for it "
+                         "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
+                         fewest - places.begin()));
+  const RingPlace &mine = places[static_cast<size_t>(member.rank())];
+  member.fix_slots(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), windows_of(member, setup, rings));
+  member.fix_rings(bytes, std::move(rings));
+  if (all && setup.guard) guard(member, setup);
+}
+
+}  // namespace isthmus::comm::join

@@ -1,0 +1,251 @@
+#include "comm/join/seat.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "base/log.hpp"
+#include "comm/join/library.hpp"
+#include "engine/mailbox.hpp"
+
+namespace isthmus::comm::join {
+namespace {
+
+using bootstrap::Blob;
+
+constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a window; smaller ones travel with their frames
+
+// What the parts of this step share.
+struct Making {
+  const Invitation &invitation;
+  Offer &offer;
+  const Agreement &agreement;
+  Wiring &wiring;
+  Map map;
+  Terms terms;
+
+  engine::Context &context() const { return *invitation.context; }
+  size_t world() const { return agreement.ranks.size(); }
+};
+
+// Outputs are written past the caches where those of the host's ranks are twice its last cache. Measured: a quarter of it costs half the
+// speed, since the reader then finds nothing there.
+uint64_t stream_threshold(int local_ranks) {
+  // What one processor sees of it, in KiB; sysconf() tells the sum of a socket's, of which a core reaches a twelfth on some.
+  uint64_t kib = 0;
+  std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kib;
+  const uint64_t bytes = kib > 0 ? std::clamp<uint64_t>(kib << 10, 8 << 20, 512 << 20) : 32 << 20;
+  return 2 * bytes / static_cast<uint64_t>(std::max(local_ranks, 1));
+}
+
+// Where one pair of ranks cannot share memory, no rank does: each process is a host of its own, and everything goes over TCP.
+void share_no_memory(Making &m, Attempts &attempt) {
+  const Invitation &invitation = m.invitation;
+  ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
+               invitation.name);
+  std::vector<topology::RankInfo> infos = m.agreement.infos;
+  for (auto &i : infos) i.host += "/" + i.process;
+  const topology::Bridge bridge = m.agreement.bridge;
+  m.map = make_map(infos, bridge == topology::Bridge::Shm ? topology::Bridge::Auto : bridge, invitation.settings, true);
+  for (size_t q = 0; q < m.world(); ++q)
+    if (auto *&process = m.wiring.processes[q])
+      attempt([&] { process = connect(invitation, m.agreement, m.map, static_cast<int>(q), false); });
+}
+
+void settle_terms(Making &m) {
+  Terms &terms = m.terms;
+  terms.choose_star(m.agreement.ranks, m.map.islands);
+  terms.libraries = topology::has_libraries(m.map.islands);
+  terms.devices = topology::has_devices(m.map.islands);
+  const auto &infos = m.agreement.infos;
+  const auto fnuz = std::find_if(infos.begin(), infos.end(), [](const topology::RankInfo &info) { return info.fnuz; });
+  if (fnuz != infos.end()) terms.fnuz_rank = static_cast<int>(fnuz - infos.begin());
+}
+
+struct Ring {
+  RingPlace place;
+  uint64_t bytes = 0;  // with the windows behind it
+  uint64_t part = 0;   // longer messages are several; 0: no rank works on a device's memory
+  Rollback give_back;
+};
+
+// Where all ranks share memory and some work on devices, each rank keeps a ring at a fixed place, which devices reach. Behind the ring lies a
+// window for each other rank, all windows together 1/32 of the staging memory.
+Ring take_ring(const Making &m) {
+  Ring ring;
+  if (!m.terms.devices) return ring;
+  const uint64_t chunk = m.terms.chunk_bytes, staging = m.wiring.least_staging;
+  ring.part = 8 * chunk;
+  const uint64_t most = (plan::most_ring_bytes(chunk, plan::kDeviceSlots) + 4095) / 4096 * 4096;
+  // The least staging memory of all ranks decides, since all must cut messages alike.
+  if (!m.map.memory.flat || m.world() < 2 || most > staging / 16) return ring;
+  const uint64_t others = m.world() - 1, window = staging / 32 / others;
+  uint64_t slots = 0;
+  if (const uint64_t quarter = window / 4 / 4096 * 4096; quarter >= kLeastPart) {
+    ring.part = std::min(ring.part / 4096 * 4096, quarter);
+    slots = std::min<uint64_t>(window / ring.part, engine::Member::kMostRecvSlots);
+  }
+  // Where one library serves all ranks, few operations need the ring: other communicators come first.
+  const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
+  ring.bytes = most + others * slots * ring.part;
+  uint64_t at = m.context().take_fixed_ring(ring.bytes, part_of);
+  if (at == 0) {
+    ring.bytes = most;
+    slots = 0;
+    at = m.context().take_fixed_ring(ring.bytes, part_of);
+  }
+  if (at == 0) return ring;
+  ring.place = {at, most, slots};
+  ring.give_back =
+      Rollback([context = m.invitation.context, at, bytes = ring.bytes] { context->give_fixed_ring(at, bytes); });
+  return ring;
+}
+
+engine::MemberSetup setup_of(Making &m, const Ring &ring) {
+  const Settings &settings = m.invitation.settings;
+  engine::MemberSetup setup;
+  setup.context = m.invitation.context;
+  setup.topology = m.map.memory;
+  setup.rank = m.invitation.rank;
+  setup.index = m.offer.blob.index;
+  setup.epoch = m.agreement.ranks[0].epoch;
+  setup.name = m.invitation.name;
+  setup.mailbox_offset = m.offer.blob.mailbox;
+  setup.cell_bytes = m.terms.eager_bytes;
+  setup.part_bytes = ring.part;
+  setup.fixed_ring = ring.place.offset;
+  setup.fixed_ring_bytes = ring.bytes;
+  setup.island = std::move(m.wiring.served);
+  for (const int g : m.map.islands.group_of) {
+    const topology::Group &group = m.map.islands.groups[static_cast<size_t>(g)];
+    setup.served_in.push_back(!group.ccl.empty() && group.ranks.size() > 1 ? g : -1);
+  }
+  setup.group_wait_ns = settings.integer(Setting::GroupWaitMs) * 1'000'000;
+  // Plans send up to four chunks ahead, in accumulator width (four times that of float8), chunks of up to four times the setting.
+  setup.credit_window = std::max(static_cast<uint64_t>(settings.integer(Setting::TcpCreditBytes)),
+                                 (m.terms.libraries || m.terms.devices ? 256 : 64) * m.terms.chunk_bytes);
+  return setup;
+}
+
+// The member has the index, the mailbox and the ring from then on, and gives them back.
+void make_member(Making &m, Ring &ring, Seat &seat) {
+  const auto setup = std::make_shared<engine::MemberSetup>(setup_of(m, ring));
+  seat.member = asked<std::shared_ptr<engine::Member>>(
+      m.offer.device, m.invitation.deadline, [setup] { return std::make_shared<engine::Member>(std::move(*setup)); });
+  seat.leave = Rollback([member = seat.member, seconds = m.invitation.settings.real(Setting::Timeout)] {
+    member->leave(now_ns() + seconds_to_ns(seconds));
+  });
+  m.offer.index.keep();
+  m.offer.mailbox.keep();
+  ring.give_back.keep();
+}
+
+// Where this rank finds the mailbox of rank `q`, and by which link frames go there.
+void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
+  p.process = m.wiring.processes[q];
+  p.their_index = m.agreement.ranks[q].index;
+  auto &arena = m.context().arena();
+  std::byte *base = p.process ? p.process->arena.data() : arena.base();
+  const size_t size = p.process ? p.process->arena.size() : arena.bytes();
+  if (base && !m.map.streamed(m.invitation.rank, static_cast<int>(q))) {
+    const uint64_t at = m.agreement.ranks[q].mailbox, bytes = mailbox_bytes(m.invitation);
+    if (at % 64 != 0 || bytes > size || at > size - bytes)
+      fail(Code::Mismatch, "rank {} announced a mailbox outside its shared memory", q);
+    p.arena = base;
+    p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + at));
+    p.bell = &link::Arena::doorbell_of(base);
+  }
+  p.link = m.context().link_to(p.process, p.process && p.arena);
+}
+
+void reach_peers(Making &m, engine::Member &member) {
+  const RankBlob &mine = m.offer.blob;
+  for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, member.peers()[q]);
+  const auto local =
+      static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
+                                     [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
+  engine::Context::note_local_ranks(local);
+  m.context().want_helpers(m.offer.device.host() ? 0 : std::clamp(engine::Context::processors() / local - 2, 0, 3));
+  m.terms.stream_bytes = stream_threshold(local);
+}
+
+// What rank `q` has said of its ring. Throws Error(Mismatch) for a ring that is not in its shared memory.
+RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t part) {
+  RingPlace p;
+  if (theirs.size() != sizeof p) fail(Code::Mismatch, "init of '{}': rank {} sent no place of a ring", m.invitation.name, q);
+  std::memcpy(&p, theirs.data(), sizeof p);
+  const auto *process = m.wiring.processes[q];
+  const size_t size = process ? process->arena.size() : m.context().arena().bytes();
+  const uint64_t windows =
+      p.slots <= engine::Member::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
+  if (p.offset % 4096 != 0 || p.bytes > size || windows > size - p.bytes || p.offset > size - p.bytes - windows)
+    fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
+  return p;
+}
+
+// Behind the vote: the others have heard that all went well, so they are told where this rank fails here.
+void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, engine::Member &member) {
+  if (!m.terms.devices || !m.map.memory.flat) return;
+  const Invitation &invitation = m.invitation;
+  std::vector<RingPlace> places;
+  for (size_t q = 0; q < m.world(); ++q) places.push_back(read_place(m, q, ballots[q].extra, part));
+  try {
+    const bool guard = invitation.settings.text(Setting::GuardSlots) == "on";
+    fix_rings(member, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
+  } catch (const Error &e) {
+    const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
+    member.fail(e.code(), text, true);
+    throw Error(e.code(), text);
+  }
+}
+
+void note_made(const Making &m, const std::string &library) {
+  const topology::RankInfo &mine = m.offer.blob.info;
+  const Device &device = m.offer.device;
+  const size_t islands = m.map.islands.groups.size();
+  const bool flat = m.map.memory.flat;
+  ISTHMUS_INFO("communicator '{}': rank {} of {} on {}{}, {} island{}{}{}, {}{}; tcp streams {}", m.invitation.name,
+               m.invitation.rank, m.invitation.world, mine.hostname,
+               device.host() ? "" : formatted(", {} ({})", device.text(), mine.device_name), islands,
+               islands == 1 ? "" : "s", mine.island.empty() ? "" : " (this rank: " + mine.island + ")", library,
+               flat ? "all in shared memory" : "shared memory inside, tcp between them",
+               m.map.islands.measured ? ", bridges weighed by profiles" : "",
+               flat ? 0 : m.invitation.settings.integer(Setting::TcpStreams));
+}
+
+}  // namespace
+
+Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agreement, Wiring wiring) {
+  Making m{invitation, offer, agreement, wiring, agreement.map, {}};
+  m.terms.eager_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::EagerBytes));
+  m.terms.chunk_bytes = static_cast<uint64_t>(invitation.settings.integer(Setting::ChunkBytes));
+  m.terms.choose_chunk(m.context(), agreement.ranks, wiring.least_staging);
+  Attempts attempt(invitation);
+  if (agreement.island) join_library(invitation, offer, agreement, m.terms, wiring, attempt);
+  if (!wiring.all_share_memory) share_no_memory(m, attempt);
+  settle_terms(m);
+  Seat seat;
+  Ring ring;
+  attempt([&] {
+    ring = take_ring(m);
+    make_member(m, ring, seat);
+    reach_peers(m, *seat.member);
+    m.context().set_member(offer.blob.index, seat.member);
+  });
+  attempt([&] {
+    if (!offer.device.host()) engine::Context::refuse_stuck(*offer.device.runtime, offer.device.number);
+  });
+  // No frame for this rank may come before all have come to this point: what comes for an unknown index is dropped.
+  Ballot mine{Ballot::Vote::Fine, attempt.trouble(), Blob(sizeof ring.place)};
+  std::memcpy(mine.extra.data(), &ring.place, sizeof ring.place);
+  const std::vector<Ballot> ballots = vote(invitation, std::move(mine));
+  settle_rings(m, ballots, ring.part, *seat.member);
+  for (auto *peer : wiring.processes)
+    if (peer && peer->lost.load()) seat.member->peer_lost(*peer, peer->lost_text());
+  note_made(m, served_by(offer, agreement));
+  seat.islands = std::move(m.map.islands);
+  seat.terms = std::move(m.terms);
+  return seat;
+}
+
+}  // namespace isthmus::comm::join

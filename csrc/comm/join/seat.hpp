@@ -1,0 +1,39 @@
+// Step 4 of joining: this rank's place in the library of its island, and the Member with its ring and its windows.
+#pragma once
+
+#include <memory>
+
+#include "comm/join/wiring.hpp"
+#include "comm/terms.hpp"
+#include "engine/member.hpp"
+
+namespace isthmus::comm::join {
+
+struct Seat {
+  std::shared_ptr<engine::Member> member;
+  topology::Topology islands;
+  Terms terms;
+  Rollback leave;  // the member's end
+};
+// Collective: one vote. The index and the mailbox of `offer` are the member's from then on.
+Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agreement, Wiring wiring);
+
+// Where a rank keeps the ring that devices of other ranks reach, in its arena. Sent as it is.
+struct RingPlace {
+  uint64_t offset = 0, bytes = 0;  // 0: nowhere
+  uint64_t slots = 0;              // of each of the windows behind it (engine/slots.cpp)
+};
+
+struct RingsSetup {
+  std::shared_ptr<engine::Context> context;
+  std::vector<RingPlace> places;  // by rank
+  uint64_t part;                  // of a message in a window, in bytes
+  const Device &device;
+  Deadline deadline;
+  bool guard;  // the setting GuardSlots
+};
+// Rings have their fixed places where all ranks that share memory have one. The device of this rank uses the places where it reaches them all;
+// whether it does is this rank's affair: neither what the others find in a slot nor when depends on it.
+void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup);
+
+}  // namespace isthmus::comm::join

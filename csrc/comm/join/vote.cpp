@@ -1,0 +1,52 @@
+#include "comm/join/vote.hpp"
+
+#include <cstring>
+
+namespace isthmus::comm::join {
+
+using bootstrap::Blob;
+
+Blob Ballot::pack() const {
+  Blob out{static_cast<std::byte>(vote), std::byte{static_cast<uint8_t>(trouble.code)}, std::byte{}, std::byte{}};
+  const std::string text = trouble.text.substr(0, 4096);
+  const auto length = static_cast<uint16_t>(text.size());
+  std::memcpy(out.data() + 2, &length, sizeof length);
+  const auto *bytes = reinterpret_cast<const std::byte *>(text.data());
+  out.insert(out.end(), bytes, bytes + text.size());
+  out.insert(out.end(), extra.begin(), extra.end());
+  return out;
+}
+
+Ballot Ballot::unpack(const Blob &blob, const std::string &name, size_t rank) {
+  uint16_t length = 0;
+  if (blob.size() >= 4) std::memcpy(&length, blob.data() + 2, sizeof length);
+  if (blob.size() < size_t{4} + length)
+    fail(Code::Mismatch, "init of '{}': rank {} sent a vote that cannot be read", name, rank);
+  const auto *text = reinterpret_cast<const char *>(blob.data()) + 4;
+  return {static_cast<Vote>(blob[0]),
+          {static_cast<Code>(blob[1]), std::string(text, length)},
+          Blob(blob.begin() + 4 + length, blob.end())};
+}
+
+std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
+  Status &trouble = mine.trouble;
+  if (!trouble.ok()) mine.vote = Ballot::Vote::Failed;
+  std::vector<Blob> votes;
+  try {
+    votes = invitation.exchange.all_gather(mine.pack(), invitation.deadline);
+  } catch (const Error &e) {
+    if (trouble.ok()) throw;
+    if (trouble.code == Code::Timeout) trouble.code = e.code();  // who waited in vain knows no cause
+    trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
+  }
+  std::vector<Ballot> out;
+  const Status *cause = trouble.ok() ? nullptr : &trouble;
+  const auto waited = [](const Status &s) { return s.code == Code::Timeout; };
+  for (size_t r = 0; r < votes.size(); ++r) out.push_back(Ballot::unpack(votes[r], invitation.name, r));
+  for (const Ballot &b : out)
+    if (b.vote == Ballot::Vote::Failed && (!cause || (waited(*cause) && !waited(b.trouble)))) cause = &b.trouble;
+  if (cause) throw Error(cause->code, cause->text);
+  return out;
+}
+
+}  // namespace isthmus::comm::join

@@ -1,0 +1,50 @@
+// How a step of joining ends on all ranks alike.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/join/invitation.hpp"
+
+namespace isthmus::comm::join {
+
+// The parts of a step. What goes wrong in one is kept until the step's end, where all ranks hear of it; the parts behind it are left out.
+class Attempts {
+ public:
+  explicit Attempts(const Invitation &invitation) : invitation_(invitation) {}
+  template <class Part>
+  void operator()(const Part &part) {
+    if (!trouble_.ok()) return;
+    try {
+      part();
+    } catch (const Error &e) { note(e.code(), e.text()); } catch (const std::exception &e) {  // no memory, no thread
+      note(Code::Resource, e.what());
+    }
+  }
+  const Status &trouble() const noexcept { return trouble_; }
+
+ private:
+  void note(Code code, const std::string &why) {
+    trouble_ = {code, formatted("init of '{}' on rank {}: {}", invitation_.name, invitation_.rank, why)};
+  }
+  const Invitation &invitation_;
+  Status trouble_;
+};
+
+// What a rank says at the end of a step.
+struct Ballot {
+  enum class Vote : uint8_t { Fine = 1, NoMemory = 2, Failed = 3 };
+  Vote vote = Vote::Fine;
+  Status trouble;
+  bootstrap::Blob extra;  // for the next step
+
+  bootstrap::Blob pack() const;
+  static Ballot unpack(const bootstrap::Blob &blob, const std::string &name, size_t rank);
+};
+
+// Each rank says whether its part of the step went well. Returns the ballots of all. Where one failed, all ranks throw that one's reason, so
+// that nobody takes its end for the cause. A rank that waited in vain is not the cause where another has failed.
+std::vector<Ballot> vote(const Invitation &invitation, Ballot mine);
+
+}  // namespace isthmus::comm::join

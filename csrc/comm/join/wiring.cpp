@@ -1,0 +1,125 @@
+#include "comm/join/wiring.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/host.hpp"
+
+namespace isthmus::comm::join {
+namespace {
+
+using bootstrap::Blob;
+
+// How many ranks before this one work on the same device in this process.
+int ordinal_of(const Agreement &agreement, int rank) {
+  const topology::RankInfo &mine = agreement.infos[static_cast<size_t>(rank)];
+  return static_cast<int>(std::count_if(agreement.infos.begin(), agreement.infos.begin() + rank, [&](const auto &info) {
+    return info.process == mine.process && info.device == mine.device;
+  }));
+}
+
+// Ranks that are threads on one device have two streams each.
+void open_streams(const Invitation &invitation, const Device &device, int ordinal, engine::IslandSetup &served) {
+  const auto &context = invitation.context;
+  if (device.host()) {
+    served.runtime = &device::host_runtime();
+    served.stream = engine::Context::host_stream();
+    served.arena = context->arena().base();
+    return;
+  }
+  struct Ours {
+    std::shared_ptr<device::Stream> stream, beside;
+    std::shared_ptr<engine::DeviceScratch> scratch;
+    std::byte *arena;
+  };
+  served.runtime = device.runtime;
+  const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal] {
+    return Ours{context->device_stream(*on.runtime, on.number, 2 * ordinal),
+                context->device_stream(*on.runtime, on.number, 2 * ordinal + 1),
+                context->device_scratch(*on.runtime, on.number), context->arena_on(*on.runtime, on.number)};
+  });
+  served.stream = ours.stream;
+  served.beside = ours.beside;
+  served.scratch = ours.scratch;
+  served.arena = ours.arena;
+}
+
+// What a rank's ballot carries: its staging memory, and the library's id where the rank is its island's first.
+Blob staging_and_id(uint64_t staging, const Blob &id) {
+  Blob out(sizeof staging);
+  std::memcpy(out.data(), &staging, sizeof staging);
+  out.insert(out.end(), id.begin(), id.end());
+  return out;
+}
+
+void read_ballots(const Invitation &invitation, const Agreement &agreement, std::vector<Ballot> ballots, Wiring &wiring) {
+  wiring.least_staging = UINT64_MAX;
+  std::string without;  // memory
+  for (size_t q = 0; q < ballots.size(); ++q) {
+    Blob &extra = ballots[q].extra;
+    uint64_t theirs = 0;
+    if (extra.size() < sizeof theirs)
+      fail(Code::Mismatch, "init of '{}': rank {} did not say what staging memory it has", invitation.name, q);
+    std::memcpy(&theirs, extra.data(), sizeof theirs);
+    wiring.least_staging = std::min(wiring.least_staging, theirs);
+    if (agreement.island && static_cast<size_t>(agreement.island->ranks[0]) == q)
+      wiring.library_id.assign(extra.begin() + sizeof theirs, extra.end());
+    if (ballots[q].vote == Ballot::Vote::NoMemory) without += formatted("{}{}", without.empty() ? "" : ", ", q);
+  }
+  wiring.all_share_memory = without.empty();
+  if (!wiring.all_share_memory && agreement.bridge == topology::Bridge::Shm)
+    fail(Code::Config,
+         "init of '{}': ISTHMUS_BRIDGE=shm, and rank {} cannot share memory with others of its host, whose log says why; "
+         "ISTHMUS_BRIDGE=auto takes TCP there",
+         invitation.name, without);
+}
+
+}  // namespace
+
+bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, bool shared) {
+  const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
+  const int streams = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
+  try {
+    return &invitation.context->connect(theirs.endpoint, agreement.ranks[0].key, shared,
+                                        map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
+  } catch (const Error &e) {  // the mesh knows processes; users know ranks
+    throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
+  }
+}
+
+Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement) {
+  const auto &context = invitation.context;
+  const Device &device = offer.device;
+  Wiring wiring;
+  Attempts attempt(invitation);
+  Ballot mine;
+  Blob id;
+  attempt([&] {
+    if (agreement.island && agreement.island->ranks[0] == invitation.rank)
+      id = asked<Blob>(device, invitation.deadline,
+                       [library = offer.library, number = device.number] { return library->make_id(number); });
+  });
+  wiring.processes.assign(agreement.ranks.size(), nullptr);
+  for (size_t q = 0; q < agreement.ranks.size(); ++q) {
+    const topology::RankInfo &theirs = agreement.ranks[q].info;
+    if (theirs.process == offer.blob.info.process) continue;
+    const bool same_host = theirs.host == offer.blob.info.host;
+    auto *&process = wiring.processes[q];
+    attempt([&] { process = connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host); });
+    if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
+  }
+  // Before the vote: a rank that waits inside a library for one without a stream would take that one for late.
+  attempt([&] {
+    if (agreement.island || !device.host())
+      open_streams(invitation, device, ordinal_of(agreement, invitation.rank), wiring.served);
+  });
+  // From here on the others can tell this rank that they fail, and who has the ballots knows that they all listen.
+  wiring.failed_elsewhere = context->making(offer.blob.index, agreement.ranks[0].epoch);
+  mine.trouble = attempt.trouble();
+  // A device may have pinned less of the staging memory than was wanted.
+  mine.extra = staging_and_id(context->arena().staging_limit(), id);
+  read_ballots(invitation, agreement, vote(invitation, std::move(mine)), wiring);
+  return wiring;
+}
+
+}  // namespace isthmus::comm::join

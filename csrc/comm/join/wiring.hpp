@@ -1,0 +1,31 @@
+// Step 3 of joining: connections with the other ranks, and the streams of this rank's device.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "comm/join/agreement.hpp"
+#include "comm/join/offer.hpp"
+#include "comm/join/vote.hpp"
+#include "engine/island.hpp"
+
+namespace isthmus::comm::join {
+
+struct Wiring {
+  std::vector<bootstrap::Peer *> processes;  // by rank; null: this process
+  engine::IslandSetup served;                // this rank's device or library, and its streams
+  // Raised when a rank says that it has failed, which others may not hear otherwise while they wait inside a library.
+  std::shared_ptr<const std::atomic<bool>> failed_elsewhere;
+  // What all ranks have said.
+  bool all_share_memory = true;  // where they are of one host
+  uint64_t least_staging = 0;
+  bootstrap::Blob library_id;  // of this rank's island
+};
+// Collective: one vote, the proof that all ranks are connected and listen.
+Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement);
+
+// Connects this process with that of rank `q`, as `map` says. `shared`: also by shared memory.
+bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, bool shared);
+
+}  // namespace isthmus::comm::join

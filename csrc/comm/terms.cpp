@@ -1,0 +1,49 @@
+#include "comm/terms.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "link/memory.hpp"
+
+namespace isthmus::comm {
+
+void Terms::lose(engine::Context &context, const std::string &name, Lost path, std::string what) {
+  if (!context.note_lost(path))
+    ISTHMUS_WARN("communicator '{}': {}. It holds for others like it; topology() says which", name, what);
+  lost.push_back(std::move(what));
+}
+
+// `staging`: the least of all ranks, so that the chunk is the same on all. Slots of host ranks are some dozens of chunks. Slots that devices
+// copy through, and slots of islands, are up to 170, beside what messages between processes pass through.
+void Terms::choose_chunk(engine::Context &context, std::span<const RankBlob> ranks, uint64_t staging) {
+  const bool devices_or_libraries = std::any_of(
+      ranks.begin(), ranks.end(), [](const RankBlob &r) { return r.info.device != "host" || !r.info.ccl.empty(); });
+  const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;
+  const uint64_t most = devices_or_libraries ? (staging - std::min(messages, staging / 8 * 7)) / 192 : staging / 64;
+  const uint64_t chunk = std::min(chunk_bytes, std::max<uint64_t>(most / 4096 * 4096, 4096));
+  if (chunk < chunk_bytes)
+    lose(context, ranks[0].name, kSmallChunks,
+         formatted("chunks of {} bytes and not {} (ISTHMUS_CHUNK_BYTES), because the least staging memory of its "
+                   "processes is {} bytes (ISTHMUS_STAGING_BYTES): large operations take more steps",
+                   chunk, chunk_bytes, staging));
+  chunk_bytes = chunk;
+}
+
+// Settings go before profiles. Of several the least counts, so that ranks agree whose settings do not say the same.
+void Terms::choose_star(std::span<const RankBlob> ranks, const topology::Topology &islands) {
+  int64_t bytes = -1;
+  for (const RankBlob &rank : ranks)
+    if (rank.star >= 0) bytes = bytes < 0 ? rank.star : std::min(bytes, rank.star);
+  star_from = plan::StarFrom::Setting;
+  if (bytes < 0) {
+    bytes = topology::measured_star(islands);
+    star_from = plan::StarFrom::Profile;
+  }
+  if (bytes < 0) {
+    bytes = plan::kDefaultStar;
+    star_from = plan::StarFrom::Default;
+  }
+  star_bytes = std::min(static_cast<uint64_t>(bytes), plan::most_star(chunk_bytes));
+}
+
+}  // namespace isthmus::comm
