@@ -6,61 +6,53 @@
 
 #include "base/clock.hpp"
 #include "comm/communicator.hpp"
+#include "comm/part_exchange.hpp"
 
 namespace isthmus::comm {
 namespace {
 
-using bootstrap::Blob;
-
-// Rendezvous by an existing communicator: sizes first, then the blobs padded to the largest.
-class ParentExchange final : public bootstrap::Exchange {
- public:
-  ParentExchange(Communicator &parent, std::vector<int> members) : parent_(parent), members_(std::move(members)) {}
-  std::vector<Blob> all_gather(const Blob &mine, Deadline deadline) override {
-    const auto world = static_cast<size_t>(parent_.size());
-    const double left = static_cast<double>(deadline.left_ns()) * 1e-9;
-    uint64_t size = mine.size();
-    std::vector<uint64_t> sizes(world);
-    gather(&size, sizes.data(), sizeof size, left);
-    const uint64_t largest = *std::max_element(sizes.begin(), sizes.end());
-    if (largest > (uint64_t{1} << 20)) fail(Code::Mismatch, "a rank announced a description of {} bytes", largest);
-    std::vector<std::byte> padded(mine), all(world * largest);
-    padded.resize(largest);
-    gather(padded.data(), all.data(), largest, left);
-    std::vector<Blob> out;
-    for (const int r : members_) {
-      const auto *p = all.data() + static_cast<size_t>(r) * largest;
-      out.emplace_back(p, p + sizes[static_cast<size_t>(r)]);
-    }
-    return out;
-  }
-
- private:
-  void gather(const void *in, void *out, uint64_t bytes, double timeout) {
-    Request r;
-    r.collective = plan::Collective::AllGather;
-    r.send = in;
-    r.recv = out;
-    r.count = bytes;
-    r.dtype = static_cast<int>(DType::UInt8);
-    r.timeout = std::max(timeout, 0.001);
-    r.label = "split";
-    engine::Op *op = engine::OpPool::instance().take();
-    struct Release {
-      engine::Op *op;
-      ~Release() { engine::OpPool::instance().release(op); }
-    } release{op};
-    parent_.prepare(r, *op);
-    parent_.make_ready(*op);
-    parent_.member().run(op);
-    parent_.member().wait(op, INT64_MAX);
-    const Code code = op->result;
-    const std::string text = op->text;
-    if (code != Code::Ok) throw Error(code, text);
-  }
-  Communicator &parent_;
-  std::vector<int> members_;
+struct Choice {
+  int32_t color, key;
 };
+
+// What every rank has chosen, by rank.
+struct Choices {
+  std::vector<Choice> all;
+  uint64_t number;  // of the operation that has brought them, the same on all ranks
+};
+
+// Collective over the whole communicator, and the only such step of a split: an all_gather, in its order among other operations.
+Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
+  std::vector<Choice> all(static_cast<size_t>(whole.size()));
+  Request r;
+  r.collective = plan::Collective::AllGather;
+  r.send = &mine;
+  r.recv = all.data();
+  r.count = sizeof mine;
+  r.dtype = static_cast<int>(DType::UInt8);
+  r.timeout = seconds;
+  r.label = "split";
+  struct Release {
+    void operator()(engine::Op *op) const noexcept { engine::OpPool::instance().release(op); }
+  };
+  const std::unique_ptr<engine::Op, Release> op(engine::OpPool::instance().take());
+  whole.prepare(r, *op);
+  whole.make_ready(*op);
+  whole.member().run(op.get());
+  whole.member().wait(op.get(), INT64_MAX);
+  if (op->result != Code::Ok) throw Error(op->result, op->text);
+  return {std::move(all), op->sequence};
+}
+
+// The ranks of that color, ordered by key, then by rank.
+std::vector<int> ranks_of(const std::vector<Choice> &choices, int color) {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < choices.size(); ++r)
+    if (choices[r].color == color) ranks.push_back(static_cast<int>(r));
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key; });
+  return ranks;
+}
 
 }  // namespace
 
@@ -69,43 +61,27 @@ join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, i
   return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
 }
 
+// 1. All ranks of this communicator tell their choices. A rank with a negative color is done then.
+// 2. The ranks of each color make their part among themselves. What fails there fails on that color alone.
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
   std::lock_guard lock(split_mutex_);
-  const Deadline deadline(timeout());
-  struct Choice {
-    int32_t color, key;
-  } choice{color, key};
-  std::vector<int> everybody(static_cast<size_t>(size()));
-  for (int r = 0; r < size(); ++r) everybody[r] = r;
-  Blob mine(sizeof choice);
-  std::memcpy(mine.data(), &choice, sizeof choice);
-  ParentExchange all(*this, everybody);
-  const auto choices = all.all_gather(mine, deadline);
-  std::vector<std::pair<int, int>> order;  // (key, rank) of my color
-  for (int r = 0; r < size(); ++r) {
-    Choice c;
-    if (choices[r].size() != sizeof c) fail(Code::Mismatch, "rank {} did not take part in the split as expected", r);
-    std::memcpy(&c, choices[r].data(), sizeof c);
-    if (color >= 0 && c.color == color) order.emplace_back(c.key, r);
-  }
-  std::sort(order.begin(), order.end());
-  std::vector<int> members;
-  int rank = -1;
-  for (const auto &[k, r] : order) {
-    if (r == this->rank()) rank = static_cast<int>(members.size());
-    members.push_back(r);
-  }
-  if (color < 0) {  // takes part in the parent's exchanges all the same: they are collective over the parent
-    members.clear();
-    ParentExchange others(*this, members);
-    for (int i = 0; i < 3; ++i) others.all_gather({}, deadline);
-    return nullptr;
-  }
-  ParentExchange exchange(*this, members);
-  join::Invitation invitation = invite(exchange, rank, static_cast<int>(members.size()), deadline);
+  const double seconds = timeout();
+  const Deadline deadline(seconds);
+  const Choices choices = tell_choices(*this, {color, key}, seconds);
+  if (color < 0) return nullptr;
+  const std::vector<int> members = ranks_of(choices.all, color);
+  const auto mine = std::find(members.begin(), members.end(), rank());
+  PartExchange exchange(*member_, formatted("split #{}", choices.number), members);
+  join::Invitation invitation =
+      invite(exchange, static_cast<int>(mine - members.begin()), static_cast<int>(members.size()), deadline);
   invitation.name = name.empty() ? this->name() + "/split" : name;
-  return make(invitation, use_.again());
+  try {
+    return make(invitation, use_.again());
+  } catch (const Error &) { throw; } catch (const std::exception &e) {  // no memory: an Error the others know of already
+    exchange.give_up({Code::Resource, e.what()});
+    throw;
+  }
 }
 
 void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv,

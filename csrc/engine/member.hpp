@@ -10,6 +10,7 @@
 #include <sched.h>
 
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -195,8 +196,12 @@ class Member : public std::enable_shared_from_this<Member> {
   // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
   // the member has failed. It ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it is: the same
   // on all, and for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
+  // `look` is called now and then while the exchange waits, and may throw.
   void exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
-                Deadline deadline);
+                Deadline deadline, const std::function<void()> &look = {});
+  // Tells those ranks, and waits for nobody. hear(): what `from` has told the same ranks about the same thing, once. Any thread.
+  void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept;
+  std::optional<std::vector<std::byte>> hear(const char *what, std::span<const int> ranks, int from);
   // Local end: waits until `until_ns` for pending operations, of receives for which nothing has come a second, then fails the rest; tells
   // the peers. Idempotent.
   void leave(int64_t until_ns) noexcept;

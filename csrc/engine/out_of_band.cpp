@@ -95,7 +95,7 @@ void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t
 }
 
 void Member::exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
-                      Deadline deadline) {
+                      Deadline deadline, const std::function<void()> &look) {
   const uint64_t subject = subject_of(what, ranks, mine.size());
   const uint64_t number = out_of_band_number_.fetch_add(1, std::memory_order_relaxed) + 1;
   const auto name = [&] {
@@ -140,6 +140,7 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
       }
       if (lost) isthmus::fail(Code::PeerLost, "{}: {} is gone: {}", name(), rank_text(q), p.process->lost_text());
       if (left) isthmus::fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", name(), rank_text(q));
+      if (look) look();
       if (deadline.passed())
         isthmus::fail(Code::Timeout, "{}: {} {}", name(), rank_text(q),
                       out_of_band_.has_other(q, subject) ? "names other ranks (or another size): all must give the same list"
@@ -153,6 +154,20 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
     }
   }
   undo.done = true;
+}
+
+// No exchange is of 0 bytes.
+void Member::tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept {
+  const uint64_t subject = subject_of(what, ranks, 0);
+  const uint64_t number = out_of_band_number_.fetch_add(1, std::memory_order_relaxed) + 1;
+  for (const int q : ranks)
+    if (q != rank_) say_out_of_band(q, subject, number, 0, mine);
+}
+
+std::optional<std::vector<std::byte>> Member::hear(const char *what, std::span<const int> ranks, int from) {
+  auto message = out_of_band_.take(from, subject_of(what, ranks, 0), 0);
+  if (!message) return std::nullopt;
+  return std::move(message->bytes);
 }
 
 }  // namespace isthmus::engine

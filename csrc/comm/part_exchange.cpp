@@ -1,0 +1,96 @@
+#include "comm/part_exchange.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace isthmus::comm {
+namespace {
+
+using bootstrap::Blob;
+
+// A blob travels in pieces of one size, each with the size of the whole blob. Mostly there is one.
+struct PieceHead {
+  uint64_t size = 0;
+};
+constexpr size_t kMessage = engine::OutOfBand::kMostBytes, kPiece = kMessage - sizeof(PieceHead), kMostBlob = 1 << 20;
+
+using Message = std::array<std::byte, kMessage>;
+
+Message piece_of(const Blob &blob, size_t at) {
+  Message out{};
+  const PieceHead head{blob.size()};
+  std::memcpy(out.data(), &head, sizeof head);
+  if (at < blob.size()) std::memcpy(out.data() + sizeof head, blob.data() + at, std::min(kPiece, blob.size() - at));
+  return out;
+}
+
+}  // namespace
+
+PartExchange::PartExchange(engine::Member &whole, std::string what, std::vector<int> members)
+    : whole_(whole), what_(std::move(what)), members_(std::move(members)), ranks_(members_) {
+  std::sort(ranks_.begin(), ranks_.end());
+}
+
+std::vector<Blob> PartExchange::gather(const Blob &mine, Deadline deadline) {
+  std::vector<Blob> blobs(ranks_.size());
+  std::vector<Message> all(ranks_.size());
+  size_t longest = mine.size();
+  for (size_t at = 0; at == 0 || at < longest; at += kPiece) {
+    const Message piece = piece_of(mine, at);
+    whole_.exchange(what_.c_str(), ranks_, piece, all.front().data(), deadline, [this] { look(); });
+    for (size_t i = 0; i < all.size(); ++i) {
+      PieceHead head;
+      std::memcpy(&head, all[i].data(), sizeof head);
+      const std::byte *const bytes = all[i].data() + sizeof head;
+      if (head.size > kMostBlob)
+        fail(Code::Mismatch, "{}: rank {} announced a description of {} bytes", name(), ranks_[i], head.size);
+      longest = std::max(longest, static_cast<size_t>(head.size));
+      if (at < head.size)
+        blobs[i].insert(blobs[i].end(), bytes, bytes + std::min(kPiece, static_cast<size_t>(head.size) - at));
+    }
+  }
+  return blobs;
+}
+
+std::vector<Blob> PartExchange::all_gather(const Blob &mine, Deadline deadline) {
+  std::vector<Blob> blobs;
+  try {
+    blobs = gather(mine, deadline);
+  } catch (const Error &e) {
+    give_up({e.code(), e.text()});
+    throw;
+  }
+  std::vector<Blob> out;
+  for (const int r : members_)
+    out.push_back(std::move(blobs[static_cast<size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), r) - ranks_.begin())]));
+  return out;
+}
+
+void PartExchange::give_up(const Status &why) noexcept {
+  const size_t size = std::min(why.text.size(), kPiece);
+  const auto code = static_cast<uint32_t>(why.code);
+  Message out{};
+  std::memcpy(out.data(), &code, sizeof code);
+  std::memcpy(out.data() + sizeof code, why.text.data(), size);
+  whole_.tell(what_.c_str(), ranks_, std::span(out).first(sizeof code + size));
+}
+
+void PartExchange::look() const {
+  for (const int r : ranks_) {
+    const auto said = whole_.hear(what_.c_str(), ranks_, r);
+    uint32_t code = 0;
+    if (!said || said->size() < sizeof code) continue;
+    std::memcpy(&code, said->data(), sizeof code);
+    const std::string why(reinterpret_cast<const char *>(said->data()) + sizeof code, said->size() - sizeof code);
+    fail(code != 0 && code <= static_cast<uint32_t>(Code::Internal) ? static_cast<Code>(code) : Code::Mismatch,
+         "{}: rank {} has given up: {}", name(), r, why);
+  }
+  if (!whole_.failed()) return;
+  const Status why = whole_.failure();
+  fail(why.code, "{}: {}", name(), why.text);
+}
+
+std::string PartExchange::name() const { return formatted("{} of '{}' on rank {}", what_, whole_.name(), whole_.rank()); }
+
+}  // namespace isthmus::comm
