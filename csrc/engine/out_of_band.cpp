@@ -81,6 +81,12 @@ std::optional<OutOfBand::Message> OutOfBand::take(int from, uint64_t about, int6
   }
 }
 
+bool OutOfBand::has(int from, uint64_t about) {
+  const std::lock_guard lock(mutex_);
+  const auto &kept = from_[static_cast<size_t>(from)].kept;
+  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
+}
+
 bool OutOfBand::has_other(int from, uint64_t about) {
   const std::lock_guard lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
@@ -117,6 +123,17 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
     }
   } undo{*this, ranks, subject, number};
   undo.taken.reserve(ranks.size());
+  // A rank that is gone and has not said its word is waited for in vain, and so is the exchange.
+  const auto check_there = [&](int r) {
+    if (r == rank_) return;
+    const PeerRank &p = peers_[r];
+    // Asked before the look: what a rank said before it went has come before that is known.
+    const bool lost = p.process && p.process->lost.load(std::memory_order_acquire);
+    const bool left = p.left.load(std::memory_order_acquire);
+    if ((!lost && !left) || out_of_band_.has(r, subject)) return;
+    if (lost) isthmus::fail(Code::PeerLost, "{}: {} is gone: {}", name(), rank_text(r), p.process->lost_text());
+    isthmus::fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", name(), rank_text(r));
+  };
   for (const int q : ranks)
     if (q != rank_) say_out_of_band(q, subject, number, 0, mine);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -126,20 +143,15 @@ void Member::exchange(const char *what, std::span<const int> ranks, std::span<co
       std::memcpy(to, mine.data(), mine.size());
       continue;
     }
-    PeerRank &p = peers_[q];
     for (std::optional<OutOfBand::Message> got; !got;) {
-      // Asked before the look: what a rank said before it went has come before that is known.
-      const bool lost = p.process && p.process->lost.load(std::memory_order_acquire);
-      const bool left = p.left.load(std::memory_order_acquire);
-      got = out_of_band_.take(q, subject, std::min(now_ns() + kLookNs, lost || left ? 0 : deadline.ns()));
+      for (const int r : ranks.subspan(i)) check_there(r);
+      got = out_of_band_.take(q, subject, std::min(now_ns() + kLookNs, deadline.ns()));
       if (got) {
         std::memcpy(to, got->bytes.data(),
                     std::min(got->bytes.size(), mine.size()));  // the sizes are one where the subject is
         undo.taken.emplace_back(q, std::move(*got));
         break;
       }
-      if (lost) isthmus::fail(Code::PeerLost, "{}: {} is gone: {}", name(), rank_text(q), p.process->lost_text());
-      if (left) isthmus::fail(Code::PeerLost, "{}: {} has destroyed its side of the communicator", name(), rank_text(q));
       if (look) look();
       if (deadline.passed())
         isthmus::fail(Code::Timeout, "{}: {} {}", name(), rank_text(q),

@@ -30,6 +30,7 @@ class OutOfBand {
   void withdrawn(uint32_t from, uint64_t number);  // its sender has given up: it is not taken any more
   // The oldest of that rank about that, waiting at most until `until_ns`.
   std::optional<Message> take(int from, uint64_t about, int64_t until_ns);
+  bool has(int from, uint64_t about);         // one that take() would give
   void give_back(int from, Message message);  // it was taken by whoever has given up now: it is the oldest again
   bool has_other(int from, uint64_t about);   // there is, or was until it was withdrawn, one about something else
 
