@@ -30,7 +30,7 @@ std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &s
 
 // By rank: the window for this rank there.
 std::vector<engine::Member::TheirSlots> windows_of(const engine::Member &member, const RingsSetup &setup,
-                                                    const std::vector<std::byte *> &rings) {
+                                                   const std::vector<std::byte *> &rings) {
   std::vector<engine::Member::TheirSlots> theirs;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     const RingPlace &place = setup.places[q];
