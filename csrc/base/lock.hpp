@@ -49,6 +49,7 @@ template <class M>
 class ISTHMUS_SCOPED_LOCK Lock {
  public:
   explicit Lock(M &mutex) ISTHMUS_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  Lock(M &mutex, std::adopt_lock_t) ISTHMUS_REQUIRES(mutex) : mutex_(mutex) {}  // which the caller has locked
   ~Lock() ISTHMUS_RELEASE() {
     if (held_) mutex_.unlock();
   }
@@ -70,6 +71,8 @@ class ISTHMUS_SCOPED_LOCK Lock {
 };
 template <class M>
 Lock(M &) -> Lock<M>;
+template <class M>
+Lock(M &, std::adopt_lock_t) -> Lock<M>;
 
 class ISTHMUS_SCOPED_LOCK SharedLock {  // with other readers
  public:

@@ -63,7 +63,7 @@ Bounce Bounces::take(uint64_t in, uint64_t out) {
 }
 
 std::byte *Bounces::buffer() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const Buffer &b) { return b.free; });
   if (found == buffers_.end()) {
     void *const memory = ::mmap(nullptr, kOwnRing, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -92,14 +92,14 @@ std::byte *Bounces::buffer() {
 
 void Bounces::give(const Bounce &bounce) noexcept {
   if (bounce.staging) return arena_.free_staging(bounce.staging);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (Buffer &b : buffers_)
     if (b.host == bounce.host) b.free = true;
 }
 
 void Bounces::lose(const Bounce &bounce) noexcept {
   if (bounce.staging) return;  // what is left of the staging memory is seen to when the communicator ends
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::erase_if(buffers_, [&](const Buffer &b) { return b.host == bounce.host; });
 }
 

@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "device/runtime.hpp"
 #include "link/arena.hpp"
 
@@ -63,9 +63,9 @@ class Bounces {
   device::Runtime &runtime_;
   const int device_;
   const std::string name_;
-  std::mutex mutex_;  // guards what follows
-  std::vector<Buffer> buffers_;
-  bool said_ = false;
+  Mutex mutex_;
+  std::vector<Buffer> buffers_ ISTHMUS_GUARDED_BY(mutex_);
+  bool said_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace isthmus::engine

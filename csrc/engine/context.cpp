@@ -28,15 +28,15 @@ constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
 
 // Never destroyed: a thread of an init that nobody waits for may still use it while the process ends.
 struct Current {
-  std::mutex mutex;  // guards what follows, and how often a context is used
-  std::weak_ptr<Context> context;
-  bool held = false;  // for good, see raised()
+  Mutex mutex;  // guards how often a context is used, too
+  std::weak_ptr<Context> context ISTHMUS_GUARDED_BY(mutex);
+  bool held ISTHMUS_GUARDED_BY(mutex) = false;  // for good, see raised()
 };
 PerProcess<Current> the_current;
 
 struct HostStreams {
-  std::mutex mutex;
-  std::weak_ptr<device::Stream> stream;
+  Mutex mutex;
+  std::weak_ptr<device::Stream> stream ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<HostStreams> the_host_streams;
 
@@ -73,7 +73,7 @@ bool Context::oversubscribed() noexcept { return local_ranks.load(std::memory_or
 void Context::want_helpers(int automatic) {
   const auto asked = static_cast<int>(settings_.integer(Setting::ReduceThreads));
   const int threads = asked < 0 ? automatic : asked;
-  const std::lock_guard lock(fold_pool_mutex_);
+  const Lock lock(fold_pool_mutex_);
   if (threads <= 0 || fold_pool_owner_) return;
   fold_pool_owner_ = std::make_unique<FoldPool>(threads, spin_ns_);
   fold_pool_.store(fold_pool_owner_.get(), std::memory_order_release);
@@ -87,7 +87,7 @@ void Context::note_local_ranks(int ranks) noexcept {
 
 Context::Use Context::acquire(const Settings &settings, const std::string &route_hint) {
   Current &now = *the_current;
-  std::lock_guard lock(now.mutex);
+  const Lock lock(now.mutex);
   std::shared_ptr<Context> c = now.context.lock();
   if (c) {
     c->settings_.check_process_settings(settings);
@@ -105,7 +105,7 @@ Context::Use Context::acquire(const Settings &settings, const std::string &route
 }
 
 Context::Use Context::Use::again() const {
-  std::lock_guard lock(the_current->mutex);
+  const Lock lock(the_current->mutex);
   ++context_->uses_;
   return Use(context_);
 }
@@ -114,13 +114,13 @@ void Context::Use::end() noexcept {
   const std::shared_ptr<Context> c = std::move(context_);
   if (!c || !c->birth_.here()) return;
   Current &now = *the_current;
-  std::lock_guard lock(now.mutex);
+  const Lock lock(now.mutex);
   if (--c->uses_ == 0 && now.context.lock() == c) now.context.reset();
 }
 
 std::shared_ptr<Context> Context::current() {
   Current &now = *the_current;
-  std::lock_guard lock(now.mutex);
+  const Lock lock(now.mutex);
   return now.context.lock();
 }
 
@@ -129,7 +129,7 @@ void Context::raised(std::string_view what) noexcept {
   if (!c) return;
   {
     Current &now = *the_current;
-    const std::lock_guard lock(now.mutex);
+    const Lock lock(now.mutex);
     if (c->uses_ == 0 || now.context.lock() != c) return;
     if (!std::exchange(now.held, true)) {
       ++c->uses_;
@@ -181,7 +181,7 @@ Context::~Context() {
   arena_.doorbell().wake();
   progress_.join();
   {
-    const std::lock_guard lock(courier_mutex_);
+    const Lock lock(courier_mutex_);
     couriers_end_ = true;
   }
   for (const auto &courier : couriers_) {  // nobody makes one any more
@@ -237,7 +237,7 @@ void Context::ask(device::Runtime &runtime, int device, Deadline deadline, std::
 }
 
 Context::OnDevice &Context::known(device::Runtime &runtime, int device) {
-  const std::lock_guard lock(devices_mutex_);
+  const Lock lock(devices_mutex_);
   for (OnDevice &d : devices_)
     if (d.runtime == &runtime && d.device == device) return d;
   OnDevice &d = devices_.emplace_back();
@@ -253,13 +253,13 @@ void Context::begin(OnDevice &d) {
 
 void Context::begin_on(device::Runtime &runtime, int device) {
   OnDevice &d = known(runtime, device);
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   begin(d);
 }
 
 std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime, int device, int number) {
   OnDevice &d = known(runtime, device);
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   begin(d);
   auto &streams = d.streams;
   if (streams.size() <= static_cast<size_t>(number)) streams.resize(static_cast<size_t>(number) + 1);
@@ -272,7 +272,7 @@ std::shared_ptr<device::Stream> Context::device_stream(device::Runtime &runtime,
 
 std::shared_ptr<DeviceScratch> Context::device_scratch(device::Runtime &runtime, int device) {
   OnDevice &d = known(runtime, device);
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   std::shared_ptr<DeviceScratch> scratch = d.scratch.lock();
   if (!scratch) d.scratch = scratch = std::make_shared<DeviceScratch>(runtime, device);
   return scratch;
@@ -280,7 +280,7 @@ std::shared_ptr<DeviceScratch> Context::device_scratch(device::Runtime &runtime,
 
 std::byte *Context::arena_on(device::Runtime &runtime, int device) {
   OnDevice &d = known(runtime, device);
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   begin(d);
   if (!d.there) {
     std::byte *const staging = arena_.staging_begin();
@@ -313,7 +313,7 @@ std::byte *Context::reach(device::Runtime &runtime, int device, bootstrap::Peer 
   try {
     if (!peer) return arena_on(runtime, device) + offset;
     OnDevice &d = known(runtime, device);
-    const std::lock_guard lock(d.mutex);
+    const Lock lock(d.mutex);
     for (const OnDevice::Reached &r : d.reached)
       if (r.peer == peer && r.offset == offset && r.bytes == bytes) return r.there;
     std::byte *const memory = peer->arena.data() + offset;
@@ -356,7 +356,7 @@ bool Context::give_idle_staging() {
 }
 
 uint64_t Context::take_fixed_ring(uint64_t bytes, int part_of) noexcept {
-  const std::lock_guard lock(spare_rings_mutex_);
+  const Lock lock(spare_rings_mutex_);
   for (auto it = spare_rings_.begin(); it != spare_rings_.end(); ++it)
     if (it->second == bytes) {
       const uint64_t offset = it->first;
@@ -371,13 +371,13 @@ uint64_t Context::take_fixed_ring(uint64_t bytes, int part_of) noexcept {
 }
 
 void Context::give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept {
-  const std::lock_guard lock(spare_rings_mutex_);
+  const Lock lock(spare_rings_mutex_);
   spare_rings_.emplace_back(offset, bytes);
 }
 
 std::shared_ptr<device::Stream> Context::host_stream() {
   HostStreams &mine = *the_host_streams;
-  const std::lock_guard lock(mine.mutex);
+  const Lock lock(mine.mutex);
   std::shared_ptr<device::Stream> stream = mine.stream.lock();
   if (!stream || !stream->status().ok()) {
     stream = device::host_runtime().make_stream(0, "host");
@@ -388,11 +388,11 @@ std::shared_ptr<device::Stream> Context::host_stream() {
 
 bootstrap::Peer &Context::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared,
                                   int streams, Deadline deadline) {
-  std::lock_guard one(connect_mutex_);
+  const Lock one(connect_mutex_);
   bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
   if (streams > 0) {
     {
-      std::lock_guard lock(links_mutex_);
+      const Lock lock(links_mutex_);
       for (auto &l : links_)
         if (l->peer == &peer && !l->shm) return peer;  // its streams belong to a link already
     }
@@ -418,7 +418,7 @@ RingPlace Context::make_ring() {
 }
 
 link::Link *Context::link_to(bootstrap::Peer *peer, bool memory) {
-  std::lock_guard lock(links_mutex_);
+  const Lock lock(links_mutex_);
   for (auto &l : links_)
     if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
   if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
@@ -534,7 +534,7 @@ void Context::poll_sockets(int64_t ns) {
 // ---- members -------------------------------------------------------------------------------------------------------------------------
 
 uint32_t Context::reserve_index() {
-  std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   if (!free_indices_.empty()) {
     const uint32_t i = free_indices_.back();
     free_indices_.pop_back();
@@ -545,31 +545,31 @@ uint32_t Context::reserve_index() {
 }
 
 void Context::release_index(uint32_t index) {
-  std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   std::erase_if(making_, [index](const Making &m) { return m.index == index; });
   free_indices_.push_back(index);
 }
 
 void Context::set_member(uint32_t index, std::shared_ptr<Member> member) {
-  std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   std::erase_if(making_, [index](const Making &m) { return m.index == index; });
   members_[index] = std::move(member);
 }
 
 std::shared_ptr<const std::atomic<bool>> Context::making(uint32_t index, uint32_t epoch) {
   auto failed = std::make_shared<std::atomic<bool>>(false);
-  const std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   making_.push_back({index, epoch, failed});
   return failed;
 }
 
 std::shared_ptr<Member> Context::member_at(uint32_t index) const {
-  std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   return index < members_.size() ? members_[index] : nullptr;
 }
 
 std::vector<std::shared_ptr<Member>> Context::members() const {
-  std::lock_guard lock(members_mutex_);
+  const Lock lock(members_mutex_);
   std::vector<std::shared_ptr<Member>> out;
   for (const auto &m : members_)
     if (m) out.push_back(m);
@@ -579,19 +579,19 @@ std::vector<std::shared_ptr<Member>> Context::members() const {
 void Context::remove_member(uint32_t index) {
   std::shared_ptr<Member> gone;
   {
-    std::lock_guard lock(members_mutex_);
+    const Lock lock(members_mutex_);
     gone = std::exchange(members_[index], nullptr);
   }
   if (!gone) return;
   cancel_on_links(*gone);
-  std::lock_guard lock(active_mutex_);
+  const Lock lock(active_mutex_);
   std::erase(active_, gone);
   active_version_.fetch_add(1, std::memory_order_release);
 }
 
 void Context::retire(uint32_t index, uint32_t epoch, Gone gone, std::function<bool()> safe, std::function<void()> free_it) {
   {
-    std::lock_guard lock(retired_mutex_);
+    const Lock lock(retired_mutex_);
     retired_.push_back({index, epoch, std::move(gone), std::move(safe), std::move(free_it)});
   }
 }
@@ -599,7 +599,7 @@ void Context::retire(uint32_t index, uint32_t epoch, Gone gone, std::function<bo
 void Context::sweep() noexcept {
   std::vector<Retired> ready;
   {
-    std::lock_guard lock(retired_mutex_);
+    const Lock lock(retired_mutex_);
     for (size_t i = 0; i < retired_.size();) {
       if (!retired_[i].safe()) {
         ++i;
@@ -614,7 +614,7 @@ void Context::sweep() noexcept {
   for (auto &r : ready) {
     r.free_it();
     release_index(r.index);
-    std::lock_guard lock(retired_mutex_);
+    const Lock lock(retired_mutex_);
     --freeing_;
   }
 }
@@ -623,7 +623,7 @@ void Context::activate(Member &member) {
   if (!member.active.exchange(true, std::memory_order_acq_rel)) {
     auto shared = member.weak_from_this().lock();
     if (!shared) return;
-    std::lock_guard lock(active_mutex_);
+    const Lock lock(active_mutex_);
     // The progress thread may be about to take it out, and will see that it has work again.
     if (std::find(active_.begin(), active_.end(), shared) == active_.end()) active_.push_back(std::move(shared));
     active_version_.fetch_add(1, std::memory_order_release);
@@ -633,7 +633,7 @@ void Context::activate(Member &member) {
 
 void Context::courier(Member &member, bool stops) {
   auto shared = member.weak_from_this();
-  const std::lock_guard lock(courier_mutex_);
+  const Lock lock(courier_mutex_);
   try {
     auto mine = std::find_if(couriers_.begin(), couriers_.end(), [&](const auto &c) {
       return c->runtime == member.runtime() && c->device == member.device() && c->stops == stops;
@@ -660,8 +660,8 @@ void Context::courier_loop(Courier &courier) {
   std::vector<std::weak_ptr<Member>> jobs, again;
   for (;;) {
     {
-      std::unique_lock lock(courier_mutex_);
-      const auto called = [&] { return couriers_end_ || !courier.jobs.empty(); };
+      Lock lock(courier_mutex_);
+      const auto called = [&]() ISTHMUS_REQUIRES(courier_mutex_) { return couriers_end_ || !courier.jobs.empty(); };
       if (again.empty()) courier.called.wait(lock, called);
       else courier.called.wait_for(lock, std::chrono::milliseconds(1), called);
       if (couriers_end_) return;
@@ -693,7 +693,7 @@ void Context::progress_loop() {
   uint32_t busy = 0;
   while (!stop_.load(std::memory_order_acquire)) {
     if (const uint64_t v = active_version_.load(std::memory_order_acquire); v != version) {
-      std::lock_guard lock(active_mutex_);
+      const Lock lock(active_mutex_);
       version = active_version_.load(std::memory_order_relaxed);
       mine = active_;
     }
@@ -701,7 +701,7 @@ void Context::progress_loop() {
     for (auto &m : mine) {
       if (!m->has_work()) {
         m->active.store(false, std::memory_order_release);
-        std::lock_guard lock(active_mutex_);
+        const Lock lock(active_mutex_);
         // Work may have come since: activate() then saw `active` set, or will find it unset.
         if (m->has_work()) {
           m->active.store(true, std::memory_order_release);
@@ -734,7 +734,7 @@ void Context::progress_loop() {
       if (!stop_.load(std::memory_order_acquire)) {
         bool any;
         {
-          std::lock_guard lock(active_mutex_);
+          const Lock lock(active_mutex_);
           any = !active_.empty();
         }
         if (!any) nap.sleep(1'000'000'000);
@@ -798,7 +798,7 @@ Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
   const FoldPool *const pool = fold_pool_.load(std::memory_order_acquire);
   const int leaving = [&] {
-    const std::lock_guard lock(retired_mutex_);
+    const Lock lock(retired_mutex_);
     return static_cast<int>(retired_.size()) + freeing_;
   }();
   return {c.threads + 1 + (pool ? pool->threads() : 0),

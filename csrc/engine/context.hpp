@@ -5,15 +5,14 @@
 // nobody waits for; it sleeps on the doorbell otherwise. A caller that waits drives its own member and the links itself.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "base/fork.hpp"
 #include "base/handover.hpp"
 #include "base/recorder.hpp"
@@ -255,7 +254,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     device::Runtime *runtime;
     int device;
     bool stops;
-    std::condition_variable called;
+    Condition called;
     std::vector<std::weak_ptr<Member>> jobs;
     std::thread thread;
   };
@@ -275,66 +274,67 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   struct OnDevice {
     device::Runtime *runtime = nullptr;
     int device = -1;
-    std::byte *there = nullptr;  // base() of the arena; null: not registered
-    std::vector<std::weak_ptr<device::Stream>> streams;
-    std::weak_ptr<DeviceScratch> scratch;
+    std::byte *there ISTHMUS_GUARDED_BY(mutex) = nullptr;  // base() of the arena; null: not registered
+    std::vector<std::weak_ptr<device::Stream>> streams ISTHMUS_GUARDED_BY(mutex);
+    std::weak_ptr<DeviceScratch> scratch ISTHMUS_GUARDED_BY(mutex);
     struct Reached {
       bootstrap::Peer *peer;
       uint64_t offset, bytes;
       std::byte *there;
     };
-    std::vector<Reached> reached;
-    bool begun = false;
-    std::mutex mutex;  // held in calls of the runtime, from which one that hangs does not come back; guards what is above
+    std::vector<Reached> reached ISTHMUS_GUARDED_BY(mutex);
+    bool begun ISTHMUS_GUARDED_BY(mutex) = false;
+    Mutex mutex;  // held in calls of the runtime, from which one that hangs does not come back
   };
   OnDevice &known(device::Runtime &runtime, int device);
-  static void begin(OnDevice &d);  // under its mutex
-  std::mutex devices_mutex_;       // never held over a call of a runtime; guards the list's growth
-  std::deque<OnDevice> devices_;
-  std::mutex spare_rings_mutex_;                            // never held over a call of a runtime
-  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_;  // offset, bytes
+  static void begin(OnDevice &d) ISTHMUS_REQUIRES(d.mutex);
+  Mutex devices_mutex_;  // never held over a call of a runtime
+  std::deque<OnDevice> devices_ ISTHMUS_GUARDED_BY(devices_mutex_);
+  Mutex spare_rings_mutex_;  // never held over a call of a runtime
+  std::vector<std::pair<uint64_t, uint64_t>> spare_rings_ ISTHMUS_GUARDED_BY(spare_rings_mutex_);  // offset, bytes
 
-  std::mutex connect_mutex_;
-  mutable std::mutex links_mutex_;  // guards links_ (append only) and early_rings_
-  std::vector<std::unique_ptr<LinkSlot>> links_;
+  Mutex connect_mutex_;
+  mutable Mutex links_mutex_;
+  std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(links_mutex_);  // append only
   std::array<std::atomic<LinkSlot *>, 4096> link_table_{};
   std::atomic<uint32_t> link_count_{0};
   std::atomic<bool> has_sockets_{false}, has_broken_{false};
   std::atomic<bool> watched_{false};
-  std::atomic<uint32_t> unwatching_{0};                               // sleep for sockets without the watch
-  std::vector<std::pair<bootstrap::Peer *, RingPlace>> early_rings_;  // StreamRing messages that came before our link
+  std::atomic<uint32_t> unwatching_{0};  // sleep for sockets without the watch
+  std::vector<std::pair<bootstrap::Peer *, RingPlace>> early_rings_
+      ISTHMUS_GUARDED_BY(links_mutex_);  // StreamRing messages that came before our link
 
-  mutable std::mutex members_mutex_;  // guards the table's growth and every change of it
-  std::vector<std::shared_ptr<Member>> members_;
-  std::vector<uint32_t> free_indices_;
+  mutable Mutex members_mutex_;
+  std::vector<std::shared_ptr<Member>> members_ ISTHMUS_GUARDED_BY(members_mutex_);
+  std::vector<uint32_t> free_indices_ ISTHMUS_GUARDED_BY(members_mutex_);
   struct Making {
     uint32_t index, epoch;
     std::shared_ptr<std::atomic<bool>> failed;
   };
-  std::vector<Making> making_;  // under members_mutex_
+  std::vector<Making> making_ ISTHMUS_GUARDED_BY(members_mutex_);
   std::atomic<uint64_t> serial_{0};
 
-  std::mutex active_mutex_;
-  std::vector<std::shared_ptr<Member>> active_;
+  Mutex active_mutex_;
+  std::vector<std::shared_ptr<Member>> active_ ISTHMUS_GUARDED_BY(active_mutex_);
   std::atomic<uint64_t> active_version_{0};
   Doorbell progress_bell_;  // where the progress thread sleeps while it has nothing to drive
 
-  mutable std::mutex retired_mutex_;
+  mutable Mutex retired_mutex_;
   struct Retired {
     uint32_t index, epoch;
     Gone gone;
     std::function<bool()> safe;
     std::function<void()> free_it;
   };
-  std::vector<Retired> retired_;
-  int freeing_ = 0;  // of those, taken out by sweep(), whose slots are about to be free
+  std::vector<Retired> retired_ ISTHMUS_GUARDED_BY(retired_mutex_);
+  int freeing_ ISTHMUS_GUARDED_BY(retired_mutex_) = 0;  // of those, taken out by sweep(), whose slots are about to be free
   std::atomic<int> rings_lost_{0};
 
   std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
-  mutable std::mutex query_mutex_;
-  std::condition_variable query_answered_;
-  uint64_t query_next_ = 0;
-  std::vector<std::pair<uint64_t, Answer>> answers_;
+  mutable Mutex query_mutex_;
+  Condition query_answered_;
+  uint64_t query_next_ ISTHMUS_GUARDED_BY(query_mutex_) = 0;
+  std::vector<std::pair<uint64_t, Answer>> answers_ ISTHMUS_GUARDED_BY(query_mutex_);
 
   class MessageStaging final : public p2p::StagingSource {
    public:
@@ -352,12 +352,12 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::atomic<uint32_t> short_of_room_{0};  // operations
   std::atomic<uint64_t> given_back_{0};     // how often, while some were
   std::atomic<uint32_t> unplaced_sends_{0};
-  std::mutex courier_mutex_;
-  std::vector<std::unique_ptr<Courier>> couriers_;
-  bool couriers_end_ = false;
+  Mutex courier_mutex_;
+  std::vector<std::unique_ptr<Courier>> couriers_ ISTHMUS_GUARDED_BY(courier_mutex_);
+  bool couriers_end_ ISTHMUS_GUARDED_BY(courier_mutex_) = false;
 
-  std::mutex fold_pool_mutex_;
-  std::unique_ptr<FoldPool> fold_pool_owner_;
+  Mutex fold_pool_mutex_;
+  std::unique_ptr<FoldPool> fold_pool_owner_ ISTHMUS_GUARDED_BY(fold_pool_mutex_);
   std::atomic<FoldPool *> fold_pool_{nullptr};
 
   std::atomic<bool> stop_{false};

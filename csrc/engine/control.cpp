@@ -41,7 +41,7 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
       if (!message) break;
       const AbortHead &h = message->head;
       {
-        const std::lock_guard lock(members_mutex_);
+        const Lock lock(members_mutex_);
         for (const Making &m : making_)
           if (m.index == h.member && m.epoch == h.epoch) m.failed->store(true);
       }
@@ -60,7 +60,7 @@ bool Context::control(bootstrap::Peer *peer, Control type, std::span<const std::
         if (b->how == Leaving::LibraryEnded) return m->peer_left_library(b->rank), true;
         m->peer_left(b->rank, b->done, b->how);
       }  // and to those below: the member may be about to retire, and has looked already
-      std::lock_guard lock(retired_mutex_);
+      const Lock lock(retired_mutex_);
       for (auto &r : retired_)
         if (r.index == b->member && r.epoch == b->epoch && b->rank < r.gone->size() && b->how != Leaving::BrokenWriting)
           (*r.gone)[b->rank].store(true);
@@ -111,7 +111,7 @@ void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const s
     case Control::Reply: {
       const auto r = unpack<ReplyBody>(body);
       if (!r) break;
-      std::lock_guard lock(query_mutex_);
+      const Lock lock(query_mutex_);
       if (answers_.size() > 64) answers_.erase(answers_.begin());
       answers_.emplace_back(r->number, r->answer);
       query_answered_.notify_all();
@@ -120,7 +120,7 @@ void Context::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const s
     case Control::StreamRing: {
       const auto ring = unpack<RingPlace>(body);
       if (!ring || !lies_in(*ring, peer.arena.size())) break;
-      std::lock_guard lock(links_mutex_);
+      const Lock lock(links_mutex_);
       for (auto &l : links_)
         if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring->offset), ring->capacity);
       early_rings_.emplace_back(&peer, *ring);
@@ -161,17 +161,18 @@ bool Context::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch,
     answer = answer_query(their_index, epoch, sequence);
     return true;
   }
-  std::unique_lock lock(query_mutex_);
+  Lock lock(query_mutex_);
   const uint64_t number = ++query_next_;
   const QueryBody q{their_index, epoch, sequence, number};
   if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
-  const auto mine = [&] {
+  const auto mine = [&]() ISTHMUS_REQUIRES(query_mutex_) {
     return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
   };
   // Of several heartbeats none has come by the last time that our own control thread, which may be late as well, has looked.
   const int64_t several = std::max(kSilentNs, kSilentBeats * 1'000'000 * settings_.integer(Setting::HeartbeatMs));
   const auto silent = [&] { return ticked_ns_.load() - peer->last_heard_ns.load() > several; };
-  while (!query_answered_.wait_for(lock, std::chrono::milliseconds(ms), [&] { return mine() != answers_.end(); }))
+  const auto answered = [&]() ISTHMUS_REQUIRES(query_mutex_) { return mine() != answers_.end(); };
+  while (!query_answered_.wait_for(lock, std::chrono::milliseconds(ms), answered))
     if (peer->lost.load() || silent() || patience.passed()) return false;
   answer = mine()->second;
   answers_.erase(mine());

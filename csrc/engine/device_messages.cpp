@@ -40,7 +40,7 @@ std::optional<p2p::Piece> Member::take_ahead(uint64_t bytes, bool small) noexcep
   if (!small) return pool_.take(bytes, Share::Ahead);
   bool wide;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     wide = chain_.wide();
   }
   return pool_.take(wide ? bytes : kEagerMessage, Share::SmallAhead, !wide);
@@ -233,7 +233,7 @@ void Member::send_from_device(Op *op) noexcept {
   if (!porter) return end_failed(op);
   bool behind = false;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     number_send(op);
     taking_.append(op);
     porting_.fetch_add(1, std::memory_order_release);
@@ -250,7 +250,7 @@ void Member::send_from_device(Op *op) noexcept {
   } catch (const Error &e) { return not_submitted(*op, e); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     place_later(op);
     if (!waits_for_slot(op)) run_short(op);
   }
@@ -338,7 +338,7 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
   if (gate) porter_->make_gate();
   bool arrived, expected;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     arrived = op->arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
     if (!expected && !arrived && !may_wait) return false;  // it stays the courier's
@@ -362,7 +362,7 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
 // Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
 bool Member::stage_posted(Op *op) noexcept {
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     const bool placed = op->place.own_or_will() || op->slot.in_slot;
     if (placed || !posted_.has(op)) return placed;
     if (recv_slots_.take_slot(op->slot, op->call.root)) {
@@ -372,7 +372,7 @@ bool Member::stage_posted(Op *op) noexcept {
   }
   const std::optional<p2p::Piece> free = take_ahead(op->call.bytes, small(op));
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     if (!op->place.own && posted_.has(op) &&
         (free ? give_place(op, *free) : small(op) && chain_.inherit(op->place, op->call.bytes))) {
       stand_apart(op);
@@ -390,7 +390,7 @@ bool Member::stage_all(const Op *behind) {
   for (;;) {
     Op *op = nullptr;
     {
-      const std::lock_guard lock(match_lock_);
+      const Lock lock(match_lock_);
       if (unstaged_ == 0) return true;
       op = taking_.head;
       while (op && (op->port != Port::Taken || op->ticket.load(std::memory_order_relaxed) != 0)) op = op->match_next;
@@ -411,7 +411,7 @@ void Member::place_sends(const Op *before) noexcept {
 // A send that was left for later. False: no pinned memory is free for it.
 bool Member::take_waiting(Op *op) {
   if (!op->place.own && !into_slot(op) && !stage_send(op)) {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     run_short(op);
     return false;
   }
@@ -425,7 +425,7 @@ bool Member::take_waiting(Op *op) {
     }
   } count;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     if (placed(op)) count.context = context_.get();
   }
   if (op->slot.number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
@@ -448,7 +448,7 @@ bool Member::placed(Op *op) noexcept {
 
 // After a failure: those of other members wait for these no more.
 void Member::forget_unplaced() noexcept {
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   for (Op *o = taking_.head; o; o = o->match_next)
     if (placed(o)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
@@ -530,7 +530,7 @@ bool Member::start_next_send() noexcept {
   size_t keys = 0;
   Op *op = nullptr;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     for (Op *o = taking_.head; o && keys < kKeys; o = o->match_next) {
       const bool second = std::any_of(before, before + keys,
                                       [o](const auto &key) { return key.rank == o->call.root && key.tag == o->call.tag; });
@@ -548,7 +548,7 @@ bool Member::start_next_send() noexcept {
   }
   spill(op);
   start_send(op, false);
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   starting_ = {};
   return true;
 }
@@ -565,7 +565,7 @@ bool Member::grant_next() noexcept {
   bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
   const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot; };
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     Op *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
     for (Op *o = granting_.head; o && !op; o = o->match_next) {
       if (o->place.inherits) continue;  // it waits for one before it
@@ -579,7 +579,7 @@ bool Member::grant_next() noexcept {
   if (op->lies >= 0) return bring(op), true;
   const std::optional<p2p::Piece> free = place ? pool_.take(op->call.bytes, Share::Announced) : std::nullopt;
   if (place && !free) return false;
-  const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
+  const Lock lock(match_lock_);  // exec: nobody else has taken it out
   if (op->slot.in_slot) touch_slots();
   granting_.take(op);
   porting_.fetch_sub(1, std::memory_order_release);
@@ -597,7 +597,7 @@ bool Member::grant_next() noexcept {
 
 // A gate opens what stands before it too, so each waits for those before it.
 void Member::open_gates() noexcept {
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   while (gated_head_ && gated_head_->arrived.load(std::memory_order_relaxed) &&
          gated_head_->ticket.load(std::memory_order_acquire) != 0) {
     porter_->open(*gated_head_);
@@ -609,7 +609,7 @@ void Member::open_gates() noexcept {
 bool Member::end_next_landed() noexcept {
   Op *op;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     op = landing_.take_first([this](const Op *o) { return porter_->landed(*o); });
     if (!op) return false;
     hand_on(op);
@@ -628,7 +628,7 @@ bool Member::carry_messages() noexcept {
     Op *op = nullptr;
     bool later = false;
     {
-      const std::lock_guard lock(match_lock_);
+      const Lock lock(match_lock_);
       for (Op *o = landing_.head; o && !op; o = o->match_next)
         if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
@@ -641,7 +641,7 @@ bool Member::carry_messages() noexcept {
     try {
       if (op->port == Port::Courier) {
         {
-          const std::lock_guard lock(match_lock_);
+          const Lock lock(match_lock_);
           slot_submitted(op);
         }
         porter_->put(*op);

@@ -12,14 +12,14 @@ DeviceScratch::~DeviceScratch() {
 void DeviceScratch::reserve(size_t bytes) {
   if (bytes == 0) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (reserved_ >= kReserved) return;
     ++reserved_;
   }
   try {
     give({runtime_.allocate(device_, bytes), bytes});
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     --reserved_;
     throw;
   }
@@ -27,7 +27,7 @@ void DeviceScratch::reserve(size_t bytes) {
 
 DeviceScratch::Block DeviceScratch::take(size_t bytes) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it)
       if (it->bytes >= bytes && (best == free_.end() || it->bytes < best->bytes)) best = it;
@@ -44,7 +44,7 @@ DeviceScratch::Block DeviceScratch::take(size_t bytes) {
 
 void DeviceScratch::give(Block block) noexcept {
   if (!block.memory) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   free_.push_back(block);
 }
 

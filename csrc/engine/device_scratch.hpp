@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "device/runtime.hpp"
 
 namespace isthmus::engine {
@@ -35,9 +35,9 @@ class DeviceScratch {
  private:
   device::Runtime &runtime_;
   const int device_;
-  std::mutex mutex_;  // guards what follows; never held over a call of the runtime
-  std::vector<Block> free_;
-  size_t reserved_ = 0;
+  Mutex mutex_;  // never held over a call of the runtime
+  std::vector<Block> free_ ISTHMUS_GUARDED_BY(mutex_);
+  size_t reserved_ ISTHMUS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace isthmus::engine

@@ -70,7 +70,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
   if (a.entered <= a.done) {  // not inside a collective: the message that a thread waits for, or else the oldest
     a.waiting_on = -1;
     const Op *awaited = awaited_message_.load(std::memory_order_acquire);
-    std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     for (const OpList *list : lists_)
       for (const Op *o = list->head; o && !a.in_message; o = o->match_next) {
         const int peer = o->source >= 0 ? o->source : o->call.root;
@@ -259,7 +259,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
     return left >= 0 && world_ > 1 && now - std::max(left, o.submitted_ns) > 1'000'000'000;
   };
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     for (const OpList *list : lists)
       for (const Op *o = list->head; o && !late; o = o->match_next)
         if (now >= o->deadline_ns || (list != &landing_ && o->lies < 0 && !o->held && gone(*o))) late = o;
@@ -289,7 +289,7 @@ void Member::on_message_deadline(int64_t now) noexcept {
                                                         : culprit(copy, first, code);
   const std::string inside = inside_text();
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     bool there = false;
     for (const OpList *list : lists)
       for (const Op *o = list->head; o && !there; o = o->match_next)

@@ -149,10 +149,10 @@ bool Member::leave_behind(Turn &turn) noexcept {
 bool Member::only_stuck() const noexcept {
   if (!island_turn_.left() && !porter_turn_.left()) return false;
   {
-    const std::lock_guard lock(queue_lock_);
+    const Lock lock(queue_lock_);
     if (head()) return false;
   }
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   return std::all_of(std::begin(lists_), std::end(lists_), [](const OpList *list) { return list->head == nullptr; });
 }
 

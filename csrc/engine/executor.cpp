@@ -398,7 +398,7 @@ Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, ui
 
 Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
   PeerRank &p = peers_[step.peer];
-  std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   if (!op->receiving) {
     for (auto it = p.unexpected.begin(); it != p.unexpected.end(); ++it) {
       if (it->id != p.frames_in) continue;
@@ -435,7 +435,7 @@ Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes
 link::Accept Member::accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
   if (h.source >= static_cast<uint32_t>(world_) || h.epoch != epoch_) return link::Accept::Drop;
   if (h.kind != link::FrameKind::PlanData) return accept_message(h, to);
-  std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   if (failed()) return link::Accept::Drop;
   PeerRank &p = peers_[h.source];
   if (recv_.posted && !recv_.done && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
@@ -465,7 +465,7 @@ link::Accept Member::accept_frame(const link::FrameHeader &h, int64_t since_ns, 
 
 void Member::received_frame(const link::FrameHeader &h) {
   if (h.kind != link::FrameKind::PlanData) return received_message(h);
-  std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   if (recv_.posted && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
     recv_.received += h.bytes;
     recv_.done = recv_.received >= recv_.total;

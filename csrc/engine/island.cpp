@@ -145,9 +145,9 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
   const uint64_t in_bytes = op.bounce || op.lent_in ? op.given_in() : 0,
                  out_bytes = op.bounce || op.lent_out ? op.given_out() : 0;
   const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
-  if (need > 0) lend(op, need);
+  shared_->borrowed = lend(op, need);
   const plan::Operands o = op.operands();
-  std::byte *const lent = static_cast<std::byte *>(shared_->lent.memory) + aligned(p.device_bytes);
+  std::byte *const lent = shared_->borrowed + aligned(p.device_bytes);
   const bool bounce = static_cast<bool>(op.bounce);
   shared_->in = bounce || op.lent_in ? lent : op.call.in_there ? op.call.in_there : const_cast<std::byte *>(op.call.in);
   shared_->out = bounce || op.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
@@ -228,19 +228,21 @@ void Island::piece(const Op &op, uint32_t k, std::byte *there) {
   if (!in || k + b.slots < b.in_pieces) shared_->copied->arm(stream, piece_value(op.sequence, k + 1));
 }
 
-void Island::lend(Op &op, size_t bytes) {
+std::byte *Island::lend(Op &op, size_t bytes) {
+  if (bytes == 0) return nullptr;
   Shared &s = *shared_;
   {
-    const std::lock_guard lock(s.scratch_mutex);
+    const Lock lock(s.scratch_mutex);
     ++s.users;
     op.on_device = true;
-    if (s.lent.bytes >= bytes) return;
+    if (s.lent.bytes >= bytes) return static_cast<std::byte *>(s.lent.memory);
   }
   try {
     const DeviceScratch::Block more = s.scratch->take(bytes);
-    const std::lock_guard lock(s.scratch_mutex);
+    const Lock lock(s.scratch_mutex);
     if (s.lent.memory) s.outgrown.push_back(s.lent);
     s.lent = more;
+    return static_cast<std::byte *>(more.memory);
   } catch (...) {
     ended_well(op);
     throw;
@@ -250,7 +252,7 @@ void Island::lend(Op &op, size_t bytes) {
 void Island::ended_well(Op &op) noexcept {
   if (!std::exchange(op.on_device, false)) return;
   Shared &s = *shared_;
-  const std::lock_guard lock(s.scratch_mutex);
+  const Lock lock(s.scratch_mutex);
   if (--s.users != 0) return;
   s.scratch->give(std::exchange(s.lent, {}));
   for (const DeviceScratch::Block &b : s.outgrown) s.scratch->give(b);
@@ -294,7 +296,7 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
     if (s.memory == Memory::Ring)
       return (s.rank < 0 ? shared_->arena + op.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
     if (s.memory == Memory::Scratch) return shared_->arena + op.scratch + offset;
-    if (s.memory == Memory::Device) return static_cast<std::byte *>(shared_->lent.memory) + offset;
+    if (s.memory == Memory::Device) return shared_->borrowed + offset;
     return (s.memory == Memory::Input ? shared_->in : shared_->out) + offset;
   };
   std::byte *from = address(p.sources[step.source]), *to = address(step.dst);
@@ -336,7 +338,7 @@ void Island::exchange_blocks(const Op &op, const plan::Span &from) {
     take_at[j] = o.out_displ[q];
     at += give[j];
   }
-  const std::byte *const base = copied ? static_cast<std::byte *>(shared_->lent.memory) + from.base : shared_->in;
+  const std::byte *const base = copied ? shared_->borrowed + from.base : shared_->in;
   shared_->communicator->all_to_all_v(base, shared_->out, {give, give_at, take, take_at});
 }
 

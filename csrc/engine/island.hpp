@@ -15,11 +15,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "ccl/island_ccl.hpp"
 #include "device/runtime.hpp"
 #include "engine/device_scratch.hpp"
@@ -138,9 +138,9 @@ class Island {
   void copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
                    std::span<const uint64_t> bytes);
   static uint64_t piece_value(uint64_t sequence, uint32_t below) noexcept { return (sequence << plan::kValueBits) + below; }
-  void let_go() noexcept;  // opens all gates for good
-  void lend(Op &op, size_t bytes);
-  void rejoin();  // the first stream goes on when the second has ended what it was given
+  void let_go() noexcept;                 // opens all gates for good
+  std::byte *lend(Op &op, size_t bytes);  // so many of device memory; null: none are asked for
+  void rejoin();                          // the first stream goes on when the second has ended what it was given
   device::Stream &user_stream(void *handle);
   void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
   void exchange_blocks(const Op &op, const plan::Span &from);  // AllToAllV
@@ -163,13 +163,14 @@ class Island {
     std::unique_ptr<device::Event> before, after;
     std::unique_ptr<device::Event> forth, back;  // from the first of our streams to the second, and back
     bool parted = false;                         // the second was given work since the first last waited for it
-    std::byte *in = nullptr, *out = nullptr;     // of the operation that is being submitted
+    std::byte *in = nullptr, *out = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
     // Memory on the device for sums on their way. Used in the order of the stream, so one block serves all operations in flight.
-    std::mutex scratch_mutex;  // guards the three below
-    DeviceScratch::Block lent;
-    std::vector<DeviceScratch::Block> outgrown;  // that what was submitted before may still use
-    uint32_t users = 0;                          // operations in flight that have it
-    std::vector<uint64_t> blocks;                // of an all_to_all_v, as ccl::Blocks has them, one list after the other
+    Mutex scratch_mutex;
+    DeviceScratch::Block lent ISTHMUS_GUARDED_BY(scratch_mutex);
+    std::vector<DeviceScratch::Block> outgrown
+        ISTHMUS_GUARDED_BY(scratch_mutex);                 // that what was submitted before may still use
+    uint32_t users ISTHMUS_GUARDED_BY(scratch_mutex) = 0;  // operations in flight that have it
+    std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other
   };
   std::unique_ptr<Shared> shared_;
   std::vector<std::byte *> rings_;

@@ -363,7 +363,7 @@ bool Member::drive(bool watched) noexcept {
 }
 
 void Member::forget_on_links() noexcept {
-  { const std::lock_guard posted(match_lock_); }
+  { const Lock posted(match_lock_); }
   context_->cancel_on_links(*this);
 }
 
@@ -609,14 +609,14 @@ Status Member::failure() const {
 }
 
 Failure Member::why() const {
-  std::lock_guard lock(failure_mutex_);
+  const Lock lock(failure_mutex_);
   return failure_;
 }
 
 void Member::fail(Failure why, bool flood) noexcept {
   why.noted_ns = now_ns();
   {
-    std::lock_guard lock(failure_mutex_);
+    const Lock lock(failure_mutex_);
     if (failed_.load(std::memory_order_relaxed)) return;
     failure_ = why;
     failed_.store(1, std::memory_order_release);
@@ -758,10 +758,10 @@ void Member::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept {
 // Whether all that is pending are receives for which nothing has come.
 bool Member::only_receives_wait() const noexcept {
   {
-    const std::lock_guard lock(queue_lock_);
+    const Lock lock(queue_lock_);
     if (head()) return false;
   }
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   uint32_t receives = 0;
   for (const Op *o = posted_.head; o; o = o->match_next) ++receives;
   return receives == pending_.load(std::memory_order_acquire);
@@ -807,15 +807,16 @@ void Member::leave(int64_t until_ns) noexcept {
     bool writes;  // its device, to our receive slots
   };
   std::vector<Reader> readers;
-  for (int q = 0; q < world_; ++q)
-    if (q != rank_ && peers_[q].mail)
-      readers.push_back({q, peers_[q].process, peers_[q].mail, recv_slots_.any() && recv_slots_.has(q) && !on_host(q)});
+  {
+    const Lock lock(match_lock_);
+    touch_slots();
+    const auto writes = [this](int q)
+                            ISTHMUS_REQUIRES(match_lock_) { return recv_slots_.any() && recv_slots_.has(q) && !on_host(q); };
+    for (int q = 0; q < world_; ++q)
+      if (q != rank_ && peers_[q].mail) readers.push_back({q, peers_[q].process, peers_[q].mail, writes(q)});
+  }
   Context *context = context_.get();
   let_in(true);
-  {
-    const std::lock_guard lock(match_lock_);
-    touch_slots();
-  }
   pool_.free_spares();
   std::vector<uint64_t> rings = rings_.take_all();
   if (ring_lost_) {  // nobody's until the context ends
@@ -951,7 +952,7 @@ std::vector<Record> Member::in_flight() const {
   queue_lock_.lock();
   for (const Op *o = head(); o && out.size() < 4096; o = o->queue_next) add(o);
   queue_lock_.unlock();
-  std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   for (const OpList *list : lists_)
     for (const Op *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
   return out;

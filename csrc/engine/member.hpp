@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "base/clock.hpp"
 #include "base/fork.hpp"
-#include "base/spin_lock.hpp"
 #include "engine/context.hpp"
 #include "engine/island.hpp"
 #include "engine/mailbox.hpp"
@@ -345,15 +345,16 @@ class Member : public std::enable_shared_from_this<Member> {
   bool stage_all(const Op *behind);  // with the porter's turn, as are the next two; throw what the runtime throws
   bool order_now(Op *op, void *stream, bool may_wait);
   bool take_waiting(Op *op);
-  void place_later(Op *op) noexcept;  // and the match lock, as are the next two
-  bool placed(Op *op) noexcept;  // whether it is to be taken from the context's count as well, once its copy is submitted
-  void run_short(Op *op) noexcept;
+  void place_later(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool placed(Op *op) noexcept ISTHMUS_REQUIRES(
+      match_lock_);  // whether it is to be taken from the context's count as well, once its copy is submitted
+  void run_short(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   static bool can_wait_here() noexcept;
   std::unique_lock<std::recursive_timed_mutex> in_order(const Op &op) noexcept;
   void hold(Op *op, void *stream) noexcept;        // settle_streams() has to see to it
   bool order_part(Op *op, void *stream) noexcept;  // false: it would have to wait, in a callback
   bool stage_posted(Op *op) noexcept;
-  void put_behind_gates(Op *op) noexcept;  // match lock
+  void put_behind_gates(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   bool may_settle(const Op &op) const noexcept;
   bool settle_stream(Op *op, void *stream) noexcept;  // false: not yet
   bool may_wait_here(Op *op) noexcept;
@@ -367,56 +368,59 @@ class Member : public std::enable_shared_from_this<Member> {
   std::optional<p2p::Piece> take_ahead(uint64_t bytes, bool small) noexcept;
   static bool give_place(Op *op, const p2p::Piece &piece) noexcept;
   bool stage_ahead(Op *op) noexcept;
-  void lend(Op *op) noexcept;     // match lock
-  void hand_on(Op *op) noexcept;  // match lock
+  void lend(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void hand_on(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   void spill(Op *op) noexcept;
   static bool small(const Op *op) noexcept;  // a whole message that may be sent without having been asked for
   void unstage(Op *op) noexcept;
-  bool behind_another(const Op *op) const noexcept;  // match lock: a send of the same rank and tag is not out yet
-  void come(Op *op) noexcept;                        // match lock: the message of a receive is there, in its stage
+  bool behind_another(const Op *op) const noexcept
+      ISTHMUS_REQUIRES(match_lock_);                         // a send of the same rank and tag is not out yet
+  void come(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // the message of a receive is there, in its stage
   bool messages_settled() noexcept;
   static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
   bool takes_slot(int tag, uint64_t bytes) const noexcept;  // slots.cpp
   bool takes_slot(const Op *op) const noexcept { return takes_slot(op->call.tag, op->call.bytes); }
-  void number_send(Op *op) noexcept;                 // match lock
-  void claim(Op *op) noexcept;                       // match lock
-  bool claimable(const Op *op) const noexcept;       // match lock
-  void number_receive(Op *op, int source) noexcept;  // match lock
-  bool may_come(const Op *op) const noexcept;        // match lock
-  bool has_place(const Op *op) const noexcept {
+  void number_send(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void claim(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool claimable(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
+  void number_receive(Op *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool may_come(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool has_place(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_) {
     return !on_stage(op) || op->place.own || (op->slot.in_slot && may_come(op));
   }
-  bool begin_taking(Op *op) noexcept;  // match lock
+  bool begin_taking(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   struct Arrived;
-  void hold_aside(Op *op) noexcept;                 // match lock; messages.cpp
-  void take_aside(Op *op, Arrived &from) noexcept;  // match lock
+  void hold_aside(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // messages.cpp
+  void take_aside(Op *op, Arrived &from) noexcept ISTHMUS_REQUIRES(match_lock_);
   bool on_host(int rank) const noexcept { return topology_.ranks[static_cast<size_t>(rank)].device == "host"; }
-  void read_slot(Op *op, int source, uint64_t number) noexcept;  // match lock
-  void slot_submitted(const Op *op) noexcept;                    // match lock
+  void read_slot(Op *op, int source, uint64_t number) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void slot_submitted(const Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   void forget_unplaced() noexcept;
-  void slot_left(Op *op) noexcept;                                                  // match lock
+  void slot_left(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   uint64_t part_of(const Op &op) const noexcept { return part_of(op.call.dtype); }  // of a message of several
   bool slot_free(const Op *op) const noexcept;
   bool into_slot(Op *op) noexcept;
   bool waits_for_slot(const Op *op) noexcept;
-  void stand_apart(Op *op) noexcept;                // match lock
-  bool is_its_turn(Op *op) noexcept;                // match lock
-  bool lies_there(Op *op, uint32_t slot) noexcept;  // match lock
-  void bring(Op *op) noexcept;                      // exec
+  void stand_apart(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool is_its_turn(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool lies_there(Op *op, uint32_t slot) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void bring(Op *op) noexcept;  // exec
   void has_landed(Op *op) noexcept;
   bool room_for_a_waiter() noexcept;
-  void touch_slots() noexcept;  // match lock
+  void touch_slots() noexcept ISTHMUS_REQUIRES(match_lock_);
   // messages.cpp. Start a send: false where it is a new one that has to wait for those before it. A receive: false where its place on the
   // device is not known, and it has no other.
   bool start_send(Op *op, bool fresh) noexcept;
   bool start_recv(Op *op) noexcept;
-  void prepare_messages();  // match lock; before the first message: what steady traffic needs, allocated once
+  void prepare_messages()
+      ISTHMUS_REQUIRES(match_lock_);  // before the first message: what steady traffic needs, allocated once
   void clear_to_send(Op *op, int source, uint64_t id) noexcept;
   bool fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
   static bool wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept;
-  void met(Op *op, int source) noexcept;
+  void met(Op *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
   void end_wrong(Op *op, std::string text) noexcept;
-  bool grant(Op *op, int source, uint64_t id) noexcept;  // match lock: the announced message may come. False: see op->text
+  bool grant(Op *op, int source, uint64_t id) noexcept
+      ISTHMUS_REQUIRES(match_lock_);  // the announced message may come. False: see op->text
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
   void received_message(const link::FrameHeader &h);
@@ -491,7 +495,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // queue lock
   mutable SpinLock queue_lock_;
   std::atomic<Op *> head_{nullptr};  // written under the lock
-  Op *tail_ = nullptr;
+  Op *tail_ ISTHMUS_GUARDED_BY(queue_lock_) = nullptr;
   Op *head() const noexcept { return head_.load(std::memory_order_relaxed); }
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint32_t> pending_{0};  // operations not over, of all kinds
@@ -506,7 +510,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<Op *> awaited_message_{
       nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
-  // match lock
+  // Frames that come in, and messages between their call and their end.
   mutable SpinLock match_lock_;
   struct {
     bool posted = false, done = false;
@@ -514,7 +518,7 @@ class Member : public std::enable_shared_from_this<Member> {
     uint64_t id = 0, total = 0, received = 0;
     std::byte *to = nullptr;
     Op *op = nullptr;
-  } recv_;
+  } recv_ ISTHMUS_GUARDED_BY(match_lock_);
   uint64_t their_size_ = 0;               // compare_sizes(): what came last by a link
   std::atomic<int32_t> wrong_frame_{-1};  // rank whose frame does not fit the operation; exec turns it into an error
   struct Arrived {                        // a message without a receive yet
@@ -529,29 +533,36 @@ class Member : public std::enable_shared_from_this<Member> {
     Op *claimed = nullptr;  // a receive that takes it once it is complete
     std::vector<std::byte> data;
   };
-  std::vector<std::unique_ptr<Arrived>> arrived_;  // in the order of their coming
-  std::vector<std::unique_ptr<Arrived>> spare_;    // recycled, so that steady traffic allocates nothing
+  std::vector<std::unique_ptr<Arrived>> arrived_ ISTHMUS_GUARDED_BY(match_lock_);  // in the order of their coming
+  std::vector<std::unique_ptr<Arrived>> spare_
+      ISTHMUS_GUARDED_BY(match_lock_);  // recycled, so that steady traffic allocates nothing
   // Receives without a message; announced sends; receives whose data flows in; sends that the link has, and receives that have claimed a
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
-  OpList posted_, sending_, receiving_, flowing_;
+  OpList posted_ ISTHMUS_GUARDED_BY(match_lock_), sending_ ISTHMUS_GUARDED_BY(match_lock_),
+      receiving_ ISTHMUS_GUARDED_BY(match_lock_), flowing_ ISTHMUS_GUARDED_BY(match_lock_);
   // Messages in device memory, and what has to keep its place among them: sends in order, until their bytes are out; announced messages
   // that wait for pinned memory, for their slot, or for a processor that brings them; receives whose bytes are there.
-  OpList taking_, granting_, landing_;
-  OpList *const lists_[7] = {&posted_, &sending_, &receiving_, &flowing_, &taking_, &granting_, &landing_};
-  Op *gated_head_ = nullptr, **gated_tail_ = &gated_head_;  // receives behind gates, in the order of their tickets
-  p2p::PlaceChain chain_{kEagerMessage};  // small ones of these with pinned memory of their own and no heir
-  std::atomic<uint32_t> porting_{0};      // in taking_, granting_, landing_
+  OpList taking_ ISTHMUS_GUARDED_BY(match_lock_), granting_ ISTHMUS_GUARDED_BY(match_lock_),
+      landing_ ISTHMUS_GUARDED_BY(match_lock_);
+  OpList *const lists_[7] ISTHMUS_GUARDED_BY(match_lock_) = {&posted_, &sending_,  &receiving_, &flowing_,
+                                                             &taking_, &granting_, &landing_};
+  Op *gated_head_ ISTHMUS_GUARDED_BY(match_lock_) = nullptr,
+                  **gated_tail_
+                   ISTHMUS_GUARDED_BY(match_lock_) = &gated_head_;  // receives behind gates, in the order of their tickets
+  p2p::PlaceChain chain_ ISTHMUS_GUARDED_BY(match_lock_){
+      kEagerMessage};                 // small ones of these with pinned memory of their own and no heir
+  std::atomic<uint32_t> porting_{0};  // in taking_, granting_, landing_
   struct {
     bool any = false;
     int rank = 0, tag = 0;
-  } starting_;              // a send that was taken out of taking_ and is not in its link yet
-  uint32_t unstaged_ = 0;   // of taking_: wait for pinned memory or a slot
-  uint32_t short_[2] = {};  // of these, large and small: found none
+  } starting_ ISTHMUS_GUARDED_BY(match_lock_);             // a send that was taken out of taking_ and is not in its link yet
+  uint32_t unstaged_ ISTHMUS_GUARDED_BY(match_lock_) = 0;  // of taking_: wait for pinned memory or a slot
+  uint32_t short_[2] ISTHMUS_GUARDED_BY(match_lock_) = {};  // of these, large and small: found none
   std::atomic<bool> courier_wanted_{false}, courier_called_{false};
-  p2p::RecvSlots recv_slots_;              // match lock
+  p2p::RecvSlots recv_slots_ ISTHMUS_GUARDED_BY(match_lock_);
   std::recursive_timed_mutex order_[2];    // sends, receives: the order of their numbers is that of their calls
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
-  std::vector<std::span<std::byte>> guarded_recv_slots_;
+  std::vector<std::span<std::byte>> guarded_recv_slots_ ISTHMUS_GUARDED_BY(match_lock_);
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> device_streams_;  // never changed
   std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
   uint64_t device_moved_ = 0;                // exec: what had gone on then
@@ -571,8 +582,8 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // failure
   std::atomic<uint32_t> failed_{0};
-  mutable std::mutex failure_mutex_;
-  Failure failure_;
+  mutable Mutex failure_mutex_;
+  Failure failure_ ISTHMUS_GUARDED_BY(failure_mutex_);
   std::atomic<bool> left_{false};
 };
 

@@ -36,7 +36,7 @@ void Member::sent(link::Outgoing &out) {
   Member *m = op->member;
   const std::shared_ptr<Member> keep = op->keep;
   {
-    const std::lock_guard lock(m->match_lock_);
+    const Lock lock(m->match_lock_);
     m->flowing_.take(op);
   }
   if (m->failed()) {
@@ -138,7 +138,7 @@ void Member::met(Op *op, int source) noexcept {
 void Member::end_wrong(Op *op, std::string text) noexcept {
   bool device;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     device = on_stage(op);
     if (device) posted_.append(op);
   }
@@ -194,7 +194,7 @@ void Member::prepare_messages() {
 bool Member::start_recv(Op *op) noexcept {
   std::string wrong;
   {
-    std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     if (op->place.inherits && !chain_.inherit(op->place, op->call.bytes)) return false;
     if (op->port == Port::Expected && !op->place.own_or_will() && !claimable(op)) return false;
     claim(op);
@@ -277,7 +277,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
   Op *wrong = nullptr, *ready = nullptr, *claims = nullptr;
   link::Accept result = link::Accept::Drop;
   {
-    std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     if (failed()) return link::Accept::Drop;
     const auto waits_for_it = [&](const Op *o) { return wants(o, source, h.tag, h.part); };
     switch (h.kind) {
@@ -367,7 +367,7 @@ void Member::received_message(const link::FrameHeader &h) {
   const int source = static_cast<int>(h.source);
   Op *over = nullptr;
   {
-    std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     if (failed()) return;
     for (Op *o = receiving_.head; o; o = o->match_next) {
       if (o->source != source || o->message_id != h.id) continue;
@@ -400,7 +400,7 @@ void Member::end_messages(Code code) noexcept {
   for (;;) {
     Op *op = nullptr;
     {
-      std::lock_guard lock(match_lock_);
+      const Lock lock(match_lock_);
       const auto any = [](const Op *) { return true; };
       for (OpList *list : lists_) {
         if (list == &flowing_ || op) continue;

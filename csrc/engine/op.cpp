@@ -6,8 +6,8 @@ namespace isthmus::engine {
 
 namespace {
 SpinLock frame_lock;
-link::Outgoing *frame_free = nullptr;
-const InChild forgets_frames([](void *) noexcept {
+link::Outgoing *frame_free ISTHMUS_GUARDED_BY(frame_lock) = nullptr;
+const InChild forgets_frames([](void *) ISTHMUS_UNCHECKED noexcept {  // the child's only thread
   new (&frame_lock) SpinLock;
   frame_free = nullptr;
 });

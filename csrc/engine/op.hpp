@@ -153,14 +153,14 @@ struct Op {
   std::string text;
   std::string label;
   SpinLock callback_lock;
-  void (*done)(void *, int, const char *) = nullptr;
-  void *done_context = nullptr;
+  void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(callback_lock) = nullptr;
+  void *done_context ISTHMUS_GUARDED_BY(callback_lock) = nullptr;
 
-  const Birth birth;
+  const Birth birth{};
   std::atomic<uint32_t> references{0};
-  Op *queue_next = nullptr;  // the member's FIFO, or the pool
-  bool inline_op = false;    // belongs to its member, not to the pool
-  void reset() noexcept;     // all but capacities and references
+  Op *queue_next = nullptr;                 // the member's FIFO, or the pool
+  bool inline_op = false;                   // belongs to its member, not to the pool
+  void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
 };
@@ -174,7 +174,7 @@ class OpPool {  // thread-safe
 
  private:
   SpinLock lock_;
-  Op *free_ = nullptr;
+  Op *free_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
 };
 
 // Frames that belong to no operation alone, pooled: several of one plan may be in a link at once. `finished` must be give_frame.

@@ -30,9 +30,9 @@ uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t by
 }  // namespace
 
 void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes) {
-  if (from >= from_.size() || bytes.size() > kMostBytes) return;
+  if (from >= world_ || bytes.size() > kMostBytes) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     auto &kept = from_[from].kept;
     make_room(kept);
     kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
@@ -47,7 +47,7 @@ void OutOfBand::make_room(std::deque<Message> &kept) {
 }
 
 void OutOfBand::give_back(int from, Message message) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   auto &[kept, given_up] = from_[static_cast<size_t>(from)];
   message.withdrawn = std::find(given_up.begin(), given_up.end(), message.number) != given_up.end();
   make_room(kept);
@@ -55,8 +55,8 @@ void OutOfBand::give_back(int from, Message message) {
 }
 
 void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
-  if (from >= from_.size()) return;
-  const std::lock_guard lock(mutex_);
+  if (from >= world_) return;
+  const Lock lock(mutex_);
   auto &[kept, given_up] = from_[from];
   const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.number == number; });
   if (at != kept.end()) return void(at->withdrawn = true);
@@ -65,7 +65,7 @@ void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
 }
 
 std::optional<OutOfBand::Message> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   auto &kept = from_[static_cast<size_t>(from)].kept;
   for (;;) {
     const auto at =
@@ -82,13 +82,13 @@ std::optional<OutOfBand::Message> OutOfBand::take(int from, uint64_t about, int6
 }
 
 bool OutOfBand::has(int from, uint64_t about) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
   return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
 }
 
 bool OutOfBand::has_other(int from, uint64_t about) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto &kept = from_[static_cast<size_t>(from)].kept;
   return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about != about; });
 }

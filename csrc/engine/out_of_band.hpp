@@ -2,13 +2,13 @@
 // so that the ranks that are left can agree on what to do next.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
+
+#include "base/lock.hpp"
 
 namespace isthmus::engine {
 
@@ -23,7 +23,7 @@ class OutOfBand {
     std::vector<std::byte> bytes;
     bool withdrawn = false;
   };
-  explicit OutOfBand(int world) : from_(static_cast<size_t>(world)) {}
+  explicit OutOfBand(int world) : world_(static_cast<size_t>(world)), from_(world_) {}
 
   // `about`: which exchange it belongs to; `number`: of its sender's. What does not fit is dropped.
   void came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes);
@@ -40,9 +40,10 @@ class OutOfBand {
     std::deque<uint64_t> given_up;  // numbers of messages that had been taken when they were withdrawn, the last of them
   };
   static void make_room(std::deque<Message> &kept);
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<From> from_;
+  const size_t world_;
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<From> from_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::engine

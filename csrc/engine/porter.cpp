@@ -46,7 +46,7 @@ void Porter::mark(Op &op) {
   make(late_, false);
   std::unique_ptr<device::Event> mark;
   {
-    const std::lock_guard lock(marks_lock_);
+    const Lock lock(marks_lock_);
     if (!marks_.empty()) {
       mark = std::move(marks_.back());
       marks_.pop_back();
@@ -58,7 +58,7 @@ void Porter::mark(Op &op) {
 }
 
 void Porter::forget(Op &op) noexcept {
-  const std::lock_guard lock(marks_lock_);
+  const Lock lock(marks_lock_);
   marks_.emplace_back(std::exchange(op.begun, nullptr));
 }
 

@@ -85,7 +85,7 @@ class Porter {
   const bool gates_, wakes_;
   Lane out_, in_, late_;
   SpinLock marks_lock_;
-  std::vector<std::unique_ptr<device::Event>> marks_;  // spare
+  std::vector<std::unique_ptr<device::Event>> marks_ ISTHMUS_GUARDED_BY(marks_lock_);  // spare
   std::atomic<int64_t> aborted_ns_{0};
   std::atomic<bool> cancelled_{false};
 };

@@ -68,7 +68,7 @@ void Rings::grow_scratch(uint64_t need, bool idle) {
 
 Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
   constexpr uint64_t kLine = 64;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const bool beyond = ring_.offset && arena_.beyond(ring_.offset);  // no longer than it is needed
   if (beyond || slots > ring_.bytes || scratch > scratch_.bytes) {
     const bool idle = lent_ == 0 && read_(last_);
@@ -99,7 +99,7 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
 }
 
 Rings::Room Rings::take_beyond(uint64_t slots) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   outgrow(ring_, lent_ == 0 && read_(last_));
   ring_ = {arena_.allocate_beyond(slots), slots};
   turn_ = slots;
@@ -108,25 +108,26 @@ Rings::Room Rings::take_beyond(uint64_t slots) {
 }
 
 void Rings::end(uint64_t sequence) noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   --lent_;
   last_ = std::max(last_, sequence);
 }
 
 bool Rings::give_idle() noexcept {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || lent_ != 0 || (!ring_.offset && !scratch_.offset && old_.empty()) || !read_(last_)) return false;
+  if (!mutex_.try_lock()) return false;
+  const Lock lock(mutex_, std::adopt_lock);
+  if (lent_ != 0 || (!ring_.offset && !scratch_.offset && old_.empty()) || !read_(last_)) return false;
   give_all();
   return true;
 }
 
 bool Rings::lent() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return lent_ != 0 || ((ring_.offset || scratch_.offset || !old_.empty()) && !read_(last_));
 }
 
 std::vector<uint64_t> Rings::take_all() noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<uint64_t> all = std::move(old_);
   old_.clear();
   for (Place *place : {&ring_, &scratch_})

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "link/arena.hpp"
 
 namespace isthmus::engine {
@@ -41,21 +41,21 @@ class Rings {
   struct Place {
     uint64_t offset = 0, bytes = 0;  // 0: none
   };
-  void give(Place &place) noexcept;
-  void outgrow(Place &place, bool idle);
+  void give(Place &place) noexcept ISTHMUS_REQUIRES(mutex_);
+  void outgrow(Place &place, bool idle) ISTHMUS_REQUIRES(mutex_);
   Place grow(uint64_t need, uint64_t before) const;
-  void grow_slots(uint64_t need, bool idle);
-  void grow_scratch(uint64_t need, bool idle);
-  void give_all() noexcept;
+  void grow_slots(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
+  void grow_scratch(uint64_t need, bool idle) ISTHMUS_REQUIRES(mutex_);
+  void give_all() noexcept ISTHMUS_REQUIRES(mutex_);
 
   link::Arena &arena_;
   const std::function<bool(uint64_t)> read_;
-  mutable std::mutex mutex_;  // guards what follows
-  Place ring_, scratch_;
-  uint64_t turn_ = 0;          // where in the ring the next operation's slots are
-  uint32_t lent_ = 0;          // operations that have some of it
-  uint64_t last_ = 0;          // the latest of those that have ended
-  std::vector<uint64_t> old_;  // outgrown while they were in use
+  mutable Mutex mutex_;
+  Place ring_ ISTHMUS_GUARDED_BY(mutex_), scratch_ ISTHMUS_GUARDED_BY(mutex_);
+  uint64_t turn_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // where in the ring the next operation's slots are
+  uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of it
+  uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of those that have ended
+  std::vector<uint64_t> old_ ISTHMUS_GUARDED_BY(mutex_);  // outgrown while they were in use
 };
 
 }  // namespace isthmus::engine

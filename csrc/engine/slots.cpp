@@ -25,6 +25,7 @@
 namespace isthmus::engine {
 
 void Member::fix_slots(uint64_t mine, uint32_t slots, const std::vector<TheirSlots> &theirs) {
+  const Lock lock(match_lock_);
   recv_slots_.resize(world_, slots, part_bytes_);
   for (int q = 0; q < world_; ++q) {
     if (q == rank_ || (on_host(q) && on_host(rank_))) continue;
@@ -44,20 +45,21 @@ bool Member::takes_slot(int tag, uint64_t bytes) const noexcept { return tag == 
 bool Member::would_take_slot(bool send, int peer, uint64_t bytes) const noexcept {
   const PeerRank &p = peers_[static_cast<size_t>(peer)];
   if (part_bytes_ == 0 || !takes_slot(0, std::min(bytes, part_bytes_))) return false;
-  // A rank of the host sends by the link.
-  return send ? p.slots.reached() : recv_slots_.any() && recv_slots_.has(peer) && !on_host(peer);
+  if (send) return p.slots.reached();
+  const Lock lock(match_lock_);
+  return recv_slots_.any() && recv_slots_.has(peer) && !on_host(peer);  // a rank of the host sends by the link
 }
 
 void Member::announce(Op *op) noexcept {
   op->grouped = true;
   const int source = op->call.root;
-  if (op->call.collective != Collective::Recv || source < 0 || !recv_slots_.any()) return;
+  if (op->call.collective != Collective::Recv || source < 0 || part_bytes_ == 0) return;
   const uint64_t bytes = op->call.bytes, part = part_of(*op);
   const uint64_t messages = bytes <= part_bytes_
                                 ? takes_slot(op->call.tag, bytes)
                                 : bytes / part * takes_slot(op->call.tag, part) + takes_slot(op->call.tag, bytes % part);
-  const std::lock_guard lock(match_lock_);
-  if (!recv_slots_.has(source) || messages == 0) return;
+  const Lock lock(match_lock_);
+  if (messages == 0 || !recv_slots_.any() || !recv_slots_.has(source)) return;
   op->slot.promised = true;
   recv_slots_.promise(source, messages);
 }
@@ -90,7 +92,7 @@ bool Member::waits_for_slot(const Op *op) noexcept {
 }
 
 bool Member::room_for_a_waiter() noexcept {
-  const std::lock_guard lock(match_lock_);
+  const Lock lock(match_lock_);
   for (const Op *o = taking_.head; o; o = o->match_next)
     if (o->port == Port::Taken && o->ticket.load(std::memory_order_relaxed) == 0 && slot_free(o)) return true;
   return false;
@@ -180,7 +182,7 @@ void Member::bring(Op *op) noexcept {
   std::byte *const base = context_->arena().base();
   std::byte *to, *from;
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     touch_slots();
     to = op->data(base);
     from = base + recv_slots_.place(op->source, op->slot.number);
@@ -188,7 +190,7 @@ void Member::bring(Op *op) noexcept {
   copy_bytes(to, from, op->call.bytes);
   has_landed(op);
   {
-    const std::lock_guard lock(match_lock_);  // exec: nobody else has taken it out
+    const Lock lock(match_lock_);  // exec: nobody else has taken it out
     granting_.take(op);
     porting_.fetch_sub(1, std::memory_order_release);
     op->lies = -1;
@@ -199,7 +201,7 @@ void Member::bring(Op *op) noexcept {
 
 void Member::has_landed(Op *op) noexcept {
   {
-    const std::lock_guard lock(match_lock_);
+    const Lock lock(match_lock_);
     slot_left(op);
   }
   if (Doorbell *const bell = peers_[op->source].bell) bell->ring();
@@ -217,6 +219,7 @@ void change_access(std::span<const std::span<std::byte>> slots, int access) noex
 
 void Member::guard_recv_slots(std::vector<std::span<std::byte>> slots) {
   change_access(slots, PROT_NONE);
+  const Lock lock(match_lock_);
   guarded_recv_slots_ = std::move(slots);
 }
 

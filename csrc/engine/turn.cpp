@@ -7,8 +7,8 @@ namespace isthmus::engine {
 
 void Turn::give(device::VendorCall *outer) noexcept {
   device::vendor_call_here = outer;
-  if (op_) {
-    const std::lock_guard lock(op_lock_);
+  {
+    const Lock lock(op_lock_);
     op_ = nullptr;
   }
   if (vendor_call_.left()) {
@@ -18,7 +18,7 @@ void Turn::give(device::VendorCall *outer) noexcept {
   }
   state_.exchange(kFree, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
-  { const std::lock_guard lock(mutex_); }  // whoever looked and is about to sleep, sleeps by now
+  { const Lock lock(mutex_); }  // whoever looked and is about to sleep, sleeps by now
   given_.notify_one();
 }
 

@@ -5,13 +5,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <utility>
 
-#include "base/spin_lock.hpp"
+#include "base/lock.hpp"
 #include "device/calling.hpp"
 #include "device/runtime.hpp"
 #include "engine/op.hpp"
@@ -56,7 +54,7 @@ class Turn {
       free = kFree;
       return state_.compare_exchange_strong(free, kHeld, std::memory_order_seq_cst);
     };
-    for (std::unique_lock lock(mutex_);;) {
+    for (Lock lock(mutex_);;) {
       if (given_.wait_for(lock, std::chrono::milliseconds(20), got)) return begin(op);
       lock.unlock();
       if (over()) return {};
@@ -73,7 +71,7 @@ class Turn {
   // Of the operation that is submitted just now, if it is one that its thread has been in a call for and whose deadline has passed.
   template <class Late>
   void if_late(int64_t now_ns, Late late) const noexcept {
-    const std::lock_guard lock(op_lock_);
+    const Lock lock(op_lock_);
     if (op_ && now_ns >= op_->deadline_ns && vendor_call_.inside()) late(*op_);
   }
 
@@ -81,7 +79,7 @@ class Turn {
   static constexpr uint32_t kFree = 0, kHeld = 1;
   Held begin(const Op *op) noexcept {
     if (op) {
-      const std::lock_guard lock(op_lock_);
+      const Lock lock(op_lock_);
       op_ = op;
     }
     return {this, std::exchange(device::vendor_call_here, &vendor_call_)};
@@ -89,11 +87,11 @@ class Turn {
   void give(device::VendorCall *outer) noexcept;
 
   std::atomic<uint32_t> state_{kFree}, waiters_{0};
-  std::mutex mutex_;
-  std::condition_variable given_;
+  Mutex mutex_;
+  Condition given_;
   device::VendorCall vendor_call_;
   mutable SpinLock op_lock_;
-  const Op *op_ = nullptr;
+  const Op *op_ ISTHMUS_GUARDED_BY(op_lock_) = nullptr;
   uint64_t seen_ = 0;  // by leave_behind()
   int64_t seen_ns_ = 0;
   device::Runtime *runtime_ = nullptr;  // while the holder is left behind
