@@ -59,6 +59,8 @@ std::vector<Blob> PartExchange::all_gather(const Blob &mine, Deadline deadline) 
     blobs = gather(mine, deadline);
   } catch (const Error &e) {
     give_up({e.code(), e.text()});
+    // A rank that is gone may have said why before, and another rank may be the cause.
+    if (e.code() == Code::PeerLost) hear_farewells();
     throw;
   }
   std::vector<Blob> out;
@@ -77,6 +79,13 @@ void PartExchange::give_up(const Status &why) noexcept {
 }
 
 void PartExchange::look() const {
+  hear_farewells();
+  if (!whole_.failed()) return;
+  const Status why = whole_.failure();
+  fail(why.code, "{}: {}", name(), why.text);
+}
+
+void PartExchange::hear_farewells() const {
   for (const int r : ranks_) {
     const auto said = whole_.hear(what_.c_str(), ranks_, r);
     uint32_t code = 0;
@@ -86,9 +95,6 @@ void PartExchange::look() const {
     fail(code != 0 && code <= static_cast<uint32_t>(Code::Internal) ? static_cast<Code>(code) : Code::Mismatch,
          "{}: rank {} has given up: {}", name(), r, why);
   }
-  if (!whole_.failed()) return;
-  const Status why = whole_.failure();
-  fail(why.code, "{}: {}", name(), why.text);
 }
 
 std::string PartExchange::name() const { return formatted("{} of '{}' on rank {}", what_, whole_.name(), whole_.rank()); }

@@ -24,6 +24,7 @@ class PartExchange final : public bootstrap::Exchange {
  private:
   std::vector<bootstrap::Blob> gather(const bootstrap::Blob &mine, Deadline deadline);
   void look() const;  // throws where waiting is in vain
+  void hear_farewells() const;
   std::string name() const;
   engine::Member &whole_;
   const std::string what_;

@@ -47,6 +47,17 @@ TEST(OutOfBand, ForgetsWhatItsSenderHasGivenUp) {
   EXPECT_TRUE(o.has_other(1, 8)) << "an error may still tell of it";
 }
 
+TEST(OutOfBand, HasWhatMayBeTaken) {
+  OutOfBand o(2);
+  EXPECT_FALSE(o.has(1, 7));
+  o.came(1, 7, 1, text("word"));
+  EXPECT_TRUE(o.has(1, 7));
+  EXPECT_FALSE(o.has(1, 8));
+  EXPECT_FALSE(o.has(0, 7));
+  o.withdrawn(1, 1);
+  EXPECT_FALSE(o.has(1, 7)) << "nobody takes what was withdrawn";
+}
+
 TEST(OutOfBand, KeepsOnlyTheNewestOfWhoSaysTooMuch) {
   OutOfBand o(2);
   for (uint64_t n = 0; n < 3 * OutOfBand::kMostKept; ++n) o.came(1, 7, n, text(std::to_string(n).c_str()));

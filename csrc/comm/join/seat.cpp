@@ -69,8 +69,8 @@ struct Ring {
   Rollback give_back;
 };
 
-// Where all ranks share memory and some work on devices, each rank keeps a ring at a fixed place, which devices reach. Behind the ring lies a
-// window for each other rank, all windows together 1/32 of the staging memory.
+// Where all ranks share memory and some work on devices, each rank keeps a ring at a fixed place, which devices reach. Behind the
+// ring lies a window for each other rank, all windows together 1/32 of the staging memory.
 Ring take_ring(const Making &m) {
   Ring ring;
   if (!m.terms.devices) return ring;

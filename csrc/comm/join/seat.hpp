@@ -32,8 +32,8 @@ struct RingsSetup {
   Deadline deadline;
   bool guard;  // the setting GuardSlots
 };
-// Rings have their fixed places where all ranks that share memory have one. The device of this rank uses the places where it reaches them all;
-// whether it does is this rank's affair: neither what the others find in a slot nor when depends on it.
+// Rings have their fixed places where all ranks that share memory have one. The device of this rank uses the places where the
+// device reaches them all. Whether the device does is this rank's affair: no other rank finds other bytes in a slot, or at another time.
 void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup);
 
 }  // namespace isthmus::comm::join
