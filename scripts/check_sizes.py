@@ -35,7 +35,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/comm/calls.cpp Communicator::prepare()": CUT,
     "csrc/comm/communicator.hpp Request: fields": "what a call of isthmus.h can say",
     "csrc/comm/communicator.hpp Communicator: methods": CUT,
-    "csrc/comm/communicator.hpp Communicator: fields": CUT,
     "csrc/device/acl.cpp AclCalls: methods": "the vendor's calls, one method each",
     "csrc/device/cuda.cpp CudaCalls: methods": "the vendor's calls, one method each",
     "csrc/device/hip.cpp HipCalls: methods": "the vendor's calls, one method each",

@@ -506,12 +506,17 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
           copy_text(i::observe::explain_message_json(*communicator, c, root, static_cast<i::DType>(dtype), count * size));
       return ISTHMUS_OK;
     }
-    bool one_hop = false;
-    const auto r = communicator->plan_request(c, static_cast<i::DType>(dtype), static_cast<i::RedOp>(op), root,
-                                              count * i::dtype_size(static_cast<i::DType>(dtype)), false,
-                                              communicator->member().runtime() != nullptr, one_hop);
-    const auto plan = communicator->plan_for(r);
-    *json = copy_text(i::observe::explain_json(*communicator, *plan, one_hop));
+    const auto type = static_cast<i::DType>(dtype);
+    const i::comm::Shape shape{c,
+                               type,
+                               static_cast<i::RedOp>(op),
+                               root,
+                               count * i::dtype_size(type),
+                               false,
+                               communicator->member().runtime() != nullptr};
+    const auto [request, path] = communicator->choose(shape);
+    const auto plan = communicator->plan_for(request);
+    *json = copy_text(i::observe::explain_json(*communicator, *plan, path == i::comm::Path::OneHop));
     return ISTHMUS_OK;
   });
 }

@@ -143,17 +143,6 @@ void Communicator::blocks(const Request &r, engine::Op &op) const {
          r.recv_counts[me]);
 }
 
-// Libraries serve what they can, of any size; the planner says what that is, and of the size only whether it is small matters to it.
-bool Communicator::planned_flat(const plan::Request &r) const {
-  const size_t key = ((static_cast<size_t>(r.collective) * kDTypeCount + static_cast<size_t>(r.dtype)) * kRedOpCount +
-                      static_cast<size_t>(r.op)) *
-                         2 +
-                     (r.bytes <= r.small_bytes);
-  int8_t flat = flat_[key].load(std::memory_order_relaxed);
-  if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
-  return flat != 0;
-}
-
 bool Communicator::on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const {
   const device::Runtime *runtime = member_->runtime();
   if (!runtime) return false;
@@ -194,7 +183,7 @@ void Communicator::take_pinned(const char *name, plan::Request &request, bool se
     return;
   }
   request.device = true;
-  request.reach = reach_;
+  request.reach = terms_.reach;
   op.plan = plan_for(request);
 }
 
@@ -271,7 +260,7 @@ void Communicator::make_ready(engine::Op &op) {
 // The bytes of our types are the open standard's, and a device whose arithmetic takes them for other numbers, or its library, would give
 // other sums: nobody reduces them where there is such a device.
 void Communicator::check_float8(const char *name, DType dtype) const {
-  if (fnuz_rank_ < 0) return;
+  if (terms_.fnuz_rank < 0) return;
   const auto &ranks = topology_.ranks;
   const auto said = [&](size_t rank) {
     const std::string &device = ranks[rank].device_name;
@@ -281,35 +270,10 @@ void Communicator::check_float8(const char *name, DType dtype) const {
   fail(Code::Unsupported,
        "{}: {} takes the bytes of {} for another encoding (fnuz){}; convert to bfloat16 first (moving such bytes, as in "
        "broadcast or all_gather, works)",
-       name, said(static_cast<size_t>(fnuz_rank_)), dtype_name(dtype),
+       name, said(static_cast<size_t>(terms_.fnuz_rank)), dtype_name(dtype),
        standard == ranks.end()
            ? std::string()
            : " than " + said(static_cast<size_t>(standard - ranks.begin())) + ", which has the OCP standard's");
-}
-
-plan::Request Communicator::plan_request(Collective c, DType t, RedOp red, int root, uint64_t bytes, bool in_place,
-                                         bool device, bool &one_hop) const {
-  plan::Request p;
-  p.collective = c;
-  p.dtype = t;
-  p.op = red;
-  p.root = root;
-  p.bytes = bytes;
-  p.chunk_bytes = chunk_bytes_;
-  p.small_bytes = star_bytes_;
-  p.small_from = star_from_;
-  p.in_place = in_place;
-  p.device = device;
-  // The size is not known, so chunks are small; of more of them, slots are as large together as those of a long message.
-  if (is_varying(c) && member_->topology().flat && !devices_) p.max_slots = 16;
-  if (fixed_rings_ || (devices_ && !member_->topology().flat)) p.max_slots = plan::kDeviceSlots;
-  if (device) p.reach = reach_;
-  p.stream_bytes = stream_bytes_;
-  const auto world = static_cast<uint64_t>(member_->world());
-  const bool packed = traits(c).in == Blocks::OnePerRank;
-  one_hop = member_->topology().flat && !devices_ && (!libraries_ || planned_flat(p)) && world > 1 && !is_varying(c) &&
-            bytes <= eager_bytes_ && (!packed || bytes * world <= eager_bytes_);
-  return p;
 }
 
 namespace {
@@ -417,8 +381,9 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   const bool reads = reads_input(c, me, call.root), writes = writes_output(c, me, call.root);
   if (reads || writes)
     call.device = on_device(name, reads ? call.in : nullptr, writes ? call.out : nullptr, r.device_memory, call);
-  bool one_hop = false;
-  plan::Request request = plan_request(c, t, red, call.root, call.bytes, in_place, call.device, one_hop);
+  Shape shape{c, t, red, call.root, call.bytes, in_place, call.device};
+  auto [request, path] = choose(shape);
+  const bool one_hop = path == Path::OneHop;
   // The shortest path needs no list of blocks: one block, known by its size.
   const bool single = is_single_block(c);
   if (!(one_hop && single)) blocks(r, op);
@@ -448,8 +413,11 @@ void Communicator::prepare(const Request &r, engine::Op &op) {
   // What only the root uses may be anything elsewhere, and nobody copies it.
   if (!reads && lists_in) call.in = nullptr;
   if (!writes && lists_out) call.out = nullptr;
-  if (what.varying) request = plan_request(c, t, red, call.root, 0, in_place, call.device, one_hop);
-  if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(chunk_bytes_));
+  if (what.varying) {  // every rank plans for the same size, and knows no other's
+    shape.bytes = 0;
+    request = choose(shape).request;
+  }
+  if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(terms_.chunk_bytes));
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |
@@ -473,8 +441,10 @@ std::string Communicator::topology_json() const {
   json["name"] = name();
   json["rank"] = rank();
   json["bridge"] = settings_.text(Setting::Bridge);
-  json["staging"] = {
-      {"chunk_bytes", chunk_bytes_}, {"ring_bytes", ring_bytes_}, {"window_slots", window_slots_}, {"lost", lost_}};
+  json["staging"] = {{"chunk_bytes", terms_.chunk_bytes},
+                     {"ring_bytes", terms_.ring_bytes},
+                     {"window_slots", terms_.window_slots},
+                     {"lost", terms_.lost}};
   auto links = nlohmann::ordered_json::array();
   const auto &peers = const_cast<engine::Member &>(*member_).peers();
   for (int q = 0; q < size(); ++q) {

@@ -7,16 +7,6 @@
 
 namespace isthmus::comm {
 
-size_t Communicator::ShapeHash::operator()(const Shape &s) const noexcept {
-  uint64_t h = s.bytes * 0x9e3779b97f4a7c15ull;
-  h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
-       static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(s.device) << 9 ^
-       static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
-  h ^= s.small_bytes << 12;
-  h ^= h >> 29;
-  return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
-}
-
 std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
   const Launch launch = from_environment(o.settings);
   const int rank = o.rank >= 0 ? o.rank : launch.rank, world = o.world >= 0 ? o.world : launch.world;
@@ -76,7 +66,7 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   comm->timeout_ = invitation.settings.real(Setting::Timeout);
   comm->key_ = agreement.ranks[0].key;
   comm->topology_ = std::move(seat.islands);
-  comm->take(std::move(seat.terms));
+  comm->terms_ = std::move(seat.terms);
   comm->context_ = invitation.context;
   comm->use_ = std::move(use);
   comm->member_ = std::move(seat.member);
@@ -84,22 +74,6 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   seat.leave.keep();
   agreement.key.keep();
   return comm;
-}
-
-void Communicator::take(Terms terms) {
-  eager_bytes_ = terms.eager_bytes;
-  chunk_bytes_ = terms.chunk_bytes;
-  stream_bytes_ = terms.stream_bytes;
-  star_bytes_ = terms.star_bytes;
-  star_from_ = terms.star_from;
-  libraries_ = terms.libraries;
-  devices_ = terms.devices;
-  fnuz_rank_ = terms.fnuz_rank;
-  fixed_rings_ = terms.fixed_rings;
-  ring_bytes_ = terms.ring_bytes;
-  window_slots_ = terms.window_slots;
-  reach_ = terms.reach;
-  lost_ = std::move(terms.lost);
 }
 
 Communicator::~Communicator() { destroy(); }
@@ -118,16 +92,6 @@ void Communicator::abort(const std::string &reason) noexcept {
 void Communicator::set_timeout(double seconds) {
   if (!(seconds > 0)) fail(Code::Argument, "timeout {}: must be above 0 seconds", seconds);
   timeout_.store(seconds, std::memory_order_relaxed);
-}
-
-std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
-  const Shape shape{r.collective, r.dtype, r.op, r.root, r.bytes, r.small_bytes, r.in_place, r.device};
-  std::lock_guard lock(plans_mutex_);
-  if (const auto it = plans_.find(shape); it != plans_.end()) return it->second;
-  auto plan = plan::plan_collective(topology_, rank(), r);
-  if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
-  plans_.emplace(shape, plan);
-  return plan;
 }
 
 }  // namespace isthmus::comm

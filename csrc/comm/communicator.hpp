@@ -51,6 +51,24 @@ struct Request {
   int64_t star = -1;      // for measurements: what takes the star in this call, bytes, the same on all ranks; -1: as agreed
 };
 
+// What of a collective its plan depends on, beside what the ranks have agreed on.
+struct Shape {
+  plan::Collective collective = plan::Collective::Barrier;
+  DType dtype = DType::UInt8;
+  RedOp op = RedOp::Sum;
+  int root = 0;
+  uint64_t bytes = 0;  // of one block
+  bool in_place = false;
+  bool device = false;  // its memory is a device's
+  bool operator==(const Shape &) const = default;
+};
+
+enum class Path : uint8_t { OneHop, Plan };  // OneHop: each rank writes a cell, and reads the others'
+struct PlanChoice {
+  plan::Request request;
+  Path path = Path::Plan;
+};
+
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> init(const InitOptions &options);             // collective
@@ -70,27 +88,27 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   engine::Member &member() noexcept { return *member_; }
   const std::string &name() const noexcept { return member_->name(); }
   const Settings &settings() const noexcept { return settings_; }
-  uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
+  uint64_t chunk_bytes() const noexcept { return terms_.chunk_bytes; }
 
-  // Throws where `memory` (or nothing yet) of a device that DLPack calls by that type and number is not this rank's: Error(Unsupported)
-  // on a rank of the host, Error(Argument) elsewhere. The text is what this rank works on.
+  // `memory` (or nothing yet) is of a device that DLPack calls by that type and number. Throws where this rank does not work on that device:
+  // Error(Unsupported) on a rank of the host, Error(Argument) elsewhere. The text says what this rank works on.
   void check_lent(int type, int number, const void *memory) const;
-  // What the user's stream `after` is given from now on runs behind what `before` holds now.
+  // Work given to the user's stream `after` from now on runs behind what `before` holds now.
   void order_streams(void *before, void *after);
-  // Fills `op` from a request, or throws Error(Argument, Unsupported): then nothing was started.
+  // Fills `op` from a request. Error(Argument, Unsupported): nothing was started.
   void prepare(const Request &request, engine::Op &op);
-  // Error(Forked) where it belongs to a process that this one was forked from.
+  // Error(Forked) where the communicator belongs to a process that this one was forked from.
   void check_ours(const char *what) const;
-  // Before an operation is submitted, or any of its group. Error, and nothing was started, where a callback would have to wait in the call.
-  // Host memory that was given with a stream: before it is submitted the caller waits here until the stream has come so far, and behind it for
-  // its end, so that what the stream is given later is behind the operation. Does nothing for others. Error, and the communicator fails,
-  // where that is not so by the operation's deadline.
+  // Called before an operation is submitted, or any of its group.
+  // 1. Error where a callback would have to wait in the call: nothing was started.
+  // 2. An operation on host memory that was given with a stream: the caller waits here until the stream has come to the call. The
+  //    submitter then waits for the operation's end, so that later work of the stream is behind the operation. Where the stream
+  //    does not come by the operation's deadline: Error, and the communicator fails.
   void make_ready(engine::Op &op);
+  // The request that prepare() would plan for, and whether cells serve it instead (plans.cpp). plan_for() keeps plans.
+  PlanChoice choose(const Shape &shape) const;
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
-  // The request that prepare() would plan for; `one_hop` says whether cells serve it instead.
   void check_float8(const char *name, DType dtype) const;  // of a reduction
-  plan::Request plan_request(plan::Collective c, DType t, RedOp op, int root, uint64_t bytes, bool in_place, bool device,
-                             bool &one_hop) const;
   std::string topology_json() const;
   // The islands and their libraries; the member's own topology knows only who shares memory with whom.
   const topology::Topology &topology() const noexcept { return topology_; }
@@ -101,16 +119,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   // Collective over the ranks that meet in the invitation's exchange.
   static std::shared_ptr<Communicator> make(const join::Invitation &invitation, engine::Context::Use use);
-  void take(Terms terms);
   // The invitation of a communicator that is made from this one.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
   void blocks(const Request &r, engine::Op &op) const;
-  // Whether the buffers are memory of this rank's device. Throws Error(Argument) where they are another's, or only one of them is.
+  // Whether the buffers are memory of this rank's device. Error(Argument): they are another device's, or only one buffer is the device's.
   // `claims`: Request::device_memory.
   bool on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const;
-  // For a call with pinned memory that the device reaches, whose plan is made: who works on it.
+  // For a call with pinned memory that the device reaches, whose plan is made: whether device or processors work on the memory.
   void take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Op &op);
-  // Of what on_device() has not taken for the device's: whether the caller says that it is, and its runtime does not know it.
+  // Error(Argument) where the caller says that memory is the device's and the runtime does not know it. on_device() has not taken it.
   void check_claim(const char *name, const char *argument, const void *memory) const;
   bool planned_flat(const plan::Request &r) const;
 
@@ -122,18 +139,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<double> timeout_{300};
   std::atomic<bool> destroyed_{false};
   topology::Topology topology_;
-  int fnuz_rank_ = -1;      // the first whose device has another float8, or -1
-  bool libraries_ = false;  // some island is served by one
-  bool devices_ = false;    // some rank works on a device's memory
-  // By collective, dtype, op and size class: whether a request is planned flat all the same. -1: not known yet.
+  Terms terms_;
+  // By collective, dtype, op and size class: whether a request is planned flat although libraries serve islands. -1: not known yet.
   mutable std::array<std::atomic<int8_t>, size_t{kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
-  bool fixed_rings_ = false;  // on all ranks
-  uint64_t reach_ = 0;        // of the rings, what this rank's device reaches on all ranks
-  uint64_t eager_bytes_ = 0, chunk_bytes_ = 0, stream_bytes_ = 32 << 20;
-  uint64_t ring_bytes_ = 0, window_slots_ = 0;  // of fixed rings, and of windows behind them, as all ranks have them
-  std::vector<std::string> lost_;               // fast paths for which there was no room
-  uint64_t star_bytes_ = plan::kDefaultStar;    // agreed, as all below that plans are made of
-  plan::StarFrom star_from_ = plan::StarFrom::Default;
   std::mutex split_mutex_;
   struct {  // the user's streams that were ordered last, and the event between them
     std::mutex mutex;
@@ -141,20 +149,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::unique_ptr<device::Event> event;
   } ordered_;
 
-  struct Shape {
-    plan::Collective collective;
-    DType dtype;
-    RedOp op;
-    int root;
-    uint64_t bytes, small_bytes;
-    bool in_place, device;
-    bool operator==(const Shape &) const = default;
+  struct PlanKey {
+    Shape shape;
+    uint64_t small_bytes;
+    bool operator==(const PlanKey &) const = default;
   };
-  struct ShapeHash {
-    size_t operator()(const Shape &s) const noexcept;
+  struct PlanKeyHash {
+    size_t operator()(const PlanKey &k) const noexcept;
   };
   std::mutex plans_mutex_;
-  std::unordered_map<Shape, std::shared_ptr<const plan::Plan>, ShapeHash> plans_;
+  std::unordered_map<PlanKey, std::shared_ptr<const plan::Plan>, PlanKeyHash> plans_;
 };
 
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------

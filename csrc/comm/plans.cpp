@@ -1,0 +1,65 @@
+// From the shape of a call to its plan, or to one hop.
+#include "comm/communicator.hpp"
+
+namespace isthmus::comm {
+
+size_t Communicator::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
+  const Shape &s = k.shape;
+  uint64_t h = s.bytes * 0x9e3779b97f4a7c15ull;
+  h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
+       static_cast<uint64_t>(s.in_place) << 8 ^ static_cast<uint64_t>(s.device) << 9 ^
+       static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 40;
+  h ^= k.small_bytes << 12;
+  h ^= h >> 29;
+  return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
+}
+
+// Libraries serve what they can, of any size. The planner knows what they can. Of the size it matters only whether it is small.
+bool Communicator::planned_flat(const plan::Request &r) const {
+  const size_t key = ((static_cast<size_t>(r.collective) * kDTypeCount + static_cast<size_t>(r.dtype)) * kRedOpCount +
+                      static_cast<size_t>(r.op)) *
+                         2 +
+                     (r.bytes <= r.small_bytes);
+  int8_t flat = flat_[key].load(std::memory_order_relaxed);
+  if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
+  return flat != 0;
+}
+
+PlanChoice Communicator::choose(const Shape &shape) const {
+  const Collective c = shape.collective;
+  const bool flat = member_->topology().flat;
+  plan::Request p;
+  p.collective = c;
+  p.dtype = shape.dtype;
+  p.op = shape.op;
+  p.root = shape.root;
+  p.bytes = shape.bytes;
+  p.chunk_bytes = terms_.chunk_bytes;
+  p.small_bytes = terms_.star_bytes;
+  p.small_from = terms_.star_from;
+  p.in_place = shape.in_place;
+  p.device = shape.device;
+  // The size is not known, so chunks are small. Slots of more chunks are as large together as those of a long message.
+  if (is_varying(c) && flat && !terms_.devices) p.max_slots = 16;
+  if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
+  if (shape.device) p.reach = terms_.reach;
+  p.stream_bytes = terms_.stream_bytes;
+  const auto world = static_cast<uint64_t>(member_->world());
+  const bool fits =
+      shape.bytes <= terms_.eager_bytes && (traits(c).in != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
+  const bool one_hop =
+      flat && !terms_.devices && (!terms_.libraries || planned_flat(p)) && world > 1 && !is_varying(c) && fits;
+  return {p, one_hop ? Path::OneHop : Path::Plan};
+}
+
+std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
+  const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes};
+  std::lock_guard lock(plans_mutex_);
+  if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
+  auto plan = plan::plan_collective(topology_, rank(), r);
+  if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
+  plans_.emplace(key, plan);
+  return plan;
+}
+
+}  // namespace isthmus::comm
