@@ -66,7 +66,7 @@ void Member::spill(Op *op) noexcept {
   if (!op->place.own || !small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
   const uint64_t bytes = op->call.bytes;
   PeerRank &p = peers_[op->call.root];
-  if (p.bytes_out.load(std::memory_order_relaxed) + bytes <= credit_of(p) - credit_window_ / 2) return;
+  if (p.send_credit.has_for_message(bytes)) return;
   auto &spilled = context_->spilled();
   if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
     op->spilled.reset(new (std::nothrow) std::byte[bytes]);

@@ -365,13 +365,10 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
 Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes,
                                   const std::byte *data) noexcept {
   PeerRank &p = peers_[step.peer];
-  // Nobody sends what the receiver has not granted. A frame larger than the whole window goes when all before it was consumed.
-  const uint64_t sent = p.bytes_out.load(std::memory_order_relaxed), credit = credit_of(p);
-  if (sent + bytes > credit && sent + credit_window_ != credit) {
+  if (!p.send_credit.take(bytes)) {
     op->blocked_on = step.peer;
     return Outcome::Blocked;
   }
-  p.bytes_out.fetch_add(bytes, std::memory_order_relaxed);
   link::Outgoing *f = take_frame();
   f->header = link::FrameHeader{};
   f->header.kind = link::FrameKind::PlanData;
@@ -397,82 +394,24 @@ Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, ui
 }
 
 Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
-  PeerRank &p = peers_[step.peer];
-  const Lock lock(match_lock_);
-  if (!op->receiving) {
-    for (auto it = p.unexpected.begin(); it != p.unexpected.end(); ++it) {
-      if (it->id != p.frames_in) continue;
-      if (it->received < it->total) {  // still flowing into its own memory
-        op->blocked_on = step.peer;
-        return Outcome::Blocked;
-      }
-      if (it->total == bytes && it->digest == op->digest) {
-        copy_bytes(to, it->data.get(), bytes);
-        p.unexpected.erase(it);
-        ++p.frames_in;
-        consumed(step.peer, bytes);
-        return Outcome::Moved;
-      }
-      wrong_frame_.store(step.peer, std::memory_order_release);
-      op->blocked_on = step.peer;
-      return Outcome::Blocked;
-    }
-    recv_ = {true, false, step.peer, p.frames_in, bytes, 0, to, op};
-    op->receiving = true;
+  if (inbox_.take(step.peer, bytes, op->digest, to) == PlanInbox::Taken::Yes) {
+    consumed(step.peer, bytes);
+    return Outcome::Moved;
   }
-  if (!recv_.done) {
-    op->blocked_on = step.peer;
-    return Outcome::Blocked;
-  }
-  recv_.posted = false;
-  op->receiving = false;
-  ++p.frames_in;
-  consumed(step.peer, bytes);
-  return Outcome::Moved;
+  op->blocked_on = step.peer;
+  return Outcome::Blocked;
 }
 
-// Under the match lock.
 link::Accept Member::accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
   if (h.source >= static_cast<uint32_t>(world_) || h.epoch != epoch_) return link::Accept::Drop;
   if (h.kind != link::FrameKind::PlanData) return accept_message(h, to);
-  const Lock lock(match_lock_);
   if (failed()) return link::Accept::Drop;
-  PeerRank &p = peers_[h.source];
-  if (recv_.posted && !recv_.done && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
-    if (recv_.op->digest != h.digest || recv_.total != h.total) {
-      wrong_frame_.store(static_cast<int32_t>(h.source), std::memory_order_release);
-      return link::Accept::Drop;
-    }
-    to = recv_.to + h.offset;
-    return link::Accept::Take;
-  }
-  for (auto &u : p.unexpected)
-    if (u.id == h.id) {
-      if (u.total != h.total) return link::Accept::Drop;
-      to = u.data.get() + h.offset;
-      return link::Accept::Take;
-    }
-  // Not expected yet. Small data is put aside at once; large data is left in the link a moment, so that it can go straight to where
-  // it belongs, but never long: other communicators' frames may stand behind it. The credit bounds what is put aside.
-  constexpr uint64_t kSmall = 64 * 1024;
-  constexpr int64_t kPatience = 1'000'000;
-  if (h.total > kSmall && (since_ns == 0 || now_ns() - since_ns < kPatience)) return link::Accept::Defer;
-  if (h.total > std::max<uint64_t>(credit_window_, uint64_t{1} << 32)) return link::Accept::Drop;
-  p.unexpected.push_back({h.id, h.total, 0, h.digest, std::make_unique_for_overwrite<std::byte[]>(h.total)});
-  to = p.unexpected.back().data.get() + h.offset;
-  return link::Accept::Take;
+  return inbox_.accept(h, since_ns, now_ns(), std::max<uint64_t>(credit_window_, uint64_t{1} << 32), to);
 }
 
 void Member::received_frame(const link::FrameHeader &h) {
-  if (h.kind != link::FrameKind::PlanData) return received_message(h);
-  const Lock lock(match_lock_);
-  if (recv_.posted && recv_.peer == static_cast<int>(h.source) && recv_.id == h.id) {
-    recv_.received += h.bytes;
-    recv_.done = recv_.received >= recv_.total;
-    return;
-  }
-  for (auto &u : peers_[h.source].unexpected)
-    if (u.id == h.id) u.received += h.bytes;
+  if (h.kind == link::FrameKind::PlanData) inbox_.received(h);
+  else received_message(h);
 }
 
 }  // namespace isthmus::engine

@@ -50,6 +50,7 @@ Member::Member(MemberSetup s)
       out_of_band_(world_),
       sources_(static_cast<size_t>(std::max(world_, 2))),
       hand_over_(context_->stores()),
+      inbox_(world_),
       rings_(context_->arena(), [this](uint64_t sequence) { return read_by_all(sequence); }),
       fixed_ring_(s.fixed_ring),
       fixed_ring_allocated_(s.fixed_ring_bytes),
@@ -60,10 +61,6 @@ Member::Member(MemberSetup s)
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));
-  }
-  for (auto &p : peers_) {
-    p.credit.store(credit_window_, std::memory_order_relaxed);
-    p.credit_given = credit_window_;
   }
   inline_op_.inline_op = true;
   watches_slots_ = topology::has_devices(topology_);
@@ -403,7 +400,7 @@ bool Member::drive_operations() noexcept {
       if (!op) break;
       const Outcome o = advance(op);
       if (failed() && o != Outcome::Ended) continue;  // what has come to its end is not looked at again
-      if (const int q = wrong_frame_.load(std::memory_order_acquire); q >= 0 && !failed()) {
+      if (const int q = inbox_.wrong(); q >= 0 && !failed()) {
         mismatch(op->sequence, q);
         continue;
       }
@@ -844,11 +841,17 @@ void Member::leave(int64_t until_ns) noexcept {
   context_->remove_member(index_);
 }
 
+void Member::open_credit() noexcept {
+  for (int q = 0; q < world_; ++q) {
+    PeerRank &p = peers_[q];
+    p.send_credit.open(credit_window_, p.mail ? &p.mail->consumed(rank_, cell_bytes_) : nullptr);
+    p.recv_credit.open(credit_window_, p.mail ? &mail_->consumed(q, cell_bytes_) : nullptr);
+  }
+}
+
 void Member::credit(uint32_t rank, uint64_t granted) noexcept {
   if (rank >= static_cast<uint32_t>(world_)) return;
-  auto &credit = peers_[rank].credit;
-  uint64_t old = credit.load(std::memory_order_relaxed);
-  while (old < granted && !credit.compare_exchange_weak(old, granted, std::memory_order_release)) {}
+  peers_[rank].send_credit.grant(granted);
   context_->wake();
 }
 

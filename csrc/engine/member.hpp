@@ -24,9 +24,11 @@
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
 #include "engine/out_of_band.hpp"
+#include "engine/plan_inbox.hpp"
 #include "engine/porter.hpp"
 #include "engine/rings.hpp"
 #include "engine/turn.hpp"
+#include "p2p/flow_credit.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
 
@@ -45,17 +47,10 @@ struct PeerRank {                      // what this member knows of one rank
   std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
   std::atomic<int64_t> left_ns{0};
   std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
-  // plan data towards the peer (exec) and from it (match lock, but for `credit`)
-  uint64_t frames_out = 0;
-  std::atomic<uint64_t> bytes_out{0};                      // plan data and eager messages; any thread
-  std::atomic<uint32_t> in_link{0};                        // frames of the current plan whose data the link may still read
-  std::atomic<uint64_t> credit{0};                         // bytes we may have sent in all
-  uint64_t frames_in = 0, bytes_in = 0, credit_given = 0;  // match lock
-  struct Unexpected {
-    uint64_t id, total, received, digest;
-    std::unique_ptr<std::byte[]> data;
-  };
-  std::deque<Unexpected> unexpected;
+  uint64_t frames_out = 0;             // of plan data (exec)
+  p2p::SendCredit send_credit;
+  std::atomic<uint32_t> in_link{0};  // frames of the current plan whose data the link may still read
+  p2p::RecvCredit recv_credit;
   p2p::SendSlots slots;  // that it has for this rank
   // its ring for the operation `ring_sequence` (exec)
   uint64_t ring_sequence = 0;
@@ -133,7 +128,8 @@ class Member : public std::enable_shared_from_this<Member> {
   }
   // Takes the access to these receive slots away from this process until a processor has to copy a message there.
   void guard_recv_slots(std::vector<std::span<std::byte>> slots);
-  std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator before the first operation
+  std::vector<PeerRank> &peers() noexcept { return peers_; }  // filled by the communicator, which then calls open_credit()
+  void open_credit() noexcept;                                // before the first operation and the first frame
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
   bool ours() const noexcept { return birth_.here(); }  // of this process, and not of one that it was forked from
@@ -424,10 +420,6 @@ class Member : public std::enable_shared_from_this<Member> {
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
   void received_message(const link::FrameHeader &h);
-  uint64_t credit_of(PeerRank &p) noexcept {  // bytes we may have sent to it in all
-    return p.mail ? p.mail->consumed(rank_, cell_bytes_).load(std::memory_order_acquire) + credit_window_
-                  : p.credit.load(std::memory_order_acquire);
-  }
   void consumed(int source, uint64_t bytes) noexcept;  // gives credit back
   void end_messages(Code code) noexcept;
   void end_all(Code code) noexcept;
@@ -472,6 +464,7 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t unchecked_ = 0,
            unchecked_digest_ = 0;  // last operation, where it ended without a look at everybody's description
 
+  PlanInbox inbox_;
   Rings rings_;
   uint64_t fixed_ring_;
   const uint64_t fixed_ring_allocated_;
@@ -512,16 +505,8 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // Frames that come in, and messages between their call and their end.
   mutable SpinLock match_lock_;
-  struct {
-    bool posted = false, done = false;
-    int peer = -1;
-    uint64_t id = 0, total = 0, received = 0;
-    std::byte *to = nullptr;
-    Op *op = nullptr;
-  } recv_ ISTHMUS_GUARDED_BY(match_lock_);
-  uint64_t their_size_ = 0;               // compare_sizes(): what came last by a link
-  std::atomic<int32_t> wrong_frame_{-1};  // rank whose frame does not fit the operation; exec turns it into an error
-  struct Arrived {                        // a message without a receive yet
+  uint64_t their_size_ = 0;  // compare_sizes(): what came last by a link
+  struct Arrived {           // a message without a receive yet
     int source = -1;
     int32_t tag = 0;
     uint8_t dtype = 0;

@@ -67,11 +67,7 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
     return true;
   }
   number_send(op);
-  // Half of the window is for collectives: messages that nobody receives yet must not hold them up.
-  if (eager && p.bytes_out.fetch_add(total, std::memory_order_relaxed) + total > credit_of(p) - credit_window_ / 2) {
-    p.bytes_out.fetch_sub(total, std::memory_order_relaxed);
-    eager = false;
-  }
+  if (eager) eager = p.send_credit.take_for_message(total);
   if (eager) {
     op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
     op->out.finished = &Member::sent;
@@ -260,14 +256,8 @@ matched:
 
 void Member::consumed(int source, uint64_t bytes) noexcept {
   PeerRank &p = peers_[source];
-  p.bytes_in += bytes;
-  if (p.mail) {  // the sender looks there itself
-    mail_->consumed(source, cell_bytes_).store(p.bytes_in, std::memory_order_release);
-    return;
-  }
-  const uint64_t granted = p.bytes_in + credit_window_;
-  if (granted - p.credit_given < credit_window_ / 4) return;
-  p.credit_given = granted;
+  const uint64_t granted = p.recv_credit.consumed(bytes);
+  if (granted == 0) return;
   const CreditBody body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
   context_->control(p.process, Control::Credit, packed(body));
 }
@@ -397,6 +387,7 @@ void Member::received_message(const link::FrameHeader &h) {
 
 // After the links have been cancelled: every operation still in a list is ours to end.
 void Member::end_messages(Code code) noexcept {
+  inbox_.forget();
   for (;;) {
     Op *op = nullptr;
     {
@@ -422,7 +413,6 @@ void Member::end_messages(Code code) noexcept {
             arrived_.erase(it);
             break;
           }
-      recv_.posted = false;
     }
     if (!op) return;
     end_op(op, code, about(*op));

@@ -76,7 +76,6 @@ void Op::reset() noexcept {
   in_blocks = out_blocks = 0;
   phase = Phase::Fresh;
   next_rank = t = chunks = stage = step = 0;
-  receiving = false;
   blocked_on = -1;
   ring = scratch = 0;
   lent = on_device = short_of_room = lent_in = lent_out = false;

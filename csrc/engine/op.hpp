@@ -91,7 +91,6 @@ struct Op {
   Phase phase = Phase::Fresh;
   uint32_t next_rank = 0;  // one-hop, Comparing: first rank not yet seen
   uint32_t t = 0, chunks = 0, stage = 0, step = 0;
-  bool receiving = false;   // the current Recv step has been posted
   bool streams = false;     // steps with `stream` write past the caches
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start

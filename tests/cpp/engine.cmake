@@ -12,3 +12,4 @@ isthmus_test(test_fold_pool SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/fold_pool_test.c
 isthmus_test(test_out_of_band SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/out_of_band_test.cpp FLOORS engine PROVES threads)
 isthmus_test(test_control_wire SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/control_wire_test.cpp FLOORS engine PROVES memory)
 isthmus_test(test_rings SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rings_test.cpp FLOORS engine PROVES memory)
+isthmus_test(test_plan_inbox SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_inbox_test.cpp FLOORS engine PROVES memory)

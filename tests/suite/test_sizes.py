@@ -97,6 +97,7 @@ def test_methods_and_fields_are_counted() -> None:
         ("//\n" * 451, "x.cpp"),
         ("class C {\n" + "".join(f"  void m{n}();\n" for n in range(26)) + "};\n", "x.cpp C: methods"),
         ("struct S {\n" + "".join(f"  int f{n} = 0;\n" for n in range(21)) + "};\n", "x.cpp S: fields"),
+        ("struct S {\n" + "".join(f"  int f{n} ISTHMUS_GUARDED_BY(m);\n" for n in range(21)) + "};\n", "x.cpp S: fields"),
     ],
 )
 def test_what_is_too_long_is_a_breach_but_for_an_exception(text: str, key: str) -> None:

@@ -161,6 +161,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
 void reach_peers(Making &m, engine::Member &member) {
   const RankBlob &mine = m.offer.blob;
   for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, member.peers()[q]);
+  member.open_credit();
   const auto local =
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
                                      [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
