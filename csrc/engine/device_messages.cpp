@@ -94,7 +94,7 @@ void Member::unstage(Op *op) noexcept {
   const bool send = op->call.collective == Collective::Send;
   const bool copying =
       stages_lost_.load(std::memory_order_relaxed) ||
-      (op->ticket.load(std::memory_order_relaxed) != 0 && porter_ && !(send ? porter_->taken(*op) : porter_->landed(*op)));
+      (op->ticket.load(std::memory_order_relaxed) != 0 && copier_ && !(send ? copier_->taken(*op) : copier_->landed(*op)));
   if (copying) pool_.lose(op->place.piece);
   else pool_.give(op->place.piece);
 }
@@ -211,7 +211,7 @@ const char *Member::ready_message(Op &op) {
     const Share share = small(&op) ? Share::SmallSend : Share::Send;
     return take_places(op, [&](uint64_t bytes) { return pool_.take(bytes, share); }) ? nullptr : kNoPlace;
   }
-  if (!porter_gates_) return kNoGates;
+  if (!copier_gates_) return kNoGates;
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) {
     op.deadline_ns = now_ns() + seconds_to_ns(op.call.timeout);
     place_sends(&op);
@@ -229,24 +229,24 @@ void Member::hold(Op *op, void *stream) noexcept {
 
 void Member::send_from_device(Op *op) noexcept {
   op->port = Port::Taken;
-  const Turn::Held porter = turn_for(porter_turn_, op);
-  if (!porter) return end_failed(op);
+  const Turn::Held submitting = turn_for(copier_turn_, op);
+  if (!submitting) return end_failed(op);
   bool behind = false;
   {
     const Lock lock(match_lock_);
     number_send(op);
     taking_.append(op);
-    porting_.fetch_add(1, std::memory_order_release);
+    moving_.fetch_add(1, std::memory_order_release);
     behind = short_[small(op)] != 0;
   }
-  if (failed() || !porter_) return;  // drive() ends it
+  if (failed() || !copier_) return;  // drive() ends it
   try {
     const bool patient = !op->call.on_stream || can_wait_here();
     if (op->place.own && into_slot(op)) unstage(op);
     if (op->place.own || op->send_slot ||
         (!behind && (into_slot(op) || (!(patient && waits_for_slot(op)) && stage_send(op)))))
-      return porter_->take(*op);
-    if (op->call.on_stream) porter_->mark(*op);
+      return copier_->take(*op);
+    if (op->call.on_stream) copier_->mark(*op);
   } catch (const Error &e) { return not_submitted(*op, e); }
   if (op->call.on_stream && !may_wait_here(op)) return;
   {
@@ -262,9 +262,9 @@ void Member::send_from_device(Op *op) noexcept {
 }
 
 void Member::recv_to_device(Op *op) noexcept {
-  const Turn::Held porter = turn_for(porter_turn_, op);
-  if (!porter) return end_failed(op);
-  if (failed() || !porter_) return (void)start_recv(op);  // drive() ends it
+  const Turn::Held submitting = turn_for(copier_turn_, op);
+  if (!submitting) return end_failed(op);
+  if (failed() || !copier_) return (void)start_recv(op);  // drive() ends it
   struct Keep {  // once it has begun, it may be over before its submission has ended
     Op *op = nullptr;
     ~Keep() {
@@ -274,11 +274,11 @@ void Member::recv_to_device(Op *op) noexcept {
   bool begun = false;
   try {
     if (op->call.order_later) {
-      if (!op->begun) porter_->mark(*op);
+      if (!op->begun) copier_->mark(*op);
       op->call.on_stream = false;
     }
-    if (op->call.on_stream && porter_->gates() && stage_all(op)) {
-      porter_->make_gate();
+    if (op->call.on_stream && copier_->gates() && stage_all(op)) {
+      copier_->make_gate();
       if (!op->inline_op) {
         OpPool::retain(op);
         keep.op = op;
@@ -286,7 +286,7 @@ void Member::recv_to_device(Op *op) noexcept {
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
       op->port = Port::Expected;
       begun = (takes_slot(op) && !op->place.own && start_recv(op)) || ((op->place.own || stage_ahead(op)) && start_recv(op));
-      if (begun) return porter_->expect(*op);
+      if (begun) return copier_->expect(*op);
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Courier;
     op->place.inherits = false;
@@ -316,12 +316,12 @@ void Member::order(Op *op, void *stream) {
         Code::Unsupported,
         "{}: a stream cannot be ordered behind it in a callback, because the message has not come and {}; do it on "
         "another thread, or once the receive is over",
-        describe(*op), porter_gates_ ? "no pinned memory is free for it" : kNoGates);
+        describe(*op), copier_gates_ ? "no pinned memory is free for it" : kNoGates);
 }
 
 bool Member::order_part(Op *op, void *stream) noexcept {
-  const Turn::Held porter = turn_for(porter_turn_, op);
-  if (!porter || op->over() || failed() || !porter_) return true;
+  const Turn::Held submitting = turn_for(copier_turn_, op);
+  if (!submitting || op->over() || failed() || !copier_) return true;
   try {
     const bool may_wait = can_wait_here();
     if (order_now(op, stream, may_wait)) return true;
@@ -333,9 +333,9 @@ bool Member::order_part(Op *op, void *stream) noexcept {
 
 // Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
 bool Member::order_now(Op *op, void *stream, bool may_wait) {
-  if (op->ticket.load(std::memory_order_relaxed) != 0) return porter_->order(*op, stream), true;
-  const bool gate = !op->arrived.load(std::memory_order_acquire) && porter_->gates() && stage_all(op) && stage_posted(op);
-  if (gate) porter_->make_gate();
+  if (op->ticket.load(std::memory_order_relaxed) != 0) return copier_->order(*op, stream), true;
+  const bool gate = !op->arrived.load(std::memory_order_acquire) && copier_->gates() && stage_all(op) && stage_posted(op);
+  if (gate) copier_->make_gate();
   bool arrived, expected;
   {
     const Lock lock(match_lock_);
@@ -345,7 +345,7 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
     op->port = expected ? Port::Expected : Port::Caller;
     if (!expected && !arrived) return false;
     if (expected) {
-      porter_->reserve(*op);
+      copier_->reserve(*op);
       put_behind_gates(op);
       lend(op);
     } else {
@@ -354,8 +354,8 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
     op->call.on_stream = true;
     op->call.stream = stream;
   }
-  if (expected) porter_->expect(*op);
-  else porter_->put(*op);
+  if (expected) copier_->expect(*op);
+  else copier_->put(*op);
   return true;
 }
 
@@ -401,8 +401,8 @@ bool Member::stage_all(const Op *behind) {
 
 // As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the collective first.
 void Member::place_sends(const Op *before) noexcept {
-  const Turn::Held porter = turn_for(porter_turn_, before);
-  if (!porter || failed() || !porter_) return;
+  const Turn::Held submitting = turn_for(copier_turn_, before);
+  if (!submitting || failed() || !copier_) return;
   try {
     stage_all(before);
   } catch (const Error &e) { not_submitted(*before, e); }
@@ -429,7 +429,7 @@ bool Member::take_waiting(Op *op) {
     if (placed(op)) count.context = context_.get();
   }
   if (op->slot.number != 0) slot_waiters_.fetch_sub(1, std::memory_order_relaxed);
-  porter_->take(*op);  // and it may be over
+  copier_->take(*op);  // and it may be over
   return true;
 }
 
@@ -481,14 +481,14 @@ bool Member::may_settle(const Op &op) const noexcept {
   if (failed() || op.over()) return true;
   if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
   return op.arrived.load(std::memory_order_acquire) ||
-         (porter_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
+         (copier_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
 }
 
 bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
   if (op->call.collective == Collective::Send) return true;
-  const Turn::Held porter = turn_for(porter_turn_, op);
-  if (!porter || failed() || !porter_ || op->over()) return true;
+  const Turn::Held submitting = turn_for(copier_turn_, op);
+  if (!submitting || failed() || !copier_ || op->over()) return true;
   try {
     const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
     if (!order_now(op, stream, true)) return op->ungated = all_placed, false;
@@ -501,7 +501,7 @@ bool Member::settle_stream(Op *op, void *stream) noexcept {
 // Its device work waits for this thread or another one; see drive_messages().
 void Member::come(Op *op) noexcept {
   landing_.append(op);
-  porting_.fetch_add(1, std::memory_order_release);
+  moving_.fetch_add(1, std::memory_order_release);
   op->arrived.store(true, std::memory_order_release);
   if (op->port == Port::Courier) courier_wanted_.store(true, std::memory_order_release);
   context_->wake();
@@ -535,7 +535,7 @@ bool Member::start_next_send() noexcept {
       const bool second = std::any_of(before, before + keys,
                                       [o](const auto &key) { return key.rank == o->call.root && key.tag == o->call.tag; });
       if (second) continue;
-      if (!on_stage(o) || porter_->taken(*o)) {
+      if (!on_stage(o) || copier_->taken(*o)) {
         op = o;
         break;
       }
@@ -544,7 +544,7 @@ bool Member::start_next_send() noexcept {
     if (!op) return false;
     taking_.take(op);
     starting_ = {true, op->call.root, op->call.tag};
-    porting_.fetch_sub(1, std::memory_order_release);
+    moving_.fetch_sub(1, std::memory_order_release);
   }
   spill(op);
   start_send(op, false);
@@ -582,7 +582,7 @@ bool Member::grant_next() noexcept {
   const Lock lock(match_lock_);  // exec: nobody else has taken it out
   if (op->slot.in_slot) touch_slots();
   granting_.take(op);
-  porting_.fetch_sub(1, std::memory_order_release);
+  moving_.fetch_sub(1, std::memory_order_release);
   if (place) give_place(op, *free);
   if (std::exchange(op->held, false)) {
     const auto aside =
@@ -600,7 +600,7 @@ void Member::open_gates() noexcept {
   const Lock lock(match_lock_);
   while (gated_head_ && gated_head_->arrived.load(std::memory_order_relaxed) &&
          gated_head_->ticket.load(std::memory_order_acquire) != 0) {
-    porter_->open(*gated_head_);
+    copier_->open(*gated_head_);
     gated_head_ = gated_head_->port_next;
     if (!gated_head_) gated_tail_ = &gated_head_;
   }
@@ -610,10 +610,10 @@ bool Member::end_next_landed() noexcept {
   Op *op;
   {
     const Lock lock(match_lock_);
-    op = landing_.take_first([this](const Op *o) { return porter_->landed(*o); });
+    op = landing_.take_first([this](const Op *o) { return copier_->landed(*o); });
     if (!op) return false;
     hand_on(op);
-    porting_.fetch_sub(1, std::memory_order_release);
+    moving_.fetch_sub(1, std::memory_order_release);
   }
   end_op(op, Code::Ok, {});
   return true;
@@ -623,8 +623,8 @@ bool Member::carry_messages() noexcept {
   courier_called_.store(false, std::memory_order_relaxed);
   bool memory[2] = {true, true};  // may be there for a send that finds no slot, a large one or a small one
   for (;;) {
-    const Turn::Held porter = turn_for(porter_turn_, nullptr);
-    if (!porter || failed() || !porter_) return false;
+    const Turn::Held submitting = turn_for(copier_turn_, nullptr);
+    if (!submitting || failed() || !copier_) return false;
     Op *op = nullptr;
     bool later = false;
     {
@@ -644,7 +644,7 @@ bool Member::carry_messages() noexcept {
           const Lock lock(match_lock_);
           slot_submitted(op);
         }
-        porter_->put(*op);
+        copier_->put(*op);
         continue;
       }
       if (!take_waiting(op)) memory[small(op)] = false;
@@ -656,10 +656,10 @@ bool Member::carry_messages() noexcept {
 }
 
 bool Member::messages_settled() noexcept {
-  if (!porter_) return true;
-  porter_->abort();
-  if (const Turn::Held porter = porter_turn_.try_take()) return !porter_ || porter_->settled(now_ns());
-  if (!leave_behind(porter_turn_)) return false;
+  if (!copier_) return true;
+  copier_->abort();
+  if (const Turn::Held submitting = copier_turn_.try_take()) return !copier_ || copier_->settled(now_ns());
+  if (!leave_behind(copier_turn_)) return false;
   stages_lost_.store(true, std::memory_order_relaxed);
   return true;
 }

@@ -147,7 +147,7 @@ bool Member::leave_behind(Turn &turn) noexcept {
 }
 
 bool Member::only_stuck() const noexcept {
-  if (!island_turn_.left() && !porter_turn_.left()) return false;
+  if (!island_turn_.left() && !copier_turn_.left()) return false;
   {
     const Lock lock(queue_lock_);
     if (head()) return false;
@@ -157,7 +157,7 @@ bool Member::only_stuck() const noexcept {
 }
 
 std::string Member::inside_text() const {
-  for (const Turn *turn : {&island_turn_, &porter_turn_})
+  for (const Turn *turn : {&island_turn_, &copier_turn_})
     if (const std::string call = turn->call(); !call.empty())
       return formatted("{}{}, which has not come back", call,
                        runtime_ ? formatted(" on {}:{}", runtime_->vendor(), device_) : "");
@@ -167,7 +167,7 @@ std::string Member::inside_text() const {
 // One that is in none of the lists yet, because the thread that begins it is held up before.
 void Member::late_submission(int64_t now) noexcept {
   std::string late;
-  for (const Turn *turn : {&island_turn_, &porter_turn_})
+  for (const Turn *turn : {&island_turn_, &copier_turn_})
     turn->if_late(now, [&](const Op &op) {
       late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, rank_text(rank_),
                        inside_text());

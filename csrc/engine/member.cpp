@@ -74,8 +74,8 @@ Member::Member(MemberSetup s)
       runtime_ = &island_->runtime();
       device_ = island_->device();
       device_streams_ = island_->streams();
-      porter_ = std::make_unique<Porter>(*runtime_, device_, arena, wake, context_.get());
-      porter_gates_ = porter_->gates();
+      copier_ = std::make_unique<DeviceCopier>(*runtime_, device_, arena, wake, context_.get());
+      copier_gates_ = copier_->gates();
     }
   }
 }
@@ -83,7 +83,7 @@ Member::Member(MemberSetup s)
 Member::~Member() {
   if (!birth_.here()) {  // the parent's memory, and its threads
     (void)island_.release();
-    (void)porter_.release();
+    (void)copier_.release();
     rings_.take_all();
   }
 }
@@ -142,7 +142,7 @@ void Member::make_ready(Op &op) {
   const char *why = nullptr;
   if (op.call.by_call) why = "with host memory and a stream the call waits for the stream";
   else if (op.is_p2p()) why = ready_message(op);
-  else if (!porter_gates_ && op.plan && !op.plan->device.empty()) why = kNoGates;
+  else if (!copier_gates_ && op.plan && !op.plan->device.empty()) why = kNoGates;
   if (!why) return;
   isthmus::fail(Code::Unsupported, "{}: it cannot be begun in a callback, because {}; make it on another thread",
                 op.is_p2p() ? describe(op)
@@ -371,7 +371,7 @@ bool Member::drive_operations() noexcept {
     return false;
   }
   // Most looks find nothing to do, and this one takes no lock.
-  if (!head_.load(std::memory_order_acquire) && porting_.load(std::memory_order_acquire) == 0 && !failed()) return false;
+  if (!head_.load(std::memory_order_acquire) && moving_.load(std::memory_order_acquire) == 0 && !failed()) return false;
   if (!exec_.test_and_set(std::memory_order_acquire)) {
     const Member *const outer = std::exchange(driven_here, this);  // a callback may drive another member
     for (;;) {
@@ -393,7 +393,7 @@ bool Member::drive_operations() noexcept {
         }
         break;
       }
-      if (porting_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
+      if (moving_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
       queue_lock_.lock();
       Op *op = head();
       queue_lock_.unlock();
@@ -469,7 +469,7 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
     op->spilled.reset();
   }
   if (code == Code::Ok && op->slot.number != 0 && op->call.collective == Collective::Recv) has_landed(op);
-  if (op->begun && porter_) porter_->forget(*op);
+  if (op->begun && copier_) copier_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
   if (op->whole == 0) record(*op, code, end);  // else finish_op() does, with the last part
@@ -583,11 +583,11 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
   }
   // The device is asked only where nothing of it has gone on for so long.
   const uint64_t moved = (late ? late->sequence + late->t : 0) + (island_ ? island_->signalled() : 0) +
-                         (porter_ ? porter_->signalled() : 0) + porting_.load();
+                         (copier_ ? copier_->signalled() : 0) + moving_.load();
   if (moved != device_moved_) {
     device_moved_ = moved;
     device_asked_ns_.store(now, std::memory_order_relaxed);
-  } else if (late ? polls_device() : porting_.load() != 0) {
+  } else if (late ? polls_device() : moving_.load() != 0) {
     doubt_device(now);
   }
   if (!failed()) on_message_deadline(now);
@@ -698,8 +698,9 @@ void Member::leave_library(bool broken) noexcept {
   // What a thread that is stuck works with is left to it.
   if (const Turn::Held order = island_turn_.take(nullptr, [this] { return leave_behind(island_turn_); }))
     island = std::move(island_);
-  if (porter_) porter_->abort();
-  if (const Turn::Held porter = porter_turn_.take(nullptr, [this] { return leave_behind(porter_turn_); })) porter_.reset();
+  if (copier_) copier_->abort();
+  if (const Turn::Held submitting = copier_turn_.take(nullptr, [this] { return leave_behind(copier_turn_); }))
+    copier_.reset();
   if (!island) {
     abort_island();
     island_->leave_behind();
@@ -794,7 +795,7 @@ void Member::leave(int64_t until_ns) noexcept {
   const uint64_t entered = entered_.load(std::memory_order_acquire);
   for (int q = 0; q < world_; ++q)
     if (q != rank_)
-      say_leave(q, !broken ? Leaving::Well : porter_ && porter_->busy() ? Leaving::BrokenWriting : Leaving::Broken);
+      say_leave(q, !broken ? Leaving::Well : copier_ && copier_->busy() ? Leaving::BrokenWriting : Leaving::Broken);
   if (island_) leave_library(broken);
   // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
   struct Reader {

@@ -25,7 +25,7 @@
 #include "engine/op.hpp"
 #include "engine/out_of_band.hpp"
 #include "engine/plan_inbox.hpp"
-#include "engine/porter.hpp"
+#include "engine/device_copier.hpp"
 #include "engine/rings.hpp"
 #include "engine/turn.hpp"
 #include "p2p/flow_credit.hpp"
@@ -338,7 +338,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
   void place_sends(const Op *before) noexcept;
-  bool stage_all(const Op *behind);  // with the porter's turn, as are the next two; throw what the runtime throws
+  bool stage_all(const Op *behind);  // with the device copier's turn, as are the next two; throw what the runtime throws
   bool order_now(Op *op, void *stream, bool may_wait);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
@@ -535,8 +535,8 @@ class Member : public std::enable_shared_from_this<Member> {
                   **gated_tail_
                    ISTHMUS_GUARDED_BY(match_lock_) = &gated_head_;  // receives behind gates, in the order of their tickets
   p2p::PlaceChain chain_ ISTHMUS_GUARDED_BY(match_lock_){
-      kEagerMessage};                 // small ones of these with pinned memory of their own and no heir
-  std::atomic<uint32_t> porting_{0};  // in taking_, granting_, landing_
+      kEagerMessage};                // small ones of these with pinned memory of their own and no heir
+  std::atomic<uint32_t> moving_{0};  // in taking_, granting_, landing_
   struct {
     bool any = false;
     int rank = 0, tag = 0;
@@ -558,9 +558,9 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<bool> device_silent_{false};  // its driver has not answered, so nobody asks again
   const uint64_t part_bytes_;
   const int64_t group_wait_ns_;
-  std::unique_ptr<Porter> porter_;
-  bool porter_gates_ = true;
-  Turn porter_turn_;                      // whoever submits copies; taken before the match lock
+  std::unique_ptr<DeviceCopier> copier_;
+  bool copier_gates_ = true;
+  Turn copier_turn_;                      // whoever submits copies; taken before the match lock
   std::atomic<bool> stages_lost_{false};  // the device may still come to any of them
   p2p::StagingPool pool_;
   std::atomic<uint64_t> next_message_{0};

@@ -57,7 +57,7 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
   if (fresh && behind_another(op)) {  // one before it is not out yet, and messages keep their order
     number_send(op);
     taking_.append(op);
-    porting_.fetch_add(1, std::memory_order_release);
+    moving_.fetch_add(1, std::memory_order_release);
     match_lock_.unlock();
     return false;
   }
@@ -146,7 +146,7 @@ void Member::end_wrong(Op *op, std::string text) noexcept {
 void Member::hold_aside(Op *op) noexcept {
   op->held = true;
   granting_.append(op);
-  porting_.fetch_add(1, std::memory_order_release);
+  moving_.fetch_add(1, std::memory_order_release);
   context_->wake();
 }
 
@@ -166,7 +166,7 @@ bool Member::grant(Op *op, int source, uint64_t id) noexcept {
   if (!op->slot.in_slot) slot_left(op);
   if ((on_stage(op) && !op->place.own && !op->slot.in_slot) || !may_come(op)) {
     granting_.append(op);
-    porting_.fetch_add(1, std::memory_order_release);
+    moving_.fetch_add(1, std::memory_order_release);
     context_->wake();
     return true;
   }
@@ -195,7 +195,7 @@ bool Member::start_recv(Op *op) noexcept {
     if (op->port == Port::Expected && !op->place.own_or_will() && !claimable(op)) return false;
     claim(op);
     if (op->port == Port::Expected) {
-      porter_->reserve(*op);
+      copier_->reserve(*op);
       put_behind_gates(op);
       lend(op);
     }
@@ -400,7 +400,7 @@ void Member::end_messages(Code code) noexcept {
         if (std::exchange(op->held, false))
           std::erase_if(arrived_, [op](const std::unique_ptr<Arrived> &a) { return a->claimed == op; });
         if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
-        if (list == &taking_ || list == &granting_ || list == &landing_) porting_.fetch_sub(1, std::memory_order_release);
+        if (list == &taking_ || list == &granting_ || list == &landing_) moving_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;
       gated_tail_ = &gated_head_;

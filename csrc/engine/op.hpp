@@ -48,7 +48,7 @@ struct Call {  // what the user asked for, validated, in bytes
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
 
-// How a message in device memory gets there (porter.hpp).
+// How a message in device memory gets there (device_copier.hpp).
 enum class Port : uint8_t {
   None,      // it is in host memory
   Taken,     // a send: copied out, then sent
@@ -129,12 +129,13 @@ struct Op {
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
   std::vector<p2p::Piece> pieces;        // of the parts, where they are taken before the first is submitted
   int32_t lies = -1;                     // in this receive slot, from where a processor has to bring it
-  std::atomic<uint64_t> ticket{0};       // of its copy (porter.hpp); 0: not submitted
+  std::atomic<uint64_t> ticket{0};       // of its copy (device_copier.hpp); 0: not submitted
   Op *port_next = nullptr;               // in the order of the gates
-  device::Event *begun = nullptr;        // the porter's: what the stream held at the call, where the copy is submitted later
-  std::vector<Op *> parts;               // of a message that is ordered later, a reference each
-  bool grouped = false;                  // submitted with others at the end of a group
-  bool ungated = false;                  // a receive that found no place behind a gate
+  device::Event *begun =
+      nullptr;              // the device copier's: what the stream held at the call, where the copy is submitted later
+  std::vector<Op *> parts;  // of a message that is ordered later, a reference each
+  bool grouped = false;     // submitted with others at the end of a group
+  bool ungated = false;     // a receive that found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();

@@ -168,7 +168,7 @@ bool Member::lies_there(Op *op, uint32_t slot) noexcept {
   if (!on_stage(op) || op->place.own_or_will()) {
     op->lies = static_cast<int32_t>(slot);
     granting_.append(op);
-    porting_.fetch_add(1, std::memory_order_release);
+    moving_.fetch_add(1, std::memory_order_release);
     context_->wake();
     return true;
   }
@@ -192,7 +192,7 @@ void Member::bring(Op *op) noexcept {
   {
     const Lock lock(match_lock_);  // exec: nobody else has taken it out
     granting_.take(op);
-    porting_.fetch_sub(1, std::memory_order_release);
+    moving_.fetch_sub(1, std::memory_order_release);
     op->lies = -1;
     if (on_stage(op)) return come(op);
   }

@@ -20,14 +20,14 @@
 
 namespace isthmus::engine {
 
-class Porter {
+class DeviceCopier {
  public:
   // `arena`: where the device finds the beginning of this process's arena. A message's place is there, or a slot of
   // another rank's receive slots (Op::send_slot).
-  Porter(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
-  ~Porter();
-  Porter(const Porter &) = delete;
-  Porter &operator=(const Porter &) = delete;
+  DeviceCopier(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
+  ~DeviceCopier();
+  DeviceCopier(const DeviceCopier &) = delete;
+  DeviceCopier &operator=(const DeviceCopier &) = delete;
 
   bool gates() const noexcept { return gates_; }
   bool wakes() const noexcept { return wakes_; }

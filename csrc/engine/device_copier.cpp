@@ -1,4 +1,4 @@
-#include "engine/porter.hpp"
+#include "engine/device_copier.hpp"
 
 #include <utility>
 
@@ -8,7 +8,7 @@
 
 namespace isthmus::engine {
 
-Porter::Porter(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context)
+DeviceCopier::DeviceCopier(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context)
     : runtime_(runtime),
       device_(device),
       arena_(arena),
@@ -17,7 +17,7 @@ Porter::Porter(device::Runtime &runtime, int device, std::byte *arena, device::W
       gates_(runtime.capabilities(device).gate != device::GateKind::None),
       wakes_(runtime.capabilities(device).signals_wake) {}
 
-Porter::~Porter() {
+DeviceCopier::~DeviceCopier() {
   for (Lane *lane : {&out_, &in_, &late_}) {
     if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
     // What the device has not come to still points to them.
@@ -27,7 +27,7 @@ Porter::~Porter() {
   }
 }
 
-void Porter::make(Lane &lane, bool gated) {
+void DeviceCopier::make(Lane &lane, bool gated) {
   if (lane.made.load(std::memory_order_relaxed)) return;
   lane.stream = runtime_.make_stream(device_, "isthmus messages");
   lane.signal = runtime_.make_signal(device_, wake_, context_);
@@ -37,12 +37,12 @@ void Porter::make(Lane &lane, bool gated) {
   lane.made.store(true, std::memory_order_release);
 }
 
-device::Stream &Porter::user(Lane &lane, void *handle) {
+device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
   if (!lane.user || lane.user->handle() != handle) lane.user = runtime_.adopt(device_, handle);
   return *lane.user;
 }
 
-void Porter::mark(Op &op) {
+void DeviceCopier::mark(Op &op) {
   make(late_, false);
   std::unique_ptr<device::Event> mark;
   {
@@ -57,26 +57,26 @@ void Porter::mark(Op &op) {
   op.begun = mark.release();
 }
 
-void Porter::forget(Op &op) noexcept {
+void DeviceCopier::forget(Op &op) noexcept {
   const Lock lock(marks_lock_);
   marks_.emplace_back(std::exchange(op.begun, nullptr));
 }
 
-void Porter::order(const Op &op, void *stream) {
+void DeviceCopier::order(const Op &op, void *stream) {
   if (landed(op)) return;
   Lane &lane = op.port == Port::Expected ? in_ : late_;
   lane.after->record(*lane.stream);
   lane.after->hold(user(lane, stream));
 }
 
-void Porter::reserve(Op &op) noexcept {
+void DeviceCopier::reserve(Op &op) noexcept {
   const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
   in_.armed.store(ticket, std::memory_order_release);
   op.ticket.store(ticket, std::memory_order_release);
 }
 
 // A copy behind a gate may have landed, and its operation be over, as soon as its signal is armed.
-void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
+void DeviceCopier::carry(Op &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
   device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
@@ -103,21 +103,21 @@ void Porter::carry(Op &op, Lane &lane, bool out, bool gated) {
   if (!gated) op.ticket.store(ticket, std::memory_order_release);
 }
 
-bool Porter::busy() const noexcept {
+bool DeviceCopier::busy() const noexcept {
   for (const Lane *lane : {&out_, &in_, &late_})
     if (lane->made.load(std::memory_order_acquire) && lane->signal->value() < lane->armed.load(std::memory_order_acquire))
       return true;
   return false;
 }
 
-uint64_t Porter::signalled() const noexcept {
+uint64_t DeviceCopier::signalled() const noexcept {
   uint64_t all = 0;
   for (const Lane *lane : {&out_, &in_, &late_})
     if (lane->made.load(std::memory_order_acquire)) all += lane->signal->value();
   return all;
 }
 
-void Porter::abort() noexcept {
+void DeviceCopier::abort() noexcept {
   int64_t never = 0;
   aborted_ns_.compare_exchange_strong(never, now_ns());
   cancelled_.store(true, std::memory_order_release);
@@ -125,7 +125,7 @@ void Porter::abort() noexcept {
   if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
 }
 
-bool Porter::settled(int64_t now) noexcept {
+bool DeviceCopier::settled(int64_t now) noexcept {
   constexpr int64_t kPatience = 2'000'000'000;
   return !busy() || now - aborted_ns_.load() > kPatience;
 }
