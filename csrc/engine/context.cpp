@@ -181,12 +181,12 @@ Context::~Context() {
   arena_.doorbell().wake();
   progress_.join();
   {
-    const Lock lock(courier_mutex_);
-    couriers_end_ = true;
+    const Lock lock(worker_mutex_);
+    workers_end_ = true;
   }
-  for (const auto &courier : couriers_) {  // nobody makes one any more
-    courier->called.notify_all();
-    if (courier->thread.joinable()) courier->thread.join();
+  for (const auto &worker : workers_) {  // nobody makes one any more
+    worker->called.notify_all();
+    if (worker->thread.joinable()) worker->thread.join();
   }
   // What a device may still reach stays mapped, here and where a peer is forgotten.
   for (const OnDevice &d : devices_)
@@ -631,41 +631,41 @@ void Context::activate(Member &member) {
   progress_bell_.ring();
 }
 
-void Context::courier(Member &member, bool stops) {
+void Context::call_worker(Member &member, bool stops) {
   auto shared = member.weak_from_this();
-  const Lock lock(courier_mutex_);
+  const Lock lock(worker_mutex_);
   try {
-    auto mine = std::find_if(couriers_.begin(), couriers_.end(), [&](const auto &c) {
+    auto mine = std::find_if(workers_.begin(), workers_.end(), [&](const auto &c) {
       return c->runtime == member.runtime() && c->device == member.device() && c->stops == stops;
     });
-    if (mine == couriers_.end()) {
-      couriers_.push_back(std::make_unique<Courier>());
-      mine = couriers_.end() - 1;
+    if (mine == workers_.end()) {
+      workers_.push_back(std::make_unique<DeviceWorker>());
+      mine = workers_.end() - 1;
       (*mine)->runtime = member.runtime();
       (*mine)->device = member.device();
       (*mine)->stops = stops;
     }
-    Courier &courier = **mine;
-    courier.jobs.push_back(std::move(shared));
-    if (!courier.thread.joinable()) courier.thread = begin_own_thread([this, &courier] { courier_loop(courier); });
-    courier.called.notify_one();
+    DeviceWorker &worker = **mine;
+    worker.jobs.push_back(std::move(shared));
+    if (!worker.thread.joinable()) worker.thread = begin_own_thread([this, &worker] { worker_loop(worker); });
+    worker.called.notify_one();
   } catch (const std::exception &e) {
     member.fail(Code::Resource, formatted("cannot start the thread that carries messages to devices: {}", e.what()), true);
   }
 }
 
-void Context::courier_loop(Courier &courier) {
+void Context::worker_loop(DeviceWorker &worker) {
   enter_own_thread();
-  ::pthread_setname_np(::pthread_self(), "isthmus-courier");
+  ::pthread_setname_np(::pthread_self(), "isthmus-worker");
   std::vector<std::weak_ptr<Member>> jobs, again;
   for (;;) {
     {
-      Lock lock(courier_mutex_);
-      const auto called = [&]() ISTHMUS_REQUIRES(courier_mutex_) { return couriers_end_ || !courier.jobs.empty(); };
-      if (again.empty()) courier.called.wait(lock, called);
-      else courier.called.wait_for(lock, std::chrono::milliseconds(1), called);
-      if (couriers_end_) return;
-      jobs.swap(courier.jobs);
+      Lock lock(worker_mutex_);
+      const auto called = [&]() ISTHMUS_REQUIRES(worker_mutex_) { return workers_end_ || !worker.jobs.empty(); };
+      if (again.empty()) worker.called.wait(lock, called);
+      else worker.called.wait_for(lock, std::chrono::milliseconds(1), called);
+      if (workers_end_) return;
+      jobs.swap(worker.jobs);
     }
     for (auto &job : again) jobs.push_back(std::move(job));
     again.clear();
@@ -673,7 +673,7 @@ void Context::courier_loop(Courier &courier) {
       const auto member = job.lock();
       const auto same = [&](const auto &other) { return !other.owner_before(member) && !member.owner_before(other); };
       if (!member) continue;
-      if (courier.stops) {
+      if (worker.stops) {
         member->stop_stream();
         continue;
       }

@@ -137,10 +137,10 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   void cancel_on_links(Member &member);
   void wake() noexcept { arena_.doorbell().ring(); }
   void activate(Member &member);  // it has operations that nobody may be waiting for
-  // The courier, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
+  // The device worker, a thread that may call its device's runtime, carries messages of that member (Member::carry_messages). One a device, since a
   // call of the runtime may wait for what the device has to do. Begun at first use. `stops`: another one, which stops that member's stream
   // (Member::stop_stream), and so ends what the first may be waiting for.
-  void courier(Member &member, bool stops = false);
+  void call_worker(Member &member, bool stops = false);
   // Of what communicators have lost for want of staging memory, one of 32: whether it was noted before.
   static constexpr unsigned kBeyondStaging = 31;
   bool note_lost(unsigned path) noexcept { return (lost_paths_.fetch_or(1u << path) >> path & 1) != 0; }
@@ -250,7 +250,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   bool drive_slot(LinkSlot &slot);
   static void enter_own_thread() noexcept;
   void progress_loop();
-  struct Courier {
+  struct DeviceWorker {
     device::Runtime *runtime;
     int device;
     bool stops;
@@ -258,7 +258,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
     std::vector<std::weak_ptr<Member>> jobs;
     std::thread thread;
   };
-  void courier_loop(Courier &courier);
+  void worker_loop(DeviceWorker &worker);
   void poll_sockets(int64_t ns);
 
   const Birth birth_;
@@ -352,9 +352,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::atomic<uint32_t> short_of_room_{0};  // operations
   std::atomic<uint64_t> given_back_{0};     // how often, while some were
   std::atomic<uint32_t> unplaced_sends_{0};
-  Mutex courier_mutex_;
-  std::vector<std::unique_ptr<Courier>> couriers_ ISTHMUS_GUARDED_BY(courier_mutex_);
-  bool couriers_end_ ISTHMUS_GUARDED_BY(courier_mutex_) = false;
+  Mutex worker_mutex_;
+  std::vector<std::unique_ptr<DeviceWorker>> workers_ ISTHMUS_GUARDED_BY(worker_mutex_);
+  bool workers_end_ ISTHMUS_GUARDED_BY(worker_mutex_) = false;
 
   Mutex fold_pool_mutex_;
   std::unique_ptr<FoldPool> fold_pool_owner_ ISTHMUS_GUARDED_BY(fold_pool_mutex_);

@@ -6,7 +6,7 @@
 // the device that are submitted when it has come. So nothing that a peer waits for ever stands behind a message of its own, also
 // where all streams of the device are one queue.
 //
-// Thread rules. Copies are submitted by one thread at a time, which may call the runtime: the caller's, or the courier of the context.
+// Thread rules. Copies are submitted by one thread at a time, which may call the runtime: the caller's, or the device worker of the context.
 // The progress thread opens gates and looks at signals.
 #pragma once
 

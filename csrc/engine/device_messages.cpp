@@ -3,7 +3,7 @@
 //
 // Who submits the copies. A send's: the caller, inside the call. A receive's on a user's stream: the caller too, behind a gate that opens when the
 // message has come; where the device has no gates, or pinned memory is short for a large one, the call returns when it has come. A receive's
-// without a stream: the courier, when it has come. A gate there could stand, in the one queue of a device, before the copy of a send
+// without a stream: the device worker, when it has come. A gate there could stand, in the one queue of a device, before the copy of a send
 // that the peer waits for.
 #include <algorithm>
 #include <bit>
@@ -256,7 +256,7 @@ void Member::send_from_device(Op *op) noexcept {
   }
   if (op->slot.number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
-  courier_wanted_.store(true, std::memory_order_release);
+  worker_wanted_.store(true, std::memory_order_release);
   context_->activate(*this);  // and what this thread waits for may be another member's, which waits for this one
   context_->wake();
 }
@@ -288,7 +288,7 @@ void Member::recv_to_device(Op *op) noexcept {
       begun = (takes_slot(op) && !op->place.own && start_recv(op)) || ((op->place.own || stage_ahead(op)) && start_recv(op));
       if (begun) return copier_->expect(*op);
     }
-    op->port = op->call.on_stream ? Port::Caller : Port::Courier;
+    op->port = op->call.on_stream ? Port::Caller : Port::Worker;
     op->place.inherits = false;
     // Else its message waits for a place when it has come.
     if (small(op) && !takes_slot(op) && !op->place.own) stage(op, Share::SmallAhead);
@@ -341,7 +341,7 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
     const Lock lock(match_lock_);
     arrived = op->arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
-    if (!expected && !arrived && !may_wait) return false;  // it stays the courier's
+    if (!expected && !arrived && !may_wait) return false;  // it stays the device worker's
     op->port = expected ? Port::Expected : Port::Caller;
     if (!expected && !arrived) return false;
     if (expected) {
@@ -503,20 +503,20 @@ void Member::come(Op *op) noexcept {
   landing_.append(op);
   moving_.fetch_add(1, std::memory_order_release);
   op->arrived.store(true, std::memory_order_release);
-  if (op->port == Port::Courier) courier_wanted_.store(true, std::memory_order_release);
+  if (op->port == Port::Worker) worker_wanted_.store(true, std::memory_order_release);
   context_->wake();
 }
 
 bool Member::drive_messages() noexcept {
   bool moved = false;
-  if (slot_waiters_.load(std::memory_order_relaxed) != 0 && !courier_called_.load(std::memory_order_relaxed) &&
+  if (slot_waiters_.load(std::memory_order_relaxed) != 0 && !worker_called_.load(std::memory_order_relaxed) &&
       room_for_a_waiter())
-    courier_wanted_.store(true, std::memory_order_release);
+    worker_wanted_.store(true, std::memory_order_release);
   while (!failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
   open_gates();
-  if (courier_wanted_.exchange(false, std::memory_order_acq_rel)) {
-    courier_called_.store(true, std::memory_order_relaxed);
-    context_->courier(*this);
+  if (worker_wanted_.exchange(false, std::memory_order_acq_rel)) {
+    worker_called_.store(true, std::memory_order_relaxed);
+    context_->call_worker(*this);
   }
   return moved;
 }
@@ -620,7 +620,7 @@ bool Member::end_next_landed() noexcept {
 }
 
 bool Member::carry_messages() noexcept {
-  courier_called_.store(false, std::memory_order_relaxed);
+  worker_called_.store(false, std::memory_order_relaxed);
   bool memory[2] = {true, true};  // may be there for a send that finds no slot, a large one or a small one
   for (;;) {
     const Turn::Held submitting = turn_for(copier_turn_, nullptr);
@@ -630,7 +630,7 @@ bool Member::carry_messages() noexcept {
     {
       const Lock lock(match_lock_);
       for (Op *o = landing_.head; o && !op; o = o->match_next)
-        if (o->port == Port::Courier && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
+        if (o->port == Port::Worker && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
       for (Op *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
         if (!o->place.own && !slot_free(o) && (!memory[small(o)] || waits_for_slot(o))) later = true;
@@ -639,7 +639,7 @@ bool Member::carry_messages() noexcept {
     }
     if (!op) return later;
     try {
-      if (op->port == Port::Courier) {
+      if (op->port == Port::Worker) {
         {
           const Lock lock(match_lock_);
           slot_submitted(op);

@@ -1,5 +1,5 @@
 // Whether the device of a rank still works: one that has failed, or that the program has reset, signals nothing more. Its driver is asked by
-// the courier and not by whoever waits: the call could wait for the very work that goes on when that thread has opened a gate. And what is done
+// the device worker and not by whoever waits: the call could wait for the very work that goes on when that thread has opened a gate. And what is done
 // about threads that do not come back from the calls in which they give it work.
 #include <algorithm>
 #include <chrono>
@@ -20,7 +20,7 @@ void Member::doubt_device(int64_t now) noexcept {
     return;
   if (asked == 0) return;  // 100 ms after the first doubt
   device_doubted_.store(true, std::memory_order_release);
-  context_->courier(*this);
+  context_->call_worker(*this);
 }
 
 void Member::device_failed(const Status &s) noexcept {

@@ -311,7 +311,7 @@ bool Member::wants_stop_of_stream(int64_t now, bool turn) noexcept {
   if (stop_.load(std::memory_order_acquire) == Stop::None) {
     stopped_in_turn_ = turn;
     stop_.store(Stop::Asked, std::memory_order_release);
-    context_->courier(*this, true);
+    context_->call_worker(*this, true);
   }
   return true;
 }

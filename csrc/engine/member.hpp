@@ -161,11 +161,11 @@ class Member : public std::enable_shared_from_this<Member> {
   // message where the device has no gates, or no pinned memory is free; in a callback, Error(Unsupported) instead. What else goes wrong fails
   // the member.
   void order(Op *op, void *stream);
-  // By the courier: the copies that nobody else submits. True: some wait for pinned memory, so come again.
+  // By the device worker: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
-  // By the courier, where check_deadlines() has asked for it: whether the device has failed.
+  // By the device worker, where check_deadlines() has asked for it: whether the device has failed.
   void look_at_device() noexcept;
-  // By the courier that stops streams, where island_settled() has asked for it.
+  // By the device worker that stops streams, where island_settled() has asked for it.
   void stop_stream() noexcept;
   bool wants_stop_of_stream(int64_t now, bool turn) noexcept;  // exec
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
@@ -543,7 +543,7 @@ class Member : public std::enable_shared_from_this<Member> {
   } starting_ ISTHMUS_GUARDED_BY(match_lock_);             // a send that was taken out of taking_ and is not in its link yet
   uint32_t unstaged_ ISTHMUS_GUARDED_BY(match_lock_) = 0;  // of taking_: wait for pinned memory or a slot
   uint32_t short_[2] ISTHMUS_GUARDED_BY(match_lock_) = {};  // of these, large and small: found none
-  std::atomic<bool> courier_wanted_{false}, courier_called_{false};
+  std::atomic<bool> worker_wanted_{false}, worker_called_{false};
   p2p::RecvSlots recv_slots_ ISTHMUS_GUARDED_BY(match_lock_);
   std::recursive_timed_mutex order_[2];    // sends, receives: the order of their numbers is that of their calls
   std::atomic<uint32_t> slot_waiters_{0};  // sends that wait for a slot
@@ -552,7 +552,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::atomic<int64_t> device_asked_ns_{0};  // or when something of it last went on
   uint64_t device_moved_ = 0;                // exec: what had gone on then
   std::atomic<bool> device_doubted_{false};
-  enum class Stop : uint8_t { None, Asked, Done, Refused };  // of the island's stream, by the courier
+  enum class Stop : uint8_t { None, Asked, Done, Refused };  // of the island's stream, by the device worker
   std::atomic<Stop> stop_{Stop::None};
   bool stopped_in_turn_ = false;            // exec: nobody submitted when it was asked for
   std::atomic<bool> device_silent_{false};  // its driver has not answered, so nobody asks again

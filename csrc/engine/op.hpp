@@ -53,7 +53,7 @@ enum class Port : uint8_t {
   None,      // it is in host memory
   Taken,     // a send: copied out, then sent
   Expected,  // a receive whose copy stands behind a gate
-  Courier,   // a receive whose copy is submitted by the courier when the message has come
+  Worker,    // a receive whose copy is submitted by the device worker when the message has come
   Caller,    // a receive whose copy is submitted by the caller, who waits for the message
 };
 

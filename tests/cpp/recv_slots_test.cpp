@@ -71,7 +71,7 @@ class Model {
     std::deque<uint64_t> frames;  // on their way; the number is all that they say of the message
     int to_send = 0;
   };
-  enum class Kind { Host, Courier, Gated };
+  enum class Kind { Host, Worker, Gated };
   struct Receive {
     SlotUse use;
     int source = RecvSlots::kAnySource, sender = -1;
@@ -210,7 +210,7 @@ class Model {
   void come(Receive &r) { r.kind == Kind::Host ? r.over = true : r.arrived = true; }
   bool order() {  // a stream is to come behind a receive that has begun without one
     for (Receive *r : posted_) {
-      if (r->kind != Kind::Courier || pick(0, 1) == 0) continue;
+      if (r->kind != Kind::Worker || pick(0, 1) == 0) continue;
       r->kind = Kind::Gated;
       if (!r->own && !recv_.take_slot(r->use, r->source)) {
         r->own = true;

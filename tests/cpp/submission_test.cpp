@@ -4,7 +4,7 @@
 // stream gets two things: the record of where it stands, and one wait for an event behind the last copy. The progress thread makes none of
 // it; all that it calls is the library's question whether the communicator has failed. HCCL's calls, which may wait for other ranks, are
 // made by a thread of the communicator, one at a time, while the calling thread waits for it. What has come for a receive without a stream
-// is copied in by the courier.
+// is copied in by the device worker.
 #include "engine/op.hpp"
 #include "fleet.hpp"
 #include "rehearsal_file.hpp"
@@ -143,16 +143,16 @@ std::string text_of(const std::vector<Line> &lines) {
 }
 bool begins(const std::string &text, const char *with) { return text.rfind(with, 0) == 0; }
 
-enum class Courier { MayNot, MayCopy };
+enum class DeviceWorker { MayNot, MayCopy };
 
 // No thread of ours has made a call, but as it is said above. `callers`: the program's threads. Once an operation has waited
-// for a device for 100 ms, the courier asks the driver whether it has failed.
+// for a device for 100 ms, the device worker asks the driver whether it has failed.
 void expect_callers_alone(const FleetRank &r, const std::vector<Line> &lines, const std::set<long> &callers,
-                          Courier courier) {
+                          DeviceWorker worker) {
   for (const Line &l : lines) {
     if (callers.count(l.thread) || l.call == words_of(r).question) continue;
     if (l.thread_name == "isthmus-hccl" && begins(l.call, "Hccl")) continue;
-    if (l.thread_name == "isthmus-courier" && (courier == Courier::MayCopy || words_of(r).asking.count(l.call))) continue;
+    if (l.thread_name == "isthmus-worker" && (worker == DeviceWorker::MayCopy || words_of(r).asking.count(l.call))) continue;
     ADD_FAILURE() << "rank " << r.rank << ": " << l.thread_name << " called " << l.call << " in\n" << text_of(lines);
     return;
   }
@@ -423,7 +423,7 @@ TEST_P(Submissions, OfACollectiveAreTheCallersInOneOrderAndTheUsersStreamWaitsFo
         const isthmus_work_t work = call();
         const std::vector<Line> lines = watched.end(r);
         if (r.driver) {
-          expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
+          expect_callers_alone(r, lines, watched.callers(), DeviceWorker::MayNot);
           expect_users_stream(r, lines, stream, 1);
           expect_as_planned(r, given(r, lines, stream), planned(r, work));
         }
@@ -485,14 +485,14 @@ TEST_P(Submissions, OfMessagesOnAStreamAreTheCallers) {
         }
         const std::vector<Line> lines = watched.end(r);
         if (!r.driver || turn == 0) continue;
-        expect_callers_alone(r, lines, watched.callers(), Courier::MayNot);
+        expect_callers_alone(r, lines, watched.callers(), DeviceWorker::MayNot);
         if (takes_part) expect_users_stream(r, lines, stream, 2 * parts);
       }
     if (stream) r.driver->end(stream);
   });
 }
 
-TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheCouriers) {
+TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheDeviceWorkers) {
   on_ranks([](FleetRank &r, Watched &watched) {
     FleetMemory memory(r, 300'000);
     const int other = r.rank == 0 ? r.size - 1 : 0;
@@ -505,10 +505,10 @@ TEST_P(Submissions, OfAReceiveWithoutAStreamAreTheCouriers) {
                                           nullptr)) == ISTHMUS_OK);
       const std::vector<Line> lines = watched.end(r);
       if (!r.driver || turn == 0) continue;
-      expect_callers_alone(r, lines, watched.callers(), Courier::MayCopy);
+      expect_callers_alone(r, lines, watched.callers(), DeviceWorker::MayCopy);
       if (r.rank != 0 && r.rank != r.size - 1) continue;
       EXPECT_TRUE(std::any_of(lines.begin(), lines.end(), [](const Line &l) {
-        return l.thread_name == "isthmus-courier" && l.submitted;
+        return l.thread_name == "isthmus-worker" && l.submitted;
       })) << text_of(lines);
     }
   });

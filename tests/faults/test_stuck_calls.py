@@ -180,8 +180,8 @@ def test_a_caller_that_is_stuck_holds_up_nobody_else(
         early = "did not take part|not all 2 ranks of the island joined in time|did not connect within"
         assert re.match(refused, rank["again"]) or (len(ranks) > 2 and re.search(early, rank["again"])), rank
         assert rank["refused"] < AGAIN + SOON, rank
-        by_courier = what is recv and not on_stream  # then no call of the program's is in the driver
-        if not by_courier:
+        by_worker = what is recv and not on_stream  # then no call of the program's is in the driver
+        if not by_worker:
             assert "rank 0 (pid " in rank["said"] and re.search(CALLS[fleet.split(":")[0]], rank["said"]), rank
     assert device["destroyed"] < SOON and device["abandoned"] >= 1, device
     assert device["stuck"] and "nothing failed" not in device["stuck"] and "came back too late" not in device["stuck"], (
