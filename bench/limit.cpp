@@ -56,7 +56,7 @@ struct Shared {  // of the processes of --limit
   double rates[kMostRanks][kKernels];
   double handover[kMostRanks], latency[kMostRanks];  // seconds: of a slot written and one read; of one way of a ping-pong
   double slowest[kMostRanks];                        // the slowest of several such ways
-  struct alignas(128) Turn {
+  struct alignas(128) SubmitLock {
     std::atomic<uint64_t> count{0};
   } turns[kMostRanks];
   struct Slots {

@@ -229,7 +229,7 @@ void Member::hold(Op *op, void *stream) noexcept {
 
 void Member::send_from_device(Op *op) noexcept {
   op->port = Port::Taken;
-  const Turn::Held submitting = turn_for(copier_turn_, op);
+  const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting) return end_failed(op);
   bool behind = false;
   {
@@ -262,7 +262,7 @@ void Member::send_from_device(Op *op) noexcept {
 }
 
 void Member::recv_to_device(Op *op) noexcept {
-  const Turn::Held submitting = turn_for(copier_turn_, op);
+  const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting) return end_failed(op);
   if (failed() || !copier_) return (void)start_recv(op);  // drive() ends it
   struct Keep {  // once it has begun, it may be over before its submission has ended
@@ -320,7 +320,7 @@ void Member::order(Op *op, void *stream) {
 }
 
 bool Member::order_part(Op *op, void *stream) noexcept {
-  const Turn::Held submitting = turn_for(copier_turn_, op);
+  const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting || op->over() || failed() || !copier_) return true;
   try {
     const bool may_wait = can_wait_here();
@@ -401,7 +401,7 @@ bool Member::stage_all(const Op *behind) {
 
 // As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the collective first.
 void Member::place_sends(const Op *before) noexcept {
-  const Turn::Held submitting = turn_for(copier_turn_, before);
+  const SubmitLock::Held submitting = lock_for(copier_lock_, before);
   if (!submitting || failed() || !copier_) return;
   try {
     stage_all(before);
@@ -487,7 +487,7 @@ bool Member::may_settle(const Op &op) const noexcept {
 bool Member::settle_stream(Op *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
   if (op->call.collective == Collective::Send) return true;
-  const Turn::Held submitting = turn_for(copier_turn_, op);
+  const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting || failed() || !copier_ || op->over()) return true;
   try {
     const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
@@ -623,7 +623,7 @@ bool Member::carry_messages() noexcept {
   worker_called_.store(false, std::memory_order_relaxed);
   bool memory[2] = {true, true};  // may be there for a send that finds no slot, a large one or a small one
   for (;;) {
-    const Turn::Held submitting = turn_for(copier_turn_, nullptr);
+    const SubmitLock::Held submitting = lock_for(copier_lock_, nullptr);
     if (!submitting || failed() || !copier_) return false;
     Op *op = nullptr;
     bool later = false;
@@ -658,8 +658,8 @@ bool Member::carry_messages() noexcept {
 bool Member::messages_settled() noexcept {
   if (!copier_) return true;
   copier_->abort();
-  if (const Turn::Held submitting = copier_turn_.try_take()) return !copier_ || copier_->settled(now_ns());
-  if (!leave_behind(copier_turn_)) return false;
+  if (const SubmitLock::Held submitting = copier_lock_.try_take()) return !copier_ || copier_->settled(now_ns());
+  if (!leave_behind(copier_lock_)) return false;
   stages_lost_.store(true, std::memory_order_relaxed);
   return true;
 }

@@ -127,12 +127,12 @@ void Member::look_at_device() noexcept {
   }
   if (s.ok()) return;
   // Whoever submits may stand at a gate with the mutex, until he hears of the failure. Then we are asked again.
-  if (const Turn::Held order = island_turn_.try_take(); order && island_) island_->died();
+  if (const SubmitLock::Held order = island_lock_.try_take(); order && island_) island_->died();
   device_failed(s);
 }
 
-Turn::Held Member::turn_for(Turn &turn, const Op *op) noexcept {
-  return turn.take(op, [&] {
+SubmitLock::Held Member::lock_for(SubmitLock &lock, const Op *op) noexcept {
+  return lock.take(op, [&] {
     if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
       fail_at(*op, Code::Timeout,
               formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
@@ -142,12 +142,12 @@ Turn::Held Member::turn_for(Turn &turn, const Op *op) noexcept {
   });
 }
 
-bool Member::leave_behind(Turn &turn) noexcept {
-  return turn.leave_behind(now_ns(), formatted("communicator '{}', rank {}", name_, rank_), runtime_, device_);
+bool Member::leave_behind(SubmitLock &lock) noexcept {
+  return lock.leave_behind(now_ns(), formatted("communicator '{}', rank {}", name_, rank_), runtime_, device_);
 }
 
 bool Member::only_stuck() const noexcept {
-  if (!island_turn_.left() && !copier_turn_.left()) return false;
+  if (!island_lock_.left() && !copier_lock_.left()) return false;
   {
     const Lock lock(queue_lock_);
     if (head()) return false;
@@ -157,8 +157,8 @@ bool Member::only_stuck() const noexcept {
 }
 
 std::string Member::inside_text() const {
-  for (const Turn *turn : {&island_turn_, &copier_turn_})
-    if (const std::string call = turn->call(); !call.empty())
+  for (const SubmitLock *lock : {&island_lock_, &copier_lock_})
+    if (const std::string call = lock->call(); !call.empty())
       return formatted("{}{}, which has not come back", call,
                        runtime_ ? formatted(" on {}:{}", runtime_->vendor(), device_) : "");
   return {};
@@ -167,8 +167,8 @@ std::string Member::inside_text() const {
 // One that is in none of the lists yet, because the thread that begins it is held up before.
 void Member::late_submission(int64_t now) noexcept {
   std::string late;
-  for (const Turn *turn : {&island_turn_, &copier_turn_})
-    turn->if_late(now, [&](const Op &op) {
+  for (const SubmitLock *lock : {&island_lock_, &copier_lock_})
+    lock->if_late(now, [&](const Op &op) {
       late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, rank_text(rank_),
                        inside_text());
     });

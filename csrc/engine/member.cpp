@@ -164,7 +164,7 @@ void Member::enqueue(Op *op) noexcept {
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Op *op) noexcept {
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
-  const Turn::Held order = turn_for(island_turn_, op);
+  const SubmitLock::Held order = lock_for(island_lock_, op);
   if (!order) return end_failed(op);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
   if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
@@ -230,9 +230,9 @@ bool Member::capturing(void *stream) {
     explicit Pending(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_acq_rel); }
     ~Pending() { count.fetch_sub(1, std::memory_order_acq_rel); }
   } const pending(pending_);
-  // Whoever submits to a device that cannot wait for the host may have the turn for as long as the exchange takes.
+  // Whoever submits to a device that cannot wait for the host may hold the submit lock for as long as the exchange takes.
   try {
-    const Turn::Held order = island_turn_.try_take();
+    const SubmitLock::Held order = island_lock_.try_take();
     if (!order) return runtime_ && runtime_->adopt(device_, stream)->capturing();
     return island_ && island_->capturing(stream);
   } catch (const Error &) {
@@ -294,7 +294,7 @@ void Member::bounce_out(Op *op, bool well) noexcept {
 // The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
 void Member::abort_island() noexcept {
   {
-    const Turn::Held order = island_turn_.try_take();  // else a thread submits just now
+    const SubmitLock::Held order = island_lock_.try_take();  // else a thread submits just now
     if (!order || !island_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
   }
   island_->abort();
@@ -320,10 +320,10 @@ bool Member::island_settled() noexcept {
   if (!island_) return true;
   abort_island();  // first: whoever submits may wait for room behind a gate
   const int64_t now = now_ns();
-  const Turn::Held order = island_turn_.try_take();
+  const SubmitLock::Held order = island_lock_.try_take();
   const bool wants_stop = wants_stop_of_stream(now, static_cast<bool>(order));
   if (!order) {
-    if (!leave_behind(island_turn_)) return false;
+    if (!leave_behind(island_lock_)) return false;
     island_->leave_behind();
     return true;
   }
@@ -696,10 +696,10 @@ void Member::leave_library(bool broken) noexcept {
   while (!here && exec_.test_and_set(std::memory_order_acquire)) ::sched_yield();
   std::unique_ptr<Island> island;
   // What a thread that is stuck works with is left to it.
-  if (const Turn::Held order = island_turn_.take(nullptr, [this] { return leave_behind(island_turn_); }))
+  if (const SubmitLock::Held order = island_lock_.take(nullptr, [this] { return leave_behind(island_lock_); }))
     island = std::move(island_);
   if (copier_) copier_->abort();
-  if (const Turn::Held submitting = copier_turn_.take(nullptr, [this] { return leave_behind(copier_turn_); }))
+  if (const SubmitLock::Held submitting = copier_lock_.take(nullptr, [this] { return leave_behind(copier_lock_); }))
     copier_.reset();
   if (!island) {
     abort_island();

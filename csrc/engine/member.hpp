@@ -27,7 +27,7 @@
 #include "engine/plan_inbox.hpp"
 #include "engine/device_copier.hpp"
 #include "engine/rings.hpp"
-#include "engine/turn.hpp"
+#include "engine/submit_lock.hpp"
 #include "p2p/flow_credit.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
@@ -286,8 +286,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void begin_if_first(Op *op) noexcept;
   void doubt_device(int64_t now) noexcept;  // doubt.cpp
   // For its submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
-  Turn::Held turn_for(Turn &turn, const Op *op) noexcept;
-  bool leave_behind(Turn &turn) noexcept;  // exec, after a failure: its holder is stuck, and nobody waits for it any more
+  SubmitLock::Held lock_for(SubmitLock &turn, const Op *op) noexcept;
+  bool leave_behind(SubmitLock &turn) noexcept;  // exec, after a failure: its holder is stuck, and nobody waits for it any more
   bool only_stuck() const noexcept;        // what has not ended are calls of such threads
   void late_submission(int64_t now) noexcept;
   void refuse_stuck() const;         // throws what has failed
@@ -338,7 +338,7 @@ class Member : public std::enable_shared_from_this<Member> {
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
   void place_sends(const Op *before) noexcept;
-  bool stage_all(const Op *behind);  // with the device copier's turn, as are the next two; throw what the runtime throws
+  bool stage_all(const Op *behind);  // with the device copier's submit lock, as are the next two; throw what the runtime throws
   bool order_now(Op *op, void *stream, bool may_wait);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
@@ -471,7 +471,7 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t fixed_ring_bytes_ = 0;  // of it, what the others have as well
   std::vector<std::span<std::byte>> guarded_;
 
-  // The device side, or null. The island's turn orders submissions: sequence numbers rise as the stream's work does.
+  // The device side, or null. The island's submit lock orders submissions: sequence numbers rise as the stream's work does.
   std::unique_ptr<Island> island_;
   std::unique_ptr<Bounces> bounces_;    // made when first needed, by who submits to the island
   bool bounced_ = false;                // exec: a piece was copied since the driver last looked
@@ -482,7 +482,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::vector<int> island_ranks_;  // that the library serves with this one
   const std::vector<int>
       served_in_;  // by rank, as in MemberSetup: who waits inside a library waits for ranks of the same island
-  Turn island_turn_;
+  SubmitLock island_lock_;
   bool behind_host_ = true;  // the last operation submitted had no device work
 
   // queue lock
@@ -560,7 +560,7 @@ class Member : public std::enable_shared_from_this<Member> {
   const int64_t group_wait_ns_;
   std::unique_ptr<DeviceCopier> copier_;
   bool copier_gates_ = true;
-  Turn copier_turn_;                      // whoever submits copies; taken before the match lock
+  SubmitLock copier_lock_;                      // whoever submits copies; taken before the match lock
   std::atomic<bool> stages_lost_{false};  // the device may still come to any of them
   p2p::StagingPool pool_;
   std::atomic<uint64_t> next_message_{0};

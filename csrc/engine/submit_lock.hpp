@@ -1,6 +1,8 @@
-// Whose turn it is to give a device work: one thread at a time, so that the order of submission is that of the numbers. Whoever has it calls the
-// vendor's runtime and library, and may not come back from there. So nobody waits for the turn for ever, and a holder that does not come back is
-// left behind: counted, and named by its call. It may come back after all, finds that the communicator has failed, and touches nothing more.
+// A lock whose holder gives a device work. One thread at a time, so that the order of submission is that of the numbers.
+//
+// The holder calls the vendor's runtime and library, and may not come back from there. So nobody waits for the lock for ever. A holder that
+// does not come back is left behind: it is counted, and named by its call. Such a thread may come back after all. It finds then that the
+// communicator has failed, and touches nothing more.
 #pragma once
 
 #include <atomic>
@@ -16,22 +18,22 @@
 
 namespace isthmus::engine {
 
-class Turn {
+class SubmitLock {
  public:
   class Held {
    public:
     Held() = default;
-    Held(Held &&other) noexcept : turn_(std::exchange(other.turn_, nullptr)), outer_(other.outer_) {}
+    Held(Held &&other) noexcept : lock_(std::exchange(other.lock_, nullptr)), outer_(other.outer_) {}
     Held &operator=(Held &&) = delete;
     ~Held() {
-      if (turn_) turn_->give(outer_);
+      if (lock_) lock_->give(outer_);
     }
-    explicit operator bool() const noexcept { return turn_ != nullptr; }
+    explicit operator bool() const noexcept { return lock_ != nullptr; }
 
    private:
-    friend class Turn;
-    Held(Turn *turn, device::VendorCall *outer) noexcept : turn_(turn), outer_(outer) {}
-    Turn *turn_ = nullptr;
+    friend class SubmitLock;
+    Held(SubmitLock *lock, device::VendorCall *outer) noexcept : lock_(lock), outer_(outer) {}
+    SubmitLock *lock_ = nullptr;
     device::VendorCall *outer_ = nullptr;
   };
 

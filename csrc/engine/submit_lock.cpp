@@ -1,11 +1,11 @@
-#include "engine/turn.hpp"
+#include "engine/submit_lock.hpp"
 
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 
 namespace isthmus::engine {
 
-void Turn::give(device::VendorCall *outer) noexcept {
+void SubmitLock::give(device::VendorCall *outer) noexcept {
   device::vendor_call_here = outer;
   {
     const Lock lock(op_lock_);
@@ -22,7 +22,7 @@ void Turn::give(device::VendorCall *outer) noexcept {
   given_.notify_one();
 }
 
-bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept {
+bool SubmitLock::leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept {
   constexpr int64_t kPatience = 2'000'000'000;
   if (vendor_call_.left()) return true;
   const bool inside = vendor_call_.inside();
@@ -53,7 +53,7 @@ bool Turn::leave_behind(int64_t now_ns, const std::string &who, device::Runtime 
   return true;
 }
 
-std::string Turn::call() const {
+std::string SubmitLock::call() const {
   if (!vendor_call_.inside()) return {};
   return formatted("{} ({})", vendor_call_.call.load(std::memory_order_relaxed),
                    vendor_call_.library.load(std::memory_order_relaxed));
