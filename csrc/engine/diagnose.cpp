@@ -170,11 +170,11 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
 
 // Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
 std::string Member::library_text(const Op &op, Code &code) noexcept {
-  const char *call = island_->doing();
+  const char *call = executor_->doing();
   if (island_ranks_.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      island_family_, device_);
-  const std::string standing = island_->standing(op);
+  const std::string standing = executor_->standing(op);
   const std::string in = formatted("{}{}{}",
                                    call ? formatted("{} is in {}", island_family_, call)
                                         : formatted("what was given to {} has not ended", island_family_),
@@ -216,8 +216,8 @@ void Member::on_deadline(const Op &op) noexcept {
     who = op.is_p2p() ? "no rank has sent a message that matches"
           : op.short_of_room && op.phase == Phase::Fresh
               ? "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)"
-          : op.plan && !op.plan->device.empty() && island_ ? library_text(op, code)
-                                                           : "it waited for no rank";
+          : op.plan && !op.plan->device.empty() && executor_ ? library_text(op, code)
+                                                             : "it waited for no rank";
   else who = culprit(op, first, code);
   if (const std::string inside = inside_text(); !inside.empty()) who += formatted("; {} is in {}", rank_text(rank_), inside);
   fail_at(op, code, formatted(" did not finish within {:g} s: {}", op.call.timeout, who), true);

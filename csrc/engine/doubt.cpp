@@ -127,7 +127,7 @@ void Member::look_at_device() noexcept {
   }
   if (s.ok()) return;
   // Whoever submits may stand at a gate with the mutex, until he hears of the failure. Then we are asked again.
-  if (const SubmitLock::Held order = island_lock_.try_take(); order && island_) island_->died();
+  if (const SubmitLock::Held order = island_lock_.try_take(); order && executor_) executor_->died();
   device_failed(s);
 }
 

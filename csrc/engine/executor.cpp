@@ -43,7 +43,7 @@ bool Member::start_plan(Op *op) noexcept {
     for (int q = 0; q < world_; ++q)
       mail_->block(q, world_, cell_bytes_).store(op->operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
   publish(op, op->ring);
-  if (!p.device.empty()) island_->go(op->sequence);
+  if (!p.device.empty()) executor_->go(op->sequence);
   if (p.pairwise_sizes)
     for (int q = 0; q < world_; ++q)
       if (q != rank_ && peers_[q].bell) peers_[q].bell->ring();
@@ -141,8 +141,8 @@ Member::Outcome Member::wait_for_device(Op *op) noexcept {
 
 // A failed call is noted before what comes after it on the stream is signalled.
 bool Member::island_sound(Op *op) noexcept {
-  if (!island_->failed()) return true;
-  const Status s = island_->status();
+  if (!executor_->failed()) return true;
+  const Status s = executor_->status();
   fail_at(*op, s.code, ": " + s.text);
   return false;
 }
@@ -257,7 +257,7 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
       return Outcome::Blocked;
     }
   if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
-  if (!island_->ended(op->sequence)) return wait_for_device(op);
+  if (!executor_->ended(op->sequence)) return wait_for_device(op);
   if (op->bounce) bounce_on(op);  // all that came out is there
   if (!island_sound(op) || !slots_held(op) || op->broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing: whoever came with something else shows here, or did before.
@@ -295,7 +295,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
       if (v <= 0) return Outcome::Moved;
       const uint64_t want = (op->sequence << plan::kValueBits) + static_cast<uint64_t>(v);
       if (step.counter >= plan::kCounters) {
-        if (island_->posted(step.counter) < want) return wait_for_device(op);
+        if (executor_->posted(step.counter) < want) return wait_for_device(op);
         return island_sound(op) ? Outcome::Moved : Outcome::Blocked;
       }
       if (peers_[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
@@ -307,7 +307,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
     case StepKind::Post: {
       const int64_t v = step.mul * c + step.add;
       if (step.counter >= plan::kCounters) {
-        island_->ready((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v));
+        executor_->ready((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v));
         return Outcome::Moved;
       }
       mail_->counters[step.counter].value.store((op->sequence << plan::kValueBits) + static_cast<uint64_t>(v),

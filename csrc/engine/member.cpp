@@ -68,12 +68,12 @@ Member::Member(MemberSetup s)
     island_ranks_ = s.island.ranks;
     std::byte *const arena = s.island.arena;
     const auto wake = [](void *context) { static_cast<Context *>(context)->wake(); };
-    island_ = std::make_unique<Island>(std::move(s.island), wake, context_.get());
-    island_family_ = island_->family();
-    if (island_->private_memory()) {
-      runtime_ = &island_->runtime();
-      device_ = island_->device();
-      device_streams_ = island_->streams();
+    executor_ = std::make_unique<DeviceExecutor>(std::move(s.island), wake, context_.get());
+    island_family_ = executor_->family();
+    if (executor_->private_memory()) {
+      runtime_ = &executor_->runtime();
+      device_ = executor_->device();
+      device_streams_ = executor_->streams();
       copier_ = std::make_unique<DeviceCopier>(*runtime_, device_, arena, wake, context_.get());
       copier_gates_ = copier_->gates();
     }
@@ -82,7 +82,7 @@ Member::Member(MemberSetup s)
 
 Member::~Member() {
   if (!birth_.here()) {  // the parent's memory, and its threads
-    (void)island_.release();
+    (void)executor_.release();
     (void)copier_.release();
     rings_.take_all();
   }
@@ -92,7 +92,7 @@ void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
   fixed_ring_bytes_ = bytes;
   // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
   if (bytes == 0 && fixed_ring_ != 0) context_->give_fixed_ring(std::exchange(fixed_ring_, 0), fixed_ring_allocated_);
-  if (island_ && !rings.empty()) island_->reaches(std::move(rings));
+  if (executor_ && !rings.empty()) executor_->reaches(std::move(rings));
 }
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ void Member::submit(Op *op) noexcept {
   pending_.fetch_add(1, std::memory_order_acq_rel);
   if (failed()) {
     // Who hears of a failure may free memory, which waits for all that the device has to do: not before what stands there is stopped.
-    const bool stands = island_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
+    const bool stands = executor_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
     return stands && driven_here != this && !Context::inside_link() ? enqueue(op) : end_failed(op);
   }
   if (op->is_p2p()) submit_message(op);
-  else if (island_) submit_to_island(op);
+  else if (executor_) submit_to_island(op);
   else enqueue(op);
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
 }
@@ -167,7 +167,7 @@ void Member::submit_to_island(Op *op) noexcept {
   const SubmitLock::Held order = lock_for(island_lock_, op);
   if (!order) return end_failed(op);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
-  if (failed() || !island_) return enqueue(op);  // drive() ends it; the island may be gone
+  if (failed() || !executor_) return enqueue(op);  // drive() ends it; the island may be gone
   if (!plan || plan->device.empty()) {
     enqueue(op);
     behind_host_ = true;
@@ -183,13 +183,13 @@ void Member::submit_to_island(Op *op) noexcept {
     }
     if (runtime_) {
       if (!op->call.device) bounce_in(op);
-      else if (op->call.in_there || op->call.out_there) island_->lend_for_pinned(*op);
+      else if (op->call.in_there || op->call.out_there) executor_->lend_for_pinned(*op);
       island_polls_.store(true, std::memory_order_relaxed);
     }
     enqueue(op);
     begin_if_first(op);
     context_->activate(*this);
-    island_->submit(
+    executor_->submit(
         *op, std::exchange(behind_host_, false),
         [](void *me, bool (*holds)(const void *), const void *what) {
           static_cast<Member *>(me)->sleep_until([&] { return holds(what); });
@@ -200,7 +200,7 @@ void Member::submit_to_island(Op *op) noexcept {
     op->broken.store(true, std::memory_order_release);
     if (begun == 0) enqueue(op);
     not_submitted(*op, e);  // before its end is signalled: it has not come to its end
-    if (begun != 0) island_->finish(begun);
+    if (begun != 0) executor_->finish(begun);
   }
 }
 
@@ -234,7 +234,7 @@ bool Member::capturing(void *stream) {
   try {
     const SubmitLock::Held order = island_lock_.try_take();
     if (!order) return runtime_ && runtime_->adopt(device_, stream)->capturing();
-    return island_ && island_->capturing(stream);
+    return executor_ && executor_->capturing(stream);
   } catch (const Error &) {
     if (!failed()) throw;
   }
@@ -244,7 +244,7 @@ bool Member::capturing(void *stream) {
 
 void Member::bounce_in(Op *op) {
   if (!bounces_)
-    bounces_ = std::make_unique<Bounces>(context_->arena(), island_->arena(), *runtime_, device_,
+    bounces_ = std::make_unique<Bounces>(context_->arena(), executor_->arena(), *runtime_, device_,
                                          formatted("communicator '{}', rank {}", name_, rank_));
   Bounce &b = op->bounce;
   const bool writes = op->call.out && writes_output(op->call.collective, rank_, op->call.root);
@@ -272,13 +272,13 @@ void Member::bounce_piece(Op *op, uint32_t k) noexcept {
 bool Member::bounce_on(Op *op) noexcept {
   Bounce &b = op->bounce;
   const uint32_t filled = b.filled, emptied = b.emptied;
-  while (b.filled < b.in_pieces && island_->has_copied(op->sequence, b.filled - b.slots + 1)) {
+  while (b.filled < b.in_pieces && executor_->has_copied(op->sequence, b.filled - b.slots + 1)) {
     bounce_piece(op, b.filled++);
-    island_->give_pieces(op->sequence, b.filled);
+    executor_->give_pieces(op->sequence, b.filled);
   }
-  while (b.emptied < b.out_pieces && island_->has_copied(op->sequence, b.in_pieces + b.emptied + 1) && island_sound(op)) {
+  while (b.emptied < b.out_pieces && executor_->has_copied(op->sequence, b.in_pieces + b.emptied + 1) && island_sound(op)) {
     bounce_piece(op, b.in_pieces + b.emptied++);
-    island_->give_pieces(op->sequence, b.in_pieces + b.emptied + b.slots);
+    executor_->give_pieces(op->sequence, b.in_pieces + b.emptied + b.slots);
   }
   return b.filled != filled || b.emptied != emptied;
 }
@@ -286,7 +286,7 @@ bool Member::bounce_on(Op *op) noexcept {
 void Member::bounce_out(Op *op, bool well) noexcept {
   // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
   // this operation came back from the driver.
-  if (bounces_ && (well || !island_ || island_->idle())) bounces_->give(op->bounce);
+  if (bounces_ && (well || !executor_ || executor_->idle())) bounces_->give(op->bounce);
   else if (bounces_) bounces_->lose(op->bounce);
   op->bounce = {};
 }
@@ -295,19 +295,19 @@ void Member::bounce_out(Op *op, bool well) noexcept {
 void Member::abort_island() noexcept {
   {
     const SubmitLock::Held order = island_lock_.try_take();  // else a thread submits just now
-    if (!order || !island_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
+    if (!order || !executor_->idle()) mail_->overrun.value.store(1, std::memory_order_seq_cst);
   }
-  island_->abort();
+  executor_->abort();
 }
 
 // `turn`: nobody submits now. Who submits while the stream is stopped may give it more behind that, so then it is done once again.
 bool Member::wants_stop_of_stream(int64_t now, bool turn) noexcept {
   const Stop stop = stop_.load(std::memory_order_acquire);
   if (stop == Stop::Done && turn) {
-    if (stopped_in_turn_) island_->died();
+    if (stopped_in_turn_) executor_->died();
     else stop_.store(Stop::None, std::memory_order_release);
   }
-  if (stop == Stop::Refused || !island_->wants_stop(now)) return false;
+  if (stop == Stop::Refused || !executor_->wants_stop(now)) return false;
   if (stop_.load(std::memory_order_acquire) == Stop::None) {
     stopped_in_turn_ = turn;
     stop_.store(Stop::Asked, std::memory_order_release);
@@ -317,14 +317,14 @@ bool Member::wants_stop_of_stream(int64_t now, bool turn) noexcept {
 }
 
 bool Member::island_settled() noexcept {
-  if (!island_) return true;
+  if (!executor_) return true;
   abort_island();  // first: whoever submits may wait for room behind a gate
   const int64_t now = now_ns();
   const SubmitLock::Held order = island_lock_.try_take();
   const bool wants_stop = wants_stop_of_stream(now, static_cast<bool>(order));
   if (!order) {
     if (!leave_behind(island_lock_)) return false;
-    island_->leave_behind();
+    executor_->leave_behind();
     return true;
   }
   const uint64_t entered = entered_.load(std::memory_order_acquire);
@@ -333,7 +333,7 @@ bool Member::island_settled() noexcept {
     return q != rank_ && ((p.process && p.process->lost.load()) || p.left.load() || !p.mail ||
                           p.mail->description(entered).sequence.load(std::memory_order_acquire) < entered);
   });
-  if (island_->settled(now, alone, stop_.load(std::memory_order_acquire) == Stop::Refused)) return true;
+  if (executor_->settled(now, alone, stop_.load(std::memory_order_acquire) == Stop::Refused)) return true;
   if (wants_stop)
     return false;  // its driver may be locked by whoever waits for the device: it is asked how it does when that is over
   doubt_device(now);
@@ -457,7 +457,7 @@ void Member::record(const Op &op, Code result, int64_t ended_ns) noexcept {
 
 void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op, code == Code::Ok);
-  if (op->on_device && code == Code::Ok && island_) island_->ended_well(*op);
+  if (op->on_device && code == Code::Ok && executor_) executor_->ended_well(*op);
   if (std::exchange(op->lent, false)) {
     rings_.end(op->sequence);
     context_->room_given_back();
@@ -582,7 +582,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
   // The device is asked only where nothing of it has gone on for so long.
-  const uint64_t moved = (late ? late->sequence + late->t : 0) + (island_ ? island_->signalled() : 0) +
+  const uint64_t moved = (late ? late->sequence + late->t : 0) + (executor_ ? executor_->signalled() : 0) +
                          (copier_ ? copier_->signalled() : 0) + moving_.load();
   if (moved != device_moved_) {
     device_moved_ = moved;
@@ -694,16 +694,16 @@ void Member::leave_library(bool broken) noexcept {
   // The thread that drives may look at the island just now, and one that submits.
   const bool here = driven_here == this;  // in a callback of an operation that this thread has ended
   while (!here && exec_.test_and_set(std::memory_order_acquire)) ::sched_yield();
-  std::unique_ptr<Island> island;
+  std::unique_ptr<DeviceExecutor> island;
   // What a thread that is stuck works with is left to it.
   if (const SubmitLock::Held order = island_lock_.take(nullptr, [this] { return leave_behind(island_lock_); }))
-    island = std::move(island_);
+    island = std::move(executor_);
   if (copier_) copier_->abort();
   if (const SubmitLock::Held submitting = copier_lock_.take(nullptr, [this] { return leave_behind(copier_lock_); }))
     copier_.reset();
   if (!island) {
     abort_island();
-    island_->leave_behind();
+    executor_->leave_behind();
   }
   if (!here) exec_.clear(std::memory_order_release);
   struct Buffers {  // the device may still come to them where it has not run to the end
@@ -796,7 +796,7 @@ void Member::leave(int64_t until_ns) noexcept {
   for (int q = 0; q < world_; ++q)
     if (q != rank_)
       say_leave(q, !broken ? Leaving::Well : copier_ && copier_->busy() ? Leaving::BrokenWriting : Leaving::Broken);
-  if (island_) leave_library(broken);
+  if (executor_) leave_library(broken);
   // What peers may still read goes back only when they have ended our last operation, have left, or are gone.
   struct Reader {
     int rank;

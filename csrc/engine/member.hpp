@@ -20,7 +20,7 @@
 #include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "engine/context.hpp"
-#include "engine/island.hpp"
+#include "engine/device_executor.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/op.hpp"
 #include "engine/out_of_band.hpp"
@@ -97,7 +97,7 @@ struct MemberSetup {
   uint64_t cell_bytes = 0, credit_window = 0;
   int64_t group_wait_ns = 0;   // see ISTHMUS_GROUP_WAIT_MS
   uint64_t part_bytes = 0;     // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
-  IslandSetup island;          // with a communicator where a library serves this rank
+  DeviceExecutorSetup island;  // with a communicator where a library serves this rank
   std::vector<int> served_in;  // by rank: the number of the island in which a library serves it; -1: none does
   uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from Context::take_fixed_ring(); 0: none
 };
@@ -287,8 +287,9 @@ class Member : public std::enable_shared_from_this<Member> {
   void doubt_device(int64_t now) noexcept;  // doubt.cpp
   // For its submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
   SubmitLock::Held lock_for(SubmitLock &turn, const Op *op) noexcept;
-  bool leave_behind(SubmitLock &turn) noexcept;  // exec, after a failure: its holder is stuck, and nobody waits for it any more
-  bool only_stuck() const noexcept;        // what has not ended are calls of such threads
+  bool leave_behind(
+      SubmitLock &turn) noexcept;    // exec, after a failure: its holder is stuck, and nobody waits for it any more
+  bool only_stuck() const noexcept;  // what has not ended are calls of such threads
   void late_submission(int64_t now) noexcept;
   void refuse_stuck() const;         // throws what has failed
   void end_failed(Op *op) noexcept;  // it has failed before it began
@@ -338,7 +339,8 @@ class Member : public std::enable_shared_from_this<Member> {
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
   void place_sends(const Op *before) noexcept;
-  bool stage_all(const Op *behind);  // with the device copier's submit lock, as are the next two; throw what the runtime throws
+  bool stage_all(
+      const Op *behind);  // with the device copier's submit lock, as are the next two; throw what the runtime throws
   bool order_now(Op *op, void *stream, bool may_wait);
   bool take_waiting(Op *op);
   void place_later(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
@@ -472,7 +474,7 @@ class Member : public std::enable_shared_from_this<Member> {
   std::vector<std::span<std::byte>> guarded_;
 
   // The device side, or null. The island's submit lock orders submissions: sequence numbers rise as the stream's work does.
-  std::unique_ptr<Island> island_;
+  std::unique_ptr<DeviceExecutor> executor_;
   std::unique_ptr<Bounces> bounces_;    // made when first needed, by who submits to the island
   bool bounced_ = false;                // exec: a piece was copied since the driver last looked
   device::Runtime *runtime_ = nullptr;  // of a device whose memory the host cannot touch
@@ -560,7 +562,7 @@ class Member : public std::enable_shared_from_this<Member> {
   const int64_t group_wait_ns_;
   std::unique_ptr<DeviceCopier> copier_;
   bool copier_gates_ = true;
-  SubmitLock copier_lock_;                      // whoever submits copies; taken before the match lock
+  SubmitLock copier_lock_;                // whoever submits copies; taken before the match lock
   std::atomic<bool> stages_lost_{false};  // the device may still come to any of them
   p2p::StagingPool pool_;
   std::atomic<uint64_t> next_message_{0};

@@ -27,7 +27,7 @@
 
 namespace isthmus::engine {
 
-struct IslandSetup {
+struct DeviceExecutorSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
@@ -39,14 +39,14 @@ struct IslandSetup {
   std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
 };
 
-class Island {
+class DeviceExecutor {
  public:
   // `wake` is called when a signal has been given, on a thread of the runtime's, and when a thread that submits may go on.
-  Island(IslandSetup setup, device::Wake wake, void *context);
+  DeviceExecutor(DeviceExecutorSetup setup, device::Wake wake, void *context);
   // Ends the library's communicator, behind what was submitted. What cannot end is left behind, with all that it uses.
-  ~Island();
-  Island(const Island &) = delete;
-  Island &operator=(const Island &) = delete;
+  ~DeviceExecutor();
+  DeviceExecutor(const DeviceExecutor &) = delete;
+  DeviceExecutor &operator=(const DeviceExecutor &) = delete;
 
   // Submits the device list of `op`, whose places in the arena are known. One thread at a time, in the order of the sequence numbers; may wait
   // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
@@ -146,7 +146,7 @@ class Island {
   void exchange_blocks(const Op &op, const plan::Span &from);  // AllToAllV
 
   // What the queue of the stream points to; left behind with a stuck thread.
-  struct Shared : IslandSetup {
+  struct Shared : DeviceExecutorSetup {
     Shared() = default;
     Shared(const Shared &) = delete;
     Shared &operator=(const Shared &) = delete;

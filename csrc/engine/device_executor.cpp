@@ -1,4 +1,4 @@
-#include "engine/island.hpp"
+#include "engine/device_executor.hpp"
 
 #include <algorithm>
 
@@ -43,9 +43,9 @@ bool works(const Op &op, const plan::Step &step, uint32_t c) {
 
 }  // namespace
 
-Island::Island(IslandSetup setup, device::Wake wake, void *context)
+DeviceExecutor::DeviceExecutor(DeviceExecutorSetup setup, device::Wake wake, void *context)
     : shared_(new Shared), wake_(wake), wake_context_(context) {
-  static_cast<IslandSetup &>(*shared_) = std::move(setup);
+  static_cast<DeviceExecutorSetup &>(*shared_) = std::move(setup);
   shared_->blocks.resize(4 * shared_->ranks.size());
   const int device = shared_->stream->device();
   const device::Capabilities can = shared_->runtime->capabilities(device);
@@ -72,7 +72,7 @@ Island::Island(IslandSetup setup, device::Wake wake, void *context)
   shared_->scratch->reserve(shared_->first_scratch);
 }
 
-Island::~Island() {
+DeviceExecutor::~DeviceExecutor() {
   if (aborted_ns_.load() != 0) let_go();
   shared_->communicator.reset();
   if (idle()) return;
@@ -81,7 +81,7 @@ Island::~Island() {
   device::keep_for_good(shared_.release());  // a queue that has not run to its end still points to it
 }
 
-Status Island::status() const {
+Status DeviceExecutor::status() const {
   Status s = shared_->communicator ? shared_->communicator->status() : Status{};
   if (s.ok() && shared_->stream->cuts() != cuts_.load())
     s = {Code::System,
@@ -92,7 +92,7 @@ Status Island::status() const {
   return s.ok() && shared_->beside ? shared_->beside->status() : s;
 }
 
-device::Stream &Island::user_stream(void *handle) {
+device::Stream &DeviceExecutor::user_stream(void *handle) {
   if (!shared_->user || shared_->user->handle() != handle) {
     shared_->user = shared_->runtime->adopt(device(), handle);
     if (!shared_->before) shared_->before = shared_->runtime->make_event(device());
@@ -101,14 +101,14 @@ device::Stream &Island::user_stream(void *handle) {
   return *shared_->user;
 }
 
-void Island::open(Door &door, uint64_t value) noexcept {
+void DeviceExecutor::open(Door &door, uint64_t value) noexcept {
   uint64_t seen = door.value.load(std::memory_order_relaxed);
   while (seen < value && !door.value.compare_exchange_weak(seen, value, std::memory_order_release)) {}
   if (door.gate) door.gate->open(value);
   else wake_(wake_context_);
 }
 
-void Island::pass(Door &door, uint64_t value, device::Stream &stream) {
+void DeviceExecutor::pass(Door &door, uint64_t value, device::Stream &stream) {
   if (door.value.load(std::memory_order_acquire) >= value) return;  // what is submitted now need not wait for it
   if (door.gate) return door.gate->arm(stream, value);
   struct What {
@@ -124,7 +124,7 @@ void Island::pass(Door &door, uint64_t value, device::Stream &stream) {
   if (shared_->cancelled.load(std::memory_order_acquire)) fail(Code::Aborted, "the communicator has failed");
 }
 
-void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
+void DeviceExecutor::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
   wait_ = wait;
   wait_context_ = wait_context;
   const plan::Plan &p = *op.plan;
@@ -181,7 +181,7 @@ void Island::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
 
 // Pinned memory of the user's is worked on where it lies, but where a copy would be from the host to the host, for which vendors' calls wait
 // (Runtime::copy), or where the library takes only memory of its device. Memory of the device stands for it then, and the device copies.
-void Island::lend_for_pinned(Op &op) const noexcept {
+void DeviceExecutor::lend_for_pinned(Op &op) const noexcept {
   const plan::Plan &p = *op.plan;
   const bool taken = shared_->library && shared_->library->capabilities().host_memory;
   const auto pinned = [&](Memory m) {
@@ -206,8 +206,8 @@ void Island::lend_for_pinned(Op &op) const noexcept {
 }
 
 // Blocks that follow each other are one copy.
-void Island::copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
-                         std::span<const uint64_t> bytes) {
+void DeviceExecutor::copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from,
+                                 std::span<const uint64_t> displ, std::span<const uint64_t> bytes) {
   for (size_t b = 0; b < bytes.size();) {
     const uint64_t begin = displ[b];
     uint64_t end = begin + bytes[b];
@@ -217,7 +217,7 @@ void Island::copy_blocks(device::Stream &stream, std::byte *to, const std::byte 
 }
 
 // A slot is used again once a processor has filled it, or emptied it. One that went in is copied by the time its slot is used for the way out.
-void Island::piece(const Op &op, uint32_t k, std::byte *there) {
+void DeviceExecutor::piece(const Op &op, uint32_t k, std::byte *there) {
   const Bounce &b = op.bounce;
   device::Stream &stream = *shared_->stream;
   const bool in = k < b.in_pieces, waits = in ? k >= b.filled_before : k - b.in_pieces >= b.slots;
@@ -228,7 +228,7 @@ void Island::piece(const Op &op, uint32_t k, std::byte *there) {
   if (!in || k + b.slots < b.in_pieces) shared_->copied->arm(stream, piece_value(op.sequence, k + 1));
 }
 
-std::byte *Island::lend(Op &op, size_t bytes) {
+std::byte *DeviceExecutor::lend(Op &op, size_t bytes) {
   if (bytes == 0) return nullptr;
   Shared &s = *shared_;
   {
@@ -249,7 +249,7 @@ std::byte *Island::lend(Op &op, size_t bytes) {
   }
 }
 
-void Island::ended_well(Op &op) noexcept {
+void DeviceExecutor::ended_well(Op &op) noexcept {
   if (!std::exchange(op.on_device, false)) return;
   Shared &s = *shared_;
   const Lock lock(s.scratch_mutex);
@@ -259,14 +259,14 @@ void Island::ended_well(Op &op) noexcept {
   s.outgrown.clear();
 }
 
-void Island::rejoin() {
+void DeviceExecutor::rejoin() {
   if (!shared_->parted) return;
   shared_->back->record(*shared_->beside);
   shared_->back->hold(*shared_->stream);
   shared_->parted = false;
 }
 
-void Island::finish(uint64_t sequence) noexcept {
+void DeviceExecutor::finish(uint64_t sequence) noexcept {
   // Twice: a call that fails once may be this one, and what is not known to have ended is nobody's any more.
   for (int tries = 0; tries < 2; ++tries) {
     if (device::left_behind_here()) return;
@@ -279,7 +279,7 @@ void Island::finish(uint64_t sequence) noexcept {
   unfinished_.store(true);
 }
 
-void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
+void DeviceExecutor::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
   const plan::Plan &p = *op.plan;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
     const int64_t v = step.mul * c + step.add;
@@ -305,7 +305,7 @@ void Island::step(const Op &op, const plan::Step &step, uint32_t c, device::Stre
   else call(op, step, from, to, bytes / dtype_size(op.call.dtype));
 }
 
-void Island::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
+void DeviceExecutor::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
   ccl::Communicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
   const ccl::Reduction by{step.op, step.halvings};
@@ -323,7 +323,7 @@ void Island::call(const Op &op, const plan::Step &step, const void *from, void *
 }
 
 // The blocks of the user's buffers that are those of the group's ranks; or, of memory of the device, which has them back to back by position.
-void Island::exchange_blocks(const Op &op, const plan::Span &from) {
+void DeviceExecutor::exchange_blocks(const Op &op, const plan::Span &from) {
   const plan::Operands o = op.operands();
   const size_t n = shared_->ranks.size();
   const std::span<uint64_t> give(shared_->blocks.data(), n), give_at(give.data() + n, n), take(give.data() + 2 * n, n),
@@ -342,7 +342,7 @@ void Island::exchange_blocks(const Op &op, const plan::Span &from) {
   shared_->communicator->all_to_all_v(base, shared_->out, {give, give_at, take, take_at});
 }
 
-std::string Island::standing(const Op &op) const {
+std::string DeviceExecutor::standing(const Op &op) const {
   if (ended(op.sequence)) return {};
   const plan::Plan &p = *op.plan;
   uint32_t skew = 0;
@@ -388,7 +388,7 @@ std::string Island::standing(const Op &op) const {
 }
 
 // A call that stands behind a gate may be one that must not begin: of sizes that do not fit, say.
-void Island::abort() noexcept {
+void DeviceExecutor::abort() noexcept {
   int64_t since = 0;
   const int64_t now = now_ns();
   if (aborted_ns_.compare_exchange_strong(since, now)) {
@@ -399,16 +399,18 @@ void Island::abort() noexcept {
   if (!shared_->communicator || !shared_->communicator->aborting() || now - since >= kAbort) let_go();
 }
 
-void Island::let_go() noexcept {
+void DeviceExecutor::let_go() noexcept {
   if (let_go_.exchange(true)) return;
   for (Door *door : {&shared_->go, &shared_->ready, &shared_->pieces})
     if (door->gate) door->gate->poison();
   wake_(wake_context_);
 }
 
-bool Island::wants_stop(int64_t now) const noexcept { return endless_ && !idle() && now - aborted_ns_.load() >= kStop; }
+bool DeviceExecutor::wants_stop(int64_t now) const noexcept {
+  return endless_ && !idle() && now - aborted_ns_.load() >= kStop;
+}
 
-bool Island::settled(int64_t now, bool alone, bool refused) noexcept {
+bool DeviceExecutor::settled(int64_t now, bool alone, bool refused) noexcept {
   if (ended(last_.load()) || left_behind_.load() || dead_.load(std::memory_order_acquire)) return true;
   const int64_t passed = now - aborted_ns_.load();
   const auto running = kRunning + static_cast<int64_t>(last_bytes_.load()) * (1'000'000'000 / kSecondBytes);
