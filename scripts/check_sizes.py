@@ -56,7 +56,7 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/engine/member.hpp Member: methods": CUT,
     "csrc/engine/member.hpp Member: fields": CUT,
     "csrc/engine/messages.cpp Member::accept_message()": CUT,
-    "csrc/engine/op.hpp Op: fields": CUT,
+    "csrc/engine/operation.hpp Operation: fields": CUT,
     "csrc/link/tcp.cpp TcpLink::read_frames()": CUT,
     "csrc/link/tcp.cpp TcpLink::Stream: fields": CUT,
     "csrc/observe/star.cpp measure_star_json()": CUT,
@@ -81,7 +81,7 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/rehearsal/torch/api.hpp Api: methods": "an interface: all that PyTorch's device asks of a vendor",
     "csrc/torch/backend.cpp Backend::submit()": CUT,
     "csrc/torch/backend.hpp Backend: methods": "c10d::Backend's methods",
-    "csrc/torch/work.hpp Operation: methods": CUT,
+    "csrc/torch/work.hpp PendingWork: methods": CUT,
 }
 
 LITERAL = re.compile(

@@ -23,8 +23,8 @@ namespace i = isthmus;
 using i::Code;
 using i::Collective;
 using i::comm::Communicator;
-using i::engine::Op;
-using i::engine::OpPool;
+using i::engine::Operation;
+using i::engine::OperationPool;
 
 static_assert(static_cast<int>(Code::Internal) == ISTHMUS_ERR_INTERNAL &&
               static_cast<int>(Code::InProgress) == ISTHMUS_IN_PROGRESS);
@@ -117,16 +117,16 @@ class Inside {
   isthmus_comm_t comm_;
 };
 
-Op *op_of(isthmus_work_t work) { return reinterpret_cast<Op *>(work); }
+Operation *op_of(isthmus_work_t work) { return reinterpret_cast<Operation *>(work); }
 
-void check_ours(const Op *op, const char *what) {
+void check_ours(const Operation *op, const char *what) {
   if (op->birth.here()) return;
   i::fail(Code::Forked,
           "{}: the operation belongs to the parent process, and a forked child never sees its end; wait in the parent",
           what);
 }
 
-isthmus_result result_of(Op *op) {
+isthmus_result result_of(Operation *op) {
   if (op->result == Code::Ok) return ISTHMUS_OK;
   return failed(op->result, op->text);
 }
@@ -177,14 +177,14 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     Communicator &communicator = *inside;
     auto &member = communicator.member();
     if (blocking) {
-      Op *op = member.take_inline();
+      Operation *op = member.take_inline();
       const bool inline_op = op != nullptr;
-      if (!op) op = OpPool::instance().take();
+      if (!op) op = OperationPool::instance().take();
       struct Give {
         i::engine::Member &member;
-        Op *op;
+        Operation *op;
         bool inline_op;
-        ~Give() { inline_op ? member.give_inline(op) : OpPool::instance().release(op); }
+        ~Give() { inline_op ? member.give_inline(op) : OperationPool::instance().release(op); }
       } give{member, op, inline_op};
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
@@ -193,12 +193,12 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       if (source) *source = op->source;
       return result_of(op);
     }
-    Op *op = OpPool::instance().take();
+    Operation *op = OperationPool::instance().take();
     try {
       communicator.prepare(r, *op);
       if (!i::comm::group_open()) communicator.make_ready(*op);
     } catch (...) {
-      OpPool::instance().release(op);
+      OperationPool::instance().release(op);
       throw;
     }
     if (i::comm::group_open()) {
@@ -211,7 +211,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       else if (!op->over()) member.context().activate(member);
     }
     if (work) *work = reinterpret_cast<isthmus_work_t>(op);
-    else OpPool::instance().release(op);
+    else OperationPool::instance().release(op);
     return ISTHMUS_OK;
   } catch (const i::Error &e) {
     i::comm::group_fail(e);
@@ -772,7 +772,7 @@ isthmus_result isthmus_group_begin(void) {
 isthmus_result isthmus_group_end(isthmus_work_t *work) {
   if (work) *work = nullptr;
   return guarded([&] {
-    Op *parent = i::comm::group_end(work == nullptr);
+    Operation *parent = i::comm::group_end(work == nullptr);
     if (!parent) return ISTHMUS_OK;
     if (work) {
       *work = reinterpret_cast<isthmus_work_t>(parent);
@@ -780,7 +780,7 @@ isthmus_result isthmus_group_end(isthmus_work_t *work) {
     }
     if (parent->member) parent->member->wait(parent, INT64_MAX);
     const isthmus_result r = result_of(parent);
-    OpPool::instance().release(parent);
+    OperationPool::instance().release(parent);
     return r;
   });
 }
@@ -789,7 +789,7 @@ isthmus_result isthmus_group_end(isthmus_work_t *work) {
 
 isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
   return guarded([&] {
-    Op *op = op_of(work);
+    Operation *op = op_of(work);
     if (!op) i::fail(Code::Argument, "wait: the work is NULL");
     if (!op->over()) {
       check_ours(op, "wait");
@@ -804,7 +804,7 @@ isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
 
 isthmus_result isthmus_work_test(isthmus_work_t work) {
   return guarded([&] {
-    Op *op = op_of(work);
+    Operation *op = op_of(work);
     if (!op) i::fail(Code::Argument, "test: the work is NULL");
     if (!op->over()) {
       check_ours(op, "test");
@@ -817,13 +817,13 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
 int isthmus_work_source(isthmus_work_t work) { return work && op_of(work)->over() ? op_of(work)->source : -1; }
 uint64_t isthmus_work_sequence(isthmus_work_t work) { return work ? op_of(work)->sequence : 0; }
 double isthmus_work_duration(isthmus_work_t work) {
-  const Op *op = op_of(work);
+  const Operation *op = op_of(work);
   return op && op->over() ? static_cast<double>(op->ended_ns - op->submitted_ns) * 1e-9 : -1;
 }
 
 isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, isthmus_result, const char *), void *context) {
   return guarded([&] {
-    Op *op = op_of(work);
+    Operation *op = op_of(work);
     if (!op || !done) i::fail(Code::Argument, "on_done: work and callback must not be NULL");
     if (!op->over()) check_ours(op, "on_done");
     op->callback_lock.lock();
@@ -841,7 +841,7 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
 isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
   return guarded([&] {
     if (!work) i::fail(Code::Argument, "work_order: work must not be NULL");
-    Op *op = op_of(work);
+    Operation *op = op_of(work);
     if (!op->member && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
     check_ours(op, "work_order");
     if (!op->over() && op->call.order_later) op->member->order(op, stream);
@@ -855,7 +855,7 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
 }
 
 void isthmus_work_release(isthmus_work_t work) {
-  if (work && op_of(work)->birth.here()) OpPool::instance().release(op_of(work));
+  if (work && op_of(work)->birth.here()) OperationPool::instance().release(op_of(work));
 }
 
 }  // extern "C"

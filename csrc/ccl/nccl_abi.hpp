@@ -30,7 +30,7 @@ enum Type : int {
   kFloat8e4m3,
   kFloat8e5m2
 };
-enum Operation : int { kSum, kProd, kMax, kMin, kAvg };
+enum ReduceOp : int { kSum, kProd, kMax, kMin, kAvg };
 inline constexpr int kScalarOnHost = 1;  // a factor is read in the call that makes an operation of it
 
 // The beginning of the configuration: the library takes the rest as it is by default, because `size` says where this ends and

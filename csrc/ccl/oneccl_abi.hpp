@@ -15,7 +15,7 @@ using Handle = void *;  // a communicator
 using Queue = void *;   // null: buffers in host memory, and the call returns when it is done
 inline constexpr Result kSuccess = 0;
 enum Type : int { kInt8, kUInt8, kInt32, kUInt32, kInt64, kUInt64, kFloat16, kFloat32, kFloat64, kBFloat16 };
-enum Operation : int { kSum, kProd, kMax, kMin };
+enum ReduceOp : int { kSum, kProd, kMax, kMin };
 
 // What the results mean, from 0 on.
 inline constexpr const char *kResultTexts[] = {

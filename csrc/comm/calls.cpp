@@ -59,7 +59,7 @@ void check_apart(const char *name, const uint64_t *counts, const uint64_t *displ
 
 // What this rank gives and what it gets must not share a byte, but where the call's in place puts the one onto the other: else what is read
 // depends on how far the copies have come.
-void check_aliasing(const char *name, const engine::Op &op, size_t me) {
+void check_aliasing(const char *name, const engine::Operation &op, size_t me) {
   const auto o = op.operands();
   const size_t ins = o.in_bytes.size(), outs = o.out_bytes.size();
   const auto start = [](const std::byte *base, uint64_t at) { return reinterpret_cast<uintptr_t>(base) + at; };
@@ -97,7 +97,7 @@ void check_aliasing(const char *name, const engine::Op &op, size_t me) {
 }  // namespace
 
 // Blocks of input and output as the definition of the collective says; displacements default to back to back.
-void Communicator::blocks(const Request &r, engine::Op &op) const {
+void Communicator::blocks(const Request &r, engine::Operation &op) const {
   const auto world = static_cast<uint64_t>(member_->world());
   const auto me = static_cast<uint64_t>(member_->rank());
   const uint64_t size = dtype_size(op.call.dtype);
@@ -166,7 +166,7 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
 
 // The first byte of what a call gives has been looked at, and the last one decides: programs pin whole buffers. Where a library serves the
 // rank, or the other buffer is the device's, the device works on it; else processors do, without a copy.
-void Communicator::take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Op &op) {
+void Communicator::take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Operation &op) {
   engine::Call &call = op.call;
   const auto check = [&](const std::byte *here, std::byte *&there, uint64_t bytes, bool recv) {
     if (!there || (bytes != 0 && member_->find(here + bytes - 1).there == there + bytes - 1)) return;
@@ -228,7 +228,7 @@ void Communicator::order_streams(void *before, void *after) {
   ordered_.event->hold(second);
 }
 
-void Communicator::make_ready(engine::Op &op) {
+void Communicator::make_ready(engine::Operation &op) {
   member_->make_ready(op);
   if (!op.call.by_call) return;
   static std::atomic<bool> said{false};
@@ -310,7 +310,7 @@ void Communicator::check_ours(const char *what) const {
        what, this->name());
 }
 
-void Communicator::prepare(const Request &r, engine::Op &op) {
+void Communicator::prepare(const Request &r, engine::Operation &op) {
   const Collective c = r.collective;
   const char *name = collective_name(c);
   const int world = member_->world(), me = member_->rank();

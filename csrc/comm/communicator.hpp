@@ -96,7 +96,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Work given to the user's stream `after` from now on runs behind what `before` holds now.
   void order_streams(void *before, void *after);
   // Fills `op` from a request. Error(Argument, Unsupported): nothing was started.
-  void prepare(const Request &request, engine::Op &op);
+  void prepare(const Request &request, engine::Operation &op);
   // Error(Forked) where the communicator belongs to a process that this one was forked from.
   void check_ours(const char *what) const;
   // Called before an operation is submitted, or any of its group.
@@ -104,7 +104,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // 2. An operation on host memory that was given with a stream: the caller waits here until the stream has come to the call. The
   //    submitter then waits for the operation's end, so that later work of the stream is behind the operation. Where the stream
   //    does not come by the operation's deadline: Error, and the communicator fails.
-  void make_ready(engine::Op &op);
+  void make_ready(engine::Operation &op);
   // The request that prepare() would plan for, and whether cells serve it instead (plans.cpp). plan_for() keeps plans.
   PlanChoice choose(const Shape &shape) const;
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
@@ -121,12 +121,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static std::shared_ptr<Communicator> make(const join::Invitation &invitation, engine::Context::Use use);
   // The invitation of a communicator that is made from this one.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
-  void blocks(const Request &r, engine::Op &op) const;
+  void blocks(const Request &r, engine::Operation &op) const;
   // Whether the buffers are memory of this rank's device. Error(Argument): they are another device's, or only one buffer is the device's.
   // `claims`: Request::device_memory.
   bool on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const;
   // For a call with pinned memory that the device reaches, whose plan is made: whether device or processors work on the memory.
-  void take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Op &op);
+  void take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Operation &op);
   // Error(Argument) where the caller says that memory is the device's and the runtime does not know it. on_device() has not taken it.
   void check_claim(const char *name, const char *argument, const void *memory) const;
   bool planned_flat(const plan::Request &r) const;
@@ -164,10 +164,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------
 void group_begin();
 bool group_open() noexcept;
-void group_add(std::shared_ptr<Communicator> comm, engine::Op *op);  // takes the reference of the group's submission
+void group_add(std::shared_ptr<Communicator> comm, engine::Operation *op);  // takes the reference of the group's submission
 void group_fail(const Error &error) noexcept;
 // Submits what was recorded; returns the parent (one reference, the caller's), or nullptr while still nested. Throws the group's first failure.
 // `waits`: the caller waits for it at once.
-engine::Op *group_end(bool waits);
+engine::Operation *group_end(bool waits);
 
 }  // namespace isthmus::comm

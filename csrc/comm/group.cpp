@@ -9,7 +9,7 @@ namespace {
 
 struct Group {
   int depth = 0;
-  std::vector<std::pair<std::shared_ptr<Communicator>, engine::Op *>> ops;
+  std::vector<std::pair<std::shared_ptr<Communicator>, engine::Operation *>> ops;
   Status failure;
 };
 thread_local Group group;
@@ -22,8 +22,8 @@ const InChild forgets_group([](void *) noexcept {  // an open one is the parent'
 void group_begin() { ++group.depth; }
 bool group_open() noexcept { return group.depth > 0; }
 
-void group_add(std::shared_ptr<Communicator> comm, engine::Op *op) {
-  engine::OpPool::retain(op);
+void group_add(std::shared_ptr<Communicator> comm, engine::Operation *op) {
+  engine::OperationPool::retain(op);
   group.ops.emplace_back(std::move(comm), op);
 }
 
@@ -31,7 +31,7 @@ void group_fail(const Error &error) noexcept {
   if (group.depth > 0 && group.failure.ok()) group.failure = {error.code(), error.text()};
 }
 
-engine::Op *group_end(bool waits) {
+engine::Operation *group_end(bool waits) {
   if (group.depth == 0) fail(Code::Argument, "group_end without group_begin on this thread");
   if (--group.depth > 0) return nullptr;
   // Taken out, so that a callback may open another group; given back at the end, so that the next one allocates nothing.
@@ -49,26 +49,26 @@ engine::Op *group_end(bool waits) {
     for (auto &[comm, op] : ops)
       if (failure.ok()) comm->make_ready(*op);
   } catch (const Error &e) { failure = {e.code(), e.text()}; }
-  auto &pool = engine::OpPool::instance();
+  auto &pool = engine::OperationPool::instance();
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
       // Handles given out inside the group must end too.
       comm->member().give_back(*op);
       op->keep = comm->member().shared_from_this();
-      engine::finish_op(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
+      engine::finish_operation(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }
     throw Error(failure.code, failure.text);
   }
-  engine::Op *parent = pool.take();
+  engine::Operation *parent = pool.take();
   parent->children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
-  engine::OpPool::retain(parent);  // the engine's, dropped when the last child ends
+  engine::OperationPool::retain(parent);  // the engine's, dropped when the last child ends
   if (!ops.empty()) {
     parent->member = &ops.front().first->member();
     parent->keep = parent->member->shared_from_this();
   }
   // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting. Of those
   // the sends: a receive of device memory may hold up the device until its message has come.
-  const auto turn = [](const engine::Op &op) {
+  const auto turn = [](const engine::Operation &op) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
   for (auto &[comm, op] : ops) comm->member().announce(op);
@@ -91,7 +91,7 @@ engine::Op *group_end(bool waits) {
     pool.release(op);
   }
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    engine::finish_op(parent, parent->result, std::string(parent->text), now_ns());
+    engine::finish_operation(parent, parent->result, std::string(parent->text), now_ns());
   return parent;
 }
 

@@ -33,9 +33,9 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   r.timeout = seconds;
   r.label = "split";
   struct Release {
-    void operator()(engine::Op *op) const noexcept { engine::OpPool::instance().release(op); }
+    void operator()(engine::Operation *op) const noexcept { engine::OperationPool::instance().release(op); }
   };
-  const std::unique_ptr<engine::Op, Release> op(engine::OpPool::instance().take());
+  const std::unique_ptr<engine::Operation, Release> op(engine::OperationPool::instance().take());
   whole.prepare(r, *op);
   whole.make_ready(*op);
   whole.member().run(op.get());

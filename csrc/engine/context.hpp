@@ -22,7 +22,7 @@
 #include "engine/control_wire.hpp"
 #include "engine/device_scratch.hpp"
 #include "engine/fold_pool.hpp"
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
 #include "link/tcp.hpp"

@@ -42,7 +42,7 @@ device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
   return *lane.user;
 }
 
-void DeviceCopier::mark(Op &op) {
+void DeviceCopier::mark(Operation &op) {
   make(late_, false);
   std::unique_ptr<device::Event> mark;
   {
@@ -57,26 +57,26 @@ void DeviceCopier::mark(Op &op) {
   op.begun = mark.release();
 }
 
-void DeviceCopier::forget(Op &op) noexcept {
+void DeviceCopier::forget(Operation &op) noexcept {
   const Lock lock(marks_lock_);
   marks_.emplace_back(std::exchange(op.begun, nullptr));
 }
 
-void DeviceCopier::order(const Op &op, void *stream) {
+void DeviceCopier::order(const Operation &op, void *stream) {
   if (landed(op)) return;
   Lane &lane = op.port == Port::Expected ? in_ : late_;
   lane.after->record(*lane.stream);
   lane.after->hold(user(lane, stream));
 }
 
-void DeviceCopier::reserve(Op &op) noexcept {
+void DeviceCopier::reserve(Operation &op) noexcept {
   const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
   in_.armed.store(ticket, std::memory_order_release);
   op.ticket.store(ticket, std::memory_order_release);
 }
 
 // A copy behind a gate may have landed, and its operation be over, as soon as its signal is armed.
-void DeviceCopier::carry(Op &op, Lane &lane, bool out, bool gated) {
+void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
   device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;

@@ -16,14 +16,14 @@
 
 #include "base/spin_lock.hpp"
 #include "device/runtime.hpp"
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 
 namespace isthmus::engine {
 
 class DeviceCopier {
  public:
   // `arena`: where the device finds the beginning of this process's arena. A message's place is there, or a slot of
-  // another rank's receive slots (Op::send_slot).
+  // another rank's receive slots (Operation::send_slot).
   DeviceCopier(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
   ~DeviceCopier();
   DeviceCopier(const DeviceCopier &) = delete;
@@ -34,24 +34,24 @@ class DeviceCopier {
 
   // Submit the copy of op's message between the user's memory and its stage, and set op->ticket. Behind the user's stream and before
   // what it gets later, if the call names one. Throw what the runtime throws.
-  void take(Op &op) { carry(op, out_, true, false); }   // to the stage
-  void expect(Op &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it; reserved before
-  void put(Op &op) { carry(op, late_, false, false); }  // from the stage, which has the message
+  void take(Operation &op) { carry(op, out_, true, false); }   // to the stage
+  void expect(Operation &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it; reserved before
+  void put(Operation &op) { carry(op, late_, false, false); }  // from the stage, which has the message
   // The place of a copy among those behind gates: its gate may be opened before the copy is submitted, which whoever frees device memory
   // may hold up for as long as the device has something to do. Once made, allocates nothing and calls no runtime.
   void make_gate() { make(in_, true); }
-  void reserve(Op &op) noexcept;
+  void reserve(Operation &op) noexcept;
 
   // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
-  void mark(Op &op);
-  void forget(Op &op) noexcept;
+  void mark(Operation &op);
+  void forget(Operation &op) noexcept;
   // What `stream` gets later comes behind the copy of `op`, which has been submitted, or reserved and submitted in one go.
-  void order(const Op &op, void *stream);
+  void order(const Operation &op, void *stream);
 
   // Progress.
-  void open(const Op &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
-  bool taken(const Op &op) const noexcept { return reached(out_, op); }
-  bool landed(const Op &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
+  void open(const Operation &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
+  bool taken(const Operation &op) const noexcept { return reached(out_, op); }
+  bool landed(const Operation &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
   bool busy() const noexcept;           // some copy is under way
   uint64_t signalled() const noexcept;  // more whenever one has ended
 
@@ -69,10 +69,10 @@ class DeviceCopier {
     std::atomic<bool> made{false};
     std::atomic<uint64_t> armed{0};
   };
-  void carry(Op &op, Lane &lane, bool out, bool gated);
+  void carry(Operation &op, Lane &lane, bool out, bool gated);
   void make(Lane &lane, bool gated);
   device::Stream &user(Lane &lane, void *handle);
-  static bool reached(const Lane &lane, const Op &op) noexcept {
+  static bool reached(const Lane &lane, const Operation &op) noexcept {
     const uint64_t ticket = op.ticket.load(std::memory_order_acquire);
     return ticket != 0 && lane.signal->value() >= ticket;
   }

@@ -22,7 +22,7 @@ constexpr int64_t kAbort = 100'000'000;                           // for the lib
 constexpr int64_t kStop = 200'000'000, kStopped = 5'000'000'000;  // before the stream is stopped, and until it was
 
 // Whether a copy is of the user's memory to where it lies already: the root's of a broadcast in place, say.
-bool to_itself(const Op &op, const plan::Step &step, uint32_t c) {
+bool to_itself(const Operation &op, const plan::Step &step, uint32_t c) {
   const auto users = [&](const plan::Span &s) -> const std::byte * {
     const std::byte *const base = s.memory == Memory::Input    ? op.call.in
                                   : s.memory == Memory::Output ? op.call.out
@@ -34,7 +34,7 @@ bool to_itself(const Op &op, const plan::Step &step, uint32_t c) {
 }
 
 // Whether a step has something to do in chunk c.
-bool works(const Op &op, const plan::Step &step, uint32_t c) {
+bool works(const Operation &op, const plan::Step &step, uint32_t c) {
   const plan::Plan &p = *op.plan;
   if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
   // Where other memory stands for the user's each side has a place of its own.
@@ -124,7 +124,7 @@ void DeviceExecutor::pass(Door &door, uint64_t value, device::Stream &stream) {
   if (shared_->cancelled.load(std::memory_order_acquire)) fail(Code::Aborted, "the communicator has failed");
 }
 
-void DeviceExecutor::submit(Op &op, bool behind_host, Wait wait, void *wait_context) {
+void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wait_context) {
   wait_ = wait;
   wait_context_ = wait_context;
   const plan::Plan &p = *op.plan;
@@ -181,7 +181,7 @@ void DeviceExecutor::submit(Op &op, bool behind_host, Wait wait, void *wait_cont
 
 // Pinned memory of the user's is worked on where it lies, but where a copy would be from the host to the host, for which vendors' calls wait
 // (Runtime::copy), or where the library takes only memory of its device. Memory of the device stands for it then, and the device copies.
-void DeviceExecutor::lend_for_pinned(Op &op) const noexcept {
+void DeviceExecutor::lend_for_pinned(Operation &op) const noexcept {
   const plan::Plan &p = *op.plan;
   const bool taken = shared_->library && shared_->library->capabilities().host_memory;
   const auto pinned = [&](Memory m) {
@@ -217,7 +217,7 @@ void DeviceExecutor::copy_blocks(device::Stream &stream, std::byte *to, const st
 }
 
 // A slot is used again once a processor has filled it, or emptied it. One that went in is copied by the time its slot is used for the way out.
-void DeviceExecutor::piece(const Op &op, uint32_t k, std::byte *there) {
+void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
   const Bounce &b = op.bounce;
   device::Stream &stream = *shared_->stream;
   const bool in = k < b.in_pieces, waits = in ? k >= b.filled_before : k - b.in_pieces >= b.slots;
@@ -228,7 +228,7 @@ void DeviceExecutor::piece(const Op &op, uint32_t k, std::byte *there) {
   if (!in || k + b.slots < b.in_pieces) shared_->copied->arm(stream, piece_value(op.sequence, k + 1));
 }
 
-std::byte *DeviceExecutor::lend(Op &op, size_t bytes) {
+std::byte *DeviceExecutor::lend(Operation &op, size_t bytes) {
   if (bytes == 0) return nullptr;
   Shared &s = *shared_;
   {
@@ -249,7 +249,7 @@ std::byte *DeviceExecutor::lend(Op &op, size_t bytes) {
   }
 }
 
-void DeviceExecutor::ended_well(Op &op) noexcept {
+void DeviceExecutor::ended_well(Operation &op) noexcept {
   if (!std::exchange(op.on_device, false)) return;
   Shared &s = *shared_;
   const Lock lock(s.scratch_mutex);
@@ -279,7 +279,7 @@ void DeviceExecutor::finish(uint64_t sequence) noexcept {
   unfinished_.store(true);
 }
 
-void DeviceExecutor::step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
+void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t c, device::Stream &stream) {
   const plan::Plan &p = *op.plan;
   if (step.kind == StepKind::Wait || step.kind == StepKind::Post) {
     const int64_t v = step.mul * c + step.add;
@@ -305,7 +305,7 @@ void DeviceExecutor::step(const Op &op, const plan::Step &step, uint32_t c, devi
   else call(op, step, from, to, bytes / dtype_size(op.call.dtype));
 }
 
-void DeviceExecutor::call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
+void DeviceExecutor::call(const Operation &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
   ccl::Communicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
   const ccl::Reduction by{step.op, step.halvings};
@@ -323,7 +323,7 @@ void DeviceExecutor::call(const Op &op, const plan::Step &step, const void *from
 }
 
 // The blocks of the user's buffers that are those of the group's ranks; or, of memory of the device, which has them back to back by position.
-void DeviceExecutor::exchange_blocks(const Op &op, const plan::Span &from) {
+void DeviceExecutor::exchange_blocks(const Operation &op, const plan::Span &from) {
   const plan::Operands o = op.operands();
   const size_t n = shared_->ranks.size();
   const std::span<uint64_t> give(shared_->blocks.data(), n), give_at(give.data() + n, n), take(give.data() + 2 * n, n),
@@ -342,7 +342,7 @@ void DeviceExecutor::exchange_blocks(const Op &op, const plan::Span &from) {
   shared_->communicator->all_to_all_v(base, shared_->out, {give, give_at, take, take_at});
 }
 
-std::string DeviceExecutor::standing(const Op &op) const {
+std::string DeviceExecutor::standing(const Operation &op) const {
   if (ended(op.sequence)) return {};
   const plan::Plan &p = *op.plan;
   uint32_t skew = 0;

@@ -23,7 +23,7 @@
 #include "ccl/island_ccl.hpp"
 #include "device/runtime.hpp"
 #include "engine/device_scratch.hpp"
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 
 namespace isthmus::engine {
 
@@ -53,16 +53,16 @@ class DeviceExecutor {
   // `behind_host`: an operation without device work was submitted since the last that had some.
   // `wait`: sleeps until what it is given holds; only called where waits() is true.
   using Wait = void (*)(void *context, bool (*holds)(const void *), const void *what);
-  void submit(Op &op, bool behind_host, Wait wait, void *wait_context);
+  void submit(Operation &op, bool behind_host, Wait wait, void *wait_context);
   // Before that, and before other threads see an operation with pinned memory that the device works on: for which of it other memory stands.
-  void lend_for_pinned(Op &op) const noexcept;
+  void lend_for_pinned(Operation &op) const noexcept;
   // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   bool waits() const noexcept { return waits_; }                // the submitting thread does, in place of the stream
   std::byte *arena() const noexcept { return shared_->arena; }  // where the device finds the beginning of this process's
   bool capturing(void *stream) { return user_stream(stream).capturing(); }  // likewise
   // `op`, which was submitted and has used memory of the device on its way, has come to its end there.
-  void ended_well(Op &op) noexcept;
+  void ended_well(Operation &op) noexcept;
   void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
   // The thread that submits does not come back, so what was submitted does not come to its end.
   void leave_behind() noexcept {
@@ -87,7 +87,7 @@ class DeviceExecutor {
   }
   // What of the device list of `op`, which was submitted, the device may not have come past, for people: "reduce_scatter of chunk 3 of 20 or a
   // copy of chunk 3 of 20". Calls of the library and copies from its last signal on to its next, or to a gate that is closed; empty: none.
-  std::string standing(const Op &op) const;
+  std::string standing(const Operation &op) const;
   bool ended(uint64_t sequence) const noexcept { return shared_->ended->value() >= sequence; }
   uint64_t signalled() const noexcept {  // more whenever the device has come to a signal
     return shared_->staged->value() + shared_->taken->value() + shared_->copied->value() + shared_->ended->value();
@@ -133,17 +133,17 @@ class DeviceExecutor {
   };
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);
-  void step(const Op &op, const plan::Step &step, uint32_t c, device::Stream &stream);
-  void piece(const Op &op, uint32_t k, std::byte *there);  // of a bounce, to the device or from it
+  void step(const Operation &op, const plan::Step &step, uint32_t c, device::Stream &stream);
+  void piece(const Operation &op, uint32_t k, std::byte *there);  // of a bounce, to the device or from it
   void copy_blocks(device::Stream &stream, std::byte *to, const std::byte *from, std::span<const uint64_t> displ,
                    std::span<const uint64_t> bytes);
   static uint64_t piece_value(uint64_t sequence, uint32_t below) noexcept { return (sequence << plan::kValueBits) + below; }
-  void let_go() noexcept;                 // opens all gates for good
-  std::byte *lend(Op &op, size_t bytes);  // so many of device memory; null: none are asked for
-  void rejoin();                          // the first stream goes on when the second has ended what it was given
+  void let_go() noexcept;                        // opens all gates for good
+  std::byte *lend(Operation &op, size_t bytes);  // so many of device memory; null: none are asked for
+  void rejoin();                                 // the first stream goes on when the second has ended what it was given
   device::Stream &user_stream(void *handle);
-  void call(const Op &op, const plan::Step &step, const void *from, void *to, uint64_t count);
-  void exchange_blocks(const Op &op, const plan::Span &from);  // AllToAllV
+  void call(const Operation &op, const plan::Step &step, const void *from, void *to, uint64_t count);
+  void exchange_blocks(const Operation &op, const plan::Span &from);  // AllToAllV
 
   // What the queue of the stream points to; left behind with a stuck thread.
   struct Shared : DeviceExecutorSetup {

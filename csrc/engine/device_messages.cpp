@@ -22,7 +22,7 @@ namespace {
 using p2p::Share;
 
 struct Held {
-  Op *op;
+  Operation *op;
   void *stream;  // that comes behind a receive
 };
 thread_local std::vector<Held> held_here;  // what this thread has to see to before its call returns
@@ -33,8 +33,8 @@ const InChild forgets_held([](void *) noexcept { held_here.clear(); });
 // ---- pinned memory -------------------------------------------------------------------------------------------------------------------
 
 // What is left of a long message waits with the rest of it.
-bool Member::small(const Op *op) noexcept { return op->call.bytes <= kEagerMessage && op->whole == 0; }
-bool Member::stage_send(Op *op) noexcept { return stage(op, small(op) ? Share::SmallSend : Share::Send); }
+bool Member::small(const Operation *op) noexcept { return op->call.bytes <= kEagerMessage && op->whole == 0; }
+bool Member::stage_send(Operation *op) noexcept { return stage(op, small(op) ? Share::SmallSend : Share::Send); }
 
 std::optional<p2p::Piece> Member::take_ahead(uint64_t bytes, bool small) noexcept {
   if (!small) return pool_.take(bytes, Share::Ahead);
@@ -46,22 +46,22 @@ std::optional<p2p::Piece> Member::take_ahead(uint64_t bytes, bool small) noexcep
   return pool_.take(wide ? bytes : kEagerMessage, Share::SmallAhead, !wide);
 }
 
-bool Member::stage_ahead(Op *op) noexcept {
+bool Member::stage_ahead(Operation *op) noexcept {
   if (const auto free = take_ahead(op->call.bytes, small(op))) return give_place(op, *free);
   return op->place.inherits = small(op);
 }
 
-void Member::lend(Op *op) noexcept {
+void Member::lend(Operation *op) noexcept {
   if (small(op) && !op->slot.in_slot) chain_.lend(op->place);
 }
 
 // The copy of `op` has landed.
-void Member::hand_on(Op *op) noexcept {
+void Member::hand_on(Operation *op) noexcept {
   if (op->port == Port::Expected) chain_.hand_on(op->place);
 }
 
 // A small send that can only be announced leaves its place to others, where these are about to find none.
-void Member::spill(Op *op) noexcept {
+void Member::spill(Operation *op) noexcept {
   constexpr uint64_t kMost = 64 << 20;
   if (!op->place.own || !small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
   const uint64_t bytes = op->call.bytes;
@@ -78,18 +78,18 @@ void Member::spill(Op *op) noexcept {
   spilled.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-bool Member::give_place(Op *op, const p2p::Piece &piece) noexcept {
+bool Member::give_place(Operation *op, const p2p::Piece &piece) noexcept {
   op->place.piece = piece;
   return op->place.own = true;
 }
 
-bool Member::stage(Op *op, Share share) noexcept {
+bool Member::stage(Operation *op, Share share) noexcept {
   const auto piece = pool_.take(op->call.bytes, share);
   return piece && give_place(op, *piece);
 }
 
 // Where a device that did not come to it may still copy there, the place is nobody's any more.
-void Member::unstage(Op *op) noexcept {
+void Member::unstage(Operation *op) noexcept {
   op->place.own = false;
   const bool send = op->call.collective == Collective::Send;
   const bool copying =
@@ -102,14 +102,14 @@ void Member::unstage(Op *op) noexcept {
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
 
 // All ranks cut alike, so that it does not matter whose memory is whose.
-void Member::submit_parts(Op *op) noexcept {
+void Member::submit_parts(Operation *op) noexcept {
   const uint64_t whole = op->call.bytes, size = part_of(*op);
   const auto parts = static_cast<uint32_t>((whole + size - 1) / size);
   op->in_parts = true;
   op->children.store(parts + 1, std::memory_order_relaxed);
   auto whole_message = in_order(*op);
   for (uint32_t i = 0; i < parts; ++i) {
-    Op *part = OpPool::instance().take();  // its one reference is the engine's
+    Operation *part = OperationPool::instance().take();  // its one reference is the engine's
     part->call = op->call;
     part->call.bytes = std::min(size, whole - i * size);
     if (op->call.in) part->call.in += i * size;
@@ -121,7 +121,7 @@ void Member::submit_parts(Op *op) noexcept {
     part->member = this;
     part->keep = shared_from_this();
     if (op->call.order_later) {
-      OpPool::retain(part);
+      OperationPool::retain(part);
       op->parts.push_back(part);
     }
     part->submitted_ns = op->submitted_ns;
@@ -129,24 +129,25 @@ void Member::submit_parts(Op *op) noexcept {
     part->grouped = op->grouped;
     part->slot.promised = op->slot.promised && takes_slot(part);
     if (i < op->pieces.size()) give_place(part, op->pieces[i]);
-    OpPool::retain(part);  // this thread may come out of the runtime after it is over
+    OperationPool::retain(part);  // this thread may come out of the runtime after it is over
     pending_.fetch_add(1, std::memory_order_acq_rel);
     if (failed()) {
       end_op(part, failure().code, about(*part));
     } else {
       submit_message(part);
     }
-    OpPool::instance().release(part);
+    OperationPool::instance().release(part);
   }
   op->pieces.clear();
   if (whole_message) whole_message.unlock();
-  if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_op(op, op->result, std::string(op->text), now_ns());
+  if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(op, op->result, std::string(op->text), now_ns());
 }
 
 // The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them. Who
 // cannot wait does not wait here either: another thread may stand in the runtime until this one has gone on. Then the two messages are in
 // no order, and if they are for the same rank, and one is of several parts, their receives say so.
-std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noexcept {
+std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Operation &op) noexcept {
   std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
   std::unique_lock numbered(mutex, std::try_to_lock);
   if (!can_wait_here()) return numbered;
@@ -156,7 +157,7 @@ std::unique_lock<std::recursive_timed_mutex> Member::in_order(const Op &op) noex
   return numbered;
 }
 
-void Member::submit_message(Op *op) noexcept {
+void Member::submit_message(Operation *op) noexcept {
   const bool send = op->call.collective == Collective::Send;
   std::unique_lock<std::recursive_timed_mutex> numbered;
   if (takes_slot(op)) numbered = in_order(*op);
@@ -174,7 +175,7 @@ void Member::submit_message(Op *op) noexcept {
 bool Member::can_wait_here() noexcept { return !Context::inside_link() && driven_by_this_thread() == nullptr; }
 
 // Where another thread takes meanwhile what make_ready() has found.
-bool Member::may_wait_here(Op *op) noexcept {
+bool Member::may_wait_here(Operation *op) noexcept {
   if (can_wait_here()) return true;
   fail(Code::Unsupported,
        describe(*op) +
@@ -185,7 +186,7 @@ bool Member::may_wait_here(Op *op) noexcept {
 
 // For each of its parts, or it is as it was.
 template <class Take>
-bool Member::take_places(Op &op, Take take) {
+bool Member::take_places(Operation &op, Take take) {
   const uint64_t whole = op.call.bytes, size = part_bytes_ != 0 && whole > part_bytes_ ? part_of(op) : whole;
   for (uint64_t at = 0; at < whole; at += size) {
     const std::optional<p2p::Piece> free = take(std::min(size, whole - at));
@@ -198,13 +199,13 @@ bool Member::take_places(Op &op, Take take) {
   return true;
 }
 
-void Member::give_back(Op &op) noexcept {
+void Member::give_back(Operation &op) noexcept {
   for (const p2p::Piece &piece : op.pieces) pool_.give(piece);
   op.pieces.clear();
 }
 
 // In a callback a message on a stream has its pinned memory before it begins, all of it.
-const char *Member::ready_message(Op &op) {
+const char *Member::ready_message(Operation &op) {
   if (!op.call.device || !op.call.on_stream || op.call.order_later || op.call.bytes == 0) return nullptr;
   constexpr const char *kNoPlace = "no pinned memory is free for it now (a larger ISTHMUS_STAGING_BYTES has more)";
   if (op.call.collective == Collective::Send) {
@@ -221,13 +222,13 @@ const char *Member::ready_message(Op &op) {
   return take_places(op, [&](uint64_t bytes) { return take_ahead(bytes, small(&op)); }) ? nullptr : kNoPlace;
 }
 
-void Member::hold(Op *op, void *stream) noexcept {
-  if (!op->inline_op) OpPool::retain(op);
+void Member::hold(Operation *op, void *stream) noexcept {
+  if (!op->inline_op) OperationPool::retain(op);
   held_here.push_back({op, stream});
   context_->activate(*this);
 }
 
-void Member::send_from_device(Op *op) noexcept {
+void Member::send_from_device(Operation *op) noexcept {
   op->port = Port::Taken;
   const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting) return end_failed(op);
@@ -261,14 +262,14 @@ void Member::send_from_device(Op *op) noexcept {
   context_->wake();
 }
 
-void Member::recv_to_device(Op *op) noexcept {
+void Member::recv_to_device(Operation *op) noexcept {
   const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting) return end_failed(op);
   if (failed() || !copier_) return (void)start_recv(op);  // drive() ends it
   struct Keep {  // once it has begun, it may be over before its submission has ended
-    Op *op = nullptr;
+    Operation *op = nullptr;
     ~Keep() {
-      if (op) OpPool::instance().release(op);
+      if (op) OperationPool::instance().release(op);
     }
   } keep;
   bool begun = false;
@@ -280,7 +281,7 @@ void Member::recv_to_device(Op *op) noexcept {
     if (op->call.on_stream && copier_->gates() && stage_all(op)) {
       copier_->make_gate();
       if (!op->inline_op) {
-        OpPool::retain(op);
+        OperationPool::retain(op);
         keep.op = op;
       }
       // First: what the device does before it comes to the copy may be what this thread waits for in a call of the runtime.
@@ -300,16 +301,16 @@ void Member::recv_to_device(Op *op) noexcept {
   start_recv(op);
 }
 
-void Member::put_behind_gates(Op *op) noexcept {
+void Member::put_behind_gates(Operation *op) noexcept {
   op->port_next = nullptr;
   *gated_tail_ = op;
   gated_tail_ = &op->port_next;
 }
 
-void Member::order(Op *op, void *stream) {
+void Member::order(Operation *op, void *stream) {
   bool ordered = true;
   if (op->parts.empty()) ordered = order_part(op, stream);
-  for (Op *part : op->parts) ordered &= order_part(part, stream);
+  for (Operation *part : op->parts) ordered &= order_part(part, stream);
   settle_streams();
   if (!ordered)
     isthmus::fail(
@@ -319,7 +320,7 @@ void Member::order(Op *op, void *stream) {
         describe(*op), copier_gates_ ? "no pinned memory is free for it" : kNoGates);
 }
 
-bool Member::order_part(Op *op, void *stream) noexcept {
+bool Member::order_part(Operation *op, void *stream) noexcept {
   const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting || op->over() || failed() || !copier_) return true;
   try {
@@ -332,7 +333,7 @@ bool Member::order_part(Op *op, void *stream) noexcept {
 }
 
 // Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
-bool Member::order_now(Op *op, void *stream, bool may_wait) {
+bool Member::order_now(Operation *op, void *stream, bool may_wait) {
   if (op->ticket.load(std::memory_order_relaxed) != 0) return copier_->order(*op, stream), true;
   const bool gate = !op->arrived.load(std::memory_order_acquire) && copier_->gates() && stage_all(op) && stage_posted(op);
   if (gate) copier_->make_gate();
@@ -360,7 +361,7 @@ bool Member::order_now(Op *op, void *stream, bool may_wait) {
 }
 
 // Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
-bool Member::stage_posted(Op *op) noexcept {
+bool Member::stage_posted(Operation *op) noexcept {
   {
     const Lock lock(match_lock_);
     const bool placed = op->place.own_or_will() || op->slot.in_slot;
@@ -385,10 +386,10 @@ bool Member::stage_posted(Op *op) noexcept {
 
 // No gate may stand before the copy of a send. Those that wait for a slot go another way then; but those of a group, whose receive waits for
 // them inside the call.
-bool Member::stage_all(const Op *behind) {
+bool Member::stage_all(const Operation *behind) {
   if (behind->grouped && can_wait_here()) return context_->unplaced_sends().load(std::memory_order_acquire) == 0;
   for (;;) {
-    Op *op = nullptr;
+    Operation *op = nullptr;
     {
       const Lock lock(match_lock_);
       if (unstaged_ == 0) return true;
@@ -400,7 +401,7 @@ bool Member::stage_all(const Op *behind) {
 }
 
 // As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the collective first.
-void Member::place_sends(const Op *before) noexcept {
+void Member::place_sends(const Operation *before) noexcept {
   const SubmitLock::Held submitting = lock_for(copier_lock_, before);
   if (!submitting || failed() || !copier_) return;
   try {
@@ -409,7 +410,7 @@ void Member::place_sends(const Op *before) noexcept {
 }
 
 // A send that was left for later. False: no pinned memory is free for it.
-bool Member::take_waiting(Op *op) {
+bool Member::take_waiting(Operation *op) {
   if (!op->place.own && !into_slot(op) && !stage_send(op)) {
     const Lock lock(match_lock_);
     run_short(op);
@@ -433,13 +434,13 @@ bool Member::take_waiting(Op *op) {
   return true;
 }
 
-void Member::place_later(Op *op) noexcept {
+void Member::place_later(Operation *op) noexcept {
   op->unplaced = true;
   ++unstaged_;
   context_->unplaced_sends().fetch_add(1, std::memory_order_release);
 }
 
-bool Member::placed(Op *op) noexcept {
+bool Member::placed(Operation *op) noexcept {
   if (!std::exchange(op->unplaced, false)) return false;
   --unstaged_;
   if (std::exchange(op->short_of_memory, false)) --short_[small(op)];
@@ -449,12 +450,12 @@ bool Member::placed(Op *op) noexcept {
 // After a failure: those of other members wait for these no more.
 void Member::forget_unplaced() noexcept {
   const Lock lock(match_lock_);
-  for (Op *o = taking_.head; o; o = o->match_next)
+  for (Operation *o = taking_.head; o; o = o->match_next)
     if (placed(o)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
 // Those behind it wait as well, so that it gets what becomes free.
-void Member::run_short(Op *op) noexcept {
+void Member::run_short(Operation *op) noexcept {
   if (!std::exchange(op->short_of_memory, true)) ++short_[small(op)];
 }
 
@@ -465,7 +466,7 @@ void Member::settle_streams() noexcept {
     while (!held.empty()) {
       const auto over = std::remove_if(held.begin(), held.end(), [](const Held &h) {
         if (!h.op->member->settle_stream(h.op, h.stream)) return false;
-        if (!h.op->inline_op) OpPool::instance().release(h.op);
+        if (!h.op->inline_op) OperationPool::instance().release(h.op);
         return true;
       });
       if (over == held.end())
@@ -477,14 +478,14 @@ void Member::settle_streams() noexcept {
   }
 }
 
-bool Member::may_settle(const Op &op) const noexcept {
+bool Member::may_settle(const Operation &op) const noexcept {
   if (failed() || op.over()) return true;
   if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
   return op.arrived.load(std::memory_order_acquire) ||
          (copier_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
 }
 
-bool Member::settle_stream(Op *op, void *stream) noexcept {
+bool Member::settle_stream(Operation *op, void *stream) noexcept {
   if (!may_settle(*op)) return false;
   if (op->call.collective == Collective::Send) return true;
   const SubmitLock::Held submitting = lock_for(copier_lock_, op);
@@ -499,7 +500,7 @@ bool Member::settle_stream(Op *op, void *stream) noexcept {
 // ---- progress ------------------------------------------------------------------------------------------------------------------------
 
 // Its device work waits for this thread or another one; see drive_messages().
-void Member::come(Op *op) noexcept {
+void Member::come(Operation *op) noexcept {
   landing_.append(op);
   moving_.fetch_add(1, std::memory_order_release);
   op->arrived.store(true, std::memory_order_release);
@@ -528,10 +529,10 @@ bool Member::start_next_send() noexcept {
     int rank, tag;
   } before[kKeys];
   size_t keys = 0;
-  Op *op = nullptr;
+  Operation *op = nullptr;
   {
     const Lock lock(match_lock_);
-    for (Op *o = taking_.head; o && keys < kKeys; o = o->match_next) {
+    for (Operation *o = taking_.head; o && keys < kKeys; o = o->match_next) {
       const bool second = std::any_of(before, before + keys,
                                       [o](const auto &key) { return key.rank == o->call.root && key.tag == o->call.tag; });
       if (second) continue;
@@ -553,21 +554,23 @@ bool Member::start_next_send() noexcept {
   return true;
 }
 
-bool Member::behind_another(const Op *op) const noexcept {
+bool Member::behind_another(const Operation *op) const noexcept {
   if (starting_.any && starting_.rank == op->call.root && starting_.tag == op->call.tag) return true;
-  for (const Op *o = taking_.head; o; o = o->match_next)
+  for (const Operation *o = taking_.head; o; o = o->match_next)
     if (o->call.root == op->call.root && o->call.tag == op->call.tag) return true;
   return false;
 }
 
 bool Member::grant_next() noexcept {
-  Op *op = nullptr;
+  Operation *op = nullptr;
   bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
-  const auto needs_place = [](const Op *o) { return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot; };
+  const auto needs_place = [](const Operation *o) {
+    return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot;
+  };
   {
     const Lock lock(match_lock_);
-    Op *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
-    for (Op *o = granting_.head; o && !op; o = o->match_next) {
+    Operation *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
+    for (Operation *o = granting_.head; o && !op; o = o->match_next) {
       if (o->place.inherits) continue;  // it waits for one before it
       if (needs_place(o)) first = first ? first : o;
       else if (o->lies >= 0 || may_come(o)) op = o;
@@ -607,10 +610,10 @@ void Member::open_gates() noexcept {
 }
 
 bool Member::end_next_landed() noexcept {
-  Op *op;
+  Operation *op;
   {
     const Lock lock(match_lock_);
-    op = landing_.take_first([this](const Op *o) { return copier_->landed(*o); });
+    op = landing_.take_first([this](const Operation *o) { return copier_->landed(*o); });
     if (!op) return false;
     hand_on(op);
     moving_.fetch_sub(1, std::memory_order_release);
@@ -625,13 +628,13 @@ bool Member::carry_messages() noexcept {
   for (;;) {
     const SubmitLock::Held submitting = lock_for(copier_lock_, nullptr);
     if (!submitting || failed() || !copier_) return false;
-    Op *op = nullptr;
+    Operation *op = nullptr;
     bool later = false;
     {
       const Lock lock(match_lock_);
-      for (Op *o = landing_.head; o && !op; o = o->match_next)
+      for (Operation *o = landing_.head; o && !op; o = o->match_next)
         if (o->port == Port::Worker && o->ticket.load(std::memory_order_relaxed) == 0) op = o;
-      for (Op *o = taking_.head; o && !op; o = o->match_next) {
+      for (Operation *o = taking_.head; o && !op; o = o->match_next) {
         if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
         if (!o->place.own && !slot_free(o) && (!memory[small(o)] || waits_for_slot(o))) later = true;
         else op = o;

@@ -16,7 +16,7 @@ constexpr double kPatienceSeconds = 1.0;  // of one search for a culprit, with p
 
 // Compares what rank q called at our sequence number with what we called, as far as its description can be seen; the number before
 // too, where nobody has yet.
-bool Member::check_peer(const Op *op, int q) noexcept {
+bool Member::check_peer(const Operation *op, int q) noexcept {
   const PeerRank &p = peers_[q];
   if (!p.mail) return true;
   const auto fits = [&](uint64_t sequence, uint64_t digest) {
@@ -69,10 +69,10 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
   }
   if (a.entered <= a.done) {  // not inside a collective: the message that a thread waits for, or else the oldest
     a.waiting_on = -1;
-    const Op *awaited = awaited_message_.load(std::memory_order_acquire);
+    const Operation *awaited = awaited_message_.load(std::memory_order_acquire);
     const Lock lock(match_lock_);
-    for (const OpList *list : lists_)
-      for (const Op *o = list->head; o && !a.in_message; o = o->match_next) {
+    for (const OperationList *list : lists_)
+      for (const Operation *o = list->head; o && !a.in_message; o = o->match_next) {
         const int peer = o->source >= 0 ? o->source : o->call.root;
         a.in_message = o == awaited && peer >= 0;
         if (a.waiting_on < 0 || a.in_message) a.waiting_on = peer;
@@ -82,7 +82,7 @@ Context::Answer Member::answer(uint64_t sequence) const noexcept {
 }
 
 // Follows the chain of who waits for whom from rank `first` to its end.
-std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
+std::string Member::culprit(const Operation &op, int first, Code &code) noexcept {
   const Deadline patience(kPatienceSeconds);
   std::vector<int> seen{rank_};
   std::string chain;
@@ -169,7 +169,7 @@ std::string Member::culprit(const Op &op, int first, Code &code) noexcept {
 }
 
 // Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
-std::string Member::library_text(const Op &op, Code &code) noexcept {
+std::string Member::library_text(const Operation &op, Code &code) noexcept {
   const char *call = executor_->doing();
   if (island_ranks_.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
@@ -208,7 +208,7 @@ std::string Member::library_text(const Op &op, Code &code) noexcept {
          (busy.empty() ? busy : "; " + busy);
 }
 
-void Member::on_deadline(const Op &op) noexcept {
+void Member::on_deadline(const Operation &op) noexcept {
   const int first = op.is_p2p() ? (op.source >= 0 ? op.source : op.call.root) : op.blocked_on;
   Code code = Code::Timeout;
   std::string who;
@@ -226,7 +226,7 @@ void Member::on_deadline(const Op &op) noexcept {
 // A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it
 // counts only if the operation is still there afterwards.
 // A message whose copy from or to the device has not come to its end.
-std::string Member::own_device_text(const Op &op) const {
+std::string Member::own_device_text(const Operation &op) const {
   const bool send = op.call.collective == Collective::Send;
   return formatted(
       "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
@@ -234,7 +234,7 @@ std::string Member::own_device_text(const Op &op) const {
       rank_text(rank_), send ? "out" : "in");
 }
 
-std::string Member::no_place_text(const Op &op) const {
+std::string Member::no_place_text(const Operation &op) const {
   const bool send = op.call.collective == Collective::Send;
   return formatted(
       "no pinned memory of {} was free for it, which other messages of this process had ({}; a larger "
@@ -244,15 +244,15 @@ std::string Member::no_place_text(const Op &op) const {
 }
 
 void Member::on_message_deadline(int64_t now) noexcept {
-  Op copy;
-  const Op *late = nullptr, *held = nullptr;
+  Operation copy;
+  const Operation *late = nullptr, *held = nullptr;
   bool no_place = false;
   const auto &lists = lists_;
   // Its peer has left, or all have of whom it may come, and what they had sent has had a second to come.
   int64_t all_left_ns = 0;
   for (int q = 0; q < world_ && all_left_ns >= 0; ++q)
     if (q != rank_) all_left_ns = peers_[q].left.load() ? std::max(all_left_ns, peers_[q].left_ns.load()) : -1;
-  const auto gone = [&](const Op &o) {
+  const auto gone = [&](const Operation &o) {
     const int64_t left = o.call.root < 0                   ? all_left_ns
                          : peers_[o.call.root].left.load() ? peers_[o.call.root].left_ns.load()
                                                            : -1;
@@ -260,17 +260,17 @@ void Member::on_message_deadline(int64_t now) noexcept {
   };
   {
     const Lock lock(match_lock_);
-    for (const OpList *list : lists)
-      for (const Op *o = list->head; o && !late; o = o->match_next)
+    for (const OperationList *list : lists)
+      for (const Operation *o = list->head; o && !late; o = o->match_next)
         if (now >= o->deadline_ns || (list != &landing_ && o->lies < 0 && !o->held && gone(*o))) late = o;
     if (!late) return;
-    for (const OpList *list : {&taking_, &landing_})
-      for (const Op *o = list->head; o && !held; o = o->match_next)
+    for (const OperationList *list : {&taking_, &landing_})
+      for (const Operation *o = list->head; o && !held; o = o->match_next)
         if (o == late && on_stage(o) &&
             (list == &landing_ || o->slot.number == 0 || o->ticket.load(std::memory_order_relaxed) != 0))
           held = o;  // not a send that waits for its slot
     no_place = late->short_of_memory;
-    for (const Op *o = granting_.head; o; o = o->match_next)
+    for (const Operation *o = granting_.head; o; o = o->match_next)
       no_place |= o == late && on_stage(o) && !o->place.own && !o->slot.in_slot && o->lies < 0;
     copy.call = late->call;
     copy.source = late->source;
@@ -291,8 +291,8 @@ void Member::on_message_deadline(int64_t now) noexcept {
   {
     const Lock lock(match_lock_);
     bool there = false;
-    for (const OpList *list : lists)
-      for (const Op *o = list->head; o && !there; o = o->match_next)
+    for (const OperationList *list : lists)
+      for (const Operation *o = list->head; o && !there; o = o->match_next)
         there = o == late && o->submitted_ns == copy.submitted_ns;
     if (!there) return;
   }

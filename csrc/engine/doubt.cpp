@@ -131,7 +131,7 @@ void Member::look_at_device() noexcept {
   device_failed(s);
 }
 
-SubmitLock::Held Member::lock_for(SubmitLock &lock, const Op *op) noexcept {
+SubmitLock::Held Member::lock_for(SubmitLock &lock, const Operation *op) noexcept {
   return lock.take(op, [&] {
     if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
       fail_at(*op, Code::Timeout,
@@ -153,7 +153,7 @@ bool Member::only_stuck() const noexcept {
     if (head()) return false;
   }
   const Lock lock(match_lock_);
-  return std::all_of(std::begin(lists_), std::end(lists_), [](const OpList *list) { return list->head == nullptr; });
+  return std::all_of(std::begin(lists_), std::end(lists_), [](const OperationList *list) { return list->head == nullptr; });
 }
 
 std::string Member::inside_text() const {
@@ -168,7 +168,7 @@ std::string Member::inside_text() const {
 void Member::late_submission(int64_t now) noexcept {
   std::string late;
   for (const SubmitLock *lock : {&island_lock_, &copier_lock_})
-    lock->if_late(now, [&](const Op &op) {
+    lock->if_late(now, [&](const Operation &op) {
       late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, rank_text(rank_),
                        inside_text());
     });
@@ -179,7 +179,7 @@ void Member::late_submission(int64_t now) noexcept {
 }
 
 // After a failure the operation may be over, and another's.
-void Member::not_submitted(const Op &op, const Error &e) noexcept {
+void Member::not_submitted(const Operation &op, const Error &e) noexcept {
   if (!failed()) fail_at(op, e.code(), ": " + e.text());
 }
 

@@ -15,7 +15,7 @@ struct Pattern {
   bool posts, reads_all, reads_root;
 };
 
-Pattern pattern(const Op &op, int rank) {
+Pattern pattern(const Operation &op, int rank) {
   const bool root = rank == op.call.root;
   const CollectiveTraits &kind = traits(op.call.collective);
   if (kind.writes == Who::Root) return {true, root, false};
@@ -25,7 +25,7 @@ Pattern pattern(const Op &op, int rank) {
 
 }  // namespace
 
-bool Member::all_done(uint64_t sequence, Op *op) noexcept {
+bool Member::all_done(uint64_t sequence, Operation *op) noexcept {
   if (seen_by_all_ >= sequence) return true;
   for (int q = 0; q < world_; ++q) {
     if (q == rank_ || !peers_[q].mail) continue;
@@ -35,7 +35,7 @@ bool Member::all_done(uint64_t sequence, Op *op) noexcept {
   return true;
 }
 
-void Member::publish(Op *op, uint64_t ring) noexcept {
+void Member::publish(Operation *op, uint64_t ring) noexcept {
   Description &d = mail_->description(op->sequence);
   // `sequence` last: a reader that looks early sees either the old description or, once the number fits, all of the new one.
   d.digest.store(op->digest, std::memory_order_relaxed);
@@ -45,7 +45,7 @@ void Member::publish(Op *op, uint64_t ring) noexcept {
   d.sequence.store(op->sequence, std::memory_order_release);
 }
 
-void Member::post_cell(Op *op) noexcept {
+void Member::post_cell(Operation *op) noexcept {
   Cell &cell = mail_->cell(op->sequence, cell_bytes_);
   const Call &c = op->call;
   std::byte *to = cell.payload;
@@ -71,7 +71,7 @@ void Member::post_cell(Op *op) noexcept {
   cell.sequence.store(op->sequence, std::memory_order_release);
 }
 
-void Member::consume_cells(Op *op) noexcept {
+void Member::consume_cells(Operation *op) noexcept {
   const Call &c = op->call;
   const auto payload = [&](int q) -> const std::byte * {
     return (q == rank_ ? mail_ : peers_[q].mail)->cell(op->sequence, cell_bytes_).payload;
@@ -114,7 +114,7 @@ void Member::consume_cells(Op *op) noexcept {
   }
 }
 
-Member::Outcome Member::one_hop(Op *op) noexcept {
+Member::Outcome Member::one_hop(Operation *op) noexcept {
   const Pattern p = pattern(*op, rank_);
   if (op->phase == Phase::Fresh) {
     if (p.posts && op->sequence > 2 && !all_done(op->sequence - 2, op)) return Outcome::Blocked;
@@ -147,7 +147,7 @@ Member::Outcome Member::one_hop(Op *op) noexcept {
 
 // An operation that ends without having heard from everybody may have met another one elsewhere (a broadcast from another root):
 // the next operation compares its description too.
-void Member::note_unchecked(const Op &op) noexcept {
+void Member::note_unchecked(const Operation &op) noexcept {
   const bool heard_all = !op.plan && pattern(op, rank_).reads_all;
   unchecked_ = heard_all ? 0 : op.sequence;
   unchecked_digest_ = op.digest;

@@ -18,7 +18,7 @@ using plan::Memory;
 using plan::StepKind;
 
 // Ranks in the same memory must have ended the last operation before its ring may be written again (plan.hpp, entry rule).
-bool Member::start_plan(Op *op) noexcept {
+bool Member::start_plan(Operation *op) noexcept {
   const plan::Plan &p = *op->plan;
   if (!all_done(last_ring_, op)) return false;
   if (!op->ring && p.slot_bytes > 0) {
@@ -61,7 +61,7 @@ constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
 
 // The slots of an operation and, where its device copies through it, scratch: false where what there is has been lent to others, which will
 // give it back. Throws Error(Resource) where it would not do even then.
-bool Member::take_room(Op *op) {
+bool Member::take_room(Operation *op) {
   const plan::Plan &p = *op->plan;
   // Where there was none, others are asked again when one of them has given some back, or after a while.
   const uint64_t given_back = context_->given_back();
@@ -127,7 +127,7 @@ bool Member::read_by_all(uint64_t sequence) const noexcept {
 }
 
 // A rank of its group that has not come is what a library waits for, where that can be seen from here.
-Member::Outcome Member::wait_for_device(Op *op) noexcept {
+Member::Outcome Member::wait_for_device(Operation *op) noexcept {
   op->blocked_on = -1;
   for (const int q : island_ranks_) {
     if (q == rank_ || !peers_[q].mail) continue;
@@ -140,7 +140,7 @@ Member::Outcome Member::wait_for_device(Op *op) noexcept {
 }
 
 // A failed call is noted before what comes after it on the stream is signalled.
-bool Member::island_sound(Op *op) noexcept {
+bool Member::island_sound(Operation *op) noexcept {
   if (!executor_->failed()) return true;
   const Status s = executor_->status();
   fail_at(*op, s.code, ": " + s.text);
@@ -152,7 +152,7 @@ bool Member::tells_sizes(const plan::Plan &p, int q) const noexcept {
          std::find(island_ranks_.begin(), island_ranks_.end(), q) != island_ranks_.end();
 }
 
-bool Member::compare_sizes(Op *op) noexcept {
+bool Member::compare_sizes(Operation *op) noexcept {
   const plan::Plan &p = *op->plan;
   plan::Step step;
   for (; op->step < static_cast<uint32_t>(world_); ++op->step) {
@@ -188,7 +188,7 @@ bool Member::compare_sizes(Op *op) noexcept {
   return true;
 }
 
-std::byte *Member::ring_of(Op *op, int rank) noexcept {
+std::byte *Member::ring_of(Operation *op, int rank) noexcept {
   if (rank < 0 || rank == rank_) return context_->arena().base() + op->ring;
   PeerRank &p = peers_[rank];
   if (p.ring_sequence != op->sequence) {
@@ -207,7 +207,7 @@ std::byte *Member::ring_of(Op *op, int rank) noexcept {
   return p.ring;
 }
 
-std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept {
+std::byte *Member::address(Operation *op, const plan::Span &span, uint32_t c) noexcept {
   const uint64_t offset = plan::span_offset(*op->plan, span, c, op->operands());
   switch (span.memory) {
     case Memory::Input: return const_cast<std::byte *>(op->call.in) + offset;
@@ -220,7 +220,7 @@ std::byte *Member::address(Op *op, const plan::Span &span, uint32_t c) noexcept 
   return ring ? ring + offset : nullptr;
 }
 
-bool Member::begin_plan(Op *op) noexcept {
+bool Member::begin_plan(Operation *op) noexcept {
   if (op->phase != Phase::Fresh) return true;
   entered_.store(op->sequence, std::memory_order_release);
   if (!start_plan(op)) return false;
@@ -228,7 +228,7 @@ bool Member::begin_plan(Op *op) noexcept {
   return true;
 }
 
-Member::Outcome Member::run_plan(Op *op) noexcept {
+Member::Outcome Member::run_plan(Operation *op) noexcept {
   if (!begin_plan(op)) return Outcome::Blocked;
   const plan::Plan &p = *op->plan;
   if (op->bounce && bounce_on(op)) bounced_ = true;
@@ -267,7 +267,7 @@ Member::Outcome Member::run_plan(Op *op) noexcept {
 }
 
 // After the last look into a slot. Where a rank failed before, why is on its way.
-bool Member::slots_held(Op *op) noexcept {
+bool Member::slots_held(Operation *op) noexcept {
   if (!watches_slots_ || (op->plan->slot_bytes == 0 && op->plan->scratch_stride == 0)) return true;
   for (int q = 0; q < world_; ++q) {
     if (q == rank_ || !peers_[q].mail) continue;
@@ -279,7 +279,7 @@ bool Member::slots_held(Op *op) noexcept {
   return true;
 }
 
-Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noexcept {
+Member::Outcome Member::run_step(Operation *op, const plan::Step &step, uint32_t c) noexcept {
   const plan::Plan &p = *op->plan;
   const bool sized = step.kind != StepKind::Post && step.kind != StepKind::Wait && step.kind != StepKind::Taken;
   uint64_t bytes = 0;
@@ -362,7 +362,7 @@ Member::Outcome Member::run_step(Op *op, const plan::Step &step, uint32_t c) noe
   return Outcome::Blocked;
 }
 
-Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes,
+Member::Outcome Member::send_step(Operation *op, const plan::Step &step, uint32_t c, uint64_t bytes,
                                   const std::byte *data) noexcept {
   PeerRank &p = peers_[step.peer];
   if (!p.send_credit.take(bytes)) {
@@ -393,7 +393,7 @@ Member::Outcome Member::send_step(Op *op, const plan::Step &step, uint32_t c, ui
   return Outcome::Moved;
 }
 
-Member::Outcome Member::recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
+Member::Outcome Member::recv_step(Operation *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
   if (inbox_.take(step.peer, bytes, op->digest, to) == PlanInbox::Taken::Yes) {
     consumed(step.peer, bytes);
     return Outcome::Moved;

@@ -17,8 +17,8 @@ namespace {
 
 std::atomic<int (*)()> interrupt_check{nullptr};
 std::atomic<void (*)()> late_hook{nullptr};
-thread_local const Op *awaited_here = nullptr;     // by this thread, in wait()
-thread_local const Member *driven_here = nullptr;  // whose operations this thread drives, holding its exec flag
+thread_local const Operation *awaited_here = nullptr;  // by this thread, in wait()
+thread_local const Member *driven_here = nullptr;      // whose operations this thread drives, holding its exec flag
 const InChild forgets_driven([](void *) noexcept {
   late_hook.store(nullptr);
   awaited_here = nullptr;
@@ -97,21 +97,21 @@ void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
 
-Op *Member::take_inline() noexcept {
+Operation *Member::take_inline() noexcept {
   if (inline_taken_.exchange(true, std::memory_order_acquire)) return nullptr;
   return &inline_op_;
 }
 
-void Member::give_inline(Op *op) noexcept {
+void Member::give_inline(Operation *op) noexcept {
   op->reset();
   inline_taken_.store(false, std::memory_order_release);
 }
 
-void Member::submit(Op *op) noexcept {
+void Member::submit(Operation *op) noexcept {
   op->member = this;
   if (!op->inline_op) {
     op->keep = shared_from_this();
-    OpPool::retain(op);  // the engine's reference, dropped by finish_op
+    OperationPool::retain(op);  // the engine's reference, dropped by finish_operation
   }
   op->submitted_ns = now_ns();
   op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
@@ -132,12 +132,12 @@ void Member::submit(Op *op) noexcept {
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
 }
 
-void Member::end_failed(Op *op) noexcept {
+void Member::end_failed(Operation *op) noexcept {
   if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed) + 1;  // it would have had
   end_op(op, failure().code, about(*op));
 }
 
-void Member::make_ready(Op &op) {
+void Member::make_ready(Operation &op) {
   if (!runtime_ || can_wait_here()) return;
   const char *why = nullptr;
   if (op.call.by_call) why = "with host memory and a stream the call waits for the stream";
@@ -151,7 +151,7 @@ void Member::make_ready(Op &op) {
                 why);
 }
 
-void Member::enqueue(Op *op) noexcept {
+void Member::enqueue(Operation *op) noexcept {
   queue_lock_.lock();
   op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (tail_) tail_->queue_next = op;
@@ -162,7 +162,7 @@ void Member::enqueue(Op *op) noexcept {
 
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
-void Member::submit_to_island(Op *op) noexcept {
+void Member::submit_to_island(Operation *op) noexcept {
   if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
   const SubmitLock::Held order = lock_for(island_lock_, op);
   if (!order) return end_failed(op);
@@ -205,7 +205,7 @@ void Member::submit_to_island(Op *op) noexcept {
 }
 
 // Where the host can begin at once, the stream need not wait until it has.
-void Member::begin_if_first(Op *op) noexcept {
+void Member::begin_if_first(Operation *op) noexcept {
   if (exec_.test_and_set(std::memory_order_acquire)) return;
   queue_lock_.lock();
   const bool first = head() == op;
@@ -242,7 +242,7 @@ bool Member::capturing(void *stream) {
   throw Error(why.code, why.text);
 }
 
-void Member::bounce_in(Op *op) {
+void Member::bounce_in(Operation *op) {
   if (!bounces_)
     bounces_ = std::make_unique<Bounces>(context_->arena(), executor_->arena(), *runtime_, device_,
                                          formatted("communicator '{}', rank {}", name_, rank_));
@@ -254,7 +254,7 @@ void Member::bounce_in(Op *op) {
 }
 
 // What of a piece belongs to blocks of the user's: nothing between them is touched.
-void Member::bounce_piece(Op *op, uint32_t k) noexcept {
+void Member::bounce_piece(Operation *op, uint32_t k) noexcept {
   const Bounce &b = op->bounce;
   const plan::Operands o = op->operands();
   const bool in = k < b.in_pieces;
@@ -269,7 +269,7 @@ void Member::bounce_piece(Op *op, uint32_t k) noexcept {
   }
 }
 
-bool Member::bounce_on(Op *op) noexcept {
+bool Member::bounce_on(Operation *op) noexcept {
   Bounce &b = op->bounce;
   const uint32_t filled = b.filled, emptied = b.emptied;
   while (b.filled < b.in_pieces && executor_->has_copied(op->sequence, b.filled - b.slots + 1)) {
@@ -283,7 +283,7 @@ bool Member::bounce_on(Op *op) noexcept {
   return b.filled != filled || b.emptied != emptied;
 }
 
-void Member::bounce_out(Op *op, bool well) noexcept {
+void Member::bounce_out(Operation *op, bool well) noexcept {
   // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
   // this operation came back from the driver.
   if (bounces_ && (well || !executor_ || executor_->idle())) bounces_->give(op->bounce);
@@ -340,7 +340,7 @@ bool Member::island_settled() noexcept {
   return false;
 }
 
-void Member::run(Op *op) noexcept {
+void Member::run(Operation *op) noexcept {
   submit(op);
   if (runtime_) settle_streams();
   if (op->is_p2p() || (op->plan && op->plan->uses_links)) drive();
@@ -349,7 +349,7 @@ void Member::run(Op *op) noexcept {
 
 // ---- progress ------------------------------------------------------------------------------------------------------------------------
 
-Member::Outcome Member::advance(Op *op) noexcept {
+Member::Outcome Member::advance(Operation *op) noexcept {
   if (op->phase == Phase::Fresh) entered_.store(op->sequence, std::memory_order_release);
   return op->plan ? run_plan(op) : one_hop(op);
 }
@@ -395,7 +395,7 @@ bool Member::drive_operations() noexcept {
       }
       if (moving_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
       queue_lock_.lock();
-      Op *op = head();
+      Operation *op = head();
       queue_lock_.unlock();
       if (!op) break;
       const Outcome o = advance(op);
@@ -419,7 +419,7 @@ bool Member::drive_operations() noexcept {
   return moved;
 }
 
-void Member::end_head(Op *op) noexcept {
+void Member::end_head(Operation *op) noexcept {
   queue_lock_.lock();
   head_.store(op->queue_next, std::memory_order_relaxed);
   if (!op->queue_next) tail_ = nullptr;
@@ -442,20 +442,20 @@ void Member::end_head(Op *op) noexcept {
 bool Member::end_what_memory_completes() noexcept {
   for (bool moved = false;; moved = true) {
     queue_lock_.lock();
-    Op *op = head();
+    Operation *op = head();
     queue_lock_.unlock();
     if (!op || (op->plan && op->plan->uses_links) || advance(op) != Outcome::Ended) return moved;
     end_head(op);
   }
 }
 
-void Member::record(const Op &op, Code result, int64_t ended_ns) noexcept {
+void Member::record(const Operation &op, Code result, int64_t ended_ns) noexcept {
   context_->recorder().add({serial_, op.sequence, op.submitted_ns, ended_ns, op.call.bytes, op.call.root,
                             static_cast<uint8_t>(op.call.collective), static_cast<uint8_t>(op.call.dtype),
                             static_cast<uint8_t>(op.call.op), static_cast<uint8_t>(result)});
 }
 
-void Member::end_op(Op *op, Code code, std::string text) noexcept {
+void Member::end_op(Operation *op, Code code, std::string text) noexcept {
   if (op->bounce) bounce_out(op, code == Code::Ok);
   if (op->on_device && code == Code::Ok && executor_) executor_->ended_well(*op);
   if (std::exchange(op->lent, false)) {
@@ -472,18 +472,18 @@ void Member::end_op(Op *op, Code code, std::string text) noexcept {
   if (op->begun && copier_) copier_->forget(*op);
   if (op->whole != 0 && op->part == 0 && op->source >= 0) op->parent->source = op->source;
   const int64_t end = now_ns();
-  if (op->whole == 0) record(*op, code, end);  // else finish_op() does, with the last part
+  if (op->whole == 0) record(*op, code, end);  // else finish_operation() does, with the last part
   const std::shared_ptr<Member> keep = op->keep;
   pending_.fetch_sub(1, std::memory_order_acq_rel);
-  finish_op(op, code, std::move(text), end);
-  // It may be an inline op, whose thread sleeps; finish_op wakes for the others.
+  finish_operation(op, code, std::move(text), end);
+  // It may be an inline op, whose thread sleeps; finish_operation wakes for the others.
   if (waiters_.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) context_->wake();
 }
 
 void Member::end_all(Code code) noexcept {
   for (;;) {
     queue_lock_.lock();
-    Op *op = head();
+    Operation *op = head();
     if (op) {
       head_.store(op->queue_next, std::memory_order_relaxed);
       if (!op->queue_next) tail_ = nullptr;
@@ -496,7 +496,7 @@ void Member::end_all(Code code) noexcept {
   end_messages(code);
 }
 
-bool Member::wait(Op *op, int64_t until_ns) noexcept {
+bool Member::wait(Operation *op, int64_t until_ns) noexcept {
   if (op->over()) return true;
   waiters_.fetch_add(1, std::memory_order_acq_rel);
   const bool crowded = Context::oversubscribed();
@@ -508,7 +508,7 @@ bool Member::wait(Op *op, int64_t until_ns) noexcept {
   int idle = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
   bool over = false;
-  const Op *const outer = awaited_here;  // a callback or a signal handler may wait inside a wait
+  const Operation *const outer = awaited_here;  // a callback or a signal handler may wait inside a wait
   awaited_here = op;
   uint32_t busy = 0;
   for (;;) {
@@ -569,7 +569,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
   // The oldest operation is the one that everybody waits for; messages are looked at one by one.
   if (exec_.test_and_set(std::memory_order_acquire)) return now;
   queue_lock_.lock();
-  Op *late = head();
+  Operation *late = head();
   queue_lock_.unlock();
   if (late) {
     const int q = late->blocked_on;
@@ -630,7 +630,7 @@ void Member::flood(const Failure &why) noexcept {
     if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, why);
 }
 
-void Member::fail_at(const Op &op, Code code, std::string_view what, bool late) noexcept {
+void Member::fail_at(const Operation &op, Code code, std::string_view what, bool late) noexcept {
   Failure why{{code, describe(op)}};
   why.subject = static_cast<uint32_t>(why.text.size());
   why.text += what;
@@ -761,7 +761,7 @@ bool Member::only_receives_wait() const noexcept {
   }
   const Lock lock(match_lock_);
   uint32_t receives = 0;
-  for (const Op *o = posted_.head; o; o = o->match_next) ++receives;
+  for (const Operation *o = posted_.head; o; o = o->match_next) ++receives;
   return receives == pending_.load(std::memory_order_acquire);
 }
 
@@ -879,7 +879,7 @@ std::string Member::describe(uint64_t what, uint64_t bytes) {
   return text + ")";
 }
 
-std::string Member::describe(const Op &op) const {
+std::string Member::describe(const Operation &op) const {
   const Call &c = op.call;
   if (op.is_p2p()) {
     const bool send = c.collective == Collective::Send;
@@ -899,14 +899,14 @@ std::string Member::describe(const Op &op) const {
                    describe(what(c), c.bytes), rank_, name_, path_text(op), progress);
 }
 
-std::string Member::path_text(const Op &op) const {
+std::string Member::path_text(const Operation &op) const {
   if (!op.plan) return "shared memory";
   const std::string bridge = op.plan->uses_links && !topology_.flat ? "tcp" : "shared memory";
   if (op.plan->device.empty()) return bridge;
   return op.plan->host.empty() ? island_family_ : island_family_ + " and " + bridge;
 }
 
-std::string Member::about(const Op &op) const {
+std::string Member::about(const Operation &op) const {
   const Failure f = why();
   std::string own = describe(op);
   const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
@@ -937,7 +937,7 @@ std::string Member::waiting_text() const {
 Member::Called Member::called(uint64_t sequence) const noexcept {
   Called own;
   queue_lock_.lock();
-  for (const Op *o = head(); o && o->sequence <= sequence; o = o->queue_next)
+  for (const Operation *o = head(); o && o->sequence <= sequence; o = o->queue_next)
     if (o->sequence == sequence) own = {true, what(o->call), o->call.bytes, o->digest};
   queue_lock_.unlock();
   if (own.known) return own;
@@ -948,17 +948,17 @@ Member::Called Member::called(uint64_t sequence) const noexcept {
 
 std::vector<Record> Member::in_flight() const {
   std::vector<Record> out;
-  const auto add = [&](const Op *o) {
+  const auto add = [&](const Operation *o) {
     out.push_back({serial_, o->sequence, o->submitted_ns, 0, o->call.bytes, o->call.root,
                    static_cast<uint8_t>(o->call.collective), static_cast<uint8_t>(o->call.dtype),
                    static_cast<uint8_t>(o->call.op), static_cast<uint8_t>(Code::InProgress)});
   };
   queue_lock_.lock();
-  for (const Op *o = head(); o && out.size() < 4096; o = o->queue_next) add(o);
+  for (const Operation *o = head(); o && out.size() < 4096; o = o->queue_next) add(o);
   queue_lock_.unlock();
   const Lock lock(match_lock_);
-  for (const OpList *list : lists_)
-    for (const Op *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
+  for (const OperationList *list : lists_)
+    for (const Operation *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);
   return out;
 }
 

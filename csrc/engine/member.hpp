@@ -22,7 +22,7 @@
 #include "engine/context.hpp"
 #include "engine/device_executor.hpp"
 #include "engine/mailbox.hpp"
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 #include "engine/out_of_band.hpp"
 #include "engine/plan_inbox.hpp"
 #include "engine/device_copier.hpp"
@@ -57,33 +57,33 @@ struct PeerRank {                      // what this member knows of one rank
   std::byte *ring = nullptr;
 };
 
-struct OpList {  // intrusive, in order, through Op::match_next
-  Op *head = nullptr, **tail = &head;
-  OpList() = default;
-  OpList(const OpList &) = delete;
-  OpList &operator=(const OpList &) = delete;
-  void append(Op *op) noexcept {
+struct OperationList {  // intrusive, in order, through Operation::match_next
+  Operation *head = nullptr, **tail = &head;
+  OperationList() = default;
+  OperationList(const OperationList &) = delete;
+  OperationList &operator=(const OperationList &) = delete;
+  void append(Operation *op) noexcept {
     op->match_next = nullptr;
     *tail = op;
     tail = &op->match_next;
   }
   template <class M>
-  Op *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
-    for (Op **at = &head; *at; at = &(*at)->match_next)
-      if (Op *op = *at; match(op)) {
+  Operation *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
+    for (Operation **at = &head; *at; at = &(*at)->match_next)
+      if (Operation *op = *at; match(op)) {
         *at = op->match_next;
         if (!*at) tail = at;
         return op;
       }
     return nullptr;
   }
-  bool has(const Op *op) const noexcept {
-    for (const Op *o = head; o; o = o->match_next)
+  bool has(const Operation *op) const noexcept {
+    for (const Operation *o = head; o; o = o->match_next)
       if (o == op) return true;
     return false;
   }
-  bool take(const Op *op) noexcept {
-    return take_first([op](const Op *o) { return o == op; }) != nullptr;
+  bool take(const Operation *op) noexcept {
+    return take_first([op](const Operation *o) { return o == op; }) != nullptr;
   }
 };
 
@@ -144,23 +144,23 @@ class Member : public std::enable_shared_from_this<Member> {
   uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
-  void submit(Op *op) noexcept;
+  void submit(Operation *op) noexcept;
   // Before an operation is submitted, or any of its group. In a callback, Error(Unsupported) where the call would have to wait: nothing has
   // begun, and the communicator is as it was. What it has taken so that it need not wait, give_back() gives back of what is not submitted.
-  void make_ready(Op &op);
-  void give_back(Op &op) noexcept;
+  void make_ready(Operation &op);
+  void give_back(Operation &op) noexcept;
   // Before the operations of a group are submitted, of each. A send of a group that finds no slot can then wait for one, as its receive is called
   // at once; else it would go by the link.
-  void announce(Op *op) noexcept;
+  void announce(Operation *op) noexcept;
   // The same, for a caller that waits anyway: runs it at once where nothing is queued before it. `op` may be inline_op().
-  void run(Op *op) noexcept;
+  void run(Operation *op) noexcept;
   // After the submissions of this thread: waits for what has to happen inside the call, which are messages on a user's stream that
   // found no pinned memory or whose device has no gates. Of all members.
   static void settle_streams() noexcept;
   // What `stream` gets from now on comes behind the message that `op`, a receive which was to be ordered later, brings. Waits for the
   // message where the device has no gates, or no pinned memory is free; in a callback, Error(Unsupported) instead. What else goes wrong fails
   // the member.
-  void order(Op *op, void *stream);
+  void order(Operation *op, void *stream);
   // By the device worker: the copies that nobody else submits. True: some wait for pinned memory, so come again.
   bool carry_messages() noexcept;
   // By the device worker, where check_deadlines() has asked for it: whether the device has failed.
@@ -169,13 +169,13 @@ class Member : public std::enable_shared_from_this<Member> {
   void stop_stream() noexcept;
   bool wants_stop_of_stream(int64_t now, bool turn) noexcept;  // exec
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
-  bool wait(Op *op, int64_t until_ns) noexcept;
+  bool wait(Operation *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
   bool drive(bool watched = false) noexcept;
   bool drive_operations() noexcept;  // the same without the links
   // The op for a blocking call, if it is free (one a member); else nullptr.
-  Op *take_inline() noexcept;
-  void give_inline(Op *op) noexcept;
+  Operation *take_inline() noexcept;
+  void give_inline(Operation *op) noexcept;
 
   void abort(std::string text) noexcept {  // by the program
     aborts_.fetch_add(1, std::memory_order_acq_rel);
@@ -234,7 +234,7 @@ class Member : public std::enable_shared_from_this<Member> {
   }
   bool would_take_slot(bool send, int peer, uint64_t bytes) const noexcept;
   // Of the flight recorder.
-  void record(const Op &op, Code result, int64_t ended_ns) noexcept;
+  void record(const Operation &op, Code result, int64_t ended_ns) noexcept;
   bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
   bool only_receives_wait() const noexcept;
   uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
@@ -247,7 +247,7 @@ class Member : public std::enable_shared_from_this<Member> {
   static void set_interrupt_check(int (*check)()) noexcept;
   // Called, on any thread, where an operation of a member has met its deadline, on this rank or another. Must be short; null: nothing is.
   static void set_late_hook(void (*hook)()) noexcept;
-  std::string describe(const Op &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
+  std::string describe(const Operation &op) const;  // "all_reduce #41 (float32, sum, 4096 bytes) of 'world'"
   static std::string describe(uint64_t what, uint64_t bytes);
   // A call as a mailbox and an answer have it.
   static uint64_t what(const Call &c) noexcept {
@@ -269,49 +269,49 @@ class Member : public std::enable_shared_from_this<Member> {
     uint64_t what = 0, bytes = 0, digest = 0;
   };
   Called called(uint64_t sequence) const noexcept;  // by this rank, whether its description is published or not
-  Outcome advance(Op *op) noexcept;
-  void end_head(Op *op) noexcept;  // it has come to its end
+  Outcome advance(Operation *op) noexcept;
+  void end_head(Operation *op) noexcept;  // it has come to its end
   bool end_what_memory_completes() noexcept;
-  Outcome one_hop(Op *op) noexcept;  // eager.cpp
-  void note_unchecked(const Op &op) noexcept;
-  void post_cell(Op *op) noexcept;
-  void consume_cells(Op *op) noexcept;
-  Outcome run_plan(Op *op) noexcept;  // executor.cpp
-  Outcome run_step(Op *op, const plan::Step &step, uint32_t c) noexcept;
-  bool island_sound(Op *op) noexcept;                 // false: the library has failed, and so has the member
-  Outcome wait_for_device(Op *op) noexcept;           // Blocked, having looked whether it goes on at all
-  bool all_done(uint64_t sequence, Op *op) noexcept;  // every peer in memory has ended `sequence`
-  bool start_plan(Op *op) noexcept;
-  bool begin_plan(Op *op) noexcept;
-  void begin_if_first(Op *op) noexcept;
+  Outcome one_hop(Operation *op) noexcept;  // eager.cpp
+  void note_unchecked(const Operation &op) noexcept;
+  void post_cell(Operation *op) noexcept;
+  void consume_cells(Operation *op) noexcept;
+  Outcome run_plan(Operation *op) noexcept;  // executor.cpp
+  Outcome run_step(Operation *op, const plan::Step &step, uint32_t c) noexcept;
+  bool island_sound(Operation *op) noexcept;                 // false: the library has failed, and so has the member
+  Outcome wait_for_device(Operation *op) noexcept;           // Blocked, having looked whether it goes on at all
+  bool all_done(uint64_t sequence, Operation *op) noexcept;  // every peer in memory has ended `sequence`
+  bool start_plan(Operation *op) noexcept;
+  bool begin_plan(Operation *op) noexcept;
+  void begin_if_first(Operation *op) noexcept;
   void doubt_device(int64_t now) noexcept;  // doubt.cpp
   // For its submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
-  SubmitLock::Held lock_for(SubmitLock &turn, const Op *op) noexcept;
+  SubmitLock::Held lock_for(SubmitLock &turn, const Operation *op) noexcept;
   bool leave_behind(
       SubmitLock &turn) noexcept;    // exec, after a failure: its holder is stuck, and nobody waits for it any more
   bool only_stuck() const noexcept;  // what has not ended are calls of such threads
   void late_submission(int64_t now) noexcept;
-  void refuse_stuck() const;         // throws what has failed
-  void end_failed(Op *op) noexcept;  // it has failed before it began
-  void not_submitted(const Op &op, const Error &e) noexcept;
+  void refuse_stuck() const;                // throws what has failed
+  void end_failed(Operation *op) noexcept;  // it has failed before it began
+  void not_submitted(const Operation &op, const Error &e) noexcept;
   void device_failed(const Status &s) noexcept;
-  bool compare_sizes(Op *op) noexcept;  // false: not all have published or sent theirs, or the member has failed
+  bool compare_sizes(Operation *op) noexcept;  // false: not all have published or sent theirs, or the member has failed
   bool tells_sizes(const plan::Plan &p, int rank) const noexcept;  // to that rank and from it, by a link
-  std::byte *address(Op *op, const plan::Span &span, uint32_t c) noexcept;
-  std::byte *ring_of(Op *op, int rank) noexcept;
-  Outcome send_step(Op *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
-  Outcome recv_step(Op *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
-  void publish(Op *op, uint64_t ring) noexcept;
+  std::byte *address(Operation *op, const plan::Span &span, uint32_t c) noexcept;
+  std::byte *ring_of(Operation *op, int rank) noexcept;
+  Outcome send_step(Operation *op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
+  Outcome recv_step(Operation *op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
+  void publish(Operation *op, uint64_t ring) noexcept;
   void let_in(bool host) noexcept;  // to the slots, where they are guarded
-  bool take_room(Op *op);           // in the staging memory
+  bool take_room(Operation *op);    // in the staging memory
   bool read_by_all(uint64_t sequence) const noexcept;
   // The user's plain host memory, for a device that works on it: before the device is given anything, as it goes on, and at the end.
-  void bounce_in(Op *op);
-  bool bounce_on(Op *op) noexcept;  // whether anything was copied
-  static void bounce_piece(Op *op, uint32_t k) noexcept;
-  void bounce_out(Op *op, bool well) noexcept;
-  void enqueue(Op *op) noexcept;
-  void submit_to_island(Op *op) noexcept;
+  void bounce_in(Operation *op);
+  bool bounce_on(Operation *op) noexcept;  // whether anything was copied
+  static void bounce_piece(Operation *op, uint32_t k) noexcept;
+  void bounce_out(Operation *op, bool well) noexcept;
+  void enqueue(Operation *op) noexcept;
+  void submit_to_island(Operation *op) noexcept;
   template <class Holds>
   void sleep_until(Holds holds) noexcept;
   static bool interrupt_wanted() noexcept;
@@ -322,102 +322,102 @@ class Member : public std::enable_shared_from_this<Member> {
                        std::span<const std::byte> bytes) noexcept;
   void abort_island() noexcept;
   void forget_on_links() noexcept;
-  bool slots_held(Op *op) noexcept;                  // what it read in slots of others was what they wrote for it
-  bool island_settled() noexcept;                    // after a failure: nothing of ours runs on the device any more
-  bool check_peer(const Op *op, int q) noexcept;     // false: mismatch, the member has failed
-  void mismatch(uint64_t sequence, int q) noexcept;  // fails the member, naming who called what
+  bool slots_held(Operation *op) noexcept;               // what it read in slots of others was what they wrote for it
+  bool island_settled() noexcept;                        // after a failure: nothing of ours runs on the device any more
+  bool check_peer(const Operation *op, int q) noexcept;  // false: mismatch, the member has failed
+  void mismatch(uint64_t sequence, int q) noexcept;      // fails the member, naming who called what
   void flood(const Failure &why) noexcept;
-  void fail_at(const Op &op, Code code, std::string_view what,
-               bool late = false) noexcept;  // floods: "<the operation><what>"
-  void submit_message(Op *op) noexcept;      // device_messages.cpp
-  void submit_parts(Op *op) noexcept;
-  void send_from_device(Op *op) noexcept;
-  void recv_to_device(Op *op) noexcept;
+  void fail_at(const Operation &op, Code code, std::string_view what,
+               bool late = false) noexcept;     // floods: "<the operation><what>"
+  void submit_message(Operation *op) noexcept;  // device_messages.cpp
+  void submit_parts(Operation *op) noexcept;
+  void send_from_device(Operation *op) noexcept;
+  void recv_to_device(Operation *op) noexcept;
   bool drive_messages() noexcept;  // exec
   bool grant_next() noexcept;
   bool start_next_send() noexcept;
   void open_gates() noexcept;
   bool end_next_landed() noexcept;
-  void place_sends(const Op *before) noexcept;
+  void place_sends(const Operation *before) noexcept;
   bool stage_all(
-      const Op *behind);  // with the device copier's submit lock, as are the next two; throw what the runtime throws
-  bool order_now(Op *op, void *stream, bool may_wait);
-  bool take_waiting(Op *op);
-  void place_later(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool placed(Op *op) noexcept ISTHMUS_REQUIRES(
+      const Operation *behind);  // with the device copier's submit lock, as are the next two; throw what the runtime throws
+  bool order_now(Operation *op, void *stream, bool may_wait);
+  bool take_waiting(Operation *op);
+  void place_later(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool placed(Operation *op) noexcept ISTHMUS_REQUIRES(
       match_lock_);  // whether it is to be taken from the context's count as well, once its copy is submitted
-  void run_short(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void run_short(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   static bool can_wait_here() noexcept;
-  std::unique_lock<std::recursive_timed_mutex> in_order(const Op &op) noexcept;
-  void hold(Op *op, void *stream) noexcept;        // settle_streams() has to see to it
-  bool order_part(Op *op, void *stream) noexcept;  // false: it would have to wait, in a callback
-  bool stage_posted(Op *op) noexcept;
-  void put_behind_gates(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool may_settle(const Op &op) const noexcept;
-  bool settle_stream(Op *op, void *stream) noexcept;  // false: not yet
-  bool may_wait_here(Op *op) noexcept;
+  std::unique_lock<std::recursive_timed_mutex> in_order(const Operation &op) noexcept;
+  void hold(Operation *op, void *stream) noexcept;        // settle_streams() has to see to it
+  bool order_part(Operation *op, void *stream) noexcept;  // false: it would have to wait, in a callback
+  bool stage_posted(Operation *op) noexcept;
+  void put_behind_gates(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool may_settle(const Operation &op) const noexcept;
+  bool settle_stream(Operation *op, void *stream) noexcept;  // false: not yet
+  bool may_wait_here(Operation *op) noexcept;
   static constexpr const char *kNoGates = "the call waits where the device cannot";
-  const char *ready_message(Op &op);  // for make_ready(): why it cannot be begun here, or null
+  const char *ready_message(Operation &op);  // for make_ready(): why it cannot be begun here, or null
   template <class Take>
-  bool take_places(Op &op, Take take);
+  bool take_places(Operation &op, Take take);
   static const Member *driven_by_this_thread() noexcept;
-  bool stage(Op *op, p2p::Share share) noexcept;
-  bool stage_send(Op *op) noexcept;
+  bool stage(Operation *op, p2p::Share share) noexcept;
+  bool stage_send(Operation *op) noexcept;
   std::optional<p2p::Piece> take_ahead(uint64_t bytes, bool small) noexcept;
-  static bool give_place(Op *op, const p2p::Piece &piece) noexcept;
-  bool stage_ahead(Op *op) noexcept;
-  void lend(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void hand_on(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void spill(Op *op) noexcept;
-  static bool small(const Op *op) noexcept;  // a whole message that may be sent without having been asked for
-  void unstage(Op *op) noexcept;
-  bool behind_another(const Op *op) const noexcept
-      ISTHMUS_REQUIRES(match_lock_);                         // a send of the same rank and tag is not out yet
-  void come(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // the message of a receive is there, in its stage
+  static bool give_place(Operation *op, const p2p::Piece &piece) noexcept;
+  bool stage_ahead(Operation *op) noexcept;
+  void lend(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void hand_on(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void spill(Operation *op) noexcept;
+  static bool small(const Operation *op) noexcept;  // a whole message that may be sent without having been asked for
+  void unstage(Operation *op) noexcept;
+  bool behind_another(const Operation *op) const noexcept
+      ISTHMUS_REQUIRES(match_lock_);                                // a send of the same rank and tag is not out yet
+  void come(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // the message of a receive is there, in its stage
   bool messages_settled() noexcept;
-  static bool on_stage(const Op *op) noexcept { return op->port != Port::None; }
+  static bool on_stage(const Operation *op) noexcept { return op->port != Port::None; }
   bool takes_slot(int tag, uint64_t bytes) const noexcept;  // slots.cpp
-  bool takes_slot(const Op *op) const noexcept { return takes_slot(op->call.tag, op->call.bytes); }
-  void number_send(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void claim(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool claimable(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
-  void number_receive(Op *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool may_come(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool has_place(const Op *op) const noexcept ISTHMUS_REQUIRES(match_lock_) {
+  bool takes_slot(const Operation *op) const noexcept { return takes_slot(op->call.tag, op->call.bytes); }
+  void number_send(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void claim(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool claimable(const Operation *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
+  void number_receive(Operation *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool may_come(const Operation *op) const noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool has_place(const Operation *op) const noexcept ISTHMUS_REQUIRES(match_lock_) {
     return !on_stage(op) || op->place.own || (op->slot.in_slot && may_come(op));
   }
-  bool begin_taking(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool begin_taking(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   struct Arrived;
-  void hold_aside(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // messages.cpp
-  void take_aside(Op *op, Arrived &from) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void hold_aside(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // messages.cpp
+  void take_aside(Operation *op, Arrived &from) noexcept ISTHMUS_REQUIRES(match_lock_);
   bool on_host(int rank) const noexcept { return topology_.ranks[static_cast<size_t>(rank)].device == "host"; }
-  void read_slot(Op *op, int source, uint64_t number) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void slot_submitted(const Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void read_slot(Operation *op, int source, uint64_t number) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void slot_submitted(const Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
   void forget_unplaced() noexcept;
-  void slot_left(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  uint64_t part_of(const Op &op) const noexcept { return part_of(op.call.dtype); }  // of a message of several
-  bool slot_free(const Op *op) const noexcept;
-  bool into_slot(Op *op) noexcept;
-  bool waits_for_slot(const Op *op) noexcept;
-  void stand_apart(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool is_its_turn(Op *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  bool lies_there(Op *op, uint32_t slot) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void bring(Op *op) noexcept;  // exec
-  void has_landed(Op *op) noexcept;
+  void slot_left(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  uint64_t part_of(const Operation &op) const noexcept { return part_of(op.call.dtype); }  // of a message of several
+  bool slot_free(const Operation *op) const noexcept;
+  bool into_slot(Operation *op) noexcept;
+  bool waits_for_slot(const Operation *op) noexcept;
+  void stand_apart(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool is_its_turn(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
+  bool lies_there(Operation *op, uint32_t slot) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void bring(Operation *op) noexcept;  // exec
+  void has_landed(Operation *op) noexcept;
   bool room_for_a_waiter() noexcept;
   void touch_slots() noexcept ISTHMUS_REQUIRES(match_lock_);
   // messages.cpp. Start a send: false where it is a new one that has to wait for those before it. A receive: false where its place on the
   // device is not known, and it has no other.
-  bool start_send(Op *op, bool fresh) noexcept;
-  bool start_recv(Op *op) noexcept;
+  bool start_send(Operation *op, bool fresh) noexcept;
+  bool start_recv(Operation *op) noexcept;
   void prepare_messages()
       ISTHMUS_REQUIRES(match_lock_);  // before the first message: what steady traffic needs, allocated once
-  void clear_to_send(Op *op, int source, uint64_t id) noexcept;
-  bool fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
-  static bool wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept;
-  void met(Op *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
-  void end_wrong(Op *op, std::string text) noexcept;
-  bool grant(Op *op, int source, uint64_t id) noexcept
+  void clear_to_send(Operation *op, int source, uint64_t id) noexcept;
+  bool fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
+  static bool wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept;
+  void met(Operation *op, int source) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void end_wrong(Operation *op, std::string text) noexcept;
+  bool grant(Operation *op, int source, uint64_t id) noexcept
       ISTHMUS_REQUIRES(match_lock_);  // the announced message may come. False: see op->text
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
@@ -425,16 +425,16 @@ class Member : public std::enable_shared_from_this<Member> {
   void consumed(int source, uint64_t bytes) noexcept;  // gives credit back
   void end_messages(Code code) noexcept;
   void end_all(Code code) noexcept;
-  void end_op(Op *op, Code code, std::string text) noexcept;
-  void on_deadline(const Op &op) noexcept;
+  void end_op(Operation *op, Code code, std::string text) noexcept;
+  void on_deadline(const Operation &op) noexcept;
   void on_message_deadline(int64_t now) noexcept;
-  std::string own_device_text(const Op &op) const;
-  std::string no_place_text(const Op &op) const;
-  std::string culprit(const Op &op, int first, Code &code) noexcept;
-  std::string library_text(const Op &op, Code &code) noexcept;
+  std::string own_device_text(const Operation &op) const;
+  std::string no_place_text(const Operation &op) const;
+  std::string culprit(const Operation &op, int first, Code &code) noexcept;
+  std::string library_text(const Operation &op, Code &code) noexcept;
   std::string rank_text(int rank) const;
-  std::string path_text(const Op &op) const;
-  std::string about(const Op &op) const;  // why it ends: what it is, and why this has failed
+  std::string path_text(const Operation &op) const;
+  std::string about(const Operation &op) const;  // why it ends: what it is, and why this has failed
 
   const Birth birth_;
   std::shared_ptr<Context> context_;
@@ -489,20 +489,20 @@ class Member : public std::enable_shared_from_this<Member> {
 
   // queue lock
   mutable SpinLock queue_lock_;
-  std::atomic<Op *> head_{nullptr};  // written under the lock
-  Op *tail_ ISTHMUS_GUARDED_BY(queue_lock_) = nullptr;
-  Op *head() const noexcept { return head_.load(std::memory_order_relaxed); }
+  std::atomic<Operation *> head_{nullptr};  // written under the lock
+  Operation *tail_ ISTHMUS_GUARDED_BY(queue_lock_) = nullptr;
+  Operation *head() const noexcept { return head_.load(std::memory_order_relaxed); }
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint32_t> pending_{0};  // operations not over, of all kinds
   std::atomic<uint32_t> waiters_{0};
   std::atomic<bool> inline_taken_{false};
-  Op inline_op_;
+  Operation inline_op_;
 
   // published for diagnosis
   std::atomic<uint64_t> entered_{0}, done_{0};
   std::atomic<int32_t> waiting_on_{-1};
   std::atomic<uint32_t> turn_{0};  // of the operation that waits
-  std::atomic<Op *> awaited_message_{
+  std::atomic<Operation *> awaited_message_{
       nullptr};  // that a thread waits for and has found nothing to do; compared, never followed
 
   // Frames that come in, and messages between their call and their end.
@@ -517,7 +517,7 @@ class Member : public std::enable_shared_from_this<Member> {
     bool rendezvous = false;  // only the announcement has come
     int32_t lies = -1;        // in this receive slot
     bool complete = false;
-    Op *claimed = nullptr;  // a receive that takes it once it is complete
+    Operation *claimed = nullptr;  // a receive that takes it once it is complete
     std::vector<std::byte> data;
   };
   std::vector<std::unique_ptr<Arrived>> arrived_ ISTHMUS_GUARDED_BY(match_lock_);  // in the order of their coming
@@ -525,17 +525,17 @@ class Member : public std::enable_shared_from_this<Member> {
       ISTHMUS_GUARDED_BY(match_lock_);  // recycled, so that steady traffic allocates nothing
   // Receives without a message; announced sends; receives whose data flows in; sends that the link has, and receives that have claimed a
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
-  OpList posted_ ISTHMUS_GUARDED_BY(match_lock_), sending_ ISTHMUS_GUARDED_BY(match_lock_),
+  OperationList posted_ ISTHMUS_GUARDED_BY(match_lock_), sending_ ISTHMUS_GUARDED_BY(match_lock_),
       receiving_ ISTHMUS_GUARDED_BY(match_lock_), flowing_ ISTHMUS_GUARDED_BY(match_lock_);
   // Messages in device memory, and what has to keep its place among them: sends in order, until their bytes are out; announced messages
   // that wait for pinned memory, for their slot, or for a processor that brings them; receives whose bytes are there.
-  OpList taking_ ISTHMUS_GUARDED_BY(match_lock_), granting_ ISTHMUS_GUARDED_BY(match_lock_),
+  OperationList taking_ ISTHMUS_GUARDED_BY(match_lock_), granting_ ISTHMUS_GUARDED_BY(match_lock_),
       landing_ ISTHMUS_GUARDED_BY(match_lock_);
-  OpList *const lists_[7] ISTHMUS_GUARDED_BY(match_lock_) = {&posted_, &sending_,  &receiving_, &flowing_,
-                                                             &taking_, &granting_, &landing_};
-  Op *gated_head_ ISTHMUS_GUARDED_BY(match_lock_) = nullptr,
-                  **gated_tail_
-                   ISTHMUS_GUARDED_BY(match_lock_) = &gated_head_;  // receives behind gates, in the order of their tickets
+  OperationList *const lists_[7] ISTHMUS_GUARDED_BY(match_lock_) = {&posted_, &sending_,  &receiving_, &flowing_,
+                                                                    &taking_, &granting_, &landing_};
+  Operation *gated_head_ ISTHMUS_GUARDED_BY(match_lock_) = nullptr,
+                         **gated_tail_ ISTHMUS_GUARDED_BY(match_lock_) =
+                             &gated_head_;  // receives behind gates, in the order of their tickets
   p2p::PlaceChain chain_ ISTHMUS_GUARDED_BY(match_lock_){
       kEagerMessage};                // small ones of these with pinned memory of their own and no heir
   std::atomic<uint32_t> moving_{0};  // in taking_, granting_, landing_

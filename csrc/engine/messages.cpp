@@ -11,7 +11,7 @@
 namespace isthmus::engine {
 namespace {
 
-link::FrameHeader header(const Op &op, link::FrameKind kind, uint32_t member, uint32_t epoch, int rank, uint64_t id) {
+link::FrameHeader header(const Operation &op, link::FrameKind kind, uint32_t member, uint32_t epoch, int rank, uint64_t id) {
   link::FrameHeader h;
   h.kind = kind;
   h.dtype = static_cast<uint8_t>(op.call.dtype);
@@ -26,13 +26,15 @@ link::FrameHeader header(const Op &op, link::FrameKind kind, uint32_t member, ui
   return h;
 }
 
-Op *op_of(link::Outgoing &out) { return reinterpret_cast<Op *>(reinterpret_cast<std::byte *>(&out) - offsetof(Op, out)); }
+Operation *op_of(link::Outgoing &out) {
+  return reinterpret_cast<Operation *>(reinterpret_cast<std::byte *>(&out) - offsetof(Operation, out));
+}
 
 }  // namespace
 
 // The link no longer reads the data of a send.
 void Member::sent(link::Outgoing &out) {
-  Op *op = op_of(out);
+  Operation *op = op_of(out);
   Member *m = op->member;
   const std::shared_ptr<Member> keep = op->keep;
   {
@@ -46,7 +48,7 @@ void Member::sent(link::Outgoing &out) {
   }
 }
 
-bool Member::start_send(Op *op, bool fresh) noexcept {
+bool Member::start_send(Operation *op, bool fresh) noexcept {
   PeerRank &p = peers_[op->call.root];
   const uint64_t total = op->call.bytes;
   op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
@@ -90,7 +92,7 @@ bool Member::start_send(Op *op, bool fresh) noexcept {
 
 // Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
 // peer operation be understood: the message is consumed.
-bool Member::fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept {
+bool Member::fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept {
   const uint64_t asked = op->whole ? op->whole : op->call.bytes;
   if (whole == asked && total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
   const auto is_bytes = [](uint8_t t) { return t == static_cast<uint8_t>(DType::UInt8); };
@@ -107,7 +109,7 @@ bool Member::fits(Op *op, int source, uint64_t total, uint64_t whole, uint8_t dt
   return false;
 }
 
-void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
+void Member::clear_to_send(Operation *op, int source, uint64_t id) noexcept {
   PeerRank &p = peers_[source];
   link::Outgoing *grant = take_frame();
   grant->header = header(*op, link::FrameKind::ClearToSend, p.their_index, epoch_, rank_, id);
@@ -118,20 +120,20 @@ void Member::clear_to_send(Op *op, int source, uint64_t id) noexcept {
 }
 
 // Whether a receive takes such a message. The parts of one from any rank come from the rank of the first.
-bool Member::wants(const Op *op, int source, int32_t tag, uint32_t part) noexcept {
+bool Member::wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept {
   if (op->call.tag != tag || op->part != part) return false;
   if (op->call.root >= 0) return op->call.root == source;
   return part == 0 || op->parent->parts_source == source;
 }
 
-void Member::met(Op *op, int source) noexcept {
+void Member::met(Operation *op, int source) noexcept {
   op->source = source;
   number_receive(op, source);
   if (op->whole != 0 && op->part == 0) op->parent->parts_source = source;
 }
 
 // A receive that met a message which it does not fit. Where its copy stands on the device, it ends with the member.
-void Member::end_wrong(Op *op, std::string text) noexcept {
+void Member::end_wrong(Operation *op, std::string text) noexcept {
   bool device;
   {
     const Lock lock(match_lock_);
@@ -143,14 +145,14 @@ void Member::end_wrong(Op *op, std::string text) noexcept {
 }
 
 // The whole message is there, but no place for it.
-void Member::hold_aside(Op *op) noexcept {
+void Member::hold_aside(Operation *op) noexcept {
   op->held = true;
   granting_.append(op);
   moving_.fetch_add(1, std::memory_order_release);
   context_->wake();
 }
 
-void Member::take_aside(Op *op, Arrived &from) noexcept {
+void Member::take_aside(Operation *op, Arrived &from) noexcept {
   if (op->slot.in_slot) touch_slots();
   copy_bytes(op->data(context_->arena().base()), from.data.data(), from.total);
   consumed(from.source, from.total);
@@ -160,7 +162,7 @@ void Member::take_aside(Op *op, Arrived &from) noexcept {
   arrived_.erase(it);
 }
 
-bool Member::grant(Op *op, int source, uint64_t id) noexcept {
+bool Member::grant(Operation *op, int source, uint64_t id) noexcept {
   op->message_id = id;
   if (!is_its_turn(op)) return false;
   if (!op->slot.in_slot) slot_left(op);
@@ -187,7 +189,7 @@ void Member::prepare_messages() {
   }
 }
 
-bool Member::start_recv(Op *op) noexcept {
+bool Member::start_recv(Operation *op) noexcept {
   std::string wrong;
   {
     const Lock lock(match_lock_);
@@ -264,12 +266,12 @@ void Member::consumed(int source, uint64_t bytes) noexcept {
 
 link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
   const int source = static_cast<int>(h.source);
-  Op *wrong = nullptr, *ready = nullptr, *claims = nullptr;
+  Operation *wrong = nullptr, *ready = nullptr, *claims = nullptr;
   link::Accept result = link::Accept::Drop;
   {
     const Lock lock(match_lock_);
     if (failed()) return link::Accept::Drop;
-    const auto waits_for_it = [&](const Op *o) { return wants(o, source, h.tag, h.part); };
+    const auto waits_for_it = [&](const Operation *o) { return wants(o, source, h.tag, h.part); };
     switch (h.kind) {
       case link::FrameKind::Message:
       case link::FrameKind::RequestToSend:
@@ -277,7 +279,7 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         const bool rendezvous = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
         const bool whole = !rendezvous && !placed;
         if (whole && (h.bytes != h.total || h.total > kEagerMessage)) return link::Accept::Drop;
-        if (Op *op = posted_.take_first(waits_for_it)) {
+        if (Operation *op = posted_.take_first(waits_for_it)) {
           met(op, source);
           op->message_id = h.id;
           if (!fits(op, source, h.total, h.digest, h.dtype)) {
@@ -331,11 +333,11 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
         break;
       }
       case link::FrameKind::ClearToSend:
-        ready = sending_.take_first([&](const Op *o) { return o->message_id == h.id && o->call.root == source; });
+        ready = sending_.take_first([&](const Operation *o) { return o->message_id == h.id && o->call.root == source; });
         if (ready) flowing_.append(ready);
         break;
       case link::FrameKind::MessageData:
-        for (Op *o = receiving_.head; o; o = o->match_next)
+        for (Operation *o = receiving_.head; o; o = o->match_next)
           if (o->source == source && o->message_id == h.id && o->call.bytes == h.total) {
             to = o->data(context_->arena().base()) + h.offset;
             return link::Accept::Take;
@@ -355,14 +357,14 @@ link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) 
 
 void Member::received_message(const link::FrameHeader &h) {
   const int source = static_cast<int>(h.source);
-  Op *over = nullptr;
+  Operation *over = nullptr;
   {
     const Lock lock(match_lock_);
     if (failed()) return;
-    for (Op *o = receiving_.head; o; o = o->match_next) {
+    for (Operation *o = receiving_.head; o; o = o->match_next) {
       if (o->source != source || o->message_id != h.id) continue;
       if (o->received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
-      over = receiving_.take_first([&](const Op *x) { return x == o; });
+      over = receiving_.take_first([&](const Operation *x) { return x == o; });
       if (h.kind == link::FrameKind::Message) consumed(source, h.total);
       if (on_stage(over)) return come(over);
       break;
@@ -389,11 +391,11 @@ void Member::received_message(const link::FrameHeader &h) {
 void Member::end_messages(Code code) noexcept {
   inbox_.forget();
   for (;;) {
-    Op *op = nullptr;
+    Operation *op = nullptr;
     {
       const Lock lock(match_lock_);
-      const auto any = [](const Op *) { return true; };
-      for (OpList *list : lists_) {
+      const auto any = [](const Operation *) { return true; };
+      for (OperationList *list : lists_) {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
         if (!op) continue;

@@ -50,7 +50,7 @@ bool Member::would_take_slot(bool send, int peer, uint64_t bytes) const noexcept
   return recv_slots_.any() && recv_slots_.has(peer) && !on_host(peer);  // a rank of the host sends by the link
 }
 
-void Member::announce(Op *op) noexcept {
+void Member::announce(Operation *op) noexcept {
   op->grouped = true;
   const int source = op->call.root;
   if (op->call.collective != Collective::Recv || source < 0 || part_bytes_ == 0) return;
@@ -66,14 +66,14 @@ void Member::announce(Op *op) noexcept {
 
 // ---- the sender ----------------------------------------------------------------------------------------------------------------------
 
-void Member::number_send(Op *op) noexcept {
+void Member::number_send(Operation *op) noexcept {
   PeerRank &p = peers_[op->call.root];
   if (op->slot.number == 0 && p.slots.any() && takes_slot(op)) op->slot.number = p.slots.number();
 }
 
-bool Member::slot_free(const Op *op) const noexcept { return peers_[op->call.root].slots.free(op->slot.number); }
+bool Member::slot_free(const Operation *op) const noexcept { return peers_[op->call.root].slots.free(op->slot.number); }
 
-bool Member::into_slot(Op *op) noexcept {
+bool Member::into_slot(Operation *op) noexcept {
   if (!slot_free(op)) return false;
   p2p::SendSlots &slots = peers_[op->call.root].slots;
   slots.took(now_ns());
@@ -82,7 +82,7 @@ bool Member::into_slot(Op *op) noexcept {
 }
 
 // By who submits copies. The patience is no less than a group's.
-bool Member::waits_for_slot(const Op *op) noexcept {
+bool Member::waits_for_slot(const Operation *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
   return peers_[op->call.root].slots.worth_waiting(op->slot.number, {.now_ns = now_ns(),
                                                                      .patience_ns = std::max(kPatience, group_wait_ns_),
@@ -93,7 +93,7 @@ bool Member::waits_for_slot(const Op *op) noexcept {
 
 bool Member::room_for_a_waiter() noexcept {
   const Lock lock(match_lock_);
-  for (const Op *o = taking_.head; o; o = o->match_next)
+  for (const Operation *o = taking_.head; o; o = o->match_next)
     if (o->port == Port::Taken && o->ticket.load(std::memory_order_relaxed) == 0 && slot_free(o)) return true;
   return false;
 }
@@ -101,46 +101,46 @@ bool Member::room_for_a_waiter() noexcept {
 // ---- the receiver --------------------------------------------------------------------------------------------------------------------
 
 // Whether a receive that is called now knows where its message will lie, and may have a gate there.
-bool Member::claimable(const Op *op) const noexcept { return takes_slot(op) && recv_slots_.claimable(op->call.root); }
+bool Member::claimable(const Operation *op) const noexcept { return takes_slot(op) && recv_slots_.claimable(op->call.root); }
 
-void Member::claim(Op *op) noexcept {
+void Member::claim(Operation *op) noexcept {
   if (!takes_slot(op) || !recv_slots_.any()) return;
   recv_slots_.claim(op->slot, op->call.root, op->port == Port::Expected, op->place.own_or_will());
   if (op->slot.in_slot) read_slot(op, op->call.root, op->slot.expected);
 }
 
 // The receive's place is that slot.
-void Member::read_slot(Op *op, int source, uint64_t number) noexcept {
+void Member::read_slot(Operation *op, int source, uint64_t number) noexcept {
   op->slot.in_slot = true;
   op->place.piece.offset = recv_slots_.place(source, number);
 }
 
-void Member::stand_apart(Op *op) noexcept {
+void Member::stand_apart(Operation *op) noexcept {
   if (takes_slot(op) && recv_slots_.any()) recv_slots_.stand_apart(op->slot, op->call.root);
 }
 
 // Its message has come, or word of it.
-void Member::number_receive(Op *op, int source) noexcept {
+void Member::number_receive(Operation *op, int source) noexcept {
   if (takes_slot(op) && recv_slots_.any()) recv_slots_.match(op->slot, op->call.root, source);
 }
 
 // By the link or a processor into its slot: once that is empty.
-bool Member::may_come(const Op *op) const noexcept {
+bool Member::may_come(const Operation *op) const noexcept {
   return !op->slot.in_slot || recv_slots_.may_come(op->slot, op->source);
 }
 
 // The copy from its slot is submitted.
-void Member::slot_submitted(const Op *op) noexcept {
+void Member::slot_submitted(const Operation *op) noexcept {
   if (op->slot.in_slot) recv_slots_.submitted(op->source, op->slot.number);
 }
 
 // Its slot is empty, or it needs none.
-void Member::slot_left(Op *op) noexcept {
+void Member::slot_left(Operation *op) noexcept {
   if (op->slot.number != 0) recv_slots_.leave(op->slot, op->source);
 }
 
 // False: the two sides have not counted alike, which op->text says.
-bool Member::is_its_turn(Op *op) noexcept {
+bool Member::is_its_turn(Operation *op) noexcept {
   if (p2p::RecvSlots::as_expected(op->slot)) return true;
   op->text = formatted(
       "{}: {} has sent message {} of its receive slots where {} was to come; all ranks must run the same version of "
@@ -150,13 +150,13 @@ bool Member::is_its_turn(Op *op) noexcept {
 }
 
 // A small message that came with its data needs no slot of its own.
-bool Member::begin_taking(Op *op) noexcept {
+bool Member::begin_taking(Operation *op) noexcept {
   if (!is_its_turn(op)) return false;
   if (!op->slot.in_slot) slot_left(op);
   return true;
 }
 
-bool Member::lies_there(Op *op, uint32_t slot) noexcept {
+bool Member::lies_there(Operation *op, uint32_t slot) noexcept {
   if (!is_its_turn(op)) return false;
   if (op->slot.number == 0 || slot != recv_slots_.slot(op->slot.number)) {
     op->text = formatted(
@@ -178,7 +178,7 @@ bool Member::lies_there(Op *op, uint32_t slot) noexcept {
 }
 
 // By this processor, from its slot.
-void Member::bring(Op *op) noexcept {
+void Member::bring(Operation *op) noexcept {
   std::byte *const base = context_->arena().base();
   std::byte *to, *from;
   {
@@ -199,7 +199,7 @@ void Member::bring(Op *op) noexcept {
   end_op(op, Code::Ok, {});
 }
 
-void Member::has_landed(Op *op) noexcept {
+void Member::has_landed(Operation *op) noexcept {
   {
     const Lock lock(match_lock_);
     slot_left(op);

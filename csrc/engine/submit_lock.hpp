@@ -14,7 +14,7 @@
 #include "base/lock.hpp"
 #include "device/calling.hpp"
 #include "device/runtime.hpp"
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 
 namespace isthmus::engine {
 
@@ -37,14 +37,14 @@ class SubmitLock {
     device::VendorCall *outer_ = nullptr;
   };
 
-  Held try_take(const Op *op = nullptr) noexcept {
+  Held try_take(const Operation *op = nullptr) noexcept {
     uint32_t free = kFree;
     if (!state_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return {};
     return begin(op);
   }
   // Waits for it, unless `over` holds, which is asked now and then. `op`: what is submitted, which stays what it is meanwhile.
   template <class Over>
-  Held take(const Op *op, Over over) noexcept {
+  Held take(const Operation *op, Over over) noexcept {
     uint32_t free = kFree;
     if (state_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return begin(op);
     struct Waits {
@@ -79,7 +79,7 @@ class SubmitLock {
 
  private:
   static constexpr uint32_t kFree = 0, kHeld = 1;
-  Held begin(const Op *op) noexcept {
+  Held begin(const Operation *op) noexcept {
     if (op) {
       const Lock lock(op_lock_);
       op_ = op;
@@ -93,7 +93,7 @@ class SubmitLock {
   Condition given_;
   device::VendorCall vendor_call_;
   mutable SpinLock op_lock_;
-  const Op *op_ ISTHMUS_GUARDED_BY(op_lock_) = nullptr;
+  const Operation *op_ ISTHMUS_GUARDED_BY(op_lock_) = nullptr;
   uint64_t seen_ = 0;  // by leave_behind()
   int64_t seen_ns_ = 0;
   device::Runtime *runtime_ = nullptr;  // while the holder is left behind

@@ -45,8 +45,8 @@ class Message {
 
 void call(comm::Communicator &comm, const comm::Request &request) {
   struct Taken {
-    engine::Op *op = engine::OpPool::instance().take();
-    ~Taken() { engine::OpPool::instance().release(op); }
+    engine::Operation *op = engine::OperationPool::instance().take();
+    ~Taken() { engine::OperationPool::instance().release(op); }
   } taken;
   comm.prepare(request, *taken.op);
   comm.member().run(taken.op);

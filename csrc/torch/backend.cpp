@@ -180,7 +180,7 @@ Backend::WorkPtr Backend::submit(Request request,
   }
 
   if (coalescing::open()) {
-    const std::shared_ptr<Operation> block = coalescing::current();
+    const std::shared_ptr<PendingWork> block = coalescing::current();
     try {
       if (stream) block->stands_on(*stream);
       else block->stands_on_host();
@@ -221,7 +221,7 @@ Backend::WorkPtr Backend::submit(Request request,
   }
 
   auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
-  auto operation = Operation::make();
+  auto operation = PendingWork::make();
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
     // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
     options.on_stream = ISTHMUS_STREAM_BEFORE;

@@ -21,7 +21,7 @@ struct Failure {
 
 struct Block {
   std::vector<const Backend *> owners;  // one for each begin() that has no end() yet
-  std::shared_ptr<Operation> operation;
+  std::shared_ptr<PendingWork> operation;
 };
 
 thread_local std::optional<Block> block;
@@ -46,19 +46,19 @@ void forked() noexcept {
   is_open = false;
 }
 
-std::shared_ptr<Operation> current() noexcept { return block ? block->operation : nullptr; }
+std::shared_ptr<PendingWork> current() noexcept { return block ? block->operation : nullptr; }
 
 void begin(const Backend &owner) {
   failed.reset();
   // The same group opened twice: an exception left the first block without its end.
   if (block && std::find(block->owners.begin(), block->owners.end(), &owner) != block->owners.end()) cancel();
   check(isthmus_group_begin());
-  if (!block) block = Block{{}, Operation::make()};
+  if (!block) block = Block{{}, PendingWork::make()};
   is_open = true;
   block->owners.push_back(&owner);
 }
 
-std::shared_ptr<Operation> end(const Backend &owner) {
+std::shared_ptr<PendingWork> end(const Backend &owner) {
   if (failed) {
     const Failure first = *std::exchange(failed, std::nullopt);
     raise(first.result, "the coalescing block was cancelled, and nothing of it was done: " + first.text);
@@ -66,7 +66,7 @@ std::shared_ptr<Operation> end(const Backend &owner) {
   if (!block || block->owners.back() != &owner)
     bad_argument("endCoalescing without startCoalescing on the same group and thread");
   block->owners.pop_back();
-  std::shared_ptr<Operation> operation = block->operation;
+  std::shared_ptr<PendingWork> operation = block->operation;
   if (!block->owners.empty()) {
     check(isthmus_group_end(nullptr));
     return operation;

@@ -17,12 +17,12 @@ class Backend;
 namespace coalescing {
 
 // The operation of the block that this thread has open; null outside of blocks.
-std::shared_ptr<Operation> current() noexcept;
+std::shared_ptr<PendingWork> current() noexcept;
 bool open() noexcept;  // whether there is one
 
 void begin(const Backend &owner);
 // Submits at the outermost end. Throws the first failure of the block.
-std::shared_ptr<Operation> end(const Backend &owner);
+std::shared_ptr<PendingWork> end(const Backend &owner);
 // A call inside the block failed: nothing of the block was or will be submitted. end() will throw the same.
 void fail(isthmus_result result, const std::string &text);
 void forked() noexcept;  // in a forked child: an open block is the parent's

@@ -23,10 +23,11 @@ Completer &Completer::get() { return *the_completer.load(std::memory_order_acqui
 
 void Completer::forked() noexcept { the_completer.store(new Completer, std::memory_order_release); }
 
-void Completer::push(std::shared_ptr<Operation> operation, isthmus_result result, std::string text) {
+void Completer::push(std::shared_ptr<PendingWork> operation, isthmus_result result, std::string text) {
   const std::lock_guard lock(mutex_);
   if (stopped_) {
-    new std::shared_ptr<Operation>(std::move(operation));  // kept for good on purpose: its tensors may need the interpreter
+    new std::shared_ptr<PendingWork>(
+        std::move(operation));  // kept for good on purpose: its tensors may need the interpreter
     return;
   }
   queue_.push_back({std::move(operation), result, std::move(text)});
@@ -59,7 +60,7 @@ void Completer::loop() {
     Ended ended = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    ended.operation->settle(ended.result, ended.text, Operation::By::Completer);
+    ended.operation->settle(ended.result, ended.text, PendingWork::By::Completer);
     ended.operation.reset();
     lock.lock();
   }

@@ -16,7 +16,7 @@
 
 namespace isthmus::torch_face {
 
-class Operation;
+class PendingWork;
 
 class Completer {
  public:
@@ -24,7 +24,7 @@ class Completer {
   static void forked() noexcept;  // in a forked child: a new one, for the thread of the old one does not exist there
 
   // Hands over an operation that ended. After stop() it is left alone for good: no interpreter is there to complete it for.
-  void push(std::shared_ptr<Operation> operation, isthmus_result result, std::string text);
+  void push(std::shared_ptr<PendingWork> operation, isthmus_result result, std::string text);
 
   // Completes what was handed over, then ends the thread; waits a few seconds for callbacks that have not come back. Called once, while the
   // interpreter is alive and the GIL is released.
@@ -34,7 +34,7 @@ class Completer {
 
  private:
   struct Ended {
-    std::shared_ptr<Operation> operation;
+    std::shared_ptr<PendingWork> operation;
     isthmus_result result;
     std::string text;
   };

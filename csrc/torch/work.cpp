@@ -31,9 +31,9 @@ c10d::WorkResult outcome(isthmus_result result) {
 
 }  // namespace
 
-std::shared_ptr<Operation> Operation::make() { return {new Operation, retire}; }
+std::shared_ptr<PendingWork> PendingWork::make() { return {new PendingWork, retire}; }
 
-Operation::~Operation() {
+PendingWork::~PendingWork() {
   if (event_) {
     // Whichever thread this is, it must not come to know a device by ending an event.
     const c10::OptionalDeviceGuard guard(stream_->device());
@@ -42,7 +42,7 @@ Operation::~Operation() {
   if (isthmus_work_t handle = handle_.load(std::memory_order_relaxed)) isthmus_work_release(handle);
 }
 
-void Operation::retire(Operation *operation) noexcept {
+void PendingWork::retire(PendingWork *operation) noexcept {
   if (!operation->birth_.here()) return;  // its event and its handle are the parent's, and stay as they are
   isthmus_work_t handle = operation->handle_.load(std::memory_order_relaxed);
   if (!handle || operation->settled_.load(std::memory_order_acquire) || isthmus_work_test(handle) != ISTHMUS_IN_PROGRESS) {
@@ -53,39 +53,39 @@ void Operation::retire(Operation *operation) noexcept {
   static_cast<void>(isthmus_work_on_done(
       handle,
       [](void *context, isthmus_result result, const char *text) {
-        Completer::get().push(std::shared_ptr<Operation>(static_cast<Operation *>(context)), result, text ? text : "");
+        Completer::get().push(std::shared_ptr<PendingWork>(static_cast<PendingWork *>(context)), result, text ? text : "");
       },
       operation));
 }
 
-void Operation::keep(std::vector<at::Tensor> tensors, Staging staging) {
+void PendingWork::keep(std::vector<at::Tensor> tensors, Staging staging) {
   std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
   staging_.absorb(std::move(staging));
 }
 
-void Operation::stands_on_host() {
+void PendingWork::stands_on_host() {
   if (stream_) bad_argument("a coalescing block has operations on a device and on the host; give each a block of its own");
   on_host_ = true;
 }
 
-void Operation::stands_on(c10::Stream stream) {
+void PendingWork::stands_on(c10::Stream stream) {
   if (on_host_) bad_argument("a coalescing block has operations on the host and on a device; give each a block of its own");
   if (stream_ && *stream_ != stream)
     bad_argument("the operations of one coalescing block are on different streams; give each stream a block of its own");
   stream_ = stream;
 }
 
-void Operation::begins_behind(c10::Stream stream) {
+void PendingWork::begins_behind(c10::Stream stream) {
   stands_on(stream);
   ordered_later_ = true;
 }
 
-void Operation::check_submitted() const {
+void PendingWork::check_submitted() const {
   check_not_lost();
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
 }
 
-void Operation::order(c10::Stream later) const {
+void PendingWork::order(c10::Stream later) const {
   check_submitted();
   if (ordered_later_) {
     const interpreter::WithoutGil without_gil;  // it may wait for the message
@@ -93,7 +93,7 @@ void Operation::order(c10::Stream later) const {
   } else if (stream_ && *stream_ != later) event_->block(later);
 }
 
-void Operation::submitted(isthmus_work_t handle) {
+void PendingWork::submitted(isthmus_work_t handle) {
   handle_.store(handle, std::memory_order_relaxed);
   if (stream_) {
     const c10::StreamGuard guard(*stream_);
@@ -112,14 +112,14 @@ void Operation::submitted(isthmus_work_t handle) {
   else if (staging_.has_copies() || copies_behind_ || !at_end_.empty() || !before_end_.empty()) watch();
 }
 
-void Operation::watch() {
+void PendingWork::watch() {
   {
     const std::lock_guard lock(mutex_);
     if (watched_ || settled_.load(std::memory_order_relaxed)) return;
     watched_ = true;
   }
   // Outside the lock: the callback may run at once, on this thread.
-  auto *self = new std::shared_ptr<Operation>(shared_from_this());
+  auto *self = new std::shared_ptr<PendingWork>(shared_from_this());
   const isthmus_result result = isthmus_work_on_done(handle_.load(std::memory_order_relaxed), on_done, self);
   if (result != ISTHMUS_OK) {
     delete self;
@@ -127,13 +127,13 @@ void Operation::watch() {
   }
 }
 
-void Operation::on_done(void *context, isthmus_result result, const char *text) {
-  auto *self = static_cast<std::shared_ptr<Operation> *>(context);
+void PendingWork::on_done(void *context, isthmus_result result, const char *text) {
+  auto *self = static_cast<std::shared_ptr<PendingWork> *>(context);
   Completer::get().push(std::move(*self), result, text ? text : "");
   delete self;
 }
 
-Operation::Futures Operation::settle(isthmus_result result, const std::string &text, By by) noexcept {
+PendingWork::Futures PendingWork::settle(isthmus_result result, const std::string &text, By by) noexcept {
   // The library has ended its part, and the copies into the user's tensors stand behind it.
   if (copies_behind_ && result == ISTHMUS_OK) {
     try {
@@ -182,7 +182,7 @@ Operation::Futures Operation::settle(isthmus_result result, const std::string &t
   return futures;
 }
 
-void Operation::fulfil(const Promise &promise) const {
+void PendingWork::fulfil(const Promise &promise) const {
   try {
     if (result_ != ISTHMUS_OK && promise.throws) promise.future->setError(failure(result_, text_));
     else promise.future->markCompleted(promise.value(result_));
@@ -190,16 +190,16 @@ void Operation::fulfil(const Promise &promise) const {
 }
 
 // Another thread of the parent may have held its lock at the fork: it is read here, and no more.
-bool Operation::lost() const noexcept { return !birth_.here() && !settled_.load(std::memory_order_acquire); }
+bool PendingWork::lost() const noexcept { return !birth_.here() && !settled_.load(std::memory_order_acquire); }
 
-void Operation::check_not_lost() const {
+void PendingWork::check_not_lost() const {
   if (lost()) {
     raise(ISTHMUS_ERR_FORKED,
           "this operation belongs to the parent process, and a forked child never sees its end; wait in the parent");
   }
 }
 
-bool Operation::ended() {
+bool PendingWork::ended() {
   if (settled_.load(std::memory_order_acquire) || lost()) return true;
   if (!submitted_.load(std::memory_order_acquire)) return false;
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
@@ -209,7 +209,7 @@ bool Operation::ended() {
   return true;
 }
 
-void Operation::wait(std::chrono::milliseconds timeout) {
+void PendingWork::wait(std::chrono::milliseconds timeout) {
   check_not_lost();
   if (!settled_.load(std::memory_order_acquire)) {
     if (!submitted_.load(std::memory_order_acquire)) not_submitted();
@@ -234,9 +234,9 @@ void Operation::wait(std::chrono::milliseconds timeout) {
   if (std::exception_ptr failed = error()) std::rethrow_exception(failed);
 }
 
-bool Operation::succeeded() { return !lost() && ended() && result_ == ISTHMUS_OK; }
+bool PendingWork::succeeded() { return !lost() && ended() && result_ == ISTHMUS_OK; }
 
-std::exception_ptr Operation::error() {
+std::exception_ptr PendingWork::error() {
   try {
     check_not_lost();
   } catch (...) { return std::current_exception(); }
@@ -244,23 +244,23 @@ std::exception_ptr Operation::error() {
   return failure(result_, text_);
 }
 
-int Operation::source() const {
+int PendingWork::source() const {
   isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
   return handle ? isthmus_work_source(handle) : -1;
 }
 
-std::uint64_t Operation::sequence() const {
+std::uint64_t PendingWork::sequence() const {
   isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
   return handle ? isthmus_work_sequence(handle) : 0;
 }
 
-float Operation::milliseconds() {
+float PendingWork::milliseconds() {
   isthmus_work_t handle = handle_.load(std::memory_order_relaxed);
   return handle ? static_cast<float>(isthmus_work_duration(handle) * 1e3) : 0;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Operation::future(at::TypePtr type, std::function<c10::IValue(isthmus_result)> value,
-                                                          bool throws) {
+c10::intrusive_ptr<c10::ivalue::Future> PendingWork::future(at::TypePtr type,
+                                                            std::function<c10::IValue(isthmus_result)> value, bool throws) {
   check_not_lost();
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
   Promise promise{c10::make_intrusive<c10::ivalue::Future>(std::move(type)), std::move(value), throws};
@@ -288,7 +288,7 @@ void Work::done(std::uint64_t sequence, std::chrono::steady_clock::duration took
   if (recordFunctionEndCallback_) finish();  // the profiler's event ends here
 }
 
-void Work::follow(std::shared_ptr<Operation> operation) {
+void Work::follow(std::shared_ptr<PendingWork> operation) {
   if (recordFunctionEndCallback_) operation->before_end(std::exchange(recordFunctionEndCallback_, nullptr));
   operation_ = std::move(operation);
 }

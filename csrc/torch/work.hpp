@@ -1,4 +1,4 @@
-// Work: what torch holds for one operation. Operation: the state of one that did not end inside its call; it outlives the Work
+// Work: what torch holds for one operation. PendingWork: the state of one that did not end inside its call; it outlives the Work
 // for as long as the library uses the tensors.
 #pragma once
 
@@ -25,11 +25,11 @@ namespace isthmus::torch_face {
 
 inline double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
-class Operation : public std::enable_shared_from_this<Operation> {
+class PendingWork : public std::enable_shared_from_this<PendingWork> {
  public:
-  // The last reference may go while the library still works: the rest of the Operation then lives until the end of that.
-  static std::shared_ptr<Operation> make();
-  ~Operation();
+  // The last reference may go while the library still works: the rest of the PendingWork then lives until the end of that.
+  static std::shared_ptr<PendingWork> make();
+  ~PendingWork();
 
   // Before it is submitted, and by one thread.
   void keep(std::vector<at::Tensor> tensors, Staging staging);
@@ -75,10 +75,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Futures settle(isthmus_result result, const std::string &text, By by) noexcept;
 
  private:
-  Operation() = default;
+  PendingWork() = default;
   bool lost() const noexcept;   // the parent's, and its end had not been seen at the fork
   void check_not_lost() const;  // throws
-  static void retire(Operation *operation) noexcept;
+  static void retire(PendingWork *operation) noexcept;
   static void on_done(void *context, isthmus_result result, const char *text);
 
   struct Promise {
@@ -114,8 +114,8 @@ class Work final : public c10d::Work {
        std::vector<at::Tensor> outputs);
 
   void done(std::uint64_t sequence, std::chrono::steady_clock::duration took);  // it ended inside its call
-  void follow(std::shared_ptr<Operation> operation);                            // it goes on
-  const std::shared_ptr<Operation> &operation() const noexcept { return operation_; }
+  void follow(std::shared_ptr<PendingWork> operation);                          // it goes on
+  const std::shared_ptr<PendingWork> &operation() const noexcept { return operation_; }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -134,7 +134,7 @@ class Work final : public c10d::Work {
   // The future of an operation on a stream: complete at once for the host, for streams when the operation is.
   c10::intrusive_ptr<c10::ivalue::Future> future_on_stream();
 
-  std::shared_ptr<Operation> operation_;  // null: it ended well inside its call
+  std::shared_ptr<PendingWork> operation_;  // null: it ended well inside its call
   std::vector<at::Tensor> outputs_;
   std::uint64_t sequence_ = 0;
   float milliseconds_ = 0;

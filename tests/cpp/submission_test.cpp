@@ -5,7 +5,7 @@
 // it; all that it calls is the library's question whether the communicator has failed. HCCL's calls, which may wait for other ranks, are
 // made by a thread of the communicator, one at a time, while the calling thread waits for it. What has come for a receive without a stream
 // is copied in by the device worker.
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 #include "fleet.hpp"
 #include "rehearsal_file.hpp"
 
@@ -204,7 +204,7 @@ std::vector<std::string> planned(const FleetRank &r, isthmus_work_t work) {
   constexpr const char *kCalls[isthmus::kIslandCalls] = {
       "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "BatchSendRecv", "Send", "Recv"};
   const Words &w = words_of(r);
-  const auto &op = *reinterpret_cast<const isthmus::engine::Op *>(work);
+  const auto &op = *reinterpret_cast<const isthmus::engine::Operation *>(work);
   const plan::Plan &p = *op.plan;
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   std::vector<std::string> all;

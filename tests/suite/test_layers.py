@@ -22,9 +22,9 @@ BUILD = ROOT / "build" / "release"
         ("base", '#include "plan/plan.hpp"\n'),
         ("plan", '#include "net/wire.hpp"\n'),
         ("reduce", '#include "topology/topology.hpp"\n'),
-        ("link", '#include "engine/op.hpp"\n'),
+        ("link", '#include "engine/operation.hpp"\n'),
         ("engine", "#include <isthmus/isthmus.h>\n"),
-        ("torch", '#include "engine/op.hpp"\n'),
+        ("torch", '#include "engine/operation.hpp"\n'),
         ("comm", "#include <cuda.h>\n"),
         ("observe", '#include "torch/backend.hpp"\n'),
         ("rehearsal", '#include "torch/backend.hpp"\n'),
@@ -81,7 +81,7 @@ def syntax(floor: str, tmp_path: Path, include: str) -> bool:
         ("base", "base/error.hpp", "topology/topology.hpp"),
         ("plan", "topology/topology.hpp", "net/wire.hpp"),
         ("reduce", "base/dtype.hpp", "plan/plan.hpp"),
-        ("comm", "engine/op.hpp", "isthmus/isthmus.h"),
+        ("comm", "engine/operation.hpp", "isthmus/isthmus.h"),
     ],
 )
 def test_the_compiler_finds_only_the_floors_below(floor: str, right: str, wrong: str, tmp_path: Path) -> None:

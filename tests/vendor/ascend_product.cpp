@@ -91,7 +91,7 @@ static_assert(sizeof(hc::Id) == sizeof(HcclRootInfo) && alignof(hc::Id) == align
 NUMBER(hc::kIdBytes, HCCL_ROOT_INFO_BYTES);
 static_assert(sizeof(hc::Result) == sizeof(HcclResult) && sizeof(hc::Handle) == sizeof(HcclComm));
 static_assert(sizeof(hc::Queue) == sizeof(aclrtStream));
-static_assert(sizeof(hc::Type) == sizeof(HcclDataType) && sizeof(hc::Operation) == sizeof(HcclReduceOp));
+static_assert(sizeof(hc::Type) == sizeof(HcclDataType) && sizeof(hc::ReduceOp) == sizeof(HcclReduceOp));
 static_assert(sizeof(hc::BatchItem) == sizeof(HcclSendRecvItem));
 static_assert(offsetof(hc::BatchItem, buffer) == offsetof(HcclSendRecvItem, buf));
 static_assert(offsetof(hc::BatchItem, count) == offsetof(HcclSendRecvItem, count));

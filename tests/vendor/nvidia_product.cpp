@@ -72,7 +72,7 @@ static_assert(+nc::kInt64 == +ncclInt64 && +nc::kUInt64 == +ncclUint64);
 static_assert(+nc::kFloat16 == +ncclFloat16 && +nc::kFloat32 == +ncclFloat32 && +nc::kFloat64 == +ncclFloat64);
 static_assert(+nc::kBFloat16 == +ncclBfloat16);
 static_assert(+nc::kFloat8e4m3 == +ncclFloat8e4m3 && +nc::kFloat8e5m2 == +ncclFloat8e5m2);
-static_assert(sizeof(nc::Operation) == sizeof(ncclRedOp_t));
+static_assert(sizeof(nc::ReduceOp) == sizeof(ncclRedOp_t));
 static_assert(+nc::kSum == +ncclSum && +nc::kProd == +ncclProd && +nc::kMax == +ncclMax);
 static_assert(+nc::kMin == +ncclMin && +nc::kAvg == +ncclAvg);
 static_assert(sizeof(int) == sizeof(ncclScalarResidence_t) && nc::kScalarOnHost == ncclScalarHostImmediate);

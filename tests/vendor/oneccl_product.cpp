@@ -33,7 +33,7 @@ static_assert(+oc::kInt64 == +onecclInt64 && +oc::kUInt64 == +onecclUint64);
 static_assert(+oc::kFloat16 == +onecclFloat16 && +oc::kFloat32 == +onecclFloat32 && +oc::kFloat64 == +onecclFloat64);
 static_assert(+oc::kBFloat16 == +onecclBfloat16);
 
-static_assert(sizeof(oc::Operation) == sizeof(onecclRedOp_t));
+static_assert(sizeof(oc::ReduceOp) == sizeof(onecclRedOp_t));
 static_assert(+oc::kSum == +onecclSum && +oc::kProd == +onecclProd);
 static_assert(+oc::kMax == +onecclMax && +oc::kMin == +onecclMin);
 

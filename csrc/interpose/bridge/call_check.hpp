@@ -14,7 +14,7 @@ namespace isthmus::bridge {
 
 // A collective of no elements does nothing. A message of none does: its other end waits for it. So may a collective of
 // blocks, whose counts are in arrays.
-inline bool does_nothing(const Operation &o) noexcept {
+inline bool does_nothing(const BridgedCall &o) noexcept {
   return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != OperationKind::Send &&
          o.call != OperationKind::Recv && o.call != OperationKind::Barrier;
 }
@@ -70,11 +70,11 @@ class CallCheck {
   int rank() const noexcept { return comm_->traits().rank; }  // likewise
   void fail(Result code, const std::string &text) { code_ = face_.refused(code, self().name(), text); }
 
-  Operation operation;
+  BridgedCall operation;
 
  protected:
-  const char *name() const noexcept { return call_; }             // of the function, for errors
-  bool skips(const Operation &) const noexcept { return false; }  // the vendor makes no such operation
+  const char *name() const noexcept { return call_; }               // of the function, for errors
+  bool skips(const BridgedCall &) const noexcept { return false; }  // the vendor makes no such operation
 
   // The end of go():
   // 1. The communicator must take operations.

@@ -23,7 +23,7 @@ const uint64_t *data(const std::vector<uint64_t> &v) { return v.empty() ? nullpt
 
 }  // namespace
 
-Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
+Outcome submit(isthmus_comm_t c, const BridgedCall &o, isthmus_work_t *work) {
   isthmus_call call{};
   call.size = sizeof call;
   call.timeout = o.timeout;
@@ -62,13 +62,13 @@ Outcome submit(isthmus_comm_t c, const Operation &o, isthmus_work_t *work) {
   return {ISTHMUS_ERR_INTERNAL, "no such call"};
 }
 
-bool as_bytes(Operation &o) {
+bool as_bytes(BridgedCall &o) {
   const bool fits = !__builtin_mul_overflow(o.count, uint64_t{isthmus_dtype_size(o.dtype)}, &o.count);
   o.dtype = ISTHMUS_UINT8;
   return fits;
 }
 
-Outcome OperationGroup::record(const Operations &operations) {
+Outcome OperationGroup::record(const BridgedCalls &operations) {
   if (operations.empty()) return {};
   for (const auto &[comm, operation] : operations) {
     if (Outcome o = comm->status(); !o.ok()) return o;
@@ -121,7 +121,7 @@ OperationGroup::~OperationGroup() {
   isthmus_group_end(&none);
 }
 
-Outcome run_group(const Operations &operations) {
+Outcome run_group(const BridgedCalls &operations) {
   OperationGroup group;
   if (Outcome o = group.record(operations); !o.ok()) return o;
   return group.launch();
@@ -237,7 +237,7 @@ Outcome Comm::open() {
   return {ISTHMUS_ERR_ARGUMENT, "communicator '" + traits_.name + "' was finalized: it takes no more operations"};
 }
 
-Outcome Comm::run(const Operation &operation) {
+Outcome Comm::run(const BridgedCall &operation) {
   if (Outcome o = open(); !o.ok()) return o;
   isthmus_comm_t comm = get();
   if (!comm)

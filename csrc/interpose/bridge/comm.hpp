@@ -48,7 +48,7 @@ struct Factor {
 };
 
 // One operation as the program asked for it. The arrays of counts are copies.
-struct Operation {
+struct BridgedCall {
   OperationKind call = OperationKind::AllReduce;
   const void *send = nullptr;
   void *recv = nullptr;
@@ -64,7 +64,7 @@ struct Operation {
 };
 
 // Makes it an operation on as many bytes. False: the number of bytes does not fit into 64 bits.
-bool as_bytes(Operation &operation);
+bool as_bytes(BridgedCall &operation);
 
 // One or several operations in flight.
 class LaunchedWork {
@@ -130,13 +130,13 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void fail(Outcome why);  // it cannot be made
   void pass_on();          // the vendor's library has made it, and no call comes here any more
 
-  Outcome status();                         // ISTHMUS_IN_PROGRESS: it is still being made
-  isthmus_comm_t get() noexcept;            // null: it is still being made, or could not be
-  bool blocks() noexcept;                   // its calls wait for the exchange, as no stream of its device waits for the host
-  Outcome run(const Operation &operation);  // a barrier has ended when this returns
-  Outcome open();                           // whether it takes operations
-  Outcome finalize();                       // waits for all that was begun
-  Outcome destroy();                        // waits likewise
+  Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
+  isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
+  bool blocks() noexcept;         // its calls wait for the exchange, as no stream of its device waits for the host
+  Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
+  Outcome open();                             // whether it takes operations
+  Outcome finalize();                         // waits for all that was begun
+  Outcome destroy();                          // waits likewise
   void abort();
   void note(std::shared_ptr<LaunchedWork> work);
   // What the call that has just begun the work can say of it: where calls wait for the exchange, how the exchange ended.
@@ -165,20 +165,20 @@ class Comm : public std::enable_shared_from_this<Comm> {
 using CommPtr = std::shared_ptr<Comm>;
 
 // Calls Isthmus' function for the operation. In a group `work` is null.
-Outcome submit(isthmus_comm_t comm, const Operation &operation, isthmus_work_t *work);
+Outcome submit(isthmus_comm_t comm, const BridgedCall &operation, isthmus_work_t *work);
 // Several operations, together, called by one thread:
 // 1. record() checks them. Nothing of them begins.
 // 2. launch() begins them, and waits where one of them is a barrier.
 // As at NCCL, the operations of one communicator are one operation for all streams that they name: none begins before all
 // these streams have come to it, and none of the streams goes on before all operations have ended.
-using Operations = std::vector<std::pair<CommPtr, Operation>>;
+using BridgedCalls = std::vector<std::pair<CommPtr, BridgedCall>>;
 class OperationGroup {
  public:
   OperationGroup() = default;
   ~OperationGroup();  // gives up what was not launched
   OperationGroup(const OperationGroup &) = delete;
   OperationGroup &operator=(const OperationGroup &) = delete;
-  Outcome record(const Operations &operations);
+  Outcome record(const BridgedCalls &operations);
   Outcome launch();
 
  private:
@@ -191,6 +191,6 @@ class OperationGroup {
   bool open_ = false, waits_ = false;
   std::vector<Part> parts_;  // one of each communicator
 };
-Outcome run_group(const Operations &operations);  // both steps
+Outcome run_group(const BridgedCalls &operations);  // both steps
 
 }  // namespace isthmus::bridge

@@ -87,7 +87,7 @@ class Face {
   virtual Result number_of(isthmus_result code) const noexcept = 0;
   virtual void tell(const std::string &text) = 0;
   virtual void tell_thrown(const char *what) noexcept = 0;
-  virtual Outcome prepare(const Comm &comm, Operation &operation) = 0;  // what an operation needs before it can begin
+  virtual Outcome prepare(const Comm &comm, BridgedCall &operation) = 0;  // what an operation needs before it can begin
   virtual void spoil_group() {}  // makes the real library's open group fail when it ends, where the vendor's groups can fail
   // The text of the newest failure of any thread, and the way to make that the newest again. Only where has_last_error.
   virtual const char *last_told() const noexcept { return nullptr; }

@@ -52,7 +52,7 @@ class HcclFace final : public Face {
   void tell_thrown(const char *what) noexcept override { door().say(static_cast<int>(Level::Warn), what); }
   // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream
   // before.
-  Outcome prepare(const Comm &comm, Operation &operation) override {
+  Outcome prepare(const Comm &comm, BridgedCall &operation) override {
     if (operation.call != OperationKind::Barrier) return {};
     const DeviceGuard guard(devices());
     devices().enter(comm.traits().place);

@@ -41,7 +41,7 @@ Meaning meaning(Type type) {
   }
 }
 
-bool lacks_memory(const Operation &o, int rank) {
+bool lacks_memory(const BridgedCall &o, int rank) {
   const bool reads = o.call != Recv && (o.call != Scatter || o.root == rank),
              writes = o.call != Send && (o.call != Reduce || o.root == rank);
   return o.count != 0 && ((reads && !o.send) || (writes && !o.recv));
@@ -89,27 +89,27 @@ class HcclCheck : public CallCheck<HcclCheck> {
     return submit();
   }
   // These messages instead, together.
-  Result go_together(std::vector<Operation> operations) {
-    for (const Operation &o : operations) check_memory(o);
+  Result go_together(std::vector<BridgedCall> operations) {
+    for (const BridgedCall &o : operations) check_memory(o);
     if (!ready()) return note(code_);
-    std::erase_if(operations, [&](const Operation &o) { return skips(o); });
+    std::erase_if(operations, [&](const BridgedCall &o) { return skips(o); });
     if (operations.size() == 1) {
       operation = std::move(operations[0]);
       return submit();
     }
-    Operations of_comm, &all = in_group() ? face_.pending().operations : of_comm;
-    for (Operation &o : operations) all.emplace_back(comm_, std::move(o));
+    BridgedCalls of_comm, &all = in_group() ? face_.pending().operations : of_comm;
+    for (BridgedCall &o : operations) all.emplace_back(comm_, std::move(o));
     return in_group() ? kSuccess : failed(call_, run_group(of_comm));
   }
 
  private:
   friend class CallCheck<HcclCheck>;
-  void check_memory(const Operation &o) {
+  void check_memory(const BridgedCall &o) {
     if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
   }
   // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end
   // alone. Ranks of other vendors match such a message.
-  bool skips(const Operation &o) const noexcept {
+  bool skips(const BridgedCall &o) const noexcept {
     return (o.call == Send || o.call == Recv) && o.count == 0 &&
            comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
   }
@@ -206,7 +206,7 @@ Result batch(Message *messages, uint32_t count, Handle comm, Stream stream) {
   constexpr int kReceives = 1;
   HcclCheck all(kCall, comm, Send, stream);
   if (all.good() && count && !messages) all.fail(kPointer, "there are no messages");
-  std::vector<Operation> operations;
+  std::vector<BridgedCall> operations;
   for (uint32_t i = 0; all.good() && i < count; ++i) {
     const Message &m = messages[i];
     const bool receives = m.what == kReceives;

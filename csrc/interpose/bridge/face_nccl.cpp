@@ -60,7 +60,7 @@ class NcclFace final : public Face {
     last_told_ = why;
     if (why) door().keep(why);
   }
-  Outcome prepare(const Comm &comm, Operation &operation) override { return read_factor(comm, operation); }
+  Outcome prepare(const Comm &comm, BridgedCall &operation) override { return read_factor(comm, operation); }
   // By a call that fails: then nothing of the group is launched. RCCL looks into a communicator before it looks whether it
   // is one, so RCCL gets another call than NCCL.
   void spoil_group() override {

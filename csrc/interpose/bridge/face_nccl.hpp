@@ -44,7 +44,7 @@ uint64_t bits_of(isthmus_dtype type, const void *p);
 double number_at(isthmus_dtype type, const void *p);
 // Reads the factor of the operation, where that lies on the device: as it is when the stream comes to the operation. So this
 // waits for the stream.
-Outcome read_factor(const Comm &comm, Operation &operation);
+Outcome read_factor(const Comm &comm, BridgedCall &operation);
 
 // NCCL's numbers of types and reductions, in their order.
 constexpr isthmus_dtype kTypes[] = {ISTHMUS_INT8,    ISTHMUS_UINT8,    ISTHMUS_INT32,         ISTHMUS_UINT32,

@@ -53,7 +53,7 @@ double number_at(isthmus_dtype type, const void *p) {
   }
 }
 
-Outcome read_factor(const Comm &comm, Operation &o) {
+Outcome read_factor(const Comm &comm, BridgedCall &o) {
   if (!o.factor.at) return {};
   unsigned char bytes[8] = {};
   DevicePlace before;

@@ -13,7 +13,7 @@ namespace isthmus::bridge {
 // What a thread called between the outermost start of a group and its end.
 struct PendingGroup {
   std::vector<std::shared_ptr<Init>> inits;
-  Operations operations;
+  BridgedCalls operations;
   // A call that is collective over a communicator: it is made when the group ends, on a thread that works on that one's
   // device.
   struct Deferred {

@@ -12,7 +12,7 @@ namespace isthmus::bridge {
 // 2. where both work on one device and are not ranks of one communicator.
 // Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps
 // the order of the program, so the calls of one batch meet each other's.
-void LaunchBatches::take(Operations operations) {
+void LaunchBatches::take(BridgedCalls operations) {
   std::vector<std::vector<CommPtr>> members;  // of each batch, each once
   const auto fits = [](const CommPtr &one, const CommPtr &other) {
     const Traits &a = one->traits(), &b = other->traits();
@@ -48,7 +48,7 @@ LaunchBatches::~LaunchBatches() {
 }
 
 Outcome LaunchBatches::prepare() {
-  for (Operations &batch : batches_)
+  for (BridgedCalls &batch : batches_)
     for (auto &[comm, operation] : batch)
       if (Outcome o = face_.prepare(*comm, operation); !o.ok()) return o;
   return {};
@@ -60,7 +60,7 @@ Outcome LaunchBatches::check(bool last) {
   if (batches_.empty()) return {};
   if (kept_) return recorded_.record(batches_[0]);
   const DeviceGuard guard(devices_);
-  for (const Operations &batch : batches_) {
+  for (const BridgedCalls &batch : batches_) {
     devices_.enter(batch.front().first->traits().place);
     OperationGroup given_up;
     if (Outcome o = given_up.record(batch); !o.ok()) return o;
@@ -82,10 +82,10 @@ std::vector<Result> LaunchBatches::launch(const std::function<Result(const Outco
 
 Outcome LaunchBatches::stand_in() {
   const auto named_by_thread = [&](const auto &one) { return devices_.of_thread(one.second.stream); };
-  const auto some = [&](const Operations &batch) { return std::any_of(batch.begin(), batch.end(), named_by_thread); };
+  const auto some = [&](const BridgedCalls &batch) { return std::any_of(batch.begin(), batch.end(), named_by_thread); };
   if (std::none_of(batches_.begin(), batches_.end(), some)) return {};
   const DeviceGuard guard(devices_);
-  for (Operations &batch : batches_)
+  for (BridgedCalls &batch : batches_)
     for (auto &[comm, operation] : batch) {
       if (!devices_.of_thread(operation.stream)) continue;
       const DevicePlace &place = comm->traits().place;
@@ -116,7 +116,7 @@ Outcome LaunchBatches::stand_back() {
 
 std::string LaunchBatches::text_of_half() const {
   std::vector<std::string> names;
-  for (const Operations &batch : batches_)
+  for (const BridgedCalls &batch : batches_)
     for (const auto &[comm, operation] : batch) {
       const std::string name = "'" + comm->traits().name + "'";
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);

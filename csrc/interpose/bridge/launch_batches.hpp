@@ -22,7 +22,7 @@ class LaunchBatches {
   LaunchBatches(const LaunchBatches &) = delete;
   LaunchBatches &operator=(const LaunchBatches &) = delete;
 
-  void take(Operations operations);  // of communicators that are ready
+  void take(BridgedCalls operations);  // of communicators that are ready
   bool empty() const noexcept { return batches_.empty(); }
   // What an error says in addition, where the real library's part of the group is on its way and the batches are not.
   std::string text_of_half() const;
@@ -46,7 +46,7 @@ class LaunchBatches {
 
   Face &face_;
   Devices &devices_;
-  std::vector<Operations> batches_;
+  std::vector<BridgedCalls> batches_;
   std::vector<StandIn> stand_ins_;
   OperationGroup recorded_;  // the only batch, where check() has kept it
   bool kept_ = false;

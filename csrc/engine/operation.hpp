@@ -57,7 +57,7 @@ enum class Port : uint8_t {
   Caller,    // a receive whose copy is submitted by the caller, who waits for the message
 };
 
-struct Op {
+struct Operation {
   Call call;
   uint64_t sequence = 0, digest = 0;
   int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
@@ -112,7 +112,7 @@ struct Op {
   link::Outgoing out;
   uint64_t message_id = 0;
   std::atomic<uint64_t> received{0};
-  Op *match_next = nullptr;  // in the list of posted receives or of pending sends
+  Operation *match_next = nullptr;  // in the list of posted receives or of pending sends
   int32_t source = -1;
   uint64_t whole = 0;         // bytes of the message that this is a part of; 0: it is no part
   uint32_t part = 0;          // and which
@@ -130,12 +130,12 @@ struct Op {
   std::vector<p2p::Piece> pieces;        // of the parts, where they are taken before the first is submitted
   int32_t lies = -1;                     // in this receive slot, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};       // of its copy (device_copier.hpp); 0: not submitted
-  Op *port_next = nullptr;               // in the order of the gates
+  Operation *port_next = nullptr;        // in the order of the gates
   device::Event *begun =
-      nullptr;              // the device copier's: what the stream held at the call, where the copy is submitted later
-  std::vector<Op *> parts;  // of a message that is ordered later, a reference each
-  bool grouped = false;     // submitted with others at the end of a group
-  bool ungated = false;     // a receive that found no place behind a gate
+      nullptr;  // the device copier's: what the stream held at the call, where the copy is submitted later
+  std::vector<Operation *> parts;  // of a message that is ordered later, a reference each
+  bool grouped = false;            // submitted with others at the end of a group
+  bool ungated = false;            // a receive that found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();
@@ -145,7 +145,7 @@ struct Op {
 
   // Group parent: ended when `children` falls to 0.
   std::atomic<uint32_t> children{0};
-  Op *parent = nullptr;
+  Operation *parent = nullptr;
 
   // The end. `ended` is set (release) after result and text.
   std::atomic<uint32_t> ended{0};
@@ -158,23 +158,23 @@ struct Op {
 
   const Birth birth{};
   std::atomic<uint32_t> references{0};
-  Op *queue_next = nullptr;                 // the member's FIFO, or the pool
+  Operation *queue_next = nullptr;          // the member's FIFO, or the pool
   bool inline_op = false;                   // belongs to its member, not to the pool
   void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
 };
 
-class OpPool {  // thread-safe
+class OperationPool {  // thread-safe
  public:
-  static OpPool &instance();
-  Op *take();  // references == 1, everything at its default but for capacities
-  static void retain(Op *op) noexcept { op->references.fetch_add(1, std::memory_order_relaxed); }
-  void release(Op *op) noexcept;
+  static OperationPool &instance();
+  Operation *take();  // references == 1, everything at its default but for capacities
+  static void retain(Operation *op) noexcept { op->references.fetch_add(1, std::memory_order_relaxed); }
+  void release(Operation *op) noexcept;
 
  private:
   SpinLock lock_;
-  Op *free_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
+  Operation *free_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
 };
 
 // Frames that belong to no operation alone, pooled: several of one plan may be in a link at once. `finished` must be give_frame.
@@ -183,6 +183,6 @@ void give_frame(link::Outgoing &frame);
 
 // Sets the result and wakes everybody: the waiters of this process, the callback, the group. The engine's reference is dropped.
 // `ended_ns`: when. An inline op wakes nobody: its only waiter is the thread that runs it, or that thread looks again soon.
-void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept;
+void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept;
 
 }  // namespace isthmus::engine

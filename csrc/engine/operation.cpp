@@ -1,4 +1,4 @@
-#include "engine/op.hpp"
+#include "engine/operation.hpp"
 
 #include "engine/member.hpp"
 
@@ -11,7 +11,7 @@ const InChild forgets_frames([](void *) ISTHMUS_UNCHECKED noexcept {  // the chi
   new (&frame_lock) SpinLock;
   frame_free = nullptr;
 });
-PerProcess<OpPool> the_pool;  // works may be released by static destructors
+PerProcess<OperationPool> the_pool;  // works may be released by static destructors
 }  // namespace
 
 link::Outgoing *take_frame() {
@@ -20,7 +20,7 @@ link::Outgoing *take_frame() {
   if (f) frame_free = f->next;
   frame_lock.unlock();
   if (f) return f;
-  constexpr int kMore = 16;  // as OpPool::take
+  constexpr int kMore = 16;  // as OperationPool::take
   for (int i = 0; i < kMore; ++i) give_frame(*new link::Outgoing);
   return new link::Outgoing;
 }
@@ -32,31 +32,31 @@ void give_frame(link::Outgoing &frame) {
   frame_lock.unlock();
 }
 
-OpPool &OpPool::instance() { return *the_pool; }
+OperationPool &OperationPool::instance() { return *the_pool; }
 
-Op *OpPool::take() {
+Operation *OperationPool::take() {
   lock_.lock();
-  Op *op = free_;
+  Operation *op = free_;
   if (op) free_ = op->queue_next;
   lock_.unlock();
   if (!op) {
     // Several at once: the progress thread may still hold one when the next is asked for, and steady traffic is to allocate nothing.
     constexpr int kMore = 16;
     for (int i = 0; i < kMore; ++i) {
-      Op *more = new Op;
+      Operation *more = new Operation;
       lock_.lock();
       more->queue_next = free_;
       free_ = more;
       lock_.unlock();
     }
-    op = new Op;
+    op = new Operation;
   }
   op->queue_next = nullptr;
   op->references.store(1, std::memory_order_relaxed);
   return op;
 }
 
-void OpPool::release(Op *op) noexcept {
+void OperationPool::release(Operation *op) noexcept {
   if (op->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   op->keep.reset();
   op->reset();
@@ -66,7 +66,7 @@ void OpPool::release(Op *op) noexcept {
   lock_.unlock();
 }
 
-void Op::reset() noexcept {
+void Operation::reset() noexcept {
   call = Call{};
   sequence = digest = 0;
   submitted_ns = ended_ns = deadline_ns = 0;
@@ -101,7 +101,7 @@ void Op::reset() noexcept {
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;
   begun = nullptr;
-  for (Op *one : parts) OpPool::instance().release(one);
+  for (Operation *one : parts) OperationPool::instance().release(one);
   parts.clear();
   children.store(0, std::memory_order_relaxed);
   parent = nullptr;
@@ -114,9 +114,9 @@ void Op::reset() noexcept {
   queue_next = nullptr;
 }
 
-void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept {
+void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
   // Once `ended` is set an inline op may be used again at once, so everything is read before.
-  Op *parent = op->parent;
+  Operation *parent = op->parent;
   const bool pooled = !op->inline_op;
   Context *context = op->member && pooled ? &op->member->context() : nullptr;
   if (parent && result != Code::Ok) {
@@ -138,9 +138,9 @@ void finish_op(Op *op, Code result, std::string text, int64_t ended_ns) noexcept
   op->callback_lock.unlock();
   if (done) done(done_context, static_cast<int>(op->result), op->text.c_str());
   if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    finish_op(parent, parent->result, std::string(parent->text), ended_ns);
+    finish_operation(parent, parent->result, std::string(parent->text), ended_ns);
   if (context) context->wake();  // whoever waits for it in this process sleeps on its doorbell
-  if (pooled) OpPool::instance().release(op);
+  if (pooled) OperationPool::instance().release(op);
 }
 
 }  // namespace isthmus::engine
