@@ -90,7 +90,11 @@ LITERAL = re.compile(
 )
 PREPROCESSOR = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 ATTRIBUTE = re.compile(r"\b(?:alignas|decltype|noexcept|__attribute__)\s*\(\)")
-LOCK_WORD = re.compile(r"\bISTHMUS_[A-Z_]+(?:\((?:[^()]|\([^()]*\))*\))?")  # base/thread_safety.hpp
+# Of csrc/base/thread_safety.hpp.
+LOCKS = re.compile(
+    r"\bISTHMUS_(?:CAPABILITY|SCOPED_LOCK|(?:POINTS_TO_)?GUARDED_BY|REQUIRES|REQUIRES_SHARED|EXCLUDES|ACQUIRE|ACQUIRE_SHARED|RELEASE"
+    r"|RELEASE_SHARED|TRY_ACQUIRE|ASSERTS_HELD|RETURNS_LOCK|UNCHECKED)\b(?:\((?:[^()]|\([^()]*\))*\))?"
+)
 TEMPLATE = re.compile(r"\btemplate\s*<")
 CLASS = re.compile(
     r"\b(class|struct|union)\b(?:\s+alignas\(\))?(?:\s+(?P<name>[A-Za-z_]\w*(?:::\w+)*))?"
@@ -131,10 +135,10 @@ class Found:
 
 
 def blank(text: str) -> str:
-    """The code, with spaces for comments, literals and the preprocessor's lines: every line keeps its number."""
+    """The code, with spaces for comments, literals, preprocessor's lines, words on locks: every line keeps its number."""
     keep = lambda m: re.sub(r"[^\n]", " ", m.group(0))  # noqa: E731
-    text = PREPROCESSOR.sub(keep, LITERAL.sub(lambda m: keep(m) if m.group(0)[0] == "/" else '"' + keep(m)[2:] + '"', text))
-    return LOCK_WORD.sub(keep, text)
+    code = PREPROCESSOR.sub(keep, LITERAL.sub(lambda m: keep(m) if m.group(0)[0] == "/" else '"' + keep(m)[2:] + '"', text))
+    return LOCKS.sub(keep, code)
 
 
 def closed(text: str, opening: str, closing: str) -> str:

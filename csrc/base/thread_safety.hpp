@@ -19,5 +19,6 @@
 #define ISTHMUS_RELEASE(...) ISTHMUS_THREAD_SAFETY(release_capability(__VA_ARGS__))
 #define ISTHMUS_RELEASE_SHARED(...) ISTHMUS_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
 #define ISTHMUS_TRY_ACQUIRE(...) ISTHMUS_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
+#define ISTHMUS_ASSERTS_HELD(...) ISTHMUS_THREAD_SAFETY(assert_capability(__VA_ARGS__))  // from here on it counts as held
 #define ISTHMUS_RETURNS_LOCK(lock) ISTHMUS_THREAD_SAFETY(lock_returned(lock))
 #define ISTHMUS_UNCHECKED ISTHMUS_THREAD_SAFETY(no_thread_safety_analysis)  // a reason stands beside each use

@@ -115,7 +115,7 @@ void Rings::end(uint64_t sequence) noexcept {
 
 bool Rings::give_idle() noexcept {
   if (!mutex_.try_lock()) return false;
-  const Lock lock(mutex_, std::adopt_lock);
+  const Lock lock(mutex_, kLocked);
   if (lent_ != 0 || (!ring_.offset && !scratch_.offset && old_.empty()) || !read_(last_)) return false;
   give_all();
   return true;

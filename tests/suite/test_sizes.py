@@ -48,7 +48,8 @@ class Thing final : public Base<Thing> {
   } one, two;
   std::function<void(int, int)> call_ = [](int, int) { return; };
   void (*pointer_)(int) = nullptr;
-  std::vector<int> values_{};
+  std::vector<int> values_ ISTHMUS_GUARDED_BY(at(mutex_)){};
+  void with_lock() ISTHMUS_REQUIRES(mutex_);
   alignas(64) std::atomic<int> n_{0};
   int array_[2] = {1, 2};
 };
@@ -87,7 +88,7 @@ def test_methods_and_fields_are_counted() -> None:
     found = check_sizes.Reader(CODE).read()
     counts = {one.name: (one.methods, one.fields) for one in found.classes}
     # Deleted and defaulted ones are no methods, constants no fields.
-    assert counts == {"Thing": (7, 7), "Thing::Inner": (0, 2), "Thing::(unnamed)": (0, 1)}
+    assert counts == {"Thing": (8, 7), "Thing::Inner": (0, 2), "Thing::(unnamed)": (0, 1)}
 
 
 @pytest.mark.parametrize(
