@@ -14,11 +14,11 @@
 
 #include <cerrno>
 #include <memory>
-#include <mutex>
 
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/handles.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 
 namespace isthmus {
@@ -32,7 +32,7 @@ class Sink final : public spdlog::sinks::sink {
   Sink() { set_pattern({}); }
 
   void log(const spdlog::details::log_msg &msg) override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const int fd = file();
     write(fd >= 0 ? fd : STDERR_FILENO, msg);
   }
@@ -40,23 +40,26 @@ class Sink final : public spdlog::sinks::sink {
   void set_pattern(const std::string &) override {
     auto formatter = std::make_unique<spdlog::pattern_formatter>();
     formatter->add_flag<Rank>('*', *this).set_pattern("[isthmus %P%* %H:%M:%S.%e %l] %v");
+    set_formatter(std::move(formatter));
+  }
+  void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override {
+    const Lock lock(mutex_);
     formatter_ = std::move(formatter);
   }
-  void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override { formatter_ = std::move(formatter); }
 
   void set_file(std::string_view pattern) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (pattern == pattern_) return;
     pattern_ = pattern;
     close();
   }
   void forget_rank() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     rank_ = -1;
     certain_ = false;
   }
   void note_ranks(std::span<const int> ranks, bool certain) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (ranks.empty() || certain_ || (rank_ >= 0 && !certain)) return;
     if (rank_ < 0) {
       rank_ = ranks.front();
@@ -68,8 +71,9 @@ class Sink final : public spdlog::sinks::sink {
   }
 
   // Held across a fork, so the child finds the sink whole.
-  std::mutex &mutex() noexcept { return mutex_; }
-  void begin_in_child() noexcept {
+  void before_fork() noexcept ISTHMUS_ACQUIRE(mutex_) { mutex_.lock(); }
+  void in_parent() noexcept ISTHMUS_RELEASE(mutex_) { mutex_.unlock(); }
+  void begin_in_child() noexcept ISTHMUS_RELEASE(mutex_) {
     rank_ = -1;  // that was the parent's
     certain_ = false;
     mutex_.unlock();
@@ -79,20 +83,21 @@ class Sink final : public spdlog::sinks::sink {
   struct Rank final : spdlog::custom_flag_formatter {
     explicit Rank(const Sink &s) : sink(s) {}
     void format(const spdlog::details::log_msg &, const std::tm &, spdlog::memory_buf_t &out) override {
+      sink.mutex_.counts_as_held();  // by write(), which formats
       if (sink.rank_ >= 0) out.append(sink.prefix_);
     }
     std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<Rank>(sink); }
     const Sink &sink;
   };
 
-  void close() noexcept {
+  void close() noexcept ISTHMUS_REQUIRES(mutex_) {
     fd_.reset();
     opened_by_ = 0;
     path_.clear();
   }
 
   // The file's descriptor; -1: stderr, also where %r stands in its name and no rank is known yet.
-  int file() {
+  int file() ISTHMUS_REQUIRES(mutex_) {
     if (pattern_.empty() || (rank_ < 0 && has_rank(pattern_))) return -1;
     const pid_t self = ::getpid();
     if (opened_by_ == self) return fd_.get();
@@ -109,7 +114,7 @@ class Sink final : public spdlog::sinks::sink {
     return fd_.get();
   }
 
-  void write(int fd, const spdlog::details::log_msg &msg) {
+  void write(int fd, const spdlog::details::log_msg &msg) ISTHMUS_REQUIRES(mutex_) {
     line_.clear();
     formatter_->format(msg, line_);
     for (size_t done = 0; done < line_.size();) {
@@ -120,21 +125,25 @@ class Sink final : public spdlog::sinks::sink {
     }
   }
 
-  std::mutex mutex_;  // guards what is below
-  std::unique_ptr<spdlog::formatter> formatter_;
-  spdlog::memory_buf_t line_;
-  std::string pattern_, path_, prefix_;
-  UniqueFd fd_;
-  pid_t opened_by_ = 0;  // the process that has looked for the file
-  int rank_ = -1;
-  bool certain_ = false;
+  Mutex mutex_;  // held over a write, so that lines come in their order
+  std::unique_ptr<spdlog::formatter> formatter_ ISTHMUS_GUARDED_BY(mutex_);
+  spdlog::memory_buf_t line_ ISTHMUS_GUARDED_BY(mutex_);
+  std::string pattern_ ISTHMUS_GUARDED_BY(mutex_);
+  std::string path_ ISTHMUS_GUARDED_BY(mutex_);
+  std::string prefix_ ISTHMUS_GUARDED_BY(mutex_);
+  UniqueFd fd_ ISTHMUS_GUARDED_BY(mutex_);
+  pid_t opened_by_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // the process that has looked for the file
+  int rank_ ISTHMUS_GUARDED_BY(mutex_) = -1;
+  bool certain_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 
 // Never destroyed: the control thread may log while static destructors run. Made when the library is loaded, so that no fork comes between.
 Sink *const the_sink = [] {
   static constinit Sink *held = nullptr;
   held = new Sink;
-  ::pthread_atfork([] { held->mutex().lock(); }, [] { held->mutex().unlock(); }, [] { held->begin_in_child(); });
+  // Unchecked: what the first locks at a fork, the others unlock after it.
+  ::pthread_atfork([]() ISTHMUS_UNCHECKED { held->before_fork(); }, []() ISTHMUS_UNCHECKED { held->in_parent(); },
+                   []() ISTHMUS_UNCHECKED { held->begin_in_child(); });
   return held;
 }();
 Sink &sink() { return *the_sink; }

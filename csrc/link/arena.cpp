@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/lock.hpp"
 #include "net/fork_guard.hpp"
 
 namespace isthmus::link {
@@ -24,34 +25,55 @@ Arena::Arena(size_t staging_bytes) {
   bell_socket_ = std::make_unique<BellSocket>(*new (mapping_.data() + kDoorbellOffset) Doorbell);
   net::close_in_child(bell_socket_->fd());
   mailboxes_ = {kHeader, kMailboxRegion, 0, {{kHeader, kMailboxRegion}}, {}};
-  staging_ = {kHeader + kMailboxRegion, staging_bytes, 0, {{kHeader + kMailboxRegion, staging_bytes}}, {}};
-  const uint64_t end = kHeader + kMailboxRegion + staging_bytes;
-  beyond_ = {end, kBeyondRegion, 0, {{end, kBeyondRegion}}, {}};
+  staging_ = {kStagingOffset, staging_bytes, 0, {{kStagingOffset, staging_bytes}}, {}};
+  beyond_offset_ = kStagingOffset + staging_bytes;
+  beyond_ = {beyond_offset_, kBeyondRegion, 0, {{beyond_offset_, kBeyondRegion}}, {}};
 }
 
 size_t Arena::staging_used() const noexcept {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return staging_.used;
 }
 
 size_t Arena::staging_limit() const noexcept {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return staging_.bytes;
 }
 
+uint64_t Arena::allocate_mailbox(size_t bytes) {
+  const Lock lock(mutex_);
+  return allocate(mailboxes_, bytes, "mailboxes");
+}
+
 uint64_t Arena::allocate_staging(size_t bytes, bool zeroed) {
-  const uint64_t offset = allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES");
-  if (zeroed && pinned()) std::memset(base() + offset, 0, bytes);
+  uint64_t offset = 0;
+  bool dirty = false;  // pages that are kept have what their last owner wrote
+  {
+    const Lock lock(mutex_);
+    offset = allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES");
+    dirty = pinned_;
+  }
+  if (zeroed && dirty) std::memset(base() + offset, 0, bytes);
   return offset;
 }
 
-bool Arena::pinned() const noexcept {
-  std::lock_guard lock(mutex_);
-  return pinned_;
+uint64_t Arena::allocate_beyond(size_t bytes) {
+  const Lock lock(mutex_);
+  return allocate(beyond_, bytes, "memory beyond ISTHMUS_STAGING_BYTES");
+}
+
+void Arena::free_mailbox(uint64_t offset) noexcept {
+  const Lock lock(mutex_);
+  release(mailboxes_, offset);
+}
+
+void Arena::free_staging(uint64_t offset) noexcept {
+  const Lock lock(mutex_);
+  release(beyond(offset) ? beyond_ : staging_, offset);
 }
 
 void Arena::staging_is_pinned(size_t bytes) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   pinned_ = true;
   if (bytes >= staging_.bytes) return;
   staging_.bytes = bytes / 4096 * 4096;
@@ -68,7 +90,6 @@ void Arena::staging_is_pinned(size_t bytes) {
 
 uint64_t Arena::allocate(Region &region, size_t bytes, const char *what) {
   bytes = (bytes + 4095) / 4096 * 4096;
-  std::lock_guard lock(mutex_);
   for (auto it = region.free.begin(); it != region.free.end(); ++it) {
     if (it->second < bytes) continue;
     const auto [offset, size] = *it;
@@ -84,7 +105,6 @@ uint64_t Arena::allocate(Region &region, size_t bytes, const char *what) {
 }
 
 void Arena::release(Region &region, uint64_t offset) noexcept {
-  std::lock_guard lock(mutex_);
   const auto it = region.taken.find(offset);
   if (it == region.taken.end()) return;
   size_t bytes = it->second;

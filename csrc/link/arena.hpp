@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 
 #include "base/handles.hpp"
 #include "base/doorbell.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::link {
 
@@ -19,6 +19,7 @@ class Arena {
   static constexpr size_t kHeader = 4096, kDoorbellOffset = 128;
   static constexpr size_t kMailboxRegion = size_t{1} << 30;  // virtual; pages exist once touched
   static constexpr size_t kBeyondRegion = size_t{1} << 30;   // likewise
+  static constexpr uint64_t kStagingOffset = kHeader + kMailboxRegion;
 
   explicit Arena(size_t staging_bytes);
   int fd() const noexcept { return fd_.get(); }
@@ -31,16 +32,16 @@ class Arena {
   }
 
   // Offsets from base(), 4096-aligned, zeroed. Throw Error(Resource) where the region is full.
-  uint64_t allocate_mailbox(size_t bytes) { return allocate(mailboxes_, bytes, "mailboxes"); }
+  uint64_t allocate_mailbox(size_t bytes);
   uint64_t allocate_staging(size_t bytes, bool zeroed = true);
   // Beyond the staging memory, never pinned, for operations that would wait for each other else; given back by free_staging(), too.
-  uint64_t allocate_beyond(size_t bytes) { return allocate(beyond_, bytes, "memory beyond ISTHMUS_STAGING_BYTES"); }
-  bool beyond(uint64_t offset) const noexcept { return offset >= beyond_.begin; }
-  void free_mailbox(uint64_t offset) noexcept { release(mailboxes_, offset); }
-  void free_staging(uint64_t offset) noexcept { release(beyond(offset) ? beyond_ : staging_, offset); }
+  uint64_t allocate_beyond(size_t bytes);
+  bool beyond(uint64_t offset) const noexcept { return offset >= beyond_offset_; }
+  void free_mailbox(uint64_t offset) noexcept;
+  void free_staging(uint64_t offset) noexcept;
   size_t staging_used() const noexcept;
   size_t staging_limit() const noexcept;
-  std::byte *staging_begin() const noexcept { return base() + staging_.begin; }
+  std::byte *staging_begin() const noexcept { return base() + kStagingOffset; }
 
   // The first `bytes` of staging are pinned for a device: what is allocated from now on lies there, and pages that are freed are kept.
   // A page that went back to the system would come again as another one, and the device would go on writing to the first.
@@ -53,16 +54,18 @@ class Arena {
     size_t bytes = 0, used = 0;
     std::map<uint64_t, size_t> free, taken;  // offset -> bytes
   };
-  uint64_t allocate(Region &region, size_t bytes, const char *what);
-  bool pinned() const noexcept;
-  void release(Region &region, uint64_t offset) noexcept;
+  uint64_t allocate(Region &region, size_t bytes, const char *what) ISTHMUS_REQUIRES(mutex_);
+  void release(Region &region, uint64_t offset) noexcept ISTHMUS_REQUIRES(mutex_);
 
   UniqueFd fd_;
   Mapping mapping_;
   std::unique_ptr<BellSocket> bell_socket_;
-  mutable std::mutex mutex_;
-  Region mailboxes_, staging_, beyond_;
-  bool pinned_ = false;
+  uint64_t beyond_offset_ = 0;  // constant after construction
+  mutable Mutex mutex_;         // held over the call that gives pages back: the next owner must find zeros
+  Region mailboxes_ ISTHMUS_GUARDED_BY(mutex_);
+  Region staging_ ISTHMUS_GUARDED_BY(mutex_);
+  Region beyond_ ISTHMUS_GUARDED_BY(mutex_);
+  bool pinned_ ISTHMUS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace isthmus::link

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/spin_lock.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::link {
 
@@ -162,7 +162,8 @@ class OutQueue {
 
  private:
   SpinLock lock_;
-  Outgoing *head_ = nullptr, *tail_ = nullptr;
+  Outgoing *head_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
+  Outgoing *tail_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
   std::atomic<uint32_t> size_{0};
 };
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <mutex>
 #include <utility>
 
 #include "base/assert.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::p2p {
 
@@ -21,7 +21,7 @@ std::optional<Piece> StagingPool::take(uint64_t message, Share share, bool beyon
 }
 
 std::optional<uint64_t> StagingPool::spare(uint64_t bytes) noexcept {
-  const std::lock_guard lock(lock_);
+  const Lock lock(lock_);
   const auto found = std::find_if(spares_.begin(), spares_.end(), [bytes](const Piece &p) { return p.bytes == bytes; });
   if (found == spares_.end()) return std::nullopt;
   const uint64_t offset = found->offset;
@@ -33,7 +33,7 @@ std::optional<uint64_t> StagingPool::spare(uint64_t bytes) noexcept {
 void StagingPool::give(const Piece &piece) noexcept {
   lose(piece);
   if (piece.bytes <= kMostSpare) {
-    const std::lock_guard lock(lock_);
+    const Lock lock(lock_);
     if (spares_.size() < kSpares) {
       spares_.reserve(kSpares);
       spares_.push_back(piece);
@@ -49,7 +49,7 @@ void StagingPool::lose(const Piece &piece) noexcept {
 }
 
 bool StagingPool::free_spares() noexcept {
-  const std::lock_guard lock(lock_);
+  const Lock lock(lock_);
   const bool some = !spares_.empty();
   for (const Piece &spare : spares_) source_.free(spare.offset);
   spares_.clear();

@@ -17,7 +17,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/spin_lock.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::p2p {
 
@@ -70,7 +70,7 @@ class StagingPool {  // Any thread.
   StagingSource &source_;
   ShareBytes &used_;
   SpinLock lock_;
-  std::vector<Piece> spares_;
+  std::vector<Piece> spares_ ISTHMUS_GUARDED_BY(lock_);
 };
 
 // The pinned memory of one message. Part of its operation; reset by assigning a fresh one.
