@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "net/socket.hpp"
@@ -59,7 +60,7 @@ std::string process_text(const Endpoint &e) {
 
 std::string Peer::lost_text() const {
   if (!state_ || !lost.load(std::memory_order_acquire)) return {};
-  const std::lock_guard lock(state_->mutex);
+  const Lock lock(state_->mutex);
   return state_->why;
 }
 
@@ -108,8 +109,8 @@ void Mesh::State::wake() const noexcept {
 }
 
 Peer *Mesh::State::find(uint32_t index) {
-  const std::lock_guard lock(mutex);
-  return index < peers.size() ? peers[index].get() : nullptr;
+  const Lock lock(mutex);
+  return index < peers.size() ? peers[index].peer.get() : nullptr;
 }
 
 Mesh::Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t arena_bytes, const std::string &route_hint) {
@@ -137,7 +138,7 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
   if (type >= kFirstOwnType || body.size() > net::kMaxControlBody || peer.lost.load(std::memory_order_acquire)) return false;
   try {
     Peer::State &p = *peer.state_;
-    const std::lock_guard lock(p.mutex);
+    const Lock lock(p.mutex);
     if (!p.control) return false;
     if (p.out.size() - p.sent > kMaxQueued) {
       if (!std::exchange(p.full_logged, true))
@@ -145,7 +146,7 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
                       process_text(peer.endpoint), p.out.size() - p.sent);
       return false;
     }
-    state_->queue(peer, type, body);
+    state_->queue(p, peer.index, type, body);
     return true;
   } catch (...) {
     return false;  // out of memory
@@ -154,11 +155,12 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
 
 Mesh::Counts Mesh::counts() const noexcept {
   State &s = *state_;
-  const std::lock_guard lock(s.mutex);
+  const Lock lock(s.mutex);
   Counts c{1, s.gate.descriptors() + s.greeting_count.load(std::memory_order_relaxed) + 2, static_cast<int>(s.peers.size())};
-  for (const auto &peer : s.peers) {
-    const std::lock_guard peer_lock(peer->state_->mutex);
-    c.descriptors += (peer->state_->control ? 1 : 0) + (peer->state_->pidfd ? 1 : 0);
+  for (const Known &known : s.peers) {
+    const Peer::State &p = *known.peer->state_;
+    const Lock peer_lock(p.mutex);
+    c.descriptors += (p.control ? 1 : 0) + (p.pidfd ? 1 : 0);
   }
   c.descriptors += static_cast<int>(s.arrivals.size());
   for (const auto &[process, d] : s.data_arrivals)

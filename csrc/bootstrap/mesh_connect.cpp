@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <climits>
 
+#include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "net/socket.hpp"
@@ -22,14 +23,6 @@ Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
 }
 
-struct Unlocked {  // gives a held lock away for a scope; it is held again afterwards, also where the scope throws
-  explicit Unlocked(std::unique_lock<std::mutex> &held) : lock(held) { lock.unlock(); }
-  ~Unlocked() { lock.lock(); }
-  Unlocked(const Unlocked &) = delete;
-  Unlocked &operator=(const Unlocked &) = delete;
-  std::unique_lock<std::mutex> &lock;
-};
-
 }  // namespace
 
 Peer *Mesh::State::claim(Arrival &&a) {
@@ -39,14 +32,14 @@ Peer *Mesh::State::claim(Arrival &&a) {
   peer->last_heard_ns.store(now_ns(), std::memory_order_relaxed);
   peer->state_ = std::make_shared<Peer::State>();
   Peer::State &p = *peer->state_;
+  const Lock lock(p.mutex);
   p.reader = std::move(a.reader);
-  p.shared = std::move(a.arena);
   if (a.local) p.pidfd = net::GuardedFd(net::peer_pidfd(a.fd.get()));
   // Heartbeats are always on their way, so this tells of a host that has vanished.
   if (!a.local) net::limit_unacknowledged(a.fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
   p.control = std::move(a.fd);
   Peer *raw = peer.get();
-  peers.push_back(std::move(peer));
+  peers.push_back({std::move(peer), std::move(a.arena)});
   by_process[raw->endpoint.process] = raw;
   fresh.push_back(raw);
   watch(epoll.get(), EPOLL_CTL_ADD, p.control.get(), EPOLLIN, tagged(Tag::Control, raw->index));
@@ -127,17 +120,19 @@ Arrival Mesh::State::dial_control(const Endpoint &e, const Bytes16 &key, Deadlin
   }
 }
 
-Peer *Mesh::State::await_control(const Endpoint &e, std::unique_lock<std::mutex> &lock, Deadline deadline) {
-  const auto here = [&] { return arrivals.contains(e.process); };
-  while (!net::wait_ready(changed, lock, Deadline::at_ns(std::min(deadline.ns(), now_ns() + kProbeNs)), here)) {
+Peer *Mesh::State::await_control(const Endpoint &e, Deadline deadline) {
+  const auto here = [&]() ISTHMUS_REQUIRES(mutex) { return arrivals.contains(e.process); };
+  while (!net::wait_ready(changed, mutex, Deadline::at_ns(std::min(deadline.ns(), now_ns() + kProbeNs)), here)) {
     if (deadline.passed())
       fail(Code::Timeout, "{} did not connect within {:g} s; it is stopped or very late, or a firewall stands between",
            process_text(e), deadline.seconds());
-    const bool absent = [&] {
-      const Unlocked outside(lock);
-      return gone(e);
-    }();
-    if (absent && !here()) fail(Code::PeerLost, "{} is no longer there; it has probably ended", process_text(e));
+    bool absent = false;
+    {
+      const Unlocked outside(mutex);
+      absent = gone(e);
+    }
+    if (absent && !arrivals.contains(e.process))
+      fail(Code::PeerLost, "{} is no longer there; it has probably ended", process_text(e));
   }
   const auto at = arrivals.find(e.process);
   Arrival a = std::move(at->second);
@@ -186,17 +181,17 @@ std::vector<UniqueFd> Mesh::State::dial_data(Peer &peer, const Bytes16 &key, int
   return out;
 }
 
-std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, std::unique_lock<std::mutex> &lock,
-                                              Deadline deadline) {
+std::vector<UniqueFd> Mesh::State::await_data(Peer &peer, int streams, Deadline deadline) {
   const Bytes16 &process = peer.endpoint.process;
-  const auto complete = [&] {
+  const auto complete = [&]() ISTHMUS_REQUIRES(mutex) {
     const auto at = data_arrivals.find(process);
     return at != data_arrivals.end() && (at->second.count != static_cast<uint32_t>(streams) ||
                                          std::all_of(at->second.fds.begin(), at->second.fds.end(),
                                                      [](const UniqueFd &fd) { return static_cast<bool>(fd); }));
   };
-  const bool ready =
-      net::wait_ready(changed, lock, deadline, [&] { return complete() || peer.lost.load(std::memory_order_acquire); });
+  const bool ready = net::wait_ready(changed, mutex, deadline, [&]() ISTHMUS_REQUIRES(mutex) {
+    return complete() || peer.lost.load(std::memory_order_acquire);
+  });
   if (!ready)
     fail(Code::Timeout, "{} did not open its {} data streams within {:g} s; a firewall may stand between",
          process_text(peer.endpoint), streams, deadline.seconds());
@@ -219,8 +214,9 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   if (process == s.self.process) fail(Code::Argument, "a process cannot connect to itself");
   if (data_streams < 0 || data_streams > 64) fail(Code::Argument, "{} data streams; at most 64", data_streams);
 
-  std::unique_lock lock(s.mutex);
-  if (!net::wait_ready(s.changed, lock, deadline, [&] { return !s.connecting.contains(process); }))
+  const Lock lock(s.mutex);
+  if (!net::wait_ready(s.changed, s.mutex, deadline,
+                       [&]() ISTHMUS_REQUIRES(s.mutex) { return !s.connecting.contains(process); }))
     fail(Code::Timeout, "{}: another thread is still connecting to it", process_text(endpoint));
   s.connecting.insert(process);
   struct Done {
@@ -231,8 +227,8 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
       s.changed.notify_all();
     }
   } done{s, process};
-  const auto unlocked = [&](auto work) {
-    const Unlocked outside(lock);
+  const auto unlocked = [&s](auto work) ISTHMUS_REQUIRES(s.mutex) {
+    const Unlocked outside(s.mutex);
     return work();
   };
 
@@ -241,20 +237,20 @@ Peer &Mesh::connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shar
   const bool dials = s.self.process < process;
   if (!peer)
     peer = dials ? s.claim(unlocked([&] { return s.dial_control(endpoint, key, deadline); }))
-                 : s.await_control(endpoint, lock, deadline);
-  Peer::State &p = *peer->state_;
+                 : s.await_control(endpoint, deadline);
+  Known &entry = s.peers[peer->index];
   if (peer->lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer->lost_text());
 
   if (want_shared && !peer->arena) {
-    if (p.shared.mapping) peer->arena = std::move(p.shared.mapping);
-    else if (endpoint.host == s.self.host && !std::exchange(p.unshared_logged, true))
+    if (entry.shared.mapping) peer->arena = std::move(entry.shared.mapping);
+    else if (endpoint.host == s.self.host && !std::exchange(entry.unshared_logged, true))
       ISTHMUS_WARN("no shared memory with {}, which is on this host: {}; TCP is used instead", process_text(endpoint),
-                   p.shared.why);
+                   entry.shared.why);
   }
-  if (data_streams > 0 && !p.has_data) {
+  if (data_streams > 0 && !entry.has_data) {
     peer->data = dials ? unlocked([&] { return s.dial_data(*peer, key, data_streams, deadline); })
-                       : s.await_data(*peer, data_streams, lock, deadline);
-    p.has_data = true;
+                       : s.await_data(*peer, data_streams, deadline);
+    entry.has_data = true;
   }
   return *peer;
 }

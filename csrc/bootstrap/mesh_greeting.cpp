@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "net/socket.hpp"
@@ -35,7 +36,7 @@ void Mesh::State::admit(net::Guest &&guest) {
   if (h.role == net::Role::Data && (h.count > kMaxStreams || h.index >= h.count))
     return refuse(g, formatted("it announced data stream {} of {}", h.index, h.count));
   if (h.role == net::Role::Control) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (by_process.contains(h.process)) return refuse(g, "it is connected already");
   }
   const uint64_t number = next_greeting++;
@@ -78,7 +79,7 @@ bool Mesh::State::on_greeting_frame(Greeting &g, uint16_t type, std::span<const 
     }
     ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
     {
-      const std::lock_guard lock(mutex);
+      const Lock lock(mutex);
       DataArrivals &d = data_arrivals[h.process];
       if (d.count != h.count) {
         d.count = h.count;
@@ -124,7 +125,7 @@ void Mesh::State::arrived(Greeting &g) {
   if (!g.guest.local) g.arena.why = "it came by TCP";
   Arrival a{std::move(g.guest.fd), std::move(g.intro->endpoint), g.guest.local, std::move(g.arena), std::move(g.reader)};
   {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     arrivals.insert_or_assign(a.endpoint.process, std::move(a));
   }
   changed.notify_all();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/lock.hpp"
 #include "bootstrap/host.hpp"
 #include "bootstrap/mesh_state.hpp"
 #include "net/socket.hpp"
@@ -63,7 +64,7 @@ void Mesh::State::run() noexcept {
       }
       greeting_count.store(static_cast<int>(greetings.size()), std::memory_order_relaxed);
       {
-        const std::lock_guard lock(mutex);
+        const Lock lock(mutex);
         claimed.swap(fresh);
       }
       for (Peer *peer : claimed) on_readable(*peer);
@@ -82,8 +83,7 @@ void Mesh::State::run() noexcept {
   farewell();
 }
 
-void Mesh::State::queue(Peer &peer, uint16_t type, std::span<const std::byte> body) {
-  Peer::State &p = *peer.state_;
+void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {
   const bool idle = p.sent == p.out.size();
   if (idle) {
     p.out.clear();
@@ -91,13 +91,12 @@ void Mesh::State::queue(Peer &peer, uint16_t type, std::span<const std::byte> bo
   }
   net::append_frame(p.out, type, body);
   if (!idle) return;
-  flush(peer);
+  flush(p);
   if (p.sent < p.out.size())
-    watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, peer.index));
+    watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, index));
 }
 
-void Mesh::State::flush(Peer &peer) {
-  Peer::State &p = *peer.state_;
+void Mesh::State::flush(Peer::State &p) {
   while (p.sent < p.out.size()) {
     const ssize_t n = net::send_some(p.control.get(), std::span<const std::byte>(p.out).subspan(p.sent));
     if (n < 0) {  // reading tells that it is broken
@@ -115,9 +114,9 @@ void Mesh::State::flush(Peer &peer) {
 
 void Mesh::State::on_writable(Peer &peer) {
   Peer::State &p = *peer.state_;
-  const std::lock_guard lock(p.mutex);
+  const Lock lock(p.mutex);
   if (!p.control) return;
-  flush(peer);
+  flush(p);
   if (p.sent == p.out.size()) {
     p.out = {};
     p.sent = 0;
@@ -128,9 +127,16 @@ void Mesh::State::on_writable(Peer &peer) {
 void Mesh::State::on_readable(Peer &peer) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   Peer::State &p = *peer.state_;
+  int fd = -1;  // this thread alone closes it
+  bool watched = false;
+  {
+    const Lock lock(p.mutex);
+    fd = p.control.get();
+    watched = static_cast<bool>(p.pidfd);
+  }
   std::string end;
   const auto error_of_sending = [&p] {  // 0: there was none, or only that the peer had closed the connection
-    const std::lock_guard lock(p.mutex);
+    const Lock lock(p.mutex);
     return p.send_error == EPIPE || p.send_error == ECONNRESET ? 0 : p.send_error;
   };
   // A peer that has ended says no more, so all that it said is heard before it is lost.
@@ -145,7 +151,7 @@ void Mesh::State::on_readable(Peer &peer) {
     }
     if (r == net::FrameReader::Result::Bad) end = "sent " + p.reader.why();
     if (!end.empty()) break;
-    const ssize_t n = net::recv_some(p.control.get(), p.reader.space());  // this thread alone closes p.control
+    const ssize_t n = net::recv_some(fd, p.reader.space());
     if (n > 0) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
@@ -155,7 +161,7 @@ void Mesh::State::on_readable(Peer &peer) {
       end = p.bye     ? "shut Isthmus down"
             : sending ? system_text(kUnreachable, sending)
             : p.ended ? "ended"
-            : p.pidfd ? "ended, or closed its control connection"
+            : watched ? "ended, or closed its control connection"
                       : "closed its control connection; it has probably ended";
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
@@ -177,7 +183,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
   if (peer.lost.load(std::memory_order_relaxed)) return;
   {
     Peer::State &p = *peer.state_;
-    const std::lock_guard lock(p.mutex);
+    const Lock lock(p.mutex);
     p.why = why;
     peer.lost.store(true, std::memory_order_release);  // publishes `why`
     // Removed by hand: a copy of the descriptor in a process that is just being forked would keep the entry alive.
@@ -189,7 +195,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     p.sent = 0;
   }
   {
-    const std::lock_guard lock(mutex);  // a waiter between its test and its sleep holds it
+    const Lock lock(mutex);  // a waiter between its test and its sleep holds it
   }
   changed.notify_all();
   if (peer.state_->bye) ISTHMUS_INFO("{} has ended its use of Isthmus", process_text(peer.endpoint));
@@ -200,8 +206,8 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
 void Mesh::State::beat() {
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
-    const std::lock_guard lock(p.mutex);
-    if (p.control && p.sent == p.out.size()) queue(*peer, static_cast<uint16_t>(Own::Heartbeat), {});
+    const Lock lock(p.mutex);
+    if (p.control && p.sent == p.out.size()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), {});
   }
   events.on_tick();
 }
@@ -215,17 +221,17 @@ void Mesh::State::farewell() noexcept {
       waiting.clear();
       for (uint32_t i = 0; Peer *peer = find(i); ++i) {
         Peer::State &p = *peer->state_;
-        const std::lock_guard lock(p.mutex);
+        const Lock lock(p.mutex);
         if (!p.control) continue;
         if (first) net::append_frame(p.out, static_cast<uint16_t>(Own::Bye), {});
-        flush(*peer);
+        flush(p);
         if (p.sent < p.out.size()) waiting.push_back({p.control.get(), POLLOUT, 0});
       }
     }
     // A TCP socket that is closed with unread bytes resets the connection, and the peer may lose what we said last.
     std::array<std::byte, 4096> rest;
     for (uint32_t i = 0; Peer *peer = find(i); ++i) {
-      const std::lock_guard lock(peer->state_->mutex);
+      const Lock lock(peer->state_->mutex);
       const int fd = peer->state_->control.get();
       for (int reads = 0; fd >= 0 && reads < 256 && net::recv_some(fd, rest) > 0;) ++reads;
     }

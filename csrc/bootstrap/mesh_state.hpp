@@ -2,12 +2,12 @@
 // mesh_greeting.cpp) share.
 #pragma once
 
-#include <condition_variable>
+#include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "bootstrap/arena_offer.hpp"
 #include "bootstrap/control_wire.hpp"
@@ -18,20 +18,23 @@
 namespace isthmus::bootstrap {
 
 struct Peer::State {
-  mutable std::mutex mutex;  // guards the next seven
-  UniqueFd control;          // written by any sender, read and closed by the control thread
-  net::GuardedFd pidfd;      // empty where the peer is not on this host
-  net::ByteVector out;       // queued, not yet taken by the kernel, from `sent` on
-  size_t sent = 0;
-  int send_error = 0;  // errno of the send that found the connection broken
-  bool full_logged = false;
-  std::string why;  // once lost
+  mutable Mutex mutex;                             // held over sends, which do not wait
+  UniqueFd control ISTHMUS_GUARDED_BY(mutex);      // written by any sender, read and closed by the control thread
+  net::GuardedFd pidfd ISTHMUS_GUARDED_BY(mutex);  // empty where the peer is not on this host
+  net::ByteVector out ISTHMUS_GUARDED_BY(mutex);   // queued, not yet taken by the kernel, from `sent` on
+  size_t sent ISTHMUS_GUARDED_BY(mutex) = 0;
+  int send_error ISTHMUS_GUARDED_BY(mutex) = 0;  // errno of the send that found the connection broken
+  bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
+  std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
   net::FrameReader reader;  // control thread only, as the next two
   bool bye = false;
   bool ended = false;  // its pidfd says so
+};
 
-  PeerArena shared;  // under Mesh::State::mutex, as the next: mapped, but not asked for yet
+struct Known {
+  std::unique_ptr<Peer> peer;
+  PeerArena shared;  // mapped, but connect() was not asked for it yet
   bool has_data = false;
   bool unshared_logged = false;
 };
@@ -69,16 +72,16 @@ struct Mesh::State {
   Endpoint self;
   ArenaOffer arena;
 
-  // ---- shared; `mutex` is never held while a callback runs, and is taken before a Peer::State::mutex
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::unique_ptr<Peer>> peers;  // by index; only grows
-  std::map<Bytes16, Peer *> by_process;
-  std::set<Bytes16> connecting;  // a connect() is under way
-  std::map<Bytes16, Arrival> arrivals;
-  std::map<Bytes16, DataArrivals> data_arrivals;
+  // ---- shared
+  Mutex mutex;  // taken before a Peer::State::mutex; never held while a callback runs
+  Condition changed;
+  std::deque<Known> peers ISTHMUS_GUARDED_BY(mutex);  // by index; only grows
+  std::map<Bytes16, Peer *> by_process ISTHMUS_GUARDED_BY(mutex);
+  std::set<Bytes16> connecting ISTHMUS_GUARDED_BY(mutex);  // a connect() is under way
+  std::map<Bytes16, Arrival> arrivals ISTHMUS_GUARDED_BY(mutex);
+  std::map<Bytes16, DataArrivals> data_arrivals ISTHMUS_GUARDED_BY(mutex);
   // claimed; the control thread looks at what was read along with the greeting
-  std::vector<Peer *> fresh;
+  std::vector<Peer *> fresh ISTHMUS_GUARDED_BY(mutex);
 
   net::Gate gate;  // add_key and drop_key from any thread, the rest on the control thread
   net::GuardedFd epoll, wake_fd;
@@ -93,12 +96,12 @@ struct Mesh::State {
   Peer *find(uint32_t index);
 
   // ---- caller's threads (mesh_connect.cpp)
-  Peer *claim(Arrival &&arrival);  // under `mutex`
+  Peer *claim(Arrival &&arrival) ISTHMUS_REQUIRES(mutex);
   Arrival dial_control(const Endpoint &e, const Bytes16 &key, Deadline deadline);
   Arrival dial_local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline);
-  Peer *await_control(const Endpoint &e, std::unique_lock<std::mutex> &lock, Deadline deadline);
+  Peer *await_control(const Endpoint &e, Deadline deadline) ISTHMUS_REQUIRES(mutex);
   std::vector<UniqueFd> dial_data(Peer &peer, const Bytes16 &key, int streams, Deadline deadline);
-  std::vector<UniqueFd> await_data(Peer &peer, int streams, std::unique_lock<std::mutex> &lock, Deadline deadline);
+  std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline) ISTHMUS_REQUIRES(mutex);
   bool gone(const Endpoint &e) const;  // nobody listens there any more
 
   // ---- control thread (mesh_loop.cpp, mesh_greeting.cpp)
@@ -108,9 +111,9 @@ struct Mesh::State {
   bool on_greeting_frame(Greeting &g, uint16_t type, std::span<const std::byte> body);
   void arrived(Greeting &g);
   void refuse(const Greeting &g, const std::string &why);
-  // needs peer.state_->mutex; gives the kernel what it takes
-  void queue(Peer &peer, uint16_t type, std::span<const std::byte> body);
-  void flush(Peer &peer);  // needs peer.state_->mutex
+  // gives the kernel what it takes; `index`: of the peer
+  void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
+  void flush(Peer::State &p) ISTHMUS_REQUIRES(p.mutex);
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);

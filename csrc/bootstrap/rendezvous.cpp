@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
@@ -23,14 +23,14 @@ constexpr size_t kMaxPendingIds = 256;
 
 // Listeners of unique ids that no rank 0 has taken yet.
 struct PendingIds {
-  std::mutex mutex;
-  std::map<Bytes16, std::vector<UniqueFd>> by_key;  // under mutex
+  Mutex mutex;
+  std::map<Bytes16, std::vector<UniqueFd>> by_key ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<PendingIds> the_pending;
 
 struct ProcessId {
-  std::mutex mutex;
-  std::optional<Bytes16> id;  // under mutex; constant once made
+  Mutex mutex;
+  std::optional<Bytes16> id ISTHMUS_GUARDED_BY(mutex);  // constant once made
 };
 PerProcess<ProcessId> the_process;
 
@@ -98,7 +98,7 @@ std::vector<net::Address> reachable_addresses(const std::string &interface) {
 
 const Bytes16 &rendezvous_process() noexcept {
   ProcessId &own = *the_process;
-  const std::lock_guard lock(own.mutex);
+  const Lock lock(own.mutex);
   if (!own.id) own.id = net::random16();
   return *own.id;
 }
@@ -157,7 +157,7 @@ void create_unique_id(const Settings &settings, std::span<std::byte, 128> id) {
   for (const UniqueFd &fd : listeners) u.addresses.push_back(net::local_address(fd.get()).text());
   pack_unique_id(u, id);
   PendingIds &pending = *the_pending;
-  const std::lock_guard lock(pending.mutex);
+  const Lock lock(pending.mutex);
   if (pending.by_key.size() >= kMaxPendingIds)
     fail(Code::Resource, "{} unique ids were created and not used; create one for each init", kMaxPendingIds);
   pending.by_key.emplace(u.key, std::move(listeners));
@@ -169,7 +169,7 @@ std::unique_ptr<Exchange> id_exchange(std::span<const std::byte, 128> id, int ra
   std::vector<UniqueFd> listeners;
   if (rank == 0) {
     PendingIds &pending = *the_pending;
-    const std::lock_guard lock(pending.mutex);
+    const Lock lock(pending.mutex);
     const auto at = pending.by_key.find(u.key);
     if (at == pending.by_key.end())
       fail(Code::Argument,

@@ -3,8 +3,9 @@
 #include <pthread.h>
 #include <sys/stat.h>
 
-#include <mutex>
 #include <vector>
+
+#include "base/lock.hpp"
 
 namespace isthmus::net {
 namespace {
@@ -16,25 +17,25 @@ struct Entry {
 };
 
 struct Registry {
-  std::mutex mutex;
-  std::vector<Entry> by_fd;
+  Mutex mutex;
+  std::vector<Entry> by_fd ISTHMUS_GUARDED_BY(mutex);
 };
 
 Registry &the_registry = *new Registry;  // never destroyed: a fork may come during static destruction
 
 // The mutex is held across the fork, so the child sees a whole registry.
-void before_fork() { the_registry.mutex.lock(); }
-void in_parent() { the_registry.mutex.unlock(); }
-void in_child() {
-  Registry &r = the_registry;
-  for (size_t fd = 0; fd < r.by_fd.size(); ++fd) {
+void before_fork() ISTHMUS_ACQUIRE(the_registry.mutex) { the_registry.mutex.lock(); }
+void in_parent() ISTHMUS_RELEASE(the_registry.mutex) { the_registry.mutex.unlock(); }
+void in_child() ISTHMUS_RELEASE(the_registry.mutex) {
+  std::vector<Entry> &by_fd = the_registry.by_fd;
+  for (size_t fd = 0; fd < by_fd.size(); ++fd) {
     struct stat s;
-    const Entry &e = r.by_fd[fd];
+    const Entry &e = by_fd[fd];
     if (e.set && ::fstat(static_cast<int>(fd), &s) == 0 && s.st_dev == e.device && s.st_ino == e.inode)
       ::close(static_cast<int>(fd));
   }
-  for (Entry &e : r.by_fd) e.set = false;
-  r.mutex.unlock();
+  for (Entry &e : by_fd) e.set = false;
+  the_registry.mutex.unlock();
 }
 
 // When the library is loaded: no fork comes between this and the first descriptor.
@@ -42,7 +43,7 @@ void in_child() {
 
 void forget(int fd) noexcept {
   Registry &r = the_registry;
-  const std::lock_guard lock(r.mutex);
+  const Lock lock(r.mutex);
   if (static_cast<size_t>(fd) < r.by_fd.size()) r.by_fd[static_cast<size_t>(fd)].set = false;
 }
 
@@ -52,7 +53,7 @@ void close_in_child(int fd) {
   struct stat s;
   if (fd < 0 || ::fstat(fd, &s) != 0) return;
   Registry &r = the_registry;
-  const std::lock_guard lock(r.mutex);
+  const Lock lock(r.mutex);
   if (r.by_fd.size() <= static_cast<size_t>(fd)) r.by_fd.resize(static_cast<size_t>(fd) + 1);
   r.by_fd[static_cast<size_t>(fd)] = {true, s.st_dev, s.st_ino};
 }

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <limits>
 
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "net/socket.hpp"
 
@@ -35,13 +36,13 @@ void Gate::add_listener(UniqueFd fd) {
 }
 
 void Gate::add_key(const Bytes16 &key) {
-  const std::lock_guard lock(keys_mutex_);
+  const Lock lock(keys_mutex_);
   keys_.push_back(key);
   keys_changed_.store(true, std::memory_order_release);
 }
 
 void Gate::drop_key(const Bytes16 &key) noexcept {
-  const std::lock_guard lock(keys_mutex_);
+  const Lock lock(keys_mutex_);
   const auto at = std::find(keys_.begin(), keys_.end(), key);
   if (at != keys_.end()) keys_.erase(at);
 }
@@ -113,7 +114,7 @@ void Gate::accept_some() {
 bool Gate::prove(Client &client, std::vector<Guest> &guests) {
   std::vector<Bytes16> keys;
   {
-    const std::lock_guard lock(keys_mutex_);
+    const Lock lock(keys_mutex_);
     keys = keys_;
   }
   ByteVector reply;

@@ -5,8 +5,8 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 
+#include "base/lock.hpp"
 #include "net/fork_guard.hpp"
 #include "net/handshake.hpp"
 
@@ -72,8 +72,8 @@ class Gate {
   int64_t resume_ns_ = 0;               // not listening until then: accept() failed for want of descriptors
   std::map<uint64_t, Client> clients_;  // by number; a client's epoll data
   uint64_t next_client_ = 1'000'000;    // above every listener's number
-  std::mutex keys_mutex_;
-  std::vector<Bytes16> keys_;  // under keys_mutex_
+  Mutex keys_mutex_;
+  std::vector<Bytes16> keys_ ISTHMUS_GUARDED_BY(keys_mutex_);
   std::atomic<bool> keys_changed_{false};
   std::atomic<int> descriptors_{0};
   Bytes16 job_{};

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <functional>
 #include <span>
 
 #include "base/clock.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::net {
 
@@ -24,24 +24,16 @@ int wait_events(std::span<pollfd> fds, Deadline deadline);
 short wait_events(int fd, short events, Deadline deadline);
 void sleep_until(Deadline deadline);
 
-// Waits until `ready()`; false at the deadline. `lock` is held on return.
+// Waits until `ready()`; false at the deadline. `ready` is called with the mutex held.
 template <class Ready>
-bool wait_ready(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, Deadline deadline, Ready ready) {
-  while (!ready()) {
+bool wait_ready(Condition &changed, Mutex &mutex, Deadline deadline, Ready ready) ISTHMUS_REQUIRES(mutex) {
+  for (;;) {
+    const int64_t slice = std::clamp<int64_t>(deadline.left_ns(), 0, 50'000'000);
+    if (changed.wait_for(mutex, std::chrono::nanoseconds(slice), std::ref(ready))) return true;
     if (deadline.passed()) return false;
-    const int64_t slice = std::min<int64_t>(deadline.left_ns(), 50'000'000);
-    changed.wait_for(lock, std::chrono::nanoseconds(slice));
-    if (ready()) return true;
-    lock.unlock();
-    try {
-      check_interrupt();
-    } catch (...) {
-      lock.lock();
-      throw;
-    }
-    lock.lock();
+    const Unlocked outside(mutex);
+    check_interrupt();
   }
-  return true;
 }
 
 }  // namespace isthmus::net
