@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "device/calling.hpp"
 
 namespace isthmus::device {
@@ -38,10 +38,10 @@ void end_without_destructors(int status, void *) {
 struct Watched {
   std::function<Status()> call;
   std::function<void()> back;
-  std::mutex mutex;
-  std::condition_variable ended;
-  std::optional<Status> outcome;
-  bool left = false;
+  Mutex mutex;
+  Condition ended;
+  std::optional<Status> outcome ISTHMUS_GUARDED_BY(mutex);
+  bool left ISTHMUS_GUARDED_BY(mutex) = false;
 
   void run() {
     Status s;
@@ -52,7 +52,7 @@ struct Watched {
     }
     bool late = false;
     {
-      const std::lock_guard lock(mutex);
+      const Lock lock(mutex);
       outcome = std::move(s);
       late = left;
       ended.notify_all();
@@ -103,28 +103,31 @@ std::optional<Status> call_within(double seconds, std::function<Status()> call, 
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!thread.joinable()) {
     watched->run();
+    const Lock lock(watched->mutex);
     return watched->outcome;
   }
+  std::optional<Status> outcome;
   {
-    std::unique_lock lock(watched->mutex);
-    const auto over = [&] { return watched->outcome.has_value(); };
+    Lock lock(watched->mutex);
+    const auto over = [&]() ISTHMUS_REQUIRES(watched->mutex) { return watched->outcome.has_value(); };
     constexpr auto kAsk = std::chrono::milliseconds(50);
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                               std::chrono::duration<double>(seconds));
     const auto soon = [&] { return enough ? std::min(until, std::chrono::steady_clock::now() + kAsk) : until; };
     while (!watched->ended.wait_until(lock, soon(), over) && std::chrono::steady_clock::now() < until &&
            !(enough && enough())) {}
-    if (!over()) {
+    outcome = watched->outcome;
+    if (!outcome) {
       watched->left = true;
       abandon_thread();
     }
   }
-  if (watched->left) {
+  if (!outcome) {
     thread.detach();
     return std::nullopt;
   }
   thread.join();
-  return watched->outcome;
+  return outcome;
 }
 
 }  // namespace isthmus::device

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/clock.hpp"
+#include "base/lock.hpp"
 #include "device/calling.hpp"
 #include "device/acl_abi.hpp"
 #include "device/acl_reports.hpp"
@@ -101,7 +102,7 @@ class AclCalls {
   // The program may have reset the device whoever else had set it, and then there is no such context any more.
   bool begin(int device, void *) const {
     PerDevice &d = at(device);
-    const std::lock_guard lock(d.mutex);
+    const Lock lock(d.mutex);
     const Handle known = d.context.load(std::memory_order_relaxed), before = current_context();
     if (!known) return false;
     const bool gone = the_functions.aclrtSetCurrentContext(known) != kSuccess;
@@ -235,7 +236,7 @@ class AclCalls {
  private:
   static constexpr double kPatience = 1;  // less than whoever ends a stream has
   struct PerDevice {
-    std::mutex mutex;  // whoever makes it
+    Mutex mutex;  // held over the vendor's calls that make the context: one thread does
     std::atomic<Handle> context{nullptr};
     AclReports reports{the_functions};
   };
@@ -249,11 +250,11 @@ class AclCalls {
   Handle context(int device) const {
     PerDevice &d = at(device);
     if (const Handle known = d.context.load(std::memory_order_acquire)) return known;
-    const std::lock_guard lock(d.mutex);
+    const Lock lock(d.mutex);
     if (!d.context.load(std::memory_order_relaxed)) make_context(d, device);
     return d.context.load(std::memory_order_relaxed);
   }
-  static void make_context(PerDevice &d, int device) {
+  static void make_context(PerDevice &d, int device) ISTHMUS_REQUIRES(d.mutex) {
     const Handle before = current_context();
     ISTHMUS_ACL(aclrtSetDevice, device);
     d.context.store(current_context(), std::memory_order_release);

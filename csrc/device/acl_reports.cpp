@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/lock.hpp"
 
 namespace isthmus::device {
 namespace {
@@ -22,8 +23,8 @@ constexpr int64_t kSoon = 1'000'000;
 
 // No thread is to be in the library when its destructors run. The reports of all devices, which are never destroyed.
 struct Started {
-  std::mutex mutex;
-  std::vector<std::pair<std::atomic<bool> *, std::atomic<bool> *>> threads;  // stop, ended
+  Mutex mutex;
+  std::vector<std::pair<std::atomic<bool> *, std::atomic<bool> *>> threads ISTHMUS_GUARDED_BY(mutex);  // stop, ended
   pid_t process = ::getpid();
 };
 Started &the_started() {
@@ -33,7 +34,7 @@ Started &the_started() {
 void stop_all() {
   Started &s = the_started();
   if (::getpid() != s.process) return;  // the threads are the parent's
-  const std::lock_guard lock(s.mutex);
+  const Lock lock(s.mutex);
   for (const auto &[stop, ended] : s.threads) stop->store(true);
   const Deadline deadline(1);
   for (const auto &[stop, ended] : s.threads)
@@ -43,7 +44,7 @@ void stop_all() {
 }  // namespace
 
 Result AclReports::subscribe(Handle context, Handle stream, Subscribed *&subscribed) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (const auto &s : streams_)
     if (s->stream == stream) {
       subscribed = s.get();
@@ -60,7 +61,7 @@ Result AclReports::subscribe(Handle context, Handle stream, Subscribed *&subscri
 void AclReports::forget(Handle stream, const Deadline &deadline) noexcept {
   std::unique_ptr<Subscribed> found;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto it = std::find_if(streams_.begin(), streams_.end(), [&](const auto &s) { return s->stream == stream; });
     if (it == streams_.end()) return;
     found = std::move(*it);
@@ -75,7 +76,7 @@ void AclReports::forget(Handle stream, const Deadline &deadline) noexcept {
 void AclReports::start(Handle context) {
   Started &s = the_started();
   {
-    const std::lock_guard lock(s.mutex);
+    const Lock lock(s.mutex);
     if (s.threads.empty()) std::atexit(stop_all);
     s.threads.emplace_back(&stop_, &ended_);
   }

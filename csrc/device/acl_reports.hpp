@@ -5,10 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/lock.hpp"
 #include "device/acl_abi.hpp"
 
 namespace isthmus::device {
@@ -31,12 +31,12 @@ class AclReports {
   void forget(acl_abi::Handle stream, const Deadline &deadline) noexcept;
 
  private:
-  void start(acl_abi::Handle context);
+  void start(acl_abi::Handle context) ISTHMUS_REQUIRES(mutex_);
   void serve(acl_abi::Handle context) noexcept;
 
   const acl_abi::Functions &f_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Subscribed>> streams_;
+  Mutex mutex_;  // held over the library's call that subscribes: a stream is subscribed once
+  std::vector<std::unique_ptr<Subscribed>> streams_ ISTHMUS_GUARDED_BY(mutex_);
   std::atomic<uint64_t> thread_{0};  // as the library numbers it; 0: none yet
   std::atomic<bool> stop_{false}, ended_{false};
 };

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "base/lock.hpp"
 #include "device/calling.hpp"
 #include "device/cuda_abi.hpp"
 #include "device/vendor_runtime.hpp"
@@ -109,7 +110,7 @@ class CudaCalls {
   }
   bool begin(int device, void *) const {
     PerDevice &d = at(device);
-    const std::lock_guard lock(d.mutex);
+    const Lock lock(d.mutex);
     const Handle known = d.context.load(std::memory_order_relaxed);
     if (!known) return false;
     unsigned flags = 0;
@@ -235,7 +236,7 @@ class CudaCalls {
  private:
   struct PerDevice {
     Device number = 0;
-    std::mutex mutex;  // whoever makes it
+    Mutex mutex;  // held over the vendor's calls that make the context: one thread does
     std::atomic<Handle> context{nullptr};
     std::atomic<unsigned long long> id{0};  // published by it
   };
@@ -250,12 +251,12 @@ class CudaCalls {
   const PerDevice &in_use(int device) const {
     PerDevice &d = at(device);
     if (!d.context.load(std::memory_order_acquire)) {
-      const std::lock_guard lock(d.mutex);
+      const Lock lock(d.mutex);
       if (!d.context.load(std::memory_order_relaxed)) retain(d);
     }
     return d;
   }
-  void retain(PerDevice &d) const {
+  void retain(PerDevice &d) const ISTHMUS_REQUIRES(d.mutex) {
     Handle context = nullptr;
     ISTHMUS_CUDA(cuDevicePrimaryCtxRetain, &context, d.number);
     unsigned long long id = 0;

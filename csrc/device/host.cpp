@@ -9,8 +9,6 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 
@@ -91,23 +90,23 @@ struct Queue {
   explicit Queue(const char *stream_name) : name(stream_name) {}
   const char *name;
   // A ring that doubles when it is full: whoever submits never waits, since what would make room may need him.
-  mutable std::mutex ring_mutex;
-  std::vector<Command> commands = std::vector<Command>(kQueue);
+  mutable Mutex ring_mutex;
+  std::vector<Command> commands ISTHMUS_GUARDED_BY(ring_mutex) = std::vector<Command>(kQueue);
   std::atomic<uint64_t> submitted{0}, done{0};
   Doorbell work, room;  // where the thread sleeps; where those do who wait for it
   std::atomic<bool> abandoned{false}, ended{false}, failed{false};
   std::atomic<const char *> inside{nullptr};
-  mutable std::mutex mutex;
-  Status status;
+  mutable Mutex mutex;
+  Status status ISTHMUS_GUARDED_BY(mutex);
 
   void report(Status s) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (status.ok()) status = std::move(s);
     failed.store(true, std::memory_order_release);
   }
 
   void push(const Command &c) {
-    const std::lock_guard lock(ring_mutex);
+    const Lock lock(ring_mutex);
     const uint64_t at = submitted.load(std::memory_order_relaxed), first = done.load(std::memory_order_acquire);
     if (at - first >= commands.size()) {
       std::vector<Command> more(2 * commands.size());
@@ -119,7 +118,7 @@ struct Queue {
     work.ring();
   }
   Command take(uint64_t at) const {
-    const std::lock_guard lock(ring_mutex);
+    const Lock lock(ring_mutex);
     return commands[at % commands.size()];
   }
 
@@ -205,7 +204,7 @@ class Thread final : public HostStream {
 
   int device() const noexcept override { return device_; }
   Status status() const override {
-    const std::lock_guard lock(queue_->mutex);
+    const Lock lock(queue_->mutex);
     if (queue_->status.ok() && queue_->gone()) {
       const char *where = inside();
       return {Code::System, formatted("stream '{}' runs no more: its thread is stuck in {}; start a new process",
@@ -344,12 +343,12 @@ class HostRuntime final : public Runtime {
     const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     void *p = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
     if (!p) fail(Code::Resource, "no {} bytes of host memory to be had", bytes);
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     allocated_.emplace(reinterpret_cast<uintptr_t>(p), rounded);
     return p;
   }
   void release(int, void *memory) noexcept override {
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     if (allocated_.erase(reinterpret_cast<uintptr_t>(memory)) != 0) std::free(memory);
   }
 
@@ -359,7 +358,7 @@ class HostRuntime final : public Runtime {
     const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
     if (!memory || bytes == 0 || at % page != 0)
       fail(Code::Argument, "registration of {} bytes at {}: whole pages are registered", bytes, memory);
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     const auto next = registered_.lower_bound(at);
     if ((next != registered_.end() && next->first - at < bytes) ||
         (next != registered_.begin() && at - std::prev(next)->first < std::prev(next)->second))
@@ -367,18 +366,18 @@ class HostRuntime final : public Runtime {
     registered_.emplace(at, bytes);
   }
   bool unregister_host(int, void *memory) noexcept override {
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     registered_.erase(reinterpret_cast<uintptr_t>(memory));
     return true;
   }
   void *device_address(int device, const void *memory) const override {
     check(device);
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     if (!inside(registered_, memory)) fail(Code::Argument, "memory at {} is not registered", memory);
     return const_cast<void *>(memory);
   }
   PointerInfo find(const void *memory) const override {
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     if (inside(allocated_, memory)) return {Where::Device, 0};
     if (inside(registered_, memory)) return {Where::Registered, 0, const_cast<void *>(memory)};
     return {};
@@ -397,8 +396,9 @@ class HostRuntime final : public Runtime {
     if (device != 0) fail(Code::Argument, "device {} of the host runtime, which has one: 0", device);
   }
 
-  mutable std::shared_mutex mutex_;
-  Ranges allocated_, registered_;
+  mutable SharedMutex mutex_;
+  Ranges allocated_ ISTHMUS_GUARDED_BY(mutex_);
+  Ranges registered_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 PerProcess<HostRuntime> the_runtime;

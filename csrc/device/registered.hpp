@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
+
+#include "base/lock.hpp"
 
 namespace isthmus::device {
 
@@ -13,22 +13,22 @@ class Registered {
  public:
   bool overlaps(const void *memory, size_t bytes) const {
     const auto *const begin = static_cast<const std::byte *>(memory);
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     const auto after = ranges_.lower_bound(begin + bytes);
     return after != ranges_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin;
   }
   void add(const void *memory, size_t bytes, void *there) {
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     ranges_[static_cast<const std::byte *>(memory)] = {bytes, static_cast<std::byte *>(there)};
   }
   bool remove(const void *memory) {  // whether it was there
-    const std::unique_lock lock(mutex_);
+    const Lock lock(mutex_);
     return ranges_.erase(static_cast<const std::byte *>(memory)) != 0;
   }
   // Where the device finds that byte, or null.
   void *there(const void *memory) const {
     const auto *const p = static_cast<const std::byte *>(memory);
-    const std::shared_lock lock(mutex_);
+    const SharedLock lock(mutex_);
     auto it = ranges_.upper_bound(p);
     if (it == ranges_.begin() || p >= (--it)->first + it->second.bytes) return nullptr;
     return it->second.there + (p - it->first);
@@ -39,8 +39,8 @@ class Registered {
     size_t bytes = 0;
     std::byte *there = nullptr;
   };
-  mutable std::shared_mutex mutex_;
-  std::map<const std::byte *, Range> ranges_;
+  mutable SharedMutex mutex_;
+  std::map<const std::byte *, Range> ranges_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::device

@@ -33,7 +33,6 @@
 #include <atomic>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <set>
@@ -42,6 +41,7 @@
 #include <vector>
 
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "device/abandoned.hpp"
 #include "device/registered.hpp"
@@ -363,8 +363,8 @@ class VendorRuntime final : public Runtime {
       stuck_threads.fetch_add(1, std::memory_order_release);
     }
     void let_go() noexcept { stuck_threads.fetch_sub(1, std::memory_order_release); }  // may come before hold()
-    std::mutex said_mutex;
-    std::set<std::string> said;
+    Mutex said_mutex;
+    std::set<std::string> said ISTHMUS_GUARDED_BY(said_mutex);
   };
 
   PerDevice &at(int device) const {
@@ -412,7 +412,7 @@ class VendorRuntime final : public Runtime {
         s = *ended;
       }
     } catch (const std::exception &e) { s = {Code::Resource, e.what()}; }
-    const std::lock_guard lock(d.said_mutex);
+    const Lock lock(d.said_mutex);
     try {
       if (d.said.insert(s.text).second) ISTHMUS_WARN("{}", s.text);
     } catch (const std::bad_alloc &) {}
@@ -456,9 +456,9 @@ class VendorRuntime final : public Runtime {
 
   // A range is pinned once, for all devices; each of them has an address of its own for it.
   void pin(void *memory, size_t bytes) {
-    const std::lock_guard one(pinning_mutex_);
+    const Lock one(pinning_mutex_);
     {
-      const std::lock_guard lock(pinned_mutex_);
+      const Lock lock(pinned_mutex_);
       if (const auto it = pinned_.find(memory); it != pinned_.end()) {
         if (it->second.bytes < bytes)
           fail(Code::Argument, "{}: only {} bytes at {} are registered already, and not {}", Calls::kName, it->second.bytes,
@@ -468,11 +468,11 @@ class VendorRuntime final : public Runtime {
       }
     }
     calls_.pin(memory, bytes);
-    const std::lock_guard lock(pinned_mutex_);
+    const Lock lock(pinned_mutex_);
     pinned_[memory] = {bytes, 1};
   }
   bool last_user(void *memory) {
-    const std::lock_guard lock(pinned_mutex_);
+    const Lock lock(pinned_mutex_);
     const auto it = pinned_.find(memory);
     if (it == pinned_.end() || --it->second.users > 0) return false;
     pinned_.erase(it);
@@ -480,9 +480,9 @@ class VendorRuntime final : public Runtime {
   }
 
   const Calls calls_;
-  std::mutex pinning_mutex_;  // whoever pins, which a device that hangs may hold up
-  std::mutex pinned_mutex_;   // never held over a call of the vendor's
-  std::map<void *, Pinned> pinned_;
+  Mutex pinning_mutex_;  // held over the vendor's call that pins, which a device that hangs may hold up
+  Mutex pinned_mutex_;
+  std::map<void *, Pinned> pinned_ ISTHMUS_GUARDED_BY(pinned_mutex_);
   mutable std::vector<PerDevice> devices_;
 };
 
@@ -494,7 +494,7 @@ class Opened {
   template <class Open>
   static Runtime &once(Open open) {
     Held &mine = *held;
-    const std::lock_guard lock(mine.mutex);
+    const Lock lock(mine.mutex);
     if (mine.runtime) return *mine.runtime;
     if (begun.in_a_parent())
       fail(
@@ -514,8 +514,8 @@ class Opened {
 
  private:
   struct Held {
-    std::mutex mutex;
-    VendorRuntime<Calls> *runtime = nullptr;
+    Mutex mutex;  // held over the vendor's calls that open it: one thread does
+    VendorRuntime<Calls> *runtime ISTHMUS_GUARDED_BY(mutex) = nullptr;
   };
   static inline PerProcess<Held> held;
   static inline constinit Beginning begun;

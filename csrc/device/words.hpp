@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "device/runtime.hpp"
 
 namespace isthmus::device {
@@ -26,7 +26,7 @@ class Words {
  public:
   template <class More>  // std::vector<Word>(); nothing is taken where it makes none
   std::optional<Word> take(More more) {
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (free_.empty()) {
       lock.unlock();  // a device that hangs may hold up what makes them, and nobody who gives one back
       const std::vector<Word> made = more();
@@ -40,18 +40,18 @@ class Words {
     return w;
   }
   void give(Word w) noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     free_.push_back(w);
   }
   // The device knows none of them any more.
   void forget() noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     free_.clear();
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<Word> free_;
+  Mutex mutex_;
+  std::vector<Word> free_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 // The marks of one signal. A mark is what one call of the host function gets: it stores the mark's value and wakes whoever
@@ -70,7 +70,7 @@ class Marks {
 
   // The next one, for a call that is submitted now. give_back(): it could not be.
   Mark &take(uint64_t value) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!next_ || next_->queued.load(std::memory_order_acquire)) grow();
     Mark &mark = *next_;
     last_ = next_;
@@ -82,7 +82,7 @@ class Marks {
     return mark;
   }
   void give_back(Mark &mark) noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     mark.queued.store(false, std::memory_order_relaxed);
     --taken_;
   }
@@ -112,7 +112,7 @@ class Marks {
   }
   // For another signal, if no call for a mark of it is outstanding.
   bool begin(Wake wake, void *context) noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (used_.load(std::memory_order_acquire) || reached_.load(std::memory_order_acquire) != taken_) return false;
     used_.store(true, std::memory_order_relaxed);
     value_.store(0, std::memory_order_relaxed);
@@ -125,7 +125,7 @@ class Marks {
   static constexpr size_t kFirst = 64;
 
   // Between the mark that was taken last and the oldest, which comes next.
-  void grow() {
+  void grow() ISTHMUS_REQUIRES(mutex_) {
     const size_t n = std::max(kFirst, count_);
     auto block = std::make_unique<Mark[]>(n);
     for (size_t i = 0; i < n; ++i) {
@@ -145,17 +145,18 @@ class Marks {
   std::atomic<uint32_t> waking_{0};
   std::atomic<uint64_t> reached_{0};  // calls that have ended
   std::atomic<bool> used_{false};
-  std::mutex mutex_;    // of those below: two threads may submit
-  uint64_t taken_ = 0;  // marks that were given to a stream, ever
-  Mark *next_ = nullptr, *last_ = nullptr;
-  size_t count_ = 0;
-  std::vector<std::unique_ptr<Mark[]>> blocks_;
+  Mutex mutex_;                                    // two threads may submit
+  uint64_t taken_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // marks that were given to a stream, ever
+  Mark *next_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;
+  Mark *last_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;
+  size_t count_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+  std::vector<std::unique_ptr<Mark[]>> blocks_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 class MarkPool {
  public:
   Marks &take(Wake wake, void *context) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (const auto &m : all_)
       if (m->begin(wake, context)) return *m;
     all_.push_back(std::make_unique<Marks>());
@@ -164,8 +165,8 @@ class MarkPool {
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Marks>> all_;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Marks>> all_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 }  // namespace isthmus::device
