@@ -6,13 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "ccl/front_door.hpp"
@@ -88,7 +88,7 @@ class HcclCommunicator final : public Communicator {
   int size() const noexcept override { return rank_->size; }
   device::Stream &stream() const noexcept override { return *rank_->stream; }
   Status status() const override {
-    const std::lock_guard lock(rank_->mutex);
+    const Lock lock(rank_->mutex);
     return rank_->status;
   }
 
@@ -144,8 +144,9 @@ class HcclCommunicator final : public Communicator {
     const int64_t now = now_ns();
     int64_t asked = asked_ns_.load(std::memory_order_relaxed);
     if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
-    const std::unique_lock lock(r.calling, std::try_to_lock);
-    if (!lock.owns_lock() || !r.handle) return false;
+    if (!r.calling.try_lock()) return false;
+    const Lock lock(r.calling, kLocked);
+    if (!r.handle) return false;
     Result state = kSuccess;
     const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
     // The stream is not asked: this thread drives operations, and the driver may be locked by whoever waits for the device.
@@ -223,7 +224,7 @@ class HcclCommunicator final : public Communicator {
     Rank &r = *rank_;
     const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
     const auto out = [&] { return ended() || r.done.load(std::memory_order_acquire) == r.asked.load(); };
-    if (Rank::wait(r.back, out, Deadline(patience).ns()) && r.handle && idle(broken() ? kBrokenPatience : kPatience)) {
+    if (Rank::wait(r.back, out, Deadline(patience).ns()) && r.joined() && idle(broken() ? kBrokenPatience : kPatience)) {
       Task destroy;
       destroy.name = kDestroy;
       ask(destroy, Deadline(broken() ? kBrokenPatience : kPatience).ns());
@@ -344,8 +345,8 @@ class Hccl final : public Library {
 };
 
 struct HcclOpened {
-  std::mutex mutex;
-  std::shared_ptr<Library> library;
+  Mutex mutex;  // held while the library is opened: one thread does
+  std::shared_ptr<Library> library ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<HcclOpened> hccl_opened;
 
@@ -353,7 +354,7 @@ PerProcess<HcclOpened> hccl_opened;
 
 std::shared_ptr<Library> open_hccl(const std::string &path) {
   HcclOpened &mine = *hccl_opened;
-  const std::lock_guard lock(mine.mutex);
+  const Lock lock(mine.mutex);
   if (!mine.library) mine.library = std::make_shared<Hccl>(path);
   return mine.library;
 }

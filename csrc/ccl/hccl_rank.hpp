@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
 #include "base/error.hpp"
+#include "base/lock.hpp"
 #include "ccl/hccl_abi.hpp"
 #include "ccl/island_ccl.hpp"
 #include "device/abandoned.hpp"
@@ -68,7 +68,7 @@ struct Task {
 struct Rank {
   const Opened *library = nullptr;
   std::shared_ptr<device::Stream> stream;
-  Handle handle = nullptr;
+  Handle handle ISTHMUS_GUARDED_BY(calling) = nullptr;
   Id id{};
   int rank = 0, size = 1;
   Task task;
@@ -77,18 +77,18 @@ struct Rank {
   Doorbell work, back;
   std::atomic<bool> aborted{false}, failed{false}, stop{false}, ended{false}, left{false};
   std::atomic<const char *> inside{nullptr};
-  std::mutex calling;  // held in the library's calls
-  mutable std::mutex mutex;
-  Status status;
+  Mutex calling;  // held in the library's calls: one thread is in there at a time
+  mutable Mutex mutex;
+  Status status ISTHMUS_GUARDED_BY(mutex);
 
   void keep(Status s) {
     if (s.ok()) return;
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (status.ok()) status = std::move(s);
     failed.store(true, std::memory_order_release);
   }
 
-  Result make(const Task &t) {
+  Result make(const Task &t) ISTHMUS_REQUIRES(calling) {
     const Functions &f = library->f;
     void *const in = const_cast<void *>(t.send);
     const auto peer = static_cast<uint32_t>(t.peer);
@@ -108,8 +108,12 @@ struct Rank {
     }
     return kSuccess;
   }
+  bool joined() {
+    const Lock lock(calling);
+    return handle != nullptr;
+  }
   void run() {
-    const std::lock_guard lock(calling);
+    const Lock lock(calling);
     // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
     inside.store(task.name);
     if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task), stream));

@@ -9,13 +9,13 @@
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "ccl/front_door.hpp"
 #include "ccl/nccl_abi.hpp"
@@ -131,32 +131,31 @@ class NcclCommunicator final : public Communicator {
   int size() const noexcept override { return size_; }
   device::Stream &stream() const noexcept override { return *stream_; }
   Status status() const override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return status_;
   }
 
   void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
     reduction(Call::AllReduce, count, dtype, by,
-              [&](int t, int o) { return f().AllReduce(send, recv, count, t, o, held_->handle, queue()); });
+              [&](Handle h, int t, int o) { return f().AllReduce(send, recv, count, t, o, h, queue()); });
   }
   void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
     check(Call::Reduce, root);
     reduction(Call::Reduce, count, dtype, by,
-              [&](int t, int o) { return f().Reduce(send, recv, count, t, o, root, held_->handle, queue()); });
+              [&](Handle h, int t, int o) { return f().Reduce(send, recv, count, t, o, root, h, queue()); });
   }
   void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
     reduction(Call::ReduceScatter, count, dtype, by,
-              [&](int t, int o) { return f().ReduceScatter(send, recv, count, t, o, held_->handle, queue()); });
+              [&](Handle h, int t, int o) { return f().ReduceScatter(send, recv, count, t, o, h, queue()); });
   }
   void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
     check(Call::Broadcast, root);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Broadcast, count,
-           [&] { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, held_->handle, queue()); });
+    submit(Call::Broadcast, count, [&](Handle h) { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, h, queue()); });
   }
   void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::AllGather, count, [&] { return f().AllGather(send, recv, bytes, kUInt8, held_->handle, queue()); });
+    submit(Call::AllGather, count, [&](Handle h) { return f().AllGather(send, recv, bytes, kUInt8, h, queue()); });
   }
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
@@ -170,12 +169,12 @@ class NcclCommunicator final : public Communicator {
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
     check(Call::Send, peer);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Send, count, [&] { return f().Send(buffer, bytes, kUInt8, peer, held_->handle, queue()); });
+    submit(Call::Send, count, [&](Handle h) { return f().Send(buffer, bytes, kUInt8, peer, h, queue()); });
   }
   void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
     check(Call::Recv, peer);
     const uint64_t bytes = count * dtype_size(dtype);
-    submit(Call::Recv, count, [&] { return f().Recv(buffer, bytes, kUInt8, peer, held_->handle, queue()); });
+    submit(Call::Recv, count, [&](Handle h) { return f().Recv(buffer, bytes, kUInt8, peer, h, queue()); });
   }
 
   // Another thread ends the vendor's communicator, because its call may wait for the device.
@@ -184,7 +183,7 @@ class NcclCommunicator final : public Communicator {
     try {
       killer_ = std::thread([held = held_, functions = &opened_.f] {
         // A call that is being followed on another thread sees the flag and leaves first.
-        const std::lock_guard lock(held->calls);
+        const Lock lock(held->calls);
         if (held->handle) functions->CommAbort(held->handle);
         held->handle = nullptr;
         held->ended.store(true, std::memory_order_release);
@@ -201,8 +200,9 @@ class NcclCommunicator final : public Communicator {
     const int64_t now = now_ns();
     int64_t asked = asked_ns_.load(std::memory_order_relaxed);
     if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
-    const std::unique_lock lock(held_->calls, std::try_to_lock);
-    if (!lock.owns_lock() || !held_->handle) return false;
+    if (!held_->calls.try_lock()) return false;
+    const Lock lock(held_->calls, kLocked);
+    if (!held_->handle) return false;
     Result state = kSuccess;
     const Result r = f().CommGetAsyncError(held_->handle, &state);
     keep(outcome(opened_, "communicator", r != kSuccess ? r : state, held_->handle));
@@ -214,27 +214,28 @@ class NcclCommunicator final : public Communicator {
   Queue queue() const noexcept { return stream_->handle(); }
   void keep(Status s) const {
     if (s.ok()) return;
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (status_.ok()) status_ = std::move(s);
     failed_.store(true, std::memory_order_release);
   }
-  // made(type, op), the library's numbers.
+  // made(handle, type, op), the library's numbers.
   template <class F>
   void reduction(Call call, uint64_t count, DType dtype, Reduction by, F made) {
     if (!reduces_there(opened_, dtype, by))
       fail(Code::Unsupported, "{} {}: no {} of {} there", opened_.row->family, island_call_name(call), redop_name(by.op),
            dtype_name(dtype));
     const int t = type_number(dtype);
-    submit(call, count, [&] {
+    submit(call, count, [&](Handle h) {
+      held_->calls.counts_as_held();
       int o = op_number(by.op);
       if (by.op == RedOp::PremulSum)
         if (const Result r = multiplied(dtype, by.halvings, &o); r != kSuccess) return r;
-      return made(t, o);
+      return made(h, t, o);
     });
   }
   // The library's operation, one a type: an island has one factor. It may be destroyed when the calls that were given it have returned. Those
   // that are left go with the communicator.
-  Result multiplied(DType dtype, int halvings, int *op) {
+  Result multiplied(DType dtype, int halvings, int *op) ISTHMUS_REQUIRES(held_->calls) {
     Multiplied &m = multiplied_[static_cast<size_t>(dtype)];
     if (m.op >= 0 && m.halvings != halvings)
       if (const Result r = f().RedOpDestroy(std::exchange(m.op, -1), held_->handle); r != kSuccess)
@@ -262,39 +263,39 @@ class NcclCommunicator final : public Communicator {
   void exchange(Call call, const void *send, void *recv, F with) {
     uint64_t any = 0;
     for (size_t q = 0; q < static_cast<size_t>(size_); ++q) any |= with(q).gives | with(q).takes;
-    submit(call, any, [&] {
+    submit(call, any, [&](Handle h) {
       Result r = f().GroupStart();
       if (r != kSuccess) return r;
       for (int q = 0; q < size_ && r == kSuccess; ++q) {
         const Exchange x = with(static_cast<size_t>(q));
-        if (x.gives > 0)
-          r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, held_->handle, queue());
+        if (x.gives > 0) r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, h, queue());
         if (r == kSuccess && x.takes > 0)
-          r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, held_->handle, queue());
+          r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, h, queue());
       }
       const Result end = f().GroupEnd();  // a group is never left open
       return r == kSuccess ? end : r;
     });
   }
+  // made(handle), with Held::calls held.
   template <class F>
   void submit(Call call, uint64_t count, F made) {
     if (count == 0) return;
     const char *name = island_call_name(call);
-    const std::lock_guard lock(held_->calls);
-    if (aborted_.load(std::memory_order_acquire) || !held_->handle || failed_.load(std::memory_order_acquire)) return;
+    const Lock lock(held_->calls);
+    const Handle h = held_->handle;
+    if (aborted_.load(std::memory_order_acquire) || !h || failed_.load(std::memory_order_acquire)) return;
     const device::Entered device(*stream_);
-    const Result r = device::called(opened_.row->family, name, made);
-    keep(outcome(opened_, name, r, held_->handle));
+    const Result r = device::called(opened_.row->family, name, [&] { return made(h); });
+    keep(outcome(opened_, name, r, h));
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
   // Waits until what was begun is on the stream.
-  void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const {
+  void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
+    const Handle h = held_->handle;
     for (int i = 0;; ++i) {
       Result state = kSuccess;
-      const Result r =
-          device::called(opened_.row->family, call, [&] { return f().CommGetAsyncError(held_->handle, &state); });
-      if (r != kSuccess || state != kInProgress)
-        return keep(outcome(opened_, call, r != kSuccess ? r : state, held_->handle));
+      const Result r = device::called(opened_.row->family, call, [&] { return f().CommGetAsyncError(h, &state); });
+      if (r != kSuccess || state != kInProgress) return keep(outcome(opened_, call, r != kSuccess ? r : state, h));
       if (aborted_.load(std::memory_order_acquire))
         return keep({Code::Aborted, formatted("{} {}: aborted", opened_.row->family, call)});
       if (now_ns() > until_ns || (join && join->in_vain()))
@@ -306,7 +307,8 @@ class NcclCommunicator final : public Communicator {
     }
   }
   // Destroys what works; aborts what does not. Either call may wait for ever where a device hangs, so both have a thread and a deadline.
-  void leave() noexcept {
+  // Unchecked: no other thread calls this when it ends, and the one that abort() has begun may hold the lock for ever.
+  void leave() noexcept ISTHMUS_UNCHECKED {
     constexpr double kPatience = 10;
     try {
       const bool broken = failed_.load() || aborted_.load();
@@ -328,22 +330,22 @@ class NcclCommunicator final : public Communicator {
   const Opened &opened_;
   const std::shared_ptr<device::Stream> stream_;
   const int rank_, size_;
-  struct Held {        // by the thread that ends it too, which may be left behind
-    std::mutex calls;  // held in the library's calls: abort ends the communicator between two of them
-    Handle handle = nullptr;
+  struct Held {   // by the thread that ends it too, which may be left behind
+    Mutex calls;  // held in the library's calls: abort ends the communicator between two of them
+    Handle handle ISTHMUS_GUARDED_BY(calls) = nullptr;
     std::atomic<bool> ended{false};  // by abort()
   };
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
-  struct Multiplied {  // guarded by Held::calls
+  struct Multiplied {
     int op = -1, halvings = 0;
   };
-  std::array<Multiplied, kDTypeCount> multiplied_{};
+  std::array<Multiplied, kDTypeCount> multiplied_ ISTHMUS_GUARDED_BY(held_->calls){};
   std::thread killer_;
   std::atomic<bool> aborted_{false};
   mutable std::atomic<bool> failed_{false};
   mutable std::atomic<int64_t> asked_ns_{0};
-  mutable std::mutex mutex_;
-  mutable Status status_;
+  mutable Mutex mutex_;
+  mutable Status status_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
 class Nccl final : public Library {
@@ -426,8 +428,8 @@ class Nccl final : public Library {
 };
 
 struct NcclOpened {
-  std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Library>> libraries;
+  Mutex mutex;  // held while a library is opened: one thread does
+  std::map<std::string, std::shared_ptr<Library>> libraries ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<NcclOpened> nccl_opened;
 
@@ -444,7 +446,7 @@ std::span<const NcclFamily> nccl_families() noexcept {
 
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path) {
   NcclOpened &mine = *nccl_opened;
-  const std::lock_guard lock(mine.mutex);
+  const Lock lock(mine.mutex);
   if (const auto it = mine.libraries.find(family); it != mine.libraries.end()) return it->second;
   for (const Row &row : kRows)
     if (family == row.family) return mine.libraries[family] = std::make_shared<Nccl>(row, path);

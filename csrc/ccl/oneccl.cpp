@@ -18,6 +18,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "ccl/oneccl_abi.hpp"
 #include "ccl/oneccl_leftovers.hpp"
 #include "device/abandoned.hpp"
@@ -95,16 +96,16 @@ struct Rank {
   std::atomic<bool> failed{false};            // status says why
   std::atomic<const char *> inside{nullptr};  // the call of this rank that the thread is in
   std::atomic<bool> begun{false};             // init has been made, or left out
-  mutable std::mutex mutex;
-  Status status;
+  mutable Mutex mutex;
+  Status status ISTHMUS_GUARDED_BY(mutex);
 
   Status first_failure() const {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     return status;
   }
   void keep(Status s) {
     if (s.ok()) return;
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (status.ok()) status = std::move(s);
     failed.store(true, std::memory_order_release);
   }
@@ -409,7 +410,7 @@ class OneCcl final : public Library {
   }
 
   Status usable() const override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto used = stream_.lock();
     if (device::abandoned_threads() == 0 && (!used || used->status().ok())) return {};
     return {Code::Unsupported, "oneccl: a thread of this process is stuck inside the library for good; start a new process"};
@@ -434,7 +435,7 @@ class OneCcl final : public Library {
       fail(Code::Argument, "oneccl serves the host; it was given a stream of another device");
     if (const Status s = usable(); !s.ok()) throw Error(s.code, s.text);
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       const auto used = stream_.lock();
       if (used && used != stream)
         fail(Code::Argument, "oneccl: all its communicators in a process share one stream; another one was given before");
@@ -456,13 +457,13 @@ class OneCcl final : public Library {
   void *library_ = nullptr;  // never closed: its threads would run on in nothing
   Functions f_{};
   std::string version_, path_;
-  mutable std::mutex mutex_;
-  std::weak_ptr<device::Stream> stream_;  // of the communicators that live
+  mutable Mutex mutex_;
+  std::weak_ptr<device::Stream> stream_ ISTHMUS_GUARDED_BY(mutex_);  // of the communicators that live
 };
 
 struct OneCclOpened {
-  std::mutex mutex;
-  std::shared_ptr<Library> library;
+  Mutex mutex;  // held while the library is opened: one thread does
+  std::shared_ptr<Library> library ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<OneCclOpened> oneccl_opened;
 constinit Beginning oneccl_begun;  // its threads and connections do not live on in a forked child
@@ -471,7 +472,7 @@ constinit Beginning oneccl_begun;  // its threads and connections do not live on
 
 std::shared_ptr<Library> open_oneccl(const std::string &path, const std::string &interface) {
   OneCclOpened &mine = *oneccl_opened;
-  const std::lock_guard lock(mine.mutex);
+  const Lock lock(mine.mutex);
   if (mine.library) return mine.library;
   if (oneccl_begun.in_a_parent())
     fail(Code::Forked,
