@@ -9,10 +9,8 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <filesystem>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,6 +18,7 @@
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
 #include "base/handles.hpp"
+#include "base/lock.hpp"
 #include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "observe/dump.hpp"
@@ -32,23 +31,24 @@ struct Dumper {
 
   sem_t wanted;                       // posted by signal handlers too
   std::atomic<uint64_t> requests{0};  // that were made
-  std::mutex watching;                // one watch() or unwatch() at a time; taken before the next
-  std::mutex mutex;                   // guards what is below
-  std::condition_variable changed;
-  std::vector<std::weak_ptr<comm::Communicator>> communicators;
-  std::string pattern;
-  int rank = -1;
-  uint64_t taken = 0, written = 0;  // of the requests
-  bool other = false;               // somebody else writes
-  bool stop = false;
-  std::thread thread;
+  Mutex watching;  // held over one watch() or unwatch(), which waits for the thread; taken before the next
+  Mutex mutex;
+  Condition changed;
+  std::vector<std::weak_ptr<comm::Communicator>> communicators ISTHMUS_GUARDED_BY(mutex);
+  std::string pattern ISTHMUS_GUARDED_BY(mutex);
+  int rank ISTHMUS_GUARDED_BY(mutex) = -1;
+  uint64_t taken ISTHMUS_GUARDED_BY(mutex) = 0;  // of the requests
+  uint64_t written ISTHMUS_GUARDED_BY(mutex) = 0;
+  bool other ISTHMUS_GUARDED_BY(mutex) = false;  // somebody else writes
+  bool stop ISTHMUS_GUARDED_BY(mutex) = false;
+  std::thread thread ISTHMUS_GUARDED_BY(watching);
 };
 
 // Never destroyed: a signal may come while static destructors run.
 PerProcess<Dumper> the_dumper;
 Dumper &dumper() { return *the_dumper; }
 std::atomic<Dumper *> the_handlers{nullptr};  // set before the handler is
-bool handles = false;  // the signal; guarded by Dumper::watching. A forked child has its parent's handler
+std::atomic<bool> handles{false};             // the signal. A forked child has its parent's handler
 
 // All that a signal handler may do: it wakes the thread.
 void want() {
@@ -84,14 +84,14 @@ std::string records(const std::vector<std::shared_ptr<comm::Communicator>> &all)
   return text + "\n]\n";
 }
 
-// With the mutex: whether there is a request that nobody has taken, which is then taken.
-bool take(Dumper &d) {
+// Whether there is a request that nobody has taken, which is then taken.
+bool take(Dumper &d) ISTHMUS_REQUIRES(d.mutex) {
   const uint64_t all = d.requests.load(std::memory_order_acquire);
   return all != d.taken ? (d.taken = all, true) : false;
 }
 
 void note_written(Dumper &d) {
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   d.written = d.taken;
   d.changed.notify_all();
 }
@@ -107,7 +107,7 @@ void run(Dumper &d) {
     std::string path;
     std::vector<std::shared_ptr<comm::Communicator>> all;
     {
-      const std::lock_guard lock(d.mutex);
+      const Lock lock(d.mutex);
       if (d.stop) return;
       if (d.other) {  // who was woken in its place
         ::sem_post(&d.wanted);
@@ -138,8 +138,8 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
   const std::string &pattern = comm->settings().text(Setting::Dump);
   if (pattern.empty()) return;
   Dumper &d = dumper();
-  const std::lock_guard one(d.watching);
-  const std::lock_guard lock(d.mutex);
+  const Lock one(d.watching);
+  const Lock lock(d.mutex);
   std::erase_if(d.communicators, [](const auto &weak) { return weak.expired(); });
   if (d.communicators.empty()) {
     d.pattern = pattern;
@@ -162,9 +162,9 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
 void unwatch(const comm::Communicator &comm) noexcept {
   if (comm.settings().text(Setting::Dump).empty()) return;
   Dumper &d = dumper();
-  const std::lock_guard one(d.watching);
+  const Lock one(d.watching);
   {
-    const std::lock_guard lock(d.mutex);
+    const Lock lock(d.mutex);
     std::erase_if(d.communicators, [&](const auto &weak) {
       const auto there = weak.lock();
       return !there || there.get() == &comm;
@@ -173,7 +173,7 @@ void unwatch(const comm::Communicator &comm) noexcept {
     d.stop = true;
     engine::Member::set_late_hook(nullptr);
     struct sigaction now = {};
-    if (std::exchange(handles, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
+    if (handles.exchange(false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
       now.sa_handler = SIG_DFL;
       ::sigaction(SIGUSR1, &now, nullptr);
     }
@@ -181,13 +181,13 @@ void unwatch(const comm::Communicator &comm) noexcept {
   d.changed.notify_all();
   ::sem_post(&d.wanted);
   if (d.thread.joinable()) d.thread.join();
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   if (d.other) ::sem_post(&d.wanted);  // and whoever is in next_dump()
 }
 
 void take_over_dumps() noexcept {
   Dumper &d = dumper();
-  const std::lock_guard lock(d.mutex);
+  const Lock lock(d.mutex);
   d.other = true;
 }
 
@@ -196,7 +196,7 @@ bool next_dump(std::string &path) {
   Dumper &d = dumper();
   for (;;) {
     {
-      const std::lock_guard lock(d.mutex);
+      const Lock lock(d.mutex);
       if (d.stop || d.communicators.empty()) {
         d.other = false;
         ::sem_post(
@@ -216,10 +216,11 @@ void dump_written() noexcept { note_written(dumper()); }
 
 void settle_dumps(double seconds) noexcept {
   Dumper &d = dumper();
-  std::unique_lock lock(d.mutex);
+  Lock lock(d.mutex);
   if (d.communicators.empty()) return;
-  d.changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                     [&] { return d.stop || d.written >= d.requests.load(std::memory_order_acquire); });
+  d.changed.wait_for(lock, std::chrono::duration<double>(seconds), [&]() ISTHMUS_REQUIRES(d.mutex) {
+    return d.stop || d.written >= d.requests.load(std::memory_order_acquire);
+  });
 }
 
 }  // namespace isthmus::observe
