@@ -19,6 +19,7 @@ inline uint32_t generation() noexcept { return detail::the_generation.load(std::
 // What belongs to one process remembers by this in which it was made.
 class Birth {
  public:
+  Birth() noexcept {}                                         // written out: clang lets no const member do without
   bool here() const noexcept { return at_ == generation(); }  // in this process, and not in one that this was forked from
 
  private:
