@@ -206,6 +206,8 @@ def test_a_new_communicator_beside_the_end_of_one_whose_device_hangs_is_refused(
         first = after(lambda: all_reduce(comm, x, None))
         ends = Call(comm.destroy)
         ends.start()
+        if not on_host():
+            until_asleep(ends)  # in a call that does not come back
         time.sleep(late)
         begun = time.monotonic()
         said = after(lambda: isthmus.init(timeout=AGAIN).barrier())
