@@ -165,6 +165,10 @@ def clang_format(stage: Stage) -> None:
     stage.python("scripts/format.py")
 
 
+def locks(stage: Stage) -> None:
+    stage.python("scripts/check_locks.py")
+
+
 def tidy(stage: Stage) -> None:
     python = f"-DPython_EXECUTABLE={VENV / 'bin' / 'python'}"
     stage.configure(stage.build, "-DISTHMUS_UNITY=OFF", "-DISTHMUS_PYTHON=ON", "-DISTHMUS_TORCH=AUTO", python)
@@ -278,6 +282,7 @@ STAGES = {
     "asan": Kind("C++ tests, AddressSanitizer and UBSan", asan, asan_build),
     "tsan": Kind("C++ tests with threads, ThreadSanitizer", tsan, tsan_build),
     "mypy": Kind("Python types, strict", None, mypy),
+    "locks": Kind("C++ locks, clang -Wthread-safety", None, locks),
     "install": Kind("pip install in a fresh environment", install),
     "demo": Kind("make demo", demo),
     "aarch64": Kind("C++ tests on AArch64, emulated", aarch64, everything=True),

@@ -68,6 +68,7 @@ BUILD = (
 )
 TEST = (
     Package("libgtest-dev", partial(header, "gtest/gtest.h"), "C++ tests"),
+    Package("clang", partial(command, "clang++"), "a look at who holds which lock"),
     Package("binutils", partial(command, "readelf"), "a look into the built library"),
 )
 ALL = (

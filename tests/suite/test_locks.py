@@ -1,0 +1,108 @@
+"""What a lock guards and is used without it is found, by clang; csrc/ itself is the subject of the stage "locks"."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import check_locks  # noqa: E402
+
+SOUND = """
+#include "base/lock.hpp"
+namespace isthmus {
+namespace {
+class Counter {
+ public:
+  void add() {
+    const Lock lock(mutex_);
+    grow();
+  }
+  bool try_add() {
+    if (!mutex_.try_lock()) return false;
+    const Lock lock(mutex_, kLocked);
+    grow();
+    return true;
+  }
+  void await() {
+    Lock lock(mutex_);
+    changed_.wait(lock, [this]() ISTHMUS_REQUIRES(mutex_) { return value_ > 0; });
+    const Unlocked outside(mutex_);
+  }
+  int read() const {
+    const Lock lock(mutex_);
+    return value_;
+  }
+
+ private:
+  void grow() ISTHMUS_REQUIRES(mutex_) { ++value_; }
+  mutable Mutex mutex_;
+  Condition changed_;
+  int value_ ISTHMUS_GUARDED_BY(mutex_) = 0;
+};
+}  // namespace
+}  // namespace isthmus
+"""
+READS = SOUND.replace("    const Lock lock(mutex_);\n    return", "    return")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree with the locks of csrc/base, and no source."""
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "base").mkdir()
+    for header in (ROOT / "csrc" / "base").glob("*.hpp"):
+        shutil.copy(header, tmp_path / "csrc" / "base")
+    return tmp_path
+
+
+def test_a_value_that_is_read_without_its_lock_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "csrc" / "base" / "reads.cpp").write_text(READS)
+    assert check_locks.main(root) == 1
+    fault, last = capsys.readouterr().out.splitlines()
+    line = READS[: READS.index("return value_;")].count("\n") + 1
+    assert fault.startswith(f"csrc/base/reads.cpp:{line}:") and "requires holding mutex 'mutex_'" in fault
+    assert last == "locks: 1 files, 1 faults"
+
+
+@pytest.mark.parametrize(
+    ("sound", "wrong", "said"),
+    [
+        ("    const Lock lock(mutex_);\n    grow();\n  }\n  bool", "    grow();\n  }\n  bool", "calling function 'grow'"),
+        ("    const Lock lock(mutex_, kLocked);\n", "", "is not held on every path"),
+        ("    const Lock lock(mutex_, kLocked);\n", "    const Lock lock(mutex_);\n", "that is already held"),
+        ("[this]() ISTHMUS_REQUIRES(mutex_) {", "[this] {", "reading variable 'value_'"),
+        ("    const Unlocked outside(mutex_);\n", "    const Unlocked outside(mutex_);\n    grow();\n", "'grow'"),
+        ("    Lock lock(mutex_);\n    changed_.wait", "    const Unlocked lock(mutex_);\n    changed_.wait", "error"),
+    ],
+)
+def test_a_lock_that_is_used_wrongly_is_found(root: Path, sound: str, wrong: str, said: str) -> None:
+    assert sound in SOUND
+    source = root / "csrc" / "base" / "wrong.cpp"
+    source.write_text(SOUND.replace(sound, wrong, 1))
+    assert any(said in fault for fault in check_locks.check(root, [source]))
+
+
+def test_sources_whose_names_collide_have_no_fault(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (root / "csrc" / "base" / f"{name}.cpp").write_text(SOUND)
+    assert check_locks.main(root) == 0
+    assert capsys.readouterr().out == "locks: 2 files, 0 faults\n"
+
+
+def test_a_tree_without_sources_is_a_fault(root: Path) -> None:
+    assert check_locks.main(root) == 1
+
+
+def test_every_floor_that_has_sources_is_looked_at() -> None:
+    found = {path for group in check_locks.groups(ROOT) for path in group}
+    # Faces and simulated vendors may not include base/.
+    outside = {"python", "torch", "interpose", "rehearsal"}
+    assert found == {
+        path for path in (ROOT / "csrc").rglob("*.cpp") if path.relative_to(ROOT / "csrc").parts[0] not in outside
+    }
