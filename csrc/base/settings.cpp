@@ -53,7 +53,8 @@ constexpr SettingRow kSettings[] = {
     {Setting::EagerBytes, "ISTHMUS_EAGER_BYTES", K::Bytes, "8K", 0, 65536, "", true,
      "largest contribution of one rank that takes the one-hop path"},
     {Setting::GroupWaitMs, "ISTHMUS_GROUP_WAIT_MS", K::Integer, "2", 0, 60000, "", false,
-     "how long the end of a group that sends more device memory on a stream than the windows hold waits for the other side "
+     "how long the end of a group that sends more device memory on a stream than the receive slots hold waits for the other "
+     "side "
      "to come to its own group; what has no slot by then goes by the link"},
     {Setting::GuardSlots, "ISTHMUS_GUARD_SLOTS", K::Choice, "off", 0, 0, "off|on", false,
      "on: slots are without access for this process while an operation runs in which only devices touch them, so that a "

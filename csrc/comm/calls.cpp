@@ -443,7 +443,7 @@ std::string Communicator::topology_json() const {
   json["bridge"] = settings_.text(Setting::Bridge);
   json["staging"] = {{"chunk_bytes", terms_.chunk_bytes},
                      {"ring_bytes", terms_.ring_bytes},
-                     {"window_slots", terms_.window_slots},
+                     {"recv_slots", terms_.recv_slots},
                      {"lost", terms_.lost}};
   auto links = nlohmann::ordered_json::array();
   const auto &peers = const_cast<engine::Member &>(*member_).peers();

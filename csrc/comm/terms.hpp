@@ -21,13 +21,13 @@ struct Terms {
   bool libraries = false;  // some island is served by one
   bool devices = false;    // some rank works on a device's memory
   int fnuz_rank = -1;      // the first whose device has another float8, or -1
-  // Fixed rings, and windows behind them, as all ranks have them. `reach`: what this rank's device reaches on all ranks.
+  // Fixed rings, and receive slots behind them, as all ranks have them. `reach`: what this rank's device reaches on all ranks.
   bool fixed_rings = false;
-  uint64_t ring_bytes = 0, window_slots = 0, reach = 0;
+  uint64_t ring_bytes = 0, recv_slots = 0, reach = 0;
   std::vector<std::string> lost;  // fast paths for which there was no room
 
   // One path of Lost is not taken. The log says it once a process: what one communicator has lost, those after it mostly lose as well.
-  enum Lost : unsigned { kSmallChunks, kNoRing, kNoWindows };
+  enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
   void lose(engine::Context &context, const std::string &name, Lost path, std::string what);
 
   void choose_chunk(engine::Context &context, std::span<const RankBlob> ranks, uint64_t staging);

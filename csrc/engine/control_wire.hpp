@@ -66,7 +66,7 @@ enum class Leaving : uint32_t {
   Well = 0,          // the rank leaves
   LibraryEnded = 1,  // the rank's part of the library's communicator has ended
   Broken = 2,        // the rank leaves after a failure
-  BrokenWriting = 3  // the same, and the rank's device may still write to windows
+  BrokenWriting = 3  // the same, and the rank's device may still write to receive slots
 };
 constexpr bool is_broken(Leaving how) noexcept { return how >= Leaving::Broken; }
 

@@ -80,7 +80,7 @@ struct Way {
   std::string how;   // for people
   const char *path;  // for programs
   uint64_t parts = 1, part = 0;
-  bool window = false;
+  bool slot = false;
 };
 
 Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t bytes) {
@@ -91,10 +91,10 @@ Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t 
   const uint64_t part = member.part_of(dtype);
   way.part = part != 0 && bytes > part ? part : bytes;
   way.parts = way.part != 0 ? (bytes + way.part - 1) / way.part : 1;
-  way.window = member.would_take_slot(send, peer, bytes);
-  if (way.window) {
-    way.path = "window";
-    way.how = "in slots of the receiver's window, where the sender's device writes it";
+  way.slot = member.would_take_slot(send, peer, bytes);
+  if (way.slot) {
+    way.path = "slot";
+    way.how = "in receive slots, where the sender's device writes it";
   } else if (bytes <= engine::Member::kEagerMessage) {
     way.path = "at once";
     way.how = "sent at once, put aside where no receive waits for it yet";
@@ -123,8 +123,8 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
     Rate rate;
     bool used;
   } stages[] = {{"out", from, sender, Rate::DeviceToHost, sender.device != "host"},
-                {"link", from, sender, memory ? Rate::Memory : Rate::Tcp, !way.window},
-                {"link", to, receiver, memory ? Rate::Memory : Rate::Tcp, !way.window},
+                {"link", from, sender, memory ? Rate::Memory : Rate::Tcp, !way.slot},
+                {"link", to, receiver, memory ? Rate::Memory : Rate::Tcp, !way.slot},
                 {"in", to, receiver, Rate::HostToDevice, receiver.device != "host"}};
   ordered_json out{{"seconds", 0.0}, {"out", 0.0}, {"link", 0.0}, {"in", 0.0}, {"simulated", false}};
   double most = 0, sum = 0;

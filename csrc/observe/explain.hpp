@@ -13,7 +13,7 @@ namespace isthmus::observe {
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop);
 
 // A send to `peer`, or a receive from it (-1: from any rank): {"collective", "dtype", "rank", "world", "peer", "bytes", "flat", "path": "at
-// once", "asked for" or "window", "link", "parts", "part_bytes", "predicted": {"seconds", "out", "link", "in", "simulated"} or null,
+// once", "asked for" or "slot", "link", "parts", "part_bytes", "predicted": {"seconds", "out", "link", "in", "simulated"} or null,
 // "last": {"seconds", "bytes"} or null, "text"}. Throws Error(Argument) for a peer that is none.
 std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes);
 

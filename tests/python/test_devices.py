@@ -406,7 +406,7 @@ def test_a_pool_of_threads_helps_to_reduce_and_changes_no_bit() -> None:
 )
 @pytest.mark.parametrize("switches", [{}, {"SAME_ADDRESS": "1"}, {"QUEUES": "4"}], ids=lambda switches: "".join(switches))
 def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[str, str]) -> None:
-    """The slots are without access for a rank's process in each such operation, and windows always: a touch would end it.
+    """A rank's process has no access to the slots in each such operation, and none to receive slots: a touch would end it.
 
     The devices reach them by another mapping, as they do where they are real. Nothing goes by links in their place. Sums
     are for processors.
@@ -424,11 +424,11 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
         where, world, me = mine(comm), comm.size, comm.rank
         wrong: list[str] = []
         frames = 20_000  # bytes of all that say where data lies, which is megabytes
-        windows = closed()  # for messages, closed all the time
+        slots = closed()  # for messages, closed all the time
         where.all_gather(np.zeros((1,), np.float32))
         both = closed()
-        if (windows == 0) != on_host() or (both <= windows) != on_host():
-            wrong.append(f"{windows} bytes closed, and {both} in an operation")
+        if (slots == 0) != on_host() or (both <= slots) != on_host():
+            wrong.append(f"{slots} bytes closed, and {both} in an operation")
 
         def moved(what: str, well: bool) -> None:
             """Of an operation that has ended: what it closed is closed until the next one that goes by slots begins."""
@@ -463,8 +463,8 @@ def test_no_processor_touches_what_devices_only_move(fleet: str, switches: dict[
             where.all_reduce(y)
             if not (y == everybody.sum(axis=0, dtype=np.float32)).all():
                 wrong.append(f"all_reduce of {count}")
-            if count > 7 and closed() != windows:  # a part of it is each processor's
-                wrong.append(f"all_reduce: {closed()} bytes closed, and windows have {windows}")
+            if count > 7 and closed() != slots:  # a part of it is each processor's
+                wrong.append(f"all_reduce: {closed()} bytes closed, and receive slots have {slots}")
         if "cpu" in fleet:
             return wrong
 

@@ -87,15 +87,15 @@ def test_every_call_has_its_path_its_prediction_and_its_last_time(tmp_path: Path
             sender = rank or peer
             over_tcp = tcp and sender > 1  # ranks 0 and 1 are of one island
             assert data["link"] == ("TCP" if over_tcp else "shared memory"), data["text"]
-            window = not tcp and sender < 3  # a rank of the host sends by the link
-            assert data["path"] == ("window" if window else "at once" if nbytes == SMALL else "asked for"), data["text"]
+            slot = not tcp and sender < 3  # a rank of the host sends by the link
+            assert data["path"] == ("slot" if slot else "at once" if nbytes == SMALL else "asked for"), data["text"]
             assert (data["parts"] > 1) == (nbytes == LARGE) and data["parts"] * data["part_bytes"] >= nbytes
             assert data["last"]["bytes"] == nbytes and data["last"]["seconds"] > 0, "the whole message, whatever its parts"
             assert (data["predicted"] is not None) == (nbytes == LARGE), data["text"]
             if nbytes == LARGE:
                 parts = data["predicted"]
                 assert parts["out"] == pytest.approx(LARGE / 2e9 if sender < 3 else 0)
-                assert parts["link"] == pytest.approx(0 if window else LARGE / (1e9 if over_tcp else 2e9))
+                assert parts["link"] == pytest.approx(0 if slot else LARGE / (1e9 if over_tcp else 2e9))
                 assert parts["simulated"] and parts["seconds"] >= max(parts["out"], parts["link"], parts["in"])
             assert all(f"\n  {word} " in data["text"] for word in ("path  ", "predicted", "last  ")), data["text"]
         assert after["last"] == calls["all_reduce", LARGE]["last"], "what failed has no time"

@@ -196,7 +196,7 @@ def test_a_fast_path_that_finds_no_room_is_one_warning_and_stands_in_the_topolog
 
     for (one, another), text in run_fleet("nvidia:1,amd:1", heard(body), init=False, env=settings):
         assert len(one["lost"]) == lost and one["lost"] == another["lost"], one
-        assert (one["ring_bytes"] > 0) is (one["window_slots"] > 0) is not any("no ring" in why for why in one["lost"])
+        assert (one["ring_bytes"] > 0) is (one["recv_slots"] > 0) is not any("no ring" in why for why in one["lost"])
         assert text.count("topology() says which") == lost and words in text, text
 
 

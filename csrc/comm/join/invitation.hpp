@@ -4,7 +4,7 @@
 //   1. offer.hpp      what this rank has
 //   2. agreement.hpp  the offers of all ranks, compared
 //   3. wiring.hpp     connections, and the streams of this rank's device
-//   4. seat.hpp       the library, the Member, its ring and its windows
+//   4. seat.hpp       the library, the Member, its ring and its receive slots
 // What a step has taken it gives back where a later step fails (Rollback).
 #pragma once
 

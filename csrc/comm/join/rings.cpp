@@ -1,4 +1,4 @@
-// Rings and windows at places that devices of other ranks know.
+// Rings and receive slots at places that devices of other ranks know.
 #include <algorithm>
 
 #include "comm/join/seat.hpp"
@@ -6,7 +6,7 @@
 namespace isthmus::comm::join {
 namespace {
 
-uint64_t window_bytes(const RingsSetup &setup, size_t q) {
+uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
   return (setup.places.size() - 1) * setup.places[q].slots * setup.part;
 }
 
@@ -19,7 +19,7 @@ std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &s
     std::byte *const there =
         asked<std::byte *>(setup.device, setup.deadline,
                            [context = setup.context, on = setup.device, process = member.peers()[q].process,
-                            offset = place.offset, bytes = place.bytes + window_bytes(setup, q)] {
+                            offset = place.offset, bytes = place.bytes + slots_bytes(setup, q)] {
                              return context->reach(*on.runtime, on.number, process, offset, bytes);
                            });
     if (!there) return {};
@@ -28,7 +28,7 @@ std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &s
   return rings;
 }
 
-// By rank: the window for this rank there.
+// By rank: the receive slots for this rank there.
 std::vector<engine::Member::TheirSlots> windows_of(const engine::Member &member, const RingsSetup &setup,
                                                    const std::vector<std::byte *> &rings) {
   std::vector<engine::Member::TheirSlots> theirs;
@@ -46,7 +46,7 @@ void guard(engine::Member &member, const RingsSetup &setup) {
   for (size_t q = 0; q < setup.places.size(); ++q) {
     std::byte *const at = member.peers()[q].arena + setup.places[q].offset;
     slots.emplace_back(at, setup.places[q].bytes);
-    if (const uint64_t bytes = window_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
+    if (const uint64_t bytes = slots_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
   }
   member.guard(std::move(slots));
   member.guard_recv_slots(std::move(closed));
@@ -73,12 +73,12 @@ void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup) {
   const auto fewest =
       std::min_element(places.begin(), places.end(), [](const auto &a, const auto &b) { return a.slots < b.slots; });
   terms.fixed_rings = true;
-  terms.window_slots = fewest->slots;
+  terms.recv_slots = fewest->slots;
   terms.ring_bytes = bytes;
   terms.reach = all ? bytes : 0;
-  if (terms.window_slots == 0 && places.size() > 1)
-    terms.lose(context, member.name(), Terms::kNoWindows,
-               formatted("no window for messages on rank {}, whose staging memory has no room for it "
+  if (terms.recv_slots == 0 && places.size() > 1)
+    terms.lose(context, member.name(), Terms::kNoRecvSlots,
+               formatted("no receive slots for messages on rank {}, whose staging memory has no room for them "
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
                          fewest - places.begin()));
   const RingPlace &mine = places[static_cast<size_t>(member.rank())];

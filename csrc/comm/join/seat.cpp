@@ -13,7 +13,7 @@ namespace {
 
 using bootstrap::Blob;
 
-constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a window; smaller ones travel with their frames
+constexpr uint64_t kLeastPart = 32 * 1024;  // of a message in a receive slot; smaller ones travel with their frames
 
 // What the parts of this step share.
 struct Making {
@@ -64,13 +64,13 @@ void settle_terms(Making &m) {
 
 struct Ring {
   RingPlace place;
-  uint64_t bytes = 0;  // with the windows behind it
+  uint64_t bytes = 0;  // with the receive slots behind it
   uint64_t part = 0;   // longer messages are several; 0: no rank works on a device's memory
   Rollback give_back;
 };
 
 // Where all ranks share memory and some work on devices, each rank keeps a ring at a fixed place, which devices reach. Behind the
-// ring lies a window for each other rank, all windows together 1/32 of the staging memory.
+// ring lie receive slots for each other rank, all together 1/32 of the staging memory.
 Ring take_ring(const Making &m) {
   Ring ring;
   if (!m.terms.devices) return ring;
@@ -79,11 +79,11 @@ Ring take_ring(const Making &m) {
   const uint64_t most = (plan::most_ring_bytes(chunk, plan::kDeviceSlots) + 4095) / 4096 * 4096;
   // The least staging memory of all ranks decides, since all must cut messages alike.
   if (!m.map.memory.flat || m.world() < 2 || most > staging / 16) return ring;
-  const uint64_t others = m.world() - 1, window = staging / 32 / others;
+  const uint64_t others = m.world() - 1, share = staging / 32 / others;
   uint64_t slots = 0;
-  if (const uint64_t quarter = window / 4 / 4096 * 4096; quarter >= kLeastPart) {
+  if (const uint64_t quarter = share / 4 / 4096 * 4096; quarter >= kLeastPart) {
     ring.part = std::min(ring.part / 4096 * 4096, quarter);
-    slots = std::min<uint64_t>(window / ring.part, engine::Member::kMostRecvSlots);
+    slots = std::min<uint64_t>(share / ring.part, engine::Member::kMostRecvSlots);
   }
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
@@ -177,9 +177,9 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   std::memcpy(&p, theirs.data(), sizeof p);
   const auto *process = m.wiring.processes[q];
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
-  const uint64_t windows =
+  const uint64_t behind =
       p.slots <= engine::Member::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
-  if (p.offset % 4096 != 0 || p.bytes > size || windows > size - p.bytes || p.offset > size - p.bytes - windows)
+  if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.offset > size - p.bytes - behind)
     fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
   return p;
 }

@@ -1,4 +1,4 @@
-// Step 4 of joining: this rank's place in the library of its island, and the Member with its ring and its windows.
+// Step 4 of joining: this rank's place in the library of its island, and the Member with its ring and its receive slots.
 #pragma once
 
 #include <memory>
@@ -21,13 +21,13 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
 // Where a rank keeps the ring that devices of other ranks reach, in its arena. Sent as it is.
 struct RingPlace {
   uint64_t offset = 0, bytes = 0;  // 0: nowhere
-  uint64_t slots = 0;              // of each of the windows behind it (engine/slots.cpp)
+  uint64_t slots = 0;              // receive slots for each other rank, behind it (engine/slots.cpp)
 };
 
 struct RingsSetup {
   std::shared_ptr<engine::Context> context;
   std::vector<RingPlace> places;  // by rank
-  uint64_t part;                  // of a message in a window, in bytes
+  uint64_t part;                  // of a message in a receive slot, in bytes
   const Device &device;
   Deadline deadline;
   bool guard;  // the setting GuardSlots
