@@ -47,7 +47,11 @@ class Comm(_core.Comm):
     _name = "world"
 
     def split(self, color: int, key: int = 0, name: str | None = None) -> Comm | None:
-        """Collective. Ranks with one color >= 0 form a communicator, ordered by (key, rank). None for a negative color."""
+        """Collective. Ranks with one color >= 0 form a communicator, ordered by (key, rank). None for a negative color.
+
+        A color that cannot be made on one rank fails on all ranks of that color, at once, and the error names the rank. This
+        communicator and the other colors go on.
+        """
         handle = self._split(color, key, name)
         if handle is None:
             return None

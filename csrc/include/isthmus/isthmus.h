@@ -152,7 +152,9 @@ ISTHMUS_API const char *isthmus_result_name(isthmus_result result);
 ISTHMUS_API isthmus_result isthmus_unique_id_create(isthmus_unique_id *id); /* starts listening; call in ONE process, which must hold rank 0 */
 /* Collective. options NULL: rank, world size and address are the launcher's (torchrun, mpirun, srun, `isthmus launch`). */
 ISTHMUS_API isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm);
-/* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL. */
+/* Collective over `comm`. Ranks with one color >= 0 form a communicator, ordered by (key, rank); color < 0: none, *result = NULL.
+ * A color that cannot be made on one rank fails on all ranks of that color, at once, and the error names the rank. `comm` and the other
+ * colors go on. */
 ISTHMUS_API isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const char *name, isthmus_comm_t *result);
 /* Collective over the ranks that are left: all but the `count` in `excluded` (the same list on all of them; those need not live, nor call).
  * *result has them in the same order. `comm` is still to be destroyed, before or after. Where a further rank is lost meanwhile, all that
