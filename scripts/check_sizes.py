@@ -55,7 +55,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/engine/member.hpp": CUT,
     "csrc/engine/member.hpp Member: methods": CUT,
     "csrc/engine/member.hpp Member: fields": CUT,
-    "csrc/engine/messages.cpp Member::accept_message()": CUT,
     "csrc/engine/operation.hpp Operation: fields": CUT,
     "csrc/link/tcp.cpp TcpLink::read_frames()": CUT,
     "csrc/link/tcp.cpp TcpLink::Stream: fields": CUT,

@@ -588,9 +588,7 @@ bool Member::grant_next() noexcept {
   moving_.fetch_sub(1, std::memory_order_release);
   if (place) give_place(op, *free);
   if (std::exchange(op->held, false)) {
-    const auto aside =
-        std::find_if(arrived_.begin(), arrived_.end(), [op](const std::unique_ptr<Arrived> &a) { return a->claimed == op; });
-    take_aside(op, **aside);
+    take_aside(op, *unexpected_.claimed_by(op));
     return come(op), true;
   }
   receiving_.append(op);

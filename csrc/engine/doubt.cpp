@@ -148,10 +148,7 @@ bool Member::leave_behind(SubmitLock &lock) noexcept {
 
 bool Member::only_stuck() const noexcept {
   if (!island_lock_.left() && !copier_lock_.left()) return false;
-  {
-    const Lock lock(queue_lock_);
-    if (head()) return false;
-  }
+  if (!queue_.empty()) return false;
   const Lock lock(match_lock_);
   return std::all_of(std::begin(lists_), std::end(lists_), [](const OperationList *list) { return list->head == nullptr; });
 }

@@ -124,16 +124,16 @@ void Member::submit(Operation *op) noexcept {
   if (failed()) {
     // Who hears of a failure may free memory, which waits for all that the device has to do: not before what stands there is stopped.
     const bool stands = executor_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
-    return stands && driven_here != this && !Context::inside_link() ? enqueue(op) : end_failed(op);
+    return stands && driven_here != this && !Context::inside_link() ? queue_.append(op) : end_failed(op);
   }
   if (op->is_p2p()) submit_message(op);
   else if (executor_) submit_to_island(op);
-  else enqueue(op);
+  else queue_.append(op);
   // fail() may have come between the look above and now: then the operation is in a list that drive() ends.
 }
 
 void Member::end_failed(Operation *op) noexcept {
-  if (!op->is_p2p()) op->sequence = sequence_.load(std::memory_order_relaxed) + 1;  // it would have had
+  if (!op->is_p2p()) op->sequence = queue_.sequence() + 1;  // it would have had
   end_op(op, failure().code, about(*op));
 }
 
@@ -151,15 +151,6 @@ void Member::make_ready(Operation &op) {
                 why);
 }
 
-void Member::enqueue(Operation *op) noexcept {
-  queue_lock_.lock();
-  op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (tail_) tail_->queue_next = op;
-  else head_.store(op, std::memory_order_release);
-  tail_ = op;
-  queue_lock_.unlock();
-}
-
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Operation *op) noexcept {
@@ -167,9 +158,9 @@ void Member::submit_to_island(Operation *op) noexcept {
   const SubmitLock::Held order = lock_for(island_lock_, op);
   if (!order) return end_failed(op);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
-  if (failed() || !executor_) return enqueue(op);  // drive() ends it; the island may be gone
+  if (failed() || !executor_) return queue_.append(op);  // drive() ends it; the island may be gone
   if (!plan || plan->device.empty()) {
-    enqueue(op);
+    queue_.append(op);
     behind_host_ = true;
     return;
   }
@@ -186,7 +177,7 @@ void Member::submit_to_island(Operation *op) noexcept {
       else if (op->call.in_there || op->call.out_there) executor_->lend_for_pinned(*op);
       island_polls_.store(true, std::memory_order_relaxed);
     }
-    enqueue(op);
+    queue_.append(op);
     begin_if_first(op);
     context_->activate(*this);
     executor_->submit(
@@ -198,7 +189,7 @@ void Member::submit_to_island(Operation *op) noexcept {
   } catch (const Error &e) {
     const uint64_t begun = op->sequence;
     op->broken.store(true, std::memory_order_release);
-    if (begun == 0) enqueue(op);
+    if (begun == 0) queue_.append(op);
     not_submitted(*op, e);  // before its end is signalled: it has not come to its end
     if (begun != 0) executor_->finish(begun);
   }
@@ -207,10 +198,7 @@ void Member::submit_to_island(Operation *op) noexcept {
 // Where the host can begin at once, the stream need not wait until it has.
 void Member::begin_if_first(Operation *op) noexcept {
   if (exec_.test_and_set(std::memory_order_acquire)) return;
-  queue_lock_.lock();
-  const bool first = head() == op;
-  queue_lock_.unlock();
-  if (first && !failed()) begin_plan(op);
+  if (queue_.first() == op && !failed()) begin_plan(op);
   exec_.clear(std::memory_order_release);
 }
 
@@ -371,7 +359,7 @@ bool Member::drive_operations() noexcept {
     return false;
   }
   // Most looks find nothing to do, and this one takes no lock.
-  if (!head_.load(std::memory_order_acquire) && moving_.load(std::memory_order_acquire) == 0 && !failed()) return false;
+  if (queue_.empty() && moving_.load(std::memory_order_acquire) == 0 && !failed()) return false;
   if (!exec_.test_and_set(std::memory_order_acquire)) {
     const Member *const outer = std::exchange(driven_here, this);  // a callback may drive another member
     for (;;) {
@@ -394,9 +382,7 @@ bool Member::drive_operations() noexcept {
         break;
       }
       if (moving_.load(std::memory_order_acquire) != 0) moved |= drive_messages();
-      queue_lock_.lock();
-      Operation *op = head();
-      queue_lock_.unlock();
+      Operation *op = queue_.first();
       if (!op) break;
       const Outcome o = advance(op);
       if (failed() && o != Outcome::Ended) continue;  // what has come to its end is not looked at again
@@ -420,11 +406,7 @@ bool Member::drive_operations() noexcept {
 }
 
 void Member::end_head(Operation *op) noexcept {
-  queue_lock_.lock();
-  head_.store(op->queue_next, std::memory_order_relaxed);
-  if (!op->queue_next) tail_ = nullptr;
-  queue_lock_.unlock();
-  op->queue_next = nullptr;
+  queue_.take_first();
   note_unchecked(*op);
   done_.store(op->sequence, std::memory_order_release);
   mail_->done.value.store(op->sequence, std::memory_order_release);
@@ -441,9 +423,7 @@ void Member::end_head(Operation *op) noexcept {
 // still at it. Else the end of an operation would depend on which of the two a rank hears first.
 bool Member::end_what_memory_completes() noexcept {
   for (bool moved = false;; moved = true) {
-    queue_lock_.lock();
-    Operation *op = head();
-    queue_lock_.unlock();
+    Operation *op = queue_.first();
     if (!op || (op->plan && op->plan->uses_links) || advance(op) != Outcome::Ended) return moved;
     end_head(op);
   }
@@ -481,18 +461,7 @@ void Member::end_op(Operation *op, Code code, std::string text) noexcept {
 }
 
 void Member::end_all(Code code) noexcept {
-  for (;;) {
-    queue_lock_.lock();
-    Operation *op = head();
-    if (op) {
-      head_.store(op->queue_next, std::memory_order_relaxed);
-      if (!op->queue_next) tail_ = nullptr;
-    }
-    queue_lock_.unlock();
-    if (!op) break;
-    op->queue_next = nullptr;
-    end_op(op, code, about(*op));
-  }
+  while (Operation *op = queue_.take_first()) end_op(op, code, about(*op));
   end_messages(code);
 }
 
@@ -568,9 +537,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
   }
   // The oldest operation is the one that everybody waits for; messages are looked at one by one.
   if (exec_.test_and_set(std::memory_order_acquire)) return now;
-  queue_lock_.lock();
-  Operation *late = head();
-  queue_lock_.unlock();
+  Operation *late = queue_.first();
   if (late) {
     const int q = late->blocked_on;
     if (late->phase == Phase::Posted || late->phase == Phase::Comparing || late->phase == Phase::Running) {
@@ -755,10 +722,7 @@ void Member::peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept {
 
 // Whether all that is pending are receives for which nothing has come.
 bool Member::only_receives_wait() const noexcept {
-  {
-    const Lock lock(queue_lock_);
-    if (head()) return false;
-  }
+  if (!queue_.empty()) return false;
   const Lock lock(match_lock_);
   uint32_t receives = 0;
   for (const Operation *o = posted_.head; o; o = o->match_next) ++receives;
@@ -936,10 +900,10 @@ std::string Member::waiting_text() const {
 // What this rank has entered it publishes a little later, and until then an older operation's description stands there.
 Member::Called Member::called(uint64_t sequence) const noexcept {
   Called own;
-  queue_lock_.lock();
-  for (const Operation *o = head(); o && o->sequence <= sequence; o = o->queue_next)
-    if (o->sequence == sequence) own = {true, what(o->call), o->call.bytes, o->digest};
-  queue_lock_.unlock();
+  queue_.each([&](const Operation &o) {
+    if (o.sequence == sequence) own = {true, what(o.call), o.call.bytes, o.digest};
+    return o.sequence < sequence;
+  });
   if (own.known) return own;
   const Description &d = mail_->description(sequence);
   if (d.sequence.load(std::memory_order_acquire) != sequence) return own;
@@ -953,9 +917,10 @@ std::vector<Record> Member::in_flight() const {
                    static_cast<uint8_t>(o->call.collective), static_cast<uint8_t>(o->call.dtype),
                    static_cast<uint8_t>(o->call.op), static_cast<uint8_t>(Code::InProgress)});
   };
-  queue_lock_.lock();
-  for (const Operation *o = head(); o && out.size() < 4096; o = o->queue_next) add(o);
-  queue_lock_.unlock();
+  queue_.each([&](const Operation &o) {
+    add(&o);
+    return out.size() < 4096;
+  });
   const Lock lock(match_lock_);
   for (const OperationList *list : lists_)
     for (const Operation *o = list->head; o && out.size() < 8192; o = o->match_next) add(o);

@@ -23,11 +23,13 @@
 #include "engine/device_executor.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/operation.hpp"
+#include "engine/operation_queue.hpp"
 #include "engine/out_of_band.hpp"
 #include "engine/plan_inbox.hpp"
 #include "engine/device_copier.hpp"
 #include "engine/rings.hpp"
 #include "engine/submit_lock.hpp"
+#include "engine/unexpected.hpp"
 #include "p2p/flow_credit.hpp"
 #include "reduce/reduce.hpp"
 #include "topology/topology.hpp"
@@ -141,7 +143,7 @@ class Member : public std::enable_shared_from_this<Member> {
   const std::string &name() const noexcept { return name_; }
   Context &context() noexcept { return *context_; }
   uint64_t cell_bytes() const noexcept { return cell_bytes_; }
-  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }
+  uint64_t sequence() const noexcept { return queue_.sequence(); }
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
   void submit(Operation *op) noexcept;
@@ -227,7 +229,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool capturing(void *stream);  // the user's stream, of that device
   // For explain(). How long the parts are in which a message of this type is sent (0: whole), and whether one of `bytes` with tag 0 lies in a
   // receive slot on its way, as far as this rank knows: where no slot is free it goes by the link all the same.
-  static constexpr uint64_t kEagerMessage = 16 * 1024;  // and less: sent without having been asked for
+  static constexpr uint64_t kEagerMessage = UnexpectedMessages::kData;  // and less: sent without having been asked for
   uint64_t part_of(DType dtype) const noexcept {
     const uint64_t element = dtype_size(dtype);
     return part_bytes_ == 0 ? 0 : std::max(part_bytes_ / element, uint64_t{1}) * element;
@@ -310,7 +312,6 @@ class Member : public std::enable_shared_from_this<Member> {
   bool bounce_on(Operation *op) noexcept;  // whether anything was copied
   static void bounce_piece(Operation *op, uint32_t k) noexcept;
   void bounce_out(Operation *op, bool well) noexcept;
-  void enqueue(Operation *op) noexcept;
   void submit_to_island(Operation *op) noexcept;
   template <class Holds>
   void sleep_until(Holds holds) noexcept;
@@ -387,9 +388,8 @@ class Member : public std::enable_shared_from_this<Member> {
     return !on_stage(op) || op->place.own || (op->slot.in_slot && may_come(op));
   }
   bool begin_taking(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
-  struct Arrived;
   void hold_aside(Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);  // messages.cpp
-  void take_aside(Operation *op, Arrived &from) noexcept ISTHMUS_REQUIRES(match_lock_);
+  void take_aside(Operation *op, const UnexpectedMessage &from) noexcept ISTHMUS_REQUIRES(match_lock_);
   bool on_host(int rank) const noexcept { return topology_.ranks[static_cast<size_t>(rank)].device == "host"; }
   void read_slot(Operation *op, int source, uint64_t number) noexcept ISTHMUS_REQUIRES(match_lock_);
   void slot_submitted(const Operation *op) noexcept ISTHMUS_REQUIRES(match_lock_);
@@ -410,8 +410,8 @@ class Member : public std::enable_shared_from_this<Member> {
   // device is not known, and it has no other.
   bool start_send(Operation *op, bool fresh) noexcept;
   bool start_recv(Operation *op) noexcept;
-  void prepare_messages()
-      ISTHMUS_REQUIRES(match_lock_);  // before the first message: what steady traffic needs, allocated once
+  enum class Encounter : uint8_t { Goes, Over, Wrong };  // of a receive and a message: see op->text where it is wrong
+  Encounter meet(Operation *op, UnexpectedMessage &m) noexcept ISTHMUS_REQUIRES(match_lock_);
   void clear_to_send(Operation *op, int source, uint64_t id) noexcept;
   bool fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept;
   static bool wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept;
@@ -421,6 +421,10 @@ class Member : public std::enable_shared_from_this<Member> {
       ISTHMUS_REQUIRES(match_lock_);  // the announced message may come. False: see op->text
   static void sent(link::Outgoing &out);
   link::Accept accept_message(const link::FrameHeader &h, std::byte *&to);
+  link::Accept accept_new(const link::FrameHeader &h, std::byte *&to);
+  link::Accept put_aside(const link::FrameHeader &h, Operation *claims, std::byte *&to) ISTHMUS_REQUIRES(match_lock_);
+  link::Accept accept_data(const link::FrameHeader &h, std::byte *&to) noexcept;
+  void send_data(const link::FrameHeader &h) noexcept;
   void received_message(const link::FrameHeader &h);
   void consumed(int source, uint64_t bytes) noexcept;  // gives credit back
   void end_messages(Code code) noexcept;
@@ -487,12 +491,7 @@ class Member : public std::enable_shared_from_this<Member> {
   SubmitLock island_lock_;
   bool behind_host_ = true;  // the last operation submitted had no device work
 
-  // queue lock
-  mutable SpinLock queue_lock_;
-  std::atomic<Operation *> head_{nullptr};  // written under the lock
-  Operation *tail_ ISTHMUS_GUARDED_BY(queue_lock_) = nullptr;
-  Operation *head() const noexcept { return head_.load(std::memory_order_relaxed); }
-  std::atomic<uint64_t> sequence_{0};
+  OperationQueue queue_;
   std::atomic<uint32_t> pending_{0};  // operations not over, of all kinds
   std::atomic<uint32_t> waiters_{0};
   std::atomic<bool> inline_taken_{false};
@@ -508,21 +507,7 @@ class Member : public std::enable_shared_from_this<Member> {
   // Frames that come in, and messages between their call and their end.
   mutable SpinLock match_lock_;
   uint64_t their_size_ = 0;  // compare_sizes(): what came last by a link
-  struct Arrived {           // a message without a receive yet
-    int source = -1;
-    int32_t tag = 0;
-    uint8_t dtype = 0;
-    uint64_t id = 0, total = 0, whole = 0;
-    uint32_t part = 0;
-    bool rendezvous = false;  // only the announcement has come
-    int32_t lies = -1;        // in this receive slot
-    bool complete = false;
-    Operation *claimed = nullptr;  // a receive that takes it once it is complete
-    std::vector<std::byte> data;
-  };
-  std::vector<std::unique_ptr<Arrived>> arrived_ ISTHMUS_GUARDED_BY(match_lock_);  // in the order of their coming
-  std::vector<std::unique_ptr<Arrived>> spare_
-      ISTHMUS_GUARDED_BY(match_lock_);  // recycled, so that steady traffic allocates nothing
+  UnexpectedMessages unexpected_ ISTHMUS_GUARDED_BY(match_lock_);
   // Receives without a message; announced sends; receives whose data flows in; sends that the link has, and receives that have claimed a
   // message which is still arriving. Every operation between ranks is in one of them until it ends, so that its deadline is seen.
   OperationList posted_ ISTHMUS_GUARDED_BY(match_lock_), sending_ ISTHMUS_GUARDED_BY(match_lock_),

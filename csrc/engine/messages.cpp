@@ -152,14 +152,11 @@ void Member::hold_aside(Operation *op) noexcept {
   context_->wake();
 }
 
-void Member::take_aside(Operation *op, Arrived &from) noexcept {
+void Member::take_aside(Operation *op, const UnexpectedMessage &from) noexcept {
   if (op->slot.in_slot) touch_slots();
   copy_bytes(op->data(context_->arena().base()), from.data.data(), from.total);
   consumed(from.source, from.total);
-  const auto it = std::find_if(arrived_.begin(), arrived_.end(),
-                               [&from](const std::unique_ptr<Arrived> &a) { return a.get() == &from; });
-  spare_.push_back(std::move(*it));
-  arrived_.erase(it);
+  unexpected_.done(from);
 }
 
 bool Member::grant(Operation *op, int source, uint64_t id) noexcept {
@@ -178,18 +175,8 @@ bool Member::grant(Operation *op, int source, uint64_t id) noexcept {
   return true;
 }
 
-void Member::prepare_messages() {
-  constexpr size_t kSpare = 8;
-  if (arrived_.capacity() >= kSpare) return;
-  arrived_.reserve(4 * kSpare);
-  spare_.reserve(4 * kSpare);
-  for (size_t i = 0; i < kSpare; ++i) {
-    spare_.push_back(std::make_unique<Arrived>());
-    spare_.back()->data.reserve(kEagerMessage);
-  }
-}
-
 bool Member::start_recv(Operation *op) noexcept {
+  Encounter now = Encounter::Goes;
   std::string wrong;
   {
     const Lock lock(match_lock_);
@@ -201,59 +188,48 @@ bool Member::start_recv(Operation *op) noexcept {
       put_behind_gates(op);
       lend(op);
     }
-    if (failed()) {  // drive() ends it
+    unexpected_.prepare();
+    UnexpectedMessage *const waits =
+        failed() ? nullptr
+                 : unexpected_.first([op](const UnexpectedMessage &m) { return wants(op, m.source, m.tag, m.part); });
+    if (!waits) {  // after a failure drive() ends it
       posted_.append(op);
       return true;
     }
-    prepare_messages();
-    for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
-      Arrived &a = **it;
-      if (a.claimed || !wants(op, a.source, a.tag, a.part)) continue;
-      met(op, a.source);
-      if (!fits(op, a.source, a.total, a.whole, a.dtype)) {
-        wrong = op->text;
-        if (!a.rendezvous && !a.complete && a.lies < 0)
-          break;  // its data still flows; it stays claimed by nobody and is dropped with the member
-        if (a.rendezvous) clear_to_send(op, a.source, a.id);
-        else if (a.lies < 0) consumed(a.source, a.total);
-        spare_.push_back(std::move(*it));
-        arrived_.erase(it);
-        break;
-      }
-      if (a.rendezvous || a.lies >= 0) {
-        if (!(a.rendezvous ? grant(op, a.source, a.id) : lies_there(op, static_cast<uint32_t>(a.lies)))) wrong = op->text;
-        spare_.push_back(std::move(*it));
-        arrived_.erase(it);
-        if (wrong.empty()) return true;
-        break;
-      }
-      if (!begin_taking(op)) {
-        wrong = op->text;
-        break;
-      }
-      if (!a.complete || !has_place(op)) {
-        a.claimed = op;
-        if (a.complete) hold_aside(op);
-        else flowing_.append(op);
-        return true;
-      }
-      take_aside(op, a);
-      if (on_stage(op)) {
-        come(op);
-        return true;
-      }
-      goto matched;
-    }
-    if (wrong.empty()) {
-      posted_.append(op);
-      return true;
-    }
+    now = meet(op, *waits);
+    if (now == Encounter::Wrong) wrong = op->text;
   }
-  end_wrong(op, wrong);
+  if (now == Encounter::Wrong) end_wrong(op, std::move(wrong));
+  else if (now == Encounter::Over) end_op(op, Code::Ok, {});
   return true;
-matched:
-  end_op(op, Code::Ok, {});
-  return true;
+}
+
+// A receive that is called meets a message that waits for it.
+Member::Encounter Member::meet(Operation *op, UnexpectedMessage &m) noexcept {
+  met(op, m.source);
+  if (!fits(op, m.source, m.total, m.whole, m.dtype)) {
+    if (m.flows()) return Encounter::Wrong;  // nobody claims it: it goes with the member
+    if (m.announced) clear_to_send(op, m.source, m.id);
+    else if (m.lies < 0) consumed(m.source, m.total);
+    unexpected_.done(m);
+    return Encounter::Wrong;
+  }
+  if (m.announced || m.lies >= 0) {
+    const bool well = m.announced ? grant(op, m.source, m.id) : lies_there(op, static_cast<uint32_t>(m.lies));
+    unexpected_.done(m);
+    return well ? Encounter::Goes : Encounter::Wrong;
+  }
+  if (!begin_taking(op)) return Encounter::Wrong;
+  if (!m.complete || !has_place(op)) {
+    m.claimed = op;
+    if (m.complete) hold_aside(op);
+    else flowing_.append(op);
+    return Encounter::Goes;
+  }
+  take_aside(op, m);
+  if (!on_stage(op)) return Encounter::Over;
+  come(op);
+  return Encounter::Goes;
 }
 
 void Member::consumed(int source, uint64_t bytes) noexcept {
@@ -265,94 +241,85 @@ void Member::consumed(int source, uint64_t bytes) noexcept {
 }
 
 link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
+  switch (h.kind) {
+    case link::FrameKind::Message:
+    case link::FrameKind::RequestToSend:
+    case link::FrameKind::Placed: return accept_new(h, to);
+    case link::FrameKind::ClearToSend: send_data(h); break;
+    case link::FrameKind::MessageData: return accept_data(h, to);
+    case link::FrameKind::PlanData: break;
+  }
+  return link::Accept::Drop;
+}
+
+// A message, or word of it: to the receive that waits for it, or aside.
+link::Accept Member::accept_new(const link::FrameHeader &h, std::byte *&to) {
   const int source = static_cast<int>(h.source);
-  Operation *wrong = nullptr, *ready = nullptr, *claims = nullptr;
-  link::Accept result = link::Accept::Drop;
+  const bool announced = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
+  if (!announced && !placed && (h.bytes != h.total || h.total > kEagerMessage)) return link::Accept::Drop;
+  Operation *op;
+  bool well = false;
   {
     const Lock lock(match_lock_);
     if (failed()) return link::Accept::Drop;
-    const auto waits_for_it = [&](const Operation *o) { return wants(o, source, h.tag, h.part); };
-    switch (h.kind) {
-      case link::FrameKind::Message:
-      case link::FrameKind::RequestToSend:
-      case link::FrameKind::Placed: {
-        const bool rendezvous = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
-        const bool whole = !rendezvous && !placed;
-        if (whole && (h.bytes != h.total || h.total > kEagerMessage)) return link::Accept::Drop;
-        if (Operation *op = posted_.take_first(waits_for_it)) {
-          met(op, source);
-          op->message_id = h.id;
-          if (!fits(op, source, h.total, h.digest, h.dtype)) {
-            wrong = op;
-            if (rendezvous) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
-            else if (!placed) consumed(source, h.total);
-            break;
-          }
-          if (placed) {
-            if (!lies_there(op, h.slot)) wrong = op;
-          } else if (rendezvous) {
-            if (!grant(op, source, h.id)) wrong = op;
-          } else if (!begin_taking(op)) {
-            wrong = op;
-          } else if (!has_place(op)) {
-            claims = op;
-          } else {
-            if (op->slot.in_slot) touch_slots();
-            receiving_.append(op);
-            to = op->data(context_->arena().base());
-            result = link::Accept::Take;
-          }
-          if (!claims) break;
-          flowing_.append(op);
-        }
-        std::unique_ptr<Arrived> a;
-        if (spare_.empty()) {
-          a = std::make_unique<Arrived>();
-          a->data.reserve(kEagerMessage);
-        } else {
-          a = std::move(spare_.back());
-          spare_.pop_back();
-        }
-        a->source = source;
-        a->tag = h.tag;
-        a->dtype = h.dtype;
-        a->id = h.id;
-        a->total = h.total;
-        a->whole = h.digest;
-        a->part = h.part;
-        a->rendezvous = rendezvous;
-        a->complete = false;
-        a->claimed = claims;
-        a->lies = placed ? h.slot : -1;
-        if (whole) {
-          a->data.resize(std::max<uint64_t>(h.total, 1));
-          to = a->data.data();
-          result = link::Accept::Take;
-        }
-        arrived_.push_back(std::move(a));
-        break;
+    op = posted_.take_first([&](const Operation *o) { return wants(o, source, h.tag, h.part); });
+    if (!op) return put_aside(h, nullptr, to);
+    met(op, source);
+    op->message_id = h.id;
+    if (!fits(op, source, h.total, h.digest, h.dtype)) {
+      if (announced) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
+      else if (!placed) consumed(source, h.total);
+    } else if (placed) {
+      well = lies_there(op, h.slot);
+    } else if (announced) {
+      well = grant(op, source, h.id);
+    } else if (begin_taking(op)) {
+      if (!has_place(op)) {
+        flowing_.append(op);
+        return put_aside(h, op, to);
       }
-      case link::FrameKind::ClearToSend:
-        ready = sending_.take_first([&](const Operation *o) { return o->message_id == h.id && o->call.root == source; });
-        if (ready) flowing_.append(ready);
-        break;
-      case link::FrameKind::MessageData:
-        for (Operation *o = receiving_.head; o; o = o->match_next)
-          if (o->source == source && o->message_id == h.id && o->call.bytes == h.total) {
-            to = o->data(context_->arena().base()) + h.offset;
-            return link::Accept::Take;
-          }
-        break;
-      case link::FrameKind::PlanData: break;
+      if (op->slot.in_slot) touch_slots();
+      receiving_.append(op);
+      to = op->data(context_->arena().base());
+      return link::Accept::Take;
     }
   }
-  if (wrong) end_wrong(wrong, std::string(wrong->text));
-  if (ready) {
-    ready->out.header.kind = link::FrameKind::MessageData;
-    ready->out.finished = &Member::sent;
-    peers_[source].link->post(ready->out);
+  if (!well) end_wrong(op, std::string(op->text));
+  return link::Accept::Drop;
+}
+
+link::Accept Member::put_aside(const link::FrameHeader &h, Operation *claims, std::byte *&to) {
+  UnexpectedMessage &m = unexpected_.add(h, claims);
+  if (!m.flows()) return link::Accept::Drop;
+  to = m.data.data();
+  return link::Accept::Take;
+}
+
+// The receiver of an announced message has asked for its data.
+void Member::send_data(const link::FrameHeader &h) noexcept {
+  const int source = static_cast<int>(h.source);
+  Operation *op;
+  {
+    const Lock lock(match_lock_);
+    if (failed()) return;
+    op = sending_.take_first([&](const Operation *o) { return o->message_id == h.id && o->call.root == source; });
+    if (!op) return;
+    flowing_.append(op);
   }
-  return result;
+  op->out.header.kind = link::FrameKind::MessageData;
+  op->out.finished = &Member::sent;
+  peers_[source].link->post(op->out);
+}
+
+link::Accept Member::accept_data(const link::FrameHeader &h, std::byte *&to) noexcept {
+  const Lock lock(match_lock_);
+  if (failed()) return link::Accept::Drop;
+  for (const Operation *o = receiving_.head; o; o = o->match_next)
+    if (o->source == static_cast<int>(h.source) && o->message_id == h.id && o->call.bytes == h.total) {
+      to = o->data(context_->arena().base()) + h.offset;
+      return link::Accept::Take;
+    }
+  return link::Accept::Drop;
 }
 
 void Member::received_message(const link::FrameHeader &h) {
@@ -369,20 +336,16 @@ void Member::received_message(const link::FrameHeader &h) {
       if (on_stage(over)) return come(over);
       break;
     }
-    if (!over && h.kind == link::FrameKind::Message)
-      for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
-        Arrived &a = **it;
-        if (a.source != source || a.id != h.id || a.rendezvous || a.complete || a.lies >= 0) continue;
-        a.complete = true;
-        if (a.claimed) {
-          over = a.claimed;
-          flowing_.take(over);
-          if (!has_place(over)) return hold_aside(over);
-          take_aside(over, a);
-          if (on_stage(over)) return come(over);
-        }
-        break;
-      }
+    if (UnexpectedMessage *const m =
+            over || h.kind != link::FrameKind::Message ? nullptr : unexpected_.flowing(source, h.id)) {
+      m->complete = true;
+      if (!m->claimed) return;
+      over = m->claimed;
+      flowing_.take(over);
+      if (!has_place(over)) return hold_aside(over);
+      take_aside(over, *m);
+      if (on_stage(over)) return come(over);
+    }
   }
   if (over) end_op(over, Code::Ok, {});
 }
@@ -399,22 +362,14 @@ void Member::end_messages(Code code) noexcept {
         if (list == &flowing_ || op) continue;
         op = list->take_first(any);
         if (!op) continue;
-        if (std::exchange(op->held, false))
-          std::erase_if(arrived_, [op](const std::unique_ptr<Arrived> &a) { return a->claimed == op; });
+        if (std::exchange(op->held, false)) unexpected_.done(*unexpected_.claimed_by(op));
         if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) moving_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;
       gated_tail_ = &gated_head_;
       chain_.clear();
-      if (!op)
-        for (auto it = arrived_.begin(); it != arrived_.end(); ++it)
-          if ((*it)->claimed) {
-            op = (*it)->claimed;
-            flowing_.take(op);
-            arrived_.erase(it);
-            break;
-          }
+      if (!op && (op = unexpected_.take_claim())) flowing_.take(op);
     }
     if (!op) return;
     end_op(op, code, about(*op));

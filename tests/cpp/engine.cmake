@@ -13,3 +13,4 @@ isthmus_test(test_out_of_band SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/out_of_band_te
 isthmus_test(test_control_wire SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/control_wire_test.cpp FLOORS engine PROVES memory)
 isthmus_test(test_rings SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rings_test.cpp FLOORS engine PROVES memory)
 isthmus_test(test_plan_inbox SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_inbox_test.cpp FLOORS engine PROVES memory)
+isthmus_test(test_operation_queue SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/operation_queue_test.cpp FLOORS engine PROVES memory threads)
