@@ -214,7 +214,7 @@ void Communicator::order_streams(void *before, void *after) {
   device::Runtime *runtime = member_->runtime();
   if (!runtime) fail(Code::Argument, "order: streams were given, and this rank works on host memory (ISTHMUS_DEVICE)");
   if (destroyed_.load(std::memory_order_acquire)) fail(Code::Argument, "order: communicator '{}' was destroyed", name());
-  const std::lock_guard lock(ordered_.mutex);
+  const Lock lock(ordered_.mutex);
   const auto adopted = [&](std::unique_ptr<device::Stream> &stream, void *handle) -> device::Stream & {
     if (!stream || stream->handle() != handle) stream = runtime->adopt(member_->device(), handle);
     return *stream;

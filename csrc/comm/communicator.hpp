@@ -5,12 +5,12 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/lock.hpp"
 #include "base/settings.hpp"
 #include "bootstrap/rendezvous.hpp"
 #include "comm/join/invitation.hpp"
@@ -142,11 +142,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Terms terms_;
   // By collective, dtype, op and size class: whether a request is planned flat although libraries serve islands. -1: not known yet.
   mutable std::array<std::atomic<int8_t>, size_t{kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
-  std::mutex split_mutex_;
-  struct {  // the user's streams that were ordered last, and the event between them
-    std::mutex mutex;
-    std::unique_ptr<device::Stream> before, after;
-    std::unique_ptr<device::Event> event;
+  Mutex split_mutex_;  // one split or shrink at a time; held while the ranks speak with each other
+  struct {             // the user's streams that were ordered last, and the event between them
+    Mutex mutex;
+    std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
+    std::unique_ptr<device::Event> event ISTHMUS_GUARDED_BY(mutex);
   } ordered_;
 
   struct PlanKey {
@@ -157,8 +157,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct PlanKeyHash {
     size_t operator()(const PlanKey &k) const noexcept;
   };
-  std::mutex plans_mutex_;
-  std::unordered_map<PlanKey, std::shared_ptr<const plan::Plan>, PlanKeyHash> plans_;
+  Mutex plans_mutex_;
+  std::unordered_map<PlanKey, std::shared_ptr<const plan::Plan>, PlanKeyHash> plans_ ISTHMUS_GUARDED_BY(plans_mutex_);
 };
 
 // ---- groups (per thread) ---------------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, i
 // 2. The ranks of each color make their part among themselves. What fails there fails on that color alone.
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
-  std::lock_guard lock(split_mutex_);
+  const Lock lock(split_mutex_);
   const double seconds = timeout();
   const Deadline deadline(seconds);
   const Choices choices = tell_choices(*this, {color, key}, seconds);
@@ -110,7 +110,7 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   if (abort) this->abort("shrink");
   else if (const Status s = member_->failure(); member_->failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
-  const std::lock_guard lock(split_mutex_);
+  const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
   // The first who is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
   std::array<std::byte, 128> id{};

@@ -54,7 +54,7 @@ PlanChoice Communicator::choose(const Shape &shape) const {
 
 std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
   const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes};
-  std::lock_guard lock(plans_mutex_);
+  const Lock lock(plans_mutex_);
   if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
   auto plan = plan::plan_collective(topology_, rank(), r);
   if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
