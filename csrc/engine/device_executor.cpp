@@ -153,22 +153,20 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   shared_->out = bounce || op.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
   for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, shared_->in);
   if (op.lent_in) copy_blocks(stream, shared_->in, op.call.in_there, o.in_displ, o.in_bytes);
-  uint32_t skew = 0;
-  for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   bool first_went_on = true;  // since the second was last held behind it
-  for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
-    for (const plan::Stage &s : p.device) {
-      if (t < s.skew || t - s.skew >= chunks || s.steps == 0) continue;
-      const bool beside = s.beside && shared_->beside && chunks > 1;  // a single one has nothing to run beside
+  for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
+    const bool beside = at.stage().beside && shared_->beside && chunks > 1;  // a single one has nothing to run beside
+    if (at.begins_stage()) {
       if (beside && first_went_on) {
         shared_->forth->record(stream);
         shared_->forth->hold(*shared_->beside);
       }
       first_went_on = !beside;
       shared_->parted = shared_->parted || beside;
-      for (uint32_t i = 0; i < s.steps; ++i) step(op, p.steps[s.step + i], t - s.skew, beside ? *shared_->beside : stream);
     }
+    step(op, at.step(), at.chunk(), beside ? *shared_->beside : stream);
+  }
   rejoin();
   for (uint32_t k = 0; k < op.bounce.out_pieces; ++k) piece(op, op.bounce.in_pieces + k, shared_->out);
   if (op.lent_out) copy_blocks(stream, op.call.out_there, shared_->out, o.out_displ, o.out_bytes);
@@ -345,8 +343,6 @@ void DeviceExecutor::exchange_blocks(const Operation &op, const plan::Span &from
 std::string DeviceExecutor::standing(const Operation &op) const {
   if (ended(op.sequence)) return {};
   const plan::Plan &p = *op.plan;
-  uint32_t skew = 0;
-  for (const plan::Stage &s : p.device) skew = std::max(skew, s.skew);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   struct Given {
     const plan::Step *step = nullptr;
@@ -363,27 +359,23 @@ std::string DeviceExecutor::standing(const Operation &op) const {
     const std::string more = given > 3 ? formatted(", {} more", given - 3) : std::string();
     return name(first) + (given > 2 ? ", " + name(second) : std::string()) + more + " or " + name(last);
   };
-  for (uint32_t t = 0; chunks > 0 && t < chunks + skew; ++t)
-    for (const plan::Stage &s : p.device) {
-      if (t < s.skew || t - s.skew >= chunks) continue;
-      const uint32_t c = t - s.skew;
-      for (uint32_t i = 0; i < s.steps; ++i) {
-        const plan::Step &step = p.steps[s.step + i];
-        const int64_t v = step.mul * c + step.add;
-        const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(v);
-        if (step.kind == StepKind::Wait) {
-          if (v > 0 && shared_->ready.value.load(std::memory_order_acquire) < value) return text();
-        } else if (step.kind == StepKind::Post) {
-          if (posted(step.counter) < value) return text();
-          given = 0;
-        } else if (works(op, step, c)) {
-          last = {&step, c};
-          ++given;
-          if (given == 1) first = last;
-          if (given == 2) second = last;
-        }
-      }
+  for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
+    const plan::Step &step = at.step();
+    const uint32_t c = at.chunk();
+    const int64_t v = step.mul * c + step.add;
+    const uint64_t value = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(v);
+    if (step.kind == StepKind::Wait) {
+      if (v > 0 && shared_->ready.value.load(std::memory_order_acquire) < value) return text();
+    } else if (step.kind == StepKind::Post) {
+      if (posted(step.counter) < value) return text();
+      given = 0;
+    } else if (works(op, step, c)) {
+      last = {&step, c};
+      ++given;
+      if (given == 1) first = last;
+      if (given == 2) second = last;
     }
+  }
   return text();
 }
 

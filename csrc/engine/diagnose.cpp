@@ -182,7 +182,7 @@ std::string Member::library_text(const Operation &op, Code &code) noexcept {
   const Deadline patience(kPatienceSeconds);
   int outside = -1;  // whom a rank of the group waits for
   int behind = -1;   // a rank of the group whose own device has not come as far as this one's
-  uint32_t turn = op.t;
+  uint32_t turn = op.at.turn();
   std::string busy;  // what one of them is in
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
@@ -203,7 +203,8 @@ std::string Member::library_text(const Operation &op, Code &code) noexcept {
   if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
   if (behind >= 0)
     return formatted("{}; {} waits for its own device, which is {} chunk{} behind this rank's: it is slow or stuck{}", in,
-                     rank_text(behind), op.t - turn, op.t - turn == 1 ? "" : "s", busy.empty() ? busy : "; " + busy);
+                     rank_text(behind), op.at.turn() - turn, op.at.turn() - turn == 1 ? "" : "s",
+                     busy.empty() ? busy : "; " + busy);
   return in + ", and all ranks of its group have called it: the library or its device is slow or stuck" +
          (busy.empty() ? busy : "; " + busy);
 }

@@ -31,8 +31,8 @@ bool Member::start_plan(Operation *op) noexcept {
   }
   const uint64_t scratch = op->scratch ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
   if (scratch > scratch_.size()) scratch_.resize(scratch);
-  op->chunks = plan::chunks_of(p, op->operands());
-  op->t = op->stage = op->step = 0;
+  op->at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op->operands()));
+  op->told_rank = 0;
   const auto received = op->operands().out_bytes;
   op->streams = !is_varying(op->call.collective) ||
                 std::accumulate(received.begin(), received.end(), uint64_t{0}) >= p.request.stream_bytes;
@@ -155,10 +155,10 @@ bool Member::tells_sizes(const plan::Plan &p, int q) const noexcept {
 bool Member::compare_sizes(Operation *op) noexcept {
   const plan::Plan &p = *op->plan;
   plan::Step step;
-  for (; op->step < static_cast<uint32_t>(world_); ++op->step) {
-    step.peer = static_cast<int32_t>(op->step);
+  for (; op->told_rank < static_cast<uint32_t>(world_); ++op->told_rank) {
+    step.peer = static_cast<int32_t>(op->told_rank);
     if (!tells_sizes(p, step.peer)) continue;
-    const uint64_t &given = op->operands().in_bytes[op->step];
+    const uint64_t &given = op->operands().in_bytes[op->told_rank];
     if (send_step(op, step, 0, sizeof given, reinterpret_cast<const std::byte *>(&given)) == Outcome::Blocked) return false;
   }
   for (int q = static_cast<int>(op->next_rank); q < world_; ++q, op->next_rank = static_cast<uint32_t>(q)) {
@@ -234,19 +234,11 @@ Member::Outcome Member::run_plan(Operation *op) noexcept {
   if (op->bounce && bounce_on(op)) bounced_ = true;
   if (op->phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
-    op->step = 0;
     op->phase = Phase::Running;
   }
   if (op->phase == Phase::Running) {
-    const uint32_t end = op->chunks == 0 ? 0 : op->chunks + p.max_skew;
-    for (; op->t < end; ++op->t, op->stage = 0) {
-      for (; op->stage < p.host.size(); ++op->stage, op->step = 0) {
-        const plan::Stage &s = p.host[op->stage];
-        if (op->t < s.skew || op->t - s.skew >= op->chunks) continue;
-        for (; op->step < s.steps; ++op->step)
-          if (run_step(op, p.steps[s.step + op->step], op->t - s.skew) == Outcome::Blocked) return Outcome::Blocked;
-      }
-    }
+    for (; !op->at.done(); op->at.next())
+      if (run_step(op, op->at.step(), op->at.chunk()) == Outcome::Blocked) return Outcome::Blocked;
     op->phase = Phase::Draining;
     op->next_rank = 0;
   }

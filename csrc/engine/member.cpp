@@ -392,7 +392,7 @@ bool Member::drive_operations() noexcept {
       }
       if (o == Outcome::Blocked) {
         waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
-        turn_.store(op->t, std::memory_order_relaxed);
+        turn_.store(op->at.turn(), std::memory_order_relaxed);
         moved |= std::exchange(bounced_, false);
         break;
       }
@@ -549,7 +549,7 @@ int64_t Member::check_deadlines(int64_t now) noexcept {
     if (late && now >= late->deadline_ns) on_deadline(*late);
   }
   // The device is asked only where nothing of it has gone on for so long.
-  const uint64_t moved = (late ? late->sequence + late->t : 0) + (executor_ ? executor_->signalled() : 0) +
+  const uint64_t moved = (late ? late->sequence + late->at.turn() : 0) + (executor_ ? executor_->signalled() : 0) +
                          (copier_ ? copier_->signalled() : 0) + moving_.load();
   if (moved != device_moved_) {
     device_moved_ = moved;
@@ -858,7 +858,8 @@ std::string Member::describe(const Operation &op) const {
                      name_);
   }
   std::string progress;
-  if (op.plan && op.chunks > 1) progress = formatted(", chunk {} of {}", std::min(op.t, op.chunks), op.chunks);
+  if (const uint32_t chunks = op.at.chunks(); op.plan && chunks > 1)
+    progress = formatted(", chunk {} of {}", std::min(op.at.turn(), chunks), chunks);
   return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
                    describe(what(c), c.bytes), rank_, name_, path_text(op), progress);
 }

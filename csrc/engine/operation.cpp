@@ -75,7 +75,8 @@ void Operation::reset() noexcept {
   blocks.clear();
   in_blocks = out_blocks = 0;
   phase = Phase::Fresh;
-  next_rank = t = chunks = stage = step = 0;
+  next_rank = told_rank = 0;
+  at = {};
   blocked_on = -1;
   ring = scratch = 0;
   lent = on_device = short_of_room = lent_in = lent_out = false;

@@ -18,6 +18,7 @@
 #include "link/frame.hpp"
 #include "p2p/recv_slots.hpp"
 #include "p2p/staging_pool.hpp"
+#include "plan/cursor.hpp"
 #include "plan/plan.hpp"
 
 namespace isthmus::engine {
@@ -89,8 +90,9 @@ struct Operation {
 
   // Progress, owned by the holder of the member's `exec` flag.
   Phase phase = Phase::Fresh;
-  uint32_t next_rank = 0;  // one-hop, Comparing: first rank not yet seen
-  uint32_t t = 0, chunks = 0, stage = 0, step = 0;
+  uint32_t next_rank = 0;   // one-hop, Comparing: first rank not yet seen
+  uint32_t told_rank = 0;   // Comparing: first rank that was not told its size
+  plan::Cursor at;          // where the host list stands
   bool streams = false;     // steps with `stream` write past the caches
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start

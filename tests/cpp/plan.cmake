@@ -10,6 +10,7 @@ if(NOT CMAKE_CROSSCOMPILING AND NOT ISTHMUS_SANITIZE)  # a sanitizer's would not
   add_library(isthmus_prover SHARED $<TARGET_OBJECTS:isthmus_prover_objects>)
   target_link_libraries(isthmus_prover PRIVATE isthmus_plan)
 endif()
+isthmus_test(test_cursor SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/cursor_test.cpp FLOORS plan PROVES values)
 isthmus_test(test_plan SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
              PROVES values)
 isthmus_test(test_collective SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/collective_test.cpp FLOORS plan LIBRARIES isthmus_prover_core
