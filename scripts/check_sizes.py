@@ -46,7 +46,7 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/engine/context.hpp Context: methods": CUT,
     "csrc/engine/context.hpp Context: fields": CUT,
     "csrc/engine/device_messages.cpp": CUT,
-    "csrc/engine/diagnose.cpp Member::culprit()": CUT,
+    "csrc/engine/blame.cpp Member::culprit()": CUT,
     "csrc/engine/executor.cpp Member::run_step()": CUT,
     "csrc/engine/device_executor.hpp DeviceExecutor: methods": CUT,
     "csrc/engine/device_executor.hpp DeviceExecutor::Shared: fields": CUT,

@@ -286,7 +286,7 @@ class Member : public std::enable_shared_from_this<Member> {
   bool start_plan(Operation *op) noexcept;
   bool begin_plan(Operation *op) noexcept;
   void begin_if_first(Operation *op) noexcept;
-  void doubt_device(int64_t now) noexcept;  // doubt.cpp
+  void doubt_device(int64_t now) noexcept;  // device_health.cpp
   // For its submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
   SubmitLock::Held lock_for(SubmitLock &turn, const Operation *op) noexcept;
   bool leave_behind(
