@@ -1,10 +1,12 @@
 // One rank's membership of one communicator: its mailbox, its view of every peer, its operations. Cheap: no thread, descriptor or
 // slot of its own; ring memory is borrowed from the staging budget by large operations.
 //
-// Who owns what. The *exec* flag (only tried) owns the operation at the head of the FIFO and everything that executing it touches. The
-// match lock owns frames that come in: the current Recv, unexpected data, posted receives. A link's turn owns the payload copy of a
-// frame that was accepted. After fail() the next holder of exec ends all operations, having cancelled on the links first, so that
-// no thread touches user memory any more.
+// Who owns what.
+//   the exec flag (only tried)   the operation at the head of the queue, and everything that executing it touches
+//   the match lock               messages between their call and their end, and those that came before their receives
+//   a link's turn                the copy of the payload of a frame that was accepted
+// OperationQueue, PlanInbox and the credit of a peer have locks of their own, or need none. After fail() the next holder of exec ends all
+// operations. It has cancelled on the links first, so no thread touches user memory any more.
 #pragma once
 
 #include <sched.h>

@@ -31,8 +31,8 @@ constexpr unsigned kTalks = 3;
 constexpr size_t kParts = 5'000'003, kManyParts = 12'000'000;
 constexpr unsigned kTalks = 6;
 #endif
-constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";  // without windows
-constexpr const char *kLittleWindows = "STAGING_BYTES=16777216;CHUNK_BYTES=8192";
+constexpr const char *kLittleStaging = "STAGING_BYTES=16777216;CHUNK_BYTES=65536";  // without receive slots
+constexpr const char *kFewSlots = "STAGING_BYTES=16777216;CHUNK_BYTES=8192";
 constexpr size_t kSizes[] = {0, 1, 100, 16 * 1024, 16 * 1024 + 1, 100'001, kParts};
 
 // Sends to the rank after this one and receives from the one before, `count` messages of a size, without streams.
@@ -55,7 +55,7 @@ void ring(const Rank &r, size_t bytes, int count, bool here_on_host, int tag) {
   for (const Work &work : works) OK(work.wait());
   for (int i = 0; i < count; ++i) MUST(in[static_cast<size_t>(i)]->get(bytes) == letter(before, i, bytes));
 }
-// By windows, which is for tag 0, and without.
+// By receive slots, which are for tag 0, and without.
 void ring(const Rank &r, size_t bytes, int count, bool here_on_host) {
   for (const int tag : {0, 3}) ring(r, bytes, count, here_on_host, tag);
 }
@@ -263,18 +263,17 @@ class PinnedMemory : public testing::TestWithParam<std::tuple<const char *, cons
 };
 std::string title_of(const testing::TestParamInfo<PinnedMemory::ParamType> &p) {
   const std::string settings = std::get<0>(p.param);
-  return (settings == kLittleStaging   ? "LittleStaging"
-          : settings == kLittleWindows ? "LittleWindows"
-                                       : "Enough") +
+  return (settings == kLittleStaging ? "LittleStaging"
+          : settings == kFewSlots    ? "FewSlots"
+                                     : "Enough") +
          title({std::get<1>(p.param), 0});
 }
 constexpr const char *kPairs[] = {"0a 1b", "0a -b", "0a 1a"};
 INSTANTIATE_TEST_SUITE_P(Fleets, PinnedMemory,
-                         testing::Combine(testing::Values(kLittleStaging, kLittleWindows), testing::ValuesIn(kPairs)),
-                         title_of);
+                         testing::Combine(testing::Values(kLittleStaging, kFewSlots), testing::ValuesIn(kPairs)), title_of);
 class Talks : public PinnedMemory {};
 INSTANTIATE_TEST_SUITE_P(Fleets, Talks,
-                         testing::Combine(testing::Values(kLittleStaging, kLittleWindows, "STAGING_BYTES=67108864"),
+                         testing::Combine(testing::Values(kLittleStaging, kFewSlots, "STAGING_BYTES=67108864"),
                                           testing::ValuesIn(kPairs)),
                          title_of);
 
@@ -485,7 +484,7 @@ TEST(DeviceMessage, SteadyStateMakesNothing) {
   });
 }
 
-TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {  // more than a window takes, with which a send would be done
+TEST(DeviceMessage, OfAnotherSizeNameBothAndTheWholeMessage) {  // more than a slot takes, with which a send would be done
   for (const char *fleet : {"0a 1b", "0a -b"})
     fly(fleet, [](Rank &r) {
       Memory x(r, 12'000'000);
@@ -633,8 +632,8 @@ TEST(DeviceMessage, WithoutAnotherSideEnd) {
       });
 }
 
-// A window takes messages before anybody asks for them, and their sender is done with them; what does not fit waits.
-TEST(DeviceMessage, WaitInTheWindowForTheirReceives) {
+// Receive slots take messages before anybody asks for them, and their sender is done with them; what finds no slot waits.
+TEST(DeviceMessage, WaitInReceiveSlotsForTheirReceives) {
   static constexpr int kMessages = 24;
   static constexpr size_t kBytes = 100'000;
   for (const char *fleet : {"0a 1b", "0a 1a", "0a -b", "-a 0b"})
@@ -752,11 +751,11 @@ TEST(DeviceMessage, OfAGroupKeepTheirOrderInAnyMemory) {
       });
 }
 
-// Two communicators in one group, each with more than its windows hold, one way each on one rank and the other way on the other: no copy of
+// Two communicators in one group, each with more than its receive slots hold, one way each on one rank and the other way on the other: no copy of
 // a send stands behind a gate that waits for it.
 TEST(DeviceMessage, OfTwoCommunicatorsInOneGroupDoNotWaitForEachOther) {
   Options options;
-  options.settings = kLittleWindows;
+  options.settings = kFewSlots;
   for (const char *fleet : {"0a 1b", "0a 1a"})
     fly(
         fleet,
@@ -785,7 +784,7 @@ TEST(DeviceMessage, OfTwoCommunicatorsInOneGroupDoNotWaitForEachOther) {
 // A send that waits for its slots, and a collective behind it on the same stream, which the receiver comes to only when it has it all.
 TEST(DeviceMessage, OfAGroupAreOutBeforeItsCollectives) {
   Options options;
-  options.settings = kLittleWindows;
+  options.settings = kFewSlots;
   for (const char *fleet : {"0a 1b", "0a 1a", "0a -b"})
     fly(
         fleet,
@@ -819,7 +818,8 @@ TEST(DeviceMessage, ThatWaitForTheirSlotsComeBeforeACollective) {
     fly(
         fleet,
         [](Rank &r) {
-          constexpr size_t kBytes = 24'000'000;  // more than a window has, and less than sends may have in pinned memory
+          constexpr size_t kBytes =
+              24'000'000;  // more than receive slots hold, and less than sends may have in pinned memory
           const UserStream user;
           const isthmus_call how = on(user.stream);
           Memory x(r, kBytes), sum(r, 100'000);
@@ -846,7 +846,7 @@ TEST(DeviceMessage, ThatWaitForTheirSlotsComeBeforeACollective) {
 // A receive on a stream waits inside the call for a send of another communicator, which has no stream: both communicators go on.
 TEST(DeviceMessage, OfAGroupThatWaitsForAllItsCommunicatorsGoOn) {
   Options options;
-  options.settings = kLittleWindows;
+  options.settings = kFewSlots;
   fly(
       "0a 1b",
       [](Rank &r) {
@@ -872,10 +872,10 @@ TEST(DeviceMessage, OfAGroupThatWaitsForAllItsCommunicatorsGoOn) {
       options);
 }
 
-// Messages to a rank that comes late fill the pinned memory; those to another one, which has called, go through its window all the same.
+// Messages to a rank that comes late fill the pinned memory; those to another one, which has called, go through its receive slots all the same.
 TEST(DeviceMessage, OfAGroupToOneRankDoNotHoldUpThoseToAnother) {
   Options options;
-  options.settings = kLittleWindows;
+  options.settings = kFewSlots;
   for (const char *fleet : {"0a 1b 2c", "0a 1a 2a"})
     fly(
         fleet,
@@ -910,7 +910,7 @@ TEST(DeviceMessage, OfSeveralThreadsStayWhole) {
   static constexpr int kEach = 25;
   static constexpr size_t kBytes = 200'001;
   Options options;
-  options.settings = kLittleWindows;
+  options.settings = kFewSlots;
   for (const char *fleet : {"0a 1b", "0a -b", "-a 0b"})
     fly(
         fleet,
@@ -942,8 +942,8 @@ TEST(DeviceMessage, OfSeveralThreadsStayWhole) {
         options);
 }
 
-// A callback may send on a stream, though the window is full and its receives have been called: it cannot wait there.
-TEST(DeviceMessage, ACallbackSendsIntoAFullWindow) {
+// A callback may send on a stream, though all slots are taken and its receives have been called: it cannot wait there.
+TEST(DeviceMessage, ACallbackSendsWhereAllSlotsAreTaken) {
   static constexpr int kMessages = 20;
   static constexpr size_t kBytes = 100'000;
   struct Chain {
