@@ -73,10 +73,10 @@ bool Context::oversubscribed() noexcept { return local_ranks.load(std::memory_or
 void Context::want_helpers(int automatic) {
   const auto asked = static_cast<int>(settings_.integer(Setting::ReduceThreads));
   const int threads = asked < 0 ? automatic : asked;
-  const Lock lock(fold_pool_mutex_);
-  if (threads <= 0 || fold_pool_owner_) return;
-  fold_pool_owner_ = std::make_unique<FoldPool>(threads, spin_ns_);
-  fold_pool_.store(fold_pool_owner_.get(), std::memory_order_release);
+  const Lock lock(reduce_pool_mutex_);
+  if (threads <= 0 || reduce_pool_owner_) return;
+  reduce_pool_owner_ = std::make_unique<ReducePool>(threads, spin_ns_);
+  reduce_pool_.store(reduce_pool_owner_.get(), std::memory_order_release);
 }
 
 void Context::note_local_ranks(int ranks) noexcept {
@@ -796,7 +796,7 @@ void Context::report_broken(int64_t now) noexcept {
 
 Context::Stats Context::stats() const {
   const auto c = mesh_->counts();
-  const FoldPool *const pool = fold_pool_.load(std::memory_order_acquire);
+  const ReducePool *const pool = reduce_pool_.load(std::memory_order_acquire);
   const int leaving = [&] {
     const Lock lock(retired_mutex_);
     return static_cast<int>(retired_.size()) + freeing_;

@@ -19,15 +19,31 @@
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"
 #include "device/runtime.hpp"
-#include "engine/control_wire.hpp"
-#include "engine/device_scratch.hpp"
-#include "engine/fold_pool.hpp"
 #include "engine/operation.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
 #include "link/tcp.hpp"
+#include "process/control_wire.hpp"
+#include "process/device_scratch.hpp"
+#include "process/reduce_pool.hpp"
 
 namespace isthmus::engine {
+
+using process::AbortHead;
+using process::AbortMessage;
+using process::Control;
+using process::CreditBody;
+using process::DeviceScratch;
+using process::kMostFailureText;
+using process::LeaveBody;
+using process::Leaving;
+using process::OutOfBandHead;
+using process::QueryBody;
+using process::ReducePool;
+using process::ReplyBody;
+using process::RingPlace;
+using process::unpack;
+using process::unpack_abort;
 
 // Why a communicator has failed. The text may begin with what an operation is: the others say which of theirs that is, instead.
 struct Failure : Status {
@@ -178,7 +194,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   // makes them. Throws Error(Resource).
   void want_helpers(int automatic);
   void fold(const reduce::Fold &task, size_t count) noexcept {
-    if (FoldPool *const pool = fold_pool_.load(std::memory_order_acquire)) pool->fold(task, count);
+    if (ReducePool *const pool = reduce_pool_.load(std::memory_order_acquire)) pool->fold(task, count);
     else reduce::fold(task, count);
   }
 
@@ -194,7 +210,7 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   static Raiser raiser() noexcept;
   // Asks the process of a rank what the member `their_index` is doing. False: no answer within `ms`, though where heartbeats of that
   // process still come the wait goes on until `patience` ends: whoever is merely late is not stopped.
-  using Answer = engine::Answer;
+  using Answer = process::Answer;
   bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Deadline patience,
              Answer &answer);
   Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
@@ -356,9 +372,9 @@ class Context final : public bootstrap::MeshEvents, public link::FrameSink {
   std::vector<std::unique_ptr<DeviceWorker>> workers_ ISTHMUS_GUARDED_BY(worker_mutex_);
   bool workers_end_ ISTHMUS_GUARDED_BY(worker_mutex_) = false;
 
-  Mutex fold_pool_mutex_;
-  std::unique_ptr<FoldPool> fold_pool_owner_ ISTHMUS_GUARDED_BY(fold_pool_mutex_);
-  std::atomic<FoldPool *> fold_pool_{nullptr};
+  Mutex reduce_pool_mutex_;
+  std::unique_ptr<ReducePool> reduce_pool_owner_ ISTHMUS_GUARDED_BY(reduce_pool_mutex_);
+  std::atomic<ReducePool *> reduce_pool_{nullptr};
 
   std::atomic<bool> stop_{false};
   std::thread progress_;

@@ -8,7 +8,7 @@
 #include "base/clock.hpp"
 #include "base/one_line.hpp"
 #include "engine/context.hpp"
-#include "engine/control_wire.hpp"
+#include "process/control_wire.hpp"
 #include "engine/member.hpp"
 
 namespace isthmus::engine {

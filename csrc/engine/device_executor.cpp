@@ -68,7 +68,7 @@ DeviceExecutor::DeviceExecutor(DeviceExecutorSetup setup, device::Wake wake, voi
   private_ = !can.host_access;
   endless_ = private_ && shared_->library && !shared_->library->capabilities().abort;
   cuts_.store(shared_->stream->cuts());
-  if (!shared_->scratch) shared_->scratch = std::make_shared<DeviceScratch>(*shared_->runtime, device);
+  if (!shared_->scratch) shared_->scratch = std::make_shared<process::DeviceScratch>(*shared_->runtime, device);
   shared_->scratch->reserve(shared_->first_scratch);
 }
 
@@ -236,7 +236,7 @@ std::byte *DeviceExecutor::lend(Operation &op, size_t bytes) {
     if (s.lent.bytes >= bytes) return static_cast<std::byte *>(s.lent.memory);
   }
   try {
-    const DeviceScratch::Block more = s.scratch->take(bytes);
+    const process::DeviceScratch::Block more = s.scratch->take(bytes);
     const Lock lock(s.scratch_mutex);
     if (s.lent.memory) s.outgrown.push_back(s.lent);
     s.lent = more;
@@ -253,7 +253,7 @@ void DeviceExecutor::ended_well(Operation &op) noexcept {
   const Lock lock(s.scratch_mutex);
   if (--s.users != 0) return;
   s.scratch->give(std::exchange(s.lent, {}));
-  for (const DeviceScratch::Block &b : s.outgrown) s.scratch->give(b);
+  for (const process::DeviceScratch::Block &b : s.outgrown) s.scratch->give(b);
   s.outgrown.clear();
 }
 

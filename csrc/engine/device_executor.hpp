@@ -22,7 +22,7 @@
 #include "base/lock.hpp"
 #include "ccl/island_ccl.hpp"
 #include "device/runtime.hpp"
-#include "engine/device_scratch.hpp"
+#include "process/device_scratch.hpp"
 #include "engine/operation.hpp"
 
 namespace isthmus::engine {
@@ -34,7 +34,7 @@ struct DeviceExecutorSetup {
   std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
   std::unique_ptr<ccl::Communicator> communicator;  // or null
   std::vector<int> ranks;                           // of the communicator above us, by position in the group
-  std::shared_ptr<DeviceScratch> scratch;           // of the device
+  std::shared_ptr<process::DeviceScratch> scratch;  // of the device
   uint64_t first_scratch = 0;                       // bytes of it that are there from the beginning
   std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
 };
@@ -153,7 +153,7 @@ class DeviceExecutor {
     ~Shared() {
       if (!scratch) return;
       scratch->give(lent);
-      for (const DeviceScratch::Block &b : outgrown) scratch->give(b);
+      for (const process::DeviceScratch::Block &b : outgrown) scratch->give(b);
     }
     std::atomic<bool> cancelled{false};
     Door go, ready, pieces;
@@ -166,8 +166,8 @@ class DeviceExecutor {
     std::byte *in = nullptr, *out = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
     // Memory on the device for sums on their way. Used in the order of the stream, so one block serves all operations in flight.
     Mutex scratch_mutex;
-    DeviceScratch::Block lent ISTHMUS_GUARDED_BY(scratch_mutex);
-    std::vector<DeviceScratch::Block> outgrown
+    process::DeviceScratch::Block lent ISTHMUS_GUARDED_BY(scratch_mutex);
+    std::vector<process::DeviceScratch::Block> outgrown
         ISTHMUS_GUARDED_BY(scratch_mutex);                 // that what was submitted before may still use
     uint32_t users ISTHMUS_GUARDED_BY(scratch_mutex) = 0;  // operations in flight that have it
     std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other

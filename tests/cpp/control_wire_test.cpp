@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/control_wire.hpp"
+#include "process/control_wire.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::process {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -147,4 +147,4 @@ TEST(ControlWire, TheNumbersOfTheMessagesStayWhatTheyAre) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::process

@@ -14,13 +14,13 @@
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "comm/blob.hpp"
-#include "engine/control_wire.hpp"
 #include "link/arena.hpp"
 #include "link/memory.hpp"
 #include "link/tcp.hpp"
 #include "net/address.hpp"
 #include "net/frame.hpp"
 #include "net/handshake.hpp"
+#include "process/control_wire.hpp"
 #include "topology/profile.hpp"
 
 namespace isthmus::fuzz {
@@ -374,12 +374,12 @@ std::vector<Bytes> data_stream_seeds() {
 template <class T>
 std::optional<T> control_struct(std::span<const std::byte> in) {
   auto rest = in;
-  const auto got = engine::unpack<T>(rest);
+  const auto got = process::unpack<T>(rest);
   must(got.has_value() == (in.size() >= sizeof(T)));
   must(rest.size() == (got ? in.size() - sizeof(T) : in.size()) && rest.data() + rest.size() == in.data() + in.size());
   if (!got) return got;
-  if constexpr (std::is_same_v<T, engine::ReplyBody>) must(std::memchr(got->answer.busy, 0, sizeof got->answer.busy));
-  else must(std::memcmp(engine::packed(*got).data(), in.data(), sizeof(T)) == 0);
+  if constexpr (std::is_same_v<T, process::ReplyBody>) must(std::memchr(got->answer.busy, 0, sizeof got->answer.busy));
+  else must(std::memcmp(process::packed(*got).data(), in.data(), sizeof(T)) == 0);
   return got;
 }
 
@@ -387,37 +387,37 @@ void control(const uint8_t *data, size_t size) {
   // In memory of its own length, so that a sanitizer sees a read behind its end.
   const ByteVector own(view(data, size).begin(), view(data, size).end());
   const std::span<const std::byte> in(own);
-  control_struct<engine::CreditBody>(in);
-  control_struct<engine::AbortHead>(in);
-  control_struct<engine::QueryBody>(in);
-  control_struct<engine::ReplyBody>(in);
-  control_struct<engine::LeaveBody>(in);
-  control_struct<engine::OutOfBandHead>(in);
+  control_struct<process::CreditBody>(in);
+  control_struct<process::AbortHead>(in);
+  control_struct<process::QueryBody>(in);
+  control_struct<process::ReplyBody>(in);
+  control_struct<process::LeaveBody>(in);
+  control_struct<process::OutOfBandHead>(in);
   constexpr uint64_t kArena = 8 << 20;
-  if (const auto ring = control_struct<engine::RingPlace>(in); ring && engine::lies_in(*ring, kArena))
+  if (const auto ring = control_struct<process::RingPlace>(in); ring && process::lies_in(*ring, kArena))
     must(ring->offset >= link::Arena::kHeader && ring->offset + link::ByteRing::bytes(ring->capacity) <= kArena);
-  if (const auto m = engine::unpack_abort(in)) {
-    must(m->subject.size() + m->rest.size() == size - sizeof(engine::AbortHead));
+  if (const auto m = process::unpack_abort(in)) {
+    must(m->subject.size() + m->rest.size() == size - sizeof(process::AbortHead));
     must(m->subject.size() <= m->head.subject && m->subject.data() + m->subject.size() == m->rest.data());
     must(m->rest.data() + m->rest.size() == reinterpret_cast<const char *>(in.data() + in.size()));
     std::string text(m->subject);  // all of it is there to be read
     text += m->rest;
-    must(text.size() == size - sizeof(engine::AbortHead));
+    must(text.size() == size - sizeof(process::AbortHead));
   }
 }
 
 std::vector<Bytes> control_seeds() {
   std::array<std::byte, 128> room;
   const auto text = net::as_bytes("all_reduce #3 of 'world': rank 2 is late");
-  engine::ReplyBody reply{7, {}};
+  process::ReplyBody reply{7, {}};
   std::fill(std::begin(reply.answer.busy), std::end(reply.answer.busy), 'x');
-  return {seed(engine::packed(engine::CreditBody{1, 2, 3, 0, 4096})),
-          seed(engine::pack(engine::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3}, text, room)),
-          seed(engine::packed(engine::QueryBody{1, 2, 3, 4})),
-          seed(engine::packed(reply)),
-          seed(engine::packed(engine::RingPlace{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
-          seed(engine::packed(engine::LeaveBody{1, 2, 3, engine::Leaving::Broken, 5})),
-          seed(engine::pack(engine::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
+  return {seed(process::packed(process::CreditBody{1, 2, 3, 0, 4096})),
+          seed(process::pack(process::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3}, text, room)),
+          seed(process::packed(process::QueryBody{1, 2, 3, 4})),
+          seed(process::packed(reply)),
+          seed(process::packed(process::RingPlace{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
+          seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5})),
+          seed(process::pack(process::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
 }
 
 }  // namespace

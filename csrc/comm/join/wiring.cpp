@@ -29,7 +29,7 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
   }
   struct Ours {
     std::shared_ptr<device::Stream> stream, beside;
-    std::shared_ptr<engine::DeviceScratch> scratch;
+    std::shared_ptr<process::DeviceScratch> scratch;
     std::byte *arena;
   };
   served.runtime = device.runtime;

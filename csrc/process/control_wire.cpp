@@ -1,11 +1,11 @@
-#include "engine/control_wire.hpp"
+#include "process/control_wire.hpp"
 
 #include <algorithm>
 
 #include "link/arena.hpp"
 #include "link/memory.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::process {
 
 bool lies_in(const RingPlace &ring, uint64_t arena_bytes) noexcept {
   return ring.offset >= link::Arena::kHeader && ring.offset % 64 == 0 && ring.offset <= arena_bytes &&
@@ -20,4 +20,4 @@ std::optional<AbortMessage> unpack_abort(std::span<const std::byte> bytes) noexc
   return AbortMessage{*head, text.substr(0, subject), text.substr(subject)};
 }
 
-}  // namespace isthmus::engine
+}  // namespace isthmus::process

@@ -1,9 +1,9 @@
-#include "engine/device_scratch.hpp"
+#include "process/device_scratch.hpp"
 
 #include <algorithm>
 #include <bit>
 
-namespace isthmus::engine {
+namespace isthmus::process {
 
 DeviceScratch::~DeviceScratch() {
   for (const Block &b : free_) runtime_.release(device_, b.memory);
@@ -48,4 +48,4 @@ void DeviceScratch::give(Block block) noexcept {
   free_.push_back(block);
 }
 
-}  // namespace isthmus::engine
+}  // namespace isthmus::process

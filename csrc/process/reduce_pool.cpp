@@ -1,4 +1,4 @@
-#include "engine/fold_pool.hpp"
+#include "process/reduce_pool.hpp"
 
 #include <pthread.h>
 
@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/own_thread.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::process {
 namespace {
 
 constexpr size_t kMostSources = 256;  // of a part's own list of sources; beyond, the fold is not shared
@@ -18,7 +18,7 @@ constexpr size_t kLine = 64;
 
 }  // namespace
 
-FoldPool::FoldPool(int threads, int64_t spin_ns) : spin_ns_(spin_ns), inside_(kClosed) {
+ReducePool::ReducePool(int threads, int64_t spin_ns) : spin_ns_(spin_ns), inside_(kClosed) {
   try {
     for (int i = 0; i < threads; ++i) helpers_.push_back(begin_own_thread([this] { help(); }));
   } catch (const std::system_error &e) {
@@ -30,13 +30,13 @@ FoldPool::FoldPool(int threads, int64_t spin_ns) : spin_ns_(spin_ns), inside_(kC
   }
 }
 
-FoldPool::~FoldPool() {
+ReducePool::~ReducePool() {
   stop_.store(true, std::memory_order_release);
   bell_.wake();
   for (std::thread &t : helpers_) t.join();
 }
 
-void FoldPool::fold(const reduce::Fold &task, size_t count) noexcept {
+void ReducePool::fold(const reduce::Fold &task, size_t count) noexcept {
   const size_t element = dtype_size(task.dtype);
   if (helpers_.empty() || count * element < kLeast || task.sources.size() > kMostSources ||
       shared_.test_and_set(std::memory_order_acquire))
@@ -58,7 +58,7 @@ void FoldPool::fold(const reduce::Fold &task, size_t count) noexcept {
   shared_.clear(std::memory_order_release);
 }
 
-void FoldPool::take_parts() noexcept {
+void ReducePool::take_parts() noexcept {
   const size_t element = dtype_size(task_.dtype), wide = dtype_size(accumulator(task_.dtype));
   const auto at = [](const void *p, size_t bytes) -> const void * { return static_cast<const std::byte *>(p) + bytes; };
   const auto out = [](void *p, size_t bytes) -> void * { return p ? static_cast<std::byte *>(p) + bytes : nullptr; };
@@ -78,7 +78,7 @@ void FoldPool::take_parts() noexcept {
   }
 }
 
-void FoldPool::help() noexcept {
+void ReducePool::help() noexcept {
   ::pthread_setname_np(::pthread_self(), "isthmus-fold");
   uint64_t seen = 0;
   int64_t idle_since = now_ns();
@@ -101,4 +101,4 @@ void FoldPool::help() noexcept {
   }
 }
 
-}  // namespace isthmus::engine
+}  // namespace isthmus::process

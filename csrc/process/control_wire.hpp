@@ -1,5 +1,5 @@
-// Control messages as they are on the wire: what processes tell each other beside the data. Each body is a struct of fixed layout without
-// padding, in the byte order of the processors (little endian). A text or other bytes follow some of them.
+// Control messages on the wire: what processes tell each other beside the data. Each body is a struct of fixed layout without padding, in
+// the byte order of the processors (little endian). A text or other bytes follow some bodies.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 #include <string_view>
 #include <type_traits>
 
-namespace isthmus::engine {
+namespace isthmus::process {
 
 enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
 
-// `member` is the index of the communicator in the process that is told; a body of another `epoch` is for an earlier one of that index.
+// `member` is the index of the communicator in the receiving process. A body of another `epoch` is for an earlier communicator of that index.
 
 struct CreditBody {  // `rank` grants: it takes `granted` bytes in all
   uint32_t member, epoch, rank, spare;
@@ -21,7 +21,7 @@ struct CreditBody {  // `rank` grants: it takes `granted` bytes in all
 };
 static_assert(sizeof(CreditBody) == 24);
 
-struct AbortHead {  // a communicator has failed (engine::Failure); its text follows
+struct AbortHead {  // a communicator has failed (process::Failure); its text follows
   uint32_t member, epoch, code;
   uint32_t bytes, subject;  // of the text; of its beginning, which says what the operation is
   int32_t by, raiser;
@@ -38,13 +38,13 @@ struct QueryBody {
 };
 static_assert(sizeof(QueryBody) == 24);
 
-struct Answer {  // what a member does
+struct Answer {  // what a rank does
   uint64_t entered = 0, done = 0, digest = 0, what = 0, bytes = 0;
   int32_t waiting_on = -1;
-  uint32_t turn = 0;  // of the host list, in the operation that it is in
+  uint32_t turn = 0;  // of the host list, in the rank's operation
   uint8_t failed = 0, known = 0;
-  uint8_t in_message = 0;  // it is in no collective, and waits for a message of waiting_on
-  char busy[256] = {};     // what else its process waits for; may be empty
+  uint8_t in_message = 0;  // the rank is in no collective, and waits for a message of waiting_on
+  char busy[256] = {};     // what else the rank's process waits for; may be empty
   uint8_t spare[5] = {};
 };
 static_assert(sizeof(Answer) == 312);
@@ -101,8 +101,8 @@ std::span<const std::byte> pack(const T &head, std::span<const std::byte> rest, 
   return room.first(sizeof head + rest.size());
 }
 
-// Takes a struct off the front of `bytes`. Nothing where `bytes` is too short; `bytes` is as it was then. What is left over belongs to a
-// head, and behind a body it is ignored.
+// Takes a struct off the front of `bytes`. Returns nothing where `bytes` is too short, and leaves `bytes` as it was. The bytes behind a head
+// belong to the head. The bytes behind a body are ignored.
 template <ControlStruct T>
 std::optional<T> unpack(std::span<const std::byte> &bytes) noexcept {
   if (bytes.size() < sizeof(T)) return std::nullopt;
@@ -115,8 +115,8 @@ std::optional<T> unpack(std::span<const std::byte> &bytes) noexcept {
 
 struct AbortMessage {
   AbortHead head;
-  std::string_view subject, rest;  // of the text that came, raw; in the memory of the message
+  std::string_view subject, rest;  // of the text as it came; in the memory of the message
 };
 std::optional<AbortMessage> unpack_abort(std::span<const std::byte> bytes) noexcept;
 
-}  // namespace isthmus::engine
+}  // namespace isthmus::process

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "engine/fold_pool.hpp"
+#include "process/reduce_pool.hpp"
 #include "patience.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::process {
 namespace {
 
 constexpr int64_t kSpin = 50'000;
@@ -46,11 +46,11 @@ struct Work {
   reduce::Fold task;
 };
 
-TEST(FoldPool, GivesTheBitsOfOneThreadAtEverySize) {
+TEST(ReducePool, GivesTheBitsOfOneThreadAtEverySize) {
   for (const int threads : {0, 1, 3}) {
-    FoldPool pool(threads, kSpin);
+    ReducePool pool(threads, kSpin);
     EXPECT_EQ(pool.threads(), threads);
-    const size_t least = FoldPool::kLeast / sizeof(float);
+    const size_t least = ReducePool::kLeast / sizeof(float);
     for (const size_t count : {size_t{1}, least - 1, least, least + 1, least + 17, 3 * least + 5, 16 * least}) {
       Work work(count, 3, static_cast<uint32_t>(count));
       pool.fold(work.task, count);
@@ -60,9 +60,9 @@ TEST(FoldPool, GivesTheBitsOfOneThreadAtEverySize) {
 }
 
 // Narrow numbers from partial results in float32, and from narrow ones, groups and a divisor.
-TEST(FoldPool, CutsWideAndNarrowSourcesAlike) {
-  FoldPool pool(2, kSpin);
-  const size_t count = FoldPool::kLeast;
+TEST(ReducePool, CutsWideAndNarrowSourcesAlike) {
+  ReducePool pool(2, kSpin);
+  const size_t count = ReducePool::kLeast;
   const auto wide = numbers(count, 1), other = numbers(count, 2);
   std::vector<uint16_t> narrow(count), alone(count), shared(count);
   for (size_t i = 0; i < count; ++i) narrow[i] = static_cast<uint16_t>(0x3f80 + i % 64);
@@ -85,9 +85,9 @@ TEST(FoldPool, CutsWideAndNarrowSourcesAlike) {
 }
 
 // In place: the destination is a source.
-TEST(FoldPool, WritesOverASource) {
-  FoldPool pool(2, kSpin);
-  Work work(FoldPool::kLeast, 2, 9);
+TEST(ReducePool, WritesOverASource) {
+  ReducePool pool(2, kSpin);
+  Work work(ReducePool::kLeast, 2, 9);
   work.task.dst = work.inputs[0].data();
   work.task.copy = nullptr;
   pool.fold(work.task, work.count);
@@ -95,13 +95,13 @@ TEST(FoldPool, WritesOverASource) {
 }
 
 // One is shared at a time; the others are their own threads'. Helpers fall asleep in between and are woken.
-TEST(FoldPool, ManyThreadsFoldAtOnce) {
-  FoldPool pool(2, 20'000);
+TEST(ReducePool, ManyThreadsFoldAtOnce) {
+  ReducePool pool(2, 20'000);
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      Work work(FoldPool::kLeast / sizeof(float) + 100 * t, 2, t);
+      Work work(ReducePool::kLeast / sizeof(float) + 100 * t, 2, t);
       for (int turn = 0; turn < 40; ++turn) {
         std::memset(work.shared.data(), 0, work.count * sizeof(float));
         pool.fold(work.task, work.count);
@@ -114,9 +114,9 @@ TEST(FoldPool, ManyThreadsFoldAtOnce) {
 }
 
 // Helpers do work: with one of them, parts are taken by two threads.
-TEST(FoldPool, HelpersTakeParts) {
-  FoldPool pool(1, 1'000'000'000);  // it polls
-  Work work(64 * FoldPool::kLeast / sizeof(float), 2, 5);
+TEST(ReducePool, HelpersTakeParts) {
+  ReducePool pool(1, 1'000'000'000);  // it polls
+  Work work(64 * ReducePool::kLeast / sizeof(float), 2, 5);
   timespec before, after;
   for (const Deadline deadline(isthmus_test::soon()); !deadline.passed();) {
     const auto own = [](timespec &t) { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); };
@@ -136,4 +136,4 @@ TEST(FoldPool, HelpersTakeParts) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::process
