@@ -208,7 +208,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
       for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.drive();
       if (op->call.by_call) member.wait(op, INT64_MAX);
-      else if (!op->over()) member.context().activate(member);
+      else if (!op->over()) member.context().progress().activate(member);
     }
     if (work) *work = reinterpret_cast<isthmus_work_t>(op);
     else OperationPool::instance().release(op);
@@ -369,7 +369,7 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
 isthmus_result isthmus_raised(const char *what) {
   return guarded([&] {
     if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
-    i::engine::Context::raised(what);
+    i::process::Context::raised(what);
     return ISTHMUS_OK;
   });
 }
@@ -382,7 +382,7 @@ isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   });
 }
 
-int isthmus_raiser(void) { return static_cast<int>(i::engine::Context::raiser()); }
+int isthmus_raiser(void) { return static_cast<int>(i::process::Context::raiser()); }
 
 isthmus_result isthmus_dump_next(char *path, size_t bytes) {
   return guarded([&] {

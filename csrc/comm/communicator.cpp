@@ -16,7 +16,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
   if (world == 0 || rank >= world)
     fail(Code::Argument, "rank {} of {}: the rank must be from 0 to world size - 1", rank, world);
   set_log_level(o.settings.text(Setting::Log).c_str());
-  if (const auto there = engine::Context::current(); !there) {
+  if (const auto there = process::Context::current(); !there) {
     set_log_file(o.settings.text(Setting::LogFile));
     forget_log_rank();
   }
@@ -42,9 +42,9 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
                                          deadline, bootstrap::job_name(parts));
     }
   }
-  engine::Context::Use use;
+  process::Context::Use use;
   try {
-    use = engine::Context::acquire(o.settings, hint);
+    use = process::Context::acquire(o.settings, hint);
   } catch (const Error &e) { throw Error(e.code(), formatted("rank {} of {}: {}", rank, world, e.text())); }
   if (world == 1 && !exchange) {
     struct Alone final : bootstrap::Exchange {
@@ -57,7 +57,7 @@ std::shared_ptr<Communicator> Communicator::init(const InitOptions &o) {
   return make({name, o.members, rank, world, o.settings, context, std::nullopt, *exchange, deadline}, std::move(use));
 }
 
-std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitation, engine::Context::Use use) {
+std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitation, process::Context::Use use) {
   join::Offer offer = join::make_offer(invitation);
   join::Agreement agreement = join::agree(invitation, offer);
   join::Seat seat = join::take_seat(invitation, offer, agreement, join::wire(invitation, offer, agreement));

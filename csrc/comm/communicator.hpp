@@ -118,7 +118,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
   }
   // Collective over the ranks that meet in the invitation's exchange.
-  static std::shared_ptr<Communicator> make(const join::Invitation &invitation, engine::Context::Use use);
+  static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Use use);
   // The invitation of a communicator that is made from this one.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
   void blocks(const Request &r, engine::Operation &op) const;
@@ -131,8 +131,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_claim(const char *name, const char *argument, const void *memory) const;
   bool planned_flat(const plan::Request &r) const;
 
-  engine::Context::Use use_;
-  std::shared_ptr<engine::Context> context_;
+  process::Context::Use use_;
+  std::shared_ptr<process::Context> context_;
   std::shared_ptr<engine::Member> member_;
   Settings settings_;
   bootstrap::Bytes16 key_{};

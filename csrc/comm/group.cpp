@@ -83,7 +83,7 @@ engine::Operation *group_end(bool waits) {
       comm->member().submit(op);
       // A caller that waits drives its only communicator itself: no other thread is woken for that one. One of several has to go on
       // while the caller is in another's submission, which may wait for room on the device.
-      if (!waits || several) comm->member().context().activate(comm->member());
+      if (!waits || several) comm->member().context().progress().activate(comm->member());
     }
   }
   for (auto &[comm, op] : ops) {

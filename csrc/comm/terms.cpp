@@ -7,15 +7,15 @@
 
 namespace isthmus::comm {
 
-void Terms::lose(engine::Context &context, const std::string &name, Lost path, std::string what) {
-  if (!context.note_lost(path))
+void Terms::lose(process::Context &context, const std::string &name, Lost path, std::string what) {
+  if (!context.staging().note_lost(path))
     ISTHMUS_WARN("communicator '{}': {}. It holds for others like it; topology() says which", name, what);
   lost.push_back(std::move(what));
 }
 
 // `staging`: the least of all ranks, so that the chunk is the same on all. Slots of host ranks are some dozens of chunks. Slots that devices
 // copy through, and slots of islands, are up to 170, beside what messages between processes pass through.
-void Terms::choose_chunk(engine::Context &context, std::span<const RankBlob> ranks, uint64_t staging) {
+void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging) {
   const bool devices_or_libraries = std::any_of(
       ranks.begin(), ranks.end(), [](const RankBlob &r) { return r.info.device != "host" || !r.info.ccl.empty(); });
   const uint64_t messages = (ranks.size() - 1) * 3 * link::ByteRing::kLeastCapacity / 2;

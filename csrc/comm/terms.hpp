@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "comm/blob.hpp"
-#include "engine/context.hpp"
 #include "plan/plan.hpp"
+#include "process/context.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::comm {
@@ -28,9 +28,9 @@ struct Terms {
 
   // One path of Lost is not taken. The log says it once a process: what one communicator has lost, those after it mostly lose as well.
   enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
-  void lose(engine::Context &context, const std::string &name, Lost path, std::string what);
+  void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
-  void choose_chunk(engine::Context &context, std::span<const RankBlob> ranks, uint64_t staging);
+  void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging);
   void choose_star(std::span<const RankBlob> ranks, const topology::Topology &islands);
 };
 

@@ -35,8 +35,9 @@ void Member::mismatch(uint64_t sequence, int q) noexcept {
     const Description &d = p.mail->description(sequence);
     if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(d.what.load(), d.bytes.load());
   } else {
-    Context::Answer a;
-    if (context_->query(p.process, p.their_index, epoch_, sequence, kAnswerMs, Deadline(kPatienceSeconds), a) && a.known)
+    Answer a;
+    if (context_->control().query(p.process, p.their_index, epoch_, sequence, kAnswerMs, Deadline(kPatienceSeconds), a) &&
+        a.known)
       theirs = describe(a.what, a.bytes);
   }
   const Called mine = called(sequence);
@@ -50,8 +51,8 @@ void Member::mismatch(uint64_t sequence, int q) noexcept {
        true);
 }
 
-Context::Answer Member::answer(uint64_t sequence) const noexcept {
-  Context::Answer a;
+Answer Member::answer(uint64_t sequence) const noexcept {
+  Answer a;
   a.entered = entered_.load(std::memory_order_acquire);
   a.done = done_.load(std::memory_order_acquire);
   a.waiting_on = waiting_on_.load(std::memory_order_relaxed);
@@ -92,10 +93,10 @@ std::string Member::culprit(const Operation &op, int first, Code &code) noexcept
       code = Code::PeerLost;
       return formatted("{} has destroyed its side of the communicator", rank_text(q));
     }
-    Context::Answer a;
+    Answer a;
     const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
     const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
-    if (!context_->query(p.process, p.their_index, epoch_, op.sequence, kAnswerMs, patience, a))
+    if (!context_->control().query(p.process, p.their_index, epoch_, op.sequence, kAnswerMs, patience, a))
       return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
                        rank_text(q), silent, chain);
     const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
@@ -140,8 +141,9 @@ std::string Member::culprit(const Operation &op, int first, Code &code) noexcept
       std::string others;  // in calls of their own
       for (int r = 0; r < world_; ++r) {
         if (r == rank_ || r == q || std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
-        Context::Answer other;
-        if (!context_->query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, kAnswerMs, patience, other))
+        Answer other;
+        if (!context_->control().query(peers_[r].process, peers_[r].their_index, epoch_, op.sequence, kAnswerMs, patience,
+                                       other))
           return formatted("{} does not answer: its process is stopped, or the network to it is down{}", rank_text(r),
                            chain);
         const bool beside = island >= 0 && served_in_[static_cast<size_t>(r)] == island;
@@ -186,9 +188,9 @@ std::string Member::library_text(const Operation &op, Code &code) noexcept {
   std::string busy;  // what one of them is in
   for (const int q : island_ranks_) {
     if (q == rank_) continue;
-    Context::Answer a;
+    Answer a;
     if (peers_[q].left.load(std::memory_order_acquire) ||
-        !context_->query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, kAnswerMs, patience, a) ||
+        !context_->control().query(peers_[q].process, peers_[q].their_index, epoch_, op.sequence, kAnswerMs, patience, a) ||
         a.entered < op.sequence || (a.known && a.digest != op.digest))
       return formatted("{}; {}", in, culprit(op, q, code));
     if (a.busy[0] && busy.empty()) busy = formatted("{} is in {}", rank_text(q), a.busy);

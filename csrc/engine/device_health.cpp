@@ -20,7 +20,7 @@ void Member::doubt_device(int64_t now) noexcept {
     return;
   if (asked == 0) return;  // 100 ms after the first doubt
   device_doubted_.store(true, std::memory_order_release);
-  context_->call_worker(*this);
+  context_->workers().call(*this);
 }
 
 void Member::device_failed(const Status &s) noexcept {

@@ -67,7 +67,7 @@ void Member::spill(Operation *op) noexcept {
   const uint64_t bytes = op->call.bytes;
   PeerRank &p = peers_[op->call.root];
   if (p.send_credit.has_for_message(bytes)) return;
-  auto &spilled = context_->spilled();
+  auto &spilled = context_->staging().spilled();
   if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
     op->spilled.reset(new (std::nothrow) std::byte[bytes]);
     if (op->spilled) {
@@ -164,7 +164,7 @@ void Member::submit_message(Operation *op) noexcept {
   if (op->call.device && op->call.bytes != 0) {
     island_polls_.store(true, std::memory_order_relaxed);
     // This thread may be held up in the runtime, and the deadline is to be seen all the same.
-    context_->activate(*this);
+    context_->progress().activate(*this);
     return send ? send_from_device(op) : recv_to_device(op);
   }
   if (send) start_send(op, true);
@@ -172,7 +172,7 @@ void Member::submit_message(Operation *op) noexcept {
 }
 
 // The thread that is inside a link, or in a callback of an operation that it has ended, is what the message would need to go on.
-bool Member::can_wait_here() noexcept { return !Context::inside_link() && driven_by_this_thread() == nullptr; }
+bool Member::can_wait_here() noexcept { return !Links::inside_link() && driven_by_this_thread() == nullptr; }
 
 // Where another thread takes meanwhile what make_ready() has found.
 bool Member::may_wait_here(Operation *op) noexcept {
@@ -213,10 +213,10 @@ const char *Member::ready_message(Operation &op) {
     return take_places(op, [&](uint64_t bytes) { return pool_.take(bytes, share); }) ? nullptr : kNoPlace;
   }
   if (!copier_gates_) return kNoGates;
-  if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) {
+  if (context_->staging().unplaced_sends().load(std::memory_order_acquire) != 0) {
     op.deadline_ns = now_ns() + seconds_to_ns(op.call.timeout);
     place_sends(&op);
-    if (!failed() && context_->unplaced_sends().load(std::memory_order_acquire) != 0)
+    if (!failed() && context_->staging().unplaced_sends().load(std::memory_order_acquire) != 0)
       return "sends that were called before it still wait for pinned memory";
   }
   return take_places(op, [&](uint64_t bytes) { return take_ahead(bytes, small(&op)); }) ? nullptr : kNoPlace;
@@ -225,7 +225,7 @@ const char *Member::ready_message(Operation &op) {
 void Member::hold(Operation *op, void *stream) noexcept {
   if (!op->inline_op) OperationPool::retain(op);
   held_here.push_back({op, stream});
-  context_->activate(*this);
+  context_->progress().activate(*this);
 }
 
 void Member::send_from_device(Operation *op) noexcept {
@@ -258,7 +258,7 @@ void Member::send_from_device(Operation *op) noexcept {
   if (op->slot.number != 0) slot_waiters_.fetch_add(1, std::memory_order_relaxed);
   if (op->call.on_stream) hold(op, nullptr);
   worker_wanted_.store(true, std::memory_order_release);
-  context_->activate(*this);  // and what this thread waits for may be another member's, which waits for this one
+  context_->progress().activate(*this);  // and what this thread waits for may be another member's, which waits for this one
   context_->wake();
 }
 
@@ -387,7 +387,7 @@ bool Member::stage_posted(Operation *op) noexcept {
 // No gate may stand before the copy of a send. Those that wait for a slot go another way then; but those of a group, whose receive waits for
 // them inside the call.
 bool Member::stage_all(const Operation *behind) {
-  if (behind->grouped && can_wait_here()) return context_->unplaced_sends().load(std::memory_order_acquire) == 0;
+  if (behind->grouped && can_wait_here()) return context_->staging().unplaced_sends().load(std::memory_order_acquire) == 0;
   for (;;) {
     Operation *op = nullptr;
     {
@@ -421,7 +421,7 @@ bool Member::take_waiting(Operation *op) {
     Context *context = nullptr;
     ~Count() {
       if (!context) return;
-      context->unplaced_sends().fetch_sub(1, std::memory_order_release);
+      context->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
       context->wake();
     }
   } count;
@@ -437,7 +437,7 @@ bool Member::take_waiting(Operation *op) {
 void Member::place_later(Operation *op) noexcept {
   op->unplaced = true;
   ++unstaged_;
-  context_->unplaced_sends().fetch_add(1, std::memory_order_release);
+  context_->staging().unplaced_sends().fetch_add(1, std::memory_order_release);
 }
 
 bool Member::placed(Operation *op) noexcept {
@@ -451,7 +451,7 @@ bool Member::placed(Operation *op) noexcept {
 void Member::forget_unplaced() noexcept {
   const Lock lock(match_lock_);
   for (Operation *o = taking_.head; o; o = o->match_next)
-    if (placed(o)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
+    if (placed(o)) context_->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
 // Those behind it wait as well, so that it gets what becomes free.
@@ -482,7 +482,8 @@ bool Member::may_settle(const Operation &op) const noexcept {
   if (failed() || op.over()) return true;
   if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
   return op.arrived.load(std::memory_order_acquire) ||
-         (copier_gates_ && op.grouped && !op.ungated && context_->unplaced_sends().load(std::memory_order_acquire) == 0);
+         (copier_gates_ && op.grouped && !op.ungated &&
+          context_->staging().unplaced_sends().load(std::memory_order_acquire) == 0);
 }
 
 bool Member::settle_stream(Operation *op, void *stream) noexcept {
@@ -491,7 +492,7 @@ bool Member::settle_stream(Operation *op, void *stream) noexcept {
   const SubmitLock::Held submitting = lock_for(copier_lock_, op);
   if (!submitting || failed() || !copier_ || op->over()) return true;
   try {
-    const bool all_placed = context_->unplaced_sends().load(std::memory_order_acquire) == 0;
+    const bool all_placed = context_->staging().unplaced_sends().load(std::memory_order_acquire) == 0;
     if (!order_now(op, stream, true)) return op->ungated = all_placed, false;
   } catch (const Error &e) { not_submitted(*op, e); }
   return true;
@@ -517,7 +518,7 @@ bool Member::drive_messages() noexcept {
   open_gates();
   if (worker_wanted_.exchange(false, std::memory_order_acq_rel)) {
     worker_called_.store(true, std::memory_order_relaxed);
-    context_->call_worker(*this);
+    context_->workers().call(*this);
   }
   return moved;
 }

@@ -64,7 +64,7 @@ constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
 bool Member::take_room(Operation *op) {
   const plan::Plan &p = *op->plan;
   // Where there was none, others are asked again when one of them has given some back, or after a while.
-  const uint64_t given_back = context_->given_back();
+  const uint64_t given_back = context_->staging().given_back();
   const int64_t now = op->short_of_room ? now_ns() : 0;
   if (op->short_of_room && std::exchange(op->given_back, given_back) == given_back && now < op->ask_again_ns) return false;
   op->ask_again_ns = now + kAskAgainNs;
@@ -85,8 +85,8 @@ bool Member::take_room(Operation *op) {
   } catch (const Error &e) {
     if (e.code() != Code::Resource) throw;
   }
-  const bool others = context_->staging_is_lent();
-  context_->give_idle_staging();
+  const bool others = context_->staging().is_lent();
+  context_->staging().give_idle();
   try {
     take();
     return true;
@@ -97,7 +97,7 @@ bool Member::take_room(Operation *op) {
   if (op->short_of_room && p.device.empty() && now - op->short_since_ns > kPatientNs) {
     op->ring = rings_.take_beyond(slots).slots;
     op->lent = true;
-    if (!context_->note_lost(Context::kBeyondStaging))
+    if (!context_->staging().note_lost(StagingBook::kBeyondStaging))
       ISTHMUS_WARN(
           "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; it holds for "
           "others like it (a larger ISTHMUS_STAGING_BYTES has room for them)",
@@ -107,7 +107,7 @@ bool Member::take_room(Operation *op) {
   if (!std::exchange(op->short_of_room, true)) {
     op->given_back = given_back;
     op->short_since_ns = now_ns();
-    context_->want_room(1);
+    context_->staging().want_room(1);
     ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", describe(*op));
   }
   return false;
@@ -331,7 +331,7 @@ Member::Outcome Member::run_step(Operation *op, const plan::Step &step, uint32_t
       f.divisor = op->call.op == RedOp::Avg ? static_cast<uint64_t>(world_) : 1;
       f.stream_copy = step.stream && op->streams;
       f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
-      context_->fold(f, bytes / element);
+      context_->helpers().fold(f, bytes / element);
       return Outcome::Moved;
     }
     case StepKind::Send: {

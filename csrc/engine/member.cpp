@@ -40,7 +40,7 @@ Member::Member(MemberSetup s)
       world_(topology_.size()),
       index_(s.index),
       epoch_(s.epoch),
-      serial_(context_->next_serial()),
+      serial_(context_->ranks().next_serial()),
       name_(std::move(s.name)),
       cell_bytes_(s.cell_bytes),
       credit_window_(s.credit_window),
@@ -57,7 +57,7 @@ Member::Member(MemberSetup s)
       served_in_(s.served_in.empty() ? std::vector<int>(static_cast<size_t>(world_), -1) : std::move(s.served_in)),
       part_bytes_(s.part_bytes),
       group_wait_ns_(s.group_wait_ns),
-      pool_(context_->staging_source(), context_->message_staging()) {
+      pool_(context_->staging().source(), context_->staging().message_shares()) {
   for (const auto &g : topology_.groups) {
     for (int r : g.ranks) fold_order_.push_back(r);
     group_ends_.push_back(static_cast<uint32_t>(fold_order_.size()));
@@ -91,7 +91,8 @@ Member::~Member() {
 void Member::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
   fixed_ring_bytes_ = bytes;
   // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
-  if (bytes == 0 && fixed_ring_ != 0) context_->give_fixed_ring(std::exchange(fixed_ring_, 0), fixed_ring_allocated_);
+  if (bytes == 0 && fixed_ring_ != 0)
+    context_->staging().give_fixed_ring(std::exchange(fixed_ring_, 0), fixed_ring_allocated_);
   if (executor_ && !rings.empty()) executor_->reaches(std::move(rings));
 }
 
@@ -124,7 +125,7 @@ void Member::submit(Operation *op) noexcept {
   if (failed()) {
     // Who hears of a failure may free memory, which waits for all that the device has to do: not before what stands there is stopped.
     const bool stands = executor_ && !op->is_p2p() && pending_.load(std::memory_order_acquire) > 1;
-    return stands && driven_here != this && !Context::inside_link() ? queue_.append(op) : end_failed(op);
+    return stands && driven_here != this && !Links::inside_link() ? queue_.append(op) : end_failed(op);
   }
   if (op->is_p2p()) submit_message(op);
   else if (executor_) submit_to_island(op);
@@ -154,7 +155,7 @@ void Member::make_ready(Operation &op) {
 // The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
 // progress thread does for this and earlier operations.
 void Member::submit_to_island(Operation *op) noexcept {
-  if (context_->unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
+  if (context_->staging().unplaced_sends().load(std::memory_order_acquire) != 0) place_sends(op);
   const SubmitLock::Held order = lock_for(island_lock_, op);
   if (!order) return end_failed(op);
   const std::shared_ptr<const plan::Plan> plan = op->plan;
@@ -166,11 +167,11 @@ void Member::submit_to_island(Operation *op) noexcept {
   }
   try {
     while (!take_room(op)) {  // what has it needs no thread of the caller's
-      if (Context::inside_link() || driven_here || now_ns() >= op->deadline_ns || failed())
+      if (Links::inside_link() || driven_here || now_ns() >= op->deadline_ns || failed())
         isthmus::fail(Code::Resource,
                       "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES){}",
-                      Context::inside_link() || driven_here ? ", and a callback cannot wait for it" : "");
-      sleep_until([&] { return context_->given_back() != op->given_back || now_ns() >= op->ask_again_ns; });
+                      Links::inside_link() || driven_here ? ", and a callback cannot wait for it" : "");
+      sleep_until([&] { return context_->staging().given_back() != op->given_back || now_ns() >= op->ask_again_ns; });
     }
     if (runtime_) {
       if (!op->call.device) bounce_in(op);
@@ -179,7 +180,7 @@ void Member::submit_to_island(Operation *op) noexcept {
     }
     queue_.append(op);
     begin_if_first(op);
-    context_->activate(*this);
+    context_->progress().activate(*this);
     executor_->submit(
         *op, std::exchange(behind_host_, false),
         [](void *me, bool (*holds)(const void *), const void *what) {
@@ -299,7 +300,7 @@ bool Member::wants_stop_of_stream(int64_t now, bool turn) noexcept {
   if (stop_.load(std::memory_order_acquire) == Stop::None) {
     stopped_in_turn_ = turn;
     stop_.store(Stop::Asked, std::memory_order_release);
-    context_->call_worker(*this, true);
+    context_->workers().call(*this, true);
   }
   return true;
 }
@@ -344,18 +345,18 @@ Member::Outcome Member::advance(Operation *op) noexcept {
 
 bool Member::drive(bool watched) noexcept {
   const bool moved = drive_operations();
-  return (context_->has_links() && context_->drive_links(watched)) || moved;
+  return (context_->links().any() && context_->links().drive(watched)) || moved;
 }
 
 void Member::forget_on_links() noexcept {
   { const Lock posted(match_lock_); }
-  context_->cancel_on_links(*this);
+  context_->links().cancel(*this);
 }
 
 bool Member::drive_operations() noexcept {
   bool moved = false;
-  if (Context::inside_link()) {  // a callback that submits: this thread holds a link's turn, which ending operations needs
-    if (has_work()) context_->activate(*this);
+  if (Links::inside_link()) {  // a callback that submits: this thread holds a link's turn, which ending operations needs
+    if (has_work()) context_->progress().activate(*this);
     return false;
   }
   // Most looks find nothing to do, and this one takes no lock.
@@ -440,12 +441,12 @@ void Member::end_op(Operation *op, Code code, std::string text) noexcept {
   if (op->on_device && code == Code::Ok && executor_) executor_->ended_well(*op);
   if (std::exchange(op->lent, false)) {
     rings_.end(op->sequence);
-    context_->room_given_back();
+    context_->staging().room_given_back();
   }
-  if (std::exchange(op->short_of_room, false)) context_->want_room(-1);
+  if (std::exchange(op->short_of_room, false)) context_->staging().want_room(-1);
   if (op->place.own) unstage(op);
   if (op->spilled) {
-    context_->spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
+    context_->staging().spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
     op->spilled.reset();
   }
   if (code == Code::Ok && op->slot.number != 0 && op->call.collective == Collective::Recv) has_landed(op);
@@ -468,9 +469,9 @@ void Member::end_all(Code code) noexcept {
 bool Member::wait(Operation *op, int64_t until_ns) noexcept {
   if (op->over()) return true;
   waiters_.fetch_add(1, std::memory_order_acq_rel);
-  const bool crowded = Context::oversubscribed();
+  const bool crowded = process::oversubscribed();
   const bool p2p = op->is_p2p(), group = op->children.load(std::memory_order_relaxed) != 0;
-  const bool sockets = context_->has_links() && (p2p || group || !topology_.flat);
+  const bool sockets = context_->links().any() && (p2p || group || !topology_.flat);
   // Frames matter to this operation, or only to others (then the links are looked at now and then).
   const bool frames = p2p || group || (op->plan && op->plan->uses_links) || !op->member;
   const int polls = crowded || sockets ? 8 : 256;  // before the clock is looked at
@@ -486,9 +487,9 @@ bool Member::wait(Operation *op, int64_t until_ns) noexcept {
       over = true;
       break;
     }
-    if ((frames || (idle & 63) == 63) && context_->has_links()) moved |= context_->drive_links();
+    if ((frames || (idle & 63) == 63) && context_->links().any()) moved |= context_->links().drive();
     if (moved) {
-      if (sockets && idle_since != 0) context_->note_socket_wait(now_ns() - idle_since);
+      if (sockets && idle_since != 0) context_->links().note_socket_wait(now_ns() - idle_since);
       idle = 0;
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic of others must not keep us from the clock
@@ -503,14 +504,14 @@ bool Member::wait(Operation *op, int64_t until_ns) noexcept {
     if (now - looked > 1'000'000) {
       looked = now;
       if (p2p) awaited_message_.store(op, std::memory_order_release);
-      context_->report_broken(now);
+      context_->links().report_broken(now);
       check_deadlines(now);
       if (now - asked > 50'000'000) {
         asked = now;
         ask_for_interrupt();
       }
     }
-    if (now - idle_since < (sockets ? context_->socket_spin_ns() : context_->spin_ns())) {
+    if (now - idle_since < (sockets ? context_->links().socket_spin_ns() : context_->spin_ns())) {
       if (crowded || (idle & 31) == 0) ::sched_yield();
       else SpinLock::pause();
       continue;
@@ -518,9 +519,9 @@ bool Member::wait(Operation *op, int64_t until_ns) noexcept {
     int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
     if (polls_device()) nap = std::min(nap, device_nap(now - idle_since));
     bool driven = false;
-    context_->sleep(sockets, nap, [&](bool watched) { return (driven = drive(watched)) || op->over(); });
+    context_->links().sleep(sockets, nap, [&](bool watched) { return (driven = drive(watched)) || op->over(); });
     if (driven && sockets) {
-      context_->note_socket_wait(now_ns() - idle_since);
+      context_->links().note_socket_wait(now_ns() - idle_since);
       idle_since = 0;
     }
   }
@@ -588,13 +589,13 @@ void Member::fail(Failure why, bool flood) noexcept {
   if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", name_, rank_, why.text);
   if (flood) this->flood(why);
   if (auto *hook = late_hook.load(std::memory_order_acquire); hook && why.late) hook();
-  if (has_work()) context_->activate(*this);  // somebody has to end what is pending, also where nobody waits
+  if (has_work()) context_->progress().activate(*this);  // somebody has to end what is pending, also where nobody waits
   context_->wake();
 }
 
 void Member::flood(const Failure &why) noexcept {
   for (int q = 0; q < world_; ++q)
-    if (q != rank_) context_->tell_failure(peers_[q].process, peers_[q].their_index, epoch_, why);
+    if (q != rank_) context_->control().tell_failure(peers_[q].process, peers_[q].their_index, epoch_, why);
 }
 
 void Member::fail_at(const Operation &op, Code code, std::string_view what, bool late) noexcept {
@@ -645,7 +646,7 @@ void Member::link_broken(const link::Link *link, const std::string &why) noexcep
 void Member::say_leave(int rank, Leaving how) noexcept {
   const LeaveBody body{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), how,
                        done_.load(std::memory_order_acquire)};
-  context_->control(peers_[rank].process, Control::Leave, packed(body));
+  context_->control().tell(peers_[rank].process, Control::Leave, packed(body));
 }
 
 void Member::peer_left_library(uint32_t rank) noexcept {
@@ -695,7 +696,7 @@ void Member::leave_library(bool broken) noexcept {
   const auto wait = [&](std::atomic<bool> PeerRank::*flag, int64_t ns) {
     const auto come = [&] { return others([&](const PeerRank &p) { return (p.*flag).load(std::memory_order_acquire); }); };
     for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
-      context_->sleep(false, 5'000'000, [&](bool) { return come(); });
+      context_->links().sleep(false, 5'000'000, [&](bool) { return come(); });
     return come() && alive();
   };
   bool together = !broken && wait(&PeerRank::left, kTogether);
@@ -740,7 +741,7 @@ void Member::leave(int64_t until_ns) noexcept {
     check_deadlines(now_ns());
     receives = now_ns() - begun > kReceives && only_receives_wait();
     if (receives) break;
-    context_->sleep(context_->has_links(), 1'000'000, [&](bool watched) { return drive(watched) || !has_work(); });
+    context_->links().sleep(context_->links().any(), 1'000'000, [&](bool watched) { return drive(watched) || !has_work(); });
   }
   // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
   if (failed()) { flood(why()); }
@@ -782,12 +783,12 @@ void Member::leave(int64_t until_ns) noexcept {
   pool_.free_spares();
   std::vector<uint64_t> rings = rings_.take_all();
   if (ring_lost_) {  // nobody's until the context ends
-    context_->lose_rings(static_cast<int>(rings.size()) + (fixed_ring_ != 0));
+    context_->staging().lose_rings(static_cast<int>(rings.size()) + (fixed_ring_ != 0));
     rings.clear();
     fixed_ring_ = 0;
   }
   const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world_));
-  context_->retire(
+  context_->ranks().retire(
       index_, epoch_, gone,
       [readers, entered, gone] {
         for (const auto &r : readers)
@@ -798,12 +799,12 @@ void Member::leave(int64_t until_ns) noexcept {
       },
       [context, rings, mailbox = mailbox_offset_, fixed = fixed_ring_, bytes = fixed_ring_allocated_] {
         for (uint64_t offset : rings) context->arena().free_staging(offset);
-        if (fixed) context->give_fixed_ring(fixed, bytes);
+        if (fixed) context->staging().give_fixed_ring(fixed, bytes);
         context->arena().free_mailbox(mailbox);
       });
   for (int q = 0; q < world_; ++q)  // after retire(), which hears of those that leave from now on
     if (peers_[q].left.load(std::memory_order_acquire) && !peers_[q].left_writing.load()) (*gone)[q].store(true);
-  context_->remove_member(index_);
+  context_->remove(index_);
 }
 
 void Member::open_credit() noexcept {

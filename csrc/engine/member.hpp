@@ -21,7 +21,7 @@
 #include "base/lock.hpp"
 #include "base/clock.hpp"
 #include "base/fork.hpp"
-#include "engine/context.hpp"
+#include "engine/context_names.hpp"
 #include "engine/device_executor.hpp"
 #include "engine/mailbox.hpp"
 #include "engine/operation.hpp"
@@ -103,13 +103,13 @@ struct MemberSetup {
   uint64_t part_bytes = 0;     // longer messages are several; the same on all ranks. 0: no rank works on a device's memory
   DeviceExecutorSetup island;  // with a communicator where a library serves this rank
   std::vector<int> served_in;  // by rank: the number of the island in which a library serves it; -1: none does
-  uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from Context::take_fixed_ring(); 0: none
+  uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from StagingBook::take_fixed_ring(); 0: none
 };
 
-class Member : public std::enable_shared_from_this<Member> {
+class Member final : public std::enable_shared_from_this<Member>, public process::LocalRank {
  public:
   explicit Member(MemberSetup setup);
-  ~Member();
+  ~Member() override;
   Member(const Member &) = delete;
   Member &operator=(const Member &) = delete;
 
@@ -137,10 +137,15 @@ class Member : public std::enable_shared_from_this<Member> {
   // Who shares memory with whom; knows no libraries.
   const topology::Topology &topology() const noexcept { return topology_; }
   bool ours() const noexcept { return birth_.here(); }  // of this process, and not of one that it was forked from
-  int rank() const noexcept { return rank_; }
-  int world() const noexcept { return world_; }
-  uint32_t index() const noexcept { return index_; }
-  uint32_t epoch() const noexcept { return epoch_; }
+  int rank() const noexcept override { return rank_; }
+  int world() const noexcept override { return world_; }
+  uint32_t index() const noexcept override { return index_; }
+  uint32_t epoch() const noexcept override { return epoch_; }
+  std::weak_ptr<process::LocalRank> itself() noexcept override { return weak_from_this(); }
+  process::PathTo path_to(int rank) const noexcept override {
+    const PeerRank &p = peers_[static_cast<size_t>(rank)];
+    return {p.process, p.link, p.their_index};
+  }
   uint64_t serial() const noexcept { return serial_; }
   const std::string &name() const noexcept { return name_; }
   Context &context() noexcept { return *context_; }
@@ -166,16 +171,16 @@ class Member : public std::enable_shared_from_this<Member> {
   // the member.
   void order(Operation *op, void *stream);
   // By the device worker: the copies that nobody else submits. True: some wait for pinned memory, so come again.
-  bool carry_messages() noexcept;
+  bool carry_messages() noexcept override;
   // By the device worker, where check_deadlines() has asked for it: whether the device has failed.
-  void look_at_device() noexcept;
+  void look_at_device() noexcept override;
   // By the device worker that stops streams, where island_settled() has asked for it.
-  void stop_stream() noexcept;
+  void stop_stream() noexcept override;
   bool wants_stop_of_stream(int64_t now, bool turn) noexcept;  // exec
   // Waits until op is over or `until_ns` has passed (false). Drives this member and the links; calls the interrupt check.
   bool wait(Operation *op, int64_t until_ns) noexcept;
   // One non-blocking try to move things. True if something moved.
-  bool drive(bool watched = false) noexcept;
+  bool drive(bool watched = false) noexcept override;
   bool drive_operations() noexcept;  // the same without the links
   // The op for a blocking call, if it is free (one a member); else nullptr.
   Operation *take_inline() noexcept;
@@ -187,12 +192,12 @@ class Member : public std::enable_shared_from_this<Member> {
   }
   // Failure. First writer wins; floods where `flood`. Any thread.
   void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
-  void fail(Failure why, bool flood) noexcept;
+  void fail(Failure why, bool flood) noexcept override;
   // The program has not caught an error: `what`. `first`: it is not what another rank's has led to.
-  void raised(std::string_view what, bool first) noexcept;
+  void raised(std::string_view what, bool first) noexcept override;
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire) != 0; }
   Status failure() const;
-  Failure why() const;
+  Failure why() const override;
   // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
   // the member has failed. It ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it is: the same
   // on all, and for errors. `all`: in the order of `ranks`. Where one has failed it may have succeeded on others. Throws Error. Any thread.
@@ -207,24 +212,24 @@ class Member : public std::enable_shared_from_this<Member> {
   void leave(int64_t until_ns) noexcept;
 
   // From the links and the control thread.
-  link::Accept accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
-  void received_frame(const link::FrameHeader &h);
-  void credit(uint32_t rank, uint64_t granted) noexcept;
-  void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
-  void link_broken(const link::Link *link, const std::string &why) noexcept;
-  void peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept;
-  void peer_left_library(uint32_t rank) noexcept;
-  OutOfBand &out_of_band() noexcept { return out_of_band_; }
-  Context::Answer answer(uint64_t sequence) const noexcept;
-  std::string inside_text() const;   // the vendor's call that a thread of ours gives the device work in, or empty
-  std::string waiting_text() const;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
-  // A device signals without waking anybody. Whoever waits for it looks again after a sixteenth of what he has waited: late by little, and
-  // cheap where a wait is long.
-  static int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }
-  bool polls_device() const noexcept { return island_polls_.load(std::memory_order_relaxed) && has_work(); }
+  link::Accept accept_frame(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
+  void received_frame(const link::FrameHeader &h) override;
+  void credit(uint32_t rank, uint64_t granted) noexcept override;
+  void peer_lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept override;
+  void link_broken(const link::Link *link, const std::string &why) noexcept override;
+  void peer_left(uint32_t rank, uint64_t done, Leaving how) noexcept override;
+  void peer_left_library(uint32_t rank) noexcept override;
+  void came_out_of_band(uint32_t rank, uint64_t about, uint64_t number, std::span<const std::byte> bytes) override {
+    out_of_band_.came(rank, about, number, bytes);
+  }
+  void withdrawn_out_of_band(uint32_t rank, uint64_t number) override { out_of_band_.withdrawn(rank, number); }
+  Answer answer(uint64_t sequence) const noexcept override;
+  std::string inside_text() const override;   // the vendor's call that a thread of ours gives the device work in, or empty
+  std::string waiting_text() const override;  // "all_reduce #3 of 'world', waiting for rank 2", or empty
+  bool polls_device() const noexcept override { return island_polls_.load(std::memory_order_relaxed) && has_work(); }
   // The device that this rank works on, or null: whoever prepares an operation asks whose memory it was given.
-  device::Runtime *runtime() const noexcept { return runtime_; }
-  int device() const noexcept { return device_; }
+  device::Runtime *runtime() const noexcept override { return runtime_; }
+  int device() const noexcept override { return device_; }
   // Whose memory that is. What the runtime does not know may have been the device's until the program reset it: then this member fails, and
   // throws.
   device::PointerInfo find(const void *memory);
@@ -239,14 +244,14 @@ class Member : public std::enable_shared_from_this<Member> {
   bool would_take_slot(bool send, int peer, uint64_t bytes) const noexcept;
   // Of the flight recorder.
   void record(const Operation &op, Code result, int64_t ended_ns) noexcept;
-  bool has_work() const noexcept { return pending_.load(std::memory_order_acquire) != 0; }
+  bool has_work() const noexcept override { return pending_.load(std::memory_order_acquire) != 0; }
   bool only_receives_wait() const noexcept;
-  uint32_t waiters() const noexcept { return waiters_.load(std::memory_order_relaxed); }
-  int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
+  uint32_t waiters() const noexcept override { return waiters_.load(std::memory_order_relaxed); }
+  int64_t check_deadlines(int64_t now) noexcept override;  // ends what is late; for operations that nobody waits for
 
   // Of the staging memory: what no operation of this member has is given back, for another that finds none. Any thread.
-  bool give_idle_staging() noexcept;
-  bool has_lent_staging() const noexcept { return !failed() && rings_.lent(); }
+  bool give_idle_staging() noexcept override;
+  bool has_lent_staging() const noexcept override { return !failed() && rings_.lent(); }
 
   static void set_interrupt_check(int (*check)()) noexcept;
   // Called, on any thread, where an operation of a member has met its deadline, on this rank or another. Must be short; null: nothing is.
@@ -259,7 +264,6 @@ class Member : public std::enable_shared_from_this<Member> {
            static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;
   }
   std::vector<Record> in_flight() const;
-  std::atomic<bool> active{false};  // listed with the progress thread
 
  private:
   enum class Outcome : uint8_t { Blocked, Moved, Ended };
@@ -578,7 +582,7 @@ void Member::sleep_until(Holds holds) noexcept {
       asked = now;
       ask_for_interrupt();
     }
-    context_->sleep(false, kNap, [&](bool) { return holds(); });
+    context_->links().sleep(false, kNap, [&](bool) { return holds(); });
   }
 }
 

@@ -237,7 +237,7 @@ void Member::consumed(int source, uint64_t bytes) noexcept {
   const uint64_t granted = p.recv_credit.consumed(bytes);
   if (granted == 0) return;
   const CreditBody body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
-  context_->control(p.process, Control::Credit, packed(body));
+  context_->control().tell(p.process, Control::Credit, packed(body));
 }
 
 link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
@@ -363,7 +363,7 @@ void Member::end_messages(Code code) noexcept {
         op = list->take_first(any);
         if (!op) continue;
         if (std::exchange(op->held, false)) unexpected_.done(*unexpected_.claimed_by(op));
-        if (placed(op)) context_->unplaced_sends().fetch_sub(1, std::memory_order_release);
+        if (placed(op)) context_->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
         if (list == &taking_ || list == &granting_ || list == &landing_) moving_.fetch_sub(1, std::memory_order_release);
       }
       gated_head_ = nullptr;

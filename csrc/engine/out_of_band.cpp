@@ -97,7 +97,7 @@ void Member::say_out_of_band(int rank, uint64_t about, uint64_t number, uint32_t
                              std::span<const std::byte> bytes) noexcept {
   const OutOfBandHead head{peers_[rank].their_index, epoch_, static_cast<uint32_t>(rank_), given_up, about, number};
   std::array<std::byte, sizeof head + OutOfBand::kMostBytes> room;
-  context_->control(peers_[rank].process, Control::OutOfBand, pack(head, bytes, room));
+  context_->control().tell(peers_[rank].process, Control::OutOfBand, pack(head, bytes, room));
 }
 
 void Member::exchange(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,

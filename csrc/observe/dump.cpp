@@ -87,7 +87,7 @@ std::string devices_json() {
 std::string context_json() {
   nlohmann::ordered_json out{
       {"active", false}, {"simd", reduce::target()}, {"abandoned_threads", device::abandoned_threads()}};
-  if (const auto c = engine::Context::current()) {
+  if (const auto c = process::Context::current()) {
     const auto s = c->stats();
     out = {{"active", true},
            {"simd", reduce::target()},

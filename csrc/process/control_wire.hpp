@@ -13,7 +13,8 @@ namespace isthmus::process {
 
 enum class Control : uint16_t { Credit = 1, Abort = 2, Query = 3, Reply = 4, StreamRing = 5, Leave = 6, OutOfBand = 7 };
 
-// `member` is the index of the communicator in the receiving process. A body of another `epoch` is for an earlier communicator of that index.
+// `member` is the index of the communicator in the receiving process. A body of another `epoch` is for an earlier communicator of that
+// index.
 
 struct CreditBody {  // `rank` grants: it takes `granted` bytes in all
   uint32_t member, epoch, rank, spare;
@@ -101,8 +102,8 @@ std::span<const std::byte> pack(const T &head, std::span<const std::byte> rest, 
   return room.first(sizeof head + rest.size());
 }
 
-// Takes a struct off the front of `bytes`. Returns nothing where `bytes` is too short, and leaves `bytes` as it was. The bytes behind a head
-// belong to the head. The bytes behind a body are ignored.
+// Takes a struct off the front of `bytes`. Returns nothing where `bytes` is too short, and leaves `bytes` as it was. The bytes behind a
+// head belong to the head. The bytes behind a body are ignored.
 template <ControlStruct T>
 std::optional<T> unpack(std::span<const std::byte> &bytes) noexcept {
   if (bytes.size() < sizeof(T)) return std::nullopt;

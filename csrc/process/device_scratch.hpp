@@ -1,7 +1,7 @@
 // Blocks of a device's memory, in which operations keep intermediate results. A block is lent to one communicator at a time.
 //
-// A communicator has a block while one of its operations is in flight. Its operations use the block in the order of the stream. A block that
-// one communicator has outgrown serves the others. All blocks go back to the device with the last communicator.
+// A communicator has a block while one of its operations is in flight. Its operations use the block in the order of the stream. A block
+// that one communicator has outgrown serves the others. All blocks go back to the device with the last communicator.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,12 @@ class DeviceScratch {
   DeviceScratch(const DeviceScratch &) = delete;
   DeviceScratch &operator=(const DeviceScratch &) = delete;
 
-  // One communicator more will need a block of so many bytes. The block is allocated now, up to kReserved blocks in all: an allocation while
-  // operations are in flight may wait for all work of the device. Throws what the runtime throws.
+  // One communicator more will need a block of so many bytes. The block is allocated now, up to kReserved blocks in all: an allocation
+  // while operations are in flight may wait for all work of the device. Throws what the runtime throws.
   void reserve(size_t bytes);
   static constexpr size_t kReserved = 8;
-  // The smallest free block that is large enough, or a new one. A new block is of the next power of two, so all outgrown blocks together are
-  // smaller than the last one. Throws what the runtime throws.
+  // The smallest free block that is large enough, or a new one. A new block is of the next power of two, so all outgrown blocks together
+  // are smaller than the last one. Throws what the runtime throws.
   Block take(size_t bytes);
   void give(Block block) noexcept;  // no call of the runtime
 

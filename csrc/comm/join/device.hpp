@@ -6,7 +6,8 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "engine/context.hpp"
+#include "device/runtime.hpp"
+#include "process/hung_device.hpp"
 
 namespace isthmus::comm::join {
 
@@ -20,11 +21,11 @@ struct Device {
 // In seconds: short of the vote's deadline, so that all hear how it ended.
 inline double early(Deadline deadline) { return 0.8 * static_cast<double>(deadline.left_ns()) * 1e-9; }
 
-// A device that hangs may hold up a call for ever: see Context::ask().
+// A device that hangs may hold up a call for ever: see process::ask().
 template <class T, class F>
 T asked(const Device &device, Deadline deadline, F calls) {
   if (device.host()) return calls();
-  return engine::Context::asked<T>(*device.runtime, device.number, Deadline(early(deadline)), std::move(calls));
+  return process::asked<T>(*device.runtime, device.number, Deadline(early(deadline)), std::move(calls));
 }
 
 }  // namespace isthmus::comm::join

@@ -14,7 +14,7 @@
 
 #include "base/settings.hpp"
 #include "bootstrap/rendezvous.hpp"
-#include "engine/context.hpp"
+#include "process/context.hpp"
 #include "topology/topology.hpp"
 
 namespace isthmus::comm::join {
@@ -30,7 +30,7 @@ struct Invitation {
   std::string members;  // whom this rank takes for the members; empty: not said. Ranks that say unlike things fail
   int rank = 0, world = 1;
   const Settings &settings;
-  std::shared_ptr<engine::Context> context;
+  std::shared_ptr<process::Context> context;
   std::optional<Parent> parent;
   bootstrap::Exchange &exchange;  // among the ranks of the new communicator
   Deadline deadline;

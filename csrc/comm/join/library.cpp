@@ -57,7 +57,8 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
   for (const int q : island.ranks) {
     const auto at = static_cast<size_t>(q);
     if (q != invitation.rank)
-      invitation.context->tell_failure(wiring.processes[at], agreement.ranks[at].index, agreement.ranks[0].epoch, {trouble});
+      invitation.context->control().tell_failure(wiring.processes[at], agreement.ranks[at].index, agreement.ranks[0].epoch,
+                                                 {trouble});
   }
 }
 

@@ -82,7 +82,7 @@ void open_device(const Invitation &invitation, const Device &device, topology::R
     device::Float8 float8;
   };
   const auto about = asked<About>(device, invitation.deadline, [context = invitation.context, on = device] {
-    context->begin_on(*on.runtime, on.number);
+    context->devices().begin(*on.runtime, on.number);
     return About{on.runtime->describe(on.number), on.runtime->numa(on.number), on.runtime->float8(on.number)};
   });
   info.device = device.text();
@@ -148,11 +148,11 @@ uint64_t mailbox_bytes(const Invitation &invitation) {
 
 Offer make_offer(const Invitation &invitation) {
   const auto &context = invitation.context;
-  context->sweep();
+  context->ranks().sweep();
   Offer offer;
   RankBlob &mine = offer.blob = describe(invitation);
-  mine.index = context->reserve_index();
-  offer.index = Rollback([context, index = mine.index] { context->release_index(index); });
+  mine.index = context->ranks().reserve();
+  offer.index = Rollback([context, index = mine.index] { context->ranks().release(index); });
   Attempts attempt(invitation);
   attempt([&] {
     mine.mailbox = context->arena().allocate_mailbox(mailbox_bytes(invitation));

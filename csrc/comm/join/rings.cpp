@@ -20,7 +20,7 @@ std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &s
         asked<std::byte *>(setup.device, setup.deadline,
                            [context = setup.context, on = setup.device, process = member.peers()[q].process,
                             offset = place.offset, bytes = place.bytes + slots_bytes(setup, q)] {
-                             return context->reach(*on.runtime, on.number, process, offset, bytes);
+                             return context->devices().reach(*on.runtime, on.number, process, offset, bytes);
                            });
     if (!there) return {};
     rings.push_back(there);
@@ -56,7 +56,7 @@ void guard(engine::Member &member, const RingsSetup &setup) {
 
 void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup) {
   const auto &places = setup.places;
-  engine::Context &context = *setup.context;
+  process::Context &context = *setup.context;
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0) {

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "comm/join/library.hpp"
 #include "engine/mailbox.hpp"
+#include "process/processors.hpp"
 
 namespace isthmus::comm::join {
 namespace {
@@ -24,7 +25,7 @@ struct Making {
   Map map;
   Terms terms;
 
-  engine::Context &context() const { return *invitation.context; }
+  process::Context &context() const { return *invitation.context; }
   size_t world() const { return agreement.ranks.size(); }
 };
 
@@ -88,16 +89,16 @@ Ring take_ring(const Making &m) {
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
   ring.bytes = most + others * slots * ring.part;
-  uint64_t at = m.context().take_fixed_ring(ring.bytes, part_of);
+  uint64_t at = m.context().staging().take_fixed_ring(ring.bytes, part_of);
   if (at == 0) {
     ring.bytes = most;
     slots = 0;
-    at = m.context().take_fixed_ring(ring.bytes, part_of);
+    at = m.context().staging().take_fixed_ring(ring.bytes, part_of);
   }
   if (at == 0) return ring;
   ring.place = {at, most, slots};
   ring.give_back =
-      Rollback([context = m.invitation.context, at, bytes = ring.bytes] { context->give_fixed_ring(at, bytes); });
+      Rollback([context = m.invitation.context, at, bytes = ring.bytes] { context->staging().give_fixed_ring(at, bytes); });
   return ring;
 }
 
@@ -155,7 +156,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
     p.mail = std::launder(reinterpret_cast<engine::Mailbox *>(base + at));
     p.bell = &link::Arena::doorbell_of(base);
   }
-  p.link = m.context().link_to(p.process, p.process && p.arena);
+  p.link = m.context().links().link_to(p.process, p.process && p.arena);
 }
 
 void reach_peers(Making &m, engine::Member &member) {
@@ -165,8 +166,8 @@ void reach_peers(Making &m, engine::Member &member) {
   const auto local =
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
                                      [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
-  engine::Context::note_local_ranks(local);
-  m.context().want_helpers(m.offer.device.host() ? 0 : std::clamp(engine::Context::processors() / local - 2, 0, 3));
+  process::note_local_ranks(local);
+  m.context().helpers().want(m.offer.device.host() ? 0 : std::clamp(process::processors() / local - 2, 0, 3));
   m.terms.stream_bytes = stream_threshold(local);
 }
 
@@ -231,10 +232,10 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
     ring = take_ring(m);
     make_member(m, ring, seat);
     reach_peers(m, *seat.member);
-    m.context().set_member(offer.blob.index, seat.member);
+    m.context().ranks().set(offer.blob.index, seat.member);
   });
   attempt([&] {
-    if (!offer.device.host()) engine::Context::refuse_stuck(*offer.device.runtime, offer.device.number);
+    if (!offer.device.host()) process::refuse_stuck(*offer.device.runtime, offer.device.number);
   });
   // No frame for this rank may come before all have come to this point: what comes for an unknown index is dropped.
   Ballot mine{Ballot::Vote::Fine, attempt.trouble(), Blob(sizeof ring.place)};

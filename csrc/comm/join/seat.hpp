@@ -25,7 +25,7 @@ struct RingPlace {
 };
 
 struct RingsSetup {
-  std::shared_ptr<engine::Context> context;
+  std::shared_ptr<process::Context> context;
   std::vector<RingPlace> places;  // by rank
   uint64_t part;                  // of a message in a receive slot, in bytes
   const Device &device;

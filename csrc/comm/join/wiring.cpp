@@ -23,7 +23,7 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
   const auto &context = invitation.context;
   if (device.host()) {
     served.runtime = &device::host_runtime();
-    served.stream = engine::Context::host_stream();
+    served.stream = process::OpenDevices::host_stream();
     served.arena = context->arena().base();
     return;
   }
@@ -34,9 +34,9 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
   };
   served.runtime = device.runtime;
   const auto ours = asked<Ours>(device, invitation.deadline, [context, on = device, ordinal] {
-    return Ours{context->device_stream(*on.runtime, on.number, 2 * ordinal),
-                context->device_stream(*on.runtime, on.number, 2 * ordinal + 1),
-                context->device_scratch(*on.runtime, on.number), context->arena_on(*on.runtime, on.number)};
+    return Ours{context->devices().stream(*on.runtime, on.number, 2 * ordinal),
+                context->devices().stream(*on.runtime, on.number, 2 * ordinal + 1),
+                context->devices().scratch(*on.runtime, on.number), context->devices().arena_on(*on.runtime, on.number)};
   });
   served.stream = ours.stream;
   served.beside = ours.beside;
@@ -80,8 +80,8 @@ bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreemen
   const RankBlob &theirs = agreement.ranks[static_cast<size_t>(q)];
   const int streams = static_cast<int>(invitation.settings.integer(Setting::TcpStreams));
   try {
-    return &invitation.context->connect(theirs.endpoint, agreement.ranks[0].key, shared,
-                                        map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
+    return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, shared,
+                                                map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
   } catch (const Error &e) {  // the mesh knows processes; users know ranks
     throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
   }
@@ -114,7 +114,7 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
       open_streams(invitation, device, ordinal_of(agreement, invitation.rank), wiring.served);
   });
   // From here on the others can tell this rank that they fail, and who has the ballots knows that they all listen.
-  wiring.failed_elsewhere = context->making(offer.blob.index, agreement.ranks[0].epoch);
+  wiring.failed_elsewhere = context->ranks().making(offer.blob.index, agreement.ranks[0].epoch);
   mine.trouble = attempt.trouble();
   // A device may have pinned less of the staging memory than was wanted.
   mine.extra = staging_and_id(context->arena().staging_limit(), id);

@@ -1,0 +1,20 @@
+// The names of the floor below that the engine says most often.
+#pragma once
+
+#include "process/context.hpp"
+#include "process/processors.hpp"
+
+namespace isthmus::engine {
+
+using process::Answer;
+using process::Context;
+using process::Control;
+using process::CreditBody;
+using process::Failure;
+using process::LeaveBody;
+using process::Leaving;
+using process::Links;
+using process::OutOfBandHead;
+using process::StagingBook;
+
+}  // namespace isthmus::engine

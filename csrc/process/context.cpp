@@ -1,0 +1,151 @@
+#include "process/context.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/lock.hpp"
+#include "process/context_threads.hpp"
+
+namespace isthmus::process {
+namespace {
+
+// Never destroyed: a thread of an init that nobody waits for may still use it while the process ends.
+struct Current {
+  Mutex mutex;  // guards how often a context is used, too
+  std::weak_ptr<Context> context ISTHMUS_GUARDED_BY(mutex);
+  bool held ISTHMUS_GUARDED_BY(mutex) = false;  // for good, see raised()
+};
+PerProcess<Current> the_current;
+
+}  // namespace
+
+Context::Use Context::acquire(const Settings &settings, const std::string &route_hint) {
+  Current &now = *the_current;
+  const Lock lock(now.mutex);
+  std::shared_ptr<Context> c = now.context.lock();
+  if (c) {
+    c->settings_.check_process_settings(settings);
+  } else {
+    // The last reference may fall on one of the context's own threads, which cannot join itself.
+    c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
+      if (!gone->birth_.here()) return;  // its threads and memory are the parent's
+      if (on_context_thread()) std::thread([gone] { delete gone; }).detach();
+      else delete gone;
+    });
+    now.context = c;
+  }
+  ++c->uses_;
+  return Use(std::move(c));
+}
+
+Context::Use Context::Use::again() const {
+  const Lock lock(the_current->mutex);
+  ++context_->uses_;
+  return Use(context_);
+}
+
+void Context::Use::end() noexcept {
+  const std::shared_ptr<Context> c = std::move(context_);
+  if (!c || !c->birth_.here()) return;
+  Current &now = *the_current;
+  const Lock lock(now.mutex);
+  if (--c->uses_ == 0 && now.context.lock() == c) now.context.reset();
+}
+
+std::shared_ptr<Context> Context::current() {
+  Current &now = *the_current;
+  const Lock lock(now.mutex);
+  return now.context.lock();
+}
+
+Context::Context(const Settings &settings, const std::string &route_hint)
+    : settings_(settings),
+      arena_(static_cast<size_t>(settings.integer(Setting::StagingBytes))),
+      recorder_(static_cast<size_t>(settings.integer(Setting::RecorderEntries))),
+      spin_ns_(settings.integer(Setting::SpinMicros) * 1000),
+      stores_(stores_of(settings.text(Setting::Stores))),
+      devices_(arena_),
+      links_(arena_, ranks_, stores_, spin_ns_),
+      staging_(arena_, ranks_),
+      control_(arena_.doorbell(), ranks_, links_, settings.integer(Setting::HeartbeatMs) * 1'000'000),
+      progress_(arena_, links_, spin_ns_),
+      helpers_(static_cast<int>(settings.integer(Setting::ReduceThreads)), spin_ns_) {
+  mesh_ = std::make_unique<bootstrap::Mesh>(settings, control_, arena_.fd(), arena_.bytes(), route_hint);
+  links_.begin(*mesh_);
+  control_.begin(*mesh_);
+  try {
+    progress_.begin();
+  } catch (const std::exception &e) {
+    mesh_->shut_down();  // its thread calls rooms that end before the mesh does
+    fail(Code::Resource, "cannot start the progress thread: {}", e.what());
+  }
+}
+
+Context::~Context() {
+  progress_.end();
+  workers_.end();
+  devices_.end();
+  mesh_->shut_down();  // no more events; those that come until then still use the rooms
+}
+
+void Context::remove(uint32_t index) {
+  const std::shared_ptr<LocalRank> gone = ranks_.take(index);
+  if (!gone) return;
+  links_.cancel(*gone);
+  progress_.forget(gone);
+}
+
+void Context::raised(std::string_view what) noexcept {
+  const auto c = current();
+  if (!c) return;
+  {
+    Current &now = *the_current;
+    const Lock lock(now.mutex);
+    if (c->uses_ == 0 || now.context.lock() != c) return;
+    if (!std::exchange(now.held, true)) {
+      ++c->uses_;
+      static_cast<void>(new Use(c));  // never given back, as raised() says
+    }
+  }
+  const auto all = c->ranks_.all();
+  // The error of this process may follow from the error of another rank. Then the other rank is the first.
+  const bool first = std::none_of(all.begin(), all.end(), [](const auto &rank) {
+    const Failure why = rank->why();
+    return why.raiser >= 0 && why.raiser != rank->rank();
+  });
+  for (const auto &rank : all) rank->raised(what, first);
+}
+
+Context::Raiser Context::raiser() noexcept {
+  constexpr int64_t kMomentNs = 10'000'000'000;
+  const auto c = current();
+  if (!c) return Raiser::None;
+  Raiser found = Raiser::None;
+  for (const auto &rank : c->ranks_.all()) {
+    const Failure why = rank->why();
+    if (why.raiser < 0 || why.raiser >= rank->world() || why.raiser == rank->rank() || now_ns() - why.noted_ns > kMomentNs)
+      continue;
+    const bootstrap::Peer *process = rank->path_to(why.raiser).process;
+    if (!process) continue;
+    if (!process->lost.load(std::memory_order_acquire)) return Raiser::There;
+    found = Raiser::Gone;
+  }
+  return found;
+}
+
+Context::Stats Context::stats() const {
+  const auto c = mesh_->counts();
+  return {c.threads + 1 + helpers_.threads(),
+          c.descriptors + 2,
+          c.peers,
+          links_.count(),
+          static_cast<int>(ranks_.all().size()),
+          ranks_.leaving(),
+          staging_.rings_lost(),
+          arena_.staging_used(),
+          arena_.staging_limit()};
+}
+
+}  // namespace isthmus::process

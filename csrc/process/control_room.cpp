@@ -1,0 +1,186 @@
+#include "process/control_room.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "base/one_line.hpp"
+#include "process/context_threads.hpp"
+
+namespace isthmus::process {
+namespace {
+
+// A process is taken for stopped where nothing has been heard of it for several heartbeats, and for this long.
+constexpr int64_t kSilentBeats = 3, kSilentNs = 300'000'000;
+
+constexpr size_t kMostAnswers = 64;  // kept; then the oldest is dropped, whose asker has given up
+
+Failure read_failure(const AbortMessage &message) {
+  const AbortHead &h = message.head;
+  Failure why;
+  why.code = static_cast<Code>(h.code);
+  const std::string subject = one_line(message.subject, kMostFailureText);
+  why.text = subject + one_line(message.rest, kMostFailureText);
+  why.subject = static_cast<uint32_t>(subject.size());
+  why.by = h.by;
+  why.raiser = h.raiser;
+  why.sequence = h.sequence;
+  why.late = h.late != 0;
+  return why;
+}
+
+}  // namespace
+
+ControlRoom::ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, int64_t heartbeat_ns)
+    : bell_(bell), ranks_(ranks), links_(links), silent_ns_(std::max(kSilentNs, kSilentBeats * heartbeat_ns)) {}
+
+// ---- to ranks of this process --------------------------------------------------------------------------------------------------------
+
+void ControlRoom::take_abort(std::span<const std::byte> body) {
+  const auto message = unpack_abort(body);
+  if (!message) return;
+  const AbortHead &h = message->head;
+  ranks_.failed_while_making(h.member, h.epoch);
+  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->fail(read_failure(*message), false);
+}
+
+void ControlRoom::take_credit(std::span<const std::byte> body) {
+  if (const auto b = unpack<CreditBody>(body))
+    if (const auto rank = ranks_.at(b->member, b->epoch)) rank->credit(b->rank, b->granted);
+}
+
+void ControlRoom::take_leave(std::span<const std::byte> body) {
+  const auto b = unpack<LeaveBody>(body);
+  if (!b) return;
+  if (const auto rank = ranks_.at(b->member, b->epoch)) {
+    if (b->how == Leaving::LibraryEnded) return rank->peer_left_library(b->rank);
+    rank->peer_left(b->rank, b->done, b->how);
+  }  // and to the retired: the rank may be about to retire, and has looked already
+  if (b->how != Leaving::BrokenWriting) ranks_.has_gone(b->member, b->epoch, b->rank);
+}
+
+void ControlRoom::take_out_of_band(std::span<const std::byte> body) {
+  const auto h = unpack<OutOfBandHead>(body);
+  if (!h) return;
+  const auto rank = ranks_.at(h->member, h->epoch);
+  if (!rank) return;
+  if (h->given_up) rank->withdrawn_out_of_band(h->rank, h->number);
+  else rank->came_out_of_band(h->rank, h->about, h->number, body);
+}
+
+void ControlRoom::take(Control type, std::span<const std::byte> body) {
+  switch (type) {
+    case Control::Abort: return take_abort(body);
+    case Control::Credit: return take_credit(body);
+    case Control::Leave: return take_leave(body);
+    case Control::OutOfBand: return take_out_of_band(body);
+    default: return;
+  }
+}
+
+bool ControlRoom::tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept {
+  if (peer) return mesh_->send(*peer, static_cast<uint16_t>(type), body);
+  take(type, body);
+  return true;
+}
+
+bool ControlRoom::tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept {
+  const size_t bytes = std::min(why.text.size(), kMostFailureText);
+  const AbortHead head{their_index,
+                       epoch,
+                       static_cast<uint32_t>(why.code),
+                       static_cast<uint32_t>(bytes),
+                       std::min(why.subject, static_cast<uint32_t>(bytes)),
+                       why.by,
+                       why.raiser,
+                       why.late,
+                       why.sequence};
+  std::array<std::byte, sizeof head + kMostFailureText> room;
+  return tell(peer, Control::Abort, pack(head, std::as_bytes(std::span(why.text)).first(bytes), room));
+}
+
+// ---- the control thread --------------------------------------------------------------------------------------------------------------
+
+void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) {
+  enter_context_thread();
+  switch (static_cast<Control>(type)) {
+    case Control::Abort:
+    case Control::Credit:
+    case Control::OutOfBand:
+    case Control::Leave: take(static_cast<Control>(type), body); break;
+    case Control::Query: {
+      const auto q = unpack<QueryBody>(body);
+      if (!q) break;
+      const ReplyBody r{q->number, answer_query(q->member, q->epoch, q->sequence)};
+      mesh_->send(peer, static_cast<uint16_t>(Control::Reply), packed(r));
+      break;
+    }
+    case Control::Reply: {
+      const auto r = unpack<ReplyBody>(body);
+      if (!r) break;
+      const Lock lock(mutex_);
+      if (answers_.size() > kMostAnswers) answers_.erase(answers_.begin());
+      answers_.emplace_back(r->number, r->answer);
+      answered_.notify_all();
+      break;
+    }
+    case Control::StreamRing:
+      if (const auto ring = unpack<RingPlace>(body); ring && lies_in(*ring, peer.arena.size()))
+        links_.ring_came(peer, *ring);
+      break;
+  }
+  bell_.ring();
+}
+
+void ControlRoom::on_lost(bootstrap::Peer &peer, const std::string &why) {
+  enter_context_thread();
+  for (const auto &rank : ranks_.all()) rank->peer_lost(peer, why, "is gone");
+  bell_.ring();
+}
+
+void ControlRoom::on_tick() {
+  enter_context_thread();
+  const int64_t now = now_ns();
+  ticked_ns_.store(now, std::memory_order_relaxed);
+  ranks_.sweep();
+  links_.report_broken(now);
+}
+
+// ---- questions -----------------------------------------------------------------------------------------------------------------------
+
+Answer ControlRoom::answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const {
+  Answer a;
+  const auto asked = ranks_.at(index);
+  if (asked && asked->epoch() == epoch) a = asked->answer(sequence);
+  std::string busy = asked ? asked->inside_text() : std::string();
+  for (const auto &rank : ranks_.all())
+    if (rank != asked && busy.empty()) busy = rank->waiting_text();
+  std::memcpy(a.busy, busy.data(), std::min(busy.size(), sizeof a.busy - 1));
+  return a;
+}
+
+bool ControlRoom::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms,
+                        Deadline patience, Answer &answer) {
+  if (!peer) {
+    answer = answer_query(their_index, epoch, sequence);
+    return true;
+  }
+  Lock lock(mutex_);
+  const uint64_t number = ++next_;
+  const QueryBody q{their_index, epoch, sequence, number};
+  if (!mesh_->send(*peer, static_cast<uint16_t>(Control::Query), packed(q))) return false;
+  const auto mine = [&]() ISTHMUS_REQUIRES(mutex_) {
+    return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
+  };
+  // Of several heartbeats none has come by the last time that the control thread, which may be late as well, has looked.
+  const auto silent = [&] { return ticked_ns_.load() - peer->last_heard_ns.load() > silent_ns_; };
+  const auto answered = [&]() ISTHMUS_REQUIRES(mutex_) { return mine() != answers_.end(); };
+  while (!answered_.wait_for(lock, std::chrono::milliseconds(ms), answered))
+    if (peer->lost.load() || silent() || patience.passed()) return false;
+  answer = mine()->second;
+  answers_.erase(mine());
+  return true;
+}
+
+}  // namespace isthmus::process

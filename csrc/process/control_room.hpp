@@ -1,0 +1,74 @@
+// Control messages sent and taken (control_wire.hpp), and what the control thread hears of other processes.
+//
+// A body that does not fit is dropped: its sender has proved the job key, so the sender can only be of another version, which the handshake
+// refuses.
+//
+// A question and its answer:
+//
+//   asking process                        asked process
+//   query(): sends Query with a number    control thread: answer_query(), sends Reply
+//   waits, while heartbeats still come
+//   control thread: keeps the answer
+//   query(): takes the answer of its number
+//
+// Thread rules. Any thread may send and ask. The functions of MeshEvents are the control thread's, and end soon.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/doorbell.hpp"
+#include "base/lock.hpp"
+#include "bootstrap/mesh.hpp"
+#include "process/control_wire.hpp"
+#include "process/failure.hpp"
+#include "process/links.hpp"
+#include "process/rank_table.hpp"
+
+namespace isthmus::process {
+
+class ControlRoom final : public bootstrap::MeshEvents {
+ public:
+  // `bell` wakes the threads that wait for what a message brings.
+  ControlRoom(Doorbell &bell, RankTable &ranks, Links &links, int64_t heartbeat_ns);
+  void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first message is sent
+
+  // Sends a control message. peer null: this process, delivered at once. False: the message cannot be sent (Mesh::send).
+  bool tell(bootstrap::Peer *peer, Control type, std::span<const std::byte> body) noexcept;
+  // Tells the process of a rank that this rank fails. The communicator has the index `their_index` there.
+  bool tell_failure(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, const Failure &why) noexcept;
+  // Asks the process of a rank what the rank of index `their_index` does. False: no answer within `ms`. While heartbeats of that process
+  // still come, the wait goes on until `patience` ends: a process that is merely late is not taken for stopped.
+  bool query(bootstrap::Peer *peer, uint32_t their_index, uint32_t epoch, uint64_t sequence, int ms, Deadline patience,
+             Answer &answer);
+
+  void on_message(bootstrap::Peer &peer, uint16_t type, std::span<const std::byte> body) override;
+  void on_lost(bootstrap::Peer &peer, const std::string &why) override;
+  void on_tick() override;
+
+ private:
+  void take_abort(std::span<const std::byte> body);
+  void take_credit(std::span<const std::byte> body);
+  void take_leave(std::span<const std::byte> body);
+  void take_out_of_band(std::span<const std::byte> body);
+  void take(Control type, std::span<const std::byte> body);  // what a rank of this process is told
+  Answer answer_query(uint32_t index, uint32_t epoch, uint64_t sequence) const;
+
+  Doorbell &bell_;
+  RankTable &ranks_;
+  Links &links_;
+  const int64_t silent_ns_;
+  bootstrap::Mesh *mesh_ = nullptr;
+  std::atomic<int64_t> ticked_ns_{0};  // when the control thread had last read what had come
+  Mutex mutex_;
+  Condition answered_;
+  uint64_t next_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // the number of the last question
+  std::vector<std::pair<uint64_t, Answer>> answers_ ISTHMUS_GUARDED_BY(mutex_);
+};
+
+}  // namespace isthmus::process

@@ -1,0 +1,195 @@
+#include "process/links.hpp"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "link/tcp.hpp"
+
+namespace isthmus::process {
+namespace {
+
+// How long a broken data link waits for the control connection to say why. A peer that leaves, aborts or dies says so there, and is heard
+// in the order in which it happened.
+constexpr int64_t kLinkGraceNs = 500'000'000;
+
+constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
+
+}  // namespace
+
+thread_local Links::LinkSlot *Links::current_slot_ = nullptr;
+const InChild Links::forgets_([](void *) noexcept { current_slot_ = nullptr; });
+
+Links::Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns)
+    : arena_(arena), ranks_(ranks), stores_(stores), watch_(arena.doorbell()), spin_ns_(spin_ns), socket_spin_ns_(spin_ns) {}
+
+// ---- making links --------------------------------------------------------------------------------------------------------------------
+
+bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
+                                Deadline deadline) {
+  const Lock one(connect_mutex_);
+  bootstrap::Peer &peer = mesh_->connect(endpoint, key, shared, 0, deadline);
+  if (streams > 0) {
+    {
+      const Lock lock(mutex_);
+      for (auto &l : links_)
+        if (l->peer == &peer && !l->shm) return peer;  // its streams belong to a link already
+    }
+    mesh_->connect(endpoint, key, shared, streams, deadline);
+    link_to(&peer, false);
+  }
+  return peer;
+}
+
+// All rings together leave most of the staging memory to slots.
+RingPlace Links::make_ring() {
+  for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
+    const bool least = capacity == link::ByteRing::kLeastCapacity;
+    if (!least && arena_.staging_used() + capacity > arena_.staging_limit() / 8) continue;
+    try {
+      const uint64_t offset = arena_.allocate_staging(link::ByteRing::bytes(capacity));
+      new (arena_.base() + offset) link::ByteRing;
+      return {offset, capacity};
+    } catch (const Error &) {
+      if (least) throw;
+    }
+  }
+}
+
+void Links::make_memory_link(LinkSlot &slot) {
+  bootstrap::Peer *const peer = slot.peer;
+  const RingPlace mine = make_ring();
+  auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
+                                             &link::Arena::doorbell_of(peer->arena.data()), stores_);
+  slot.shm = shm.get();
+  slot.link = std::move(shm);
+  for (const auto &[from, theirs] : early_rings_)
+    if (from == peer) slot.shm->set_in(link::ByteRing::at(peer->arena.data() + theirs.offset), theirs.capacity);
+  mesh_->send(*peer, static_cast<uint16_t>(Control::StreamRing), packed(mine));
+}
+
+link::Link *Links::link_to(bootstrap::Peer *peer, bool memory) {
+  const Lock lock(mutex_);
+  for (auto &l : links_)
+    if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
+  if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
+  auto slot = std::make_unique<LinkSlot>();
+  slot->peer = peer;
+  if (!peer) {
+    slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
+  } else if (memory) {
+    make_memory_link(*slot);
+  } else {
+    slot->link = std::make_unique<link::TcpLink>(std::move(peer->data));
+    slot->sockets = true;
+    has_sockets_.store(true, std::memory_order_release);
+  }
+  link::Link *made = slot->link.get();
+  const uint32_t n = link_count_.load(std::memory_order_relaxed);
+  link_table_[n].store(slot.get(), std::memory_order_release);
+  links_.push_back(std::move(slot));
+  link_count_.store(n + 1, std::memory_order_release);
+  return made;
+}
+
+void Links::ring_came(bootstrap::Peer &peer, const RingPlace &ring) {
+  const Lock lock(mutex_);
+  for (auto &l : links_)
+    if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring.offset), ring.capacity);
+  early_rings_.emplace_back(&peer, ring);
+}
+
+// ---- driving links -------------------------------------------------------------------------------------------------------------------
+
+bool Links::drive(LinkSlot &slot) {
+  if (!slot.link->try_turn()) return false;
+  current_slot_ = &slot;
+  bool moved = false;
+  try {
+    moved = slot.link->progress(*this);
+  } catch (const std::exception &e) {  // out of memory for data that nobody has asked for yet
+    broken(e.what());
+  }
+  current_slot_ = nullptr;
+  slot.link->end_turn();
+  return moved;
+}
+
+bool Links::drive(bool watched) noexcept {
+  bool moved = false;
+  if (inside_link()) return false;
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) {
+    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+    if ((!watched || !slot.sockets) && !slot.link->quiet()) moved |= drive(slot);
+  }
+  if (moved && watch_.others_sleep()) arena_.doorbell().ring();
+  return moved;
+}
+
+void Links::cancel(const LocalRank &rank) {
+  for (int q = 0; q < rank.world(); ++q) {
+    const PathTo path = rank.path_to(q);
+    if (!path.link) continue;
+    while (!path.link->try_turn()) ::sched_yield();  // one burst at most
+    path.link->cancel(rank.index(), path.their_index, rank.epoch(), static_cast<uint32_t>(rank.rank()));
+    path.link->end_turn();
+  }
+}
+
+link::Accept Links::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  const auto rank = ranks_.at(h.member);
+  return rank ? rank->accept_frame(h, since_ns, to) : link::Accept::Drop;
+}
+
+void Links::received(const link::FrameHeader &h) {
+  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->received_frame(h);
+}
+
+void Links::broken(const std::string &why) {
+  LinkSlot *slot = current_slot_;
+  if (!slot || !slot->peer) return;
+  slot->why = why;
+  slot->broken_ns.store(now_ns(), std::memory_order_release);
+  has_broken_.store(true, std::memory_order_release);
+}
+
+void Links::report_broken(int64_t now) noexcept {
+  if (!has_broken_.load(std::memory_order_acquire)) return;
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) {
+    LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
+    const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
+    if (since == 0 || now - since < kLinkGraceNs || slot.peer->lost.load(std::memory_order_acquire)) continue;
+    for (const auto &rank : ranks_.all()) rank->link_broken(slot.link.get(), slot.why);
+  }
+}
+
+// ---- sleeping ------------------------------------------------------------------------------------------------------------------------
+
+void Links::note_socket_wait(int64_t ns) noexcept {
+  const int64_t spin = socket_spin_ns_.load(std::memory_order_relaxed);
+  if (ns > spin_ns_) socket_spin_ns_.store(std::max(spin / 2, std::min(spin_ns_, kLeastSpinNs)), std::memory_order_relaxed);
+  else if (ns > spin) socket_spin_ns_.store(std::min(spin * 4, spin_ns_), std::memory_order_relaxed);
+}
+
+void Links::poll_sockets(int64_t ns) {
+  thread_local std::vector<pollfd> fds;
+  fds.clear();
+  fds.push_back({arena_.bell_socket().fd(), POLLIN, 0});
+  const uint32_t n = link_count_.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < n; ++i) {
+    link::Link &link = *link_table_[i].load(std::memory_order_acquire)->link;
+    if (link.try_turn()) {
+      link.before_sleep();
+      link.end_turn();
+    }
+    ns = std::min(ns, link.descriptors(fds));
+  }
+  const timespec t{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  if (::ppoll(fds.data(), fds.size(), &t, nullptr) > 0 && fds[0].revents != 0) arena_.bell_socket().answer();
+}
+
+}  // namespace isthmus::process

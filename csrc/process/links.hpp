@@ -1,0 +1,123 @@
+// The links of this process to other processes, and to itself. All communicators share them.
+//
+// A link is made at its first use and stays until the context ends. Whoever has time drives the links: a caller that waits, or the progress
+// thread. One thread at a time has a link's turn (link/frame.hpp).
+//
+// Thread rules. Any thread may call. connect() is called by one thread at a time, which its lock sees to. The functions of FrameSink are
+// called by whoever has a link's turn; broken() knows the link by the thread, and only notes what has happened: see report_broken().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/doorbell.hpp"
+#include "base/fork.hpp"
+#include "base/handover.hpp"
+#include "base/lock.hpp"
+#include "bootstrap/mesh.hpp"
+#include "link/arena.hpp"
+#include "link/frame.hpp"
+#include "link/memory.hpp"
+#include "process/control_wire.hpp"
+#include "process/rank_table.hpp"
+#include "process/socket_watch.hpp"
+
+namespace isthmus::process {
+
+class Links final : public link::FrameSink {
+ public:
+  // `stores`: into memory that other ranks read. `spin_ns`: how long a thread spins before it sleeps.
+  Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns);
+  void begin(bootstrap::Mesh &mesh) noexcept { mesh_ = &mesh; }  // before the first connect()
+
+  // The process with this endpoint, connected as asked. Idempotent.
+  bootstrap::Peer &connect(const bootstrap::Endpoint &endpoint, const bootstrap::Bytes16 &key, bool shared, int streams,
+                           Deadline deadline);
+  // The link to a process (null: this process), made at first use. `memory`: through shared memory; else TCP over peer->data.
+  link::Link *link_to(bootstrap::Peer *peer, bool memory);
+  // A peer has made its ring for what it sends to this process (Control::StreamRing).
+  void ring_came(bootstrap::Peer &peer, const RingPlace &ring);
+  bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
+  int count() const noexcept { return static_cast<int>(link_count_.load()); }
+
+  // Moves what the links can move. True if something moved. `watched`: not the links of which sockets tell.
+  bool drive(bool watched = false) noexcept;
+  // After this no link holds anything of that rank.
+  void cancel(const LocalRank &rank);
+  // Fails the ranks behind links that broke while the control connection of the peer goes on as if nothing were wrong.
+  void report_broken(int64_t now) noexcept;
+  // This thread is inside a link's progress(): in a callback of an operation that ended there. The thread must not drive.
+  static bool inside_link() noexcept { return current_slot_ != nullptr; }
+
+  // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(watched) is asked once more
+  // before the sleep; `watched`: not about what sockets tell.
+  template <class Ready>
+  void sleep(bool sockets, int64_t ns, Ready ready);
+  // How long to spin where sockets may end the wait: shorter while waits are longer than any spinning, and long again after a short wait.
+  // (KVM does the same where it polls for an interrupt before it halts.)
+  int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
+  void note_socket_wait(int64_t ns) noexcept;
+
+  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
+  void received(const link::FrameHeader &h) override;
+  void broken(const std::string &why) override;
+
+ private:
+  struct LinkSlot {
+    bootstrap::Peer *peer = nullptr;
+    std::unique_ptr<link::Link> link;
+    link::ShmLink *shm = nullptr;
+    bool sockets = false;
+    std::string why;  // published by broken_ns
+    std::atomic<int64_t> broken_ns{0};
+  };
+  static thread_local LinkSlot *current_slot_;  // whose link this thread drives just now
+  static const InChild forgets_;
+  RingPlace make_ring();
+  void make_memory_link(LinkSlot &slot) ISTHMUS_REQUIRES(mutex_);
+  bool drive(LinkSlot &slot);
+  void poll_sockets(int64_t ns);
+
+  link::Arena &arena_;
+  const RankTable &ranks_;
+  const Stores stores_;
+  bootstrap::Mesh *mesh_ = nullptr;
+
+  Mutex connect_mutex_;
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<LinkSlot>> links_ ISTHMUS_GUARDED_BY(mutex_);  // append only
+  std::array<std::atomic<LinkSlot *>, 4096> link_table_{};                   // the same, to be read without the lock
+  std::atomic<uint32_t> link_count_{0};
+  std::atomic<bool> has_sockets_{false}, has_broken_{false};
+  // Rings that came before this process had made its link.
+  std::vector<std::pair<bootstrap::Peer *, RingPlace>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
+
+  SocketWatch watch_;
+  const int64_t spin_ns_;
+  std::atomic<int64_t> socket_spin_ns_;
+};
+
+template <class Ready>
+void Links::sleep(bool sockets, int64_t ns, Ready ready) {
+  if (!sockets || !has_sockets_.load(std::memory_order_acquire)) {
+    Nap nap(arena_.doorbell());
+    if (!ready(false)) nap.sleep(ns);
+    return;
+  }
+  const SocketWatch::Turn watch(watch_);
+  if (watch.mine()) {
+    const PollNap nap(arena_.doorbell());
+    if (!ready(true)) poll_sockets(ns);
+  } else {
+    Nap nap(arena_.doorbell());
+    if (!ready(false)) nap.sleep(ns);
+  }
+}
+
+}  // namespace isthmus::process

@@ -1,0 +1,133 @@
+#include "process/open_devices.hpp"
+
+#include "base/error.hpp"
+#include "base/fork.hpp"
+#include "base/log.hpp"
+#include "device/host.hpp"
+
+namespace isthmus::process {
+namespace {
+
+constexpr size_t kLeastPinned = 4 << 20;  // of staging memory: a few slots
+
+struct HostStreams {
+  Mutex mutex;
+  std::weak_ptr<device::Stream> stream ISTHMUS_GUARDED_BY(mutex);
+};
+PerProcess<HostStreams> the_host_streams;
+
+}  // namespace
+
+OpenDevices::OpenDevice &OpenDevices::known(device::Runtime &runtime, int device) {
+  const Lock lock(mutex_);
+  for (OpenDevice &d : devices_)
+    if (d.runtime == &runtime && d.device == device) return d;
+  OpenDevice &d = devices_.emplace_back();
+  d.runtime = &runtime;
+  d.device = device;
+  return d;
+}
+
+void OpenDevices::begin(OpenDevice &d) {
+  if (!d.begun) d.runtime->begin(d.device);
+  d.begun = true;
+}
+
+void OpenDevices::begin(device::Runtime &runtime, int device) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  begin(d);
+}
+
+std::shared_ptr<device::Stream> OpenDevices::stream(device::Runtime &runtime, int device, int number) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  begin(d);
+  auto &streams = d.streams;
+  if (streams.size() <= static_cast<size_t>(number)) streams.resize(static_cast<size_t>(number) + 1);
+  auto &mine = streams[static_cast<size_t>(number)];
+  if (auto stream = mine.lock()) return stream;
+  std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "isthmus");
+  mine = stream;
+  return stream;
+}
+
+std::shared_ptr<DeviceScratch> OpenDevices::scratch(device::Runtime &runtime, int device) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  std::shared_ptr<DeviceScratch> scratch = d.scratch.lock();
+  if (!scratch) d.scratch = scratch = std::make_shared<DeviceScratch>(runtime, device);
+  return scratch;
+}
+
+// Where so much cannot be pinned, a smaller pool does the same work in more steps.
+void OpenDevices::register_arena(OpenDevice &d) {
+  std::byte *const staging = arena_.staging_begin();
+  const size_t wanted = arena_.staging_limit();
+  for (size_t bytes = wanted;; bytes = bytes / 2 / 4096 * 4096) {
+    try {
+      d.runtime->register_host(d.device, staging, bytes);
+    } catch (const Error &e) {
+      if (e.code() == Code::Resource && bytes / 2 >= kLeastPinned) continue;
+      throw Error(e.code(), formatted("{}; {} bytes of staging cannot be pinned: lower ISTHMUS_STAGING_BYTES, or raise the "
+                                      "limit of locked memory (ulimit -l)",
+                                      e.text(), bytes));
+    }
+    if (bytes < wanted)
+      ISTHMUS_WARN(
+          "only {} of {} bytes of staging could be pinned for {}:{}; large operations take more steps, and more of "
+          "them at once may be refused (ISTHMUS_STAGING_BYTES)",
+          bytes, wanted, d.runtime->vendor(), d.device);
+    arena_.staging_is_pinned(bytes);
+    break;
+  }
+  d.there = static_cast<std::byte *>(d.runtime->device_address(d.device, staging)) - (staging - arena_.base());
+}
+
+std::byte *OpenDevices::arena_on(device::Runtime &runtime, int device) {
+  OpenDevice &d = known(runtime, device);
+  const Lock lock(d.mutex);
+  begin(d);
+  if (!d.there) register_arena(d);
+  return d.there;
+}
+
+std::byte *OpenDevices::reach(device::Runtime &runtime, int device, bootstrap::Peer *peer, uint64_t offset, uint64_t bytes) {
+  try {
+    if (!peer) return arena_on(runtime, device) + offset;
+    OpenDevice &d = known(runtime, device);
+    const Lock lock(d.mutex);
+    for (const OpenDevice::Reached &r : d.reached)
+      if (r.peer == peer && r.offset == offset && r.bytes == bytes) return r.there;
+    std::byte *const memory = peer->arena.data() + offset;
+    runtime.register_host(device, memory, bytes);
+    auto *const there = static_cast<std::byte *>(runtime.device_address(device, memory));
+    d.reached.push_back({peer, offset, bytes, there});
+    return there;
+  } catch (const Error &e) {
+    ISTHMUS_WARN("{}:{} does not reach the slots of pid {}, so processors copy from them: {}", runtime.vendor(), device,
+                 peer ? peer->endpoint.pid : 0, e.text());
+    return nullptr;
+  }
+}
+
+void OpenDevices::end() noexcept {
+  for (const OpenDevice &d : devices_)
+    for (const OpenDevice::Reached &r : d.reached)
+      if (!d.runtime->unregister_host(d.device, r.peer->arena.data() + r.offset)) r.peer->arena.keep();
+  for (const OpenDevice &d : devices_)
+    if (d.there && !d.runtime->unregister_host(d.device, arena_.staging_begin())) arena_.keep_mapped();
+}
+
+std::shared_ptr<device::Stream> OpenDevices::host_stream() {
+  HostStreams &mine = *the_host_streams;
+  const Lock lock(mine.mutex);
+  std::shared_ptr<device::Stream> stream = mine.stream.lock();
+  if (!stream || !stream->status().ok()) {
+    stream = device::host_runtime().make_stream(0, "host");
+    mine.stream = stream;
+  }
+  return stream;
+}
+
+}  // namespace isthmus::process

@@ -1,0 +1,131 @@
+#include "process/progress.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "base/own_thread.hpp"
+#include "process/context_threads.hpp"
+
+namespace isthmus::process {
+
+void Progress::begin() {
+  thread_ = begin_own_thread([this] { loop(); });
+}
+
+void Progress::end() noexcept {
+  stop_.store(true, std::memory_order_release);
+  bell_.wake();
+  arena_.doorbell().wake();
+  thread_.join();
+}
+
+void Progress::activate(LocalRank &rank) {
+  if (!rank.active_.exchange(true, std::memory_order_acq_rel)) {
+    auto shared = rank.itself().lock();
+    if (!shared) return;
+    const Lock lock(mutex_);
+    if (std::find(active_.begin(), active_.end(), shared) == active_.end()) active_.push_back(std::move(shared));
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  bell_.ring();
+}
+
+void Progress::forget(const std::shared_ptr<LocalRank> &rank) {
+  const Lock lock(mutex_);
+  std::erase(active_, rank);
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+void Progress::look_at_list(Listed &listed) {
+  if (version_.load(std::memory_order_acquire) == listed.version) return;
+  const Lock lock(mutex_);
+  listed.version = version_.load(std::memory_order_relaxed);
+  listed.ranks = active_;
+}
+
+bool Progress::keep_listed(const std::shared_ptr<LocalRank> &rank) {
+  rank->active_.store(false, std::memory_order_release);
+  const Lock lock(mutex_);
+  if (rank->has_work()) {
+    rank->active_.store(true, std::memory_order_release);
+  } else if (!rank->active_.load(std::memory_order_acquire)) {
+    std::erase(active_, rank);
+    version_.fetch_add(1, std::memory_order_release);
+    return false;
+  }
+  return true;
+}
+
+Progress::Round Progress::drive(const Listed &listed) {
+  Round round;
+  for (const auto &rank : listed.ranks) {
+    if (!rank->has_work() && !keep_listed(rank)) continue;
+    round.work = true;
+    if (rank->waiters() == 0) {
+      round.waited_for = false;
+      round.moved |= rank->drive(false);
+    }
+  }
+  return round;
+}
+
+void Progress::sleep_without_work(Listed &listed) {
+  listed.ranks.clear();  // ranks must not live on here
+  listed.version = ~uint64_t{0};
+  Nap nap(bell_);
+  if (stop_.load(std::memory_order_acquire)) return;
+  bool any;
+  {
+    const Lock lock(mutex_);
+    any = !active_.empty();
+  }
+  if (!any) nap.sleep(1'000'000'000);
+}
+
+void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
+  const bool polls = std::any_of(listed.ranks.begin(), listed.ranks.end(), [](const auto &r) { return r->polls_device(); });
+  const int64_t nap_ns = polls ? Drivable::device_nap(idle_ns) : 5'000'000;
+  links_.sleep(links_.any(), nap_ns, [&](bool watched) {
+    for (const auto &rank : listed.ranks)
+      if (rank->has_work() && rank->waiters() == 0 && rank->drive(watched)) return true;
+    return version_.load(std::memory_order_acquire) != listed.version || stop_.load(std::memory_order_acquire);
+  });
+}
+
+void Progress::loop() {
+  enter_context_thread();
+  ::pthread_setname_np(::pthread_self(), "isthmus-engine");
+  Listed listed;
+  int64_t idle_since = 0, looked = 0;
+  uint32_t busy = 0;
+  while (!stop_.load(std::memory_order_acquire)) {
+    look_at_list(listed);
+    const Round round = drive(listed);
+    if (round.moved) {
+      idle_since = 0;
+      if (++busy % 1024 != 0) continue;  // traffic must not keep the thread from the clock
+    }
+    const int64_t now = now_ns();
+    if (round.work && now - looked > 1'000'000) {
+      looked = now;
+      for (const auto &rank : listed.ranks)
+        if (rank->has_work()) rank->check_deadlines(now);
+    }
+    if (!round.work) {
+      sleep_without_work(listed);
+      idle_since = 0;
+    } else if (round.waited_for) {  // the waiter drives; be there soon after it has gone
+      Nap nap(bell_);
+      nap.sleep(1'000'000);
+    } else {
+      if (idle_since == 0) idle_since = now;
+      if (now - idle_since < std::min<int64_t>(spin_ns_, 20'000)) ::sched_yield();
+      else sleep_with_work(listed, now - idle_since);
+    }
+  }
+}
+
+}  // namespace isthmus::process

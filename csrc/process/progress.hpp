@@ -1,0 +1,70 @@
+// The progress thread drives the operations for which no caller waits. A rank with such operations is active, and listed.
+//
+// A caller that waits drives its own rank and the links, so the progress thread leaves that rank alone. Without a listed rank the thread
+// sleeps on a bell of its own. With one, and nothing to do, the thread sleeps for sockets and the doorbell (Links::sleep).
+//
+// The thread takes a rank without work out of the list while a caller may give the rank work:
+//
+//   caller                           progress thread
+//                                    has_work(): no
+//                                    clears `active`
+//   queues an operation
+//   activate(): `active` was clear   locks the list, asks has_work() again
+//   sets it, waits for the lock        yes: sets `active`, the rank stays
+//                                      no, and `active` is set: the rank stays, the caller lists it anyhow
+//                                      no, and `active` is clear: takes the rank out
+//   lists the rank if it is out
+//
+// A caller that finds `active` set does not list the rank: the thread will ask has_work() after that and see the operation.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/doorbell.hpp"
+#include "base/lock.hpp"
+#include "link/arena.hpp"
+#include "process/links.hpp"
+#include "process/local_rank.hpp"
+
+namespace isthmus::process {
+
+class Progress {
+ public:
+  Progress(link::Arena &arena, Links &links, int64_t spin_ns) noexcept : arena_(arena), links_(links), spin_ns_(spin_ns) {}
+  void begin();         // the thread. Throws std::system_error
+  void end() noexcept;  // and waits for it
+
+  void activate(LocalRank &rank);  // the rank has operations for which perhaps no caller waits. Any thread
+  void forget(const std::shared_ptr<LocalRank> &rank);
+
+ private:
+  struct Listed {  // the thread's copy of the list
+    std::vector<std::shared_ptr<LocalRank>> ranks;
+    uint64_t version = ~uint64_t{0};
+  };
+  struct Round {  // of driving all listed ranks once
+    bool work = false, waited_for = true, moved = false;
+  };
+  void loop();
+  void look_at_list(Listed &listed);
+  bool keep_listed(const std::shared_ptr<LocalRank> &rank);  // false: taken out, as the rank has no work
+  Round drive(const Listed &listed);
+  void sleep_without_work(Listed &listed);
+  void sleep_with_work(const Listed &listed, int64_t idle_ns);
+
+  link::Arena &arena_;
+  Links &links_;
+  const int64_t spin_ns_;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<LocalRank>> active_ ISTHMUS_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> version_{0};  // of the list
+  Doorbell bell_;                     // where the thread sleeps while no rank is listed, or a caller drives
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace isthmus::process

@@ -1,0 +1,56 @@
+// Who watches the sockets. Of the threads that sleep for sockets one watches them all. The others sleep on the doorbell. The doorbell rings
+// for them when a frame has come (Links::drive) and when the watch is free:
+//
+//   thread A                         thread B
+//   takes the watch                  finds the watch taken
+//   polls all sockets                counts itself, and tries once more
+//   a frame for B comes              sleeps on the doorbell
+//   moves the frame, rings      -->  wakes, looks, sleeps again or has what it waited for
+//   gives up the watch, rings   -->  wakes, takes the watch
+//
+// B tries once more because A may have given up the watch between B's first try and B's count: A did not see B then.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/doorbell.hpp"
+#include "base/fork.hpp"
+
+namespace isthmus::process {
+
+class SocketWatch {
+ public:
+  explicit SocketWatch(Doorbell &bell) noexcept : bell_(bell) {}
+  SocketWatch(const SocketWatch &) = delete;
+  SocketWatch &operator=(const SocketWatch &) = delete;
+
+  // For as long as a thread sleeps. A callback that sleeps inside of a sleep has the watch if the thread has the watch already.
+  class Turn {
+   public:
+    explicit Turn(SocketWatch &watch) noexcept;
+    ~Turn();
+    Turn(const Turn &) = delete;
+    Turn &operator=(const Turn &) = delete;
+    bool mine() const noexcept { return taken_ || again_; }
+
+   private:
+    SocketWatch &watch_;
+    bool taken_ = false;
+    bool again_ = false;  // the thread has taken the watch further out
+  };
+  // Other threads than this one sleep for sockets without the watch.
+  bool others_sleep() const noexcept;
+
+ private:
+  static thread_local const SocketWatch *mine_;  // that this thread has
+  static thread_local uint32_t
+      sleeps_without_;  // how often, callbacks within callbacks, this thread sleeps for sockets without the watch
+  static const InChild forgets_;
+
+  Doorbell &bell_;
+  std::atomic<bool> taken_{false};
+  std::atomic<uint32_t> sleepers_{0};  // sleep for sockets without the watch
+};
+
+}  // namespace isthmus::process
