@@ -181,7 +181,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       const bool inline_op = op != nullptr;
       if (!op) op = OperationPool::instance().take();
       struct Give {
-        i::engine::Member &member;
+        i::engine::Rank &member;
         Operation *op;
         bool inline_op;
         ~Give() { inline_op ? member.give_inline(op) : OperationPool::instance().release(op); }
@@ -189,7 +189,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
       member.run(op);
-      member.wait(op, INT64_MAX);
+      member.driver().wait(op, INT64_MAX);
       if (source) *source = op->source;
       return result_of(op);
     }
@@ -206,9 +206,9 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     } else {
       member.run(op);
       // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
-      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.drive();
-      if (op->call.by_call) member.wait(op, INT64_MAX);
-      else if (!op->over()) member.context().progress().activate(member);
+      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.test();
+      if (op->call.by_call) member.driver().wait(op, INT64_MAX);
+      else if (!op->over()) member.context().progress().activate(member.port());
     }
     if (work) *work = reinterpret_cast<isthmus_work_t>(op);
     else OperationPool::instance().release(op);
@@ -253,7 +253,7 @@ size_t isthmus_dtype_size(isthmus_dtype t) {
 const char *isthmus_dtype_name(isthmus_dtype t) { return i::dtype_name(static_cast<i::DType>(t)); }
 const char *isthmus_redop_name(isthmus_redop op) { return i::redop_name(static_cast<i::RedOp>(op)); }
 void isthmus_set_interrupt_check(int (*check)(void)) {
-  i::engine::Member::set_interrupt_check(check);
+  i::engine::set_interrupt_check(check);
   i::net::set_interrupt_check(check);
 }
 
@@ -377,7 +377,7 @@ isthmus_result isthmus_raised(const char *what) {
 isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   return guarded([&] {
     if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
-    Inside(comm)->member().raised(what, true);
+    Inside(comm)->member().port().raised(what, true);
     return ISTHMUS_OK;
   });
 }
@@ -421,7 +421,7 @@ isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = Inside(comm, "error")->member().failure();
+    const i::Status s = Inside(comm, "error")->member().core().failure();
     return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
   });
 }
@@ -446,7 +446,7 @@ int isthmus_comm_size(isthmus_comm_t comm) {
 int isthmus_comm_device(isthmus_comm_t comm) {
   int device = -1;
   guarded([&] {
-    device = Inside(comm)->member().device();
+    device = Inside(comm)->member().device().number;
     return ISTHMUS_OK;
   });
   return device;
@@ -454,9 +454,9 @@ int isthmus_comm_device(isthmus_comm_t comm) {
 int isthmus_comm_blocks(isthmus_comm_t comm) {
   int blocks = 0;
   guarded([&] {
-    const i::engine::Member &member = Inside(comm)->member();
-    if (const i::device::Runtime *runtime = member.runtime())
-      blocks = runtime->capabilities(member.device()).gate == i::device::GateKind::None;
+    const i::engine::Rank &member = Inside(comm)->member();
+    if (const i::device::Runtime *runtime = member.device().runtime)
+      blocks = runtime->capabilities(member.device().number).gate == i::device::GateKind::None;
     return ISTHMUS_OK;
   });
   return blocks;
@@ -466,7 +466,7 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
   return guarded([&] {
     const Inside inside(comm, "dlpack");
     inside->check_lent(type, number, memory);
-    if (stream_number) *stream_number = inside->member().runtime()->dlpack_stream(stream);
+    if (stream_number) *stream_number = inside->member().device().runtime->dlpack_stream(stream);
     return ISTHMUS_OK;
   });
 }
@@ -478,7 +478,7 @@ isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after
 }
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
-  guarded([&] { return sequence = Inside(comm)->member().sequence(), ISTHMUS_OK; });
+  guarded([&] { return sequence = Inside(comm)->member().collectives().sequence(), ISTHMUS_OK; });
   return sequence;
 }
 
@@ -513,7 +513,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
                                root,
                                count * i::dtype_size(type),
                                false,
-                               communicator->member().runtime() != nullptr};
+                               communicator->member().device().runtime != nullptr};
     const auto [request, path] = communicator->choose(shape);
     const auto plan = communicator->plan_for(request);
     *json = copy_text(i::observe::explain_json(*communicator, *plan, path == i::comm::Path::OneHop));
@@ -778,7 +778,7 @@ isthmus_result isthmus_group_end(isthmus_work_t *work) {
       *work = reinterpret_cast<isthmus_work_t>(parent);
       return ISTHMUS_OK;
     }
-    if (parent->member) parent->member->wait(parent, INT64_MAX);
+    if (parent->rank) parent->rank->driver().wait(parent, INT64_MAX);
     const isthmus_result r = result_of(parent);
     OperationPool::instance().release(parent);
     return r;
@@ -793,10 +793,10 @@ isthmus_result isthmus_work_wait(isthmus_work_t work, double timeout) {
     if (!op) i::fail(Code::Argument, "wait: the work is NULL");
     if (!op->over()) {
       check_ours(op, "wait");
-      if (!op->member) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
+      if (!op->rank) i::fail(Code::Argument, "wait: the operation is in a group that has not ended");
       const int64_t until = timeout > 0 ? i::now_ns() + i::seconds_to_ns(timeout) : INT64_MAX;
-      if (!op->member->wait(op, until))
-        i::fail(Code::Timeout, "wait: the operation is still running after {:g} s: {}", timeout, op->member->describe(*op));
+      if (!op->rank->driver().wait(op, until))
+        i::fail(Code::Timeout, "wait: the operation is still running after {:g} s: {}", timeout, op->core->describe(*op));
     }
     return result_of(op);
   });
@@ -808,7 +808,7 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
     if (!op) i::fail(Code::Argument, "test: the work is NULL");
     if (!op->over()) {
       check_ours(op, "test");
-      if (op->member) op->member->drive();
+      if (op->rank) op->rank->test();
     }
     return op->over() ? result_of(op) : ISTHMUS_IN_PROGRESS;
   });
@@ -842,12 +842,12 @@ isthmus_result isthmus_work_order(isthmus_work_t work, void *stream) {
   return guarded([&] {
     if (!work) i::fail(Code::Argument, "work_order: work must not be NULL");
     Operation *op = op_of(work);
-    if (!op->member && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
+    if (!op->rank && !op->over()) i::fail(Code::Argument, "work_order: the operation is in a group that has not ended");
     check_ours(op, "work_order");
-    if (!op->over() && op->call.order_later) op->member->order(op, stream);
+    if (!op->over() && op->call.order_later) op->rank->messages().streams().order(op, stream);
     if (op->over()) return result_of(op);
-    if (op->member->failed()) {
-      const i::Status why = op->member->failure();
+    if (op->core->failed()) {
+      const i::Status why = op->core->failure();
       i::fail(why.code, "{}", why.text);
     }
     return ISTHMUS_OK;

@@ -8,6 +8,11 @@
 //   given_.wait(lock, [this]() ISTHMUS_REQUIRES(mutex_) {  return !jobs_.empty(); });
 //   if (mutex_.try_lock()) {                               const Lock lock(mutex_, kLocked); jobs_.clear(); }
 //
+// What several classes share is a Guarded<T>: only who holds its lock gets to the T, and a function that takes a T & has a caller who does.
+//
+//   Guarded<Jobs, SpinLock> jobs_;
+//   const auto jobs = jobs_.lock();  jobs->append(job);  look_at(*jobs);
+//
 // Three rules. A lock is not held over a system call or a vendor's call, unless its declaration says so. A lambda is a function of its
 // own: where it reads what a lock guards, it says ISTHMUS_REQUIRES; or it begins with counts_as_held() where a template of ours calls it,
 // which has no name for the lock. A constructor and a destructor are not checked.
@@ -90,6 +95,37 @@ class ISTHMUS_SCOPED_LOCK SharedLock {  // with other readers
 
  private:
   SharedMutex &mutex_;
+};
+
+template <class T, class M = Mutex>
+class Guarded {
+ public:
+  template <class... Arguments>
+  explicit Guarded(Arguments &&...arguments) : value_(std::forward<Arguments>(arguments)...) {}
+  Guarded(const Guarded &) = delete;
+  Guarded &operator=(const Guarded &) = delete;
+
+  // Held from here to the end of the block, or until unlock(). Not checked by the analysis: this type is the proof.
+  class Held {
+   public:
+    explicit Held(Guarded &of) ISTHMUS_UNCHECKED : of_(&of) { of.mutex_.lock(); }
+    ~Held() ISTHMUS_UNCHECKED {
+      if (of_) of_->mutex_.unlock();
+    }
+    Held(const Held &) = delete;
+    Held &operator=(const Held &) = delete;
+    T *operator->() const noexcept { return &of_->value_; }
+    T &operator*() const noexcept { return of_->value_; }
+    void unlock() noexcept ISTHMUS_UNCHECKED { std::exchange(of_, nullptr)->mutex_.unlock(); }
+
+   private:
+    Guarded *of_;
+  };
+  Held lock() noexcept { return Held(*this); }
+
+ private:
+  M mutex_;
+  T value_;
 };
 
 // The other way round: not held from here to the end of the block, and then held again, also where the block throws.

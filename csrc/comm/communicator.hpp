@@ -15,7 +15,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/join/invitation.hpp"
 #include "comm/terms.hpp"
-#include "engine/member.hpp"
+#include "engine/rank.hpp"
 
 namespace isthmus::comm {
 
@@ -83,10 +83,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string &reason) noexcept;
   void set_timeout(double seconds);
   double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
-  int rank() const noexcept { return member_->rank(); }
-  int size() const noexcept { return member_->world(); }
-  engine::Member &member() noexcept { return *member_; }
-  const std::string &name() const noexcept { return member_->name(); }
+  int rank() const noexcept { return member_->id().rank; }
+  int size() const noexcept { return member_->id().world; }
+  engine::Rank &member() noexcept { return *member_; }
+  const std::string &name() const noexcept { return member_->id().name; }
   const Settings &settings() const noexcept { return settings_; }
   uint64_t chunk_bytes() const noexcept { return terms_.chunk_bytes; }
 
@@ -99,11 +99,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void prepare(const Request &request, engine::Operation &op);
   // Error(Forked) where the communicator belongs to a process that this one was forked from.
   void check_ours(const char *what) const;
-  // Called before an operation is submitted, or any of its group.
-  // 1. Error where a callback would have to wait in the call: nothing was started.
-  // 2. An operation on host memory that was given with a stream: the caller waits here until the stream has come to the call. The
-  //    submitter then waits for the operation's end, so that later work of the stream is behind the operation. Where the stream
-  //    does not come by the operation's deadline: Error, and the communicator fails.
+  // Called before an operation is submitted, or any of its group. For an operation on host memory that was given with a stream: the caller
+  // waits here until the stream has come to the call. The submitter then waits for the operation's end, so that later work of the stream is
+  // behind the operation. Where the stream does not come by the operation's deadline: Error, and the communicator fails.
   void make_ready(engine::Operation &op);
   // The request that prepare() would plan for, and whether cells serve it instead (plans.cpp). plan_for() keeps plans.
   PlanChoice choose(const Shape &shape) const;
@@ -133,7 +131,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   process::Context::Use use_;
   std::shared_ptr<process::Context> context_;
-  std::shared_ptr<engine::Member> member_;
+  std::shared_ptr<engine::Rank> member_;
   Settings settings_;
   bootstrap::Bytes16 key_{};
   std::atomic<double> timeout_{300};

@@ -3,6 +3,7 @@
 #include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "comm/communicator.hpp"
+#include "engine/completions.hpp"
 
 namespace isthmus::comm {
 namespace {
@@ -53,45 +54,49 @@ engine::Operation *group_end(bool waits) {
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
       // Handles given out inside the group must end too.
-      comm->member().give_back(*op);
+      op->rank = &comm->member();
+      op->core = &op->rank->core();
       op->keep = comm->member().shared_from_this();
       engine::finish_operation(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }
+    engine::Completions::deliver();
     throw Error(failure.code, failure.text);
   }
   engine::Operation *parent = pool.take();
   parent->children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
   engine::OperationPool::retain(parent);  // the engine's, dropped when the last child ends
   if (!ops.empty()) {
-    parent->member = &ops.front().first->member();
-    parent->keep = parent->member->shared_from_this();
+    parent->rank = &ops.front().first->member();
+    parent->core = &parent->rank->core();
+    parent->keep = parent->rank->shared_from_this();
   }
   // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting. Of those
   // the sends: a receive of device memory may hold up the device until its message has come.
   const auto turn = [](const engine::Operation &op) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
-  for (auto &[comm, op] : ops) comm->member().announce(op);
+  for (auto &[comm, op] : ops) comm->member().messages().slots().announce(op);
   const bool several =
-      std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->member() != parent->member; });
+      std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->member() != parent->rank; });
   // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
   for (int pass = 0; pass < 3; ++pass) {
-    if (pass == 2) engine::Member::settle_streams();
+    if (pass == 2) engine::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;
       comm->member().submit(op);
       // A caller that waits drives its only communicator itself: no other thread is woken for that one. One of several has to go on
       // while the caller is in another's submission, which may wait for room on the device.
-      if (!waits || several) comm->member().context().progress().activate(comm->member());
+      if (!waits || several) comm->member().context().progress().activate(comm->member().port());
     }
   }
   for (auto &[comm, op] : ops) {
-    if (op->call.by_call) comm->member().wait(op, INT64_MAX);
+    if (op->call.by_call) comm->member().driver().wait(op, INT64_MAX);
     pool.release(op);
   }
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     engine::finish_operation(parent, parent->result, std::string(parent->text), now_ns());
+  engine::Completions::deliver();
   return parent;
 }
 

@@ -27,7 +27,7 @@ Message piece_of(const Blob &blob, size_t at) {
 
 }  // namespace
 
-PartExchange::PartExchange(engine::Member &whole, std::string what, std::vector<int> members)
+PartExchange::PartExchange(engine::Rank &whole, std::string what, std::vector<int> members)
     : whole_(whole), what_(std::move(what)), members_(std::move(members)), ranks_(members_) {
   std::sort(ranks_.begin(), ranks_.end());
 }
@@ -38,7 +38,7 @@ std::vector<Blob> PartExchange::gather(const Blob &mine, Deadline deadline) {
   size_t longest = mine.size();
   for (size_t at = 0; at == 0 || at < longest; at += kPiece) {
     const Message piece = piece_of(mine, at);
-    whole_.exchange(what_.c_str(), ranks_, piece, all.front().data(), deadline, [this] { look(); });
+    whole_.exchange().all_gather(what_.c_str(), ranks_, piece, all.front().data(), deadline, [this] { look(); });
     for (size_t i = 0; i < all.size(); ++i) {
       PieceHead head;
       std::memcpy(&head, all[i].data(), sizeof head);
@@ -75,19 +75,19 @@ void PartExchange::give_up(const Status &why) noexcept {
   Message out{};
   std::memcpy(out.data(), &code, sizeof code);
   std::memcpy(out.data() + sizeof code, why.text.data(), size);
-  whole_.tell(what_.c_str(), ranks_, std::span(out).first(sizeof code + size));
+  whole_.exchange().tell(what_.c_str(), ranks_, std::span(out).first(sizeof code + size));
 }
 
 void PartExchange::look() const {
   hear_farewells();
-  if (!whole_.failed()) return;
-  const Status why = whole_.failure();
+  if (!whole_.core().failed()) return;
+  const Status why = whole_.core().failure();
   fail(why.code, "{}: {}", name(), why.text);
 }
 
 void PartExchange::hear_farewells() const {
   for (const int r : ranks_) {
-    const auto said = whole_.hear(what_.c_str(), ranks_, r);
+    const auto said = whole_.exchange().hear(what_.c_str(), ranks_, r);
     uint32_t code = 0;
     if (!said || said->size() < sizeof code) continue;
     std::memcpy(&code, said->data(), sizeof code);
@@ -97,6 +97,6 @@ void PartExchange::hear_farewells() const {
   }
 }
 
-std::string PartExchange::name() const { return formatted("{} of '{}' on rank {}", what_, whole_.name(), whole_.rank()); }
+std::string PartExchange::name() const { return formatted("{} of '{}' on rank {}", what_, whole_.id().name, whole_.id().rank); }
 
 }  // namespace isthmus::comm

@@ -39,7 +39,7 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   whole.prepare(r, *op);
   whole.make_ready(*op);
   whole.member().run(op.get());
-  whole.member().wait(op.get(), INT64_MAX);
+  whole.member().driver().wait(op.get(), INT64_MAX);
   if (op->result != Code::Ok) throw Error(op->result, op->text);
   return {std::move(all), op->sequence};
 }
@@ -95,7 +95,7 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
     fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them", size() - 1, rank());
   if (timeout < 0)
     fail(Code::Argument, "exchange: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-  member_->exchange("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
+  member_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, bool abort, const std::string &name) {
@@ -108,7 +108,7 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   const auto mine = std::find(left.begin(), left.end(), rank());
   if (mine == left.end()) fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
   if (abort) this->abort("shrink");
-  else if (const Status s = member_->failure(); member_->failed())
+  else if (const Status s = member_->core().failure(); member_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
@@ -116,7 +116,7 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
   if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
-  member_->exchange("shrink", left, id, ids.data(), deadline);
+  member_->exchange().all_gather("shrink", left, id, ids.data(), deadline);
   // Who has said its word and died would be waited for in vain.
   for (const int q : left)
     if (const auto *process = member_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())

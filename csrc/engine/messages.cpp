@@ -1,379 +1,313 @@
-// Point to point: matching by (source, tag) in the order sent. A small message travels with its data and is put aside where no
-// receive waits for it or its place is not free, as far as credit allows; a large one is announced, and its data flows straight into the receive's buffer
-// once there is one. Announcements and small messages keep their order on a link, so matching is in order.
-#include <algorithm>
-#include <cstring>
-#include <utility>
+#include "engine/messages.hpp"
 
-#include "engine/member.hpp"
-#include "base/copy.hpp"
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "base/log.hpp"
 
 namespace isthmus::engine {
-namespace {
 
-link::FrameHeader header(const Operation &op, link::FrameKind kind, uint32_t member, uint32_t epoch, int rank, uint64_t id) {
-  link::FrameHeader h;
-  h.kind = kind;
-  h.dtype = static_cast<uint8_t>(op.call.dtype);
-  h.member = member;
-  h.epoch = epoch;
-  h.source = static_cast<uint32_t>(rank);
-  h.tag = op.call.tag;
-  h.id = id;
-  h.total = op.call.bytes;
-  h.digest = op.whole ? op.whole : op.call.bytes;
-  h.part = op.part;
-  return h;
+Messages::Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_t part_bytes, int64_t group_wait_ns)
+    : core_(core),
+      table_(core),
+      places_(core, table_, device_),
+      slots_(core, table_, part_bytes, group_wait_ns),
+      matcher_(core, table_, places_, slots_, device_),
+      copies_(core, table_, places_, slots_, device_),
+      streams_(core, table_, places_, slots_, copies_, device_) {
+  device_.copier = std::move(copier);
+  if (device_.copier) device_.gates = device_.copier->gates();
 }
 
-Operation *op_of(link::Outgoing &out) {
-  return reinterpret_cast<Operation *>(reinterpret_cast<std::byte *>(&out) - offsetof(Operation, out));
+// ---- submission ----------------------------------------------------------------------------------------------------------------------
+
+void Messages::submit(Operation *op) noexcept {
+  if (slots_.part_bytes() != 0 && op->call.bytes > slots_.part_bytes()) return submit_parts(op);
+  core_.pending.fetch_add(1, std::memory_order_acq_rel);
+  if (core_.failed()) core_.end(op, core_.failure().code, core_.about(*op));
+  else submit_one(op);
 }
 
-}  // namespace
+Operation *Messages::make_part(Operation *op, uint32_t i, uint64_t size) noexcept {
+  Operation *const part = OperationPool::instance().take();  // its one reference is the engine's
+  const uint64_t whole = op->call.bytes;
+  part->call = op->call;
+  part->call.bytes = std::min(size, whole - i * size);
+  if (op->call.in) part->call.in += i * size;
+  if (op->call.out) part->call.out += i * size;
+  part->label = op->label;
+  part->whole = whole;
+  part->part = i;
+  part->parent = op;
+  part->rank = op->rank;
+  part->core = &core_;
+  part->keep = core_.port.itself().lock();
+  if (op->call.order_later) {
+    OperationPool::retain(part);
+    op->parts.push_back(part);
+  }
+  part->submitted_ns = op->submitted_ns;
+  part->deadline_ns = op->deadline_ns;
+  part->grouped = op->grouped;
+  part->slot.promised = op->slot.promised && slots_.takes(part);
+  return part;
+}
 
-// The link no longer reads the data of a send.
-void Member::sent(link::Outgoing &out) {
-  Operation *op = op_of(out);
-  Member *m = op->member;
-  const std::shared_ptr<Member> keep = op->keep;
+// All ranks cut alike, so that it does not matter whose memory is whose.
+void Messages::submit_parts(Operation *op) noexcept {
+  const uint64_t size = slots_.part_of(op->call.dtype);
+  const auto parts = static_cast<uint32_t>((op->call.bytes + size - 1) / size);
+  op->in_parts = true;
+  op->children.store(parts + 1, std::memory_order_relaxed);
+  auto whole_message = in_order(*op);
+  for (uint32_t i = 0; i < parts; ++i) {
+    Operation *const part = make_part(op, i, size);
+    OperationPool::retain(part);  // this thread may come out of the runtime after it is over
+    core_.pending.fetch_add(1, std::memory_order_acq_rel);
+    if (core_.failed()) core_.end(part, core_.failure().code, core_.about(*part));
+    else submit_one(part);
+    OperationPool::instance().release(part);
+  }
+  if (whole_message) whole_message.unlock();
+  if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(op, op->result, std::string(op->text), now_ns());
+}
+
+// The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them.
+Messages::Numbered Messages::in_order(const Operation &op) noexcept {
+  std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
+  Numbered numbered(mutex, std::try_to_lock);
+  // Whoever has it may be stuck in the runtime. After a failure there is no order any more. (Of the clocks ThreadSanitizer knows this one.)
+  while (!numbered && !core_.failed() && now_ns() < op.deadline_ns) {
+    core_.context->progress().stand_in();
+    (void)numbered.try_lock_until(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+  }
+  return numbered;
+}
+
+void Messages::submit_one(Operation *op) noexcept {
+  const bool send = op->call.collective == Collective::Send;
+  Numbered numbered;
+  if (slots_.takes(op)) numbered = in_order(*op);
+  if (op->call.device && op->call.bytes != 0) {
+    core_.uses_device.store(true, std::memory_order_relaxed);
+    // This thread may be held up in the runtime, and the deadline is to be seen all the same.
+    core_.activate();
+    return send ? send_from_device(op) : recv_to_device(op);
+  }
+  if (send) matcher_.start_send(op, true);
+  else matcher_.start_recv(op);
+}
+
+void Messages::send_from_device(Operation *op) noexcept {
+  op->port = Port::Taken;
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
+  bool behind = false;
   {
-    const Lock lock(m->match_lock_);
-    m->flowing_.take(op);
+    const auto s = table_.lock();
+    slots_.number_send(*s, op);
+    table_.begin_moving(s->taking, op);
+    behind = s->starved[is_small(op)] != 0;
   }
-  if (m->failed()) {
-    m->end_op(op, m->failure().code, m->about(*op));
-  } else {
-    m->end_op(op, Code::Ok, {});
-  }
+  if (core_.failed() || !device_.copier) return;  // drive() ends it
+  try {
+    if (!behind && (slots_.put_in_slot(op) || (!slots_.worth_waiting(op) && places_.stage_send(op))))
+      return device_.copier->take(*op);
+    if (op->call.on_stream) device_.copier->mark(*op);
+  } catch (const Error &e) { return core_.not_submitted(*op, e); }
+  copies_.wait(op);
+  if (op->call.on_stream) streams_.hold(op, nullptr);
+  core_.activate();  // and what this thread waits for may be another communicator's, which waits for this one
+  core_.wake();
 }
 
-bool Member::start_send(Operation *op, bool fresh) noexcept {
-  PeerRank &p = peers_[op->call.root];
-  const uint64_t total = op->call.bytes;
-  op->message_id = next_message_.fetch_add(1, std::memory_order_relaxed);
-  op->out.data = op->data(context_->arena().base());
-  op->out.pending = op->out.also = nullptr;
-  bool eager = total <= kEagerMessage && !op->send_slot;
-  match_lock_.lock();
-  if (fresh && behind_another(op)) {  // one before it is not out yet, and messages keep their order
-    number_send(op);
-    taking_.append(op);
-    moving_.fetch_add(1, std::memory_order_release);
-    match_lock_.unlock();
-    return false;
-  }
-  if (failed()) {
-    match_lock_.unlock();
-    end_op(op, failure().code, about(*op));
-    return true;
-  }
-  number_send(op);
-  if (eager) eager = p.send_credit.take_for_message(total);
-  if (eager) {
-    op->out.header = header(*op, link::FrameKind::Message, p.their_index, epoch_, rank_, op->message_id);
-    op->out.finished = &Member::sent;
-    flowing_.append(op);
-  } else if (op->send_slot) {
-    op->out.header = header(*op, link::FrameKind::Placed, p.their_index, epoch_, rank_, op->message_id);
-    op->out.header.slot = static_cast<uint16_t>(p.slots.slot(op->slot.number));
-    op->out.data = nullptr;
-    op->out.finished = &Member::sent;
-    flowing_.append(op);
-  } else {
-    op->out.header = header(*op, link::FrameKind::RequestToSend, p.their_index, epoch_, rank_, op->message_id);
-    op->out.finished = nullptr;
-    sending_.append(op);
-  }
-  p.link->post(op->out);
-  match_lock_.unlock();
-  return true;
+// The receive begins before its copy is submitted: what the device does before it comes to the copy may be what this thread waits for in a
+// call of the runtime.
+bool Messages::expect(Operation *op) noexcept {
+  op->port = Port::Expected;
+  if (slots_.takes(op) && matcher_.start_recv(op)) return true;
+  return places_.stage_ahead(op) && matcher_.start_recv(op);
 }
 
-// Under the match lock. A receive that meets a message of another size or type ends in an error that names both; so must its sender's
-// peer operation be understood: the message is consumed.
-bool Member::fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) noexcept {
-  const uint64_t asked = op->whole ? op->whole : op->call.bytes;
-  if (whole == asked && total == op->call.bytes && dtype == static_cast<uint8_t>(op->call.dtype)) return true;
-  const auto is_bytes = [](uint8_t t) { return t == static_cast<uint8_t>(DType::UInt8); };
-  const auto elements = [&](uint64_t bytes, uint8_t t) {
-    return is_bytes(t) ? formatted("{} bytes", bytes)
-           : t < kDTypeCount
-               ? formatted("{} x {}", bytes / dtype_size(static_cast<DType>(t)), dtype_name(static_cast<DType>(t)))
-               : formatted("{} bytes of unknown type {}", bytes, t);
-  };
-  op->text =
-      formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}", describe(*op),
-                rank_text(source), elements(whole, dtype), elements(asked, static_cast<uint8_t>(op->call.dtype)),
-                is_bytes(dtype) && is_bytes(static_cast<uint8_t>(op->call.dtype)) ? "number of bytes" : "count and dtype");
-  return false;
-}
-
-void Member::clear_to_send(Operation *op, int source, uint64_t id) noexcept {
-  PeerRank &p = peers_[source];
-  link::Outgoing *grant = take_frame();
-  grant->header = header(*op, link::FrameKind::ClearToSend, p.their_index, epoch_, rank_, id);
-  grant->data = nullptr;
-  grant->pending = grant->also = nullptr;
-  grant->finished = give_frame;
-  p.link->post(*grant);
-}
-
-// Whether a receive takes such a message. The parts of one from any rank come from the rank of the first.
-bool Member::wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept {
-  if (op->call.tag != tag || op->part != part) return false;
-  if (op->call.root >= 0) return op->call.root == source;
-  return part == 0 || op->parent->parts_source == source;
-}
-
-void Member::met(Operation *op, int source) noexcept {
-  op->source = source;
-  number_receive(op, source);
-  if (op->whole != 0 && op->part == 0) op->parent->parts_source = source;
-}
-
-// A receive that met a message which it does not fit. Where its copy stands on the device, it ends with the member.
-void Member::end_wrong(Operation *op, std::string text) noexcept {
-  bool device;
-  {
-    const Lock lock(match_lock_);
-    device = on_stage(op);
-    if (device) posted_.append(op);
-  }
-  fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
-  if (!device) end_op(op, Code::Mismatch, std::move(text));
-}
-
-// The whole message is there, but no place for it.
-void Member::hold_aside(Operation *op) noexcept {
-  op->held = true;
-  granting_.append(op);
-  moving_.fetch_add(1, std::memory_order_release);
-  context_->wake();
-}
-
-void Member::take_aside(Operation *op, const UnexpectedMessage &from) noexcept {
-  if (op->slot.in_slot) touch_slots();
-  copy_bytes(op->data(context_->arena().base()), from.data.data(), from.total);
-  consumed(from.source, from.total);
-  unexpected_.done(from);
-}
-
-bool Member::grant(Operation *op, int source, uint64_t id) noexcept {
-  op->message_id = id;
-  if (!is_its_turn(op)) return false;
-  if (!op->slot.in_slot) slot_left(op);
-  if ((on_stage(op) && !op->place.own && !op->slot.in_slot) || !may_come(op)) {
-    granting_.append(op);
-    moving_.fetch_add(1, std::memory_order_release);
-    context_->wake();
-    return true;
-  }
-  if (op->slot.in_slot) touch_slots();
-  receiving_.append(op);
-  clear_to_send(op, source, id);
-  return true;
-}
-
-bool Member::start_recv(Operation *op) noexcept {
-  Encounter now = Encounter::Goes;
-  std::string wrong;
-  {
-    const Lock lock(match_lock_);
-    if (op->place.inherits && !chain_.inherit(op->place, op->call.bytes)) return false;
-    if (op->port == Port::Expected && !op->place.own_or_will() && !claimable(op)) return false;
-    claim(op);
-    if (op->port == Port::Expected) {
-      copier_->reserve(*op);
-      put_behind_gates(op);
-      lend(op);
-    }
-    unexpected_.prepare();
-    UnexpectedMessage *const waits =
-        failed() ? nullptr
-                 : unexpected_.first([op](const UnexpectedMessage &m) { return wants(op, m.source, m.tag, m.part); });
-    if (!waits) {  // after a failure drive() ends it
-      posted_.append(op);
-      return true;
-    }
-    now = meet(op, *waits);
-    if (now == Encounter::Wrong) wrong = op->text;
-  }
-  if (now == Encounter::Wrong) end_wrong(op, std::move(wrong));
-  else if (now == Encounter::Over) end_op(op, Code::Ok, {});
-  return true;
-}
-
-// A receive that is called meets a message that waits for it.
-Member::Encounter Member::meet(Operation *op, UnexpectedMessage &m) noexcept {
-  met(op, m.source);
-  if (!fits(op, m.source, m.total, m.whole, m.dtype)) {
-    if (m.flows()) return Encounter::Wrong;  // nobody claims it: it goes with the member
-    if (m.announced) clear_to_send(op, m.source, m.id);
-    else if (m.lies < 0) consumed(m.source, m.total);
-    unexpected_.done(m);
-    return Encounter::Wrong;
-  }
-  if (m.announced || m.lies >= 0) {
-    const bool well = m.announced ? grant(op, m.source, m.id) : lies_there(op, static_cast<uint32_t>(m.lies));
-    unexpected_.done(m);
-    return well ? Encounter::Goes : Encounter::Wrong;
-  }
-  if (!begin_taking(op)) return Encounter::Wrong;
-  if (!m.complete || !has_place(op)) {
-    m.claimed = op;
-    if (m.complete) hold_aside(op);
-    else flowing_.append(op);
-    return Encounter::Goes;
-  }
-  take_aside(op, m);
-  if (!on_stage(op)) return Encounter::Over;
-  come(op);
-  return Encounter::Goes;
-}
-
-void Member::consumed(int source, uint64_t bytes) noexcept {
-  PeerRank &p = peers_[source];
-  const uint64_t granted = p.recv_credit.consumed(bytes);
-  if (granted == 0) return;
-  const CreditBody body{p.their_index, epoch_, static_cast<uint32_t>(rank_), 0, granted};
-  context_->control().tell(p.process, Control::Credit, packed(body));
-}
-
-link::Accept Member::accept_message(const link::FrameHeader &h, std::byte *&to) {
-  switch (h.kind) {
-    case link::FrameKind::Message:
-    case link::FrameKind::RequestToSend:
-    case link::FrameKind::Placed: return accept_new(h, to);
-    case link::FrameKind::ClearToSend: send_data(h); break;
-    case link::FrameKind::MessageData: return accept_data(h, to);
-    case link::FrameKind::PlanData: break;
-  }
-  return link::Accept::Drop;
-}
-
-// A message, or word of it: to the receive that waits for it, or aside.
-link::Accept Member::accept_new(const link::FrameHeader &h, std::byte *&to) {
-  const int source = static_cast<int>(h.source);
-  const bool announced = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
-  if (!announced && !placed && (h.bytes != h.total || h.total > kEagerMessage)) return link::Accept::Drop;
-  Operation *op;
-  bool well = false;
-  {
-    const Lock lock(match_lock_);
-    if (failed()) return link::Accept::Drop;
-    op = posted_.take_first([&](const Operation *o) { return wants(o, source, h.tag, h.part); });
-    if (!op) return put_aside(h, nullptr, to);
-    met(op, source);
-    op->message_id = h.id;
-    if (!fits(op, source, h.total, h.digest, h.dtype)) {
-      if (announced) clear_to_send(op, source, h.id);  // its data is then dropped, and the sender is free
-      else if (!placed) consumed(source, h.total);
-    } else if (placed) {
-      well = lies_there(op, h.slot);
-    } else if (announced) {
-      well = grant(op, source, h.id);
-    } else if (begin_taking(op)) {
-      if (!has_place(op)) {
-        flowing_.append(op);
-        return put_aside(h, op, to);
-      }
-      if (op->slot.in_slot) touch_slots();
-      receiving_.append(op);
-      to = op->data(context_->arena().base());
-      return link::Accept::Take;
-    }
-  }
-  if (!well) end_wrong(op, std::string(op->text));
-  return link::Accept::Drop;
-}
-
-link::Accept Member::put_aside(const link::FrameHeader &h, Operation *claims, std::byte *&to) {
-  UnexpectedMessage &m = unexpected_.add(h, claims);
-  if (!m.flows()) return link::Accept::Drop;
-  to = m.data.data();
-  return link::Accept::Take;
-}
-
-// The receiver of an announced message has asked for its data.
-void Member::send_data(const link::FrameHeader &h) noexcept {
-  const int source = static_cast<int>(h.source);
-  Operation *op;
-  {
-    const Lock lock(match_lock_);
-    if (failed()) return;
-    op = sending_.take_first([&](const Operation *o) { return o->message_id == h.id && o->call.root == source; });
-    if (!op) return;
-    flowing_.append(op);
-  }
-  op->out.header.kind = link::FrameKind::MessageData;
-  op->out.finished = &Member::sent;
-  peers_[source].link->post(op->out);
-}
-
-link::Accept Member::accept_data(const link::FrameHeader &h, std::byte *&to) noexcept {
-  const Lock lock(match_lock_);
-  if (failed()) return link::Accept::Drop;
-  for (const Operation *o = receiving_.head; o; o = o->match_next)
-    if (o->source == static_cast<int>(h.source) && o->message_id == h.id && o->call.bytes == h.total) {
-      to = o->data(context_->arena().base()) + h.offset;
-      return link::Accept::Take;
-    }
-  return link::Accept::Drop;
-}
-
-void Member::received_message(const link::FrameHeader &h) {
-  const int source = static_cast<int>(h.source);
-  Operation *over = nullptr;
-  {
-    const Lock lock(match_lock_);
-    if (failed()) return;
-    for (Operation *o = receiving_.head; o; o = o->match_next) {
-      if (o->source != source || o->message_id != h.id) continue;
-      if (o->received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
-      over = receiving_.take_first([&](const Operation *x) { return x == o; });
-      if (h.kind == link::FrameKind::Message) consumed(source, h.total);
-      if (on_stage(over)) return come(over);
-      break;
-    }
-    if (UnexpectedMessage *const m =
-            over || h.kind != link::FrameKind::Message ? nullptr : unexpected_.flowing(source, h.id)) {
-      m->complete = true;
-      if (!m->claimed) return;
-      over = m->claimed;
-      flowing_.take(over);
-      if (!has_place(over)) return hold_aside(over);
-      take_aside(over, *m);
-      if (on_stage(over)) return come(over);
-    }
-  }
-  if (over) end_op(over, Code::Ok, {});
-}
-
-// After the links have been cancelled: every operation still in a list is ours to end.
-void Member::end_messages(Code code) noexcept {
-  inbox_.forget();
-  for (;;) {
+void Messages::recv_to_device(Operation *op) noexcept {
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
+  if (core_.failed() || !device_.copier) return (void)matcher_.start_recv(op);  // drive() ends it
+  struct Keep {  // once it has begun, it may be over before its submission has ended
     Operation *op = nullptr;
-    {
-      const Lock lock(match_lock_);
-      const auto any = [](const Operation *) { return true; };
-      for (OperationList *list : lists_) {
-        if (list == &flowing_ || op) continue;
-        op = list->take_first(any);
-        if (!op) continue;
-        if (std::exchange(op->held, false)) unexpected_.done(*unexpected_.claimed_by(op));
-        if (placed(op)) context_->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
-        if (list == &taking_ || list == &granting_ || list == &landing_) moving_.fetch_sub(1, std::memory_order_release);
-      }
-      gated_head_ = nullptr;
-      gated_tail_ = &gated_head_;
-      chain_.clear();
-      if (!op && (op = unexpected_.take_claim())) flowing_.take(op);
+    ~Keep() {
+      if (op) OperationPool::instance().release(op);
     }
-    if (!op) return;
-    end_op(op, code, about(*op));
+  } keep;
+  bool begun = false;
+  try {
+    if (op->call.order_later) {
+      if (!op->begun) device_.copier->mark(*op);
+      op->call.on_stream = false;
+    }
+    if (op->call.on_stream && device_.copier->gates() && copies_.submit_all(op)) {
+      device_.copier->make_gate();
+      if (!op->inline_op) {
+        OperationPool::retain(op);
+        keep.op = op;
+      }
+      begun = expect(op);
+      if (begun) return device_.copier->expect(*op);
+    }
+    op->port = op->call.on_stream ? Port::Caller : Port::Worker;
+    op->place.inherits = false;
+    // Else its message waits for a place when it has come.
+    if (is_small(op) && !slots_.takes(op) && !op->place.own) places_.stage(op, p2p::Share::SmallAhead);
+  } catch (const Error &e) {
+    core_.not_submitted(*op, e);
+    if (begun) return;
   }
+  if (op->port == Port::Caller) streams_.hold(op, op->call.stream);
+  matcher_.start_recv(op);
+}
+
+// ---- progress ------------------------------------------------------------------------------------------------------------------------
+
+uint64_t Messages::progress() const noexcept {
+  return (device_.copier ? device_.copier->signalled() : 0) + table_.moving();
+}
+
+bool Messages::drive() noexcept {
+  bool moved = false;
+  if (table_.slot_waiters.load(std::memory_order_relaxed) != 0 && !table_.worker_is_called() && slots_.has_room_for_waiter())
+    table_.want_worker();
+  while (!core_.failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
+  open_gates();
+  if (table_.worker_wanted()) {
+    table_.worker_is_called(true);
+    core_.context->workers().call(core_.port);
+  }
+  return moved;
+}
+
+// The first send whose bytes are out, and that no other to the same rank with the same tag stands before.
+bool Messages::start_next_send() noexcept {
+  constexpr size_t kKeys = 32;
+  std::array<std::pair<int, int>, kKeys> before;  // ranks and tags
+  size_t keys = 0;
+  Operation *op = nullptr;
+  {
+    const auto s = table_.lock();
+    for (Operation *o = s->taking.head; o && keys < kKeys; o = o->match_next) {
+      const std::pair<int, int> key{o->call.root, o->call.tag};
+      if (std::find(before.begin(), before.begin() + keys, key) != before.begin() + keys) continue;
+      if (!on_stage(o) || device_.copier->taken(*o)) {
+        op = o;
+        break;
+      }
+      before[keys++] = key;
+    }
+    if (!op) return false;
+    s->taking.take(op);
+    s->starting = {op->call.root, op->call.tag};
+    table_.end_moving();
+  }
+  places_.spill(op);
+  matcher_.start_send(op, false);
+  table_.lock()->starting.reset();
+  return true;
+}
+
+bool Messages::grant_next() noexcept {
+  Operation *op = nullptr;
+  bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
+  const auto needs_place = [](const Operation *o) {
+    return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot;
+  };
+  {
+    const auto s = table_.lock();
+    Operation *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
+    for (Operation *o = s->granting.head; o && !op; o = o->match_next) {
+      if (o->place.inherits) continue;  // it waits for one before it
+      if (needs_place(o)) first = first ? first : o;
+      else if (o->lies >= 0 || slots_.may_come(*s, o)) op = o;
+    }
+    if (!op) op = first;
+    place = op && needs_place(op);
+  }
+  if (!op) return false;
+  if (op->lies >= 0) {
+    if (slots_.bring(op)) core_.end(op, Code::Ok, {});
+    return true;
+  }
+  const std::optional<p2p::Piece> free = place ? places_.take(op->call.bytes, p2p::Share::Announced) : std::nullopt;
+  if (place && !free) return false;
+  matcher_.place(op, free ? &*free : nullptr);  // nobody else has taken it out
+  return true;
+}
+
+// A gate opens what stands before it too, so each waits for those before it.
+void Messages::open_gates() noexcept {
+  const auto s = table_.lock();
+  while (s->gated && s->gated->arrived.load(std::memory_order_relaxed) &&
+         s->gated->ticket.load(std::memory_order_acquire) != 0) {
+    device_.copier->open(*s->gated);
+    s->pass_gate();
+  }
+}
+
+bool Messages::end_next_landed() noexcept {
+  Operation *op;
+  {
+    const auto s = table_.lock();
+    op = s->landing.take_first([this](const Operation *o) { return device_.copier->landed(*o); });
+    if (!op) return false;
+    places_.hand_on(*s, op);
+    table_.end_moving();
+  }
+  core_.end(op, Code::Ok, {});
+  return true;
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------------------------
+
+bool Messages::settled() noexcept {
+  if (!device_.copier) return true;
+  device_.copier->abort();
+  if (const SubmitLock::Held submitting = core_.message_lock.try_take())
+    return !device_.copier || device_.copier->settled(now_ns());
+  if (!core_.leave_behind(core_.message_lock)) return false;
+  device_.stages_lost.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+void Messages::release(Operation &op, Code result) noexcept {
+  if (op.place.own) places_.unstage(&op);
+  if (op.spilled) places_.end_spill(&op);
+  if (result == Code::Ok && op.slot.number != 0 && op.call.collective == Collective::Recv) slots_.has_left(&op);
+  if (op.begun && device_.copier) device_.copier->forget(op);
+  if (op.whole != 0 && op.part == 0 && op.source >= 0) op.parent->source = op.source;
+}
+
+bool Messages::empty() noexcept {
+  const auto s = table_.lock();
+  return std::all_of(s->all.begin(), s->all.end(), [](const OperationList *list) { return list->head == nullptr; });
+}
+
+uint32_t Messages::waiting_receives() noexcept {
+  const auto s = table_.lock();
+  uint32_t receives = 0;
+  for (const Operation *o = s->posted.head; o; o = o->match_next) ++receives;
+  return receives;
+}
+
+bool Messages::written_by(int q) noexcept {
+  const auto s = table_.lock();
+  return s->slots.any() && s->slots.has(q) && !core_.id.on_host(q);
+}
+
+void Messages::leave() noexcept {
+  if (device_.copier) device_.copier->abort();
+  if (const SubmitLock::Held submitting =
+          core_.message_lock.take(nullptr, [this] { return core_.leave_behind(core_.message_lock); }))
+    device_.copier.reset();
 }
 
 }  // namespace isthmus::engine

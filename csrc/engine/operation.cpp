@@ -1,6 +1,7 @@
 #include "engine/operation.hpp"
 
-#include "engine/member.hpp"
+#include "engine/completions.hpp"
+#include "engine/rank_core.hpp"
 
 namespace isthmus::engine {
 
@@ -70,7 +71,8 @@ void Operation::reset() noexcept {
   call = Call{};
   sequence = digest = 0;
   submitted_ns = ended_ns = deadline_ns = 0;
-  member = nullptr;
+  rank = nullptr;
+  core = nullptr;
   plan.reset();
   blocks.clear();
   in_blocks = out_blocks = 0;
@@ -95,9 +97,9 @@ void Operation::reset() noexcept {
   place = {};
   slot = {};
   send_slot = nullptr;
+  matcher = nullptr;
   unplaced = short_of_memory = grouped = ungated = held = false;
   spilled.reset();
-  pieces.clear();
   lies = -1;
   ticket.store(0, std::memory_order_relaxed);
   port_next = nullptr;
@@ -115,11 +117,19 @@ void Operation::reset() noexcept {
   queue_next = nullptr;
 }
 
+void Operation::call_back() noexcept {
+  callback_lock.lock();
+  auto *const callback = std::exchange(done, nullptr);
+  void *const with = done_context;
+  callback_lock.unlock();
+  callback(with, static_cast<int>(result), text.c_str());
+}
+
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
   // Once `ended` is set an inline op may be used again at once, so everything is read before.
   Operation *parent = op->parent;
   const bool pooled = !op->inline_op;
-  Context *context = op->member && pooled ? &op->member->context() : nullptr;
+  Context *context = op->core && pooled ? op->core->context.get() : nullptr;
   if (parent && result != Code::Ok) {
     parent->callback_lock.lock();
     if (parent->result == Code::Ok) {
@@ -128,20 +138,19 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
     }
     parent->callback_lock.unlock();
   }
-  if (op->in_parts) op->member->record(*op, result, ended_ns);
+  if (op->in_parts) op->core->record(*op, result, ended_ns);
   op->ended_ns = ended_ns;
   op->result = result;
   op->text = std::move(text);
   op->callback_lock.lock();
-  auto *done = std::exchange(op->done, nullptr);
-  void *done_context = op->done_context;
+  const bool calls = op->done != nullptr;
   op->ended.store(1, std::memory_order_release);
   op->callback_lock.unlock();
-  if (done) done(done_context, static_cast<int>(op->result), op->text.c_str());
   if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     finish_operation(parent, parent->result, std::string(parent->text), ended_ns);
   if (context) context->wake();  // whoever waits for it in this process sleeps on its doorbell
-  if (pooled) OperationPool::instance().release(op);
+  if (calls) Completions::add(op);  // with the engine's reference
+  else if (pooled) OperationPool::instance().release(op);
 }
 
 }  // namespace isthmus::engine

@@ -23,7 +23,9 @@
 
 namespace isthmus::engine {
 
-class Member;
+class RankCore;
+class Rank;     // of the floor above, for calls of the program that have an operation in their hands
+class Matcher;  // likewise
 
 struct Call {  // what the user asked for, validated, in bytes
   Collective collective = Collective::Barrier;
@@ -42,7 +44,7 @@ struct Call {  // what the user asked for, validated, in bytes
   // processor works on it.
   std::byte *in_there = nullptr, *out_there = nullptr;
   bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
-  bool order_later = false;  // the second only by Member::order()
+  bool order_later = false;  // the second only by StreamOrder::order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
   void *stream = nullptr;  // that stream's handle
 };
@@ -62,8 +64,9 @@ struct Operation {
   Call call;
   uint64_t sequence = 0, digest = 0;
   int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
-  Member *member = nullptr;
-  std::shared_ptr<Member> keep;            // the member lives as long as its operations
+  Rank *rank = nullptr;        // null: not submitted
+  RankCore *core = nullptr;    // of that rank
+  std::shared_ptr<void> keep;  // the rank lives as long as its operations
   std::shared_ptr<const plan::Plan> plan;  // null: one-hop path (cells), or point to point
   // Operands: in_displ, in_bytes, out_displ, out_bytes, one after the other
   std::vector<uint64_t> blocks;
@@ -88,7 +91,7 @@ struct Operation {
     return end;
   }
 
-  // Progress, owned by the holder of the member's `exec` flag.
+  // Progress, owned by the holder of the rank's right to execute.
   Phase phase = Phase::Fresh;
   uint32_t next_rank = 0;   // one-hop, Comparing: first rank not yet seen
   uint32_t told_rank = 0;   // Comparing: first rank that was not told its size
@@ -97,8 +100,8 @@ struct Operation {
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted
-  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the member's own
-  bool lent = false;                // of these, something is of the member's Rings
+  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
+  bool lent = false;                // of these, something is of the rank's Rings
   bool short_of_room = false;       // there was no room for them
   int64_t short_since_ns = 0;       // since then; and
   int64_t ask_again_ns = 0;         // it does not ask before, or
@@ -112,6 +115,7 @@ struct Operation {
 
   // Point to point.
   link::Outgoing out;
+  Matcher *matcher = nullptr;  // whose link frame `out` is
   uint64_t message_id = 0;
   std::atomic<uint64_t> received{0};
   Operation *match_next = nullptr;  // in the list of posted receives or of pending sends
@@ -123,13 +127,12 @@ struct Operation {
   Port port = Port::None;
   std::atomic<bool> arrived{false};  // the whole message is there
   p2p::Place place;                  // the pinned memory in which links find a message of device memory: its own, or a slot
-  p2p::SlotUse slot;                 // of a message that goes through receive slots (slots.cpp)
+  p2p::SlotUse slot;                 // of a message that goes through receive slots (SlotMessages)
   std::byte *send_slot = nullptr;    // a send's: where this rank's device finds the slot; null: it goes by the link
   bool unplaced = false;             // a send that waits for pinned memory or a slot
   bool short_of_memory = false;      // and found none of the first
   bool held = false;                 // its message was put aside whole, and waits for its place
   std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
-  std::vector<p2p::Piece> pieces;        // of the parts, where they are taken before the first is submitted
   int32_t lies = -1;                     // in this receive slot, from where a processor has to bring it
   std::atomic<uint64_t> ticket{0};       // of its copy (device_copier.hpp); 0: not submitted
   Operation *port_next = nullptr;        // in the order of the gates
@@ -160,11 +163,12 @@ struct Operation {
 
   const Birth birth{};
   std::atomic<uint32_t> references{0};
-  Operation *queue_next = nullptr;          // the member's FIFO, or the pool
-  bool inline_op = false;                   // belongs to its member, not to the pool
+  Operation *queue_next = nullptr;          // the rank's FIFO, the completions that are due, or the pool
+  bool inline_op = false;                   // belongs to its rank, not to the pool
   void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
+  void call_back() noexcept;  // the operation is over; once
 };
 
 class OperationPool {  // thread-safe
@@ -183,7 +187,8 @@ class OperationPool {  // thread-safe
 link::Outgoing *take_frame();
 void give_frame(link::Outgoing &frame);
 
-// Sets the result and wakes everybody: the waiters of this process, the callback, the group. The engine's reference is dropped.
+// Sets the result and wakes everybody: the waiters of this process, the group. A callback is put on the list of those that are due
+// (Completions). The engine's reference is dropped.
 // `ended_ns`: when. An inline op wakes nobody: its only waiter is the thread that runs it, or that thread looks again soon.
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept;
 

@@ -15,9 +15,9 @@ std::string dump_json(comm::Communicator &comm) {
   using nlohmann::ordered_json;
   auto &member = comm.member();
   ordered_json out{{"communicator", comm.name()}, {"rank", comm.rank()}, {"size", comm.size()}, {"now_us", now_ns() / 1000}};
-  const Status why = member.failure();
+  const Status why = member.core().failure();
   out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
-  const std::string waiting = member.waiting_text();
+  const std::string waiting = member.collectives().waiting_text();
   out["waiting"] = waiting.empty() ? ordered_json(nullptr) : ordered_json(waiting);
   auto entries = ordered_json::array();
   const auto add = [&](const Record &r) {
@@ -39,7 +39,7 @@ std::string dump_json(comm::Communicator &comm) {
     entries.push_back(std::move(e));
   };
   for (const auto &r : member.context().recorder().read())
-    if (r.communicator == member.serial()) add(r);
+    if (r.communicator == member.id().serial) add(r);
   for (const auto &r : member.in_flight()) add(r);
   out["entries"] = std::move(entries);
   return out.dump(1);

@@ -148,7 +148,7 @@ void watch(const std::shared_ptr<comm::Communicator> &comm) {
     d.taken = d.written = d.requests.load(std::memory_order_acquire);
     if (!d.thread.joinable()) d.thread = begin_own_thread([&d = d] { run(d); });
     the_handlers.store(&d, std::memory_order_release);
-    engine::Member::set_late_hook(&want);
+    engine::set_late_hook(&want);
     if (unhandled()) {
       struct sigaction ours = {};
       ours.sa_handler = on_signal;
@@ -171,7 +171,7 @@ void unwatch(const comm::Communicator &comm) noexcept {
     });
     if (!d.communicators.empty() || d.stop) return;
     d.stop = true;
-    engine::Member::set_late_hook(nullptr);
+    engine::set_late_hook(nullptr);
     struct sigaction now = {};
     if (handles.exchange(false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
       now.sa_handler = SIG_DFL;

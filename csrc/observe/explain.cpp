@@ -45,7 +45,7 @@ ordered_json last_of(comm::Communicator &comm, std::string &text, F is_one, cons
   const std::vector<Record> records = member.context().recorder().read();
   const Record *found = nullptr;
   for (const Record &x : records)
-    if (x.communicator == member.serial() && static_cast<Code>(x.result) == Code::Ok && is_one(x) &&
+    if (x.communicator == member.id().serial && static_cast<Code>(x.result) == Code::Ok && is_one(x) &&
         (!found || x.submitted_ns > found->submitted_ns))
       found = &x;
   if (!found) {
@@ -84,18 +84,18 @@ struct Way {
 };
 
 Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t bytes) {
-  engine::Member &member = comm.member();
+  engine::Rank &member = comm.member();
   const engine::PeerRank &p = member.peers()[static_cast<size_t>(peer)];
   Way way;
-  way.link = peer == member.rank() ? "this rank's memory" : p.mail ? "shared memory" : "TCP";
-  const uint64_t part = member.part_of(dtype);
+  way.link = peer == member.id().rank ? "this rank's memory" : p.mail ? "shared memory" : "TCP";
+  const uint64_t part = member.messages().slots().part_of(dtype);
   way.part = part != 0 && bytes > part ? part : bytes;
   way.parts = way.part != 0 ? (bytes + way.part - 1) / way.part : 1;
-  way.slot = member.would_take_slot(send, peer, bytes);
+  way.slot = member.messages().slots().would_take(send, peer, bytes);
   if (way.slot) {
     way.path = "slot";
     way.how = "in receive slots, where the sender's device writes it";
-  } else if (bytes <= engine::Member::kEagerMessage) {
+  } else if (bytes <= engine::UnexpectedMessages::kData) {
     way.path = "at once";
     way.how = "sent at once, put aside where no receive waits for it yet";
   } else {
@@ -115,7 +115,7 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
   };
   const auto &sender = t.ranks[static_cast<size_t>(from)], &receiver = t.ranks[static_cast<size_t>(to)];
   if (t.flat && memory && !(sender.rates[Rate::Memory] > 0 && receiver.rates[Rate::Memory] > 0)) return nullptr;
-  if (bytes <= engine::Member::kEagerMessage) return unknown("what is small is a matter of latency, which no profile holds");
+  if (bytes <= engine::UnexpectedMessages::kData) return unknown("what is small is a matter of latency, which no profile holds");
   const struct {
     const char *name;
     int rank;
@@ -173,8 +173,8 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
 std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes) {
   const bool send = c == Collective::Send;
   const char *name = collective_name(c);
-  engine::Member &member = comm.member();
-  const int me = member.rank(), world = member.world();
+  engine::Rank &member = comm.member();
+  const int me = member.id().rank, world = member.id().world;
   if (peer < (send ? 0 : -1) || peer >= world)
     fail(Code::Argument, "explain: {}: peer {} is not a rank of '{}' (0 to {}{})", name, peer, comm.name(), world - 1,
          send ? "" : ", or -1 for any");

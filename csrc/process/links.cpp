@@ -19,9 +19,6 @@ constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
 
 }  // namespace
 
-thread_local Links::LinkSlot *Links::current_slot_ = nullptr;
-const InChild Links::forgets_([](void *) noexcept { current_slot_ = nullptr; });
-
 Links::Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns)
     : arena_(arena), ranks_(ranks), stores_(stores), watch_(arena.doorbell()), spin_ns_(spin_ns), socket_spin_ns_(spin_ns) {}
 
@@ -75,7 +72,7 @@ link::Link *Links::link_to(bootstrap::Peer *peer, bool memory) {
   for (auto &l : links_)
     if (l->peer == peer && (peer == nullptr || (l->shm != nullptr) == memory)) return l->link.get();
   if (links_.size() >= link_table_.size()) fail(Code::Resource, "more than {} links in one process", link_table_.size());
-  auto slot = std::make_unique<LinkSlot>();
+  auto slot = std::make_unique<LinkSlot>(*this);
   slot->peer = peer;
   if (!peer) {
     slot->link = std::make_unique<link::LocalLink>(&arena_.doorbell());
@@ -105,21 +102,18 @@ void Links::ring_came(bootstrap::Peer &peer, const RingPlace &ring) {
 
 bool Links::drive(LinkSlot &slot) {
   if (!slot.link->try_turn()) return false;
-  current_slot_ = &slot;
   bool moved = false;
   try {
-    moved = slot.link->progress(*this);
+    moved = slot.link->progress(slot);
   } catch (const std::exception &e) {  // out of memory for data that nobody has asked for yet
-    broken(e.what());
+    slot.broken(e.what());
   }
-  current_slot_ = nullptr;
   slot.link->end_turn();
   return moved;
 }
 
 bool Links::drive(bool watched) noexcept {
   bool moved = false;
-  if (inside_link()) return false;
   const uint32_t n = link_count_.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < n; ++i) {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
@@ -139,21 +133,20 @@ void Links::cancel(const LocalRank &rank) {
   }
 }
 
-link::Accept Links::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
-  const auto rank = ranks_.at(h.member);
+link::Accept Links::LinkSlot::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  const auto rank = all.ranks_.at(h.member);
   return rank ? rank->accept_frame(h, since_ns, to) : link::Accept::Drop;
 }
 
-void Links::received(const link::FrameHeader &h) {
-  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->received_frame(h);
+void Links::LinkSlot::received(const link::FrameHeader &h) {
+  if (const auto rank = all.ranks_.at(h.member, h.epoch)) rank->received_frame(h);
 }
 
-void Links::broken(const std::string &why) {
-  LinkSlot *slot = current_slot_;
-  if (!slot || !slot->peer) return;
-  slot->why = why;
-  slot->broken_ns.store(now_ns(), std::memory_order_release);
-  has_broken_.store(true, std::memory_order_release);
+void Links::LinkSlot::broken(const std::string &why) {
+  if (!peer) return;
+  reason = why;
+  broken_ns.store(now_ns(), std::memory_order_release);
+  all.has_broken_.store(true, std::memory_order_release);
 }
 
 void Links::report_broken(int64_t now) noexcept {
@@ -163,7 +156,7 @@ void Links::report_broken(int64_t now) noexcept {
     LinkSlot &slot = *link_table_[i].load(std::memory_order_acquire);
     const int64_t since = slot.broken_ns.load(std::memory_order_acquire);
     if (since == 0 || now - since < kLinkGraceNs || slot.peer->lost.load(std::memory_order_acquire)) continue;
-    for (const auto &rank : ranks_.all()) rank->link_broken(slot.link.get(), slot.why);
+    for (const auto &rank : ranks_.all()) rank->link_broken(slot.link.get(), slot.reason);
   }
 }
 

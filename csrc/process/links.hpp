@@ -4,7 +4,7 @@
 // thread. One thread at a time has a link's turn (link/frame.hpp).
 //
 // Thread rules. Any thread may call. connect() is called by one thread at a time, which its lock sees to. The functions of FrameSink are
-// called by whoever has a link's turn; broken() knows the link by the thread, and only notes what has happened: see report_broken().
+// called by whoever has the link's turn.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@
 
 namespace isthmus::process {
 
-class Links final : public link::FrameSink {
+class Links final {
  public:
   // `stores`: into memory that other ranks read. `spin_ns`: how long a thread spins before it sleeps.
   Links(link::Arena &arena, const RankTable &ranks, Stores stores, int64_t spin_ns);
@@ -52,8 +52,6 @@ class Links final : public link::FrameSink {
   void cancel(const LocalRank &rank);
   // Fails the ranks behind links that broke while the control connection of the peer goes on as if nothing were wrong.
   void report_broken(int64_t now) noexcept;
-  // This thread is inside a link's progress(): in a callback of an operation that ended there. The thread must not drive.
-  static bool inside_link() noexcept { return current_slot_ != nullptr; }
 
   // Sleeps until something may have happened: the doorbell, a socket (where `sockets`), at most `ns`. ready(watched) is asked once more
   // before the sleep; `watched`: not about what sockets tell.
@@ -64,21 +62,23 @@ class Links final : public link::FrameSink {
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
   void note_socket_wait(int64_t ns) noexcept;
 
-  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
-  void received(const link::FrameHeader &h) override;
-  void broken(const std::string &why) override;
 
  private:
-  struct LinkSlot {
+  // A link, and what it hands its frames to: the rank that each frame names. A link that breaks is noted; see report_broken().
+  struct LinkSlot final : link::FrameSink {
+    explicit LinkSlot(Links &links) noexcept : all(links) {}
+    link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
+    void received(const link::FrameHeader &h) override;
+    void broken(const std::string &why) override;
+
+    Links &all;
     bootstrap::Peer *peer = nullptr;
     std::unique_ptr<link::Link> link;
     link::ShmLink *shm = nullptr;
     bool sockets = false;
-    std::string why;  // published by broken_ns
+    std::string reason;  // why it is broken; published by broken_ns
     std::atomic<int64_t> broken_ns{0};
   };
-  static thread_local LinkSlot *current_slot_;  // whose link this thread drives just now
-  static const InChild forgets_;
   RingPlace make_ring();
   void make_memory_link(LinkSlot &slot) ISTHMUS_REQUIRES(mutex_);
   bool drive(LinkSlot &slot);

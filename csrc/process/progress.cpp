@@ -6,20 +6,67 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
+#include "base/fork.hpp"
+#include "base/log.hpp"
 #include "base/own_thread.hpp"
 #include "process/context_threads.hpp"
 
 namespace isthmus::process {
 
+namespace {
+
+thread_local const Progress *runs_here = nullptr;  // this thread is the progress thread of that one
+const InChild forgets_runs([](void *) noexcept { runs_here = nullptr; });
+
+}  // namespace
+
+void Progress::begin_thread() {
+  Thread &mine = threads_.emplace_back();
+  try {
+    mine.thread = begin_own_thread([this, &mine] {
+      runs_here = this;
+      loop();
+      mine.over.store(true, std::memory_order_release);
+    });
+  } catch (...) {
+    threads_.pop_back();
+    throw;
+  }
+}
+
 void Progress::begin() {
-  thread_ = begin_own_thread([this] { loop(); });
+  const Lock lock(threads_mutex_);
+  begin_thread();
+}
+
+void Progress::stand_in() noexcept {
+  if (runs_here != this) return;
+  const Lock lock(threads_mutex_);
+  if (stop_.load(std::memory_order_acquire)) return;
+  threads_.remove_if([](Thread &t) {
+    const bool over = t.over.load(std::memory_order_acquire);
+    if (over) t.thread.join();
+    return over;
+  });
+  try {
+    begin_thread();
+    runs_here = nullptr;
+  } catch (const std::exception &e) {
+    ISTHMUS_WARN("a callback waits on the thread that drives operations for which nobody waits, and no other can be started: {}",
+                 e.what());
+  }
 }
 
 void Progress::end() noexcept {
   stop_.store(true, std::memory_order_release);
   bell_.wake();
   arena_.doorbell().wake();
-  thread_.join();
+  std::list<Thread> all;
+  {
+    const Lock lock(threads_mutex_);
+    all.swap(threads_);
+  }
+  for (Thread &each : all) each.thread.join();
 }
 
 void Progress::activate(LocalRank &rank) {
@@ -72,6 +119,11 @@ Progress::Round Progress::drive(const Listed &listed) {
   return round;
 }
 
+// Of all ranks: whichever is asked.
+void Progress::deliver(const Listed &listed) noexcept {
+  if (!listed.ranks.empty()) listed.ranks.front()->deliver();
+}
+
 void Progress::sleep_without_work(Listed &listed) {
   listed.ranks.clear();  // ranks must not live on here
   listed.version = ~uint64_t{0};
@@ -101,9 +153,10 @@ void Progress::loop() {
   Listed listed;
   int64_t idle_since = 0, looked = 0;
   uint32_t busy = 0;
-  while (!stop_.load(std::memory_order_acquire)) {
+  while (!stop_.load(std::memory_order_acquire) && runs_here == this) {
     look_at_list(listed);
     const Round round = drive(listed);
+    deliver(listed);
     if (round.moved) {
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic must not keep the thread from the clock
@@ -113,6 +166,7 @@ void Progress::loop() {
       looked = now;
       for (const auto &rank : listed.ranks)
         if (rank->has_work()) rank->check_deadlines(now);
+      deliver(listed);
     }
     if (!round.work) {
       sleep_without_work(listed);

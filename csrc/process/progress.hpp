@@ -15,11 +15,15 @@
 //                                      no, and `active` is clear: takes the rank out
 //   lists the rank if it is out
 //
+// The thread runs the program's callbacks that are due. A callback may wait; then another thread takes the place of this one (stand_in), and
+// this one ends when the callback has returned.
+//
 // A caller that finds `active` set does not list the rank: the thread will ask has_work() after that and see the operation.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -36,10 +40,13 @@ class Progress {
  public:
   Progress(link::Arena &arena, Links &links, int64_t spin_ns) noexcept : arena_(arena), links_(links), spin_ns_(spin_ns) {}
   void begin();         // the thread. Throws std::system_error
-  void end() noexcept;  // and waits for it
+  void end() noexcept;  // and waits for it, and for those that it has replaced
 
   void activate(LocalRank &rank);  // the rank has operations for which perhaps no caller waits. Any thread
   void forget(const std::shared_ptr<LocalRank> &rank);
+  // This thread is about to wait in a call. Where this is the progress thread, in a callback of the program's, another thread takes its
+  // place: what the callback waits for may be what the progress thread brings about. Any thread.
+  void stand_in() noexcept;
 
  private:
   struct Listed {  // the thread's copy of the list
@@ -49,7 +56,13 @@ class Progress {
   struct Round {  // of driving all listed ranks once
     bool work = false, waited_for = true, moved = false;
   };
+  struct Thread {
+    std::thread thread;
+    std::atomic<bool> over{false};
+  };
+  void begin_thread() ISTHMUS_REQUIRES(threads_mutex_);
   void loop();
+  static void deliver(const Listed &listed) noexcept;
   void look_at_list(Listed &listed);
   bool keep_listed(const std::shared_ptr<LocalRank> &rank);  // false: taken out, as the rank has no work
   Round drive(const Listed &listed);
@@ -64,7 +77,8 @@ class Progress {
   std::atomic<uint64_t> version_{0};  // of the list
   Doorbell bell_;                     // where the thread sleeps while no rank is listed, or a caller drives
   std::atomic<bool> stop_{false};
-  std::thread thread_;
+  Mutex threads_mutex_;
+  std::list<Thread> threads_ ISTHMUS_GUARDED_BY(threads_mutex_);  // the last is the progress thread, the others have been
 };
 
 }  // namespace isthmus::process

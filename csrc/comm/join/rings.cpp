@@ -11,7 +11,7 @@ uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
 }
 
 // Where this rank's device finds the rings, by rank; empty where it does not reach them all.
-std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &setup) {
+std::vector<std::byte *> reach_rings(engine::Rank &member, const RingsSetup &setup) {
   if (setup.device.host()) return {};
   std::vector<std::byte *> rings;
   for (size_t q = 0; q < setup.places.size(); ++q) {
@@ -29,39 +29,39 @@ std::vector<std::byte *> reach_rings(engine::Member &member, const RingsSetup &s
 }
 
 // By rank: the receive slots for this rank there.
-std::vector<engine::Member::TheirSlots> windows_of(const engine::Member &member, const RingsSetup &setup,
+std::vector<engine::TheirSlots> windows_of(const engine::Rank &member, const RingsSetup &setup,
                                                    const std::vector<std::byte *> &rings) {
-  std::vector<engine::Member::TheirSlots> theirs;
+  std::vector<engine::TheirSlots> theirs;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     const RingPlace &place = setup.places[q];
     const uint64_t at =
-        place.bytes + engine::Member::slots_of(static_cast<int>(q), member.rank()) * place.slots * setup.part;
+        place.bytes + engine::slots_of(static_cast<int>(q), member.id().rank) * place.slots * setup.part;
     theirs.push_back({static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at});
   }
   return theirs;
 }
 
-void guard(engine::Member &member, const RingsSetup &setup) {
+void guard(engine::Rank &member, const RingsSetup &setup) {
   std::vector<std::span<std::byte>> slots, closed;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     std::byte *const at = member.peers()[q].arena + setup.places[q].offset;
     slots.emplace_back(at, setup.places[q].bytes);
     if (const uint64_t bytes = slots_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
   }
-  member.guard(std::move(slots));
-  member.guard_recv_slots(std::move(closed));
+  member.collectives().memory().guard(std::move(slots));
+  member.messages().slots().guard(std::move(closed));
 }
 
 }  // namespace
 
-void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup) {
+void fix_rings(engine::Rank &member, Terms &terms, const RingsSetup &setup) {
   const auto &places = setup.places;
   process::Context &context = *setup.context;
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0) {
     terms.lose(
-        context, member.name(), Terms::kNoRing,
+        context, member.id().name, Terms::kNoRing,
         formatted("no ring in the staging memory at a place that devices know (each rank needs {} bytes, of at most 1/16 of "
                   "ISTHMUS_STAGING_BYTES, with all others at most half of it; smaller with a smaller ISTHMUS_CHUNK_BYTES): "
                   "processors copy what the devices of other ranks would read, two copies more of each byte",
@@ -77,12 +77,12 @@ void fix_rings(engine::Member &member, Terms &terms, const RingsSetup &setup) {
   terms.ring_bytes = bytes;
   terms.reach = all ? bytes : 0;
   if (terms.recv_slots == 0 && places.size() > 1)
-    terms.lose(context, member.name(), Terms::kNoRecvSlots,
+    terms.lose(context, member.id().name, Terms::kNoRecvSlots,
                formatted("no receive slots for messages on rank {}, whose staging memory has no room for them "
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
                          fewest - places.begin()));
-  const RingPlace &mine = places[static_cast<size_t>(member.rank())];
-  member.fix_slots(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), windows_of(member, setup, rings));
+  const RingPlace &mine = places[static_cast<size_t>(member.id().rank)];
+  member.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), windows_of(member, setup, rings));
   member.fix_rings(bytes, std::move(rings));
   if (all && setup.guard) guard(member, setup);
 }

@@ -84,7 +84,7 @@ Ring take_ring(const Making &m) {
   uint64_t slots = 0;
   if (const uint64_t quarter = share / 4 / 4096 * 4096; quarter >= kLeastPart) {
     ring.part = std::min(ring.part / 4096 * 4096, quarter);
-    slots = std::min<uint64_t>(share / ring.part, engine::Member::kMostRecvSlots);
+    slots = std::min<uint64_t>(share / ring.part, engine::kMostRecvSlots);
   }
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
@@ -102,9 +102,9 @@ Ring take_ring(const Making &m) {
   return ring;
 }
 
-engine::MemberSetup setup_of(Making &m, const Ring &ring) {
+engine::RankSetup setup_of(Making &m, const Ring &ring) {
   const Settings &settings = m.invitation.settings;
-  engine::MemberSetup setup;
+  engine::RankSetup setup;
   setup.context = m.invitation.context;
   setup.topology = m.map.memory;
   setup.rank = m.invitation.rank;
@@ -130,9 +130,9 @@ engine::MemberSetup setup_of(Making &m, const Ring &ring) {
 
 // The member has the index, the mailbox and the ring from then on, and gives them back.
 void make_member(Making &m, Ring &ring, Seat &seat) {
-  const auto setup = std::make_shared<engine::MemberSetup>(setup_of(m, ring));
-  seat.member = asked<std::shared_ptr<engine::Member>>(
-      m.offer.device, m.invitation.deadline, [setup] { return std::make_shared<engine::Member>(std::move(*setup)); });
+  const auto setup = std::make_shared<engine::RankSetup>(setup_of(m, ring));
+  seat.member = asked<std::shared_ptr<engine::Rank>>(
+      m.offer.device, m.invitation.deadline, [setup] { return std::make_shared<engine::Rank>(std::move(*setup)); });
   seat.leave = Rollback([member = seat.member, seconds = m.invitation.settings.real(Setting::Timeout)] {
     member->leave(now_ns() + seconds_to_ns(seconds));
   });
@@ -159,7 +159,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   p.link = m.context().links().link_to(p.process, p.process && p.arena);
 }
 
-void reach_peers(Making &m, engine::Member &member) {
+void reach_peers(Making &m, engine::Rank &member) {
   const RankBlob &mine = m.offer.blob;
   for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, member.peers()[q]);
   member.open_credit();
@@ -179,14 +179,14 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   const auto *process = m.wiring.processes[q];
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
   const uint64_t behind =
-      p.slots <= engine::Member::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
+      p.slots <= engine::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
   if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.offset > size - p.bytes - behind)
     fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
   return p;
 }
 
 // Behind the vote: the others have heard that all went well, so they are told where this rank fails here.
-void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, engine::Member &member) {
+void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, engine::Rank &member) {
   if (!m.terms.devices || !m.map.memory.flat) return;
   const Invitation &invitation = m.invitation;
   std::vector<RingPlace> places;
@@ -196,7 +196,7 @@ void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, 
     fix_rings(member, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
   } catch (const Error &e) {
     const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
-    member.fail(e.code(), text, true);
+    member.core().fail(e.code(), text, true);
     throw Error(e.code(), text);
   }
 }
@@ -232,7 +232,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
     ring = take_ring(m);
     make_member(m, ring, seat);
     reach_peers(m, *seat.member);
-    m.context().ranks().set(offer.blob.index, seat.member);
+    m.context().ranks().set(offer.blob.index, seat.member->port().itself().lock());
   });
   attempt([&] {
     if (!offer.device.host()) process::refuse_stuck(*offer.device.runtime, offer.device.number);
@@ -243,7 +243,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   const std::vector<Ballot> ballots = vote(invitation, std::move(mine));
   settle_rings(m, ballots, ring.part, *seat.member);
   for (auto *peer : wiring.processes)
-    if (peer && peer->lost.load()) seat.member->peer_lost(*peer, peer->lost_text());
+    if (peer && peer->lost.load()) seat.member->events().lost(*peer, peer->lost_text());
   note_made(m, served_by(offer, agreement));
   seat.islands = std::move(m.map.islands);
   seat.terms = std::move(m.terms);

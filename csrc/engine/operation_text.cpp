@@ -1,0 +1,55 @@
+#include "engine/operation_text.hpp"
+
+#include <algorithm>
+
+namespace isthmus::engine {
+namespace {
+
+std::string describe_message(const Identity &id, const Operation &op) {
+  const Call &c = op.call;
+  const bool send = c.collective == Collective::Send;
+  const uint64_t bytes = op.whole ? op.whole : c.bytes;
+  // Programs whose messages have no tags, or are bytes, hear of none and of bytes.
+  const std::string tag = c.tag == 0 ? std::string() : formatted("tag {}, ", c.tag),
+                    what = c.dtype == DType::UInt8
+                               ? formatted("{} bytes", bytes)
+                               : formatted("{}, {} elements", dtype_name(c.dtype), bytes / dtype_size(c.dtype));
+  return formatted("{} {} {} ({}{}) on rank {} of '{}'", op.label.empty() ? (send ? "send" : "recv") : op.label,
+                   send ? "to" : "from", c.root < 0 ? std::string("any rank") : id.text(c.root), tag, what, id.rank,
+                   id.name);
+}
+
+std::string path_text(const Identity &id, const Operation &op) {
+  if (!op.plan) return "shared memory";
+  const std::string bridge = op.plan->uses_links && !id.topology.flat ? "tcp" : "shared memory";
+  if (op.plan->device.empty()) return bridge;
+  return op.plan->host.empty() ? id.family : id.family + " and " + bridge;
+}
+
+}  // namespace
+
+std::string describe(uint64_t code, uint64_t bytes) {
+  const auto c = static_cast<uint8_t>(code), t = static_cast<uint8_t>(code >> 8), o = static_cast<uint8_t>(code >> 16);
+  const auto root = static_cast<int32_t>(code >> 32);
+  const bool known = c < kCollectiveCount;
+  const auto collective = static_cast<Collective>(c);
+  std::string text = known ? collective_name(collective) : "unknown";
+  if (collective == Collective::Barrier) return text;
+  text += formatted(" ({}", t < kDTypeCount ? dtype_name(static_cast<DType>(t)) : "?");
+  if (known && is_reduction(collective))
+    text += formatted(", {}", o < kRedOpCount ? redop_name(static_cast<RedOp>(o)) : "?");
+  if (t < kDTypeCount) text += formatted(", {} elements", bytes / dtype_size(static_cast<DType>(t)));
+  if (known && has_root(collective)) text += formatted(", root {}", root);
+  return text + ")";
+}
+
+std::string describe(const Identity &id, const Operation &op) {
+  if (op.is_p2p()) return describe_message(id, op);
+  std::string progress;
+  if (const uint32_t chunks = op.at.chunks(); op.plan && chunks > 1)
+    progress = formatted(", chunk {} of {}", std::min(op.at.turn(), chunks), chunks);
+  return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
+                   describe(code_of(op.call), op.call.bytes), id.rank, id.name, path_text(id, op), progress);
+}
+
+}  // namespace isthmus::engine

@@ -1,0 +1,176 @@
+#include "engine/rank_core.hpp"
+
+#include "base/log.hpp"
+#include "process/control_wire.hpp"
+#include "engine/operation_text.hpp"
+
+namespace isthmus::engine {
+namespace {
+
+thread_local const Operation *awaited_here = nullptr;
+const InChild forgets_awaited([](void *) noexcept { awaited_here = nullptr; });
+
+}  // namespace
+
+Awaited::Awaited(const Operation *op) noexcept : outer_(std::exchange(awaited_here, op)) {}
+Awaited::~Awaited() { awaited_here = outer_; }
+
+std::string Identity::text(int of) const {
+  if (of < 0 || of >= world) return formatted("rank {}", of);
+  const auto &r = topology.ranks[static_cast<size_t>(of)];
+  return formatted("rank {} (pid {} on {}{}{})", of, r.pid, r.hostname, r.island.empty() ? "" : ", island ", r.island);
+}
+
+RankCore::RankCore(std::shared_ptr<Context> of, Identity who, RankDevice on, Mailbox *mailbox, uint64_t bytes_of_cell,
+                   OperationSink &rooms, process::LocalRank &outside)
+    : context(std::move(of)),
+      id(std::move(who)),
+      device(on),
+      mail(mailbox),
+      cell_bytes(bytes_of_cell),
+      port(outside),
+      peers(static_cast<size_t>(id.world)),
+      rooms_(rooms) {}
+
+// ---- failure -------------------------------------------------------------------------------------------------------------------------
+
+Status RankCore::failure() const {
+  Failure f = why();
+  if (!f.doing.empty()) f.text += "; this rank was in " + f.doing;
+  return f;
+}
+
+Failure RankCore::why() const {
+  const Lock lock(failure_mutex_);
+  return failure_;
+}
+
+void RankCore::fail(Failure why, bool flood) noexcept {
+  why.noted_ns = now_ns();
+  {
+    const Lock lock(failure_mutex_);
+    if (failed_.load(std::memory_order_relaxed)) return;
+    failure_ = why;
+    failed_.store(true, std::memory_order_release);
+  }
+  if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", id.name, id.rank, why.text);
+  if (flood) tell_peers(why);
+  if (why.late) call_late_hook();
+  if (has_work()) activate();  // somebody has to end what is pending, also where nobody waits
+  wake();
+}
+
+void RankCore::tell_peers(const Failure &why) noexcept {
+  for (int q = 0; q < id.world; ++q)
+    if (q != id.rank) context->control().tell_failure(peers[q].process, peers[q].their_index, id.epoch, why);
+}
+
+void RankCore::fail_at(const Operation &op, Code code, std::string_view what, bool late) noexcept {
+  Failure why{{code, describe(op)}};
+  why.subject = static_cast<uint32_t>(why.text.size());
+  why.text += what;
+  why.by = id.rank;
+  why.late = late;
+  why.sequence = op.is_p2p() ? 0 : op.sequence;
+  fail(std::move(why), true);
+}
+
+// After a failure the operation may be over, and another's.
+void RankCore::not_submitted(const Operation &op, const Error &e) noexcept {
+  if (!failed()) fail_at(op, e.code(), ": " + e.text());
+}
+
+void RankCore::ask_for_interrupt() noexcept {
+  if (interrupt_wanted())
+    fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), true);
+}
+
+// ---- the end of an operation ---------------------------------------------------------------------------------------------------------
+
+void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexcept {
+  context->recorder().add({id.serial, op.sequence, op.submitted_ns, ended_ns, op.call.bytes, op.call.root,
+                           static_cast<uint8_t>(op.call.collective), static_cast<uint8_t>(op.call.dtype),
+                           static_cast<uint8_t>(op.call.op), static_cast<uint8_t>(result)});
+}
+
+void RankCore::end(Operation *op, Code result, std::string text) noexcept {
+  rooms_.release(*op, result);
+  const int64_t now = now_ns();
+  if (op->whole == 0) record(*op, result, now);  // else finish_operation() does, with the last part
+  const std::shared_ptr<void> keep = op->keep;
+  pending.fetch_sub(1, std::memory_order_acq_rel);
+  finish_operation(op, result, std::move(text), now);
+  // It may be an inline op, whose thread sleeps; finish_operation wakes for the others.
+  if (waiters.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) wake();
+}
+
+std::string RankCore::describe(const Operation &op) const { return engine::describe(id, op); }
+
+std::string RankCore::about(const Operation &op) const {
+  const Failure f = why();
+  std::string own = describe(op);
+  const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
+  if (f.text.starts_with(own) || (same && f.by == id.rank)) return f.text;
+  if (!same) return own + ": " + f.text;
+  // The same operation: what stays of the other rank's words for it is how it went there.
+  const std::string_view text = f.text, subject = text.substr(0, f.subject), rest = text.substr(subject.size());
+  const std::string where = formatted(" of '{}'", id.name);
+  const size_t at = subject.rfind(where);
+  const std::string_view path = at == std::string_view::npos ? std::string_view() : subject.substr(at + where.size());
+  return formatted("{}: on rank {}{}{}{}", own, f.by, path,
+                   rest.starts_with(": ") ? ""
+                   : path.empty()         ? " it"
+                                          : ", it",
+                   rest);
+}
+
+void RankCore::consumed(int source, uint64_t bytes) noexcept {
+  PeerRank &p = peers[source];
+  const uint64_t granted = p.recv_credit.consumed(bytes);
+  if (granted == 0) return;
+  const CreditBody body{p.their_index, id.epoch, static_cast<uint32_t>(id.rank), 0, granted};
+  context->control().tell(p.process, Control::Credit, packed(body));
+}
+
+// ---- submissions ---------------------------------------------------------------------------------------------------------------------
+
+SubmitLock::Held RankCore::lock_for(SubmitLock &lock, const Operation *op) noexcept {
+  return lock.take(op, [&] {
+    context->progress().stand_in();
+    if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
+      fail_at(*op, Code::Timeout,
+              formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
+                        id.text(id.rank), inside_text().empty() ? "" : ", in ", inside_text()),
+              true);
+    return failed();
+  });
+}
+
+bool RankCore::leave_behind(SubmitLock &lock) noexcept {
+  return lock.leave_behind(now_ns(), formatted("communicator '{}', rank {}", id.name, id.rank), device.runtime,
+                           device.number);
+}
+
+std::string RankCore::inside_text() const {
+  for (const SubmitLock *lock : {&collective_lock, &message_lock})
+    if (const std::string call = lock->call(); !call.empty())
+      return formatted("{}{}, which has not come back", call,
+                       device ? formatted(" on {}:{}", device.runtime->vendor(), device.number) : "");
+  return {};
+}
+
+// An operation that is in none of the lists yet, because the thread that begins it is held up before.
+void RankCore::fail_late_submission(int64_t now) noexcept {
+  std::string late;
+  for (const SubmitLock *lock : {&collective_lock, &message_lock})
+    lock->if_late(now, [&](const Operation &op) {
+      late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, id.text(id.rank),
+                       inside_text());
+    });
+  if (late.empty()) return;
+  Failure why{{Code::Timeout, late}};
+  why.late = true;
+  fail(std::move(why), true);
+}
+
+}  // namespace isthmus::engine

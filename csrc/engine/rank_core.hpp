@@ -1,0 +1,191 @@
+// What the collectives and the messages of one rank share: who the rank is, who its peers are, whether the communicator has failed, and how
+// an operation ends. Knows neither collectives nor messages.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/fork.hpp"
+#include "base/lock.hpp"
+#include "engine/context_names.hpp"
+#include "engine/hooks.hpp"
+#include "engine/mailbox.hpp"
+#include "engine/operation.hpp"
+#include "engine/submit_lock.hpp"
+#include "p2p/flow_credit.hpp"
+#include "topology/topology.hpp"
+
+namespace isthmus::engine {
+
+struct Identity {               // of one rank in one communicator
+  topology::Topology topology;  // who shares memory with whom; knows no libraries
+  int rank = 0, world = 1;
+  uint32_t index = 0, epoch = 0;
+  uint64_t serial = 0;  // of the communicator, in this process
+  std::string name;
+  std::string family;  // what serves this rank's device: a library's family, or a vendor; empty: nothing does
+  bool on_host(int of) const noexcept { return topology.ranks[static_cast<size_t>(of)].device == "host"; }
+  std::string text(int of) const;  // "rank 2 (pid 4711 on host, island nvidia)"
+};
+
+struct PeerRank {                      // what this rank knows of another one, or of itself
+  bootstrap::Peer *process = nullptr;  // null: a rank of this process
+  std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
+  Mailbox *mail = nullptr;
+  Doorbell *bell = nullptr;
+  link::Link *link = nullptr;             // for frames
+  uint32_t their_index = 0;               // of the communicator in that process
+  std::atomic<bool> left{false};          // it destroyed its side
+  std::atomic<bool> left_broken{false};   // and its side had failed
+  std::atomic<bool> left_writing{false};  // and its device may still write to this rank's receive slots
+  std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
+  std::atomic<int64_t> left_ns{0};
+  std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
+  p2p::SendCredit send_credit;
+  p2p::RecvCredit recv_credit;
+  bool lost() const noexcept { return process && process->lost.load(std::memory_order_acquire); }
+};
+
+// The device that a rank works on, where the host cannot touch its memory.
+struct RankDevice {
+  device::Runtime *runtime = nullptr;  // null: there is none
+  int number = -1;
+  explicit operator bool() const noexcept { return runtime != nullptr; }
+};
+
+// What a rank's rooms give back when an operation ends. Called once for each operation, before anybody can see its end.
+class OperationSink {
+ public:
+  virtual void release(Operation &op, Code result) noexcept = 0;
+
+ protected:
+  ~OperationSink() = default;
+};
+
+// The right to execute: one thread at a time ends operations and goes on with them. Only tried, or taken where nobody keeps it for long.
+class ExecRight {
+ public:
+  bool try_take() noexcept { return !taken_.test_and_set(std::memory_order_acquire); }
+  void take() noexcept {
+    while (!try_take()) ::sched_yield();
+  }
+  void give() noexcept { taken_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag taken_;
+};
+
+// Thread rules: any thread, but where a function says otherwise.
+class RankCore {
+ public:
+  RankCore(std::shared_ptr<Context> of, Identity who, RankDevice on, Mailbox *mailbox, uint64_t bytes_of_cell,
+           OperationSink &rooms, process::LocalRank &outside);
+  RankCore(const RankCore &) = delete;
+  RankCore &operator=(const RankCore &) = delete;
+
+  // Failure. The first reason stays. `flood`: the other ranks are told.
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  Failure why() const;
+  Status failure() const;  // and what this rank was in
+  void fail(Failure why, bool flood) noexcept;
+  void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
+  void fail_at(const Operation &op, Code code, std::string_view what, bool late = false) noexcept;  // floods: "<the operation><what>"
+  void tell_peers(const Failure &why) noexcept;
+  void not_submitted(const Operation &op, const Error &e) noexcept;  // its submission has thrown
+  bool leave() noexcept { return !left_.exchange(true); }  // what fails from now on is not news. False: this rank had left
+  bool left() const noexcept { return left_.load(std::memory_order_acquire); }
+
+  // The end of an operation that was submitted.
+  void end(Operation *op, Code result, std::string text) noexcept;
+  void record(const Operation &op, Code result, int64_t ended_ns) noexcept;  // in the flight recorder
+  std::string about(const Operation &op) const;  // why it ends: what it is, and why the communicator has failed
+  std::string describe(const Operation &op) const;
+
+  // For a submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
+  SubmitLock::Held lock_for(SubmitLock &lock, const Operation *op) noexcept;
+  // After a failure, with the right to execute: the holder is stuck, and nobody waits for it any more.
+  bool leave_behind(SubmitLock &lock) noexcept;
+  std::string inside_text() const;  // the vendor's call that a thread of ours gives the device work in, or empty
+  void fail_late_submission(int64_t now) noexcept;
+  // A thread that submits waits in the place of a stream that cannot. It holds what the end of an operation needs, so the progress thread
+  // brings about what it waits for, and sees the deadline.
+  template <class Holds>
+  void sleep_until(Holds holds) noexcept;
+  void ask_for_interrupt() noexcept;  // fails the communicator if the program wants to stop
+
+  // `bytes` from `source` have been used: that rank gets credit for as many.
+  void consumed(int source, uint64_t bytes) noexcept;
+  void ring_peers() noexcept {  // those that share memory with this rank
+    for (int q = 0; q < id.world; ++q)
+      if (q != id.rank && peers[q].bell) peers[q].bell->ring();
+  }
+  bool has_work() const noexcept { return pending.load(std::memory_order_acquire) != 0; }
+  void activate() noexcept { context->progress().activate(port); }
+  void wake() noexcept { context->wake(); }
+
+  // Never changed.
+  const Birth birth;
+  const std::shared_ptr<Context> context;
+  const Identity id;
+  const RankDevice device;
+  Mailbox *const mail;
+  const uint64_t cell_bytes;
+  process::LocalRank &port;
+  std::vector<PeerRank> peers;  // by rank; filled before the first operation
+
+  ExecRight exec;
+  // Who submits collectives to the device, and who submits the copies of messages. The second is taken before the match lock.
+  SubmitLock collective_lock, message_lock;
+  std::atomic<uint32_t> pending{0};  // operations not over, of all kinds
+  std::atomic<uint32_t> waiters{0};  // threads that wait, and drive
+  std::atomic<bool> uses_device{false};
+  bool delivering = false;  // a callback of this rank runs; of Completions, under its lock
+
+ private:
+  OperationSink &rooms_;
+  std::atomic<bool> failed_{false}, left_{false};
+  mutable Mutex failure_mutex_;
+  Failure failure_ ISTHMUS_GUARDED_BY(failure_mutex_);
+};
+
+template <class Holds>
+void RankCore::sleep_until(Holds holds) noexcept {
+  constexpr int64_t kNap = 20'000'000, kAsk = 50'000'000;
+  const int64_t spin_until = now_ns() + context->spin_ns();
+  int64_t asked = now_ns();
+  while (!holds()) {
+    const int64_t now = now_ns();
+    if (now < spin_until) {
+      ::sched_yield();
+      continue;
+    }
+    if (now - asked > kAsk) {
+      asked = now;
+      ask_for_interrupt();
+    }
+    context->progress().stand_in();
+    context->links().sleep(false, kNap, [&](bool) { return holds(); });
+  }
+}
+
+// What this thread waits for, in Member::wait(): whoever ends it here need not wake this thread.
+class Awaited {
+ public:
+  explicit Awaited(const Operation *op) noexcept;
+  ~Awaited();
+  Awaited(const Awaited &) = delete;
+  Awaited &operator=(const Awaited &) = delete;
+
+ private:
+  const Operation *const outer_;  // a callback or a signal handler may wait inside a wait
+};
+
+}  // namespace isthmus::engine
