@@ -828,12 +828,13 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
     if (!op->over()) check_ours(op, "on_done");
     op->callback_lock.lock();
     const bool over = op->over();
-    if (!over) {
-      op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
-      op->done_context = context;
-    }
+    op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
+    op->done_context = context;
     op->callback_lock.unlock();
-    if (over) done(context, static_cast<isthmus_result>(op->result), op->text.c_str());
+    if (!over) return ISTHMUS_OK;
+    OperationPool::retain(op);
+    i::engine::Completions::add(op);  // behind those of operations that ended before
+    i::engine::Completions::deliver();
     return ISTHMUS_OK;
   });
 }

@@ -428,6 +428,106 @@ TEST_P(Shapes, CallbacksMaySubmitTheNextOperation) {
   });
 }
 
+// Every rank's callback joins a collective, and waits for it. Nobody else drives but the progress thread, on which one of the callbacks may
+// run: another thread takes its place.
+TEST_P(Shapes, ACallbackMayWaitForACollectiveThatCallbacksOfTheOthersJoin) {
+  const int world = GetParam().world;
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    struct Callback {
+      isthmus_comm_t comm;
+      std::vector<int64_t> data;
+      std::atomic<int> result{-1};
+      static void done(void *self, isthmus_result, const char *) {
+        auto *c = static_cast<Callback *>(self);
+        isthmus_work_t work = nullptr;
+        const auto sum = [&](isthmus_work_t *into) {
+          return isthmus_all_reduce(c->comm, c->data.data(), c->data.data(), c->data.size(), kType, ISTHMUS_MAX, nullptr, into);
+        };
+        isthmus_result got = sum(nullptr);
+        if (got == ISTHMUS_OK) got = sum(&work);
+        if (got == ISTHMUS_OK) got = isthmus_work_wait(work, 0);
+        isthmus_work_release(work);
+        c->result = got;
+      }
+    };
+    for (int turn = 0; turn < 5; ++turn) {
+      Callback callback{comm, contribution(rank, 1000)};
+      isthmus_work_t work = nullptr;
+      ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, &work));
+      ISTHMUS_OK_OR_SAY(isthmus_work_on_done(work, Callback::done, &callback));
+      isthmus_work_release(work);
+      while (callback.result == -1) std::this_thread::yield();
+      EXPECT_EQ(callback.result, ISTHMUS_OK);
+      EXPECT_EQ(wrong(callback.data.data(), 1000, [&](uint64_t i) { return value(world - 1, i); }), 0u);
+    }
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+TEST_P(Shapes, ACallbackMayDestroyItsCommunicator) {
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int rank) {
+    isthmus_comm_t part = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_comm_split(comm, 0, rank, nullptr, &part));
+    struct Callback {
+      isthmus_comm_t comm;
+      std::atomic<int> result{-1};
+      static void done(void *self, isthmus_result result, const char *) {
+        auto *c = static_cast<Callback *>(self);
+        isthmus_comm_destroy(c->comm);
+        c->result = result;
+      }
+    } callback{part};
+    isthmus_work_t work = nullptr;
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(part, nullptr, &work));
+    ISTHMUS_OK_OR_SAY(isthmus_work_on_done(work, Callback::done, &callback));
+    isthmus_work_release(work);
+    while (callback.result == -1) std::this_thread::yield();
+    EXPECT_EQ(callback.result, ISTHMUS_OK);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
+TEST_P(Shapes, CallbacksOfOneCommunicatorRunInOrderAndOneAtATime) {
+  on_ranks(GetParam(), [&](isthmus_comm_t comm, int) {
+    constexpr int kEach = 50;
+    struct Callbacks {
+      std::atomic<int> running{0}, ran{0};
+      std::atomic<bool> well{true};
+    } callbacks;
+    struct One {
+      Callbacks *all;
+      int number;
+      static void done(void *self, isthmus_result, const char *) {
+        auto *one = static_cast<One *>(self);
+        if (one->all->running.fetch_add(1) != 0 || one->all->ran.load() != one->number) one->all->well = false;
+        std::this_thread::yield();
+        one->all->running.fetch_sub(1);
+        one->all->ran.fetch_add(1);
+      }
+    };
+    std::vector<One> ones;
+    for (int i = 0; i < kEach; ++i) ones.push_back({&callbacks, i});
+    std::vector<int64_t> data(64, 1);
+    std::vector<isthmus_work_t> works(kEach);
+    for (int i = 0; i < kEach; ++i) {
+      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, data.data(), data.data(), data.size(), kType, ISTHMUS_MAX, nullptr, &works[i]));
+      ISTHMUS_OK_OR_SAY(isthmus_work_on_done(works[i], One::done, &ones[i]));
+    }
+    std::vector<std::thread> waiters;
+    for (int t = 0; t < 2; ++t)
+      waiters.emplace_back([&] {
+        for (isthmus_work_t work : works) ISTHMUS_OK_OR_SAY(isthmus_work_wait(work, 0));
+      });
+    for (std::thread &waiter : waiters) waiter.join();
+    for (isthmus_work_t work : works) {
+      isthmus_work_release(work);
+    }
+    while (callbacks.ran < kEach) std::this_thread::yield();
+    EXPECT_TRUE(callbacks.well);
+    ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));
+  });
+}
+
 TEST(Engine, SplitMakesGroupsInTheOrderOfTheKeys) {
   on_ranks({"split", 4, {}, nullptr, nullptr}, [](isthmus_comm_t comm, int rank) {
     isthmus_comm_t part = nullptr;

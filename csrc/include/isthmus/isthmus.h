@@ -329,13 +329,10 @@ ISTHMUS_API isthmus_result isthmus_work_test(isthmus_work_t work); /* never bloc
 ISTHMUS_API int isthmus_work_source(isthmus_work_t work);          /* sender of a finished receive, else -1 */
 ISTHMUS_API uint64_t isthmus_work_sequence(isthmus_work_t work);
 ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds from submission to the end; < 0 while running */
-/* `done(context, result, text)` runs exactly once, on the thread that finished the operation, or at once if it is already
- * done. It must be short, must not wait on any operation, and may submit new ones. At most one per work.
- * Where the device's streams cannot wait for the host, a call that begins a collective or a receive on a stream waits itself; so does a
- * message on a stream for which no pinned memory is free, and any call with host memory and a stream. In a callback such a call, or
- * isthmus_work_order, is refused (ISTHMUS_ERR_UNSUPPORTED), and that call alone fails: the operation has no place in the order, and the
- * communicator is unharmed. Other ranks that have made the call wait for this one's until their deadline: make it on another thread. A group
- * that ends in a callback is refused whole. */
+/* `done(context, result, text)` runs exactly once, when the operation is over: on a thread of Isthmus, or on a thread of the program that is in a
+ * call of Isthmus (in this one, if the operation is over already). A wait may return a moment before. Isthmus holds no lock while a callback
+ * runs, so a callback may submit operations, wait for them, and destroy the communicator. The callbacks of one communicator run one after the
+ * other, in the order in which its operations ended: one that waits holds up those behind it. At most one callback per work. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
 /* What the stream, of this rank's device, is given from now on comes behind a receive that was made with ISTHMUS_STREAM_BEFORE. Any number of
