@@ -126,7 +126,7 @@ void ControlRoom::on_message(bootstrap::Peer &peer, uint16_t type, std::span<con
       break;
     }
     case Control::StreamRing:
-      if (const auto ring = unpack<RingPlace>(body); ring && lies_in(*ring, peer.arena.size()))
+      if (const auto ring = unpack<StreamRingBody>(body); ring && lies_in(*ring, peer.arena.size()))
         links_.ring_came(peer, *ring);
       break;
   }

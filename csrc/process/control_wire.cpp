@@ -7,7 +7,7 @@
 
 namespace isthmus::process {
 
-bool lies_in(const RingPlace &ring, uint64_t arena_bytes) noexcept {
+bool lies_in(const StreamRingBody &ring, uint64_t arena_bytes) noexcept {
   return ring.offset >= link::Arena::kHeader && ring.offset % 64 == 0 && ring.offset <= arena_bytes &&
          link::ByteRing::is_capacity(ring.capacity) && arena_bytes - ring.offset >= link::ByteRing::bytes(ring.capacity);
 }

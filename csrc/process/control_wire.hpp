@@ -56,12 +56,12 @@ struct ReplyBody {
 };
 static_assert(sizeof(ReplyBody) == 320);
 
-struct RingPlace {  // the body of StreamRing: a byte ring in its writer's arena
+struct StreamRingBody {  // where a byte ring lies in its writer's arena
   uint64_t offset, capacity;
 };
-static_assert(sizeof(RingPlace) == 16);
+static_assert(sizeof(StreamRingBody) == 16);
 // Whether the reader may map that ring, where the writer's arena has `arena_bytes`.
-bool lies_in(const RingPlace &ring, uint64_t arena_bytes) noexcept;
+bool lies_in(const StreamRingBody &ring, uint64_t arena_bytes) noexcept;
 
 enum class Leaving : uint32_t {
   Well = 0,          // the rank leaves

@@ -41,7 +41,7 @@ bootstrap::Peer &Links::connect(const bootstrap::Endpoint &endpoint, const boots
 }
 
 // All rings together leave most of the staging memory to slots.
-RingPlace Links::make_ring() {
+StreamRingBody Links::make_ring() {
   for (uint64_t capacity = link::ByteRing::kMostCapacity;; capacity /= 2) {
     const bool least = capacity == link::ByteRing::kLeastCapacity;
     if (!least && arena_.staging_used() + capacity > arena_.staging_limit() / 8) continue;
@@ -57,7 +57,7 @@ RingPlace Links::make_ring() {
 
 void Links::make_memory_link(LinkSlot &slot) {
   bootstrap::Peer *const peer = slot.peer;
-  const RingPlace mine = make_ring();
+  const StreamRingBody mine = make_ring();
   auto shm = std::make_unique<link::ShmLink>(link::ByteRing::at(arena_.base() + mine.offset), mine.capacity,
                                              &link::Arena::doorbell_of(peer->arena.data()), stores_);
   slot.shm = shm.get();
@@ -91,7 +91,7 @@ link::Link *Links::link_to(bootstrap::Peer *peer, bool memory) {
   return made;
 }
 
-void Links::ring_came(bootstrap::Peer &peer, const RingPlace &ring) {
+void Links::ring_came(bootstrap::Peer &peer, const StreamRingBody &ring) {
   const Lock lock(mutex_);
   for (auto &l : links_)
     if (l->peer == &peer && l->shm) l->shm->set_in(link::ByteRing::at(peer.arena.data() + ring.offset), ring.capacity);

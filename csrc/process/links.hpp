@@ -42,7 +42,7 @@ class Links final {
   // The link to a process (null: this process), made at first use. `memory`: through shared memory; else TCP over peer->data.
   link::Link *link_to(bootstrap::Peer *peer, bool memory);
   // A peer has made its ring for what it sends to this process (Control::StreamRing).
-  void ring_came(bootstrap::Peer &peer, const RingPlace &ring);
+  void ring_came(bootstrap::Peer &peer, const StreamRingBody &ring);
   bool any() const noexcept { return link_count_.load(std::memory_order_acquire) != 0; }
   int count() const noexcept { return static_cast<int>(link_count_.load()); }
 
@@ -79,7 +79,7 @@ class Links final {
     std::string reason;  // why it is broken; published by broken_ns
     std::atomic<int64_t> broken_ns{0};
   };
-  RingPlace make_ring();
+  StreamRingBody make_ring();
   void make_memory_link(LinkSlot &slot) ISTHMUS_REQUIRES(mutex_);
   bool drive(LinkSlot &slot);
   void poll_sockets(int64_t ns);
@@ -96,7 +96,7 @@ class Links final {
   std::atomic<uint32_t> link_count_{0};
   std::atomic<bool> has_sockets_{false}, has_broken_{false};
   // Rings that came before this process had made its link.
-  std::vector<std::pair<bootstrap::Peer *, RingPlace>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
+  std::vector<std::pair<bootstrap::Peer *, StreamRingBody>> early_rings_ ISTHMUS_GUARDED_BY(mutex_);
 
   SocketWatch watch_;
   const int64_t spin_ns_;

@@ -92,7 +92,7 @@ TEST(ControlWire, AReplyWhoseTextHasNoEndIsGivenOne) {
   EXPECT_EQ(std::string(got->answer.busy), std::string(sizeof got->answer.busy - 1, 'x'));
 }
 
-TEST(ControlWire, StreamRing) { goes_there_and_back(RingPlace{4096, 1 << 20}, bytes_of({{8, 4096}, {8, 1 << 20}})); }
+TEST(ControlWire, StreamRing) { goes_there_and_back(StreamRingBody{4096, 1 << 20}, bytes_of({{8, 4096}, {8, 1 << 20}})); }
 
 TEST(ControlWire, ARingLiesInItsWritersArenaOrIsRefused) {
   const uint64_t least = link::ByteRing::kLeastCapacity, header = link::Arena::kHeader;

@@ -394,7 +394,7 @@ void control(const uint8_t *data, size_t size) {
   control_struct<process::LeaveBody>(in);
   control_struct<process::OutOfBandHead>(in);
   constexpr uint64_t kArena = 8 << 20;
-  if (const auto ring = control_struct<process::RingPlace>(in); ring && process::lies_in(*ring, kArena))
+  if (const auto ring = control_struct<process::StreamRingBody>(in); ring && process::lies_in(*ring, kArena))
     must(ring->offset >= link::Arena::kHeader && ring->offset + link::ByteRing::bytes(ring->capacity) <= kArena);
   if (const auto m = process::unpack_abort(in)) {
     must(m->subject.size() + m->rest.size() == size - sizeof(process::AbortHead));
@@ -415,7 +415,7 @@ std::vector<Bytes> control_seeds() {
           seed(process::pack(process::AbortHead{1, 2, 4, 40, 23, 0, -1, 1, 3}, text, room)),
           seed(process::packed(process::QueryBody{1, 2, 3, 4})),
           seed(process::packed(reply)),
-          seed(process::packed(process::RingPlace{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
+          seed(process::packed(process::StreamRingBody{link::Arena::kHeader, link::ByteRing::kLeastCapacity})),
           seed(process::packed(process::LeaveBody{1, 2, 3, process::Leaving::Broken, 5})),
           seed(process::pack(process::OutOfBandHead{1, 2, 3, 0, 5, 6}, text, room))};
 }
