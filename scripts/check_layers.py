@@ -27,8 +27,11 @@ BELOW = {
     "link": ("net", "bootstrap"),
     "ccl": ("device",),
     "process": ("reduce", "p2p", "link", "bootstrap", "device"),
-    "engine": ("process", "plan", "ccl"),
-    "comm": ("engine",),
+    "engine": ("process", "plan"),
+    "collective": ("engine", "reduce", "ccl"),
+    "messages": ("engine",),
+    "rank": ("collective", "messages"),
+    "comm": ("rank",),
     "observe": ("comm",),
     "api": ("observe",),
 }

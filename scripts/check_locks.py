@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Those that may include base/: faces and csrc/rehearsal have locks of the standard library.
 FLOORS = (
     *("base", "net", "bootstrap", "link", "device", "ccl", "p2p", "plan", "topology"),
-    *("reduce", "process", "engine", "comm", "observe", "api"),
+    *("reduce", "process", "engine", "collective", "messages", "rank", "comm", "observe", "api"),
 )
 TOGETHER = 8  # sources that are read at once
 COMMAND = (

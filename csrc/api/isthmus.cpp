@@ -177,14 +177,14 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     Communicator &communicator = *inside;
     auto &member = communicator.member();
     if (blocking) {
-      Operation *op = member.take_inline();
+      Operation *op = member.inline_operation().take();
       const bool inline_op = op != nullptr;
       if (!op) op = OperationPool::instance().take();
       struct Give {
-        i::engine::Rank &member;
+        i::rank::Rank &member;
         Operation *op;
         bool inline_op;
-        ~Give() { inline_op ? member.give_inline(op) : OperationPool::instance().release(op); }
+        ~Give() { inline_op ? member.inline_operation().give(op) : OperationPool::instance().release(op); }
       } give{member, op, inline_op};
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
@@ -454,7 +454,7 @@ int isthmus_comm_device(isthmus_comm_t comm) {
 int isthmus_comm_blocks(isthmus_comm_t comm) {
   int blocks = 0;
   guarded([&] {
-    const i::engine::Rank &member = Inside(comm)->member();
+    const i::rank::Rank &member = Inside(comm)->member();
     if (const i::device::Runtime *runtime = member.device().runtime)
       blocks = runtime->capabilities(member.device().number).gate == i::device::GateKind::None;
     return ISTHMUS_OK;
@@ -478,7 +478,7 @@ isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after
 }
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
-  guarded([&] { return sequence = Inside(comm)->member().collectives().sequence(), ISTHMUS_OK; });
+  guarded([&] { return sequence = Inside(comm)->member().collectives().queue().sequence(), ISTHMUS_OK; });
   return sequence;
 }
 

@@ -246,9 +246,9 @@ void Communicator::make_ready(engine::Operation &op) {
        pause = std::min(2 * pause, std::chrono::microseconds(1000))) {
     if (deadline.passed() && !member_->core().failed())
       member_->core().fail(Code::Timeout,
-                    formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
-                              member_->core().describe(op), op.call.timeout),
-                    true);
+                           formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
+                                     member_->core().describe(op), op.call.timeout),
+                           true);
     if (member_->core().failed()) {
       const Status why = member_->core().failure();
       throw Error(why.code, why.text);
@@ -303,7 +303,7 @@ void stand_by_call(engine::Call &call) {
 }  // namespace
 
 void Communicator::check_ours(const char *what) const {
-  if (member_->ours()) return;
+  if (member_->core().birth.here()) return;
   fail(Code::Forked,
        "{}: communicator '{}' belongs to the parent process, and a forked child cannot use it; make one here (init, with an "
        "address or id of its own), or call this in the parent",
@@ -446,7 +446,7 @@ std::string Communicator::topology_json() const {
                      {"recv_slots", terms_.recv_slots},
                      {"lost", terms_.lost}};
   auto links = nlohmann::ordered_json::array();
-  const auto &peers = const_cast<engine::Rank &>(*member_).peers();
+  const auto &peers = const_cast<rank::Rank &>(*member_).peers();
   for (int q = 0; q < size(); ++q) {
     const auto &p = peers[static_cast<size_t>(q)];
     const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();

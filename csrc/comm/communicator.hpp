@@ -15,7 +15,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/join/invitation.hpp"
 #include "comm/terms.hpp"
-#include "engine/rank.hpp"
+#include "rank/rank.hpp"
 
 namespace isthmus::comm {
 
@@ -85,7 +85,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
   int rank() const noexcept { return member_->id().rank; }
   int size() const noexcept { return member_->id().world; }
-  engine::Rank &member() noexcept { return *member_; }
+  rank::Rank &member() noexcept { return *member_; }
   const std::string &name() const noexcept { return member_->id().name; }
   const Settings &settings() const noexcept { return settings_; }
   uint64_t chunk_bytes() const noexcept { return terms_.chunk_bytes; }
@@ -131,7 +131,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   process::Context::Use use_;
   std::shared_ptr<process::Context> context_;
-  std::shared_ptr<engine::Rank> member_;
+  std::shared_ptr<rank::Rank> member_;
   Settings settings_;
   bootstrap::Bytes16 key_{};
   std::atomic<double> timeout_{300};

@@ -80,7 +80,7 @@ engine::Operation *group_end(bool waits) {
       std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->member() != parent->rank; });
   // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
   for (int pass = 0; pass < 3; ++pass) {
-    if (pass == 2) engine::StreamOrder::settle();
+    if (pass == 2) messages::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;

@@ -13,7 +13,7 @@ using bootstrap::Blob;
 struct PieceHead {
   uint64_t size = 0;
 };
-constexpr size_t kMessage = engine::OutOfBand::kMostBytes, kPiece = kMessage - sizeof(PieceHead), kMostBlob = 1 << 20;
+constexpr size_t kMessage = rank::OutOfBand::kMostBytes, kPiece = kMessage - sizeof(PieceHead), kMostBlob = 1 << 20;
 
 using Message = std::array<std::byte, kMessage>;
 
@@ -27,7 +27,7 @@ Message piece_of(const Blob &blob, size_t at) {
 
 }  // namespace
 
-PartExchange::PartExchange(engine::Rank &whole, std::string what, std::vector<int> members)
+PartExchange::PartExchange(rank::Rank &whole, std::string what, std::vector<int> members)
     : whole_(whole), what_(std::move(what)), members_(std::move(members)), ranks_(members_) {
   std::sort(ranks_.begin(), ranks_.end());
 }
@@ -97,6 +97,8 @@ void PartExchange::hear_farewells() const {
   }
 }
 
-std::string PartExchange::name() const { return formatted("{} of '{}' on rank {}", what_, whole_.id().name, whole_.id().rank); }
+std::string PartExchange::name() const {
+  return formatted("{} of '{}' on rank {}", what_, whole_.id().name, whole_.id().rank);
+}
 
 }  // namespace isthmus::comm

@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "bootstrap/rendezvous.hpp"
-#include "engine/rank.hpp"
+#include "rank/rank.hpp"
 
 namespace isthmus::comm {
 
@@ -16,7 +16,7 @@ namespace isthmus::comm {
 class PartExchange final : public bootstrap::Exchange {
  public:
   // `what`: of this part's making alone, the same on all its ranks; also for errors. `members`: ranks of `whole`, in the part's order.
-  PartExchange(engine::Rank &whole, std::string what, std::vector<int> members);
+  PartExchange(rank::Rank &whole, std::string what, std::vector<int> members);
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
   // This rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
@@ -26,7 +26,7 @@ class PartExchange final : public bootstrap::Exchange {
   void look() const;  // throws where waiting is in vain
   void hear_farewells() const;
   std::string name() const;
-  engine::Rank &whole_;
+  rank::Rank &whole_;
   const std::string what_;
   const std::vector<int> members_;
   std::vector<int> ranks_;  // the members, ascending

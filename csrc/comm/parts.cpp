@@ -87,9 +87,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
 void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv,
                             double timeout) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", name());
-  if (send.empty() || send.size() > engine::OutOfBand::kMostBytes || !send.data() || !recv)
-    fail(Code::Argument, "exchange: {} bytes: give 1 to {}, and buffers for them", send.size(),
-         engine::OutOfBand::kMostBytes);
+  if (send.empty() || send.size() > rank::OutOfBand::kMostBytes || !send.data() || !recv)
+    fail(Code::Argument, "exchange: {} bytes: give 1 to {}, and buffers for them", send.size(), rank::OutOfBand::kMostBytes);
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end() || ranks.empty() ||
       ranks.front() < 0 || ranks.back() >= size() || std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
     fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them", size() - 1, rank());

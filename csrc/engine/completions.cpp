@@ -8,7 +8,8 @@ namespace {
 
 struct Due {
   SpinLock lock;
-  Operation *head ISTHMUS_GUARDED_BY(lock) = nullptr, **tail ISTHMUS_GUARDED_BY(lock) = &head;  // through Operation::queue_next
+  Operation *head ISTHMUS_GUARDED_BY(lock) = nullptr,
+                  **tail ISTHMUS_GUARDED_BY(lock) = &head;  // through Operation::queue_next
 };
 PerProcess<Due> the_due;
 

@@ -148,7 +148,7 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
   op->callback_lock.unlock();
   if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     finish_operation(parent, parent->result, std::string(parent->text), ended_ns);
-  if (context) context->wake();  // whoever waits for it in this process sleeps on its doorbell
+  if (context) context->wake();     // whoever waits for it in this process sleeps on its doorbell
   if (calls) Completions::add(op);  // with the engine's reference
   else if (pooled) OperationPool::instance().release(op);
 }

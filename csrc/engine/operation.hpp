@@ -14,18 +14,24 @@
 #include "base/fork.hpp"
 #include "base/spin_lock.hpp"
 #include "device/runtime.hpp"
-#include "engine/bounces.hpp"
+#include "engine/bounce.hpp"
 #include "link/frame.hpp"
 #include "p2p/recv_slots.hpp"
 #include "p2p/staging_pool.hpp"
 #include "plan/cursor.hpp"
 #include "plan/plan.hpp"
 
+// Of the floors above, which get back to them by an operation.
+namespace isthmus::messages {
+class Matcher;
+}
+namespace isthmus::rank {
+class Rank;
+}
+
 namespace isthmus::engine {
 
 class RankCore;
-class Rank;     // of the floor above, for calls of the program that have an operation in their hands
-class Matcher;  // likewise
 
 struct Call {  // what the user asked for, validated, in bytes
   Collective collective = Collective::Barrier;
@@ -64,9 +70,9 @@ struct Operation {
   Call call;
   uint64_t sequence = 0, digest = 0;
   int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
-  Rank *rank = nullptr;        // null: not submitted
-  RankCore *core = nullptr;    // of that rank
-  std::shared_ptr<void> keep;  // the rank lives as long as its operations
+  rank::Rank *rank = nullptr;              // null: not submitted
+  RankCore *core = nullptr;                // of that rank
+  std::shared_ptr<void> keep;              // the rank lives as long as its operations
   std::shared_ptr<const plan::Plan> plan;  // null: one-hop path (cells), or point to point
   // Operands: in_displ, in_bytes, out_displ, out_bytes, one after the other
   std::vector<uint64_t> blocks;
@@ -100,13 +106,13 @@ struct Operation {
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted
-  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
-  bool lent = false;                // of these, something is of the rank's Rings
-  bool short_of_room = false;       // there was no room for them
-  int64_t short_since_ns = 0;       // since then; and
-  int64_t ask_again_ns = 0;         // it does not ask before, or
-  uint64_t given_back = 0;          // until more has been given back than then
-  bool on_device = false;           // it has memory of the device's on its way (DeviceExecutor)
+  uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
+  bool lent = false;     // of these, something is of the rank's Rings
+  bool short_of_room = false;              // there was no room for them
+  int64_t short_since_ns = 0;              // since then; and
+  int64_t ask_again_ns = 0;                // it does not ask before, or
+  uint64_t given_back = 0;                 // until more has been given back than then
+  bool on_device = false;                  // it has memory of the device's on its way (DeviceExecutor)
   bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
   Bounce bounce;                           // host memory of the user that a device has to work on goes through it
   static constexpr uint32_t kMostSlots = 64;
@@ -115,7 +121,7 @@ struct Operation {
 
   // Point to point.
   link::Outgoing out;
-  Matcher *matcher = nullptr;  // whose link frame `out` is
+  messages::Matcher *matcher = nullptr;  // whose link frame `out` is
   uint64_t message_id = 0;
   std::atomic<uint64_t> received{0};
   Operation *match_next = nullptr;  // in the list of posted receives or of pending sends

@@ -81,8 +81,7 @@ void RankCore::not_submitted(const Operation &op, const Error &e) noexcept {
 }
 
 void RankCore::ask_for_interrupt() noexcept {
-  if (interrupt_wanted())
-    fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), true);
+  if (interrupt_wanted()) fail(Code::Interrupted, formatted("interrupted on {} while it waited", id.text(id.rank)), true);
 }
 
 // ---- the end of an operation ---------------------------------------------------------------------------------------------------------
@@ -157,20 +156,6 @@ std::string RankCore::inside_text() const {
       return formatted("{}{}, which has not come back", call,
                        device ? formatted(" on {}:{}", device.runtime->vendor(), device.number) : "");
   return {};
-}
-
-// An operation that is in none of the lists yet, because the thread that begins it is held up before.
-void RankCore::fail_late_submission(int64_t now) noexcept {
-  std::string late;
-  for (const SubmitLock *lock : {&collective_lock, &message_lock})
-    lock->if_late(now, [&](const Operation &op) {
-      late = formatted("{} did not finish within {:g} s: {} is in {}", describe(op), op.call.timeout, id.text(id.rank),
-                       inside_text());
-    });
-  if (late.empty()) return;
-  Failure why{{Code::Timeout, late}};
-  why.late = true;
-  fail(std::move(why), true);
 }
 
 }  // namespace isthmus::engine

@@ -97,7 +97,8 @@ class RankCore {
   Status failure() const;  // and what this rank was in
   void fail(Failure why, bool flood) noexcept;
   void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
-  void fail_at(const Operation &op, Code code, std::string_view what, bool late = false) noexcept;  // floods: "<the operation><what>"
+  void fail_at(const Operation &op, Code code, std::string_view what,
+               bool late = false) noexcept;  // floods: "<the operation><what>"
   void tell_peers(const Failure &why) noexcept;
   void not_submitted(const Operation &op, const Error &e) noexcept;  // its submission has thrown
   bool leave() noexcept { return !left_.exchange(true); }  // what fails from now on is not news. False: this rank had left
@@ -114,7 +115,6 @@ class RankCore {
   // After a failure, with the right to execute: the holder is stuck, and nobody waits for it any more.
   bool leave_behind(SubmitLock &lock) noexcept;
   std::string inside_text() const;  // the vendor's call that a thread of ours gives the device work in, or empty
-  void fail_late_submission(int64_t now) noexcept;
   // A thread that submits waits in the place of a stream that cannot. It holds what the end of an operation needs, so the progress thread
   // brings about what it waits for, and sees the deadline.
   template <class Holds>

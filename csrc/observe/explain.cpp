@@ -83,19 +83,27 @@ struct Way {
   bool slot = false;
 };
 
+// Whether a message of so many bytes with tag 0 lies in a receive slot on its way, as far as this rank knows: where no slot is free the message
+// goes by the link all the same.
+bool would_take_slot(rank::Rank &member, bool send, int peer, uint64_t bytes) {
+  const messages::PartSizes &sizes = member.messages().sizes();
+  if (sizes.bytes() == 0 || !sizes.take_slot(0, std::min(bytes, sizes.bytes()))) return false;
+  return send ? member.messages().sends().reaches(peer) : member.messages().slots().written_by(peer);
+}
+
 Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t bytes) {
-  engine::Rank &member = comm.member();
+  rank::Rank &member = comm.member();
   const engine::PeerRank &p = member.peers()[static_cast<size_t>(peer)];
   Way way;
   way.link = peer == member.id().rank ? "this rank's memory" : p.mail ? "shared memory" : "TCP";
-  const uint64_t part = member.messages().slots().part_of(dtype);
+  const uint64_t part = member.messages().sizes().of(dtype);
   way.part = part != 0 && bytes > part ? part : bytes;
   way.parts = way.part != 0 ? (bytes + way.part - 1) / way.part : 1;
-  way.slot = member.messages().slots().would_take(send, peer, bytes);
+  way.slot = would_take_slot(member, send, peer, bytes);
   if (way.slot) {
     way.path = "slot";
     way.how = "in receive slots, where the sender's device writes it";
-  } else if (bytes <= engine::UnexpectedMessages::kData) {
+  } else if (bytes <= messages::UnexpectedMessages::kData) {
     way.path = "at once";
     way.how = "sent at once, put aside where no receive waits for it yet";
   } else {
@@ -115,7 +123,8 @@ ordered_json predicted_message(const topology::Topology &t, int from, int to, co
   };
   const auto &sender = t.ranks[static_cast<size_t>(from)], &receiver = t.ranks[static_cast<size_t>(to)];
   if (t.flat && memory && !(sender.rates[Rate::Memory] > 0 && receiver.rates[Rate::Memory] > 0)) return nullptr;
-  if (bytes <= engine::UnexpectedMessages::kData) return unknown("what is small is a matter of latency, which no profile holds");
+  if (bytes <= messages::UnexpectedMessages::kData)
+    return unknown("what is small is a matter of latency, which no profile holds");
   const struct {
     const char *name;
     int rank;
@@ -173,7 +182,7 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
 std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes) {
   const bool send = c == Collective::Send;
   const char *name = collective_name(c);
-  engine::Rank &member = comm.member();
+  rank::Rank &member = comm.member();
   const int me = member.id().rank, world = member.id().world;
   if (peer < (send ? 0 : -1) || peer >= world)
     fail(Code::Argument, "explain: {}: peer {} is not a rank of '{}' (0 to {}{})", name, peer, comm.name(), world - 1,

@@ -62,7 +62,6 @@ class Links final {
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
   void note_socket_wait(int64_t ns) noexcept;
 
-
  private:
   // A link, and what it hands its frames to: the rank that each frame names. A link that breaks is noted; see report_broken().
   struct LinkSlot final : link::FrameSink {

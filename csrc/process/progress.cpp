@@ -52,8 +52,9 @@ void Progress::stand_in() noexcept {
     begin_thread();
     runs_here = nullptr;
   } catch (const std::exception &e) {
-    ISTHMUS_WARN("a callback waits on the thread that drives operations for which nobody waits, and no other can be started: {}",
-                 e.what());
+    ISTHMUS_WARN(
+        "a callback waits on the thread that drives operations for which nobody waits, and no other can be started: {}",
+        e.what());
   }
 }
 

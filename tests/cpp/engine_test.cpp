@@ -441,7 +441,8 @@ TEST_P(Shapes, ACallbackMayWaitForACollectiveThatCallbacksOfTheOthersJoin) {
         auto *c = static_cast<Callback *>(self);
         isthmus_work_t work = nullptr;
         const auto sum = [&](isthmus_work_t *into) {
-          return isthmus_all_reduce(c->comm, c->data.data(), c->data.data(), c->data.size(), kType, ISTHMUS_MAX, nullptr, into);
+          return isthmus_all_reduce(c->comm, c->data.data(), c->data.data(), c->data.size(), kType, ISTHMUS_MAX, nullptr,
+                                    into);
         };
         isthmus_result got = sum(nullptr);
         if (got == ISTHMUS_OK) got = sum(&work);
@@ -510,7 +511,8 @@ TEST_P(Shapes, CallbacksOfOneCommunicatorRunInOrderAndOneAtATime) {
     std::vector<int64_t> data(64, 1);
     std::vector<isthmus_work_t> works(kEach);
     for (int i = 0; i < kEach; ++i) {
-      ISTHMUS_OK_OR_SAY(isthmus_all_reduce(comm, data.data(), data.data(), data.size(), kType, ISTHMUS_MAX, nullptr, &works[i]));
+      ISTHMUS_OK_OR_SAY(
+          isthmus_all_reduce(comm, data.data(), data.data(), data.size(), kType, ISTHMUS_MAX, nullptr, &works[i]));
       ISTHMUS_OK_OR_SAY(isthmus_work_on_done(works[i], One::done, &ones[i]));
     }
     std::vector<std::thread> waiters;
@@ -519,9 +521,7 @@ TEST_P(Shapes, CallbacksOfOneCommunicatorRunInOrderAndOneAtATime) {
         for (isthmus_work_t work : works) ISTHMUS_OK_OR_SAY(isthmus_work_wait(work, 0));
       });
     for (std::thread &waiter : waiters) waiter.join();
-    for (isthmus_work_t work : works) {
-      isthmus_work_release(work);
-    }
+    for (isthmus_work_t work : works) { isthmus_work_release(work); }
     while (callbacks.ran < kEach) std::this_thread::yield();
     EXPECT_TRUE(callbacks.well);
     ISTHMUS_OK_OR_SAY(isthmus_barrier(comm, nullptr, nullptr));

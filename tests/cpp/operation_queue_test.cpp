@@ -5,10 +5,10 @@
 #include <thread>
 #include <vector>
 
-#include "engine/operation_queue.hpp"
-#include "engine/unexpected.hpp"
+#include "collective/operation_queue.hpp"
+#include "messages/unexpected.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::collective {
 namespace {
 
 TEST(OperationQueue, OperationsRunInTheOrderOfTheirNumbersWhoeverAppendsThem) {
@@ -97,4 +97,4 @@ TEST(UnexpectedMessages, OnlyOneWithItsDataHasMemoryForIt) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::collective

@@ -4,9 +4,9 @@
 #include <thread>
 
 #include "base/clock.hpp"
-#include "engine/out_of_band.hpp"
+#include "rank/out_of_band.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::rank {
 namespace {
 
 // Of the oldest message.
@@ -118,4 +118,4 @@ TEST(OutOfBand, WaitsUntilItComesOrTheTimeHasPassed) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::rank

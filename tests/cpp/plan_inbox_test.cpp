@@ -1,5 +1,5 @@
 // Plan data from links: every frame reaches the place that the plan names, in whatever pieces and order it comes.
-#include "engine/plan_inbox.hpp"
+#include "collective/plan_inbox.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace isthmus::engine {
+namespace isthmus::collective {
 namespace {
 
 constexpr uint64_t kMost = 1 << 20;
@@ -136,4 +136,4 @@ TEST(PlanInbox, WhatIsLargerThanAnyFrameOrWasTakenBeforeIsDropped) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::collective

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/rings.hpp"
+#include "collective/rings.hpp"
 
-namespace isthmus::engine {
+namespace isthmus::collective {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -155,4 +155,4 @@ TEST(Rings, NoTwoCommunicatorsEverHaveTheSameMemory) {
 }
 
 }  // namespace
-}  // namespace isthmus::engine
+}  // namespace isthmus::collective

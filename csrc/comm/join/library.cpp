@@ -25,7 +25,7 @@ std::function<bool()> hopeless(const Invitation &invitation, const Wiring &wirin
 void join_library(const Invitation &invitation, const Offer &offer, const Agreement &agreement, const Terms &terms,
                   Wiring &wiring, Attempts &attempt) {
   const topology::Group &island = *agreement.island;
-  engine::DeviceExecutorSetup &served = wiring.served;
+  collective::DeviceExecutorSetup &served = wiring.served;
   const std::string versions = topology::unequal_versions(agreement.map.islands, island);
   if (!versions.empty() && invitation.rank == island.ranks[0] && !invitation.parent)
     ISTHMUS_WARN("communicator '{}': {} of one island: libraries of several versions may not understand each other",

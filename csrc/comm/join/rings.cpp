@@ -11,7 +11,7 @@ uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
 }
 
 // Where this rank's device finds the rings, by rank; empty where it does not reach them all.
-std::vector<std::byte *> reach_rings(engine::Rank &member, const RingsSetup &setup) {
+std::vector<std::byte *> reach_rings(rank::Rank &member, const RingsSetup &setup) {
   if (setup.device.host()) return {};
   std::vector<std::byte *> rings;
   for (size_t q = 0; q < setup.places.size(); ++q) {
@@ -29,19 +29,18 @@ std::vector<std::byte *> reach_rings(engine::Rank &member, const RingsSetup &set
 }
 
 // By rank: the receive slots for this rank there.
-std::vector<engine::TheirSlots> windows_of(const engine::Rank &member, const RingsSetup &setup,
-                                                   const std::vector<std::byte *> &rings) {
-  std::vector<engine::TheirSlots> theirs;
+std::vector<messages::TheirSlots> slots_there(const rank::Rank &member, const RingsSetup &setup,
+                                              const std::vector<std::byte *> &rings) {
+  std::vector<messages::TheirSlots> theirs;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     const RingPlace &place = setup.places[q];
-    const uint64_t at =
-        place.bytes + engine::slots_of(static_cast<int>(q), member.id().rank) * place.slots * setup.part;
+    const uint64_t at = place.bytes + messages::slots_of(static_cast<int>(q), member.id().rank) * place.slots * setup.part;
     theirs.push_back({static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at});
   }
   return theirs;
 }
 
-void guard(engine::Rank &member, const RingsSetup &setup) {
+void guard(rank::Rank &member, const RingsSetup &setup) {
   std::vector<std::span<std::byte>> slots, closed;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     std::byte *const at = member.peers()[q].arena + setup.places[q].offset;
@@ -54,7 +53,7 @@ void guard(engine::Rank &member, const RingsSetup &setup) {
 
 }  // namespace
 
-void fix_rings(engine::Rank &member, Terms &terms, const RingsSetup &setup) {
+void fix_rings(rank::Rank &member, Terms &terms, const RingsSetup &setup) {
   const auto &places = setup.places;
   process::Context &context = *setup.context;
   uint64_t bytes = UINT64_MAX;
@@ -82,7 +81,8 @@ void fix_rings(engine::Rank &member, Terms &terms, const RingsSetup &setup) {
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
                          fewest - places.begin()));
   const RingPlace &mine = places[static_cast<size_t>(member.id().rank)];
-  member.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots), windows_of(member, setup, rings));
+  member.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
+  member.messages().sends().fix(slots_there(member, setup, rings));
   member.fix_rings(bytes, std::move(rings));
   if (all && setup.guard) guard(member, setup);
 }

@@ -84,7 +84,7 @@ Ring take_ring(const Making &m) {
   uint64_t slots = 0;
   if (const uint64_t quarter = share / 4 / 4096 * 4096; quarter >= kLeastPart) {
     ring.part = std::min(ring.part / 4096 * 4096, quarter);
-    slots = std::min<uint64_t>(share / ring.part, engine::kMostRecvSlots);
+    slots = std::min<uint64_t>(share / ring.part, messages::kMostRecvSlots);
   }
   // Where one library serves all ranks, few operations need the ring: other communicators come first.
   const int part_of = m.agreement.island && m.agreement.island->ranks.size() == m.world() ? 4 : 2;
@@ -102,9 +102,9 @@ Ring take_ring(const Making &m) {
   return ring;
 }
 
-engine::RankSetup setup_of(Making &m, const Ring &ring) {
+rank::RankSetup setup_of(Making &m, const Ring &ring) {
   const Settings &settings = m.invitation.settings;
-  engine::RankSetup setup;
+  rank::RankSetup setup;
   setup.context = m.invitation.context;
   setup.topology = m.map.memory;
   setup.rank = m.invitation.rank;
@@ -130,9 +130,9 @@ engine::RankSetup setup_of(Making &m, const Ring &ring) {
 
 // The member has the index, the mailbox and the ring from then on, and gives them back.
 void make_member(Making &m, Ring &ring, Seat &seat) {
-  const auto setup = std::make_shared<engine::RankSetup>(setup_of(m, ring));
-  seat.member = asked<std::shared_ptr<engine::Rank>>(
-      m.offer.device, m.invitation.deadline, [setup] { return std::make_shared<engine::Rank>(std::move(*setup)); });
+  const auto setup = std::make_shared<rank::RankSetup>(setup_of(m, ring));
+  seat.member = asked<std::shared_ptr<rank::Rank>>(m.offer.device, m.invitation.deadline,
+                                                   [setup] { return std::make_shared<rank::Rank>(std::move(*setup)); });
   seat.leave = Rollback([member = seat.member, seconds = m.invitation.settings.real(Setting::Timeout)] {
     member->leave(now_ns() + seconds_to_ns(seconds));
   });
@@ -159,7 +159,7 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   p.link = m.context().links().link_to(p.process, p.process && p.arena);
 }
 
-void reach_peers(Making &m, engine::Rank &member) {
+void reach_peers(Making &m, rank::Rank &member) {
   const RankBlob &mine = m.offer.blob;
   for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, member.peers()[q]);
   member.open_credit();
@@ -178,15 +178,14 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   std::memcpy(&p, theirs.data(), sizeof p);
   const auto *process = m.wiring.processes[q];
   const size_t size = process ? process->arena.size() : m.context().arena().bytes();
-  const uint64_t behind =
-      p.slots <= engine::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
+  const uint64_t behind = p.slots <= messages::kMostRecvSlots ? static_cast<uint64_t>(m.world() - 1) * p.slots * part : size;
   if (p.offset % 4096 != 0 || p.bytes > size || behind > size - p.bytes || p.offset > size - p.bytes - behind)
     fail(Code::Mismatch, "rank {} announced a ring outside its shared memory", q);
   return p;
 }
 
 // Behind the vote: the others have heard that all went well, so they are told where this rank fails here.
-void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, engine::Rank &member) {
+void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, rank::Rank &member) {
   if (!m.terms.devices || !m.map.memory.flat) return;
   const Invitation &invitation = m.invitation;
   std::vector<RingPlace> places;

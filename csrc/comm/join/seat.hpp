@@ -5,12 +5,12 @@
 
 #include "comm/join/wiring.hpp"
 #include "comm/terms.hpp"
-#include "engine/rank.hpp"
+#include "rank/rank.hpp"
 
 namespace isthmus::comm::join {
 
 struct Seat {
-  std::shared_ptr<engine::Rank> member;
+  std::shared_ptr<rank::Rank> member;
   topology::Topology islands;
   Terms terms;
   Rollback leave;  // the member's end
@@ -34,6 +34,6 @@ struct RingsSetup {
 };
 // Rings have their fixed places where all ranks that share memory have one. The device of this rank uses the places where the
 // device reaches them all. Whether the device does is this rank's affair: no other rank finds other bytes in a slot, or at another time.
-void fix_rings(engine::Rank &member, Terms &terms, const RingsSetup &setup);
+void fix_rings(rank::Rank &member, Terms &terms, const RingsSetup &setup);
 
 }  // namespace isthmus::comm::join

@@ -19,7 +19,7 @@ int ordinal_of(const Agreement &agreement, int rank) {
 }
 
 // Ranks that are threads on one device have two streams each.
-void open_streams(const Invitation &invitation, const Device &device, int ordinal, engine::DeviceExecutorSetup &served) {
+void open_streams(const Invitation &invitation, const Device &device, int ordinal, collective::DeviceExecutorSetup &served) {
   const auto &context = invitation.context;
   if (device.host()) {
     served.runtime = &device::host_runtime();

@@ -8,13 +8,13 @@
 #include "comm/join/agreement.hpp"
 #include "comm/join/offer.hpp"
 #include "comm/join/vote.hpp"
-#include "engine/device_executor.hpp"
+#include "collective/device_executor.hpp"
 
 namespace isthmus::comm::join {
 
 struct Wiring {
   std::vector<bootstrap::Peer *> processes;  // by rank; null: this process
-  engine::DeviceExecutorSetup served;        // this rank's device or library, and its streams
+  collective::DeviceExecutorSetup served;    // this rank's device or library, and its streams
   // Raised when a rank says that it has failed, which others may not hear otherwise while they wait inside a library.
   std::shared_ptr<const std::atomic<bool>> failed_elsewhere;
   // What all ranks have said.

@@ -1,0 +1,187 @@
+#include "collective/collectives.hpp"
+
+#include <utility>
+
+#include "engine/operation_text.hpp"
+
+namespace isthmus::collective {
+
+Collectives::Collectives(RankCore &core, CollectivesSetup s, DeviceHealth &health)
+    : core_(core),
+      hand_over_(core.context->stores()),
+      descriptions_(core, queue_),
+      memory_(core, s.fixed_ring, s.fixed_ring_bytes,
+              [this](uint64_t sequence) { return std::as_const(descriptions_).ended_by_all(sequence); }),
+      device_(core, std::move(s.executor), std::move(s.library_ranks), health),
+      one_hop_(core, descriptions_, hand_over_),
+      host_(core, descriptions_, memory_, device_, hand_over_, s.credit_window) {}
+
+// ---- submission ----------------------------------------------------------------------------------------------------------------------
+
+// Who hears of a failure may free memory, which waits for all that the device has to do. So the operation does not end before what stands on
+// the device is stopped.
+void Collectives::submit_failed(Operation *op) noexcept {
+  if (device_.executor() && core_.pending.load(std::memory_order_acquire) > 1) return queue_.append(op);
+  op->sequence = queue_.sequence() + 1;  // it would have had
+  core_.end(op, core_.failure().code, core_.about(*op));
+}
+
+// What has the room needs no thread of the caller's to give it back.
+void Collectives::take_room(Operation &op) {
+  while (!memory_.take(op)) {
+    if (now_ns() >= op.deadline_ns || core_.failed())
+      fail(Code::Resource, "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES)");
+    core_.sleep_until([&] { return core_.context->staging().given_back() != op.given_back || now_ns() >= op.ask_again_ns; });
+  }
+}
+
+// The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
+// progress thread does for this and earlier operations.
+void Collectives::submit_to_device(Operation *op) noexcept {
+  const SubmitLock::Held order = core_.lock_for(core_.collective_lock, op);
+  if (!order) {
+    op->sequence = queue_.sequence() + 1;
+    return core_.end(op, core_.failure().code, core_.about(*op));
+  }
+  const std::shared_ptr<const plan::Plan> plan = op->plan;
+  if (core_.failed() || !device_.executor()) return queue_.append(op);  // advance() ends it; the device side may be gone
+  if (!plan || plan->device.empty()) {
+    queue_.append(op);
+    return device_.nothing_for_device();
+  }
+  try {
+    take_room(*op);
+    if (core_.device) {
+      if (!op->call.device) device_.bounce_in(*op);
+      else if (op->call.in_there || op->call.out_there) device_.executor()->lend_for_pinned(*op);
+      core_.uses_device.store(true, std::memory_order_relaxed);
+    }
+    queue_.append(op);
+    begin_if_first(op);
+    core_.activate();
+    device_.submit(*op);
+  } catch (const Error &e) {
+    const uint64_t begun = op->sequence;
+    op->broken.store(true, std::memory_order_release);
+    if (begun == 0) queue_.append(op);
+    core_.not_submitted(*op, e);  // before its end is signalled: it has not come to its end
+    if (begun != 0) device_.executor()->finish(begun);
+  }
+}
+
+// Where the host can begin at once, the stream need not wait until it has.
+void Collectives::begin_if_first(Operation *op) noexcept {
+  if (!core_.exec.try_take()) return;
+  if (queue_.first() == op && !core_.failed()) {
+    entered_.store(op->sequence, std::memory_order_release);
+    host_.begin(*op);
+  }
+  core_.exec.give();
+}
+
+// ---- progress ------------------------------------------------------------------------------------------------------------------------
+
+Outcome Collectives::run(Operation &op) noexcept {
+  if (op.phase == Phase::Fresh) entered_.store(op.sequence, std::memory_order_release);
+  return op.plan ? host_.run(op) : one_hop_.run(op);
+}
+
+Outcome Collectives::advance() noexcept {
+  Operation *const op = queue_.first();
+  if (!op) return Outcome::Blocked;
+  const Outcome outcome = run(*op);
+  if (outcome == Outcome::Ended) {  // what has come to its end is not looked at again
+    end_first(op);
+    return Outcome::Ended;
+  }
+  if (core_.failed()) return Outcome::Moved;
+  if (const int q = host_.wrong_frame(); q >= 0) {
+    descriptions_.mismatch(op->sequence, q);
+    return Outcome::Moved;
+  }
+  waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
+  turn_.store(op->at.turn(), std::memory_order_relaxed);
+  return Outcome::Blocked;
+}
+
+void Collectives::end_first(Operation *op) noexcept {
+  queue_.take_first();
+  descriptions_.ended(*op, !op->plan && one_hop_.heard_all(*op));
+  done_.store(op->sequence, std::memory_order_release);
+  core_.mail->done.value.store(op->sequence, std::memory_order_release);
+  waiting_on_.store(-1, std::memory_order_relaxed);
+  // Where it ended without having heard from everybody, somebody may wait for just this.
+  if (descriptions_.unchecked()) core_.ring_peers();
+  core_.end(op, Code::Ok, {});
+}
+
+bool Collectives::end_what_memory_completes() noexcept {
+  for (bool moved = false;; moved = true) {
+    Operation *const op = queue_.first();
+    if (!op || (op->plan && op->plan->uses_links) || run(*op) != Outcome::Ended) return moved;
+    end_first(op);
+  }
+}
+
+void Collectives::end_all(Code code) noexcept {
+  while (Operation *op = queue_.take_first()) core_.end(op, code, core_.about(*op));
+  host_.forget_frames();
+}
+
+void Collectives::release(Operation &op, Code result) noexcept {
+  if (op.bounce) device_.bounce_out(op, result == Code::Ok);
+  if (op.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
+  memory_.give(op);
+}
+
+const Operation *Collectives::late(int64_t now) noexcept {
+  const Operation *const op = queue_.first();
+  if (!op) return nullptr;
+  const int q = op->blocked_on;
+  if (q >= 0 && (op->phase == Phase::Posted || op->phase == Phase::Comparing || op->phase == Phase::Running)) {
+    if (!descriptions_.check(*op, q)) return nullptr;
+    // A peer that has gone will send nothing more than what it had sent for the operations it ended.
+    if (core_.peers[q].left.load(std::memory_order_acquire) && core_.peers[q].left_done.load() < op->sequence)
+      return core_.fail_at(*op, Code::PeerLost,
+                           formatted(": {} has destroyed its side of the communicator", core_.id.text(q))),
+             nullptr;
+  }
+  return now >= op->deadline_ns ? op : nullptr;
+}
+
+uint64_t Collectives::progress() const noexcept {
+  const Operation *const op = queue_.first();
+  return (op ? op->sequence + op->at.turn() : 0) + (device_.executor() ? device_.executor()->signalled() : 0);
+}
+
+// ---- for people ----------------------------------------------------------------------------------------------------------------------
+
+std::string Collectives::waiting_text() const {
+  const int q = waiting_on();
+  const uint64_t entered = this->entered();
+  if (q < 0 || entered <= done()) return {};
+  const Descriptions::Called own = descriptions_.called(entered);
+  if (!own.known) return {};  // it ended while we looked
+  return formatted("#{} {} of '{}', waiting for {}", entered, describe(own.code, own.bytes), core_.id.name,
+                   core_.id.text(q));
+}
+
+void Collectives::answer(Answer &a, uint64_t sequence) const noexcept {
+  a.entered = entered();
+  a.done = done();
+  a.waiting_on = waiting_on();
+  a.turn = turn_.load(std::memory_order_relaxed);
+  if (const Descriptions::Called own = descriptions_.called(sequence); own.known && sequence <= a.entered) {
+    a.known = 1;
+    a.digest = own.digest;
+    a.what = own.code;
+    a.bytes = own.bytes;
+  } else if (a.entered > 0) {
+    const Descriptions::Called last = descriptions_.called(a.entered);
+    a.what = last.code;
+    a.bytes = last.bytes;
+  }
+  if (a.entered <= a.done) a.waiting_on = -1;  // not inside a collective
+}
+
+}  // namespace isthmus::collective

@@ -1,0 +1,94 @@
+#include "collective/descriptions.hpp"
+
+#include "engine/operation_text.hpp"
+
+namespace isthmus::collective {
+
+void Descriptions::publish(const Operation &op, uint64_t ring) noexcept {
+  Description &d = core_.mail->description(op.sequence);
+  // `sequence` last: a reader that looks early sees either the old description or, once the number fits, all of the new one.
+  d.digest.store(op.digest, std::memory_order_relaxed);
+  d.bytes.store(op.call.bytes, std::memory_order_relaxed);
+  d.ring.store(ring, std::memory_order_relaxed);
+  d.what.store(code_of(op.call), std::memory_order_relaxed);
+  d.sequence.store(op.sequence, std::memory_order_release);
+}
+
+bool Descriptions::check(const Operation &op, int q) noexcept {
+  const PeerRank &p = core_.peers[q];
+  if (!p.mail) return true;
+  const auto fits = [&](uint64_t sequence, uint64_t digest) {
+    const Description &d = p.mail->description(sequence);
+    return d.sequence.load(std::memory_order_acquire) != sequence || d.digest.load(std::memory_order_relaxed) == digest;
+  };
+  if (unchecked_ + 1 == op.sequence && !fits(unchecked_, unchecked_digest_)) return mismatch(unchecked_, q), false;
+  if (!fits(op.sequence, op.digest)) return mismatch(op.sequence, q), false;
+  return true;
+}
+
+void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
+  const PeerRank &p = core_.peers[q];
+  std::string theirs = "something else";
+  if (p.mail) {
+    const Description &d = p.mail->description(sequence);
+    if (d.sequence.load(std::memory_order_acquire) == sequence) theirs = describe(d.what.load(), d.bytes.load());
+  } else {
+    constexpr int kAnswerMs = 150;
+    constexpr double kPatienceSeconds = 1.0;
+    Answer a;
+    if (core_.context->control().query(p.process, p.their_index, core_.id.epoch, sequence, kAnswerMs,
+                                       Deadline(kPatienceSeconds), a) &&
+        a.known)
+      theirs = describe(a.what, a.bytes);
+  }
+  const Called mine = called(sequence);
+  const std::string ours = mine.known ? describe(mine.code, mine.bytes) : "something else";
+  core_.fail(
+      Code::Mismatch,
+      formatted("operation #{} of '{}' is not the same on all ranks: rank {} called {}, {} called {}{}; every rank must "
+                "make the same calls in "
+                "the same order",
+                sequence, core_.id.name, core_.id.rank, ours, core_.id.text(q), theirs,
+                ours == theirs ? " with other counts, or planned it on another topology" : ""),
+      true);
+}
+
+// What this rank has entered it publishes a little later, and until then an older operation's description stands there.
+Descriptions::Called Descriptions::called(uint64_t sequence) const noexcept {
+  Called own;
+  queue_.each([&](const Operation &o) {
+    if (o.sequence == sequence) own = {true, code_of(o.call), o.call.bytes, o.digest};
+    return o.sequence < sequence;
+  });
+  if (own.known) return own;
+  const Description &d = core_.mail->description(sequence);
+  if (d.sequence.load(std::memory_order_acquire) != sequence) return own;
+  return {true, d.what.load(), d.bytes.load(), d.digest.load()};
+}
+
+// An operation that ends without having heard from everybody may have met another one elsewhere (a broadcast from another root): the next
+// operation compares its description too.
+void Descriptions::ended(const Operation &op, bool heard_all) noexcept {
+  unchecked_ = heard_all ? 0 : op.sequence;
+  unchecked_digest_ = op.digest;
+}
+
+bool Descriptions::ended_by_all(uint64_t sequence, Operation &op) noexcept {
+  if (seen_by_all_ >= sequence) return true;
+  for (int q = 0; q < core_.id.world; ++q) {
+    if (q == core_.id.rank || !core_.peers[q].mail) continue;
+    if (core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence) return op.blocked_on = q, false;
+  }
+  seen_by_all_ = sequence;
+  return true;
+}
+
+bool Descriptions::ended_by_all(uint64_t sequence) const noexcept {
+  for (int q = 0; q < core_.id.world; ++q)
+    if (q != core_.id.rank && core_.peers[q].mail &&
+        core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence)
+      return false;
+  return true;
+}
+
+}  // namespace isthmus::collective

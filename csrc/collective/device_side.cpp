@@ -1,0 +1,164 @@
+#include "collective/device_side.hpp"
+
+#include <algorithm>
+
+#include "base/copy.hpp"
+#include "device/abandoned.hpp"
+
+namespace isthmus::collective {
+namespace {
+
+// What of piece `k` belongs to blocks of the user's: nothing between them is touched.
+void copy_piece(Operation &op, uint32_t k) noexcept {
+  const Bounce &b = op.bounce;
+  const plan::Operands o = op.operands();
+  const bool in = k < b.in_pieces;
+  const std::span<const uint64_t> at = in ? o.in_displ : o.out_displ, bytes = in ? o.in_bytes : o.out_bytes;
+  const uint64_t begin = b.begin(k), end = begin + b.bytes(k);
+  std::byte *const here = b.host + b.place(k);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const uint64_t from = std::max(begin, at[i]), to = std::min(end, at[i] + bytes[i]);
+    if (from >= to) continue;
+    if (in) copy_bytes(here + (from - begin), op.call.in + from, to - from);
+    else copy_bytes(op.call.out + from, here + (from - begin), to - from);
+  }
+}
+
+}  // namespace
+
+DeviceSide::~DeviceSide() = default;
+
+void DeviceSide::submit(Operation &op) {
+  executor_->submit(
+      op, std::exchange(behind_host_, false),
+      [](void *core, bool (*holds)(const void *), const void *what) {
+        static_cast<RankCore *>(core)->sleep_until([&] { return holds(what); });
+      },
+      &core_);
+}
+
+// A failed call is noted before what comes after it on the stream is signalled.
+bool DeviceSide::sound(const Operation &op) noexcept {
+  if (!executor_->failed()) return true;
+  const Status s = executor_->status();
+  core_.fail_at(op, s.code, ": " + s.text);
+  return false;
+}
+
+bool DeviceSide::capturing(void *stream) {
+  health_.refuse_stuck();
+  struct Pending {  // so that after a failure somebody looks whether this thread comes back
+    std::atomic<uint32_t> &count;
+    explicit Pending(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_acq_rel); }
+    ~Pending() { count.fetch_sub(1, std::memory_order_acq_rel); }
+  } const pending(core_.pending);
+  // Whoever submits to a device that cannot wait for the host may hold the submit lock for as long as the exchange takes.
+  try {
+    const SubmitLock::Held order = core_.collective_lock.try_take();
+    if (!order) return core_.device && core_.device.runtime->adopt(core_.device.number, stream)->capturing();
+    return executor_ && executor_->capturing(stream);
+  } catch (const Error &) {
+    if (!core_.failed()) throw;
+  }
+  const Status why = core_.failure();
+  throw Error(why.code, why.text);
+}
+
+// ---- plain host memory ---------------------------------------------------------------------------------------------------------------
+
+void DeviceSide::bounce_in(Operation &op) {
+  if (!bounces_)
+    bounces_ =
+        std::make_unique<Bounces>(core_.context->arena(), executor_->arena(), *core_.device.runtime, core_.device.number,
+                                  formatted("communicator '{}', rank {}", core_.id.name, core_.id.rank));
+  Bounce &b = op.bounce;
+  const bool writes = op.call.out && writes_output(op.call.collective, core_.id.rank, op.call.root);
+  b = bounces_->take(op.given_in(), writes ? op.given_out() : 0);
+  b.filled_before = std::min(b.in_pieces, b.slots);
+  for (; b.filled < b.filled_before; ++b.filled) copy_piece(op, b.filled);
+}
+
+bool DeviceSide::bounce_on(Operation &op) noexcept {
+  Bounce &b = op.bounce;
+  const uint32_t filled = b.filled, emptied = b.emptied;
+  while (b.filled < b.in_pieces && executor_->has_copied(op.sequence, b.filled - b.slots + 1)) {
+    copy_piece(op, b.filled++);
+    executor_->give_pieces(op.sequence, b.filled);
+  }
+  while (b.emptied < b.out_pieces && executor_->has_copied(op.sequence, b.in_pieces + b.emptied + 1) && sound(op)) {
+    copy_piece(op, b.in_pieces + b.emptied++);
+    executor_->give_pieces(op.sequence, b.in_pieces + b.emptied + b.slots);
+  }
+  return b.filled != filled || b.emptied != emptied;
+}
+
+void DeviceSide::bounce_out(Operation &op, bool well) noexcept {
+  // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
+  // this operation came back from the driver.
+  if (bounces_ && (well || !executor_ || executor_->idle())) bounces_->give(op.bounce);
+  else if (bounces_) bounces_->lose(op.bounce);
+  op.bounce = {};
+}
+
+void DeviceSide::drop_bounces(bool lost) noexcept {
+  if (lost) device::keep_for_good(bounces_.release());
+  else bounces_.reset();
+}
+
+// ---- failure and end -----------------------------------------------------------------------------------------------------------------
+
+// The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
+void DeviceSide::abort() noexcept {
+  {
+    const SubmitLock::Held order = core_.collective_lock.try_take();  // else a thread submits just now
+    if (!order || !executor_->idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+  }
+  executor_->abort();
+}
+
+// A rank of the library's group has ended, or has not come to the collective that this rank is in.
+bool DeviceSide::somebody_will_not_come(uint64_t entered) const noexcept {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](int q) {
+    const PeerRank &p = core_.peers[q];
+    return q != core_.id.rank && (p.lost() || p.left.load() || !p.mail ||
+                                  p.mail->description(entered).sequence.load(std::memory_order_acquire) < entered);
+  });
+}
+
+bool DeviceSide::settled(uint64_t entered) noexcept {
+  if (!executor_) return true;
+  abort();  // first: whoever submits may wait for room behind a gate
+  const int64_t now = now_ns();
+  const SubmitLock::Held order = core_.collective_lock.try_take();
+  const bool wants_stop = stop_.wanted(*executor_, now, static_cast<bool>(order));
+  if (!order) {
+    if (!core_.leave_behind(core_.collective_lock)) return false;
+    executor_->leave_behind();
+    return true;
+  }
+  if (executor_->settled(now, somebody_will_not_come(entered), stop_.refused())) return true;
+  // The driver may be locked by whoever waits for the device: it is asked how it does when that is over.
+  if (!wants_stop) health_.doubt(now);
+  return false;
+}
+
+// Whoever submits may stand at a gate with the lock, until he hears of the failure. Then the worker is called again.
+void DeviceSide::died() noexcept {
+  if (const SubmitLock::Held order = core_.collective_lock.try_take(); order && executor_) executor_->died();
+}
+
+std::unique_ptr<DeviceExecutor> DeviceSide::take_executor() noexcept {
+  if (const SubmitLock::Held order =
+          core_.collective_lock.take(nullptr, [this] { return core_.leave_behind(core_.collective_lock); }))
+    return std::move(executor_);
+  return nullptr;
+}
+
+void DeviceSide::leave_executor() noexcept {
+  abort();
+  executor_->leave_behind();
+}
+
+void DeviceSide::forget() noexcept { (void)executor_.release(); }
+
+}  // namespace isthmus::collective

@@ -1,0 +1,64 @@
+// The device's part in the collectives of one rank: its executor, the ranks that a library serves with this one, and plain host memory that
+// the device works on through pinned memory. A rank of the host without a library has none of it, and executor() is null.
+//
+// Thread rules: submit() and bounce_in() with the collective lock; abort() any thread; the rest with the right to execute.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collective/bounces.hpp"
+#include "collective/device_executor.hpp"
+#include "engine/device_health.hpp"
+#include "collective/engine_names.hpp"
+#include "collective/stream_stop.hpp"
+
+namespace isthmus::collective {
+
+class DeviceSide {
+ public:
+  DeviceSide(RankCore &core, std::unique_ptr<DeviceExecutor> executor, std::vector<int> ranks, DeviceHealth &health) noexcept
+      : core_(core), executor_(std::move(executor)), ranks_(std::move(ranks)), health_(health), stop_(core) {}
+  ~DeviceSide();
+
+  DeviceExecutor *executor() noexcept { return executor_.get(); }
+  const DeviceExecutor *executor() const noexcept { return executor_.get(); }
+  const std::vector<int> &ranks() const noexcept { return ranks_; }  // in the order of the library; empty: no library
+  bool polls() const noexcept { return core_.uses_device.load(std::memory_order_relaxed) && core_.has_work(); }
+
+  void submit(Operation &op);  // its device list; throws what DeviceExecutor::submit() throws
+  void nothing_for_device() noexcept { behind_host_ = true; }  // of an operation that was submitted
+  bool sound(const Operation &op) noexcept;                    // false: the library has failed, and so has the communicator
+  bool capturing(void *stream);                                // the user's stream. Any thread
+
+  // Plain host memory of the user's: before the device is given anything, as it goes on (true: something was copied), and at the end.
+  void bounce_in(Operation &op);
+  bool bounce_on(Operation &op) noexcept;
+  void bounce_out(Operation &op, bool well) noexcept;
+
+  // After a failure.
+  void abort() noexcept;
+  bool settled(
+      uint64_t
+          entered) noexcept;  // nothing of ours runs on the device any more. `entered`: the collective that this rank is in
+  void stop_stream() noexcept { stop_.stop(health_.first_stream()); }
+  void died() noexcept;  // the device has failed
+
+  // The end of the communicator. The executor, or null: a thread that is stuck works with it, and has it.
+  std::unique_ptr<DeviceExecutor> take_executor() noexcept;
+  void leave_executor() noexcept;         // to that thread
+  void drop_bounces(bool lost) noexcept;  // lost: the device may still come to them
+  void forget() noexcept;                 // in a forked child: the parent's memory, and its threads
+
+ private:
+  bool somebody_will_not_come(uint64_t entered) const noexcept;
+  RankCore &core_;
+  std::unique_ptr<DeviceExecutor> executor_;
+  const std::vector<int> ranks_;
+  DeviceHealth &health_;
+  StreamStop stop_;
+  std::unique_ptr<Bounces> bounces_;  // made when first needed
+  bool behind_host_ = true;           // the last operation submitted had no device work
+};
+
+}  // namespace isthmus::collective

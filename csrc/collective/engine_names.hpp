@@ -1,0 +1,29 @@
+// The names of the floor below that this floor says most often.
+#pragma once
+
+#include "engine/device_health.hpp"
+#include "engine/operation_text.hpp"
+#include "engine/rank_core.hpp"
+
+namespace isthmus::collective {
+
+using engine::Answer;
+using engine::Bounce;
+using engine::Call;
+using engine::Cell;
+using engine::code_of;
+using engine::Context;
+using engine::describe;
+using engine::Description;
+using engine::DeviceHealth;
+using engine::give_frame;
+using engine::Mailbox;
+using engine::Operation;
+using engine::PeerRank;
+using engine::Phase;
+using engine::RankCore;
+using engine::StagingBook;
+using engine::SubmitLock;
+using engine::take_frame;
+
+}  // namespace isthmus::collective

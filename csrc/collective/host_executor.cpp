@@ -1,0 +1,345 @@
+#include "collective/host_executor.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/copy.hpp"
+#include "base/log.hpp"
+
+namespace isthmus::collective {
+
+using plan::Memory;
+using plan::StepKind;
+
+HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, PlanMemory &memory, DeviceSide &device,
+                           HandOver &hand_over, uint64_t credit_window)
+    : core_(core),
+      descriptions_(descriptions),
+      memory_(memory),
+      device_(device),
+      hand_over_(hand_over),
+      inbox_(core.id.world),
+      credit_window_(credit_window),
+      peers_(static_cast<size_t>(core.id.world)),
+      sources_(static_cast<size_t>(std::max(core.id.world, 2))),
+      watches_slots_(topology::has_devices(core.id.topology)) {}
+
+bool HostExecutor::start(Operation &op) noexcept {
+  const plan::Plan &p = *op.plan;
+  if (!descriptions_.ended_by_all(last_ring_, op)) return false;
+  if (!op.ring && p.slot_bytes > 0) {
+    try {
+      if (!memory_.take(op)) return op.blocked_on = -1, false;
+    } catch (const Error &e) {
+      core_.fail_at(op, e.code(), ": " + e.text());
+      return false;
+    }
+  }
+  const uint64_t scratch = op.scratch ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  if (scratch > scratch_.size()) scratch_.resize(scratch);
+  op.at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op.operands()));
+  op.told_rank = 0;
+  const auto received = op.operands().out_bytes;
+  op.streams = !is_varying(op.call.collective) ||
+               std::accumulate(received.begin(), received.end(), uint64_t{0}) >= p.request.stream_bytes;
+  last_ring_ = op.sequence;
+  if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots);
+  // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
+  if (p.pairwise_sizes)
+    for (int q = 0; q < core_.id.world; ++q)
+      core_.mail->block(q, core_.id.world, core_.cell_bytes)
+          .store(op.operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
+  descriptions_.publish(op, op.ring);
+  if (!p.device.empty()) device_.executor()->go(op.sequence);
+  if (p.pairwise_sizes) core_.ring_peers();
+  op.next_rank = 0;
+  return true;
+}
+
+bool HostExecutor::begin(Operation &op) noexcept {
+  if (op.phase != Phase::Fresh) return true;
+  if (!start(op)) return false;
+  op.phase = op.plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
+  return true;
+}
+
+Outcome HostExecutor::run(Operation &op) noexcept {
+  if (!begin(op)) return Outcome::Blocked;
+  if (op.bounce && device_.bounce_on(op)) copied_ = true;
+  if (op.phase == Phase::Comparing) {
+    if (!compare_sizes(op)) return Outcome::Blocked;
+    op.phase = Phase::Running;
+  }
+  if (op.phase == Phase::Running) {
+    for (; !op.at.done(); op.at.next())
+      if (step(op, op.at.step(), op.at.chunk()) == Outcome::Blocked) return Outcome::Blocked;
+    op.phase = Phase::Draining;
+    op.next_rank = 0;
+  }
+  return drain(op);
+}
+
+Outcome HostExecutor::drain(Operation &op) noexcept {
+  const plan::Plan &p = *op.plan;
+  // The links may still read the user's memory.
+  for (; p.uses_links && op.next_rank < static_cast<uint32_t>(core_.id.world); ++op.next_rank)
+    if (peers_[op.next_rank].in_link.load(std::memory_order_acquire) != 0) {
+      op.blocked_on = static_cast<int>(op.next_rank);
+      return Outcome::Blocked;
+    }
+  if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
+  if (!device_.executor()->ended(op.sequence)) return wait_for_device(op);
+  if (op.bounce) device_.bounce_on(op);  // all that came out is there
+  if (!device_.sound(op) || !slots_held(op) || op.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
+  // The library compares nothing: whoever came with something else shows here, or did before.
+  for (const int q : device_.ranks())
+    if (q != core_.id.rank && !descriptions_.check(op, q)) return Outcome::Blocked;
+  return Outcome::Ended;
+}
+
+// A rank of its group that has not come is what a library waits for, where that can be seen from here.
+Outcome HostExecutor::wait_for_device(Operation &op) noexcept {
+  op.blocked_on = -1;
+  for (const int q : device_.ranks()) {
+    if (q == core_.id.rank || !core_.peers[q].mail) continue;
+    if (!descriptions_.check(op, q)) break;
+    if (core_.peers[q].mail->description(op.sequence).sequence.load(std::memory_order_acquire) < op.sequence)
+      op.blocked_on = q;
+  }
+  device_.sound(op);
+  return Outcome::Blocked;
+}
+
+// After the last look into a slot. Where a rank failed before, why is on its way.
+bool HostExecutor::slots_held(Operation &op) noexcept {
+  if (!watches_slots_ || (op.plan->slot_bytes == 0 && op.plan->scratch_stride == 0)) return true;
+  for (int q = 0; q < core_.id.world; ++q) {
+    if (q == core_.id.rank || !core_.peers[q].mail) continue;
+    // Not a plain load, which may be done before the looks into slots are.
+    if (core_.peers[q].mail->overrun.value.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
+    op.blocked_on = q;
+    return false;
+  }
+  return true;
+}
+
+// ---- sizes that only two ranks know --------------------------------------------------------------------------------------------------
+
+bool HostExecutor::tells_sizes(const plan::Plan &p, int q) const noexcept {
+  return q != core_.id.rank && p.sizes_by_links && !core_.peers[q].mail &&
+         std::find(device_.ranks().begin(), device_.ranks().end(), q) != device_.ranks().end();
+}
+
+bool HostExecutor::size_of(Operation &op, int q, uint64_t &sent) noexcept {
+  if (tells_sizes(*op.plan, q)) {
+    plan::Step step;
+    step.peer = q;
+    if (receive(op, step, sizeof their_size_, reinterpret_cast<std::byte *>(&their_size_)) == Outcome::Blocked) return false;
+    sent = their_size_;
+    return true;
+  }
+  Mailbox &mail = *core_.peers[q].mail;
+  if (mail.description(op.sequence).sequence.load(std::memory_order_acquire) < op.sequence) {
+    op.blocked_on = q;
+    return false;
+  }
+  if (!descriptions_.check(op, q)) return false;
+  sent = mail.block(core_.id.rank, core_.id.world, core_.cell_bytes).load(std::memory_order_relaxed);
+  return true;
+}
+
+bool HostExecutor::compare_sizes(Operation &op) noexcept {
+  const plan::Plan &p = *op.plan;
+  const int world = core_.id.world, rank = core_.id.rank;
+  plan::Step step;
+  for (; op.told_rank < static_cast<uint32_t>(world); ++op.told_rank) {
+    step.peer = static_cast<int32_t>(op.told_rank);
+    if (!tells_sizes(p, step.peer)) continue;
+    const uint64_t &given = op.operands().in_bytes[op.told_rank];
+    if (send(op, step, 0, sizeof given, reinterpret_cast<const std::byte *>(&given)) == Outcome::Blocked) return false;
+  }
+  for (int q = static_cast<int>(op.next_rank); q < world; ++q, op.next_rank = static_cast<uint32_t>(q)) {
+    if (!tells_sizes(p, q) && (q == rank || !core_.peers[q].mail)) continue;
+    uint64_t sent = 0;
+    if (!size_of(op, q, sent)) return false;
+    const uint64_t expected = op.operands().out_bytes[static_cast<size_t>(q)];
+    if (sent == expected) continue;
+    const uint64_t size = dtype_size(op.call.dtype);
+    core_.fail_at(op, Code::Mismatch,
+                  formatted(": {} sends {} elements to rank {}, which expects {}; both sides must name the same count",
+                            core_.id.text(q), sent / size, rank, expected / size));
+    return false;
+  }
+  return true;
+}
+
+// ---- addresses -----------------------------------------------------------------------------------------------------------------------
+
+std::byte *HostExecutor::ring_of(Operation &op, int rank) noexcept {
+  if (rank < 0 || rank == core_.id.rank) return core_.context->arena().base() + op.ring;
+  const PeerRank &p = core_.peers[rank];
+  PeerPlan &mine = peers_[rank];
+  if (mine.ring_sequence != op.sequence) {
+    const Description &d = p.mail->description(op.sequence);
+    const uint64_t offset = d.ring.load(std::memory_order_relaxed);
+    const uint64_t limit = p.process ? p.process->arena.size() : core_.context->arena().bytes();
+    const uint64_t need = op.plan->slots * op.plan->slot_bytes;
+    if (d.sequence.load(std::memory_order_acquire) != op.sequence || offset < link::Arena::kHeader || offset > limit ||
+        need > limit - offset) {
+      core_.fail_at(op, Code::Internal, formatted(": {} announced a ring outside its shared memory", core_.id.text(rank)));
+      return nullptr;
+    }
+    mine.ring_sequence = op.sequence;
+    mine.ring = p.arena + offset;
+  }
+  return mine.ring;
+}
+
+std::byte *HostExecutor::address(Operation &op, const plan::Span &span, uint32_t c) noexcept {
+  const uint64_t offset = plan::span_offset(*op.plan, span, c, op.operands());
+  switch (span.memory) {
+    case Memory::Input: return const_cast<std::byte *>(op.call.in) + offset;
+    case Memory::Output: return op.call.out + offset;
+    case Memory::Scratch: return (op.scratch ? core_.context->arena().base() + op.scratch : scratch_.data()) + offset;
+    case Memory::Device: return nullptr;  // the device list alone has it
+    case Memory::Ring: break;
+  }
+  std::byte *ring = ring_of(op, span.rank);
+  return ring ? ring + offset : nullptr;
+}
+
+// ---- steps ---------------------------------------------------------------------------------------------------------------------------
+
+Outcome HostExecutor::step(Operation &op, const plan::Step &step, uint32_t c) noexcept {
+  const bool sized = step.kind != StepKind::Post && step.kind != StepKind::Wait && step.kind != StepKind::Taken;
+  uint64_t bytes = 0;
+  if (sized || step.guarded) {
+    bytes = plan::extent_bytes(step.extent, c, op.operands());
+    if (bytes == 0) return Outcome::Moved;
+  }
+  const uint64_t wide = step.partial ? bytes / dtype_size(op.call.dtype) * dtype_size(accumulator(op.call.dtype)) : bytes;
+  switch (step.kind) {
+    case StepKind::Wait: return wait(op, step, step.mul * c + step.add);
+    case StepKind::Post: return post(op, step, step.mul * c + step.add), Outcome::Moved;
+    case StepKind::Move: return move(op, step, c, bytes, wide);
+    case StepKind::Reduce: return reduce(op, step, c, bytes, wide);
+    case StepKind::Send: {
+      const std::byte *from = address(op, op.plan->sources[step.source], c);
+      return from ? send(op, step, c, wide, from) : Outcome::Blocked;
+    }
+    case StepKind::Taken: return wait_until_sent(op, c);
+    case StepKind::Recv: {
+      std::byte *to = address(op, step.dst, c);
+      return to ? receive(op, step, wide, to) : Outcome::Blocked;
+    }
+    case StepKind::Ccl: break;
+  }
+  core_.fail(Code::Internal, formatted("{}: the plan has a step that the host cannot run", core_.describe(op)), true);
+  return Outcome::Blocked;
+}
+
+Outcome HostExecutor::wait(Operation &op, const plan::Step &step, int64_t value) noexcept {
+  if (value <= 0) return Outcome::Moved;
+  const uint64_t want = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(value);
+  if (step.counter >= plan::kCounters) {
+    if (device_.executor()->posted(step.counter) < want) return wait_for_device(op);
+    return device_.sound(op) ? Outcome::Moved : Outcome::Blocked;
+  }
+  if (core_.peers[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
+    op.blocked_on = step.peer;
+    return Outcome::Blocked;
+  }
+  return descriptions_.check(op, step.peer) ? Outcome::Moved : Outcome::Blocked;
+}
+
+void HostExecutor::post(Operation &op, const plan::Step &step, int64_t value) noexcept {
+  const uint64_t now = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(value);
+  if (step.counter >= plan::kCounters) return device_.executor()->ready(now);
+  core_.mail->counters[step.counter].value.store(now, std::memory_order_release);
+  core_.ring_peers();
+}
+
+Outcome HostExecutor::move(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept {
+  std::byte *to = address(op, step.dst, c);
+  const std::byte *from = address(op, op.plan->sources[step.source], c);
+  if (!to || !from) return Outcome::Blocked;
+  if (step.scaled) scale(to, from, bytes, op.call);
+  else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
+  else if (to != from) reduce::copy(to, from, wide, step.stream && op.streams);
+  return Outcome::Moved;
+}
+
+Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept {
+  const plan::Plan &p = *op.plan;
+  for (uint32_t i = 0; i < step.sources; ++i) {
+    const plan::Span &s = p.sources[step.source + i];
+    sources_[i] = {address(op, s, c), s.partial, s.weight};
+    if (!sources_[i].data) return Outcome::Blocked;
+  }
+  reduce::Fold f{
+      op.call.dtype, op.call.op, {sources_.data(), step.sources}, {p.group_ends.data() + step.group, step.groups}};
+  f.dst = address(op, step.dst, c);
+  f.copy = step.has_copy ? address(op, step.copy, c) : nullptr;
+  f.partial = step.partial;
+  f.divisor = op.call.op == RedOp::Avg ? static_cast<uint64_t>(core_.id.world) : 1;
+  f.stream_copy = step.stream && op.streams;
+  f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
+  core_.context->helpers().fold(f, bytes / dtype_size(op.call.dtype));
+  return Outcome::Moved;
+}
+
+Outcome HostExecutor::wait_until_sent(Operation &op, uint32_t c) noexcept {
+  const plan::Plan &p = *op.plan;
+  if (op.in_slot[c % std::max(p.slots, 1u)].load(std::memory_order_acquire) == 0) return Outcome::Moved;
+  for (const auto &s : p.steps)
+    if (s.kind == StepKind::Send && peers_[s.peer].in_link.load(std::memory_order_relaxed) != 0) op.blocked_on = s.peer;
+  return Outcome::Blocked;
+}
+
+Outcome HostExecutor::send(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes,
+                           const std::byte *data) noexcept {
+  PeerRank &p = core_.peers[step.peer];
+  PeerPlan &mine = peers_[step.peer];
+  if (!p.send_credit.take(bytes)) {
+    op.blocked_on = step.peer;
+    return Outcome::Blocked;
+  }
+  link::Outgoing *f = take_frame();
+  f->header = link::FrameHeader{};
+  f->header.kind = link::FrameKind::PlanData;
+  f->header.dtype = static_cast<uint8_t>(op.call.dtype);
+  f->header.member = p.their_index;
+  f->header.epoch = core_.id.epoch;
+  f->header.source = static_cast<uint32_t>(core_.id.rank);
+  f->header.tag = static_cast<int32_t>(op.sequence & 0x7fffffff);
+  f->header.id = mine.frames_out++;
+  f->header.total = bytes;
+  f->header.digest = op.digest;
+  f->data = data;
+  f->pending = &mine.in_link;
+  f->finished = give_frame;
+  mine.in_link.fetch_add(1, std::memory_order_relaxed);
+  f->also = nullptr;
+  if (!op.plan->device.empty()) {
+    f->also = &op.in_slot[c % std::max(op.plan->slots, 1u)];
+    f->also->fetch_add(1, std::memory_order_relaxed);
+  }
+  p.link->post(*f);
+  return Outcome::Moved;
+}
+
+Outcome HostExecutor::receive(Operation &op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept {
+  if (inbox_.take(step.peer, bytes, op.digest, to) == PlanInbox::Taken::Yes) {
+    core_.consumed(step.peer, bytes);
+    return Outcome::Moved;
+  }
+  op.blocked_on = step.peer;
+  return Outcome::Blocked;
+}
+
+link::Accept HostExecutor::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  if (core_.failed()) return link::Accept::Drop;
+  return inbox_.accept(h, since_ns, now_ns(), std::max<uint64_t>(credit_window_, uint64_t{1} << 32), to);
+}
+
+}  // namespace isthmus::collective

@@ -1,0 +1,78 @@
+// Runs the host list of one rank's plans, step by step, and knows nothing of collectives. A step that cannot go on returns Blocked; the next
+// try begins at the same step.
+//
+// Thread rules: the thread with the right to execute, but for accept() and received(), which those call who hold a link's turn.
+#pragma once
+
+#include <vector>
+
+#include "collective/descriptions.hpp"
+#include "collective/device_side.hpp"
+#include "collective/one_hop.hpp"
+#include "collective/plan_inbox.hpp"
+#include "collective/plan_memory.hpp"
+#include "engine/rank_core.hpp"
+
+namespace isthmus::collective {
+
+class HostExecutor {
+ public:
+  HostExecutor(RankCore &core, Descriptions &descriptions, PlanMemory &memory, DeviceSide &device, HandOver &hand_over,
+               uint64_t credit_window);
+
+  // Ranks in the same memory must have ended the last operation before its ring may be written again (plan.hpp, entry rule). False: one has
+  // not, or there is no room for the slots, or the communicator has failed.
+  bool begin(Operation &op) noexcept;
+  Outcome run(Operation &op) noexcept;
+  bool has_copied() noexcept { return std::exchange(copied_, false); }  // pieces of host memory, since the last look
+  int wrong_frame() const noexcept { return inbox_.wrong(); }           // the rank that has sent it; -1: none
+
+  // As link::FrameSink has them, of plan data from a rank of the communicator.
+  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
+  void received(const link::FrameHeader &h) noexcept { inbox_.received(h); }
+  void forget_frames() noexcept { inbox_.forget(); }  // after a failure, behind the links' cancel()
+
+ private:
+  struct PeerPlan {              // of one rank
+    uint64_t frames_out = 0;     // of plan data
+    uint64_t ring_sequence = 0;  // `ring` is its ring in this operation
+    std::byte *ring = nullptr;
+    std::atomic<uint32_t> in_link{0};  // frames of the current plan whose data the link may still read
+  };
+  bool start(Operation &op) noexcept;
+  Outcome drain(Operation &op) noexcept;  // behind the last step
+  Outcome step(Operation &op, const plan::Step &step, uint32_t c) noexcept;
+  Outcome wait(Operation &op, const plan::Step &step, int64_t value) noexcept;
+  void post(Operation &op, const plan::Step &step, int64_t value) noexcept;
+  Outcome move(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept;
+  Outcome reduce(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, uint64_t wide) noexcept;
+  Outcome send(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
+  Outcome receive(Operation &op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
+  Outcome wait_until_sent(Operation &op, uint32_t c) noexcept;  // the chunk that the slot had before is out
+  Outcome wait_for_device(Operation &op) noexcept;              // Blocked, having looked whether it goes on at all
+  bool compare_sizes(
+      Operation &op) noexcept;  // false: not all have published or sent theirs, or the communicator has failed
+  bool tells_sizes(const plan::Plan &p, int q) const noexcept;  // to that rank and from it, by a link
+  bool size_of(Operation &op, int q,
+               uint64_t &sent) noexcept;  // of the block that rank `q` has for this one; false: not yet
+  std::byte *address(Operation &op, const plan::Span &span, uint32_t c) noexcept;
+  std::byte *ring_of(Operation &op, int rank) noexcept;
+  bool slots_held(Operation &op) noexcept;  // what this rank read in slots of others was what they wrote for it
+
+  RankCore &core_;
+  Descriptions &descriptions_;
+  PlanMemory &memory_;
+  DeviceSide &device_;
+  HandOver &hand_over_;
+  PlanInbox inbox_;
+  const uint64_t credit_window_;
+  std::vector<PeerPlan> peers_;
+  std::vector<reduce::Source> sources_;
+  std::vector<std::byte> scratch_;
+  uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
+  uint64_t their_size_ = 0;   // what came last by a link
+  const bool watches_slots_;  // some rank's device fills its slots
+  bool copied_ = false;
+};
+
+}  // namespace isthmus::collective

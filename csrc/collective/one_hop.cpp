@@ -1,0 +1,152 @@
+#include "collective/one_hop.hpp"
+
+#include "base/copy.hpp"
+
+namespace isthmus::collective {
+namespace {
+
+struct Pattern {
+  bool posts, reads_all, reads_root;
+};
+
+Pattern pattern(const Operation &op, int rank) {
+  const bool root = rank == op.call.root;
+  const CollectiveTraits &kind = traits(op.call.collective);
+  if (kind.writes == Who::Root) return {true, root, false};
+  if (kind.reads == Who::Root) return {root, false, !root};
+  return {true, true, false};
+}
+
+void move(std::byte *to, const std::byte *from, uint64_t bytes) {
+  if (to != from) copy_bytes(to, from, bytes);
+}
+
+}  // namespace
+
+void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) noexcept {
+  const uint64_t count = bytes / dtype_size(c.dtype);
+  if (is_integer(c.dtype)) reduce::scale_integers(to, from, count, c.dtype, c.factor);
+  else reduce::scale(to, from, count, c.dtype, c.scale);
+}
+
+OneHop::OneHop(RankCore &core, Descriptions &descriptions, HandOver &hand_over)
+    : core_(core),
+      descriptions_(descriptions),
+      hand_over_(hand_over),
+      sources_(static_cast<size_t>(std::max(core.id.world, 2))) {
+  for (const auto &g : core.id.topology.groups) {
+    for (const int r : g.ranks) order_.push_back(r);
+    group_ends_.push_back(static_cast<uint32_t>(order_.size()));
+  }
+}
+
+bool OneHop::heard_all(const Operation &op) const noexcept { return pattern(op, core_.id.rank).reads_all; }
+
+const std::byte *OneHop::payload(const Operation &op, int q) const noexcept {
+  return (q == core_.id.rank ? core_.mail : core_.peers[q].mail)->cell(op.sequence, core_.cell_bytes).payload;
+}
+
+void OneHop::post(const Operation &op) noexcept {
+  Cell &cell = core_.mail->cell(op.sequence, core_.cell_bytes);
+  const Call &c = op.call;
+  std::byte *to = cell.payload;
+  uint64_t bytes = 0;
+  const CollectiveTraits &kind = traits(c.collective);
+  const bool scaled = kind.reduces && c.op == RedOp::PremulSum;
+  switch (kind.in) {
+    case Blocks::None: break;
+    case Blocks::One: bytes = kind.varying ? op.operands().in_bytes[0] : c.bytes; break;
+    case Blocks::OnePerRank:  // packed
+      for (uint32_t b = 0; b < op.in_blocks; ++b) {
+        const auto o = op.operands();
+        hand_over_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
+        to += o.in_bytes[b];
+      }
+      if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
+  }
+  if (bytes) {
+    if (scaled) scale(to, c.in, bytes, c);
+    else hand_over_.copy(to, c.in, bytes);
+  }
+  cell.digest.store(op.digest, std::memory_order_relaxed);
+  cell.sequence.store(op.sequence, std::memory_order_release);
+}
+
+void OneHop::reduce(const Operation &op, uint64_t offset, uint64_t bytes, std::byte *to, const std::byte *own) noexcept {
+  if (bytes == 0) return;
+  const Call &c = op.call;
+  for (int i = 0; i < core_.id.world; ++i) {
+    const int q = order_[i];
+    sources_[i] = {q == core_.id.rank && c.op != RedOp::PremulSum ? own : payload(op, q) + offset, false};
+  }
+  reduce::Fold f{c.dtype, c.op, {sources_.data(), static_cast<size_t>(core_.id.world)}, group_ends_};
+  f.dst = to;
+  f.divisor = c.op == RedOp::Avg ? static_cast<uint64_t>(core_.id.world) : 1;
+  reduce::fold(f, bytes / dtype_size(c.dtype));
+}
+
+void OneHop::consume(const Operation &op) noexcept {
+  const Call &c = op.call;
+  const int rank = core_.id.rank, world = core_.id.world;
+  const auto o = op.operands();
+  const CollectiveTraits &kind = traits(c.collective);
+  if (!writes_output(c.collective, rank, c.root)) return;
+  const auto before_mine = [&] {  // where this rank's block begins in a cell; every rank knows all counts
+    uint64_t offset = 0;
+    for (int b = 0; b < rank; ++b) offset += o.in_bytes[b];
+    return offset;
+  };
+  if (kind.reduces) {
+    if (kind.in == Blocks::One) reduce(op, 0, c.bytes, c.out, c.in);
+    else reduce(op, before_mine(), o.in_bytes[rank], c.out, c.in + o.in_displ[rank]);
+  } else if (is_exchange(c.collective)) {
+    const uint64_t offset = static_cast<uint64_t>(rank) * c.bytes;
+    for (int q = 0; q < world; ++q) move(c.out + o.out_displ[q], payload(op, q) + offset, c.bytes);
+  } else if (kind.in == Blocks::OnePerRank) {
+    if (rank == c.root) move(c.out, c.in + o.in_displ[rank], o.in_bytes[rank]);
+    else move(c.out, payload(op, c.root) + before_mine(), o.in_bytes[rank]);
+  } else if (kind.out == Blocks::OnePerRank) {
+    for (int q = 0; q < world; ++q) move(c.out + o.out_displ[q], q == rank ? c.in : payload(op, q), o.out_bytes[q]);
+  } else {
+    move(c.out, rank == c.root ? c.in : payload(op, c.root), c.bytes);
+  }
+}
+
+bool OneHop::begin(Operation &op) noexcept {
+  const Pattern p = pattern(op, core_.id.rank);
+  if (p.posts && op.sequence > 2 && !descriptions_.ended_by_all(op.sequence - 2, op)) return false;
+  descriptions_.publish(op, 0);
+  if (p.posts) {
+    post(op);
+    core_.ring_peers();
+  }
+  op.phase = Phase::Posted;
+  op.next_rank = p.reads_all    ? 0
+                 : p.reads_root ? static_cast<uint32_t>(op.call.root)
+                                : static_cast<uint32_t>(core_.id.world);
+  return true;
+}
+
+Outcome OneHop::run(Operation &op) noexcept {
+  const Pattern p = pattern(op, core_.id.rank);
+  const auto world = static_cast<uint32_t>(core_.id.world);
+  if (op.phase == Phase::Fresh && !begin(op)) return Outcome::Blocked;
+  const uint32_t end = p.reads_all ? world : op.next_rank + (p.reads_root ? 1u : 0u);
+  for (uint32_t q = op.next_rank; q < end && q < world; ++q) {
+    if (static_cast<int>(q) == core_.id.rank) continue;
+    const Cell &cell = core_.peers[q].mail->cell(op.sequence, core_.cell_bytes);
+    if (cell.sequence.load(std::memory_order_acquire) != op.sequence) {
+      if (p.reads_all) op.next_rank = q;
+      op.blocked_on = static_cast<int>(q);
+      return Outcome::Blocked;
+    }
+    if ((cell.digest.load(std::memory_order_relaxed) != op.digest || descriptions_.is_after_unchecked(op)) &&
+        !descriptions_.check(op, static_cast<int>(q)))
+      return Outcome::Blocked;
+  }
+  consume(op);
+  if (p.reads_all) descriptions_.heard_from_all(op.sequence);
+  return Outcome::Ended;
+}
+
+}  // namespace isthmus::collective

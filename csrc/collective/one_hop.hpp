@@ -1,0 +1,45 @@
+// One-hop operations between ranks that share memory. Every rank that has something to say writes it into its cell; every rank that needs
+// it reads all the cells that it needs, and combines them itself. Each rank has two cells, used in turn.
+//
+// Reuse: the cell of operation s was last used by s-2, so all its readers must have ended s-2 first. Where an operation reads from
+// everybody, seeing a peer's cell s proves that the peer has ended s-1, so in a run of such operations the check costs nothing.
+//
+// Thread rules: the thread with the right to execute.
+#pragma once
+
+#include <vector>
+
+#include "collective/descriptions.hpp"
+#include "collective/engine_names.hpp"
+#include "reduce/reduce.hpp"
+
+namespace isthmus::collective {
+
+enum class Outcome : uint8_t { Blocked, Moved, Ended };  // of one try to go on with an operation
+
+class OneHop {
+ public:
+  OneHop(RankCore &core, Descriptions &descriptions, HandOver &hand_over);
+  Outcome run(Operation &op) noexcept;
+  bool heard_all(const Operation &op) const noexcept;  // it reads every rank's cell
+
+ private:
+  bool begin(Operation &op) noexcept;  // false: op.blocked_on has not ended what its cell was used for
+  void post(const Operation &op) noexcept;
+  void consume(const Operation &op) noexcept;
+  const std::byte *payload(const Operation &op, int q) const noexcept;
+  // Reduces what lies at `offset` of all cells to `to`; `own`: this rank's part, in the user's memory.
+  void reduce(const Operation &op, uint64_t offset, uint64_t bytes, std::byte *to, const std::byte *own) noexcept;
+
+  RankCore &core_;
+  Descriptions &descriptions_;
+  HandOver &hand_over_;
+  std::vector<reduce::Source> sources_;
+  std::vector<int> order_;  // in which ranks are reduced: island by island
+  std::vector<uint32_t> group_ends_;
+};
+
+// PREMUL_SUM: what this rank gives is multiplied by its factor.
+void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) noexcept;
+
+}  // namespace isthmus::collective

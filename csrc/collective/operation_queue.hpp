@@ -1,0 +1,58 @@
+// The collectives of one rank in one communicator, which run one after the other in the order of their calls.
+//
+// Thread rules: any thread appends. take_first() by one thread at a time, who holds the right to execute; so what that thread got from first()
+// stays in the queue until it takes it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/assert.hpp"
+#include "base/lock.hpp"
+#include "collective/engine_names.hpp"
+
+namespace isthmus::collective {
+
+class OperationQueue {
+ public:
+  // The operation gets the next sequence number.
+  void append(Operation *op) noexcept {
+    const Lock lock(lock_);
+    ISTHMUS_ASSERT(!op->queue_next, "an operation is in one queue");
+    op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (tail_) tail_->queue_next = op;
+    else head_.store(op, std::memory_order_release);
+    tail_ = op;
+  }
+  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }  // of the last that was appended
+  bool empty() const noexcept { return head_.load(std::memory_order_acquire) == nullptr; }  // without the lock
+  Operation *first() const noexcept {                                                       // null: it is empty
+    const Lock lock(lock_);
+    return head_.load(std::memory_order_relaxed);
+  }
+  Operation *take_first() noexcept {
+    const Lock lock(lock_);
+    Operation *const op = head_.load(std::memory_order_relaxed);
+    if (!op) return nullptr;
+    Operation *const next = op->queue_next;
+    ISTHMUS_ASSERT(!next || next->sequence == op->sequence + 1, "the operations of a queue have consecutive numbers");
+    head_.store(next, std::memory_order_relaxed);
+    if (!next) tail_ = nullptr;
+    op->queue_next = nullptr;
+    return op;
+  }
+  // In order, while `look` returns true. Under the lock: it must be short.
+  template <class Look>
+  void each(Look look) const noexcept {
+    const Lock lock(lock_);
+    for (const Operation *op = head_.load(std::memory_order_relaxed); op && look(*op); op = op->queue_next) {}
+  }
+
+ private:
+  mutable SpinLock lock_;
+  std::atomic<Operation *> head_{nullptr};  // written under the lock
+  Operation *tail_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
+  std::atomic<uint64_t> sequence_{0};
+};
+
+}  // namespace isthmus::collective

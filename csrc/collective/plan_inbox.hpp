@@ -1,0 +1,62 @@
+// Plan data that comes to one rank over links. A plan's frames from each peer have numbers, in the order in which the plan takes them.
+//
+//   the executor: take(peer, bytes, ...)         the link: accept(header), then the payload, then received(header)
+//   - the frame is here: it is copied              - the frame that the executor waits for goes straight to its place
+//   - else its place is noted, and the             - one that nobody waits for yet is put aside, a large one after a moment:
+//     executor comes again                           the place may be noted meanwhile
+//
+// What may be put aside is bounded by flow credit (p2p/flow_credit.hpp). Knows no communicator.
+//
+// Thread rules: take() by one thread at a time, who holds the right to execute; accept() and received() by those who hold a link's turn.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/lock.hpp"
+#include "link/frame.hpp"
+
+namespace isthmus::collective {
+
+class PlanInbox {
+ public:
+  explicit PlanInbox(int ranks) : from_(static_cast<size_t>(ranks)) {}
+
+  enum class Taken : uint8_t { Yes, Later, Wrong };
+  // The next frame from `peer`, of so many bytes, of the plan with that digest, to `to`. Later: the memory at `to` belongs to the link until a
+  // later call with the same arguments says Yes. Wrong: another frame came; so does wrong() say.
+  Taken take(int peer, uint64_t bytes, uint64_t digest, std::byte *to) noexcept;
+  // The rank whose frame does not fit what the executor waits for; -1: none.
+  int wrong() const noexcept { return wrong_.load(std::memory_order_acquire); }
+  // As link::FrameSink has them, of plan data from a rank of the communicator. `now_ns`: the time; `most`: bytes of the largest frame.
+  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, int64_t now_ns, uint64_t most, std::byte *&to);
+  void received(const link::FrameHeader &h) noexcept;
+  void forget() noexcept;  // after a failure, behind the links' cancel(): no place is noted any more
+
+ private:
+  struct Aside {
+    uint64_t id, total, received, digest;
+    std::unique_ptr<std::byte[]> data;
+  };
+  struct From {
+    uint64_t next = 0;  // number of the frame that the plan takes next
+    std::deque<Aside> aside;
+  };
+  struct Wanted {
+    int peer = -1;  // -1: none
+    uint64_t id = 0, total = 0, digest = 0, received = 0;
+    std::byte *to = nullptr;
+    bool done = false;  // all of it has come
+    bool is(const link::FrameHeader &h) const noexcept { return peer == static_cast<int>(h.source) && id == h.id; }
+  };
+
+  SpinLock lock_;
+  std::vector<From> from_ ISTHMUS_GUARDED_BY(lock_);
+  Wanted wanted_ ISTHMUS_GUARDED_BY(lock_);
+  std::atomic<int> wrong_{-1};
+};
+
+}  // namespace isthmus::collective

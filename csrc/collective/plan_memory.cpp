@@ -1,0 +1,99 @@
+#include "collective/plan_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.hpp"
+
+namespace isthmus::collective {
+namespace {
+
+constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
+
+}  // namespace
+
+void PlanMemory::fix(uint64_t bytes) {
+  fixed_bytes_ = bytes;
+  // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
+  if (bytes == 0 && fixed_ != 0) core_.context->staging().give_fixed_ring(std::exchange(fixed_, 0), allocated_);
+}
+
+void PlanMemory::let_in(bool host) noexcept {
+  for (const std::span<std::byte> slots : guarded_)
+    if (::mprotect(slots.data(), slots.size(), host ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+      ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
+}
+
+// An operation that has found no room asks again when others have given some back, or after a while.
+bool PlanMemory::ask_again(Operation &op, int64_t now) noexcept {
+  const uint64_t given_back = core_.context->staging().given_back();
+  if (op.short_of_room && std::exchange(op.given_back, given_back) == given_back && now < op.ask_again_ns) return false;
+  op.ask_again_ns = now + kAskAgainNs;
+  return true;
+}
+
+bool PlanMemory::take(Operation &op) {
+  const plan::Plan &p = *op.plan;
+  const uint64_t given_back = core_.context->staging().given_back();
+  const int64_t now = op.short_of_room ? now_ns() : 0;
+  if (!ask_again(op, now)) return false;
+  const uint64_t slots = p.slots * p.slot_bytes;
+  const bool fixed = slots <= fixed_bytes_;
+  const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  if (fixed) op.ring = fixed_;
+  if (scratch == 0 && (fixed || slots == 0)) return true;
+  // Throws where there is no room and nobody else would give any back.
+  const auto taken = [&](bool others) {
+    try {
+      const Rings::Room room = rings_.take(fixed ? 0 : slots, scratch);
+      if (!fixed) op.ring = room.slots;
+      op.scratch = room.scratch;
+      return op.lent = true;
+    } catch (const Error &e) {
+      if (e.code() != Code::Resource || !others) throw;
+      return false;
+    }
+  };
+  if (taken(true)) return true;
+  const bool others = core_.context->staging().is_lent();
+  core_.context->staging().give_idle();
+  if (taken(others)) return true;
+  // Ranks that lend in another order may each wait for what the other has. Only a device's slots have to be pinned.
+  if (op.short_of_room && p.device.empty() && now - op.short_since_ns > kPatientNs) {
+    op.ring = rings_.take_beyond(slots).slots;
+    op.lent = true;
+    if (!core_.context->staging().note_lost(StagingBook::kBeyondStaging))
+      ISTHMUS_WARN(
+          "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; it holds for "
+          "others like it (a larger ISTHMUS_STAGING_BYTES has room for them)",
+          core_.describe(op));
+    return true;
+  }
+  if (!std::exchange(op.short_of_room, true)) {
+    op.given_back = given_back;
+    op.short_since_ns = now_ns();
+    core_.context->staging().want_room(1);
+    ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", core_.describe(op));
+  }
+  return false;
+}
+
+void PlanMemory::give(Operation &op) noexcept {
+  if (std::exchange(op.lent, false)) {
+    rings_.end(op.sequence);
+    core_.context->staging().room_given_back();
+  }
+  if (std::exchange(op.short_of_room, false)) core_.context->staging().want_room(-1);
+}
+
+PlanMemory::Rest PlanMemory::take_all() noexcept { return {rings_.take_all(), std::exchange(fixed_, 0), allocated_}; }
+
+void PlanMemory::lose() noexcept {
+  core_.context->staging().lose_rings(static_cast<int>(rings_.take_all().size()) + (fixed_ != 0));
+  fixed_ = 0;
+}
+
+}  // namespace isthmus::collective

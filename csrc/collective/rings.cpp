@@ -1,0 +1,138 @@
+#include "collective/rings.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/handles.hpp"
+#include "plan/plan.hpp"
+
+namespace isthmus::collective {
+
+Rings::~Rings() {
+  for (const uint64_t offset : take_all()) arena_.free_staging(offset);
+}
+
+void Rings::give(Place &place) noexcept {
+  if (place.offset) arena_.free_staging(place.offset);
+  place = {};
+}
+
+void Rings::give_all() noexcept {
+  give(ring_);
+  give(scratch_);
+  for (const uint64_t offset : old_) arena_.free_staging(offset);
+  old_.clear();
+  turn_ = 0;
+}
+
+// What an operation has, or a peer may read, stays until nobody does.
+void Rings::outgrow(Place &place, bool idle) {
+  if (idle) return give(place);
+  if (place.offset) old_.push_back(place.offset);
+  place = {};
+}
+
+// Twice the last where there is plenty, so that what grows little by little is not made anew each time.
+Rings::Place Rings::grow(uint64_t need, uint64_t before) const {
+  if (const uint64_t twice = 2 * before; twice > need && arena_.staging_used() + twice <= arena_.staging_limit() / 4) {
+    try {
+      return {arena_.allocate_staging(twice), twice};
+    } catch (const Error &) {}  // in pieces
+  }
+  return {arena_.allocate_staging(need), need};
+}
+
+// Operations take turns through a ring of kRingTurn, where there is memory for it: whoever reads a slot finds it sooner once it has left
+// the writer's second-level cache, and whoever writes one, once it has left the readers'. The ring's pages are made at once.
+void Rings::grow_slots(uint64_t need, bool idle) {
+  constexpr uint64_t kLeastBytes = 256 << 10;
+  if (need <= ring_.bytes) return;
+  const uint64_t before = ring_.bytes, limit = arena_.staging_limit();
+  outgrow(ring_, idle);
+  turn_ = 0;
+  if (need < plan::kRingTurn && arena_.staging_used() + plan::kRingTurn <= limit / 4) {
+    try {
+      ring_ = grow(plan::kRingTurn, before);
+    } catch (const Error &) {}  // not in one piece
+  }
+  if (!ring_.offset) ring_ = grow(std::max(need, std::min(kLeastBytes, limit / 16)), before);
+  prefault(arena_.base() + ring_.offset, std::min(ring_.bytes, plan::kRingTurn));
+}
+
+void Rings::grow_scratch(uint64_t need, bool idle) {
+  if (need <= scratch_.bytes) return;
+  const uint64_t before = scratch_.bytes;
+  outgrow(scratch_, idle);
+  scratch_ = grow(need, before);
+}
+
+Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
+  constexpr uint64_t kLine = 64;
+  const Lock lock(mutex_);
+  const bool beyond = ring_.offset && arena_.beyond(ring_.offset);  // no longer than it is needed
+  if (beyond || slots > ring_.bytes || scratch > scratch_.bytes) {
+    const bool idle = lent_ == 0 && read_(last_);
+    if (beyond) outgrow(ring_, idle);
+    if (idle) {
+      for (const uint64_t offset : old_) arena_.free_staging(offset);
+      old_.clear();
+    }
+    try {
+      grow_slots(slots, idle);
+      grow_scratch(scratch, idle);
+    } catch (const Error &e) {
+      if (!idle || e.code() != Code::Resource) throw;
+      give_all();  // what is there may be more than is asked for now
+      if (scratch) scratch_ = {arena_.allocate_staging(scratch), scratch};
+      if (slots) ring_ = {arena_.allocate_staging(slots), slots};
+    }
+  }
+  Room room;
+  if (slots) {
+    if (turn_ + slots > ring_.bytes) turn_ = 0;
+    room.slots = ring_.offset + turn_;
+    turn_ += (slots + kLine - 1) / kLine * kLine;
+  }
+  if (scratch) room.scratch = scratch_.offset;
+  ++lent_;
+  return room;
+}
+
+Rings::Room Rings::take_beyond(uint64_t slots) {
+  const Lock lock(mutex_);
+  outgrow(ring_, lent_ == 0 && read_(last_));
+  ring_ = {arena_.allocate_beyond(slots), slots};
+  turn_ = slots;
+  ++lent_;
+  return {ring_.offset, 0};
+}
+
+void Rings::end(uint64_t sequence) noexcept {
+  const Lock lock(mutex_);
+  --lent_;
+  last_ = std::max(last_, sequence);
+}
+
+bool Rings::give_idle() noexcept {
+  if (!mutex_.try_lock()) return false;
+  const Lock lock(mutex_, kLocked);
+  if (lent_ != 0 || (!ring_.offset && !scratch_.offset && old_.empty()) || !read_(last_)) return false;
+  give_all();
+  return true;
+}
+
+bool Rings::lent() const noexcept {
+  const Lock lock(mutex_);
+  return lent_ != 0 || ((ring_.offset || scratch_.offset || !old_.empty()) && !read_(last_));
+}
+
+std::vector<uint64_t> Rings::take_all() noexcept {
+  const Lock lock(mutex_);
+  std::vector<uint64_t> all = std::move(old_);
+  old_.clear();
+  for (Place *place : {&ring_, &scratch_})
+    if (const uint64_t offset = std::exchange(*place, {}).offset) all.push_back(offset);
+  return all;
+}
+
+}  // namespace isthmus::collective

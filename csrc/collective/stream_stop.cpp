@@ -1,0 +1,93 @@
+#include "collective/stream_stop.hpp"
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "device/abandoned.hpp"
+
+namespace isthmus::collective {
+namespace {
+
+// A stream that is stopped again and again, until something behind all that it holds is reached.
+struct Stopping {
+  std::atomic<uint32_t> times{0};
+  std::atomic<bool> over{false};  // nobody waits for the answer any more
+};
+
+// Whether the stream, stopped by another thread, has run empty: what is recorded behind the last stop is reached. Both calls may stand for as
+// long as another thread has the driver locked, and that thread may wait for the device.
+Status run_empty(const Stopping &stopping, device::Stream &stream, device::Runtime &runtime, int device) {
+  std::unique_ptr<device::Event> behind;
+  while (!stopping.over.load()) {
+    const uint32_t times = stopping.times.load();
+    bool recorded = false;
+    try {
+      if (!behind) behind = runtime.make_event(device);
+      behind->record(stream);
+      recorded = true;
+    } catch (const Error &) {}  // a call that fails once may be this one
+    for (; stopping.times.load() == times && !stopping.over.load();
+         std::this_thread::sleep_for(std::chrono::microseconds(100)))
+      if (recorded && behind->reached()) return {};
+  }
+  (void)behind.release();  // the stream still has it
+  return {Code::Timeout, ""};
+}
+
+// The call that stops a stream needs neither room in its queue nor the driver's lock, so it frees who waits for them. What that thread gives
+// the stream then may wait as well, so the stream is stopped again until it has run empty.
+Status stop_until_empty(const std::shared_ptr<device::Stream> &stream, device::Runtime *runtime, int device,
+                        double seconds) {
+  constexpr int64_t kAgain = 100'000'000;
+  const auto stopping = std::make_shared<Stopping>();
+  int64_t last = 0;
+  const auto refused = [&] {
+    if (now_ns() - last < kAgain) return false;
+    last = now_ns();
+    if (!stream->cut()) return true;
+    stopping->times.fetch_add(1);
+    return false;
+  };
+  if (refused()) return {Code::Unsupported, ""};
+  const auto empty = device::call_within(
+      seconds, [=] { return run_empty(*stopping, *stream, *runtime, device); }, nullptr, refused);
+  stopping->over.store(true);
+  return empty ? *empty : Status{Code::Timeout, ""};
+}
+
+}  // namespace
+
+bool StreamStop::wanted(DeviceExecutor &executor, int64_t now, bool alone) noexcept {
+  const State state = state_.load(std::memory_order_acquire);
+  if (state == State::Done && alone) {
+    if (alone_) executor.died();
+    else state_.store(State::None, std::memory_order_release);
+  }
+  if (state == State::Refused || !executor.wants_stop(now)) return false;
+  if (state_.load(std::memory_order_acquire) == State::None) {
+    alone_ = alone;
+    state_.store(State::Asked, std::memory_order_release);
+    core_.context->workers().call(core_.port, true);
+  }
+  return true;
+}
+
+void StreamStop::stop(std::shared_ptr<device::Stream> stream) noexcept {
+  constexpr double kAnswer = 3;
+  if (state_.load(std::memory_order_acquire) != State::Asked) return;
+  State found = State::Refused;
+  try {
+    if (stream) {
+      const auto stopped = device::call_within(
+          kAnswer + 1, [stream, runtime = core_.device.runtime, device = core_.device.number]() -> Status {
+            return stop_until_empty(stream, runtime, device, kAnswer);
+          });
+      if (stopped && stopped->ok()) found = State::Done;
+    }
+  } catch (const std::exception &) {}
+  state_.store(found, std::memory_order_release);
+  core_.wake();
+}
+
+}  // namespace isthmus::collective

@@ -1,0 +1,28 @@
+// Where plain host memory of the user's goes through pinned memory, piece by piece (collective/bounces.hpp). Part of its operation.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace isthmus::engine {
+
+struct Bounce {
+  std::byte *host = nullptr;    // null: none
+  std::byte *device = nullptr;  // the same bytes, as the device reaches them
+  uint64_t staging = 0;         // its offset in the arena; 0: a buffer of its own
+  uint64_t in = 0, out = 0;     // bytes
+  uint64_t piece = 0;
+  uint32_t slots = 0;  // pieces that have room at one time
+  uint32_t in_pieces = 0, out_pieces = 0;
+  // Pieces that a processor has filled before the device was given anything, then all that it has filled, and those of the way out that it has
+  // emptied. Owned by who submits, and then by the thread with the right to execute.
+  uint32_t filled_before = 0, filled = 0, emptied = 0;
+
+  explicit operator bool() const noexcept { return host != nullptr; }
+  uint64_t place(uint32_t k) const noexcept { return k % slots * piece; }
+  uint64_t begin(uint32_t k) const noexcept { return uint64_t{k < in_pieces ? k : k - in_pieces} * piece; }
+  uint64_t bytes(uint32_t k) const noexcept { return std::min(piece, (k < in_pieces ? in : out) - begin(k)); }
+};
+
+}  // namespace isthmus::engine

@@ -1,0 +1,133 @@
+#include "messages/device_copier.hpp"
+
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "device/abandoned.hpp"
+
+namespace isthmus::messages {
+
+DeviceCopier::DeviceCopier(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context)
+    : runtime_(runtime),
+      device_(device),
+      arena_(arena),
+      wake_(wake),
+      context_(context),
+      gates_(runtime.capabilities(device).gate != device::GateKind::None),
+      wakes_(runtime.capabilities(device).signals_wake) {}
+
+DeviceCopier::~DeviceCopier() {
+  for (Lane *lane : {&out_, &in_, &late_}) {
+    if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
+    // What the device has not come to still points to them.
+    device::keep_for_good(lane->signal.release());
+    device::keep_for_good(lane->gate.release());
+    device::keep_for_good(lane->stream.release());
+  }
+}
+
+void DeviceCopier::make(Lane &lane, bool gated) {
+  if (lane.made.load(std::memory_order_relaxed)) return;
+  lane.stream = runtime_.make_stream(device_, "isthmus messages");
+  lane.signal = runtime_.make_signal(device_, wake_, context_);
+  lane.before = runtime_.make_event(device_);
+  lane.after = runtime_.make_event(device_);
+  if (gated) lane.gate = runtime_.make_gate(device_);
+  lane.made.store(true, std::memory_order_release);
+}
+
+device::Stream &DeviceCopier::user(Lane &lane, void *handle) {
+  if (!lane.user || lane.user->handle() != handle) lane.user = runtime_.adopt(device_, handle);
+  return *lane.user;
+}
+
+void DeviceCopier::mark(Operation &op) {
+  make(late_, false);
+  std::unique_ptr<device::Event> mark;
+  {
+    const Lock lock(marks_lock_);
+    if (!marks_.empty()) {
+      mark = std::move(marks_.back());
+      marks_.pop_back();
+    }
+  }
+  if (!mark) mark = runtime_.make_event(device_);
+  mark->record(user(late_, op.call.stream));
+  op.begun = mark.release();
+}
+
+void DeviceCopier::forget(Operation &op) noexcept {
+  const Lock lock(marks_lock_);
+  marks_.emplace_back(std::exchange(op.begun, nullptr));
+}
+
+void DeviceCopier::order(const Operation &op, void *stream) {
+  if (landed(op)) return;
+  Lane &lane = op.port == Port::Expected ? in_ : late_;
+  lane.after->record(*lane.stream);
+  lane.after->hold(user(lane, stream));
+}
+
+void DeviceCopier::reserve(Operation &op) noexcept {
+  const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
+  in_.armed.store(ticket, std::memory_order_release);
+  op.ticket.store(ticket, std::memory_order_release);
+}
+
+// A copy behind a gate may have landed, and its operation be over, as soon as its signal is armed.
+void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
+  make(lane, gated);
+  device::Stream &stream = *lane.stream;
+  device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
+  if (op.begun) {
+    op.begun->hold(stream);
+    forget(op);
+  } else if (theirs) {
+    lane.before->record(*theirs);
+    lane.before->hold(stream);
+  } else {
+    runtime_.behind_default(stream, *lane.before);
+  }
+  const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
+  lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run
+  if (gated) lane.gate->arm(stream, ticket);
+  std::byte *const stage = op.send_slot ? op.send_slot : arena_ + op.place.piece.offset;
+  if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
+  else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
+  if (theirs) {
+    lane.after->record(stream);
+    lane.after->hold(*theirs);
+  }
+  lane.signal->arm(stream, ticket);  // last, likewise
+  if (!gated) op.ticket.store(ticket, std::memory_order_release);
+}
+
+bool DeviceCopier::busy() const noexcept {
+  for (const Lane *lane : {&out_, &in_, &late_})
+    if (lane->made.load(std::memory_order_acquire) && lane->signal->value() < lane->armed.load(std::memory_order_acquire))
+      return true;
+  return false;
+}
+
+uint64_t DeviceCopier::signalled() const noexcept {
+  uint64_t all = 0;
+  for (const Lane *lane : {&out_, &in_, &late_})
+    if (lane->made.load(std::memory_order_acquire)) all += lane->signal->value();
+  return all;
+}
+
+void DeviceCopier::abort() noexcept {
+  int64_t never = 0;
+  aborted_ns_.compare_exchange_strong(never, now_ns());
+  cancelled_.store(true, std::memory_order_release);
+  // Every time: the gate may have been made since.
+  if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
+}
+
+bool DeviceCopier::settled(int64_t now) noexcept {
+  constexpr int64_t kPatience = 2'000'000'000;
+  return !busy() || now - aborted_ns_.load() > kPatience;
+}
+
+}  // namespace isthmus::messages

@@ -1,0 +1,19 @@
+// The names of the floor below that this floor says most often.
+#pragma once
+
+#include "engine/rank_core.hpp"
+
+namespace isthmus::messages {
+
+using engine::Context;
+using engine::finish_operation;
+using engine::give_frame;
+using engine::Operation;
+using engine::OperationPool;
+using engine::PeerRank;
+using engine::Port;
+using engine::RankCore;
+using engine::SubmitLock;
+using engine::take_frame;
+
+}  // namespace isthmus::messages

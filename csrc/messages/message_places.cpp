@@ -1,0 +1,64 @@
+#include "messages/message_places.hpp"
+
+#include <new>
+
+#include "base/copy.hpp"
+
+namespace isthmus::messages {
+
+using p2p::Share;
+
+bool MessagePlaces::stage(Operation *op, Share share) noexcept {
+  const auto piece = pool_.take(op->call.bytes, share);
+  if (piece) give_to(op, *piece);
+  return piece.has_value();
+}
+
+std::optional<p2p::Piece> MessagePlaces::take_ahead(const Operation *op) noexcept {
+  const uint64_t bytes = op->call.bytes;
+  if (!is_small(op)) return pool_.take(bytes, Share::Ahead);
+  const bool wide = table_.lock()->chain.wide();
+  return pool_.take(wide ? bytes : UnexpectedMessages::kData, Share::SmallAhead, !wide);
+}
+
+bool MessagePlaces::stage_ahead(Operation *op) noexcept {
+  const auto piece = take_ahead(op);
+  if (piece) give_to(op, *piece);
+  else op->place.inherits = is_small(op);
+  return op->place.own_or_will();
+}
+
+void MessagePlaces::spill(Operation *op) noexcept {
+  constexpr uint64_t kMost = 64 << 20;
+  if (!op->place.own || !is_small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
+  const uint64_t bytes = op->call.bytes;
+  if (core_.peers[op->call.root].send_credit.has_for_message(bytes)) return;
+  auto &spilled = core_.context->staging().spilled();
+  if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
+    op->spilled.reset(new (std::nothrow) std::byte[bytes]);
+    if (op->spilled) {
+      copy_bytes(op->spilled.get(), core_.context->arena().base() + op->place.piece.offset, bytes);
+      return unstage(op);
+    }
+  }
+  spilled.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+void MessagePlaces::end_spill(Operation *op) noexcept {
+  core_.context->staging().spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
+  op->spilled.reset();
+}
+
+// Where a device that did not come to it may still copy there, the piece is nobody's any more.
+void MessagePlaces::unstage(Operation *op) noexcept {
+  op->place.own = false;
+  const bool send = op->call.collective == Collective::Send;
+  const DeviceCopier *const copier = device_.copier.get();
+  const bool copying =
+      device_.stages_lost.load(std::memory_order_relaxed) ||
+      (op->ticket.load(std::memory_order_relaxed) != 0 && copier && !(send ? copier->taken(*op) : copier->landed(*op)));
+  if (copying) pool_.lose(op->place.piece);
+  else pool_.give(op->place.piece);
+}
+
+}  // namespace isthmus::messages

@@ -1,0 +1,154 @@
+#include "messages/message_submission.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace isthmus::messages {
+
+void MessageSubmission::submit(Operation *op) noexcept {
+  if (sizes_.cuts(op->call.bytes)) return submit_parts(op);
+  core_.pending.fetch_add(1, std::memory_order_acq_rel);
+  if (core_.failed()) core_.end(op, core_.failure().code, core_.about(*op));
+  else submit_one(op);
+}
+
+Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size) noexcept {
+  Operation *const part = OperationPool::instance().take();  // its one reference is the engine's
+  const uint64_t whole = op->call.bytes;
+  part->call = op->call;
+  part->call.bytes = std::min(size, whole - i * size);
+  if (op->call.in) part->call.in += i * size;
+  if (op->call.out) part->call.out += i * size;
+  part->label = op->label;
+  part->whole = whole;
+  part->part = i;
+  part->parent = op;
+  part->rank = op->rank;
+  part->core = &core_;
+  part->keep = core_.port.itself().lock();
+  if (op->call.order_later) {
+    OperationPool::retain(part);
+    op->parts.push_back(part);
+  }
+  part->submitted_ns = op->submitted_ns;
+  part->deadline_ns = op->deadline_ns;
+  part->grouped = op->grouped;
+  part->slot.promised = op->slot.promised && sizes_.take_slot(part);
+  return part;
+}
+
+// All ranks cut alike, so that it does not matter whose memory is whose.
+void MessageSubmission::submit_parts(Operation *op) noexcept {
+  const uint64_t size = sizes_.of(op->call.dtype);
+  const auto parts = static_cast<uint32_t>((op->call.bytes + size - 1) / size);
+  op->in_parts = true;
+  op->children.store(parts + 1, std::memory_order_relaxed);
+  auto whole_message = in_order(*op);
+  for (uint32_t i = 0; i < parts; ++i) {
+    Operation *const part = make_part(op, i, size);
+    OperationPool::retain(part);  // this thread may come out of the runtime after it is over
+    core_.pending.fetch_add(1, std::memory_order_acq_rel);
+    if (core_.failed()) core_.end(part, core_.failure().code, core_.about(*part));
+    else submit_one(part);
+    OperationPool::instance().release(part);
+  }
+  if (whole_message) whole_message.unlock();
+  if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(op, op->result, std::string(op->text), now_ns());
+}
+
+// The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them.
+MessageSubmission::Numbered MessageSubmission::in_order(const Operation &op) noexcept {
+  std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
+  Numbered numbered(mutex, std::try_to_lock);
+  // Whoever has it may be stuck in the runtime. After a failure there is no order any more. (Of the clocks ThreadSanitizer knows this one.)
+  while (!numbered && !core_.failed() && now_ns() < op.deadline_ns) {
+    core_.context->progress().stand_in();
+    (void)numbered.try_lock_until(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+  }
+  return numbered;
+}
+
+void MessageSubmission::submit_one(Operation *op) noexcept {
+  const bool send = op->call.collective == Collective::Send;
+  Numbered numbered;
+  if (sizes_.take_slot(op)) numbered = in_order(*op);
+  if (op->call.device && op->call.bytes != 0) {
+    core_.uses_device.store(true, std::memory_order_relaxed);
+    // This thread may be held up in the runtime, and the deadline is to be seen all the same.
+    core_.activate();
+    return send ? send_from_device(op) : recv_to_device(op);
+  }
+  if (send) matcher_.start_send(op, true);
+  else matcher_.start_recv(op);
+}
+
+void MessageSubmission::send_from_device(Operation *op) noexcept {
+  op->port = Port::Taken;
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
+  bool behind = false;
+  {
+    const auto s = table_.lock();
+    sends_.number(*s, op);
+    table_.begin_moving(s->taking, op);
+    behind = s->starved[is_small(op)] != 0;
+  }
+  if (core_.failed() || !device_.copier) return;  // drive() ends it
+  try {
+    if (!behind && (sends_.put(op) || (!sends_.worth_waiting(op) && places_.stage_send(op))))
+      return device_.copier->take(*op);
+    if (op->call.on_stream) device_.copier->mark(*op);
+  } catch (const Error &e) { return core_.not_submitted(*op, e); }
+  copies_.wait(op);
+  if (op->call.on_stream) streams_.hold(op, nullptr);
+  core_.activate();  // and what this thread waits for may be another communicator's, which waits for this one
+  core_.wake();
+}
+
+// The receive begins before its copy is submitted: what the device does before it comes to the copy may be what this thread waits for in a
+// call of the runtime.
+bool MessageSubmission::expect(Operation *op) noexcept {
+  op->port = Port::Expected;
+  if (sizes_.take_slot(op) && matcher_.start_recv(op)) return true;
+  return places_.stage_ahead(op) && matcher_.start_recv(op);
+}
+
+void MessageSubmission::recv_to_device(Operation *op) noexcept {
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
+  if (core_.failed() || !device_.copier) return (void)matcher_.start_recv(op);  // drive() ends it
+  struct Keep {  // once it has begun, it may be over before its submission has ended
+    Operation *op = nullptr;
+    ~Keep() {
+      if (op) OperationPool::instance().release(op);
+    }
+  } keep;
+  bool begun = false;
+  try {
+    if (op->call.order_later) {
+      if (!op->begun) device_.copier->mark(*op);
+      op->call.on_stream = false;
+    }
+    if (op->call.on_stream && device_.copier->gates() && copies_.submit_all(op)) {
+      device_.copier->make_gate();
+      if (!op->inline_op) {
+        OperationPool::retain(op);
+        keep.op = op;
+      }
+      begun = expect(op);
+      if (begun) return device_.copier->expect(*op);
+    }
+    op->port = op->call.on_stream ? Port::Caller : Port::Worker;
+    op->place.inherits = false;
+    // Else its message waits for a place when it has come.
+    if (is_small(op) && !sizes_.take_slot(op) && !op->place.own) places_.stage(op, p2p::Share::SmallAhead);
+  } catch (const Error &e) {
+    core_.not_submitted(*op, e);
+    if (begun) return;
+  }
+  if (op->port == Port::Caller) streams_.hold(op, op->call.stream);
+  matcher_.start_recv(op);
+}
+
+}  // namespace isthmus::messages

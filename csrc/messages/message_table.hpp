@@ -1,0 +1,175 @@
+// The messages of one rank between their call and their end, and those that came before their receives. One lock, the match lock, guards all
+// lists: a function that takes a MatchState & has a caller who holds it.
+//
+//   a send                                        a receive
+//   taking     until its bytes are out            posted      no message yet
+//   sending    announced, not asked for           granting    announced or here, and waits for its place
+//   flowing    its link has it                    receiving   its data flows in
+//                                                 flowing     has claimed a message that is still arriving
+//                                                 landing     all is here, in pinned memory or a receive slot
+//
+// Every operation between ranks is in one of the lists until it ends, so that its deadline is seen.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/lock.hpp"
+#include "messages/device_copier.hpp"
+#include "messages/engine_names.hpp"
+#include "messages/unexpected.hpp"
+#include "p2p/recv_slots.hpp"
+#include "p2p/staging_pool.hpp"
+
+namespace isthmus::messages {
+
+struct OperationList {  // intrusive, in order, through Operation::match_next
+  Operation *head = nullptr, **tail = &head;
+  OperationList() = default;
+  OperationList(const OperationList &) = delete;
+  OperationList &operator=(const OperationList &) = delete;
+  void append(Operation *op) noexcept {
+    op->match_next = nullptr;
+    *tail = op;
+    tail = &op->match_next;
+  }
+  template <class M>
+  Operation *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
+    for (Operation **at = &head; *at; at = &(*at)->match_next)
+      if (Operation *op = *at; match(op)) {
+        *at = op->match_next;
+        if (!*at) tail = at;
+        return op;
+      }
+    return nullptr;
+  }
+  uint32_t size() const noexcept {
+    uint32_t count = 0;
+    for (const Operation *o = head; o; o = o->match_next) ++count;
+    return count;
+  }
+  bool has(const Operation *op) const noexcept {
+    for (const Operation *o = head; o; o = o->match_next)
+      if (o == op) return true;
+    return false;
+  }
+  bool take(const Operation *op) noexcept {
+    return take_first([op](const Operation *o) { return o == op; }) != nullptr;
+  }
+};
+
+constexpr bool on_stage(const Operation *op) noexcept { return op->port != Port::None; }  // in device memory
+// A whole message that may be sent without having been asked for. What is left of a long message waits with the rest of it.
+constexpr bool is_small(const Operation *op) noexcept {
+  return op->call.bytes <= UnexpectedMessages::kData && op->whole == 0;
+}
+
+struct MatchState {
+  UnexpectedMessages unexpected;
+  OperationList posted, sending, receiving, flowing, taking, granting, landing;
+  std::array<OperationList *, 7> all{&posted, &sending, &receiving, &flowing, &taking, &granting, &landing};
+  bool empty() const noexcept {
+    return std::all_of(all.begin(), all.end(), [](const OperationList *list) { return list->head == nullptr; });
+  }
+  p2p::RecvSlots slots;
+  p2p::PlaceChain chain{UnexpectedMessages::kData};  // small receives with pinned memory of their own and no heir
+  std::vector<std::span<std::byte>> guarded_slots;   // receive slots that are closed to this process
+
+  // Sends of device memory.
+  uint32_t unstaged = 0;              // of taking: wait for pinned memory or a slot
+  std::array<uint32_t, 2> starved{};  // of these, large and small: have found none
+  void place_later(Operation *op) noexcept {
+    op->unplaced = true;
+    ++unstaged;
+  }
+  bool placed(Operation *op) noexcept {  // false: it was
+    if (!std::exchange(op->unplaced, false)) return false;
+    --unstaged;
+    if (std::exchange(op->short_of_memory, false)) --starved[is_small(op)];
+    return true;
+  }
+  // Those behind it wait as well, so that it gets what becomes free.
+  void starve(Operation *op) noexcept {
+    if (!std::exchange(op->short_of_memory, true)) ++starved[is_small(op)];
+  }
+  // A send of the same rank and tag is not out yet.
+  std::optional<std::pair<int, int>> starting;  // rank and tag of a send that is out of taking and not in its link yet
+  bool behind_another(const Operation *op) const noexcept {
+    const std::pair<int, int> mine{op->call.root, op->call.tag};
+    if (starting == mine) return true;
+    for (const Operation *o = taking.head; o; o = o->match_next)
+      if (std::pair(o->call.root, o->call.tag) == mine) return true;
+    return false;
+  }
+
+  // Receives behind gates, in the order of their tickets.
+  Operation *gated = nullptr, **gated_tail = &gated;
+  void put_behind_gates(Operation *op) noexcept {
+    op->port_next = nullptr;
+    *gated_tail = op;
+    gated_tail = &op->port_next;
+  }
+  void pass_gate() noexcept {  // the first has been opened
+    gated = gated->port_next;
+    if (!gated) gated_tail = &gated;
+  }
+  void forget_gates() noexcept {
+    gated = nullptr;
+    gated_tail = &gated;
+  }
+};
+
+// What copies a rank's messages from and to its device. Null where the rank has none, and once the rank has left.
+struct MessageDevice {
+  std::unique_ptr<DeviceCopier> copier;
+  bool gates = true;                     // its streams can wait for the host
+  std::atomic<bool> stages_lost{false};  // the device may still come to any of the pinned memory
+};
+
+class MessageTable {
+ public:
+  using State = Guarded<MatchState, SpinLock>;
+  explicit MessageTable(RankCore &core) noexcept : core_(core) {}
+  State::Held lock() noexcept { return state_.lock(); }
+
+  uint64_t next_id() noexcept { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+  // How many wait for something that the thread with the right to execute does: in taking, granting, landing.
+  uint32_t moving() const noexcept { return moving_.load(std::memory_order_acquire); }
+  void begin_moving(OperationList &list, Operation *op) noexcept {
+    list.append(op);
+    moving_.fetch_add(1, std::memory_order_release);
+  }
+  void end_moving() noexcept { moving_.fetch_sub(1, std::memory_order_release); }
+  void wait_for_place(MatchState &s, Operation *op) noexcept {
+    begin_moving(s.granting, op);
+    core_.wake();
+  }
+  // The message of a receive in device memory is there: the device worker or the caller submits its copy, or its gate opens.
+  void landed(MatchState &s, Operation *op) noexcept {
+    begin_moving(s.landing, op);
+    op->arrived.store(true, std::memory_order_release);
+    if (op->port == Port::Worker) want_worker();
+    core_.wake();
+  }
+
+  // The device worker is called once by whoever drives, and looks at all that waits for it.
+  void want_worker() noexcept { worker_wanted_.store(true, std::memory_order_release); }
+  bool worker_wanted() noexcept { return worker_wanted_.exchange(false, std::memory_order_acq_rel); }
+  void worker_is_called(bool called) noexcept { worker_called_.store(called, std::memory_order_relaxed); }
+  bool worker_is_called() const noexcept { return worker_called_.load(std::memory_order_relaxed); }
+
+  std::atomic<uint32_t> slot_waiters{0};  // sends that wait for a slot
+
+ private:
+  RankCore &core_;
+  State state_;
+  std::atomic<uint32_t> moving_{0};
+  std::atomic<bool> worker_wanted_{false}, worker_called_{false};
+  std::atomic<uint64_t> next_id_{0};
+};
+
+}  // namespace isthmus::messages

@@ -1,0 +1,146 @@
+#include "messages/messages.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace isthmus::messages {
+
+Messages::Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_t part_bytes, int64_t group_wait_ns)
+    : core_(core),
+      sizes_(part_bytes),
+      table_(core),
+      places_(core, table_, device_),
+      sends_(core, table_, sizes_, group_wait_ns),
+      slots_(core, table_, sizes_),
+      matcher_(core, table_, places_, sends_, slots_, device_),
+      copies_(core, table_, places_, sends_, slots_, device_),
+      streams_(core, table_, places_, slots_, copies_, device_),
+      submission_(core, table_, places_, sends_, matcher_, copies_, streams_, device_, sizes_) {
+  device_.copier = std::move(copier);
+  if (device_.copier) device_.gates = device_.copier->gates();
+}
+
+// ---- progress ------------------------------------------------------------------------------------------------------------------------
+
+uint64_t Messages::progress() const noexcept { return (device_.copier ? device_.copier->signalled() : 0) + table_.moving(); }
+
+bool Messages::drive() noexcept {
+  bool moved = false;
+  if (table_.slot_waiters.load(std::memory_order_relaxed) != 0 && !table_.worker_is_called() && sends_.has_room_for_waiter())
+    table_.want_worker();
+  while (!core_.failed() && (start_next_send() || grant_next() || end_next_landed())) moved = true;
+  open_gates();
+  if (table_.worker_wanted()) {
+    table_.worker_is_called(true);
+    core_.context->workers().call(core_.port);
+  }
+  return moved;
+}
+
+// The first send whose bytes are out, and that no other to the same rank with the same tag stands before.
+bool Messages::start_next_send() noexcept {
+  constexpr size_t kKeys = 32;
+  std::array<std::pair<int, int>, kKeys> before;  // ranks and tags
+  size_t keys = 0;
+  Operation *op = nullptr;
+  {
+    const auto s = table_.lock();
+    for (Operation *o = s->taking.head; o && keys < kKeys; o = o->match_next) {
+      const std::pair<int, int> key{o->call.root, o->call.tag};
+      if (std::find(before.begin(), before.begin() + keys, key) != before.begin() + keys) continue;
+      if (!on_stage(o) || device_.copier->taken(*o)) {
+        op = o;
+        break;
+      }
+      before[keys++] = key;
+    }
+    if (!op) return false;
+    s->taking.take(op);
+    s->starting = {op->call.root, op->call.tag};
+    table_.end_moving();
+  }
+  places_.spill(op);
+  matcher_.start_send(op, false);
+  table_.lock()->starting.reset();
+  return true;
+}
+
+bool Messages::grant_next() noexcept {
+  Operation *op = nullptr;
+  bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
+  const auto needs_place = [](const Operation *o) {
+    return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot;
+  };
+  {
+    const auto s = table_.lock();
+    Operation *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
+    for (Operation *o = s->granting.head; o && !op; o = o->match_next) {
+      if (o->place.inherits) continue;  // it waits for one before it
+      if (needs_place(o)) first = first ? first : o;
+      else if (o->lies >= 0 || slots_.may_come(*s, o)) op = o;
+    }
+    if (!op) op = first;
+    place = op && needs_place(op);
+  }
+  if (!op) return false;
+  if (op->lies >= 0) {
+    if (slots_.bring(op)) core_.end(op, Code::Ok, {});
+    return true;
+  }
+  const std::optional<p2p::Piece> free = place ? places_.take(op->call.bytes, p2p::Share::Announced) : std::nullopt;
+  if (place && !free) return false;
+  matcher_.place(op, free ? &*free : nullptr);  // nobody else has taken it out
+  return true;
+}
+
+// A gate opens what stands before it too, so each waits for those before it.
+void Messages::open_gates() noexcept {
+  const auto s = table_.lock();
+  while (s->gated && s->gated->arrived.load(std::memory_order_relaxed) &&
+         s->gated->ticket.load(std::memory_order_acquire) != 0) {
+    device_.copier->open(*s->gated);
+    s->pass_gate();
+  }
+}
+
+bool Messages::end_next_landed() noexcept {
+  Operation *op;
+  {
+    const auto s = table_.lock();
+    op = s->landing.take_first([this](const Operation *o) { return device_.copier->landed(*o); });
+    if (!op) return false;
+    places_.hand_on(*s, op);
+    table_.end_moving();
+  }
+  core_.end(op, Code::Ok, {});
+  return true;
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------------------------
+
+bool Messages::settled() noexcept {
+  if (!device_.copier) return true;
+  device_.copier->abort();
+  if (const SubmitLock::Held submitting = core_.message_lock.try_take())
+    return !device_.copier || device_.copier->settled(now_ns());
+  if (!core_.leave_behind(core_.message_lock)) return false;
+  device_.stages_lost.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+void Messages::release(Operation &op, Code result) noexcept {
+  if (op.place.own) places_.unstage(&op);
+  if (op.spilled) places_.end_spill(&op);
+  if (result == Code::Ok && op.slot.number != 0 && op.call.collective == Collective::Recv) slots_.has_left(&op);
+  if (op.begun && device_.copier) device_.copier->forget(op);
+  if (op.whole != 0 && op.part == 0 && op.source >= 0) op.parent->source = op.source;
+}
+
+void Messages::leave() noexcept {
+  if (device_.copier) device_.copier->abort();
+  if (const SubmitLock::Held submitting =
+          core_.message_lock.take(nullptr, [this] { return core_.leave_behind(core_.message_lock); }))
+    device_.copier.reset();
+}
+
+}  // namespace isthmus::messages

@@ -1,0 +1,75 @@
+// The messages of one rank: sends and receives in host memory and in device memory. Those of device memory lie in pinned memory or a receive
+// slot on their way. Matching and links are the same for all (matcher.hpp).
+//
+// Thread rules: submit() any thread, without a lock; drive(), settled() with the right to execute; the rest any thread.
+#pragma once
+
+#include <memory>
+
+#include "messages/matcher.hpp"
+#include "messages/message_copies.hpp"
+#include "messages/message_places.hpp"
+#include "messages/message_submission.hpp"
+#include "messages/message_table.hpp"
+#include "messages/slot_messages.hpp"
+#include "messages/stream_order.hpp"
+
+namespace isthmus::messages {
+
+class Messages {
+ public:
+  // `copier`: of a rank with a device; else null. `part_bytes`: see PartSizes. `group_wait_ns`: how long a send that ends a group waits for its
+  // receive to be called.
+  Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_t part_bytes, int64_t group_wait_ns);
+
+  void submit(Operation *op) noexcept { submission_.submit(op); }
+  bool drive() noexcept;  // goes on with what has come or is out. True: something was done
+  bool moving() const noexcept { return table_.moving() != 0; }
+  uint64_t progress() const noexcept;                 // another number whenever something has gone on
+  void release(Operation &op, Code result) noexcept;  // see OperationSink
+
+  // After a failure: no copy of ours runs any more, or there is no waiting for it.
+  bool settled() noexcept;
+  // The end of the communicator: no copier any more, where no thread is stuck with it.
+  void leave() noexcept;
+  bool copying() const noexcept { return device_.copier && device_.copier->busy(); }
+  void forget() noexcept { (void)device_.copier.release(); }  // in a forked child: the parent's memory, and its threads
+
+  // For people: `look` gets each operation, the list that it is in and the state, until it returns false. Under the match lock.
+  template <class Look>
+  void each(Look look) noexcept {
+    const auto s = table_.lock();
+    for (const OperationList *list : s->all)
+      for (const Operation *o = list->head; o; o = o->match_next)
+        if (!look(*o, *list, *s)) return;
+  }
+
+  MessageTable &table() noexcept { return table_; }
+  MessagePlaces &places() noexcept { return places_; }
+  SlotSends &sends() noexcept { return sends_; }
+  SlotReceives &slots() noexcept { return slots_; }
+  Matcher &matcher() noexcept { return matcher_; }
+  MessageCopies &copies() noexcept { return copies_; }
+  StreamOrder &streams() noexcept { return streams_; }
+  const PartSizes &sizes() const noexcept { return sizes_; }
+
+ private:
+  bool start_next_send() noexcept;
+  bool grant_next() noexcept;
+  void open_gates() noexcept;
+  bool end_next_landed() noexcept;
+
+  RankCore &core_;
+  const PartSizes sizes_;
+  MessageTable table_;
+  MessageDevice device_;
+  MessagePlaces places_;
+  SlotSends sends_;
+  SlotReceives slots_;
+  Matcher matcher_;
+  MessageCopies copies_;
+  StreamOrder streams_;
+  MessageSubmission submission_;
+};
+
+}  // namespace isthmus::messages

@@ -1,0 +1,130 @@
+#include "messages/stream_order.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/fork.hpp"
+
+namespace isthmus::messages {
+namespace {
+
+struct HeldMessage {
+  StreamOrder *by;
+  Operation *op;
+  void *stream;  // that comes behind a receive
+};
+thread_local std::vector<HeldMessage> held_here;
+const InChild forgets_held([](void *) noexcept { held_here.clear(); });
+
+}  // namespace
+
+void StreamOrder::hold(Operation *op, void *stream) noexcept {
+  if (!op->inline_op) OperationPool::retain(op);
+  held_here.push_back({this, op, stream});
+  core_.activate();
+}
+
+void StreamOrder::order(Operation *op, void *stream) {
+  if (op->parts.empty()) order_part(op, stream);
+  for (Operation *part : op->parts) order_part(part, stream);
+  settle();
+}
+
+void StreamOrder::order_part(Operation *op, void *stream) noexcept {
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting || op->over() || core_.failed() || !device_.copier) return;
+  try {
+    if (!order_now(op, stream)) hold(op, stream);
+  } catch (const Error &e) { core_.not_submitted(*op, e); }
+}
+
+// Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
+bool StreamOrder::order_now(Operation *op, void *stream) {
+  if (op->ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
+  const bool gate =
+      !op->arrived.load(std::memory_order_acquire) && device_.copier->gates() && copies_.submit_all(op) && stage_posted(op);
+  if (gate) device_.copier->make_gate();
+  bool expected;
+  {
+    const auto s = table_.lock();
+    const bool arrived = op->arrived.load(std::memory_order_relaxed);
+    expected = gate && !arrived;
+    op->port = expected ? Port::Expected : Port::Caller;
+    if (!expected && !arrived) return false;
+    if (expected) {
+      device_.copier->reserve(*op);
+      s->put_behind_gates(op);
+      places_.lend(*s, op);
+    } else {
+      slots_.submitted(*s, op);
+    }
+    op->call.on_stream = true;
+    op->call.stream = stream;
+  }
+  if (expected) device_.copier->expect(*op);
+  else device_.copier->put(*op);
+  return true;
+}
+
+// Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
+bool StreamOrder::stage_posted(Operation *op) noexcept {
+  {
+    const auto s = table_.lock();
+    const bool placed = op->place.own_or_will() || op->slot.in_slot;
+    if (placed || !s->posted.has(op)) return placed;
+    if (slots_.claim_posted(*s, op)) return true;
+  }
+  const std::optional<p2p::Piece> free = places_.take_ahead(op);
+  {
+    const auto s = table_.lock();
+    if (!op->place.own && s->posted.has(op)) {
+      if (free) MessagePlaces::give_to(op, *free);
+      if (free || (is_small(op) && s->chain.inherit(op->place, op->call.bytes))) {
+        slots_.stand_apart(*s, op);
+        return true;
+      }
+    }
+  }
+  if (free) places_.give_back(*free);
+  return false;
+}
+
+// In any order: a send may wait for the pinned memory that a receive of the same group gives back.
+void StreamOrder::settle() noexcept {
+  while (!held_here.empty()) {
+    std::vector<HeldMessage> held = std::exchange(held_here, {});
+    while (!held.empty()) {
+      const auto over = std::remove_if(held.begin(), held.end(), [](const HeldMessage &h) {
+        if (!h.by->settle_one(h.op, h.stream)) return false;
+        if (!h.op->inline_op) OperationPool::instance().release(h.op);
+        return true;
+      });
+      if (over == held.end())
+        held.front().by->core_.sleep_until([&] {
+          return std::any_of(held.begin(), held.end(), [](const HeldMessage &h) { return h.by->may_settle(*h.op); });
+        });
+      else held.erase(over, held.end());
+    }
+  }
+}
+
+bool StreamOrder::may_settle(const Operation &op) const noexcept {
+  if (core_.failed() || op.over()) return true;
+  if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
+  return op.arrived.load(std::memory_order_acquire) ||
+         (device_.gates && op.grouped && !op.ungated && copies_.all_submitted());
+}
+
+bool StreamOrder::settle_one(Operation *op, void *stream) noexcept {
+  if (!may_settle(*op)) return false;
+  if (op->call.collective == Collective::Send) return true;
+  const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
+  if (!submitting || core_.failed() || !device_.copier || op->over()) return true;
+  try {
+    const bool all_placed = copies_.all_submitted();
+    if (!order_now(op, stream)) return op->ungated = all_placed, false;
+  } catch (const Error &e) { core_.not_submitted(*op, e); }
+  return true;
+}
+
+}  // namespace isthmus::messages

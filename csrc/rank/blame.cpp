@@ -1,0 +1,278 @@
+#include "rank/blame.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "engine/operation_text.hpp"
+
+namespace isthmus::rank {
+namespace {
+
+constexpr int kAnswerMs = 150;            // for a process that is well
+constexpr double kPatienceSeconds = 1.0;  // of one search for a culprit, with processes whose heartbeats still come
+
+template <class T>
+bool has(const std::vector<T> &all, T one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+}  // namespace
+
+bool Blame::ask(int q, uint64_t sequence, Deadline patience, Answer &a) const {
+  const PeerRank &p = core_.peers[q];
+  return core_.context->control().query(p.process, p.their_index, core_.id.epoch, sequence, kAnswerMs, patience, a);
+}
+
+const std::string Blame::inside() const {
+  const std::string in = core_.inside_text();
+  return in.empty() ? in : formatted("; {} is in {}", core_.id.text(core_.id.rank), in);
+}
+
+// ---- the chain of who waits for whom -------------------------------------------------------------------------------------------------
+
+std::string Blame::culprit(const Operation &op, int first, Code &code) noexcept {
+  Search search{op, code, Deadline(kPatienceSeconds), {core_.id.rank}};
+  for (int q = first;;) {
+    int next = -1;
+    if (auto said = look_at(search, q, next)) return std::move(*said);
+    search.seen.push_back(q);
+    q = next;
+  }
+}
+
+std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noexcept {
+  const Operation &op = search.op;
+  const PeerRank &p = core_.peers[q];
+  const std::string who = core_.id.text(q);
+  std::string &chain = search.chain;
+  if (p.left.load(std::memory_order_acquire)) {
+    search.code = Code::PeerLost;
+    return formatted("{} has destroyed its side of the communicator", who);
+  }
+  Answer a;
+  const int64_t heard = p.process ? p.process->last_heard_ns.load(std::memory_order_relaxed) : now_ns();
+  const double silent = static_cast<double>(now_ns() - heard) * 1e-9;
+  if (!ask(q, op.sequence, search.patience, a))
+    return formatted("{} does not answer; last heard {:.1f} s ago: its process is stopped, or the network to it is down{}",
+                     who, silent, chain);
+  const std::string busy = a.busy[0] ? formatted("; it is in {}", a.busy) : std::string();
+  next = a.waiting_on;
+  const bool new_rank = next >= 0 && next < core_.id.world && !has(search.seen, next);
+  if (op.is_p2p() && new_rank) {
+    chain += formatted(" (rank {} waits for rank {})", q, next);
+    return std::nullopt;
+  }
+  if (op.is_p2p())
+    return formatted("{} has made no {} that matches; last heard {:.1f} s ago{}{}", who,
+                     op.call.collective == Collective::Send ? "receive" : "send", silent, busy, chain);
+  if (a.entered < op.sequence && (a.entered > a.done || a.in_message) && new_rank) {  // held up before ours
+    chain += a.in_message ? formatted(" (rank {} waits for a message of rank {})", q, next)
+                          : formatted(" (rank {} waits for rank {} in #{})", q, next, a.entered);
+    return std::nullopt;
+  }
+  if (a.entered < op.sequence)
+    return formatted("{} has not called it: {}; last heard {:.1f} s ago{}{}", who,
+                     a.entered == 0 ? std::string("it has called nothing on this communicator")
+                                    : formatted("its last call was #{} {}", a.entered, describe(a.what, a.bytes)),
+                     silent, busy, chain);
+  if (a.known && a.digest != op.digest && a.digest != 0) {
+    search.code = Code::Mismatch;
+    return formatted("{} called {} in its place{}", who, describe(a.what, a.bytes), chain);
+  }
+  if (a.done >= op.sequence)
+    return formatted("{} has finished it, but what it sent has not arrived; check the network{}", who, chain);
+  if (next < 0 || next >= core_.id.world) {
+    std::string said = waits_for_nobody(search, q, busy, next);
+    return next >= 0 ? std::nullopt : std::optional(std::move(said));
+  }
+  if (!new_rank)
+    return formatted(
+        "{} waits for rank {} in turn: data between them does not move; if several communicators are in flight, check "
+        "that all ranks use them in the same order{}{}",
+        who, next, busy, chain);
+  chain += formatted(" (rank {} waits for rank {})", q, next);
+  return std::nullopt;
+}
+
+// Rank `q` is not asleep: slow, held up this moment, or in a call of its island's library, which waits for another rank of the island. A rank
+// that does not answer at all is likelier, or one of that island that has not come: then the search goes on with `next`, that rank.
+std::string Blame::waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept {
+  const int island = served_in_[static_cast<size_t>(q)];
+  next = -1;
+  int missing = -1;
+  std::string others;  // in calls of their own
+  for (int r = 0; r < core_.id.world; ++r) {
+    if (r == core_.id.rank || r == q || has(search.seen, r)) continue;
+    Answer other;
+    if (!ask(r, search.op.sequence, search.patience, other))
+      return formatted("{} does not answer: its process is stopped, or the network to it is down{}", core_.id.text(r),
+                       search.chain);
+    const bool beside = island >= 0 && served_in_[static_cast<size_t>(r)] == island;
+    if (beside && missing < 0 && other.entered < search.op.sequence) missing = r;
+    if (beside && other.busy[0]) others += formatted("; {} of the same island is in {}", core_.id.text(r), other.busy);
+  }
+  if (missing >= 0) {
+    search.chain += formatted(" (rank {} waits for its island's rank {})", q, missing);
+    next = missing;
+    return {};
+  }
+  return formatted("{} is still inside it and waits for nobody{}{}{}{}", core_.id.text(q),
+                   others.empty() ? ": it is slow, or its transfer is" : " that it knows of", busy, others, search.chain);
+}
+
+// ---- collectives ---------------------------------------------------------------------------------------------------------------------
+
+std::string Blame::library_call_text(const Operation &op) const {
+  const DeviceExecutor &executor = *collectives_.device().executor();
+  const char *const call = executor.doing();
+  const std::string standing = executor.standing(op);
+  return formatted("{}{}{}",
+                   call ? formatted("{} is in {}", core_.id.family, call)
+                        : formatted("what was given to {} has not ended", core_.id.family),
+                   standing.empty() ? "" : ": ", standing);
+}
+
+std::string Blame::library_text(const Operation &op, Code &code) noexcept {
+  const std::vector<int> &group = collectives_.device().ranks();
+  if (group.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
+    return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
+                     core_.id.family, core_.device.number);
+  const std::string in = library_call_text(op);
+  const Deadline patience(kPatienceSeconds);
+  int outside = -1;  // whom a rank of the group waits for
+  int behind = -1;   // a rank of the group whose own device has not come as far as this one's
+  uint32_t turn = op.at.turn();
+  std::string busy;  // what one of them is in
+  for (const int q : group) {
+    if (q == core_.id.rank) continue;
+    Answer a;
+    if (core_.peers[q].left.load(std::memory_order_acquire) || !ask(q, op.sequence, patience, a) ||
+        a.entered < op.sequence || (a.known && a.digest != op.digest))
+      return formatted("{}; {}", in, culprit(op, q, code));
+    if (a.busy[0] && busy.empty()) busy = formatted("; {} is in {}", core_.id.text(q), a.busy);
+    if (a.waiting_on < 0 && a.done < op.sequence && a.turn < turn) {
+      behind = q;
+      turn = a.turn;
+    }
+    if (const int on = a.waiting_on; on >= 0 && on < core_.id.world && !has(group, on)) outside = on;
+  }
+  if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
+  const uint32_t chunks = op.at.turn() - turn;
+  if (behind >= 0)
+    return formatted("{}; {} waits for its own device, which is {} chunk{} behind this rank's: it is slow or stuck{}", in,
+                     core_.id.text(behind), chunks, chunks == 1 ? "" : "s", busy);
+  return in + ", and all ranks of its group have called it: the library or its device is slow or stuck" + busy;
+}
+
+void Blame::fail_late(const Operation &op) noexcept {
+  const int first = op.blocked_on;
+  Code code = Code::Timeout;
+  std::string who;
+  if (first >= 0 && first != core_.id.rank) who = culprit(op, first, code);
+  else if (op.short_of_room && op.phase == Phase::Fresh)
+    who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
+  else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, code);
+  else who = "it waited for no rank";
+  core_.fail_at(op, code, formatted(" did not finish within {:g} s: {}{}", op.call.timeout, who, inside()), true);
+}
+
+// ---- messages ------------------------------------------------------------------------------------------------------------------------
+
+std::string Blame::own_device_text(const Operation &op) const {
+  return formatted(
+      "the device of {} has not copied it {} yet: what its streams hold has not run, or the stream that was given "
+      "waits for something",
+      core_.id.text(core_.id.rank), op.call.collective == Collective::Send ? "out" : "in");
+}
+
+std::string Blame::no_place_text(const Operation &op) const {
+  const bool send = op.call.collective == Collective::Send;
+  return formatted(
+      "no pinned memory of {} was free for it, which other messages of this process had ({}; a larger "
+      "ISTHMUS_STAGING_BYTES has room for more of them)",
+      core_.id.text(core_.id.rank),
+      send ? "sends before it that nobody has received yet" : "what has come for receives before it is not copied in yet");
+}
+
+// A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it counts only
+// if the operation is still there afterwards.
+struct Blame::LateMessage {
+  const Operation *late = nullptr;  // compared, never followed
+  Operation copy;
+  bool held = false, no_place = false;
+  int64_t all_left_ns = 0;  // when the last of the others has left; -1: not all have
+};
+
+bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const int world = core_.id.world;
+  for (int q = 0; q < world && found.all_left_ns >= 0; ++q)
+    if (const PeerRank &p = core_.peers[q]; q != core_.id.rank)
+      found.all_left_ns = p.left.load() ? std::max(found.all_left_ns, p.left_ns.load()) : -1;
+  // Its peer has left, or all have of whom it may come, and what they had sent has had a second to come.
+  const auto gone = [&](const Operation &o) {
+    const int64_t left = o.call.root < 0                        ? found.all_left_ns
+                         : core_.peers[o.call.root].left.load() ? core_.peers[o.call.root].left_ns.load()
+                                                                : -1;
+    return left >= 0 && world > 1 && now - std::max(left, o.submitted_ns) > kSecond;
+  };
+  messages_.each([&](const Operation &o, const OperationList &list, const MatchState &s) {
+    if (now < o.deadline_ns && (&list == &s.landing || o.lies >= 0 || o.held || !gone(o))) return true;
+    found.late = &o;
+    const bool waits_for_slot = &list == &s.taking && o.slot.number != 0 && o.ticket.load(std::memory_order_relaxed) == 0;
+    found.held = on_stage(&o) && (&list == &s.landing || (&list == &s.taking && !waits_for_slot));
+    found.no_place =
+        o.short_of_memory || (&list == &s.granting && on_stage(&o) && !o.place.own && !o.slot.in_slot && o.lies < 0);
+    found.copy.call = o.call;
+    found.copy.source = o.source;
+    found.copy.label = o.label;
+    found.copy.whole = o.whole;
+    found.copy.port = o.port;
+    found.copy.submitted_ns = o.submitted_ns;
+    found.copy.deadline_ns = o.deadline_ns;
+    return false;
+  });
+  return found.late != nullptr;
+}
+
+void Blame::fail_late_message(int64_t now) noexcept {
+  LateMessage found;
+  if (!find_late(now, found)) return;
+  const Operation &copy = found.copy;
+  const int first = copy.source >= 0 ? copy.source : copy.call.root;
+  Code code = first < 0 && found.all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
+  const std::string who = found.no_place           ? no_place_text(copy)
+                          : found.held             ? own_device_text(copy)
+                          : code == Code::PeerLost ? "all other ranks have destroyed their side of the communicator"
+                          : first < 0 || first == core_.id.rank ? "no rank has sent a message that matches"
+                                                                : culprit(copy, first, code);
+  const std::string in = inside();
+  bool there = false;
+  messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
+    there = &o == found.late && o.submitted_ns == copy.submitted_ns;
+    return !there;
+  });
+  if (!there) return;
+  core_.fail_at(
+      copy, code,
+      formatted("{}: {}{}", now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who,
+                in),
+      now >= copy.deadline_ns);
+}
+
+// An operation that is in none of the lists yet, because the thread that begins it is held up before.
+void Blame::fail_late_submission(int64_t now) noexcept {
+  std::string late;
+  for (const engine::SubmitLock *lock : {&core_.collective_lock, &core_.message_lock})
+    lock->if_late(now, [&](const Operation &op) {
+      late = formatted("{} did not finish within {:g} s: {} is in {}", core_.describe(op), op.call.timeout,
+                       core_.id.text(core_.id.rank), core_.inside_text());
+    });
+  if (late.empty()) return;
+  Failure why{{Code::Timeout, late}};
+  why.late = true;
+  core_.fail(std::move(why), true);
+}
+
+}  // namespace isthmus::rank

@@ -1,0 +1,55 @@
+// Who is to blame: turns a wait that took too long into a text that names the culprit, and not the neighbour that waits like this rank. Asks
+// other processes, so off the hot path only.
+//
+// Thread rules: with the right to execute.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rank/names.hpp"
+
+namespace isthmus::rank {
+
+class Blame {
+ public:
+  // `served_in`: by rank, the number of the island in which a library serves it; -1: none does. Who waits inside a library waits for ranks of
+  // the same island.
+  Blame(RankCore &core, Collectives &collectives, Messages &messages, std::vector<int> served_in)
+      : core_(core), collectives_(collectives), messages_(messages), served_in_(std::move(served_in)) {}
+
+  void fail_late(const Operation &op) noexcept;     // a collective that has met its deadline: the communicator fails
+  void fail_late_message(int64_t now) noexcept;     // the same, where there is such a message, or one whose peer has left
+  void fail_late_submission(int64_t now) noexcept;  // the same, of an operation whose thread is held up while it begins
+
+ private:
+  struct Search {
+    const Operation &op;
+    Code &code;
+    Deadline patience;
+    std::vector<int> seen{};  // ranks of the chain of who waits for whom
+    std::string chain{};
+  };
+  // Follows the chain of who waits for whom from rank `first` to its end. `code`: what the operation fails with.
+  std::string culprit(const Operation &op, int first, Code &code) noexcept;
+  // What is said of rank `q`; or nothing, and the search goes on with rank `next`.
+  std::optional<std::string> look_at(Search &search, int q, int &next) noexcept;
+  std::string waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept;
+  // Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
+  std::string library_text(const Operation &op, Code &code) noexcept;
+  std::string library_call_text(const Operation &op) const;
+  struct LateMessage;
+  bool find_late(int64_t now, LateMessage &found) noexcept;
+  std::string own_device_text(
+      const Operation &op) const;  // a message whose copy from or to the device has not come to its end
+  std::string no_place_text(const Operation &op) const;
+  bool ask(int q, uint64_t sequence, Deadline patience, Answer &a) const;
+  const std::string inside() const;  // "; rank 0 is in ...", or empty
+
+  RankCore &core_;
+  Collectives &collectives_;
+  Messages &messages_;
+  const std::vector<int> served_in_;
+};
+
+}  // namespace isthmus::rank

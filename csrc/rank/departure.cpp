@@ -1,0 +1,154 @@
+#include "rank/departure.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "engine/completions.hpp"
+
+namespace isthmus::rank {
+
+void Departure::say(int rank, Leaving how) noexcept {
+  const LeaveBody body{core_.peers[rank].their_index, core_.id.epoch, static_cast<uint32_t>(core_.id.rank), how,
+                       collectives_.done()};
+  core_.context->control().tell(core_.peers[rank].process, Control::Leave, packed(body));
+}
+
+// ---- operations ----------------------------------------------------------------------------------------------------------------------
+
+// Whether all that is pending are receives for which nothing has come.
+bool Departure::only_receives_wait() noexcept {
+  return collectives_.queue().empty() &&
+         messages_.table().lock()->posted.size() == core_.pending.load(std::memory_order_acquire);
+}
+
+bool Departure::end_operations(int64_t until_ns) noexcept {
+  // What was sent before its sender left may still come, and no more.
+  constexpr int64_t kReceives = 1'000'000'000;
+  const int64_t begun = now_ns();
+  bool receives = false;
+  while (core_.has_work() && !core_.failed() && now_ns() < until_ns) {
+    Completions::deliver();
+    if (driver_.drive()) continue;
+    driver_.check_deadlines(now_ns());
+    receives = now_ns() - begun > kReceives && only_receives_wait();
+    if (receives) break;
+    core_.context->links().sleep(core_.context->links().any(), 1'000'000,
+                                 [&](bool watched) { return driver_.drive(watched) || !core_.has_work(); });
+  }
+  // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
+  if (core_.failed()) core_.tell_peers(core_.why());
+  const bool broken = core_.failed() || (core_.has_work() && !receives);
+  // A receive that has begun with nothing concerns nobody else.
+  core_.fail(Code::Aborted,
+             formatted("the communicator was destroyed on rank {}{}", core_.id.rank,
+                       receives ? ", where a receive waited for a message that had not come" : ""),
+             core_.has_work() && !receives);
+  while (core_.has_work() && !driver_.only_stuck()) {
+    if (!driver_.drive()) ::sched_yield();
+  }
+  Completions::deliver();
+  return broken;
+}
+
+// ---- devices and libraries -----------------------------------------------------------------------------------------------------------
+
+template <class Holds>
+bool Departure::of_all_others(Holds holds) const noexcept {
+  const std::vector<int> &group = collectives_.device().ranks();
+  return std::all_of(group.begin(), group.end(), [&](int q) { return q == core_.id.rank || holds(core_.peers[q]); });
+}
+
+bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) noexcept {
+  const auto come = [&] {
+    return of_all_others([&](const PeerRank &p) { return (p.*flag).load(std::memory_order_acquire); });
+  };
+  const auto alive = [&] { return of_all_others([](const PeerRank &p) { return !p.lost() && !p.left_broken.load(); }); };
+  for (const int64_t until = now_ns() + ns; !come() && alive() && now_ns() < until;)
+    core_.context->links().sleep(false, 5'000'000, [&](bool) { return come(); });
+  return come() && alive();
+}
+
+// A library may need all ranks of a group, and first of all the process that made its id, to end a communicator; oneCCL ends a process that
+// comes late. So it is ended where all come at nearly the same time, the maker of the id last; else it is left as it is.
+bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept {
+  constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
+  const std::vector<int> &group = collectives_.device().ranks();
+  if (group.empty()) return executor->idle();  // no library: the stream has run to its end, or is left as it is
+  const int maker = group[0];
+  bool together = !broken && wait_for_others(&PeerRank::left, kTogether);
+  if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
+  else together = together && now_ns() - core_.peers[maker].left_ns.load() < kTogether;
+  if (!together) {
+    if (!executor->idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    executor->abort();
+  }
+  const bool idle = executor->idle();
+  executor.reset();
+  if (together && core_.id.rank != maker) say(maker, Leaving::LibraryEnded);
+  return idle;
+}
+
+// What a thread that is stuck works with is left to it.
+void Departure::leave_devices(bool broken) noexcept {
+  DeviceSide &device = collectives_.device();
+  core_.exec.take();  // the thread that drives may look at the device just now
+  std::unique_ptr<DeviceExecutor> executor = device.take_executor();
+  messages_.leave();
+  if (!executor) device.leave_executor();
+  core_.exec.give();
+  const bool ended = executor && leave_library(std::move(executor), broken);
+  device.drop_bounces(!ended);
+  if (!ended) collectives_.memory().lose();
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------------------------
+
+void Departure::retire() noexcept {
+  struct Reader {
+    int rank;
+    bootstrap::Peer *process;
+    Mailbox *mail;
+    bool writes;  // its device, to our receive slots
+  };
+  const int world = core_.id.world;
+  const uint64_t entered = collectives_.entered();
+  std::vector<Reader> readers;
+  messages::SlotReceives::touch(*messages_.table().lock());
+  for (int q = 0; q < world; ++q)
+    if (const PeerRank &p = core_.peers[q]; q != core_.id.rank && p.mail)
+      readers.push_back({q, p.process, p.mail, messages_.slots().written_by(q)});
+  collectives_.memory().let_in(true);
+  messages_.places().free_spares();
+  Context *const context = core_.context.get();
+  const auto gone = std::make_shared<std::vector<std::atomic<bool>>>(static_cast<size_t>(world));
+  context->ranks().retire(
+      core_.id.index, core_.id.epoch, gone,
+      [readers, entered, gone] {
+        for (const auto &r : readers)
+          if (!(*gone)[r.rank].load() && !(r.process && r.process->lost.load()) &&
+              (r.writes || r.mail->done.value.load(std::memory_order_acquire) < entered))
+            return false;
+        return true;
+      },
+      [context, rest = collectives_.memory().take_all(), mailbox = mailbox_] {
+        for (const uint64_t offset : rest.rings) context->arena().free_staging(offset);
+        if (rest.fixed) context->staging().give_fixed_ring(rest.fixed, rest.fixed_bytes);
+        context->arena().free_mailbox(mailbox);
+      });
+  for (int q = 0; q < world; ++q)  // after retire(), which hears of those that leave from now on
+    if (core_.peers[q].left.load(std::memory_order_acquire) && !core_.peers[q].left_writing.load()) (*gone)[q].store(true);
+  context->remove(core_.id.index);
+}
+
+void Departure::leave(int64_t until_ns) noexcept {
+  core_.context->progress().stand_in();
+  const bool broken = end_operations(until_ns);
+  for (int q = 0; q < core_.id.world; ++q)
+    if (q != core_.id.rank) say(q, !broken ? Leaving::Well : messages_.copying() ? Leaving::BrokenWriting : Leaving::Broken);
+  if (collectives_.device().executor()) leave_devices(broken);
+  retire();
+}
+
+}  // namespace isthmus::rank

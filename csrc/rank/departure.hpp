@@ -1,0 +1,42 @@
+// The local end of one rank in a communicator.
+//
+// 1. Pending operations have until a deadline; a receive for which nothing has come has a second. The rest fails.
+// 2. The peers are told that this rank leaves, and how.
+// 3. The library's communicator ends, together with those of the island's other ranks.
+// 4. What peers may still read goes back to the arena once they have ended the last operation, have left, or are gone (Context::retire).
+//
+// Thread rules: one thread, once.
+#pragma once
+
+#include "rank/driver.hpp"
+#include "rank/names.hpp"
+
+namespace isthmus::rank {
+
+class Departure {
+ public:
+  Departure(RankCore &core, Collectives &collectives, Messages &messages, RankDriver &driver,
+            uint64_t mailbox_offset) noexcept
+      : core_(core), collectives_(collectives), messages_(messages), driver_(driver), mailbox_(mailbox_offset) {}
+  void leave(int64_t until_ns) noexcept;
+
+ private:
+  bool end_operations(int64_t until_ns) noexcept;  // true: the rank leaves broken
+  bool only_receives_wait() noexcept;
+  void say(int rank, Leaving how) noexcept;
+  void leave_devices(bool broken) noexcept;
+  // What is left of it ends behind what was submitted. True: the device has run to the end of all.
+  bool leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept;
+  template <class Holds>
+  bool of_all_others(Holds holds) const noexcept;  // of the island's ranks
+  bool wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) noexcept;
+  void retire() noexcept;
+
+  RankCore &core_;
+  Collectives &collectives_;
+  Messages &messages_;
+  RankDriver &driver_;
+  const uint64_t mailbox_;
+};
+
+}  // namespace isthmus::rank

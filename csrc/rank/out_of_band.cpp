@@ -1,0 +1,74 @@
+#include "rank/out_of_band.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.hpp"
+
+namespace isthmus::rank {
+
+void OutOfBand::came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes) {
+  if (from >= world_ || bytes.size() > kMostBytes) return;
+  {
+    const Lock lock(mutex_);
+    auto &kept = from_[from].kept;
+    make_room(kept);
+    kept.push_back({about, number, {bytes.begin(), bytes.end()}, false});
+  }
+  changed_.notify_all();
+}
+
+void OutOfBand::make_room(std::deque<Message> &kept) {
+  if (kept.size() < kMostKept) return;
+  const auto given_up = std::find_if(kept.begin(), kept.end(), [](const Message &m) { return m.withdrawn; });
+  kept.erase(given_up != kept.end() ? given_up : kept.begin());
+}
+
+void OutOfBand::give_back(int from, Message message) {
+  const Lock lock(mutex_);
+  auto &[kept, given_up] = from_[static_cast<size_t>(from)];
+  message.withdrawn = std::find(given_up.begin(), given_up.end(), message.number) != given_up.end();
+  make_room(kept);
+  kept.push_front(std::move(message));
+}
+
+void OutOfBand::withdrawn(uint32_t from, uint64_t number) {
+  if (from >= world_) return;
+  const Lock lock(mutex_);
+  auto &[kept, given_up] = from_[from];
+  const auto at = std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.number == number; });
+  if (at != kept.end()) return void(at->withdrawn = true);
+  if (given_up.size() >= kMostKept) given_up.pop_front();
+  given_up.push_back(number);
+}
+
+std::optional<OutOfBand::Message> OutOfBand::take(int from, uint64_t about, int64_t until_ns) {
+  Lock lock(mutex_);
+  auto &kept = from_[static_cast<size_t>(from)].kept;
+  for (;;) {
+    const auto at =
+        std::find_if(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
+    if (at != kept.end()) {
+      Message message = std::move(*at);
+      kept.erase(at);
+      return message;
+    }
+    const int64_t left = until_ns - now_ns();
+    if (left <= 0) return std::nullopt;
+    changed_.wait_for(lock, std::chrono::nanoseconds(left));
+  }
+}
+
+bool OutOfBand::has(int from, uint64_t about) {
+  const Lock lock(mutex_);
+  const auto &kept = from_[static_cast<size_t>(from)].kept;
+  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about == about && !m.withdrawn; });
+}
+
+bool OutOfBand::has_other(int from, uint64_t about) {
+  const Lock lock(mutex_);
+  const auto &kept = from_[static_cast<size_t>(from)].kept;
+  return std::any_of(kept.begin(), kept.end(), [&](const Message &m) { return m.about != about; });
+}
+
+}  // namespace isthmus::rank

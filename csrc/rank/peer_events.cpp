@@ -1,0 +1,71 @@
+#include "rank/peer_events.hpp"
+
+#include "base/clock.hpp"
+
+namespace isthmus::rank {
+
+void PeerEvents::credit(uint32_t rank, uint64_t granted) noexcept {
+  if (!is_rank(rank)) return;
+  core_.peers[rank].send_credit.grant(granted);
+  core_.wake();
+}
+
+void PeerEvents::lost(bootstrap::Peer &process, const std::string &why, const char *state) noexcept {
+  for (int q = 0; q < core_.id.world; ++q) {
+    if (core_.peers[q].process != &process || core_.peers[q].left.load(std::memory_order_acquire)) continue;
+    Failure lost{
+        {Code::PeerLost, formatted("{} {}: {}; start it again and make a new communicator", core_.id.text(q), state, why)}};
+    lost.doing = collectives_.waiting_text();
+    return core_.fail(std::move(lost), true);
+  }
+}
+
+void PeerEvents::link_broken(const link::Link *link, const std::string &why) noexcept {
+  if (core_.failed()) return;
+  for (int q = 0; q < core_.id.world; ++q) {
+    const PeerRank &p = core_.peers[q];
+    if (p.link != link || !p.process) continue;
+    if (!p.left.load(std::memory_order_acquire))
+      return lost(*p.process, formatted("its data connection broke ({})", why), "is cut off");
+    // It has closed the connection; all it had to say should have come before.
+    if (collectives_.waiting_on() != q) continue;
+    return core_.fail(
+        Code::PeerLost,
+        formatted("{} has destroyed its side of the communicator, and part of what it sent did not arrive ({})",
+                  core_.id.text(q), why),
+        true);
+  }
+}
+
+void PeerEvents::left(uint32_t rank, uint64_t done, Leaving how) noexcept {
+  if (!is_rank(rank)) return;
+  PeerRank &p = core_.peers[rank];
+  if (how == Leaving::LibraryEnded) {
+    p.left_library.store(true, std::memory_order_release);
+    return core_.wake();
+  }
+  p.left_broken.store(is_broken(how), std::memory_order_relaxed);
+  p.left_writing.store(how == Leaving::BrokenWriting, std::memory_order_relaxed);
+  p.left_done.store(done, std::memory_order_relaxed);
+  p.left_ns.store(now_ns(), std::memory_order_relaxed);
+  p.left.store(true, std::memory_order_release);
+  core_.wake();
+}
+
+Answer PeerEvents::answer(uint64_t sequence) noexcept {
+  Answer a;
+  collectives_.answer(a, sequence);
+  a.failed = core_.failed();
+  if (a.entered > a.done) return a;
+  // Not inside a collective: the message that a thread waits for, or else the oldest.
+  const Operation *const awaited = driver_.awaited_message();
+  messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
+    const int peer = o.source >= 0 ? o.source : o.call.root;
+    a.in_message = &o == awaited && peer >= 0;
+    if (a.waiting_on < 0 || a.in_message) a.waiting_on = peer;
+    return !a.in_message;
+  });
+  return a;
+}
+
+}  // namespace isthmus::rank

@@ -1,0 +1,34 @@
+// What other processes and the links tell one rank: credit, peers that leave or are gone, connections that break; and what this rank answers to
+// who asks what it does.
+//
+// Thread rules: any thread.
+#pragma once
+
+#include <string>
+
+#include "rank/driver.hpp"
+#include "rank/names.hpp"
+
+namespace isthmus::rank {
+
+class PeerEvents {
+ public:
+  PeerEvents(RankCore &core, Collectives &collectives, Messages &messages, const RankDriver &driver) noexcept
+      : core_(core), collectives_(collectives), messages_(messages), driver_(driver) {}
+
+  void credit(uint32_t rank, uint64_t granted) noexcept;
+  // The process of a rank is gone: "rank 2 (...) <state>: <why>".
+  void lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
+  void link_broken(const link::Link *link, const std::string &why) noexcept;
+  void left(uint32_t rank, uint64_t done, Leaving how) noexcept;  // it destroyed its side; LibraryEnded: a part of that
+  Answer answer(uint64_t sequence) noexcept;                      // about the collective of that number
+
+ private:
+  bool is_rank(uint32_t rank) const noexcept { return rank < static_cast<uint32_t>(core_.id.world); }
+  RankCore &core_;
+  Collectives &collectives_;
+  Messages &messages_;
+  const RankDriver &driver_;
+};
+
+}  // namespace isthmus::rank

@@ -1,0 +1,145 @@
+#include "rank/rank.hpp"
+
+#include <new>
+
+#include "base/clock.hpp"
+#include "engine/completions.hpp"
+
+namespace isthmus::rank {
+namespace {
+
+void wake(void *context) noexcept { static_cast<Context *>(context)->wake(); }
+
+}  // namespace
+
+// What is made of a setup before the rank's rooms.
+struct Rank::Parts {
+  std::unique_ptr<DeviceExecutor> executor;
+  std::unique_ptr<DeviceCopier> copier;
+  std::vector<int> library_ranks;
+  RankDevice device;
+  DeviceStreams streams;
+  std::string family;
+
+  explicit Parts(RankSetup &s) : library_ranks(s.island.ranks) {
+    if (!s.island.stream) return;
+    std::byte *const arena = s.island.arena;
+    executor = std::make_unique<DeviceExecutor>(std::move(s.island), wake, s.context.get());
+    family = executor->family();
+    if (!executor->private_memory()) return;
+    device = {&executor->runtime(), executor->device()};
+    streams = executor->streams();
+    copier = std::make_unique<DeviceCopier>(*device.runtime, device.number, arena, wake, s.context.get());
+  }
+  Identity identity(RankSetup &s) const {
+    const int world = s.topology.size();
+    return {std::move(s.topology), s.rank, world, s.index, s.epoch, s.context->ranks().next_serial(),
+            std::move(s.name),     family};
+  }
+};
+
+Rank::Rank(RankSetup setup) : Rank(setup, Parts(setup)) {}
+
+Rank::Rank(RankSetup &s, Parts parts)
+    : port_(*this),
+      core_(s.context, parts.identity(s), parts.device,
+            std::launder(reinterpret_cast<Mailbox *>(s.context->arena().base() + s.mailbox_offset)), s.cell_bytes, *this,
+            port_),
+      credit_window_(s.credit_window),
+      health_(core_, parts.streams),
+      collectives_(
+          core_,
+          {std::move(parts.executor), std::move(parts.library_ranks), s.fixed_ring, s.fixed_ring_bytes, s.credit_window},
+          health_),
+      messages_(core_, std::move(parts.copier), s.part_bytes, s.group_wait_ns),
+      blame_(core_, collectives_, messages_,
+             s.served_in.empty() ? std::vector<int>(static_cast<size_t>(core_.id.world), -1) : std::move(s.served_in)),
+      driver_(core_, collectives_, messages_, health_, blame_),
+      events_(core_, collectives_, messages_, driver_),
+      exchange_(core_),
+      departure_(core_, collectives_, messages_, driver_, s.mailbox_offset) {}
+
+Rank::~Rank() {
+  if (core_.birth.here()) return;
+  collectives_.device().forget();
+  messages_.forget();
+  collectives_.memory().take_all();
+}
+
+void Rank::fix_rings(uint64_t bytes, std::vector<std::byte *> rings) {
+  collectives_.memory().fix(bytes);
+  if (DeviceExecutor *const executor = collectives_.device().executor(); executor && !rings.empty())
+    executor->reaches(std::move(rings));
+}
+
+void Rank::open_credit() noexcept {
+  for (int q = 0; q < core_.id.world; ++q) {
+    PeerRank &p = core_.peers[q];
+    p.send_credit.open(credit_window_, p.mail ? &p.mail->consumed(core_.id.rank, core_.cell_bytes) : nullptr);
+    p.recv_credit.open(credit_window_, p.mail ? &core_.mail->consumed(q, core_.cell_bytes) : nullptr);
+  }
+}
+
+void Rank::submit(Operation *op) noexcept {
+  op->rank = this;
+  op->core = &core_;
+  if (!op->inline_op) {
+    op->keep = shared_from_this();
+    OperationPool::retain(op);  // the engine's reference, dropped by finish_operation
+  }
+  op->submitted_ns = now_ns();
+  op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
+  if (op->is_p2p()) return messages_.submit(op);
+  core_.pending.fetch_add(1, std::memory_order_acq_rel);
+  if (core_.failed()) return collectives_.submit_failed(op);
+  collectives_.submit(op, [this, op] { messages_.copies().submit_before(op); });
+  // A failure may have come between the look above and now: then the operation is in a list that the driver ends.
+}
+
+void Rank::run(Operation *op) noexcept {
+  submit(op);
+  if (core_.device) StreamOrder::settle();
+  if (op->is_p2p() || (op->plan && op->plan->uses_links)) driver_.drive();
+  else driver_.drive_operations();
+  Completions::deliver();
+}
+
+bool Rank::test() noexcept {
+  const bool moved = driver_.drive();
+  Completions::deliver();
+  return moved;
+}
+
+void Rank::abort(std::string text) noexcept {
+  exchange_.abort();
+  core_.fail(Code::Aborted, std::move(text), true);
+}
+
+void Rank::leave(int64_t until_ns) noexcept {
+  if (core_.leave()) departure_.leave(until_ns);
+}
+
+void Rank::release(Operation &op, Code result) noexcept {
+  if (op.is_p2p()) messages_.release(op, result);
+  else collectives_.release(op, result);
+}
+
+std::vector<Record> Rank::in_flight() noexcept {
+  std::vector<Record> out;
+  const auto add = [&](const Operation &o) {
+    out.push_back({core_.id.serial, o.sequence, o.submitted_ns, 0, o.call.bytes, o.call.root,
+                   static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
+                   static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
+  };
+  collectives_.queue().each([&](const Operation &o) {
+    add(o);
+    return out.size() < 4096;
+  });
+  messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
+    add(o);
+    return out.size() < 8192;
+  });
+  return out;
+}
+
+}  // namespace isthmus::rank

@@ -1,0 +1,46 @@
+// All-gathers beside the operations, over the control connections (out_of_band.hpp): ranks that are left after a failure agree so.
+//
+// Thread rules: any thread.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rank/out_of_band.hpp"
+#include "rank/names.hpp"
+
+namespace isthmus::rank {
+
+class RankExchange {
+ public:
+  explicit RankExchange(RankCore &core) : core_(core), inbox_(core.id.world) {}
+
+  // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
+  // the communicator has failed. The exchange ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it
+  // is: the same on all, and for errors. `all`: in the order of `ranks`. Where one rank has failed the exchange may have succeeded on others.
+  // Throws Error. `look` is called now and then while the exchange waits, and may throw.
+  void all_gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
+                  Deadline deadline, const std::function<void()> &look = {});
+  // Tells those ranks, and waits for nobody. hear(): what `from` has told the same ranks about the same thing, once.
+  void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept;
+  std::optional<std::vector<std::byte>> hear(const char *what, std::span<const int> ranks, int from);
+
+  void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }  // by the program: exchanges end
+  OutOfBand &inbox() noexcept { return inbox_; }
+
+ private:
+  struct Gather;
+  void say(int rank, uint64_t about, uint64_t number, uint32_t given_up, std::span<const std::byte> bytes) noexcept;
+  OutOfBand::Message receive(Gather &gather, size_t from);
+  void check_there(const Gather &gather, int q);
+  void check_goes_on(const Gather &gather, int q);
+
+  RankCore &core_;
+  OutOfBand inbox_;
+  std::atomic<uint64_t> number_{0}, aborts_{0};
+};
+
+}  // namespace isthmus::rank
