@@ -44,8 +44,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/collective/device_executor.hpp DeviceExecutor: methods": CUT,
     "csrc/collective/device_executor.hpp DeviceExecutor::Shared: fields": CUT,
     "csrc/engine/operation.hpp Operation: fields": CUT,
-    "csrc/link/tcp.cpp TcpLink::read_frames()": CUT,
-    "csrc/link/tcp.cpp TcpLink::Stream: fields": CUT,
     "csrc/observe/star.cpp measure_star_json()": CUT,
     "csrc/plan/builder.hpp Builder: methods": CUT,
     "csrc/plan/builder.hpp Builder: fields": CUT,

@@ -5,22 +5,20 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
-#include "base/copy.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "link/tcp_reader.hpp"
 
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kBulk = 64 * 1024;      // larger payloads may leave stream 0
-constexpr uint32_t kPiece = 512 * 1024;    // of a bulk payload; the header's 64 bytes are noise beside it
-constexpr size_t kBuffer = 64 + 8 * 1024;  // one read takes a header and a small payload; larger payloads go past the buffer
+constexpr uint64_t kBulk = 64 * 1024;    // larger payloads may leave stream 0
+constexpr uint32_t kPiece = 512 * 1024;  // of a bulk payload; the header's 64 bytes are noise beside it
 constexpr size_t kBurst =
     2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
 
-constexpr size_t kWorth = 32 * 1024;        // less than this of a payload is no reason to look again at once
+constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
 constexpr uint32_t kLowWater = 128 * 1024;  // who sleeps within a payload is woken for so much of it, or for its end
 constexpr int64_t kAskAgain = 250'000;      // a frame that was refused is offered again after so long
 
@@ -31,33 +29,17 @@ constexpr int64_t kLongest = 10'000'000'000;  // and how long they may go on at 
 
 struct TcpLink::Stream {
   UniqueFd socket;
-  // writing
-  Outgoing *out = nullptr;
+  std::atomic<bool> over{false};  // nothing more comes from it; read by sleepers
+  bool mute = false;              // nothing can be written to it any more
+  TcpReader in;
+  // The piece that is being written.
+  bool writing = false;
+  Outgoing *out = nullptr;  // nullptr while `writing`: the operation was cancelled
   FrameHeader header;
   const std::byte *data = nullptr;
-  uint64_t sent = 0;  // of header and payload
-  bool writing = false;
-  std::vector<std::byte>
-      rest;           // the operation was cancelled: a copy of what is still to be sent, so that the frame stays whole
-  bool mute = false;  // nothing can be written to it any more
-  std::atomic<bool> over{false};  // nothing more comes from it; read by sleepers
+  uint64_t sent = 0;              // of header and payload
+  std::vector<std::byte> rest;    // of a cancelled operation: a copy of what is still to be sent, so the frame stays whole
   std::atomic<bool> full{false};  // the last write would have blocked; read by sleepers
-  // reading
-  std::byte buffer[kBuffer];
-  size_t begin = 0, end = 0;
-  FrameHeader in;
-  std::byte *to = nullptr;  // nullptr while `left` > 0: drain
-  uint32_t left = 0;
-  bool have_header = false, accepted = false, taken = false;
-  int64_t since = 0;
-  std::atomic<bool> refused{false};  // the sink has not taken the frame yet; read by sleepers
-  uint32_t low_water = 1;            // for so many bytes the socket says that it is readable
-
-  uint32_t payload_left() const noexcept { return have_header && accepted && begin == end ? left : 0; }
-  void set_low_water(uint32_t bytes) noexcept {
-    const int n = static_cast<int>(bytes);
-    if (bytes != low_water && ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &n, sizeof n) == 0) low_water = bytes;
-  }
 };
 
 TcpLink::TcpLink(std::vector<UniqueFd> sockets) {
@@ -141,88 +123,19 @@ bool TcpLink::write_stream(Stream &s, bool first) {
 bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
   const bool moved = read_frames(s, sink);
   // Somebody may sleep on the socket while we read from it: what is left must be enough to wake him.
-  if (const uint32_t left = std::max(s.payload_left(), 1u); s.low_water > left) s.set_low_water(left);
+  if (const uint32_t left = std::max(s.in.payload_left(), 1u); s.in.low_water() > left)
+    s.in.set_low_water(s.socket.get(), left);
   return moved;
 }
 
 bool TcpLink::read_frames(Stream &s, FrameSink &sink) {
-  bool moved = false;
-  size_t burst = 0;
-  bool drained = false;  // the last read came back short: nothing more waits in the kernel
-  while (burst < kBurst) {
-    if (!s.have_header) {
-      if (s.end - s.begin < sizeof(FrameHeader)) {
-        if (drained) return moved;
-        if (s.begin > 0) {
-          std::memmove(s.buffer, s.buffer + s.begin, s.end - s.begin);
-          s.end -= s.begin;
-          s.begin = 0;
-        }
-        const size_t room = kBuffer - s.end;
-        const ssize_t n = ::recv(s.socket.get(), s.buffer + s.end, room, MSG_DONTWAIT);
-        if (n == 0) return lose(s, "the peer closed the connection"), moved;
-        if (n < 0) {
-          if (errno == EINTR) continue;
-          if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
-          return lose(s, system_text("recv", errno)), moved;
-        }
-        drained = static_cast<size_t>(n) < room;
-        s.end += static_cast<size_t>(n);
-        burst += static_cast<size_t>(n);
-        moved = true;
-        continue;
-      }
-      std::memcpy(&s.in, s.buffer + s.begin, sizeof s.in);
-      s.begin += sizeof s.in;
-      if (const char *fault = frame_fault(s.in)) return die(sink, formatted("protocol error: {}", fault)), moved;
-      s.have_header = true;
-      s.accepted = false;
-      s.since = 0;
-    }
-    if (!s.accepted) {
-      const Accept a = sink.accept(s.in, s.since, s.to);
-      s.refused.store(a == Accept::Defer, std::memory_order_relaxed);
-      if (a == Accept::Defer) {
-        if (s.since == 0) s.since = now_ns();
-        return moved;
-      }
-      s.accepted = true;
-      s.left = s.in.bytes;
-      s.taken = a == Accept::Take;
-      if (!s.taken) s.to = nullptr;
-      moved = true;
-    }
-    while (s.left > 0) {
-      if (s.begin < s.end) {
-        const size_t n = std::min<size_t>(s.left, s.end - s.begin);
-        if (s.to) copy_bytes(s.to, s.buffer + s.begin, n), s.to += n;
-        s.begin += n;
-        s.left -= static_cast<uint32_t>(n);
-        moved = true;
-        continue;
-      }
-      if (drained) return moved;
-      s.begin = s.end = 0;
-      // A drained payload goes through the buffer; anything else straight to where it belongs.
-      const size_t want = s.to ? s.left : std::min<size_t>(s.left, kBuffer);
-      const ssize_t n = ::recv(s.socket.get(), s.to ? s.to : s.buffer, want, MSG_DONTWAIT);
-      if (n == 0) return lose(s, "the peer closed the connection"), moved;
-      if (n < 0) {
-        if (errno == EINTR) continue;
-        if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
-        return lose(s, system_text("recv", errno)), moved;
-      }
-      burst += static_cast<size_t>(n);
-      if (s.to) s.to += n;
-      s.left -= static_cast<uint32_t>(n);
-      moved = moved || burst >= kWorth || s.left == 0;
-      drained = static_cast<size_t>(n) < want;
-    }
-    bytes_received.fetch_add(s.in.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
-    s.have_header = false;
-    if (s.taken) sink.received(s.in);
-  }
-  return moved;
+  Burst burst;
+  auto result = TcpReader::Result::More;
+  while (result == TcpReader::Result::More && burst.bytes < kBurst)
+    result = s.in.step(s.socket.get(), sink, bytes_received, burst);
+  if (result == TcpReader::Result::Ended) lose(s, s.in.why());
+  if (result == TcpReader::Result::Fault) die(sink, s.in.why());
+  return burst.moved;
 }
 
 bool TcpLink::progress(FrameSink &sink) {
@@ -272,7 +185,7 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
       }
       if (--out->pieces == 0 && out->cut == out->header.total) finish(*out);
     }
-    if (s->have_header && s->in.member == ours && s->in.epoch == epoch) s->to = nullptr, s->taken = false;
+    s->in.cancel(ours, epoch);
   }
   for (OutQueue *queue : {&ordered_, &bulk_})
     queue->remove_if(
@@ -290,8 +203,7 @@ void TcpLink::die(FrameSink &sink, const std::string &why) {
       if (Outgoing *out = std::exchange(s->out, nullptr); out && --out->pieces == 0 && out->cut == out->header.total)
         bulk_.push(*out);
     }
-    s->have_header = false;
-    s->to = nullptr;
+    s->in.forget();
   }
   sink.broken(why);
 }
@@ -306,7 +218,7 @@ int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
   for (const auto &s : streams_) {
     if (s->over.load(std::memory_order_relaxed)) continue;
     short events = s->full.load(std::memory_order_relaxed) ? POLLOUT : 0;
-    if (s->refused.load(std::memory_order_relaxed)) most = kAskAgain;  // more may stand behind it in the socket
+    if (s->in.deferred()) most = kAskAgain;  // more may stand behind it in the socket
     else events |= POLLIN;
     if (events != 0) fds.push_back({s->socket.get(), events, 0});
   }
@@ -315,7 +227,8 @@ int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
 
 void TcpLink::before_sleep() {
   for (auto &s : streams_)
-    if (!s->over.load(std::memory_order_relaxed)) s->set_low_water(std::clamp(s->payload_left(), 1u, kLowWater));
+    if (!s->over.load(std::memory_order_relaxed))
+      s->in.set_low_water(s->socket.get(), std::clamp(s->in.payload_left(), 1u, kLowWater));
 }
 
 }  // namespace isthmus::link

@@ -1,0 +1,129 @@
+#include "link/tcp_reader.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/copy.hpp"
+#include "base/error.hpp"
+
+namespace isthmus::link {
+namespace {
+
+constexpr size_t kWorth = 32 * 1024;  // less than this of a payload is no reason to look again at once
+
+}  // namespace
+
+TcpReader::Result TcpReader::step(int socket, FrameSink &sink, std::atomic<uint64_t> &counted, Burst &burst) {
+  if (!have_header_) {
+    if (end_ - begin_ < sizeof(FrameHeader)) return read_header(socket, burst);
+    std::memcpy(&header_, buffer_ + begin_, sizeof header_);
+    begin_ += sizeof header_;
+    if (const char *fault = frame_fault(header_)) {
+      why_ = formatted("protocol error: {}", fault);
+      return Result::Fault;
+    }
+    have_header_ = true;
+    accepted_ = false;
+    since_ = 0;
+  }
+  if (!accepted_)
+    if (const Result r = offer(sink, burst); r != Result::More) return r;
+  if (const Result r = read_payload(socket, burst); r != Result::More) return r;
+  counted.fetch_add(header_.bytes + sizeof(FrameHeader), std::memory_order_relaxed);
+  have_header_ = false;
+  if (taken_) sink.received(header_);
+  return Result::More;
+}
+
+TcpReader::Result TcpReader::read_header(int socket, Burst &burst) {
+  if (burst.drained) return Result::Wait;
+  if (begin_ > 0) {
+    std::memmove(buffer_, buffer_ + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  const size_t room = kBuffer - end_;
+  size_t got = 0;
+  if (const Result r = receive(socket, buffer_ + end_, room, got); r != Result::More) return r;
+  burst.drained = got < room;
+  end_ += got;
+  burst.bytes += got;
+  burst.moved = true;
+  return Result::More;
+}
+
+TcpReader::Result TcpReader::offer(FrameSink &sink, Burst &burst) {
+  const Accept answer = sink.accept(header_, since_, to_);
+  deferred_.store(answer == Accept::Defer, std::memory_order_relaxed);
+  if (answer == Accept::Defer) {
+    if (since_ == 0) since_ = now_ns();
+    return Result::Wait;
+  }
+  accepted_ = true;
+  left_ = header_.bytes;
+  taken_ = answer == Accept::Take;
+  if (!taken_) to_ = nullptr;
+  burst.moved = true;
+  return Result::More;
+}
+
+TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) {
+  while (left_ > 0) {
+    if (begin_ < end_) {
+      const size_t n = std::min<size_t>(left_, end_ - begin_);
+      if (to_) copy_bytes(to_, buffer_ + begin_, n), to_ += n;
+      begin_ += n;
+      left_ -= static_cast<uint32_t>(n);
+      burst.moved = true;
+      continue;
+    }
+    if (burst.drained) return Result::Wait;
+    begin_ = end_ = 0;
+    // A drained payload goes through the buffer; anything else straight to where it belongs.
+    const size_t want = to_ ? left_ : std::min<size_t>(left_, kBuffer);
+    size_t got = 0;
+    if (const Result r = receive(socket, to_ ? to_ : buffer_, want, got); r != Result::More) return r;
+    burst.bytes += got;
+    if (to_) to_ += got;
+    left_ -= static_cast<uint32_t>(got);
+    burst.moved = burst.moved || burst.bytes >= kWorth || left_ == 0;
+    burst.drained = got < want;
+  }
+  return Result::More;
+}
+
+TcpReader::Result TcpReader::receive(int socket, std::byte *to, size_t want, size_t &got) {
+  for (;;) {
+    const ssize_t n = ::recv(socket, to, want, MSG_DONTWAIT);
+    if (n > 0) {
+      got = static_cast<size_t>(n);
+      return Result::More;
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Result::Wait;
+    why_ = n == 0 ? std::string("the peer closed the connection") : system_text("recv", errno);
+    return Result::Ended;
+  }
+}
+
+void TcpReader::cancel(uint32_t member, uint32_t epoch) noexcept {
+  if (!have_header_ || header_.member != member || header_.epoch != epoch) return;
+  to_ = nullptr;
+  taken_ = false;
+}
+
+void TcpReader::forget() noexcept {
+  have_header_ = false;
+  to_ = nullptr;
+}
+
+void TcpReader::set_low_water(int socket, uint32_t bytes) noexcept {
+  const int n = static_cast<int>(bytes);
+  if (bytes != low_water_ && ::setsockopt(socket, SOL_SOCKET, SO_RCVLOWAT, &n, sizeof n) == 0) low_water_ = bytes;
+}
+
+}  // namespace isthmus::link

@@ -1,0 +1,74 @@
+// The reading half of one TCP stream: a reader finds the frames in the bytes of the socket, and brings each payload to its place.
+//
+// A frame passes a reader in three steps:
+//   1. The header is read into the reader's buffer. A small payload comes along with its header.
+//   2. The sink says where the payload belongs, or drops the frame, or defers the frame to a later look.
+//   3. The payload is copied out of the buffer. The rest of the payload is received straight at its place.
+//
+// A reader belongs to whoever holds the turn of the link (link/frame.hpp). Sleepers read deferred() without the turn.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "link/frame.hpp"
+
+namespace isthmus::link {
+
+// What one look at a stream has done so far.
+struct Burst {
+  size_t bytes = 0;      // received
+  bool drained = false;  // the last read came back short: nothing more waits in the kernel
+  bool moved = false;    // a frame has come to an end, or much was received
+};
+
+class TcpReader {
+ public:
+  enum class Result : uint8_t {
+    More,   // the step is done; the next one may be made at once
+    Wait,   // the socket is empty, or the sink has deferred the frame
+    Ended,  // the peer has closed the stream, or the stream has failed: why() says which
+    Fault,  // the peer breaks the protocol: why() says how
+  };
+  // Reads once into the buffer, or brings one frame to its end. `counted` rises by each frame that has come to its end.
+  Result step(int socket, FrameSink &sink, std::atomic<uint64_t> &counted, Burst &burst);
+  const std::string &why() const noexcept { return why_; }
+
+  // The rest of a half-read frame of this membership is drained: its memory is the user's again.
+  void cancel(uint32_t member, uint32_t epoch) noexcept;
+  // The link has died: the frame in work is forgotten.
+  void forget() noexcept;
+
+  // Whether the sink has deferred the frame at the front. Sleepers ask too.
+  bool deferred() const noexcept { return deferred_.load(std::memory_order_relaxed); }
+  // Bytes of the payload in work that are still in the socket; 0: no payload is in work.
+  uint32_t payload_left() const noexcept { return have_header_ && accepted_ && begin_ == end_ ? left_ : 0; }
+  // The socket counts as readable from so many bytes on (SO_RCVLOWAT).
+  void set_low_water(int socket, uint32_t bytes) noexcept;
+  uint32_t low_water() const noexcept { return low_water_; }
+
+ private:
+  // One read takes a header and a small payload. Larger payloads go past the buffer.
+  static constexpr size_t kBuffer = sizeof(FrameHeader) + 8 * 1024;
+
+  Result read_header(int socket, Burst &burst);
+  Result offer(FrameSink &sink, Burst &burst);
+  Result read_payload(int socket, Burst &burst);
+  // Receives up to `want` bytes; `got` says how many came.
+  Result receive(int socket, std::byte *to, size_t want, size_t &got);
+
+  std::byte buffer_[kBuffer];
+  size_t begin_ = 0, end_ = 0;  // the bytes of the buffer that nobody has taken yet
+  FrameHeader header_;
+  std::byte *to_ = nullptr;  // where the rest of the payload goes; nullptr while left_ > 0: the rest is drained
+  uint32_t left_ = 0;        // bytes of the payload that have not come to their place
+  bool have_header_ = false, accepted_ = false, taken_ = false;
+  int64_t since_ = 0;  // when the sink first deferred the frame; 0: never
+  std::atomic<bool> deferred_{false};
+  uint32_t low_water_ = 1;
+  std::string why_;
+};
+
+}  // namespace isthmus::link
