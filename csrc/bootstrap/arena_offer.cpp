@@ -70,4 +70,10 @@ PeerArena map_peer_arena(const UniqueFd &fd, uint64_t bytes, const Bytes16 &proc
   return out;
 }
 
+void agree(PeerArena &theirs, const ArenaOffer &ours, const Bytes16 &read_back, const std::string &their_why) {
+  if (theirs.why.empty() && !their_why.empty()) theirs.why = "it says: " + their_why;
+  if (theirs.why.empty() && read_back != ours.nonce) theirs.why = "the peer read another nonce than ours";
+  if (!theirs.why.empty()) theirs.mapping.reset();
+}
+
 }  // namespace isthmus::bootstrap

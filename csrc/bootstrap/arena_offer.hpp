@@ -22,5 +22,8 @@ struct PeerArena {  // a peer's arena, or why there is none
   std::string why;
 };
 PeerArena map_peer_arena(const UniqueFd &fd, uint64_t bytes, const Bytes16 &process) noexcept;
+// Decides whether the memory counts as shared: both sides have mapped, and the peer has read our nonce. Else `theirs` says why not, and is
+// unmapped. `read_back`, `their_why`: what the peer says of our arena.
+void agree(PeerArena &theirs, const ArenaOffer &ours, const Bytes16 &read_back, const std::string &their_why);
 
 }  // namespace isthmus::bootstrap

@@ -45,13 +45,6 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
 
 }  // namespace
 
-void watch(int epoll, int operation, int fd, uint32_t events, uint64_t data) {
-  epoll_event e{};
-  e.events = events;
-  e.data.u64 = data;
-  if (::epoll_ctl(epoll, operation, fd, &e) != 0) fail_system("epoll_ctl", errno);
-}
-
 std::string process_text(const Endpoint &e) {
   std::string where;
   for (const auto &t : e.tcp) where += (where.empty() ? " (" : ", ") + t;
@@ -70,6 +63,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
       heartbeat_ns(settings.integer(Setting::HeartbeatMs) * 1'000'000),
       self{net::random16(), host_identity(), host_name(), {}, {}, ::getpid()},
       arena(offer_arena(arena_fd, arena_bytes, self.process)),
+      dialer(self, arena),
       gate(self.process, net::Gate::UnknownKey::Wait) {
   self.unix_name = formatted("isthmus-{}-{}", self.pid, hex(self.process));
   for (UniqueFd &fd : open_listeners(settings, route_hint, self)) gate.add_listener(std::move(fd));
@@ -79,6 +73,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
   wake_fd = net::GuardedFd(std::move(w));
   watch(epoll.get(), EPOLL_CTL_ADD, wake_fd.get(), EPOLLIN, tagged(Tag::Wake, 0));
   watch(epoll.get(), EPOLL_CTL_ADD, gate.fd(), EPOLLIN, tagged(Tag::Gate, 0));
+  greetings.emplace(arena, epoll.get(), *this);
 
   // Signals are for the program's threads.
   sigset_t all, before;
@@ -140,10 +135,10 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
     Peer::State &p = *peer.state_;
     const Lock lock(p.mutex);
     if (!p.control) return false;
-    if (p.out.size() - p.sent > kMaxQueued) {
+    if (p.out.waiting() > kMaxQueued) {
       if (!std::exchange(p.full_logged, true))
         ISTHMUS_ERROR("{} takes no control messages; {} bytes wait for it, further ones are dropped",
-                      process_text(peer.endpoint), p.out.size() - p.sent);
+                      process_text(peer.endpoint), p.out.waiting());
       return false;
     }
     state_->queue(p, peer.index, type, body);
@@ -156,7 +151,7 @@ bool Mesh::send(Peer &peer, uint16_t type, std::span<const std::byte> body) noex
 Mesh::Counts Mesh::counts() const noexcept {
   State &s = *state_;
   const Lock lock(s.mutex);
-  Counts c{1, s.gate.descriptors() + s.greeting_count.load(std::memory_order_relaxed) + 2, static_cast<int>(s.peers.size())};
+  Counts c{1, s.gate.descriptors() + s.greetings->count() + 2, static_cast<int>(s.peers.size())};
   for (const Known &known : s.peers) {
     const Peer::State &p = *known.peer->state_;
     const Lock peer_lock(p.mutex);

@@ -1,12 +1,14 @@
-// The accepting side of a new connection, between the gate and connect(): who it is, and the exchange of arenas.
+#include "bootstrap/mesh_greeting.hpp"
+
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
-#include "base/lock.hpp"
-#include "bootstrap/host.hpp"
-#include "bootstrap/mesh_state.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "bootstrap/control_epoll.hpp"
 #include "net/socket.hpp"
 #include "net/wait.hpp"
 
@@ -15,19 +17,13 @@ namespace {
 
 constexpr uint32_t kMaxStreams = 256;
 
-std::string agree(const PeerArena &mine, const ArenaOffer &offer, const Bytes16 &read_back, const std::string &their_why) {
-  if (!mine.why.empty()) return mine.why;
-  if (!their_why.empty()) return "it says: " + their_why;
-  return read_back == offer.nonce ? std::string() : "the peer read another nonce than ours";
-}
-
 }  // namespace
 
-void Mesh::State::refuse(const Greeting &g, const std::string &why) {
+void Greetings::refuse(const Greeting &g, const std::string &why) {
   ISTHMUS_WARN("refused a peer: {}: {}", g.guest.from, why);
 }
 
-void Mesh::State::admit(net::Guest &&guest) {
+void Greetings::admit(net::Guest &&guest) {
   Greeting g{std::move(guest), Deadline::at_ns(now_ns() + net::kHandshakeNs), net::FrameReader(), {}, {}, {}};
   const net::Hello &h = g.guest.hello;
   if (h.version != net::kProtocolVersion)
@@ -35,16 +31,13 @@ void Mesh::State::admit(net::Guest &&guest) {
   if (h.role == net::Role::Rendezvous) return refuse(g, "it looks for a rendezvous; this is a control port");
   if (h.role == net::Role::Data && (h.count > kMaxStreams || h.index >= h.count))
     return refuse(g, formatted("it announced data stream {} of {}", h.index, h.count));
-  if (h.role == net::Role::Control) {
-    const Lock lock(mutex);
-    if (by_process.contains(h.process)) return refuse(g, "it is connected already");
-  }
-  const uint64_t number = next_greeting++;
-  watch(epoll.get(), EPOLL_CTL_ADD, g.guest.fd.get(), EPOLLIN, tagged(Tag::Greeting, number));
-  greetings.emplace(number, std::move(g));
+  if (h.role == net::Role::Control && events_.connected(h.process)) return refuse(g, "it is connected already");
+  const uint64_t number = next_++;
+  watch(epoll_, EPOLL_CTL_ADD, g.guest.fd.get(), EPOLLIN, tagged(Tag::Greeting, number));
+  open_.emplace(number, std::move(g));
 }
 
-bool Mesh::State::advance(Greeting &g) {
+bool Greetings::advance(Greeting &g) {
   const int fd = g.guest.fd.get();
   for (;;) {
     uint16_t type = 0;
@@ -52,7 +45,7 @@ bool Mesh::State::advance(Greeting &g) {
     switch (g.reader.next(type, body)) {
       case net::FrameReader::Result::Bad: refuse(g, g.reader.why()); return false;
       case net::FrameReader::Result::Frame:
-        if (!on_greeting_frame(g, type, body)) return false;
+        if (!on_frame(g, type, body)) return false;
         continue;
       case net::FrameReader::Result::More: break;
     }
@@ -69,7 +62,7 @@ bool Mesh::State::advance(Greeting &g) {
   }
 }
 
-bool Mesh::State::on_greeting_frame(Greeting &g, uint16_t type, std::span<const std::byte> body) {
+bool Greetings::on_frame(Greeting &g, uint16_t type, std::span<const std::byte> body) {
   const net::Hello &h = g.guest.hello;
   const auto own = static_cast<Own>(type);
   if (h.role == net::Role::Data) {
@@ -77,18 +70,8 @@ bool Mesh::State::on_greeting_frame(Greeting &g, uint16_t type, std::span<const 
       refuse(g, "an unexpected message");
       return false;
     }
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
-    {
-      const Lock lock(mutex);
-      DataArrivals &d = data_arrivals[h.process];
-      if (d.count != h.count) {
-        d.count = h.count;
-        d.fds.clear();
-        d.fds.resize(h.count);
-      }
-      d.fds[h.index] = std::move(g.guest.fd);
-    }
-    changed.notify_all();
+    ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
+    events_.data_arrived(h, std::move(g.guest.fd));
     return false;
   }
   if (own == Own::Intro && !g.intro) {
@@ -104,8 +87,8 @@ bool Mesh::State::on_greeting_frame(Greeting &g, uint16_t type, std::span<const 
     g.arena = map_peer_arena(g.passed, g.intro->arena_bytes, h.process);
     g.passed.reset();
     net::ByteVector reply;
-    net::append_frame(reply, static_cast<uint16_t>(Own::Attach), encode(Attach{arena.bytes, g.arena.nonce, g.arena.why}));
-    if (net::send_with_fd(g.guest.fd.get(), reply, arena.fd, Deadline(0)) == net::Io::Ok) return true;
+    net::append_frame(reply, static_cast<uint16_t>(Own::Attach), encode(Attach{ours_.bytes, g.arena.nonce, g.arena.why}));
+    if (net::send_with_fd(g.guest.fd.get(), reply, ours_.fd, Deadline(0)) == net::Io::Ok) return true;
     refuse(g, "it left inside the greeting");
     return false;
   }
@@ -114,58 +97,36 @@ bool Mesh::State::on_greeting_frame(Greeting &g, uint16_t type, std::span<const 
     refuse(g, "an unexpected message");
     return false;
   }
-  g.arena.why = agree(g.arena, arena, ready->nonce, ready->why);
-  if (!g.arena.why.empty()) g.arena.mapping.reset();
+  agree(g.arena, ours_, ready->nonce, ready->why);
   arrived(g);
   return false;
 }
 
-void Mesh::State::arrived(Greeting &g) {
-  ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
+void Greetings::arrived(Greeting &g) {
+  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, g.guest.fd.get(), nullptr);
   if (!g.guest.local) g.arena.why = "it came by TCP";
-  Arrival a{std::move(g.guest.fd), std::move(g.intro->endpoint), g.guest.local, std::move(g.arena), std::move(g.reader)};
-  {
-    const Lock lock(mutex);
-    arrivals.insert_or_assign(a.endpoint.process, std::move(a));
-  }
-  changed.notify_all();
+  events_.arrived(
+      {std::move(g.guest.fd), std::move(g.intro->endpoint), g.guest.local, std::move(g.arena), std::move(g.reader)});
 }
 
-Arrival Mesh::State::dial_local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) {
-  const std::string to = process_text(e);
-  const auto check = [&](net::Io io) {
-    if (io == net::Io::Timeout) fail(Code::Timeout, "{} did not finish the greeting in time", to);
-    if (io != net::Io::Ok) fail(Code::PeerLost, "{} closed the connection inside the greeting", to);
-  };
-  net::Hello hello;
-  hello.process = self.process;
-  if (net::dial(fd.get(), hello, key, to, deadline).process != e.process)
-    fail(Code::PeerLost, "another process answers for {}", to);
-  net::ByteVector message;
-  net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{arena.bytes, self}));
-  check(net::send_with_fd(fd.get(), message, arena.fd, deadline));
+int64_t Greetings::next_deadline_ns() const noexcept {
+  int64_t next = INT64_MAX;
+  for (const auto &[number, g] : open_) next = std::min(next, g.deadline.ns());
+  return next;
+}
 
-  net::FrameReader reader;
-  UniqueFd passed;
-  uint16_t type = 0;
-  std::span<const std::byte> body;
-  net::FrameReader::Result r;
-  while ((r = reader.next(type, body)) == net::FrameReader::Result::More) {
-    const ssize_t n = net::recv_with_fd(fd.get(), reader.space(), passed);
-    if (n > 0) reader.received(static_cast<size_t>(n));
-    else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) check(net::Io::Closed);
-    else if (net::wait_events(fd.get(), POLLIN, deadline) == 0) check(net::Io::Timeout);
+void Greetings::on_readable(uint64_t number) {
+  const auto at = open_.find(number);
+  if (at != open_.end() && !advance(at->second)) open_.erase(at);
+}
+
+void Greetings::expire() {
+  for (auto at = open_.begin(); at != open_.end();) {
+    const bool late = at->second.deadline.passed();
+    if (late) refuse(at->second, "it did not finish its greeting in time");
+    at = late ? open_.erase(at) : std::next(at);
   }
-  const auto attach =
-      r == net::FrameReader::Result::Frame && type == static_cast<uint16_t>(Own::Attach) ? parse_attach(body) : std::nullopt;
-  if (!attach) fail(Code::Mismatch, "{} answered the greeting with a malformed message", to);
-  PeerArena theirs = map_peer_arena(passed, attach->arena_bytes, e.process);
-  theirs.why = agree(theirs, arena, attach->nonce, attach->why);
-  if (!theirs.why.empty()) theirs.mapping.reset();
-  message.clear();
-  net::append_frame(message, static_cast<uint16_t>(Own::Ready), encode(Ready{theirs.nonce, theirs.why}));
-  check(net::send_all(fd.get(), message, deadline));
-  return {std::move(fd), e, true, std::move(theirs), std::move(reader)};
+  count_.store(static_cast<int>(open_.size()), std::memory_order_relaxed);
 }
 
 }  // namespace isthmus::bootstrap

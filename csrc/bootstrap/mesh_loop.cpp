@@ -27,42 +27,14 @@ void Mesh::State::run() noexcept {
   int64_t tick = now_ns() + heartbeat_ns;
   while (!stop.load(std::memory_order_acquire)) {
     try {
-      int64_t until = std::min(tick, gate.next_deadline_ns());
-      for (const auto &[number, g] : greetings) until = std::min(until, g.deadline.ns());
+      const int64_t until = std::min({tick, gate.next_deadline_ns(), greetings->next_deadline_ns()});
       epoll_event ready[64];
       const int n = ::epoll_wait(epoll.get(), ready, 64, Deadline::at_ns(until).left_ms());
-      for (int i = 0; i < n; ++i) {
-        const uint64_t number = ready[i].data.u64 & 0xffffffffffffff;
-        switch (static_cast<Tag>(ready[i].data.u64 >> 56)) {
-          case Tag::Wake: {
-            uint64_t count;
-            [[maybe_unused]] const ssize_t got = ::read(wake_fd.get(), &count, sizeof count);
-            break;
-          }
-          case Tag::Gate: break;  // served below, as its deadlines are
-          case Tag::Greeting: {
-            const auto at = greetings.find(number);
-            if (at != greetings.end() && !advance(at->second)) greetings.erase(at);
-            break;
-          }
-          case Tag::Control: {
-            Peer &peer = *find(static_cast<uint32_t>(number));
-            if (ready[i].events & EPOLLOUT) on_writable(peer);
-            if (ready[i].events & ~uint32_t{EPOLLOUT}) on_readable(peer);
-            break;
-          }
-          case Tag::Pid: on_ended(*find(static_cast<uint32_t>(number))); break;
-        }
-      }
+      for (int i = 0; i < n; ++i) serve(ready[i]);
       gate.service(guests);
-      for (net::Guest &g : guests) admit(std::move(g));
+      for (net::Guest &g : guests) greetings->admit(std::move(g));
       guests.clear();
-      for (auto at = greetings.begin(); at != greetings.end();) {
-        const bool late = at->second.deadline.passed();
-        if (late) refuse(at->second, "it did not finish its greeting in time");
-        at = late ? greetings.erase(at) : std::next(at);
-      }
-      greeting_count.store(static_cast<int>(greetings.size()), std::memory_order_relaxed);
+      greetings->expire();
       {
         const Lock lock(mutex);
         claimed.swap(fresh);
@@ -83,43 +55,68 @@ void Mesh::State::run() noexcept {
   farewell();
 }
 
-void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {
-  const bool idle = p.sent == p.out.size();
-  if (idle) {
-    p.out.clear();
-    p.sent = 0;
+void Mesh::State::serve(const epoll_event &ready) {
+  const uint64_t number = number_of(ready.data.u64);
+  switch (tag_of(ready.data.u64)) {
+    case Tag::Wake: {
+      uint64_t count;
+      [[maybe_unused]] const ssize_t got = ::read(wake_fd.get(), &count, sizeof count);
+      break;
+    }
+    case Tag::Gate: break;  // served in run(), as its deadlines are
+    case Tag::Greeting: greetings->on_readable(number); break;
+    case Tag::Control: {
+      Peer &peer = *find(static_cast<uint32_t>(number));
+      if (ready.events & EPOLLOUT) on_writable(peer);
+      if (ready.events & ~uint32_t{EPOLLOUT}) on_readable(peer);
+      break;
+    }
+    case Tag::Pid: on_ended(*find(static_cast<uint32_t>(number))); break;
   }
-  net::append_frame(p.out, type, body);
-  if (!idle) return;
-  flush(p);
-  if (p.sent < p.out.size())
-    watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, index));
 }
 
-void Mesh::State::flush(Peer::State &p) {
-  while (p.sent < p.out.size()) {
-    const ssize_t n = net::send_some(p.control.get(), std::span<const std::byte>(p.out).subspan(p.sent));
-    if (n < 0) {  // reading tells that it is broken
-      p.send_error = errno;
-      p.sent = p.out.size();
+bool Mesh::State::connected(const Bytes16 &process) {
+  const Lock lock(mutex);
+  return by_process.contains(process);
+}
+
+void Mesh::State::arrived(Arrival a) {
+  {
+    const Lock lock(mutex);
+    arrivals.insert_or_assign(a.endpoint.process, std::move(a));
+  }
+  changed.notify_all();
+}
+
+void Mesh::State::data_arrived(const net::Hello &h, UniqueFd fd) {
+  {
+    const Lock lock(mutex);
+    DataArrivals &d = data_arrivals[h.process];
+    if (d.count != h.count) {
+      d.count = h.count;
+      d.fds.clear();
+      d.fds.resize(h.count);
     }
-    if (n <= 0) break;
-    p.sent += static_cast<size_t>(n);
+    d.fds[h.index] = std::move(fd);
   }
-  if (p.sent > 1024 * 1024) {
-    p.out.erase(p.out.begin(), p.out.begin() + static_cast<ptrdiff_t>(p.sent));
-    p.sent = 0;
-  }
+  changed.notify_all();
+}
+
+void Mesh::State::queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) {
+  const bool idle = p.out.empty();
+  p.out.add(type, body);
+  if (!idle) return;
+  p.out.flush(p.control.get());
+  if (!p.out.empty()) watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN | EPOLLOUT, tagged(Tag::Control, index));
 }
 
 void Mesh::State::on_writable(Peer &peer) {
   Peer::State &p = *peer.state_;
   const Lock lock(p.mutex);
   if (!p.control) return;
-  flush(p);
-  if (p.sent == p.out.size()) {
-    p.out = {};
-    p.sent = 0;
+  p.out.flush(p.control.get());
+  if (p.out.empty()) {
+    p.out.clear();
     watch(epoll.get(), EPOLL_CTL_MOD, p.control.get(), EPOLLIN, tagged(Tag::Control, peer.index));
   }
 }
@@ -137,7 +134,7 @@ void Mesh::State::on_readable(Peer &peer) {
   std::string end;
   const auto error_of_sending = [&p] {  // 0: there was none, or only that the peer had closed the connection
     const Lock lock(p.mutex);
-    return p.send_error == EPIPE || p.send_error == ECONNRESET ? 0 : p.send_error;
+    return p.out.error() == EPIPE || p.out.error() == ECONNRESET ? 0 : p.out.error();
   };
   // A peer that has ended says no more, so all that it said is heard before it is lost.
   for (size_t reads = 0; end.empty() && (reads < kReadsAtOnce || p.ended); ++reads) {
@@ -191,8 +188,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     if (p.pidfd) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
     p.control.reset();
     p.pidfd.reset();
-    p.out = {};
-    p.sent = 0;
+    p.out.clear();
   }
   {
     const Lock lock(mutex);  // a waiter between its test and its sleep holds it
@@ -207,7 +203,7 @@ void Mesh::State::beat() {
   for (uint32_t i = 0; Peer *peer = find(i); ++i) {
     Peer::State &p = *peer->state_;
     const Lock lock(p.mutex);
-    if (p.control && p.sent == p.out.size()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), {});
+    if (p.control && p.out.empty()) queue(p, i, static_cast<uint16_t>(Own::Heartbeat), {});
   }
   events.on_tick();
 }
@@ -223,9 +219,9 @@ void Mesh::State::farewell() noexcept {
         Peer::State &p = *peer->state_;
         const Lock lock(p.mutex);
         if (!p.control) continue;
-        if (first) net::append_frame(p.out, static_cast<uint16_t>(Own::Bye), {});
-        flush(p);
-        if (p.sent < p.out.size()) waiting.push_back({p.control.get(), POLLOUT, 0});
+        if (first) p.out.add(static_cast<uint16_t>(Own::Bye), {});
+        p.out.flush(p.control.get());
+        if (!p.out.empty()) waiting.push_back({p.control.get(), POLLOUT, 0});
       }
     }
     // A TCP socket that is closed with unread bytes resets the connection, and the peer may lose what we said last.

@@ -1,17 +1,21 @@
-// The inside of the mesh: what its caller-side half (mesh.cpp, mesh_connect.cpp) and its control thread (mesh_loop.cpp,
-// mesh_greeting.cpp) share.
+// The inside of the mesh: what its caller-side half (mesh.cpp, mesh_connect.cpp) and its control thread (mesh_loop.cpp) share.
 #pragma once
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include "base/lock.hpp"
 #include "base/log.hpp"
 #include "bootstrap/arena_offer.hpp"
+#include "bootstrap/control_epoll.hpp"
 #include "bootstrap/control_wire.hpp"
 #include "bootstrap/mesh.hpp"
+#include "bootstrap/mesh_dial.hpp"
+#include "bootstrap/mesh_greeting.hpp"
+#include "bootstrap/outbox.hpp"
 #include "net/fork_guard.hpp"
 #include "net/gate.hpp"
 
@@ -21,9 +25,7 @@ struct Peer::State {
   mutable Mutex mutex;                             // held over sends, which do not wait
   UniqueFd control ISTHMUS_GUARDED_BY(mutex);      // written by any sender, read and closed by the control thread
   net::GuardedFd pidfd ISTHMUS_GUARDED_BY(mutex);  // empty where the peer is not on this host
-  net::ByteVector out ISTHMUS_GUARDED_BY(mutex);   // queued, not yet taken by the kernel, from `sent` on
-  size_t sent ISTHMUS_GUARDED_BY(mutex) = 0;
-  int send_error ISTHMUS_GUARDED_BY(mutex) = 0;  // errno of the send that found the connection broken
+  Outbox out ISTHMUS_GUARDED_BY(mutex);
   bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
   std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
@@ -39,38 +41,21 @@ struct Known {
   bool unshared_logged = false;
 };
 
-// A control connection that is through the handshake and the greeting, waiting for connect() to claim it.
-struct Arrival {
-  UniqueFd fd;
-  Endpoint endpoint;
-  bool local = false;
-  PeerArena arena;
-  net::FrameReader reader;  // may already hold messages
-};
-
 struct DataArrivals {
   uint32_t count = 0;         // that the dialer announced
   std::vector<UniqueFd> fds;  // by index
 };
 
-struct Greeting {  // accepted and authenticated, not yet complete; control thread only
-  net::Guest guest;
-  Deadline deadline;
-  net::FrameReader reader;
-  UniqueFd passed;
-  std::optional<Intro> intro;
-  PeerArena arena;
-};
-
-struct Mesh::State {
+struct Mesh::State final : GreetingEvents {
   State(const Settings &settings, MeshEvents &handler, int arena_fd, size_t arena_bytes, const std::string &route_hint);
-  ~State();
+  ~State() override;
 
   // ---- constant after construction
   MeshEvents &events;
   const int64_t heartbeat_ns;
   Endpoint self;
   ArenaOffer arena;
+  const Dialer dialer;
 
   // ---- shared
   Mutex mutex;  // taken before a Peer::State::mutex; never held while a callback runs
@@ -86,9 +71,7 @@ struct Mesh::State {
   net::Gate gate;  // add_key and drop_key from any thread, the rest on the control thread
   net::GuardedFd epoll, wake_fd;
   std::atomic<bool> stop{false};
-  std::atomic<int> greeting_count{0};
-  std::map<uint64_t, Greeting> greetings;  // control thread only, as the next
-  uint64_t next_greeting = 0;
+  std::optional<Greetings> greetings;  // control thread only, but count()
   std::thread thread;
 
   void wake() const noexcept;
@@ -97,23 +80,17 @@ struct Mesh::State {
 
   // ---- caller's threads (mesh_connect.cpp)
   Peer *claim(Arrival &&arrival) ISTHMUS_REQUIRES(mutex);
-  Arrival dial_control(const Endpoint &e, const Bytes16 &key, Deadline deadline);
-  Arrival dial_local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline);
   Peer *await_control(const Endpoint &e, Deadline deadline) ISTHMUS_REQUIRES(mutex);
-  std::vector<UniqueFd> dial_data(Peer &peer, const Bytes16 &key, int streams, Deadline deadline);
   std::vector<UniqueFd> await_data(Peer &peer, int streams, Deadline deadline) ISTHMUS_REQUIRES(mutex);
-  bool gone(const Endpoint &e) const;  // nobody listens there any more
 
-  // ---- control thread (mesh_loop.cpp, mesh_greeting.cpp)
+  // ---- control thread (mesh_loop.cpp)
   void run() noexcept;
-  void admit(net::Guest &&guest);
-  bool advance(Greeting &g);  // false: complete or refused
-  bool on_greeting_frame(Greeting &g, uint16_t type, std::span<const std::byte> body);
-  void arrived(Greeting &g);
-  void refuse(const Greeting &g, const std::string &why);
+  void serve(const epoll_event &ready);
+  bool connected(const Bytes16 &process) override;
+  void arrived(Arrival arrival) override;
+  void data_arrived(const net::Hello &hello, UniqueFd fd) override;
   // gives the kernel what it takes; `index`: of the peer
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
-  void flush(Peer::State &p) ISTHMUS_REQUIRES(p.mutex);
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
   void on_ended(Peer &peer);
@@ -121,11 +98,6 @@ struct Mesh::State {
   void beat();
   void farewell() noexcept;
 };
-
-// epoll data: what a descriptor is, and its number
-enum class Tag : uint64_t { Wake, Gate, Greeting, Control, Pid };
-constexpr uint64_t tagged(Tag tag, uint64_t number) noexcept { return static_cast<uint64_t>(tag) << 56 | number; }
-void watch(int epoll, int operation, int fd, uint32_t events, uint64_t data);  // throws Error(System)
 
 inline constexpr size_t kMaxQueued = 16 * 1024 * 1024;  // control messages of one peer that it does not take
 

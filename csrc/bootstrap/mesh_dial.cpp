@@ -1,0 +1,177 @@
+#include "bootstrap/mesh_dial.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/error.hpp"
+#include "bootstrap/control_wire.hpp"
+#include "bootstrap/host.hpp"
+#include "net/handshake.hpp"
+#include "net/socket.hpp"
+#include "net/wait.hpp"
+
+namespace isthmus::bootstrap {
+namespace {
+
+constexpr double kAttemptSeconds = 10;  // one dialogue with a process that accepted the connection
+constexpr int64_t kGoneLocalNs = 250'000'000, kGoneNs = 1'000'000'000;  // refused for so long: nobody is there any more
+constexpr int64_t kKeyGraceNs = 5'000'000'000;                          // a peer may learn the key a little later than we do
+
+Deadline at_most(Deadline deadline, double seconds) {
+  return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
+}
+
+}  // namespace
+
+bool Dialer::gone(const Endpoint &e) const {
+  UniqueFd fd;
+  const bool local = e.host == self_.host;
+  if (local && net::connect_unix(e.unix_name, Deadline(0.1), fd) != ECONNREFUSED) return false;
+  for (const std::string &text : e.tcp)
+    if (net::connect_tcp(net::numeric_address(text), Deadline(0.1), fd) != ECONNREFUSED) return false;
+  return local || !e.tcp.empty();
+}
+
+Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const {
+  const bool local = e.host == self_.host;
+  int64_t refused_since = 0, key_since = 0;
+  std::string last = "no attempt was made", unshared = "it is on another host";
+  for (int64_t pause = 2'000'000;; pause = std::min<int64_t>(pause * 2, 100'000'000)) {
+    bool refused = false, absent = false;  // absent: it has no socket here
+    try {
+      UniqueFd fd;
+      const int error = local ? net::connect_unix(e.unix_name, deadline, fd) : EAFNOSUPPORT;
+      net::Credentials c;
+      if (error == 0 && net::peer_credentials(fd.get(), c) && c.uid == ::geteuid())
+        return this->local(e, key, std::move(fd), at_most(deadline, kAttemptSeconds));
+      if (error == 0) unshared = formatted("it belongs to user {}, we to user {}", c.uid, ::geteuid());
+      // Two hosts may have one identity (a virtual machine and its copy): where its socket is not here, it may still answer elsewhere.
+      else if ((absent = error == ECONNREFUSED)) unshared = "its socket is not on this host, whatever it says of itself";
+      else if (local) unshared = system_text("Unix socket", error);
+      last = unshared;
+      size_t refusals = 0;
+      for (const std::string &text : e.tcp) {
+        const int tcp_error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
+        if (tcp_error != 0) {
+          last = system_text(text.c_str(), tcp_error);
+          refusals += tcp_error == ECONNREFUSED ? 1 : 0;
+          continue;
+        }
+        net::Hello hello;
+        hello.process = self_.process;
+        const Deadline attempt = at_most(deadline, kAttemptSeconds);
+        if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
+          fail(Code::PeerLost, "another process answers at {}", text);
+        net::ByteVector message;
+        net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{0, self_}));
+        if (net::send_all(fd.get(), message, attempt) != net::Io::Ok) fail(Code::PeerLost, "{} closed the connection", text);
+        PeerArena none;
+        none.why = unshared;
+        return {std::move(fd), e, false, std::move(none), net::FrameReader()};
+      }
+      refused = refusals == e.tcp.size();
+    } catch (const Error &error) {
+      refused = absent && error.code() == Code::PeerLost;  // somebody else has its port
+      // a refused key explains more than the end of time
+      if (key_since == 0 || error.code() != Code::Timeout) last = error.text();
+      if (error.code() == Code::Auth) {
+        if (key_since == 0) key_since = now_ns();
+        if (now_ns() - key_since > kKeyGraceNs) throw;
+        if (deadline.passed()) throw;
+      } else if (error.code() != Code::PeerLost && error.code() != Code::Timeout) {
+        throw;
+      }
+    }
+    if (!refused) refused_since = 0;
+    else if (refused_since == 0) refused_since = now_ns();
+    else if (now_ns() - refused_since > (local ? kGoneLocalNs : kGoneNs))
+      fail(Code::PeerLost, "{} is no longer there ({}); it has probably ended", process_text(e), last);
+    if (deadline.passed()) {
+      const std::string text =
+          formatted("could not connect to {} within {:g} s: {}", process_text(e), deadline.seconds(), last);
+      throw Error(key_since != 0 ? Code::Auth : Code::Timeout, text);
+    }
+    net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + pause)));
+  }
+}
+
+Arrival Dialer::local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) const {
+  const std::string to = process_text(e);
+  const auto check = [&](net::Io io) {
+    if (io == net::Io::Timeout) fail(Code::Timeout, "{} did not finish the greeting in time", to);
+    if (io != net::Io::Ok) fail(Code::PeerLost, "{} closed the connection inside the greeting", to);
+  };
+  net::Hello hello;
+  hello.process = self_.process;
+  if (net::dial(fd.get(), hello, key, to, deadline).process != e.process)
+    fail(Code::PeerLost, "another process answers for {}", to);
+  net::ByteVector message;
+  net::append_frame(message, static_cast<uint16_t>(Own::Intro), encode(Intro{arena_.bytes, self_}));
+  check(net::send_with_fd(fd.get(), message, arena_.fd, deadline));
+
+  net::FrameReader reader;
+  UniqueFd passed;
+  uint16_t type = 0;
+  std::span<const std::byte> body;
+  net::FrameReader::Result r;
+  while ((r = reader.next(type, body)) == net::FrameReader::Result::More) {
+    const ssize_t n = net::recv_with_fd(fd.get(), reader.space(), passed);
+    if (n > 0) reader.received(static_cast<size_t>(n));
+    else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) check(net::Io::Closed);
+    else if (net::wait_events(fd.get(), POLLIN, deadline) == 0) check(net::Io::Timeout);
+  }
+  const auto attach =
+      r == net::FrameReader::Result::Frame && type == static_cast<uint16_t>(Own::Attach) ? parse_attach(body) : std::nullopt;
+  if (!attach) fail(Code::Mismatch, "{} answered the greeting with a malformed message", to);
+  PeerArena theirs = map_peer_arena(passed, attach->arena_bytes, e.process);
+  agree(theirs, arena_, attach->nonce, attach->why);
+  message.clear();
+  net::append_frame(message, static_cast<uint16_t>(Own::Ready), encode(Ready{theirs.nonce, theirs.why}));
+  check(net::send_all(fd.get(), message, deadline));
+  return {std::move(fd), e, true, std::move(theirs), std::move(reader)};
+}
+
+std::vector<UniqueFd> Dialer::data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const {
+  const Endpoint &e = peer.endpoint;
+  std::vector<UniqueFd> out;
+  std::string last;
+  while (out.size() < static_cast<size_t>(streams)) {
+    UniqueFd fd;
+    for (const std::string &text : e.tcp) {
+      const int error = net::connect_tcp(net::numeric_address(text), at_most(deadline, kConnectSeconds), fd);
+      if (error == 0) break;
+      last = system_text(text.c_str(), error);
+    }
+    try {
+      if (fd) {
+        net::Hello hello;
+        hello.process = self_.process;
+        hello.role = net::Role::Data;
+        hello.index = static_cast<uint32_t>(out.size());
+        hello.count = static_cast<uint32_t>(streams);
+        const Deadline attempt = at_most(deadline, kAttemptSeconds);
+        if (net::dial(fd.get(), hello, key, process_text(e), attempt).process != e.process)
+          fail(Code::PeerLost, "another process answers for {}", process_text(e));
+        net::ByteVector ready;
+        net::append_frame(ready, static_cast<uint16_t>(Own::Ready), {});
+        if (net::send_all(fd.get(), ready, attempt) != net::Io::Ok)
+          fail(Code::PeerLost, "{} closed the connection", process_text(e));
+        out.push_back(std::move(fd));
+        continue;
+      }
+    } catch (const Error &error) {
+      if (error.code() != Code::PeerLost && error.code() != Code::Timeout) throw;
+      last = error.text();
+    }
+    if (peer.lost.load(std::memory_order_acquire)) throw Error(Code::PeerLost, peer.lost_text());
+    if (deadline.passed())
+      fail(Code::Timeout, "could not open data stream {} of {} to {} within {:g} s: {}", out.size(), streams,
+           process_text(e), deadline.seconds(), last);
+    net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + 20'000'000)));
+  }
+  return out;
+}
+
+}  // namespace isthmus::bootstrap

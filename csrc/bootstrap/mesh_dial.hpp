@@ -1,0 +1,48 @@
+// The dialling side of a new connection between two processes: mesh.hpp says which of the two dials.
+//
+//   dialer                                     the process that is dialled
+//     connects: Unix socket, else TCP  ------>   gate: both prove the job key (net/handshake.hpp)
+//     Intro + memfd of the arena       ------>   maps the dialer's arena, reads the nonce in it
+//                                      <------   Attach + memfd, the nonce as it was read
+//     maps the peer's arena, reads the nonce
+//     Ready, the nonce as it was read  ------>   the connection has arrived
+//
+// Over TCP no arena is passed, and the Intro ends the greeting.
+#pragma once
+
+#include <vector>
+
+#include "bootstrap/arena_offer.hpp"
+#include "bootstrap/mesh.hpp"
+#include "net/frame.hpp"
+
+namespace isthmus::bootstrap {
+
+// A control connection that is through the handshake and the greeting, waiting for connect() to claim it.
+struct Arrival {
+  UniqueFd fd;
+  Endpoint endpoint;
+  bool local = false;
+  PeerArena arena;
+  net::FrameReader reader;  // may already hold messages
+};
+
+// Any thread, several at once. `self`, `arena`: of this process; they outlive the dialer.
+class Dialer {
+ public:
+  Dialer(const Endpoint &self, const ArenaOffer &arena) : self_(self), arena_(arena) {}
+  // Tries again until the deadline, while the peer may still come. Throws Error: Timeout, Auth where the peer refuses the key for long,
+  // PeerLost where nobody listens there any more.
+  Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const;
+  // The data connections, in their order. Throws Error.
+  std::vector<UniqueFd> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const;
+  bool gone(const Endpoint &e) const;  // nobody listens there any more
+
+ private:
+  Arrival local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) const;
+
+  const Endpoint &self_;
+  const ArenaOffer &arena_;
+};
+
+}  // namespace isthmus::bootstrap

@@ -1,0 +1,56 @@
+// The control messages that wait for one peer: framed, in order, not yet taken by the kernel. Whoever calls holds the peer's lock.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "net/frame.hpp"
+#include "net/socket.hpp"
+
+namespace isthmus::bootstrap {
+
+class Outbox {
+ public:
+  bool empty() const noexcept { return sent_ == bytes_.size(); }
+  size_t waiting() const noexcept { return bytes_.size() - sent_; }
+  // errno of the send that found the connection broken; 0: no send did.
+  int error() const noexcept { return error_; }
+
+  void add(uint16_t type, std::span<const std::byte> body) {
+    if (empty()) {  // the memory is kept
+      bytes_.clear();
+      sent_ = 0;
+    }
+    net::append_frame(bytes_, type, body);
+  }
+  // Gives the kernel what the kernel takes. Does not wait. A broken connection empties the box.
+  void flush(int socket) {
+    while (!empty()) {
+      const ssize_t n = net::send_some(socket, std::span<const std::byte>(bytes_).subspan(sent_));
+      if (n < 0) {  // reading tells that it is broken
+        error_ = errno;
+        sent_ = bytes_.size();
+      }
+      if (n <= 0) break;
+      sent_ += static_cast<size_t>(n);
+    }
+    if (sent_ > kDead) {
+      bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(sent_));
+      sent_ = 0;
+    }
+  }
+  void clear() noexcept {  // the memory goes too
+    bytes_ = {};
+    sent_ = 0;
+  }
+
+ private:
+  static constexpr size_t kDead = 1024 * 1024;  // more sent bytes than this at the front are cut off
+  net::ByteVector bytes_;
+  size_t sent_ = 0;
+  int error_ = 0;
+};
+
+}  // namespace isthmus::bootstrap
