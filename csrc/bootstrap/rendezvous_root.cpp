@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <deque>
 #include <limits>
-#include <map>
+#include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/log.hpp"
 #include "bootstrap/host.hpp"
+#include "bootstrap/rendezvous_roster.hpp"
 #include "bootstrap/rendezvous_wire.hpp"
 #include "bootstrap/tcp_rendezvous.hpp"
 #include "net/gate.hpp"
@@ -21,18 +23,13 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive a little later are told why
-constexpr int64_t kTellNs = 5'000'000'000;      // of a wait: then the log says for whom
 constexpr double kHearSeconds = 0.25;           // for the others to read the failure and close
 
 // Serves as rank 0, or, where it stands for no rank, for all of them.
 class Root final : public Exchange {
  public:
   Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key, const Bytes16 &job = {})
-      : where_(std::move(where)),
-        first_(world > 0 ? 1 : 0),
-        world_(world),
-        gate_(rendezvous_process(), net::Gate::UnknownKey::Refuse),
-        by_rank_(static_cast<size_t>(world)) {
+      : where_(std::move(where)), roster_(world), gate_(rendezvous_process(), net::Gate::UnknownKey::Refuse) {
     gate_.add_key(key);
     gate_.set_job(job);
     for (UniqueFd &fd : listeners) gate_.add_listener(std::move(fd));
@@ -50,7 +47,7 @@ class Root final : public Exchange {
   // Round after round, until all have left or one has failed. The ranks have deadlines; this end waits as long as they do.
   void serve() {
     const Deadline never = Deadline::at_ns(std::numeric_limits<int64_t>::max());
-    while (failure_.ok() && !left()) round(nullptr, never);
+    while (failure_.ok() && !roster_.left()) round(nullptr, never);
     if (!failure_.ok()) tell_failure(never);
   }
 
@@ -59,96 +56,55 @@ class Root final : public Exchange {
   std::vector<Blob> round(const Blob *mine, Deadline deadline) {
     distributing_ = false;
     while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
-      if (!mine && left()) return {};
-      const Deadline patience = Deadline::at_ns(mine ? std::numeric_limits<int64_t>::max() : patience_ns());
-      const int64_t tell_ns = first_ns_ == 0 ? std::numeric_limits<int64_t>::max() : first_ns_ + kTellNs;
+      if (!mine && roster_.left()) return {};
+      const Deadline patience = Deadline::at_ns(mine ? RoundPatience::kNever : patience_.until_ns());
+      const int64_t tell_ns = patience_.tell_ns();
       if (pump(Deadline::at_ns(std::min({patience.ns(), deadline.ns(), tell_ns})))) continue;
       if (now_ns() >= tell_ns) {
         tell_who_is_missing();
-        first_ns_ = 0;
+        patience_.told();
         continue;
       }
       if (deadline.passed()) set_failure(Code::Timeout, missing_text(deadline.seconds()));
-      else if (!gathered() && failure_.ok() && now_ns() >= patience_ns())
+      else if (!gathered() && failure_.ok() && now_ns() >= patience_.until_ns())
         set_failure(Code::Timeout, missing_text(waited()) + "; those that came wait no longer (ISTHMUS_CENSUS)");
     }
     if (!failure_.ok()) return {};
-    std::vector<Blob> blobs(by_rank_.size());
+    std::vector<Blob> blobs(static_cast<size_t>(roster_.world()));
     if (mine) blobs[0] = *mine;
-    for (size_t r = first_; r < blobs.size(); ++r) {
-      const auto at = by_rank_[r]->blobs.find(round_);
-      blobs[r] = std::move(at->second);
-      by_rank_[r]->blobs.erase(at);
+    for (RootClient *c : roster_.elsewhere()) {
+      const auto at = c->blobs.find(round_);
+      blobs[c->hello.index] = std::move(at->second);
+      c->blobs.erase(at);
     }
     auto result = std::make_shared<net::ByteVector>();
     for (size_t r = 0; r < blobs.size(); ++r) append_result(*result, round_, static_cast<uint32_t>(r), blobs[r]);
     wanted_ = false;
     ++round_;  // a fast rank's next contribution may come while a slow one still reads
-    kin_.clear();
-    all_kin_ = true;
-    longest_ns_ = came_ns_ = first_ns_ = 0;
+    patience_ = {};
     distributing_ = true;
     for (const bool own : {false, true})
-      for (size_t r = first_; r < by_rank_.size(); ++r)
-        if (is_own(*by_rank_[r]) == own) queue(*by_rank_[r], result);
+      for (RootClient *c : roster_.elsewhere())
+        if (c->is_own() == own) queue(*c, result);
     while (failure_.ok() && !flushed())
       if (!pump(deadline)) set_failure(Code::Timeout, unread_text(deadline.seconds()));
     if (!failure_.ok()) return {};
     return blobs;
   }
-  struct Client {
-    UniqueFd fd;  // empty: it left
-    net::Hello hello;
-    std::string from;
-    std::optional<Join> join;  // once it has introduced itself
-    bool failed_told = false;
-    net::FrameReader reader{kMaxRendezvousBody};
-    std::deque<std::shared_ptr<const net::ByteVector>> out;
-    size_t sent = 0;  // of out.front()
-    std::map<uint32_t, Blob> blobs;
-    int rank() const noexcept { return static_cast<int>(hello.index); }
-    std::string text() const {
-      return formatted("rank {} (process {} on host {}, {})", rank(), join ? join->pid : 0, join ? join->hostname : "?",
-                       from);
-    }
-  };
 
-  bool member(const Client &c) const { return c.join && c.hello.index < by_rank_.size() && by_rank_[c.hello.index] == &c; }
-  bool complete() const {
-    return world_ > 0 && std::all_of(by_rank_.begin() + static_cast<ptrdiff_t>(first_), by_rank_.end(),
-                                     [](const Client *c) { return c != nullptr; });
-  }
-  // All came, and all are gone again.
-  bool left() const {
-    return complete() && std::all_of(by_rank_.begin() + static_cast<ptrdiff_t>(first_), by_rank_.end(),
-                                     [](const Client *c) { return !c->fd; });
-  }
-  bool contributed(const Client *c) const { return c && c->blobs.contains(round_); }
   bool gathered() {
-    const auto ranks = std::span(by_rank_).subspan(std::min(first_, by_rank_.size()));
-    for (const Client *c : ranks) {
+    const auto ranks = roster_.elsewhere();
+    for (const RootClient *c : ranks) {
       if (!c) return false;
-      if (contributed(c)) continue;
+      if (c->contributed(round_)) continue;
       // Where nobody asks for another round, whoever leaves is not missed.
-      const bool asked =
-          first_ > 0 || std::any_of(ranks.begin(), ranks.end(), [&](const Client *o) { return contributed(o); });
+      const bool asked = roster_.first() > 0 || std::any_of(ranks.begin(), ranks.end(), [&](const RootClient *o) {
+                           return o && o->contributed(round_);
+                         });
       if (!c->fd && asked) set_failure(Code::PeerLost, c->text() + " left the rendezvous; it has probably ended");
       return false;
     }
-    return world_ > 0;
-  }
-  // When those that came wait no longer for the others.
-  int64_t patience_ns() const {
-    constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-    return kin_.empty() || !all_kin_ || longest_ns_ > kNever - came_ns_ ? kNever : came_ns_ + longest_ns_;
-  }
-  void note_patience(const Contribution &m) {
-    const auto kin = m.blob.first(m.patience.alike);
-    if (came_ns_ == 0) kin_.assign(kin.begin(), kin.end());
-    all_kin_ = all_kin_ && std::equal(kin.begin(), kin.end(), kin_.begin(), kin_.end());
-    longest_ns_ = std::max(longest_ns_, m.patience.ns);
-    if (came_ns_ == 0 && m.patience.ns > 0) first_ns_ = now_ns();
-    came_ns_ = now_ns();
+    return roster_.world() > 0;
   }
   bool flushed() const {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
@@ -162,30 +118,25 @@ class Root final : public Exchange {
 
   // Those that came wait for long, and none of them knows for whom.
   void tell_who_is_missing() const {
-    std::vector<int> absent;
-    for (size_t r = first_; r < by_rank_.size(); ++r)
-      if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
+    const std::vector<int> absent = roster_.absent();
     if (absent.empty()) return;
-    const int64_t until = patience_ns();
+    const int64_t until = patience_.until_ns();
     ISTHMUS_WARN(
         "{} of {} did not come within {:g} s to where a communicator's ranks meet ({}), and the others wait, {}. Such a "
         "rank may be late or have ended, or run without Isthmus or with ISTHMUS_DISABLE=1 (then set that for all ranks)",
-        ranks_text(absent), world_, static_cast<double>(kTellNs) * 1e-9, where_,
-        until == std::numeric_limits<int64_t>::max()
+        ranks_text(absent), roster_.world(), static_cast<double>(RoundPatience::kTellNs) * 1e-9, where_,
+        until == RoundPatience::kNever
             ? std::string("until ISTHMUS_TIMEOUT")
             : formatted("for up to {:.0f} s more (ISTHMUS_CENSUS)", static_cast<double>(until - now_ns()) * 1e-9));
   }
 
   std::string missing_text(double seconds) const {
-    std::vector<int> absent, silent;
-    for (size_t r = first_; r < by_rank_.size(); ++r) {
-      if (!by_rank_[r]) absent.push_back(static_cast<int>(r));
-      else if (!by_rank_[r]->blobs.contains(round_)) silent.push_back(static_cast<int>(r));
-    }
+    const std::vector<int> absent = roster_.absent();
+    std::vector<int> silent = roster_.silent(round_);
     if (absent.empty() && silent.empty()) silent.push_back(0);  // this rank itself
     if (absent.empty())
       return formatted("{} of {} did not take part in exchange {} of the rendezvous at {} within {:g} s", ranks_text(silent),
-                       world_, round_, where_, seconds);
+                       roster_.world(), round_, where_, seconds);
     std::string keyless;
     for (const int r : absent)
       if (const std::string from = gate_.keyless(static_cast<uint32_t>(r)); !from.empty() && keyless.empty())
@@ -197,7 +148,7 @@ class Root final : public Exchange {
         keyless + formatted(
                       "{} of {} did not arrive within {:g} s at {}; check that they were started with the same address "
                       "and world size",
-                      ranks_text(absent), world_, seconds, where_);
+                      ranks_text(absent), roster_.world(), seconds, where_);
     if (gate_.refused() > 0 && keyless.empty())
       text += formatted(" ({} clients were refused there; the last: {})", gate_.refused(), gate_.last_refused());
     return text;
@@ -206,45 +157,39 @@ class Root final : public Exchange {
     std::vector<int> slow;
     for (const auto &c : clients_)
       if (c->fd && !c->out.empty() && c->join) slow.push_back(c->rank());
-    return formatted("{} of {} did not read the result of the rendezvous within {:g} s", ranks_text(slow), world_, seconds);
+    return formatted("{} of {} did not read the result of the rendezvous within {:g} s", ranks_text(slow), roster_.world(),
+                     seconds);
   }
 
-  void queue(Client &c, std::shared_ptr<const net::ByteVector> bytes) {
+  void queue(RootClient &c, std::shared_ptr<const net::ByteVector> bytes) {
     c.out.push_back(std::move(bytes));
     flush(c);
   }
-  void flush(Client &c) {
-    while (c.fd && !c.out.empty()) {
-      const ssize_t n = net::send_some(c.fd.get(), std::span(*c.out.front()).subspan(c.sent));
-      if (n < 0) return lost(c);
-      c.sent += static_cast<size_t>(n);
-      if (c.sent < c.out.front()->size()) return;
-      c.out.pop_front();
-      c.sent = 0;
-    }
+  void flush(RootClient &c) {
+    if (!c.flush()) lost(c);
   }
-  void tell(Client &c) {
+  void tell(RootClient &c) {
     if (std::exchange(c.failed_told, true)) return;
     auto bytes = std::make_shared<net::ByteVector>();
-    if (first_ == 0 && failure_.code == Code::Timeout && !distributing_)  // what came
-      for (size_t r = 0; r < by_rank_.size(); ++r)
-        if (contributed(by_rank_[r])) append_result(*bytes, round_, static_cast<uint32_t>(r), by_rank_[r]->blobs.at(round_));
+    if (roster_.first() == 0 && failure_.code == Code::Timeout && !distributing_)  // what came
+      for (const RootClient *o : roster_.elsewhere())
+        if (o && o->contributed(round_)) append_result(*bytes, round_, o->hello.index, o->blobs.at(round_));
     append_failure(*bytes, failure_);
     queue(c, std::move(bytes));
   }
 
   // The connection ended.
-  void lost(Client &c) {
+  void lost(RootClient &c) {
     const bool served = c.out.empty();
     c.fd.reset();
     c.out.clear();
     // A rank that has its result may go; whether it was still needed shows in the next round.
-    const bool may_go = first_ > 0 ? distributing_ && served : served && round_ > 0 && !contributed(&c);
-    if (member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
+    const bool may_go = roster_.first() > 0 ? distributing_ && served : served && round_ > 0 && !c.contributed(round_);
+    if (roster_.member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
   }
 
   void admit(net::Guest &&g) {
-    auto c = std::make_unique<Client>();
+    auto c = std::make_unique<RootClient>();
     c->fd = std::move(g.fd);
     c->hello = g.hello;
     c->from = std::move(g.from);
@@ -262,56 +207,58 @@ class Root final : public Exchange {
     clients_.push_back(std::move(c));
   }
 
-  void joined(Client &c) {
+  void joined(RootClient &c) {
     const size_t rank = c.hello.index;
-    if (world_ == 0 && c.hello.count >= 1 && c.hello.count <= kMostRanks) {  // the first to come says how many there are
-      world_ = static_cast<int>(c.hello.count);
-      by_rank_.resize(c.hello.count);
+    if (roster_.world() == 0 && c.hello.count >= 1 &&
+        c.hello.count <= Roster::kMostRanks) {  // the first to come says how many
+      roster_.settle(c.hello.count);
       start_ns_ = now_ns();
     }
-    const Client *first = rank < by_rank_.size() ? by_rank_[rank] : nullptr;
+    const RootClient *first = roster_.at(rank);
     if (!failure_.ok()) return tell(c);
-    if (c.hello.count != static_cast<uint32_t>(world_)) {
-      set_failure(Code::Mismatch, formatted("{} was started with world size {}, {} with {}; give all ranks the same",
-                                            c.text(), c.hello.count, first_ > 0 ? "rank 0" : "another rank", world_));
-    } else if (rank >= by_rank_.size()) {
-      set_failure(Code::Mismatch, formatted("{}: its rank is outside 0 to {}", c.text(), world_ - 1));
-    } else if (first_ > 0 && complete() && first && first->hello.process == c.hello.process) {
+    if (c.hello.count != static_cast<uint32_t>(roster_.world())) {
+      set_failure(Code::Mismatch,
+                  formatted("{} was started with world size {}, {} with {}; give all ranks the same", c.text(),
+                            c.hello.count, roster_.first() > 0 ? "rank 0" : "another rank", roster_.world()));
+    } else if (rank >= static_cast<size_t>(roster_.world())) {
+      set_failure(Code::Mismatch, formatted("{}: its rank is outside 0 to {}", c.text(), roster_.world() - 1));
+    } else if (roster_.first() > 0 && roster_.complete() && first && first->hello.process == c.hello.process) {
       auto again = std::make_shared<net::ByteVector>();  // its next init; this one has all its ranks, and ends soon
       net::append_frame(*again, static_cast<uint16_t>(Meet::Again), {});
       queue(c, std::move(again));
-    } else if (first || rank < first_) {
+    } else if (first || rank < roster_.first()) {
       const std::string other = first ? first->text() : formatted("rank 0 (process {} on host {})", ::getpid(), host_name());
       const Status duplicate{
           Code::Mismatch,
           formatted("two processes have rank {}: {} and {}; give every process its own rank", rank, other, c.text())};
-      if (!complete()) return set_failure(duplicate.code, duplicate.text);
+      if (!roster_.complete()) return set_failure(duplicate.code, duplicate.text);
       c.failed_told = true;  // all ranks are here, so this one is too many, and the others go on without it
       auto bytes = std::make_shared<net::ByteVector>();
       append_failure(*bytes, duplicate);
       queue(c, std::move(bytes));
       ISTHMUS_WARN("refused a client: {}", duplicate.text);
     } else {
-      by_rank_[rank] = &c;
+      roster_.seat(c);
     }
   }
 
-  void on_frame(Client &c, uint16_t type, std::span<const std::byte> body) {
+  void on_frame(RootClient &c, uint16_t type, std::span<const std::byte> body) {
     switch (static_cast<Meet>(type)) {
       case Meet::Join:
         if (!c.join && (c.join = parse_join(body))) return joined(c);
         break;
       case Meet::Contribution: {
         const auto m = parse_contribution(body);
-        if (c.join && !member(c)) return;  // a refused one, which does not know it yet
-        if (!m || !member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
-        if (!std::exchange(wanted_, true) && first_ == 0 && round_ > 0) start_ns_ = now_ns();
+        if (c.join && !roster_.member(c)) return;  // a refused one, which does not know it yet
+        if (!m || !roster_.member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
+        if (!std::exchange(wanted_, true) && roster_.first() == 0 && round_ > 0) start_ns_ = now_ns();
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
-        note_patience(*m);
+        patience_.note(*m);
         return;
       }
       case Meet::GiveUp:
-        if (member(c)) set_failure(Code::Timeout, missing_text(waited()) + formatted("; rank {} gave up first", c.rank()));
+        if (roster_.member(c))
+          set_failure(Code::Timeout, missing_text(waited()) + formatted("; rank {} gave up first", c.rank()));
         return;
       case Meet::Result:
       case Meet::Failure:
@@ -320,13 +267,13 @@ class Root final : public Exchange {
     malformed(c, formatted("an unexpected message (type {})", type));
   }
 
-  void malformed(Client &c, const std::string &what) {
-    if (member(c)) return set_failure(Code::Mismatch, formatted("{} sent {} during the rendezvous", c.text(), what));
+  void malformed(RootClient &c, const std::string &what) {
+    if (roster_.member(c)) return set_failure(Code::Mismatch, formatted("{} sent {} during the rendezvous", c.text(), what));
     ISTHMUS_WARN("refused a client: {}: {}", c.from, what);
     c.fd.reset();
   }
 
-  void read(Client &c) {
+  void read(RootClient &c) {
     while (c.fd) {
       uint16_t type = 0;
       std::span<const std::byte> body;
@@ -351,20 +298,18 @@ class Root final : public Exchange {
     for (const auto &c : clients_)
       fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});  // poll() skips -1
     const Deadline until = Deadline::at_ns(std::min(deadline.ns(), gate_.next_deadline_ns()));
-    if (first_ > 0) net::wait_events(fds, until);
+    if (roster_.first() > 0) net::wait_events(fds, until);
     else if (::poll(fds.data(), fds.size(), until.left_ms()) < 0)
       return !deadline.passed();  // nobody interrupts this thread
     for (size_t i = 1; i < fds.size(); ++i) {
-      Client &c = *clients_[i - 1];
+      RootClient &c = *clients_[i - 1];
       if (fds[i].revents & POLLOUT) flush(c);
       if (fds[i].revents & ~POLLOUT) read(c);
     }
     std::vector<net::Guest> guests;
     gate_.service(guests);
     for (net::Guest &g : guests) admit(std::move(g));
-    std::erase_if(clients_, [&](const auto &c) {
-      return !c->fd && std::find(by_rank_.begin(), by_rank_.end(), c.get()) == by_rank_.end();
-    });
+    std::erase_if(clients_, [&](const auto &c) { return !c->fd && !roster_.has(c.get()); });
     return !deadline.passed();
   }
 
@@ -372,13 +317,14 @@ class Root final : public Exchange {
     ISTHMUS_WARN("the rendezvous at {} failed: {}", where_, failure_.text);
     const Deadline latecomers = Deadline::at_ns(std::min(deadline.ns(), Deadline(kTellLatecomersSeconds).ns()));
     const auto told = [&] {
-      return complete() || std::count_if(clients_.begin(), clients_.end(), [](const auto &c) { return c->failed_told; }) >=
-                               world_ - static_cast<int>(first_);
+      return roster_.complete() || std::count_if(clients_.begin(), clients_.end(), [](const auto &c) {
+                                     return c->failed_told;
+                                   }) >= roster_.world() - static_cast<int>(roster_.first());
     };
     const auto tell_all = [&] {
       for (const bool own : {false, true})
         for (const auto &c : clients_)
-          if (c->fd && c->join && is_own(*c) == own) tell(*c);
+          if (c->fd && c->join && c->is_own() == own) tell(*c);
     };
     tell_all();
     while (!told() && !latecomers.passed()) {
@@ -397,25 +343,16 @@ class Root final : public Exchange {
     while (!closed() && pump(hear)) {}
   }
 
-  // In this process. It is told last, because it may end this process when it hears.
-  bool is_own(const Client &c) const { return c.hello.process == rendezvous_process(); }
-  std::string me() const { return first_ > 0 ? "rank 0" : "the process that made the id"; }
+  std::string me() const { return roster_.first() > 0 ? "rank 0" : "the process that made the id"; }
 
-  static constexpr uint32_t kMostRanks = 16'777'216;
   const std::string where_;
-  const size_t first_;  // the lowest rank that is elsewhere: 1, or 0 where this end stands for none
-  int world_;           // 0: not known yet
+  Roster roster_;
   net::Gate gate_;
-  std::vector<std::unique_ptr<Client>> clients_;
-  std::vector<Client *> by_rank_;  // nullptr: not arrived; [0] stays so
+  std::vector<std::unique_ptr<RootClient>> clients_;
   uint32_t round_ = 0;
   bool wanted_ = false;  // this round, by one of the ranks
   int64_t start_ns_ = 0;
-  // Of the contributions to this round: how they all begin, and when the newest came (0: none yet).
-  Blob kin_;
-  bool all_kin_ = true;
-  int64_t longest_ns_ = 0, came_ns_ = 0;
-  int64_t first_ns_ = 0;       // when the first of them came; 0: none, or it was told who is missing
+  RoundPatience patience_;
   bool distributing_ = false;  // the results of round_ - 1
   Status failure_;
 };
