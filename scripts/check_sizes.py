@@ -37,7 +37,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/device/cuda.cpp CudaCalls: methods": "the vendor's calls, one method each",
     "csrc/device/hip.cpp HipCalls: methods": "the vendor's calls, one method each",
     "csrc/device/runtime.hpp Runtime: methods": "an interface: all that is asked of a device's runtime",
-    "csrc/device/vendor_runtime.hpp": CUT,
     "csrc/device/vendor_runtime.hpp VendorRuntime: methods": "Runtime's methods",
     "csrc/collective/device_executor.hpp DeviceExecutor: methods": CUT,
     "csrc/collective/device_executor.hpp DeviceExecutor::Shared: fields": CUT,
