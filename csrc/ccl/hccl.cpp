@@ -3,10 +3,8 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstring>
-#include <thread>
+#include <memory>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -14,9 +12,8 @@
 #include "base/fork.hpp"
 #include "base/lock.hpp"
 #include "base/log.hpp"
-#include "base/own_thread.hpp"
 #include "ccl/front_door.hpp"
-#include "ccl/hccl_rank.hpp"
+#include "ccl/hccl_thread.hpp"
 #include "device/acl_abi.hpp"
 #include "device/calling.hpp"
 #include "device/runtimes.hpp"
@@ -33,8 +30,7 @@ constexpr const char *kWayOut =
     "it (ISTHMUS_CCL=none)";
 constexpr int kByte = kInt8;  // moves carry bytes, so every type works
 
-constexpr double kPatience = 10, kBrokenPatience = 2, kInitPatience = 0.5;
-constexpr int kLooks = 1000;
+constexpr double kInitPatience = 0.5;
 
 // -1: not reduced there by every device.
 int type_number(DType t) noexcept {
@@ -65,32 +61,22 @@ bool reduces_there(DType dtype, RedOp op) noexcept {
 
 class HcclCommunicator final : public Communicator {
  public:
-  HcclCommunicator(const Opened &library, const Join &join, std::shared_ptr<device::Stream> stream)
-      : rank_(std::make_shared<Rank>()) {
-    rank_->library = &library;
-    rank_->stream = std::move(stream);
-    rank_->rank = join.rank;
-    rank_->size = join.size;
-    rank_->items.resize(2 * static_cast<size_t>(join.size));
-    std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
-    thread_ = begin_own_thread([rank = rank_] { rank->loop(); });
+  HcclCommunicator(const HcclLibrary &library, const Join &join, std::shared_ptr<device::Stream> stream)
+      : rank_(new_rank(library, join, std::move(stream))), thread_(rank_) {
     Task init;
     init.name = kInit;
-    const bool made = ask(init, join.deadline.ns(), &join);
-    if (made && !rank_->failed.load()) return;
+    const bool made = thread_.ask(init, join.deadline.ns(), &join);
+    if (made && !rank_->failure.happened()) return;
     const Status s = status().ok() ? join.waited("hccl") : status();
-    leave(kInitPatience);
+    thread_.leave(kInitPatience);
     throw Error(s.code, s.text);
   }
-  ~HcclCommunicator() override { leave(kBrokenPatience); }
+  ~HcclCommunicator() override { thread_.leave(kBrokenPatience); }
 
   int rank() const noexcept override { return rank_->rank; }
   int size() const noexcept override { return rank_->size; }
   device::Stream &stream() const noexcept override { return *rank_->stream; }
-  Status status() const override {
-    const Lock lock(rank_->mutex);
-    return rank_->status;
-  }
+  Status status() const override { return rank_->failure.status(); }
 
   void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
     reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
@@ -137,25 +123,34 @@ class HcclCommunicator final : public Communicator {
     rank_->back.ring();
   }
   bool failed() const noexcept override {
-    Rank &r = *rank_;
-    if (r.failed.load(std::memory_order_acquire)) return true;
+    HcclRank &r = *rank_;
+    if (r.failure.happened()) return true;
     if (r.aborted.load(std::memory_order_acquire) || !r.library->f.GetCommAsyncError) return false;
     // The library tells of a device's or a network's failure when it is asked.
-    const int64_t now = now_ns();
-    int64_t asked = asked_ns_.load(std::memory_order_relaxed);
-    if (now - asked < 1'000'000 || !asked_ns_.compare_exchange_strong(asked, now)) return false;
+    if (!asked_.due()) return false;
     if (!r.calling.try_lock()) return false;
     const Lock lock(r.calling, kLocked);
     if (!r.handle) return false;
     Result state = kSuccess;
     const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
     // The stream is not asked: this thread drives operations, and the driver may be locked by whoever waits for the device.
-    if (result != kAgain) r.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
-    return r.failed.load(std::memory_order_acquire);
+    if (result != kAgain) r.failure.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
+    return r.failure.happened();
   }
   const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }
 
  private:
+  static std::shared_ptr<HcclRank> new_rank(const HcclLibrary &library, const Join &join,
+                                            std::shared_ptr<device::Stream> stream) {
+    auto rank = std::make_shared<HcclRank>();
+    rank->library = &library;
+    rank->stream = std::move(stream);
+    rank->rank = join.rank;
+    rank->size = join.size;
+    rank->items.resize(2 * static_cast<size_t>(join.size));
+    std::memcpy(rank->id.bytes, join.id.data(), kIdBytes);
+    return rank;
+  }
   void reduction(Call call, const void *send, void *recv, uint64_t count, DType dtype, RedOp op, int root) {
     if (!reduces_there(dtype, op))
       fail(Code::Unsupported, "hccl {}: no {} of {} there", island_call_name(call), redop_name(op), dtype_name(dtype));
@@ -167,87 +162,19 @@ class HcclCommunicator final : public Communicator {
   void submit(const Task &t) {
     if (t.peer < 0 || t.peer >= size())
       fail(Code::Argument, "hccl {}: rank {} is not of this island (0 to {})", t.name, t.peer, size() - 1);
-    if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failed.load(std::memory_order_acquire))
-      return;
+    if (t.count == 0 || rank_->aborted.load(std::memory_order_acquire) || rank_->failure.happened()) return;
     const int64_t until = now_ns() + kFollow;
-    if (device::called("hccl", t.name, [&] { return ask(t, until); })) return;
-    if (now_ns() < until) rank_->keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
+    if (device::called("hccl", t.name, [&] { return thread_.ask(t, until); })) return;
+    if (now_ns() < until) rank_->failure.keep({Code::Aborted, formatted("hccl {}: aborted", t.name)});
     else
-      rank_->keep({Code::Timeout, formatted("hccl {}: not on its stream in time; the other ranks of the island have not "
-                                            "come to it",
-                                            t.name)});
+      rank_->failure.keep(
+          {Code::Timeout, formatted("hccl {}: not on its stream in time; the other ranks of the island have not "
+                                    "come to it",
+                                    t.name)});
   }
-  // The thread makes the call; whether it has been made when this returns.
-  bool ask(const Task &t, int64_t until_ns, const Join *join = nullptr) {
-    Rank &r = *rank_;
-    r.task = t;
-    const uint64_t number = r.asked.load(std::memory_order_relaxed) + 1;
-    r.asked.store(number, std::memory_order_release);
-    r.work.ring();
-    const auto made = [&] { return r.done.load(std::memory_order_acquire) >= number; };
-    const bool always = t.name == kDestroy;
-    const auto over = [&] {
-      return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire) || (join && join->in_vain());
-    };
-    Rank::wait(r.back, over, until_ns);
-    if (!made()) r.aborted.store(true);  // nobody waits for it any more
-    return made();
-  }
-  // Whether all that the stream was given before is done; waits so long for it.
-  bool idle(double seconds) const noexcept {
-    std::unique_ptr<device::Event> behind;
-    for (int tries = 0; tries < 2; ++tries) {  // a call that fails once may be one of these
-      try {
-        if (!behind) behind = device::open_runtime("acl").make_event(stream().device());
-        behind->record(stream());
-        int looks = 0;  // a process that was held up has not looked often enough to say that the stream does not move
-        for (const Deadline deadline(seconds); !behind->reached();
-             std::this_thread::sleep_for(std::chrono::microseconds(100)))
-          if (++looks > kLooks && deadline.passed()) {
-            (void)behind.release();  // the stream still has it
-            return false;
-          }
-        return true;
-      } catch (const Error &) {
-        if (behind && broken() && !stream().status().ok()) return true;  // a device that has failed does no more
-      }
-    }
-    return false;
-  }
-  bool broken() const noexcept { return rank_->aborted.load() || rank_->failed.load(); }
-  // The library's communicator may end when all that it has to do is done, which a call that failed may have left so, or when the stream was
-  // stopped, which the engine does; other communicators' work stands there, too. Where that does not come it is left as it is. The library waits
-  // for no other rank there, but a device that hangs may hold up this call as well.
-  // A call that nobody waited for any more is on its way out, if it is not stuck: only then is it known what there is to end.
-  void leave(double patience) noexcept {
-    if (!thread_.joinable()) return;
-    Rank &r = *rank_;
-    const auto ended = [&] { return r.ended.load(std::memory_order_acquire); };
-    const auto out = [&] { return ended() || r.done.load(std::memory_order_acquire) == r.asked.load(); };
-    if (Rank::wait(r.back, out, Deadline(patience).ns()) && r.joined() && idle(broken() ? kBrokenPatience : kPatience)) {
-      Task destroy;
-      destroy.name = kDestroy;
-      ask(destroy, Deadline(broken() ? kBrokenPatience : kPatience).ns());
-    }
-    const double seconds = out() ? kPatience : 0;  // else it is stuck
-    r.stop.store(true);
-    r.work.ring();
-    if (Rank::wait(r.back, ended, Deadline(seconds).ns())) return thread_.join();
-    abandon();
-  }
-  void abandon() noexcept {
-    device::abandon_thread();
-    rank_->left.store(true);
-    const char *where = inside();
-    ISTHMUS_WARN(
-        "a thread of rank {} of an island is stuck in hccl {} and is left behind: the library has no call that ends it",
-        rank(), where ? where : "at its end");
-    thread_.detach();
-  }
-
-  const std::shared_ptr<Rank> rank_;
-  std::thread thread_;
-  mutable std::atomic<int64_t> asked_ns_{0};
+  const std::shared_ptr<HcclRank> rank_;
+  HcclThread thread_;
+  mutable SeldomAsked asked_;
 };
 
 // ---- the library ----------------------------------------------------------------------------------------------------------
@@ -341,7 +268,7 @@ class Hccl final : public Library {
     if (numbers && numbers(&major, &minor, &patch) == 0) o_.version = formatted("{}.{}.{}", major, minor, patch);
   }
 
-  Opened o_;
+  HcclLibrary o_;
 };
 
 struct HcclOpened {

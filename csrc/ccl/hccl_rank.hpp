@@ -1,4 +1,5 @@
-// One rank of an island that HCCL serves, and the thread that makes its calls: of hccl.cpp alone.
+// One rank of an island that HCCL serves, as the thread that makes the rank's calls sees it. HcclThread (hccl_thread.hpp) is the other
+// side: it begins the thread, asks it, and ends it.
 #pragma once
 
 #include <pthread.h>
@@ -14,6 +15,7 @@
 #include "base/doorbell.hpp"
 #include "base/error.hpp"
 #include "base/lock.hpp"
+#include "ccl/first_failure.hpp"
 #include "ccl/hccl_abi.hpp"
 #include "ccl/island_ccl.hpp"
 #include "device/abandoned.hpp"
@@ -26,14 +28,14 @@ inline constexpr int64_t kSpin = 20'000;
 inline constexpr int64_t kNap = 100'000'000;
 inline constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
 
-struct Opened {
+struct HcclLibrary {
   Functions f;
   const char *(*last_words)() = nullptr;  // of the device's library, on the thread that failed
   std::string version, path;
 };
 
 // `here`: whether the call was made by this thread just now, so that the device's library may have words for it.
-inline Status outcome(const Opened &o, const char *call, Result r, bool here = true) {
+inline Status outcome(const HcclLibrary &o, const char *call, Result r, bool here = true) {
   if (r == kSuccess) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
   const char *last = here && o.last_words ? o.last_words() : nullptr;
@@ -44,7 +46,7 @@ inline Status outcome(const Opened &o, const char *call, Result r, bool here = t
 
 // The same of a call on a stream. The library says of a device's failure no more than that there is one; the stream knows which, if its
 // driver answers: whoever waits for the device may have locked it.
-inline Status outcome(const Opened &o, const char *call, Result r, const std::shared_ptr<device::Stream> &stream) {
+inline Status outcome(const HcclLibrary &o, const char *call, Result r, const std::shared_ptr<device::Stream> &stream) {
   constexpr double kAnswer = 2;
   Status s = outcome(o, call, r);
   if (s.ok()) return s;
@@ -65,8 +67,8 @@ struct Task {
 };
 
 // The thread keeps it if it is left behind.
-struct Rank {
-  const Opened *library = nullptr;
+struct HcclRank {
+  const HcclLibrary *library = nullptr;
   std::shared_ptr<device::Stream> stream;
   Handle handle ISTHMUS_GUARDED_BY(calling) = nullptr;
   Id id{};
@@ -75,19 +77,12 @@ struct Rank {
   std::vector<BatchItem> items;  // of a task that is an all_to_all_v
   std::atomic<uint64_t> asked{0}, done{0};
   Doorbell work, back;
-  std::atomic<bool> aborted{false}, failed{false}, stop{false}, ended{false}, left{false};
+  std::atomic<bool> aborted{false}, stop{false}, ended{false}, left{false};
+  FirstFailure failure;
   std::atomic<const char *> inside{nullptr};
   Mutex calling;  // held in the library's calls: one thread is in there at a time
-  mutable Mutex mutex;
-  Status status ISTHMUS_GUARDED_BY(mutex);
 
-  void keep(Status s) {
-    if (s.ok()) return;
-    const Lock lock(mutex);
-    if (status.ok()) status = std::move(s);
-    failed.store(true, std::memory_order_release);
-  }
-
+  bool broken() const noexcept { return aborted.load() || failure.happened(); }
   Result make(const Task &t) ISTHMUS_REQUIRES(calling) {
     const Functions &f = library->f;
     void *const in = const_cast<void *>(t.send);
@@ -116,7 +111,7 @@ struct Rank {
     const Lock lock(calling);
     // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
     inside.store(task.name);
-    if (!aborted.load() || task.name == kDestroy) keep(outcome(*library, task.name, make(task), stream));
+    if (!aborted.load() || task.name == kDestroy) failure.keep(outcome(*library, task.name, make(task), stream));
     inside.store(nullptr);
   }
   void loop() {
@@ -136,7 +131,7 @@ struct Rank {
         done.store(next, std::memory_order_release);
         back.ring();
       }
-    } catch (const Error &e) { keep({e.code(), e.text()}); }
+    } catch (const Error &e) { failure.keep({e.code(), e.text()}); }
     if (left.load()) device::abandoned_thread_is_back();
     ended.store(true, std::memory_order_release);
     back.ring();

@@ -1,0 +1,49 @@
+// The side of a communicator of the thread that makes its calls (hccl_rank.hpp). One thread at a time uses an HcclThread.
+//
+//   communicator's caller                      thread of the communicator
+//     ask(): writes the task, asked = n
+//            rings `work`             ------>   wakes, or sees it while it still spins
+//     waits: spins, then naps on `back`         the library's call, with `calling` held
+//                                     <------   done = n, rings `back`
+//     goes on
+//     abort() of another thread       ------>   (not told: the library has no call that ends a call)
+//     goes on at once; the task counts as given up
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "ccl/hccl_rank.hpp"
+#include "ccl/island_ccl.hpp"
+
+namespace isthmus::ccl::hccl {
+
+inline constexpr double kBrokenPatience = 2;  // seconds, for a communicator that has failed or was aborted
+
+class HcclThread {
+ public:
+  explicit HcclThread(std::shared_ptr<HcclRank> rank);  // begins the thread
+  // The thread makes the call. True: the call has been made when this returns. Else nobody waits for the call any more, and the rank counts
+  // as aborted. `join`: of the island, where its other ranks may not come.
+  bool ask(const Task &t, int64_t until_ns, const Join *join = nullptr);
+  // Ends the library's communicator and the thread, in four steps:
+  //   1. A call that nobody waits for any more gets `patience` seconds to come back. Only then is it known what there is to end.
+  //   2. The stream gets time to do what was submitted. The library's communicator may end when all that it has to do is done.
+  //      A failed call may have left it so, and so does the engine where it stops the stream.
+  //   3. The thread ends the library's communicator, with a deadline. The library waits for no other rank there, but a device that hangs
+  //      may hold up this call as well.
+  //   4. The thread is told to stop. A thread that does not come out is left behind, counted and named.
+  // Other communicators' work stands on the stream, too. Where step 2 is in vain, the library's communicator is left as it is.
+  void leave(double patience) noexcept;
+
+ private:
+  // Whether all that the stream was given before is done; waits so long for it.
+  bool idle(double seconds) const noexcept;
+  void abandon() noexcept;
+
+  const std::shared_ptr<HcclRank> rank_;
+  std::thread thread_;
+};
+
+}  // namespace isthmus::ccl::hccl
