@@ -1,0 +1,212 @@
+#include "ccl/nccl_communicator.hpp"
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/lock.hpp"
+#include "ccl/first_failure.hpp"
+#include "ccl/nccl_handle.hpp"
+#include "ccl/premul_sums.hpp"
+#include "device/calling.hpp"
+
+namespace isthmus::ccl::nccl {
+namespace {
+
+void nap() noexcept {
+  const timespec t{0, 50'000};
+  ::nanosleep(&t, nullptr);
+}
+
+// Calls of a communicator that is not blocking return before their work is on the stream, and what we submit next would overtake it; so
+// every call is followed to that point. In turn no call waits for peers without a deadline.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const NcclLibrary &library, const Join &join, std::shared_ptr<device::Stream> stream)
+      : library_(library),
+        held_(std::make_shared<NcclHandle>(library)),
+        stream_(std::move(stream)),
+        rank_(join.rank),
+        size_(join.size) {
+    Config config;
+    config.blocking = 0;
+    Id id{};
+    std::memcpy(id.bytes, join.id.data(), kIdBytes);
+    const device::Entered device(*stream_);
+    const Result r = f().CommInitRankConfig(&held_->handle, size_, id, rank_, &config);
+    failure_.keep(outcome(library_, "init", r));
+    if (!failed()) follow("init", join.deadline.ns(), &join);
+    if (!failed()) return;
+    const Status s = status().code == Code::Timeout ? join.waited(library_.row->family) : status();
+    held_->end(true, rank_);
+    throw Error(s.code, s.text);
+  }
+  ~NcclCommunicator() override { held_->end(failure_.happened() || aborted_.load(), rank_); }
+
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return size_; }
+  device::Stream &stream() const noexcept override { return *stream_; }
+  Status status() const override { return failure_.status(); }
+
+  void all_reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::AllReduce, count, dtype, by,
+              [&](Handle h, int t, int o) { return f().AllReduce(send, recv, count, t, o, h, queue()); });
+  }
+  void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
+    check(Call::Reduce, root);
+    reduction(Call::Reduce, count, dtype, by,
+              [&](Handle h, int t, int o) { return f().Reduce(send, recv, count, t, o, root, h, queue()); });
+  }
+  void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
+    reduction(Call::ReduceScatter, count, dtype, by,
+              [&](Handle h, int t, int o) { return f().ReduceScatter(send, recv, count, t, o, h, queue()); });
+  }
+  void broadcast(void *buffer, uint64_t count, DType dtype, int root) override {
+    check(Call::Broadcast, root);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Broadcast, count, [&](Handle h) { return f().Broadcast(buffer, buffer, bytes, kUInt8, root, h, queue()); });
+  }
+  void all_gather(const void *send, void *recv, uint64_t count, DType dtype) override {
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::AllGather, count, [&](Handle h) { return f().AllGather(send, recv, bytes, kUInt8, h, queue()); });
+  }
+  void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
+    const uint64_t bytes = count * dtype_size(dtype);
+    exchange(Call::AllToAll, send, recv, [&](size_t q) { return Exchange{bytes, q * bytes, bytes, q * bytes}; });
+  }
+  void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
+    exchange(Call::AllToAllV, send, recv, [&](size_t q) {
+      return Exchange{b.send_bytes[q], b.send_at[q], b.recv_bytes[q], b.recv_at[q]};
+    });
+  }
+  void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
+    check(Call::Send, peer);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Send, count, [&](Handle h) { return f().Send(buffer, bytes, kUInt8, peer, h, queue()); });
+  }
+  void recv(void *buffer, uint64_t count, DType dtype, int peer) override {
+    check(Call::Recv, peer);
+    const uint64_t bytes = count * dtype_size(dtype);
+    submit(Call::Recv, count, [&](Handle h) { return f().Recv(buffer, bytes, kUInt8, peer, h, queue()); });
+  }
+
+  void abort() noexcept override {
+    if (!aborted_.exchange(true)) held_->kill();
+  }
+  bool aborting() const noexcept override {
+    return aborted_.load(std::memory_order_acquire) && !held_->killed.load(std::memory_order_acquire);
+  }
+  bool failed() const noexcept override {
+    if (failure_.happened()) return true;
+    if (aborted_.load(std::memory_order_acquire)) return false;
+    // The library tells of a device's or a network's failure when it is asked.
+    if (!asked_.due()) return false;
+    if (!held_->calls.try_lock()) return false;
+    const Lock lock(held_->calls, kLocked);
+    if (!held_->handle) return false;
+    Result state = kSuccess;
+    const Result r = f().CommGetAsyncError(held_->handle, &state);
+    failure_.keep(outcome(library_, "communicator", r != kSuccess ? r : state, held_->handle));
+    return failure_.happened();
+  }
+
+ private:
+  const Functions &f() const noexcept { return library_.f; }
+  Queue queue() const noexcept { return stream_->handle(); }
+  // made(handle, type, op), the library's numbers.
+  template <class F>
+  void reduction(Call call, uint64_t count, DType dtype, Reduction by, F made) {
+    if (!reduces_there(library_, dtype, by))
+      fail(Code::Unsupported, "{} {}: no {} of {} there", library_.row->family, island_call_name(call), redop_name(by.op),
+           dtype_name(dtype));
+    const int t = type_number(dtype);
+    submit(call, count, [&](Handle h) {
+      held_->calls.counts_as_held();
+      int o = op_number(by.op);
+      if (by.op == RedOp::PremulSum)
+        if (const Result r = sums_.find(library_, h, dtype, by.halvings, failure_, &o); r != kSuccess) return r;
+      return made(h, t, o);
+    });
+  }
+  void check(Call call, int peer) const {
+    if (peer < 0 || peer >= size_)
+      fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", library_.row->family, island_call_name(call),
+           peer, size_ - 1);
+  }
+  // With one rank: bytes that go there and come from there, and where in the two buffers.
+  struct Exchange {
+    uint64_t gives, from, takes, to;
+  };
+  // A group of sends and receives, of what `with` says of each rank of the island.
+  template <class F>
+  void exchange(Call call, const void *send, void *recv, F with) {
+    uint64_t any = 0;
+    for (size_t q = 0; q < static_cast<size_t>(size_); ++q) any |= with(q).gives | with(q).takes;
+    submit(call, any, [&](Handle h) {
+      Result r = f().GroupStart();
+      if (r != kSuccess) return r;
+      for (int q = 0; q < size_ && r == kSuccess; ++q) {
+        const Exchange x = with(static_cast<size_t>(q));
+        if (x.gives > 0) r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, h, queue());
+        if (r == kSuccess && x.takes > 0)
+          r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, h, queue());
+      }
+      const Result end = f().GroupEnd();  // a group is never left open
+      return r == kSuccess ? end : r;
+    });
+  }
+  // made(handle), with NcclHandle::calls held.
+  template <class F>
+  void submit(Call call, uint64_t count, F made) {
+    if (count == 0) return;
+    const char *name = island_call_name(call);
+    const Lock lock(held_->calls);
+    const Handle h = held_->handle;
+    if (aborted_.load(std::memory_order_acquire) || !h || failure_.happened()) return;
+    const device::Entered device(*stream_);
+    const Result r = device::called(library_.row->family, name, [&] { return made(h); });
+    failure_.keep(outcome(library_, name, r, h));
+    if (r == kInProgress) follow(name, now_ns() + kFollow);
+  }
+  // Waits until what was begun is on the stream.
+  void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
+    const Handle h = held_->handle;
+    for (int i = 0;; ++i) {
+      Result state = kSuccess;
+      const Result r = device::called(library_.row->family, call, [&] { return f().CommGetAsyncError(h, &state); });
+      if (r != kSuccess || state != kInProgress) return failure_.keep(outcome(library_, call, r != kSuccess ? r : state, h));
+      if (aborted_.load(std::memory_order_acquire))
+        return failure_.keep({Code::Aborted, formatted("{} {}: aborted", library_.row->family, call)});
+      if (now_ns() > until_ns || (join && join->in_vain()))
+        return failure_.keep(
+            {Code::Timeout, formatted("{} {}: not on its stream in time; the other ranks of the island have not "
+                                      "come to it",
+                                      library_.row->family, call)});
+      if (i < 1000) ::sched_yield();
+      else nap();
+    }
+  }
+  static constexpr int64_t kFollow = 600'000'000'000;  // an operation's own deadline aborts long before
+  const NcclLibrary &library_;
+  const std::shared_ptr<NcclHandle> held_;
+  const std::shared_ptr<device::Stream> stream_;
+  const int rank_, size_;
+  PremulSums sums_ ISTHMUS_GUARDED_BY(held_->calls);
+  std::atomic<bool> aborted_{false};
+  mutable FirstFailure failure_;
+  mutable SeldomAsked asked_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> join_island(const NcclLibrary &library, const Join &join,
+                                          std::shared_ptr<device::Stream> stream) {
+  return std::make_unique<NcclCommunicator>(library, join, std::move(stream));
+}
+
+}  // namespace isthmus::ccl::nccl
