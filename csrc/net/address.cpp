@@ -36,7 +36,7 @@ std::vector<Address> lookup(const std::string &host, uint16_t port, int flags, i
   return out;
 }
 
-// The local address from which `target` is reached: connecting a datagram socket sends nothing.
+// The local address from which this host reaches `target`. Connecting a datagram socket sends nothing.
 bool source_address(const Address &target, Address &out) {
   const UniqueFd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   const Address probe = target.with_port(9);
@@ -187,7 +187,7 @@ std::vector<Address> local_addresses(const std::string &interface, const std::st
   Address source;
   if (!route_hint.empty()) {
     int error = 0;
-    auto targets = lookup(route_hint, 0, AI_NUMERICHOST, error);  // a bare IPv6 address has colons, too
+    auto targets = lookup(route_hint, 0, AI_NUMERICHOST, error);  // a bare IPv6 address has colons as well
     if (targets.empty()) {
       const bool with_port = route_hint.find(':') != std::string::npos;
       targets = resolve(with_port ? split_host_port(route_hint).host : route_hint, 0);
@@ -198,9 +198,9 @@ std::vector<Address> local_addresses(const std::string &interface, const std::st
       fail(Code::Config, "no route from this host to {}; check the address, or set ISTHMUS_INTERFACE", route_hint);
   } else {
     for (const char *anywhere :
-         {"192.0.2.1:9", "[2001:db8::1]:9"})  // documentation networks: only the default route leads there
+         {"192.0.2.1:9", "[2001:db8::1]:9"})  // networks for documentation: only the default route leads there
       if (source_address(numeric_address(anywhere), source)) add_new(out, source);
-    if (out.empty())  // a cluster's own network has no way out
+    if (out.empty())  // a cluster's own network may have no way out
       for (const int family : {AF_INET, AF_INET6})
         for (const Interface &i : interfaces())
           if (i.address.family() == family && !i.loopback && !i.address.link_local()) add_new(out, i.address);

@@ -1,4 +1,4 @@
-// Socket addresses, and which of this host's addresses to listen on.
+// Socket addresses, and the addresses of this host at which a process listens.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,7 +25,7 @@ class Address {  // IPv4 or IPv6, with a port
   bool loopback() const noexcept;
   bool wildcard() const noexcept;
   bool link_local() const noexcept;
-  bool same_host(const Address &other) const;  // equal but for the port
+  bool same_host(const Address &other) const;  // whether the two are equal but for the port
 
  private:
   sockaddr_storage storage_{};
@@ -37,16 +37,19 @@ struct HostPort {
   uint16_t port = 0;
 };
 HostPort split_host_port(std::string_view text);  // "host:port", "[::1]:port"; throws Error(Argument)
-// "127.0.0.1:80", "[::1]:80"; never asks a resolver; throws Error(Argument)
+// "127.0.0.1:80", "[::1]:80". Never asks a resolver. Throws Error(Argument).
 Address numeric_address(std::string_view text);
 std::vector<Address> resolve(const std::string &host, uint16_t port);  // never empty; throws Error(System), Error(Argument)
 
-// The addresses of this host (port 0) that peers can reach, best first. `interface` (ISTHMUS_INTERFACE): an interface's name
-// or one address; empty: the interface that routes to `route_hint` ("host" or "host:port"; empty: the default route, else
-// all interfaces that are up, else loopback). Throws Error(Config) that names the interfaces there are.
+// The addresses of this host (port 0) that peers can reach: at most four, best first. The first of these that is given decides:
+//   1. `interface` (ISTHMUS_INTERFACE): an interface's name, or one address.
+//   2. `route_hint` ("host" or "host:port"): the interface that routes to that host.
+//   3. The default route, else all interfaces that are up, else loopback.
+// Throws Error(Config) that names the interfaces there are.
 std::vector<Address> local_addresses(const std::string &interface, const std::string &route_hint);
 
-// The name of the interface of this host that has the address ("10.0.0.1:80", "[fe80::1%eth0]:80"); empty: none that is up.
+// The name of the interface of this host that has the address ("10.0.0.1:80", "[fe80::1%eth0]:80"). Empty: no interface that is up has
+// the address.
 std::string interface_of(std::string_view address);
 
 }  // namespace isthmus::net

@@ -23,7 +23,7 @@ struct Registry {
 
 Registry &the_registry = *new Registry;  // never destroyed: a fork may come during static destruction
 
-// The mutex is held across the fork, so the child sees a whole registry.
+// The forking thread holds the mutex across the fork, so the child sees a whole registry.
 void before_fork() ISTHMUS_ACQUIRE(the_registry.mutex) { the_registry.mutex.lock(); }
 void in_parent() ISTHMUS_RELEASE(the_registry.mutex) { the_registry.mutex.unlock(); }
 void in_child() ISTHMUS_RELEASE(the_registry.mutex) {
@@ -38,7 +38,7 @@ void in_child() ISTHMUS_RELEASE(the_registry.mutex) {
   the_registry.mutex.unlock();
 }
 
-// When the library is loaded: no fork comes between this and the first descriptor.
+// Registered when the library is loaded: no fork comes between that moment and the first descriptor.
 [[maybe_unused]] const int installed = ::pthread_atfork(before_fork, in_parent, in_child);
 
 void forget(int fd) noexcept {
@@ -70,7 +70,7 @@ GuardedFd &GuardedFd::operator=(GuardedFd &&other) noexcept {
 
 void GuardedFd::reset() noexcept {
   if (!fd_) return;
-  forget(fd_.get());  // before the close: afterwards the number may be another's
+  forget(fd_.get());  // before the close: after the close the number may be another's
   fd_.reset();
 }
 

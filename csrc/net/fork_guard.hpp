@@ -1,15 +1,13 @@
-// What happens to our descriptors in a forked child: they are closed there, at once, by a pthread_atfork handler. A child
-// that kept a copy of a socket would hide its parent's death from the peers, and a copy of a memfd would keep the memory
-// alive.
+// A forked child closes the descriptors that the library has in the parent. A pthread_atfork handler closes them at once.
+// A child with a copy of a socket would hide its parent's death from the peers. A copy of a memfd would keep the memory alive.
 #pragma once
 
 #include "base/handles.hpp"
 
 namespace isthmus::net {
 
-// `fd` is to be closed in forked children. Sockets and files are told from a later descriptor of the same number by their
-// inode, so their owner may close them without a word; descriptors without an inode of their own (epoll, eventfd) belong in
-// a GuardedFd.
+// Forked children close `fd`. The owner of a socket or a file may close the descriptor here without a word: by its inode a child tells
+// the file from a later one of the same number. A descriptor without an inode of its own (epoll, eventfd) belongs in a GuardedFd.
 void close_in_child(int fd);
 
 class GuardedFd {  // a UniqueFd that is closed in forked children and forgotten when it is closed here

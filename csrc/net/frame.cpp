@@ -45,7 +45,7 @@ std::span<std::byte> FrameReader::space() {
                 buffer_.begin());
       end_ -= begin_;
       begin_ = 0;
-    } else {  // one frame is larger than the buffer; next() has checked its length
+    } else {  // the frame is larger than the buffer, and next() has checked the length
       buffer_.resize(std::min(buffer_.size() * 2, std::max(buffer_.size() + 1, kFrameHeader + max_body_)));
     }
   }

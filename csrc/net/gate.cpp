@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char *kLeft = "it left inside the handshake";
 constexpr int64_t kPauseNs = 100'000'000;  // after accept() failed for want of descriptors or memory
-constexpr size_t kMostKeyless = 64;        // ranks that are remembered
-constexpr uint64_t kLoggedAtOnce = 5;      // refusals logged before the log falls to one line a second
+constexpr size_t kMostKeyless = 64;        // ranks whose last keyless client is remembered
+constexpr uint64_t kLoggedAtOnce = 5;      // refusals that are logged before the log falls to one line a second
 
 }  // namespace
 
@@ -66,7 +66,7 @@ void Gate::listen(bool on) {
 
 void Gate::refuse(const std::string &from, const std::string &why) {
   ++refused_;
-  if (why != kLeft || last_refused_.empty()) last_refused_ = from + ": " + why;  // leaving explains little
+  if (why != kLeft || last_refused_.empty()) last_refused_ = from + ": " + why;  // that a client left explains little
   const int64_t now = now_ns();
   if (refused_ > kLoggedAtOnce && now < next_log_ns_) {
     ++unlogged_;
@@ -93,7 +93,7 @@ void Gate::accept_some() {
       }
       Credentials c;
       const bool local = local_address(fd.get()).family() == AF_UNIX;
-      if (local && (!peer_credentials(fd.get(), c) || c.uid != ::geteuid())) {  // abstract sockets have no permissions
+      if (local && (!peer_credentials(fd.get(), c) || c.uid != ::geteuid())) {  // an abstract socket has no permissions
         refuse(from, "it belongs to another user");
         continue;
       }
@@ -130,7 +130,7 @@ bool Gate::prove(Client &client, std::vector<Guest> &guests) {
   }
   if (policy_ == UnknownKey::Wait && !client.deadline.passed()) return true;
   client.acceptor.refuse(reply, job_);
-  send_some(client.fd.get(), reply);  // a courtesy; the client is refused anyway
+  send_some(client.fd.get(), reply);  // a courtesy: the client is refused whether the reply arrives or not
   const Hello &h = client.acceptor.hello();
   if (h.role != Role::Rendezvous) {
     refuse(client.from, client.acceptor.why());
@@ -146,7 +146,7 @@ bool Gate::advance(Client &client, std::vector<Guest> &guests) {
     const ssize_t n = recv_some(client.fd.get(), std::span(client.buffer).subspan(client.have, wants - client.have));
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
     if (n <= 0) {
-      // A peer that only asks whether we are alive connects and leaves without a word.
+      // A peer that only asks whether this process is alive connects and leaves without a word.
       if (client.have > 0 || client.acceptor.state() != Acceptor::State::Hello) refuse(client.from, kLeft);
       return false;
     }
@@ -167,7 +167,7 @@ bool Gate::advance(Client &client, std::vector<Guest> &guests) {
     }
   }
   if (client.acceptor.state() != Acceptor::State::Unproved) return true;
-  // Proved or parked: nothing more is to be read here, and a parked client must not keep the epoll set awake.
+  // The client is a guest or parked: the gate reads nothing more from it, and a parked client must not keep the epoll set awake.
   epoll_event quiet{};
   quiet.events = 0;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, client.fd.get(), &quiet);

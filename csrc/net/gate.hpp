@@ -1,6 +1,13 @@
-// The gate: listeners and the clients that are inside the handshake. Whoever comes out has proved a key. Bounded in clients,
-// bytes and time; refused clients are logged (a few, then one a second) and harm nobody: where the gate is full, newcomers
-// wait in the kernel's queue. Sleeps in its own epoll set, whose descriptor the owner adds to its loop.
+// The gate: listeners, and the clients that are inside the handshake. A client that comes out of the gate has proved a key.
+//
+//   listener --accept--> client: Hello ... Proof --a key fits--> Guest, to the owner
+//                          |           |
+//                          |           +--no key fits--> parked (UnknownKey::Wait) until add_key() or the deadline
+//                          +--malformed, late, left--> refused, logged
+//
+// Clients, bytes and time are bounded (net/protocol.hpp). Where the gate is full, newcomers wait in the kernel's queue. A refused client
+// is logged and harms nobody: the log has the first few refusals, then one line a second. The gate has an epoll set of its own, and the
+// owner adds the set's descriptor to the owner's loop.
 #pragma once
 
 #include <atomic>
@@ -14,24 +21,24 @@ namespace isthmus::net {
 
 struct Guest {  // a client that has proved `key`
   UniqueFd fd;
-  Hello hello;  // hello.version may differ from ours: the client has been told, the owner decides
+  Hello hello;  // hello.version may differ from ours: the client has been told so, and the owner decides
   Bytes16 key{};
-  bool local = false;  // came by a Unix socket, and belongs to our user
+  bool local = false;  // the client came by a Unix socket, and belongs to our user
   std::string from;    // for messages
 };
 
 class Gate {
  public:
-  // What a proof that fits no key means: Refuse at once, or Wait for a later add_key until the handshake's deadline (a peer
-  // may have learnt a new world's key a moment before us).
+  // What the gate does with a proof that fits no key. Refuse: at once. Wait: the client is parked until a later add_key() or the
+  // handshake's deadline, because a peer may have learnt a new world's key a moment before us.
   enum class UnknownKey { Refuse, Wait };
 
   Gate(const Bytes16 &process, UnknownKey policy);
   void add_listener(UniqueFd fd);  // owner's thread
-  // any thread; counted, so each add needs its drop. Wake the owner: service() looks again.
+  // Any thread. Keys are counted: each add needs its drop. The caller wakes the owner after an add, and service() looks again.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
-  void set_job(const Bytes16 &job) { job_ = job; }  // before the first client: what a refused one is told
+  void set_job(const Bytes16 &job) { job_ = job; }  // before the first client; a refused client is told the job
   int fd() const noexcept { return epoll_.get(); }  // readable when service() has work
   int64_t next_deadline_ns() const noexcept;        // when service() must run at the latest; INT64_MAX: never
   void service(std::vector<Guest> &guests);         // owner's thread; never blocks
@@ -41,8 +48,8 @@ class Gate {
   const std::string &last_refused() const noexcept {
     return last_refused_;
   }  // "10.0.0.7:5123: it did not prove the job key"
-  // Where the last client came from that said it was this rank of a rendezvous and did not prove the job key; empty: there was none. It
-  // may be anybody.
+  // The address of the last client without the job key that said it was this rank of a rendezvous. Such a client may be anybody. Empty:
+  // there was none.
   std::string keyless(uint32_t rank) const {
     const auto at = keyless_.find(rank);
     return at == keyless_.end() ? std::string() : at->second;
@@ -59,7 +66,7 @@ class Gate {
     size_t have = 0;
   };
   void accept_some();
-  bool advance(Client &client, std::vector<Guest> &guests);  // false: out of the gate, one way or the other
+  bool advance(Client &client, std::vector<Guest> &guests);  // false: the client is out of the gate, as a guest or refused
   bool prove(Client &client, std::vector<Guest> &guests);
   void refuse(const std::string &from, const std::string &why);
   void listen(bool on);
@@ -69,8 +76,8 @@ class Gate {
   GuardedFd epoll_;
   std::vector<UniqueFd> listeners_;
   bool listening_ = true;
-  int64_t resume_ns_ = 0;               // not listening until then: accept() failed for want of descriptors
-  std::map<uint64_t, Client> clients_;  // by number; a client's epoll data
+  int64_t resume_ns_ = 0;               // the gate does not listen until then: accept() had no descriptors; 0: no such pause
+  std::map<uint64_t, Client> clients_;  // by number, which is the client's epoll data
   uint64_t next_client_ = 1'000'000;    // above every listener's number
   Mutex keys_mutex_;
   std::vector<Bytes16> keys_ ISTHMUS_GUARDED_BY(keys_mutex_);

@@ -181,7 +181,7 @@ Dialed dial(int fd, Hello hello, const Bytes16 &key, const std::string &to, Dead
   check(send_all(fd, transcript, deadline), "hello");
 
   std::array<std::byte, kChallengeBytes> challenge_bytes;
-  // First the magic alone: a foreign server may send less than a challenge and then wait.
+  // The magic is read first, alone: a foreign server may send less than a challenge and then wait.
   check(recv_exact(fd, std::span(challenge_bytes).first(kMagic.size()), deadline), "challenge");
   std::string why;
   if (!std::equal(kMagic.begin(), kMagic.end(), challenge_bytes.begin())) {

@@ -1,4 +1,4 @@
-// The mutual challenge-response with which every connection starts. It proves that both ends hold the same 128-bit job key.
+// Every connection starts with a mutual challenge and response, which proves that both ends hold the same 128-bit job key.
 //
 //   dialer                                                         acceptor
 //   Hello    magic, version, role, index, count, nonce, process ->
@@ -7,9 +7,9 @@
 //                                                               <- Verdict  status, MAC(key, "A" status, Hello, Challenge);
 //                                                                  where no key fits: what names the acceptor's job, or zero
 //
-// The dialer proves first, so an acceptor with several keys learns which one is meant, and a client without a key learns
-// nothing. These four messages are the same in all protocol versions: two ends whose versions differ still authenticate each
-// other, and then both know, beyond doubt, which versions met.
+// The dialer proves first. So an acceptor with several keys learns which key is meant, and a client without a key learns nothing.
+// These four messages are the same in all protocol versions. Two ends of different versions authenticate each other all the same, and
+// then both know beyond doubt which versions met.
 #pragma once
 
 #include <optional>
@@ -44,18 +44,18 @@ ByteVector encode(const Challenge &m);
 std::optional<Hello> parse_hello(std::span<const std::byte> bytes, std::string &why);
 std::optional<Challenge> parse_challenge(std::span<const std::byte> bytes, std::string &why);
 
-// The accepting side, without I/O: feed it exactly wants() bytes, send what it puts into `reply`.
+// The accepting side, without I/O. The caller feeds exactly wants() bytes, and sends what the acceptor puts into `reply`.
 class Acceptor {
  public:
   enum class State { Hello, Proof, Unproved, Done, Refused };
 
   explicit Acceptor(const Bytes16 &process, uint16_t version = kProtocolVersion);
-  size_t wants() const noexcept;  // 0 where no further bytes are expected
-  // false as soon as these cannot become the expected message
+  size_t wants() const noexcept;  // 0: no further bytes are expected
+  // False as soon as these bytes cannot become the expected message.
   bool plausible(std::span<const std::byte> beginning) const;
   void feed(std::span<const std::byte> bytes, ByteVector &reply);  // -> Proof, Unproved or Refused
   bool try_key(const Bytes16 &key, ByteVector &reply);             // Unproved: -> Done where the proof fits
-  // Unproved: -> Refused, and tells the dialer so, and which job this is for
+  // Unproved: -> Refused. The reply tells the dialer so, and which job this process is for.
   void refuse(ByteVector &reply, const Bytes16 &job = {});
   State state() const noexcept { return state_; }
   const Hello &hello() const noexcept { return hello_; }  // authentic once Done
@@ -70,11 +70,11 @@ class Acceptor {
   std::string why_;
 };
 
-// The acceptor does not know the dialer's key. It says which job it is for, and nothing proves that.
+// Thrown where the acceptor does not know the dialer's key. The acceptor says which job it is for, and nothing proves the claim.
 class KeyError final : public Error {
  public:
   KeyError(std::string text, const Bytes16 &job) : Error(Code::Auth, std::move(text)), job_(job) {}
-  const Bytes16 &job() const noexcept { return job_; }  // zero: it has not said
+  const Bytes16 &job() const noexcept { return job_; }  // zero: the acceptor has not said
 
  private:
   Bytes16 job_;
@@ -84,8 +84,8 @@ struct Dialed {
   Bytes16 process{};     // of the acceptor
   uint16_t version = 0;  // of the acceptor
 };
-// The dialing side on a connected socket, in the caller's thread. `to` names the other end in errors: Error(Auth) (no proof,
-// or it is not ours), Error(Mismatch) (versions), Error(Timeout), Error(PeerLost) (closed inside the handshake).
+// The dialing side, on a connected socket, in the caller's thread. `to` names the other end in errors. Throws KeyError, Error(Auth) (the
+// other end has no proof, or another key's), Error(Mismatch) (versions), Error(Timeout), Error(PeerLost) (closed inside the handshake).
 Dialed dial(int fd, Hello hello, const Bytes16 &key, const std::string &to, Deadline deadline);
 
 }  // namespace isthmus::net

@@ -1,5 +1,5 @@
-// What every connection of ours agrees on before anything else: the protocol version and the limits of what an unknown
-// client may cost us. The handshake (handshake.hpp) is frozen: a change of anything behind it raises kProtocolVersion.
+// The protocol version, and the limits of what an unknown client may cost a process. The handshake (handshake.hpp) is frozen. A change of
+// anything behind the handshake raises kProtocolVersion.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ using Bytes16 = std::array<uint8_t, 16>;
 // 16 bytes of the kernel's random generator.
 Bytes16 random16();
 
-// "protocol version 2, this process speaks version 1: ..." for error texts that name both.
+// "protocol version 2, this process speaks version 1: ...", for error texts that name both.
 std::string version_text(uint16_t theirs, uint16_t ours);
 
 }  // namespace isthmus::net

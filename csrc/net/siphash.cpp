@@ -70,7 +70,7 @@ Bytes16 siphash128(const Bytes16 &key, std::span<const std::byte> message) noexc
 }
 
 bool equal_constant_time(const Bytes16 &a, const Bytes16 &b) noexcept {
-  volatile uint8_t difference = 0;  // volatile: the compiler must not leave the loop early
+  volatile uint8_t difference = 0;  // volatile: the compiler must not end the loop early
   for (size_t i = 0; i < a.size(); ++i) difference = difference | static_cast<uint8_t>(a[i] ^ b[i]);
   return difference == 0;
 }

@@ -54,11 +54,11 @@ int finish_connect(UniqueFd fd, Deadline deadline, UniqueFd &out) {
 
 bool again(int error) noexcept { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-// 0 or an errno; `bound`: the address was free, so that EADDRINUSE came of listen().
+// 0 or an errno. `bound`: the address was free, so EADDRINUSE came from listen().
 int listen_at(const Address &address, UniqueFd &out, bool &bound) {
   UniqueFd fd = new_socket(address.family());
   if (!fd) return errno;
-  // a port in TIME_WAIT may be used again; two listeners still exclude each other
+  // A port in TIME_WAIT may be used again. Two listeners still exclude each other.
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);
   if (address.family() == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY);
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
@@ -78,7 +78,7 @@ int try_listen_tcp(const Address &address, UniqueFd &out) {
 int try_listen_tcp(const Address &address, PortRange ports, uint16_t fixed, UniqueFd &out) {
   if (ports.any()) return try_listen_tcp(address.with_port(0), out);
   const unsigned count = ports.count();
-  const unsigned start = static_cast<unsigned>(::getpid()) % count;  // so that neighbours seldom try for the same one
+  const unsigned start = static_cast<unsigned>(::getpid()) % count;  // so neighbours seldom try for the same port
   for (int pass = 0; pass < kPasses; ++pass) {
     bool contended = false;
     for (unsigned i = 0; i < count; ++i) {
@@ -90,7 +90,7 @@ int try_listen_tcp(const Address &address, PortRange ports, uint16_t fixed, Uniq
       contended |= bound;
     }
     if (!contended) break;
-    // Two that bind one port and listen at the same moment may refuse each other, and then nobody has it.
+    // Two processes that bind one port and listen at the same moment may refuse each other, and then neither has the port.
     sleep_until(Deadline(1e-5 * (1 + random16()[0])));
   }
   return EADDRINUSE;
@@ -156,7 +156,7 @@ int connect_unix(const std::string &name, Deadline deadline, UniqueFd &out) {
   while (::connect(fd.get(), reinterpret_cast<const sockaddr *>(&a), length) != 0) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return errno;
-    if (deadline.passed()) return ETIMEDOUT;  // EAGAIN: the backlog is full, and poll() would not tell when it no longer is
+    if (deadline.passed()) return ETIMEDOUT;  // EAGAIN: the backlog is full, and poll() does not tell when there is room
     sleep_until(Deadline(1e-3));
   }
   out = std::move(fd);
@@ -237,7 +237,7 @@ Io send_with_fd(int fd, std::span<const std::byte> bytes, int passed, Deadline d
   std::memcpy(CMSG_DATA(c), &passed, sizeof passed);
   for (;;) {
     const ssize_t n = ::sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-    // the descriptor went with the first byte
+    // The descriptor went with the first byte.
     if (n >= 0) return send_all(fd, bytes.subspan(static_cast<size_t>(n)), deadline);
     if (!again(errno)) return errno == EPIPE || errno == ECONNRESET ? Io::Closed : Io::Failed;
     if (wait_events(fd, POLLOUT, deadline) == 0) return Io::Timeout;
@@ -245,7 +245,7 @@ Io send_with_fd(int fd, std::span<const std::byte> bytes, int passed, Deadline d
 }
 
 ssize_t recv_with_fd(int fd, std::span<std::byte> bytes, UniqueFd &passed) noexcept {
-  constexpr size_t kMost = 8;  // a peer of ours sends one; room for more, so that they can be closed
+  constexpr size_t kMost = 8;  // a peer of ours sends one; there is room for more, so all can be closed
   alignas(cmsghdr) char control[CMSG_SPACE(kMost * sizeof(int))];
   iovec io{bytes.data(), bytes.size()};
   msghdr m{};
@@ -282,7 +282,7 @@ bool peer_credentials(int fd, Credentials &out) noexcept {
 UniqueFd peer_pidfd(int fd) noexcept {
   int got = -1;
   socklen_t n = sizeof got;
-  // From the socket itself where the kernel can: no other process can have taken the number meanwhile.
+  // The socket itself gives the pidfd where the kernel can: then no other process can have taken the number meanwhile.
   if (::getsockopt(fd, SOL_SOCKET, kSoPeerPidfd, &got, &n) == 0 && got >= 0) return UniqueFd(got);
   Credentials c;
   if (!peer_credentials(fd, c) || c.pid <= 0) return UniqueFd();

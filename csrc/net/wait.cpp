@@ -24,7 +24,7 @@ int wait_events(std::span<pollfd> fds, Deadline deadline) {
     const int n = ::poll(fds.data(), fds.size(), std::min(deadline.left_ms(), kSliceMs));
     if (n > 0) return n;
     if (n < 0 && errno != EINTR) fail_system("poll", errno);
-    if (deadline.passed()) return 0;  // before the check: a wait with no time is made by threads that serve all callers
+    if (deadline.passed()) return 0;  // before the check: threads that serve all callers wait with no time
     check_interrupt();
   }
 }

@@ -1,4 +1,4 @@
-// Waiting in a caller's thread: with a deadline, and open to Ctrl-C.
+// Waits of a caller's thread. Each has a deadline, and Ctrl-C interrupts each.
 #pragma once
 
 #include <poll.h>
@@ -13,18 +13,18 @@
 
 namespace isthmus::net {
 
-// `check` is called about every 50 ms by threads that wait in the functions below; not 0 makes them throw
-// Error(Interrupted). For the whole process; nullptr: none.
+// Threads that wait in the functions below call `check` about every 50 ms. A result that is not 0 makes the wait throw Error(Interrupted).
+// The check is the whole process's; nullptr: there is none.
 void set_interrupt_check(int (*check)()) noexcept;
-void check_interrupt();  // throws Error(Interrupted) if the check says so
+void check_interrupt();  // throws Error(Interrupted) where the check says so
 
-// poll() until an event or the deadline; returns the number of descriptors with events, 0 at the deadline.
+// poll() until an event or the deadline. Returns the number of descriptors with events, 0 at the deadline.
 int wait_events(std::span<pollfd> fds, Deadline deadline);
 // The events of one descriptor, 0 at the deadline.
 short wait_events(int fd, short events, Deadline deadline);
 void sleep_until(Deadline deadline);
 
-// Waits until `ready()`; false at the deadline. `ready` is called with the mutex held.
+// Waits until `ready()`. False at the deadline. `ready` is called with the mutex held.
 template <class Ready>
 bool wait_ready(Condition &changed, Mutex &mutex, Deadline deadline, Ready ready) ISTHMUS_REQUIRES(mutex) {
   for (;;) {

@@ -1,5 +1,5 @@
-// Bytes on the wire: little endian, no padding. The reader never reads past its end; after the first short read every value
-// is zero and ok() is false, so a parser reads all its fields and asks once.
+// Bytes on the wire: little endian, without padding. A Reader never reads past its end. After the first short read every value is zero
+// and ok() is false. So a parser reads all fields and asks ok() once.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ inline std::span<const std::byte> as_bytes(std::string_view text) noexcept {
   return {reinterpret_cast<const std::byte *>(text.data()), text.size()};
 }
 
-// frame.cpp; inlined, g++ 12 warns of overflows that cannot be
+// Defined in frame.cpp: of an inlined one g++ 12 warns of overflows that cannot be.
 void append(ByteVector &out, std::span<const std::byte> bytes);
 
 class Writer {
@@ -34,7 +34,7 @@ class Writer {
     return *this;
   }
   Writer &bytes16(const Bytes16 &b) { return bytes(std::as_bytes(std::span(b))); }
-  Writer &text(std::string_view t) {  // length in two bytes; longer text is cut
+  Writer &text(std::string_view t) {  // the length in two bytes, then the text; a longer text is cut
     t = t.substr(0, 0xffff);
     number(static_cast<uint16_t>(t.size()));
     return bytes(as_bytes(t));
@@ -68,7 +68,7 @@ class Reader {
   }
   std::span<const std::byte> rest() noexcept { return take(in_.size()); }
   bool ok() const noexcept { return ok_; }
-  bool done() const noexcept { return ok_ && in_.empty(); }  // read without a fault, nothing left over
+  bool done() const noexcept { return ok_ && in_.empty(); }  // all was read without a fault, and nothing is left over
 
  private:
   std::span<const std::byte> take(size_t n) noexcept {
