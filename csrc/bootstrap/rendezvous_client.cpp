@@ -17,9 +17,10 @@ constexpr int64_t kForeignGraceNs = 5'000'000'000;
 constexpr int64_t kRefusedGraceNs = 2'000'000'000;
 constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to tell who is missing
 
-class Client final : public Exchange {
+class RendezvousClient final : public Exchange {
  public:
-  Client(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served, const Bytes16 &job)
+  RendezvousClient(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key, bool served,
+                   const Bytes16 &job)
       : addresses_(std::move(addresses)),
         rank_(rank),
         world_(world),
@@ -216,7 +217,7 @@ class Client final : public Exchange {
 
 std::unique_ptr<Exchange> client_exchange(std::vector<std::string> addresses, int rank, int world, const Bytes16 &key,
                                           bool served, const Bytes16 &job) {
-  return std::make_unique<Client>(std::move(addresses), rank, world, key, served, job);
+  return std::make_unique<RendezvousClient>(std::move(addresses), rank, world, key, served, job);
 }
 
 }  // namespace isthmus::bootstrap

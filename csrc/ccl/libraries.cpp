@@ -8,40 +8,40 @@
 namespace isthmus::ccl {
 namespace {
 
-struct Row {
+struct FamilyRow {
   std::string family, vendor;
   bool threads;  // ranks of one island may be threads of one process
 };
-const std::vector<Row> &all_rows = *[] {
-  auto *const r = new std::vector<Row>{{"oneccl", "host", false}};
+const std::vector<FamilyRow> &all_rows = *[] {
+  auto *const r = new std::vector<FamilyRow>{{"oneccl", "host", false}};
   for (const NcclFamily &f : nccl_families()) r->push_back({f.family, f.vendor, true});
   r->push_back({"hccl", "acl", true});
   return r;
 }();
-const std::vector<Row> &rows() { return all_rows; }
+const std::vector<FamilyRow> &rows() { return all_rows; }
 
 }  // namespace
 
 std::vector<std::string> families() {
   std::vector<std::string> names;
-  for (const Row &row : rows()) names.push_back(row.family);
+  for (const FamilyRow &row : rows()) names.push_back(row.family);
   return names;
 }
 
 std::string vendor_of(const std::string &family) {
-  for (const Row &row : rows())
+  for (const FamilyRow &row : rows())
     if (family == row.family) return row.vendor;
   return {};
 }
 
 std::string family_for(const std::string &vendor) {
-  for (const Row &row : rows())
+  for (const FamilyRow &row : rows())
     if (vendor == row.vendor && vendor != "host") return row.family;
   return {};
 }
 
 bool serves_threads(const std::string &family) noexcept {
-  for (const Row &row : rows())
+  for (const FamilyRow &row : rows())
     if (family == row.family) return row.threads;
   return false;
 }

@@ -77,11 +77,11 @@ class NcclCommunicator final : public Communicator {
   }
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     const uint64_t bytes = count * dtype_size(dtype);
-    exchange(Call::AllToAll, send, recv, [&](size_t q) { return Exchange{bytes, q * bytes, bytes, q * bytes}; });
+    exchange(Call::AllToAll, send, recv, [&](size_t q) { return PeerShare{bytes, q * bytes, bytes, q * bytes}; });
   }
   void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
     exchange(Call::AllToAllV, send, recv, [&](size_t q) {
-      return Exchange{b.send_bytes[q], b.send_at[q], b.recv_bytes[q], b.recv_at[q]};
+      return PeerShare{b.send_bytes[q], b.send_at[q], b.recv_bytes[q], b.recv_at[q]};
     });
   }
   void send(const void *buffer, uint64_t count, DType dtype, int peer) override {
@@ -139,7 +139,7 @@ class NcclCommunicator final : public Communicator {
            peer, size_ - 1);
   }
   // With one rank: bytes that go there and come from there, and where in the two buffers.
-  struct Exchange {
+  struct PeerShare {
     uint64_t gives, from, takes, to;
   };
   // A group of sends and receives, of what `with` says of each rank of the island.
@@ -151,7 +151,7 @@ class NcclCommunicator final : public Communicator {
       Result r = f().GroupStart();
       if (r != kSuccess) return r;
       for (int q = 0; q < size_ && r == kSuccess; ++q) {
-        const Exchange x = with(static_cast<size_t>(q));
+        const PeerShare x = with(static_cast<size_t>(q));
         if (x.gives > 0) r = f().Send(static_cast<const std::byte *>(send) + x.from, x.gives, kUInt8, q, h, queue());
         if (r == kSuccess && x.takes > 0)
           r = f().Recv(static_cast<std::byte *>(recv) + x.to, x.takes, kUInt8, q, h, queue());

@@ -67,7 +67,7 @@ Status outcome(const OneCclRank &r, const char *call, Result result) {
                                   words && *words ? words : "")};
 }
 
-struct Arguments {
+struct OneCclCall {
   OneCclRank *rank;
   void *send, *recv;
   uint64_t count;
@@ -76,7 +76,7 @@ struct Arguments {
 };
 
 // The stream has no part in a failure of one communicator: others share it.
-Status run(const Arguments &a) {
+Status run(const OneCclCall &a) {
   const Functions &f = *a.rank->f;
   Handle h = a.rank->handle;
   // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
@@ -219,7 +219,7 @@ class OneCclCommunicator final : public Communicator {
   void move(Call call, const void *send, void *recv, uint64_t count, DType dtype, int peer) {
     submit({rank_, const_cast<void *>(send), recv, count * dtype_size(dtype), kByte, 0, peer, call});
   }
-  void submit(const Arguments &a) {
+  void submit(const OneCclCall &a) {
     if (a.peer < 0 || a.peer >= rank_->size)
       fail(Code::Argument, "oneccl {}: rank {} is not of this island (0 to {})", island_call_name(a.call), a.peer,
            rank_->size - 1);

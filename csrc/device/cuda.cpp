@@ -49,12 +49,12 @@ void *address(Pointer p) { return reinterpret_cast<void *>(static_cast<uintptr_t
 
 // While a program records a graph in the mode that is meant for all threads, a question to the driver would end its recording, unless the
 // thread that asks says that it has nothing to do with it.
-class Aside {
+class CudaAside {
  public:
-  Aside() noexcept { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~Aside() { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
-  Aside(const Aside &) = delete;
-  Aside &operator=(const Aside &) = delete;
+  CudaAside() noexcept { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~CudaAside() { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
+  CudaAside(const CudaAside &) = delete;
+  CudaAside &operator=(const CudaAside &) = delete;
 
  private:
   int mode_ = kCaptureRelaxed;
@@ -137,7 +137,7 @@ class CudaCalls {
     return status_of("cuStreamDestroy", the_functions.cuStreamDestroy_v2(stream));
   }
   Status try_stream(Handle stream, int device) const {
-    const Aside aside;
+    const CudaAside aside;
     const Result r = the_functions.cuStreamQuery(stream);
     if (r == kSuccess || r == kNotReady) return {};
     return {Code::System, formatted("NVIDIA driver: device {} failed with {}, says cuStreamQuery", device, code_text(r))};
@@ -166,7 +166,7 @@ class CudaCalls {
   void record(Handle event, Handle stream) const { ISTHMUS_CUDA(cuEventRecord, event, stream); }
   void hold(Handle stream, Handle event) const { ISTHMUS_CUDA(cuStreamWaitEvent, stream, event, 0); }
   bool reached(Handle event) const {
-    const Aside aside;
+    const CudaAside aside;
     const Result r = the_functions.cuEventQuery(event);
     if (r != kSuccess && r != kNotReady) fail_call("cuEventQuery", r);
     return r == kSuccess;

@@ -54,12 +54,12 @@ Status status_of(const char *call, Result r) {
 
 // While a program records a graph in the mode that is meant for all threads, a question to the driver would end its recording, unless the
 // thread that asks says that it has nothing to do with it.
-class Aside {
+class HipAside {
  public:
-  Aside() noexcept { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
-  ~Aside() { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
-  Aside(const Aside &) = delete;
-  Aside &operator=(const Aside &) = delete;
+  HipAside() noexcept { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
+  ~HipAside() { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
+  HipAside(const HipAside &) = delete;
+  HipAside &operator=(const HipAside &) = delete;
 
  private:
   int mode_ = kCaptureRelaxed;
@@ -133,7 +133,7 @@ class HipCalls {
     return status_of("hipStreamDestroy", the_functions.hipStreamDestroy(stream));
   }
   Status try_stream(Handle stream, int device) const {
-    const Aside aside;
+    const HipAside aside;
     const Result r = absorbed(the_functions.hipStreamQuery(stream));
     if (r == kSuccess || r == kNotReady) return {};
     return {Code::System, formatted("AMD runtime: device {} failed with {}, says hipStreamQuery", device, code_text(r))};
@@ -158,7 +158,7 @@ class HipCalls {
   void record(Handle event, Handle stream) const { ISTHMUS_HIP(hipEventRecord, event, stream); }
   void hold(Handle stream, Handle event) const { ISTHMUS_HIP(hipStreamWaitEvent, stream, event, 0); }
   bool reached(Handle event) const {
-    const Aside aside;
+    const HipAside aside;
     const Result r = absorbed(the_functions.hipEventQuery(event));
     if (r != kSuccess && r != kNotReady) fail_call("hipEventQuery", r);
     return r == kSuccess;

@@ -38,7 +38,7 @@ Doorbell the_bell;
 const InChild renews_bell([](void *) noexcept { new (&the_bell) Doorbell; });
 
 // A number that rises.
-struct Counter {
+struct HostCounter {
   std::atomic<uint64_t> value{0};
   void raise(uint64_t v) noexcept {
     uint64_t seen = value.load(std::memory_order_relaxed);
@@ -72,9 +72,9 @@ bool wait_for(Doorbell &bell, R ready, S stop, int64_t deadline, int64_t longest
 struct Command {
   enum class Kind : uint8_t { Copy, Wait, Raise, Call, Stop };
   Kind kind = Kind::Stop;
-  Counter *counter = nullptr;  // Wait, Raise
-  uint64_t value = 0;          // Wait, Raise; Copy: bytes
-  void *to = nullptr;          // Copy
+  HostCounter *counter = nullptr;  // Wait, Raise
+  uint64_t value = 0;              // Wait, Raise; Copy: bytes
+  void *to = nullptr;              // Copy
   const void *from = nullptr;
   const std::atomic<bool> *cancelled = nullptr;
   Wake wake = nullptr;  // Raise: called after it
@@ -86,8 +86,8 @@ struct Command {
 };
 
 // What a stream shares with its thread; the thread keeps it if it is left behind.
-struct Queue {
-  explicit Queue(const char *stream_name) : name(stream_name) {}
+struct CommandQueue {
+  explicit CommandQueue(const char *stream_name) : name(stream_name) {}
   const char *name;
   // A ring that doubles when it is full: whoever submits never waits, since what would make room may need him.
   mutable Mutex ring_mutex;
@@ -170,7 +170,7 @@ struct Queue {
 class Thread final : public HostStream {
  public:
   Thread(int device, const char *name)
-      : device_(device), queue_(std::make_shared<Queue>(name)), thread_([q = queue_] {
+      : device_(device), queue_(std::make_shared<CommandQueue>(name)), thread_([q = queue_] {
           // A vendor's library writes to sockets whose other end may be gone; that must not be the end of the process.
           sigset_t set;
           sigemptyset(&set);
@@ -246,11 +246,11 @@ class Thread final : public HostStream {
  private:
   const int device_;
   const Birth birth_;
-  const std::shared_ptr<Queue> queue_;
+  const std::shared_ptr<CommandQueue> queue_;
   std::thread thread_;
 };
 
-void submit(Stream &stream, Command::Kind kind, Counter &counter, uint64_t value, Wake wake = nullptr,
+void submit(Stream &stream, Command::Kind kind, HostCounter &counter, uint64_t value, Wake wake = nullptr,
             void *context = nullptr) {
   Command c;
   c.kind = kind;
@@ -270,7 +270,7 @@ class HostEvent final : public Event {
   bool reached() const override { return counter_.at(recorded_); }
 
  private:
-  mutable Counter counter_;
+  mutable HostCounter counter_;
   std::atomic<uint64_t> recorded_{0};
 };
 
@@ -281,7 +281,7 @@ class HostGate final : public Gate {
   void poison() noexcept override { counter_.raise(kOpen); }
 
  private:
-  Counter counter_;
+  HostCounter counter_;
 };
 
 class HostSignal final : public Signal {
@@ -293,7 +293,7 @@ class HostSignal final : public Signal {
   uint64_t value() const noexcept override { return counter_.value.load(std::memory_order_acquire); }
 
  private:
-  Counter counter_;
+  HostCounter counter_;
   const Wake wake_;
   void *const context_;
 };

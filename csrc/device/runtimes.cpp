@@ -7,22 +7,22 @@
 namespace isthmus::device {
 namespace {
 
-struct Row {
+struct VendorRow {
   const char *vendor;
   Runtime &(*open)();
 };
-constexpr Row kRows[] = {{"cuda", cuda_runtime}, {"hip", hip_runtime}, {"acl", acl_runtime}};
+constexpr VendorRow kRows[] = {{"cuda", cuda_runtime}, {"hip", hip_runtime}, {"acl", acl_runtime}};
 
 }  // namespace
 
 std::vector<std::string> vendors() {
   std::vector<std::string> names;
-  for (const Row &row : kRows) names.emplace_back(row.vendor);
+  for (const VendorRow &row : kRows) names.emplace_back(row.vendor);
   return names;
 }
 
 Runtime &open_runtime(const std::string &vendor) {
-  for (const Row &row : kRows)
+  for (const VendorRow &row : kRows)
     if (vendor == row.vendor) return row.open();
   fail(Code::Argument, "no vendor '{}' is known", vendor);
 }
