@@ -53,7 +53,7 @@ PeerArena map_peer_arena(const UniqueFd &fd, uint64_t bytes, const Bytes16 &proc
       out.why = "its memory could become smaller, and an access to what is gone would end this process";
       return out;
     }
-    // Read, and not mapped: until this is known it may be anybody's.
+    // The header is read, not mapped: until the header is known, the memory may be anybody's.
     std::array<std::byte, kArenaHeader> begin{};
     if (::pread(fd.get(), begin.data(), begin.size(), 0) != static_cast<ssize_t>(begin.size())) {
       out.why = system_text("reading its memory", errno);

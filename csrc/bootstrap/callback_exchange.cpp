@@ -1,4 +1,4 @@
-// An exchange over the caller's own all-gather of equal sizes: sizes first, then blobs padded to the largest.
+// An exchange over the caller's own all-gather of equal sizes. The ranks gather their sizes first, then blobs padded to the largest.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// What the control thread watches: each descriptor in its epoll has a tag, which says what the descriptor is, and a number.
+// The descriptors that the control thread watches. Each has a tag, which says what the descriptor is, and a number.
 #pragma once
 
 #include <sys/epoll.h>

@@ -1,5 +1,5 @@
-// Messages of the mesh itself, behind the handshake. Types from kFirstOwnType upward are the mesh's; those below belong to
-// its user.
+// The messages of the mesh itself, behind the handshake. Types from kFirstOwnType upward are the mesh's. Types below belong to the mesh's
+// user.
 #pragma once
 
 #include <optional>
@@ -13,19 +13,19 @@ inline constexpr uint16_t kFirstOwnType = 0xff00;
 enum class Own : uint16_t {
   Heartbeat = 0xff00,  // empty
   Bye,                 // empty: the sender's mesh is being destroyed
-  Intro,               // dialer: who I am, my arena (the memfd travels with it)
-  Attach,              // acceptor: what I read from your arena, my arena (the memfd travels with it)
-  Ready,               // dialer: what I read from your arena; ends the greeting
+  Intro,               // dialer: who I am, and my arena, whose memfd travels along
+  Attach,              // acceptor: what I read in your arena, and my arena, whose memfd travels along
+  Ready,               // dialer: what I read in your arena. Ends the greeting.
 };
 
 struct Intro {
-  uint64_t arena_bytes = 0;  // 0: none is offered
+  uint64_t arena_bytes = 0;  // 0: no arena is offered
   Endpoint endpoint;
 };
 struct Attach {
   uint64_t arena_bytes = 0;
   Bytes16 nonce{};  // as read in the receiver's arena
-  std::string why;  // not empty: the receiver's arena could not be mapped
+  std::string why;  // why the receiver's arena could not be mapped; empty: it was mapped
 };
 struct Ready {
   Bytes16 nonce{};

@@ -28,8 +28,8 @@ Bytes16 random_bytes16() { return net::random16(); }
 
 Bytes16 host_identity() {
   std::string parts = read_file("/proc/sys/kernel/random/boot_id");
-  if (parts.empty()) return net::random16();  // no identity: nominates nobody, and everybody is reached by TCP
-  // Abstract Unix sockets live in a network namespace: containers with their own are hosts of their own to us.
+  if (parts.empty()) return net::random16();  // no identity: the host nominates nobody, and TCP reaches everybody
+  // Abstract Unix sockets live in a network namespace. So a container with a namespace of its own counts as a host of its own.
   struct stat s {};
   if (::stat("/proc/self/ns/net", &s) == 0) parts += formatted(" {} {}", s.st_dev, s.st_ino);
   return net::siphash128({}, std::as_bytes(std::span(parts)));

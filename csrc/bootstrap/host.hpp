@@ -1,4 +1,4 @@
-// What identifies this host, and how messages name a process.
+// The identity of this host, and the text by which messages name a process.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace isthmus::bootstrap {
 
-inline constexpr double kConnectSeconds = 3;  // how long one address is tried
+inline constexpr double kConnectSeconds = 3;  // how long a dialer tries one address
 
 Bytes16 host_identity();  // boot id and network namespace, hashed
 std::string host_name();

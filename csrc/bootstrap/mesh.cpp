@@ -14,7 +14,7 @@
 namespace isthmus::bootstrap {
 namespace {
 
-// 0 where the hint is a host alone.
+// The port of the hint; 0 where the hint is a host alone.
 uint16_t port_in(const std::string &route_hint) {
   try {
     return net::split_host_port(route_hint).port;
@@ -25,7 +25,7 @@ std::vector<UniqueFd> open_listeners(const Settings &settings, const std::string
   std::vector<UniqueFd> out;
   out.push_back(net::listen_unix(self.unix_name));
   const PortRange ports = settings.ports(Setting::Ports);
-  // Rank 0 listens there, perhaps later than this process.
+  // Rank 0 listens at that port, perhaps later than this process.
   const uint16_t rendezvous = port_in(route_hint);
   std::string failures;
   for (const net::Address &a : net::local_addresses(settings.text(Setting::Interface), route_hint)) {
@@ -75,7 +75,7 @@ Mesh::State::State(const Settings &settings, MeshEvents &handler, int arena_fd, 
   watch(epoll.get(), EPOLL_CTL_ADD, gate.fd(), EPOLLIN, tagged(Tag::Gate, 0));
   greetings.emplace(arena, epoll.get(), *this);
 
-  // Signals are for the program's threads.
+  // Signals are for the program's threads, so this thread starts with all of them blocked.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -99,7 +99,7 @@ void Mesh::State::shut_down() {
 
 void Mesh::State::wake() const noexcept {
   const uint64_t one = 1;
-  // The only failure is a full counter, and then the thread is awake anyway.
+  // The only failure is a full counter, and a full counter has woken the thread.
   [[maybe_unused]] const ssize_t n = ::write(wake_fd.get(), &one, sizeof one);
 }
 
@@ -113,7 +113,7 @@ Mesh::Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t ar
 }
 
 Mesh::~Mesh() {
-  if (!birth_.here()) static_cast<void>(state_.release());  // its thread and descriptors exist in the parent only
+  if (!birth_.here()) static_cast<void>(state_.release());  // the thread and the descriptors exist in the parent only
 }
 
 void Mesh::shut_down() noexcept {

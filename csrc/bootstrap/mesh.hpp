@@ -1,14 +1,30 @@
-// The control mesh: one process's connections to its peer processes. Owns the listeners, the handshake, the control
-// connections, liveness and ONE control thread that sleeps in epoll. Moves opaque messages; knows nothing of communicators.
+// The control mesh: the connections of one process to its peer processes. The mesh moves opaque messages and knows nothing of
+// communicators. A mesh owns the listeners, the handshake, the control connections, liveness, and ONE control thread, which sleeps in
+// epoll.
 //
-// Every connection (control or data, Unix or TCP) starts with a mutual challenge-response that proves the job key;
-// unauthenticated bytes, half-open connections and their age are bounded; a refused client is logged and harms nobody. Peers
-// on the same host are reached by an abstract Unix socket (SO_PEERCRED must show our uid), over which both arenas' memfds
-// are passed. Each side reads the header of the other's before it maps it, and the nonce in it must have been read back before
-// memory counts as shared. A host's identity only nominates: where the socket is not here, TCP is tried. Deaths: pidfd (from
-// SO_PEERCRED's pid) for shared peers, else the control connection's end; on it heartbeats are always on their way, so a host that vanishes
-// is lost when nothing has been acknowledged for 100 of them. A forked child closes every descriptor in an atfork handler;
-// it makes a mesh of its own, and its parent's is not to be used there.
+// Every connection (control or data, Unix or TCP) starts with a mutual challenge and response that proves the job key
+// (net/handshake.hpp). Unauthenticated bytes, half-open connections and their age are bounded (net/gate.hpp). A refused client is logged
+// and harms nobody.
+//
+// Two processes of one host connect by an abstract Unix socket, whose SO_PEERCRED must show our uid. Over the socket each side passes the
+// memfd of its arena. Each side reads the header of the other's arena before it maps the arena. Memory counts as shared only when each
+// nonce has been read back (mesh_dial.hpp has the messages). A host's identity only nominates: where the peer's socket is not on this
+// host, the dialer tries TCP.
+//
+// How the mesh learns that a peer has died:
+//
+//   peer on this host                peer on another host                 host of the peer vanishes
+//     dies                             dies                                 (says nothing)
+//     pidfd is readable                its kernel ends the connection       Heartbeat --> x   no acknowledgement
+//     what it said is read             the end is read                      Heartbeat --> x
+//     on_lost("... ended")             on_lost("... closed its control        ... the time of 100 heartbeats
+//                                      connection ...")                     ETIMEDOUT: on_lost("... is unreachable ...")
+//
+// The pidfd is of SO_PEERCRED's pid. The kernel of a peer that is merely stopped still acknowledges, so such a peer is not lost. A heartbeat
+// goes out every interval on every connection that has no message waiting, so bytes are always on their way.
+//
+// A forked child closes every descriptor in an atfork handler (net/fork_guard.hpp). The child makes a mesh of its own, and must not use the
+// mesh of its parent.
 #pragma once
 
 #include <array>
@@ -29,9 +45,9 @@ namespace isthmus::bootstrap {
 using Bytes16 = std::array<uint8_t, 16>;
 Bytes16 random_bytes16();
 
-struct Endpoint {     // how to reach a process; travels in blobs
-  Bytes16 process{};  // random, one a process
-  Bytes16 host{};     // boot id and network namespace, hashed: equality only nominates
+struct Endpoint {     // how others reach a process. Travels in blobs.
+  Bytes16 process{};  // random, one for each process
+  Bytes16 host{};     // boot id and network namespace, hashed. Equality only nominates.
   std::string hostname;
   std::string unix_name;         // abstract socket name without the leading NUL
   std::vector<std::string> tcp;  // "address:port", best first; IPv6 as "[..]:port"
@@ -43,9 +59,9 @@ struct Endpoint {     // how to reach a process; travels in blobs
 class Peer {  // another process. Lives as long as the mesh.
  public:
   Endpoint endpoint;
-  uint32_t index = 0;  // dense, local
+  uint32_t index = 0;  // dense, of this process alone
   Mapping arena;       // the peer's arena where memory is shared, else empty
-  // connected, non-blocking, TCP_NODELAY data sockets, agreed order; owned by the link after take
+  // The data sockets, connected, non-blocking, TCP_NODELAY, in the order that both sides have agreed. A link that takes them owns them.
   std::vector<UniqueFd> data;
   std::atomic<int64_t> last_heard_ns{0};  // monotonic time of the last control message or heartbeat
   std::atomic<bool> lost{false};
@@ -56,34 +72,36 @@ class Peer {  // another process. Lives as long as the mesh.
   std::shared_ptr<State> state_;
 };
 
-class MeshEvents {  // called on the control thread; must be short and must not call back into connect()
+class MeshEvents {  // called on the control thread: each call must be short, and must not call connect()
  public:
   virtual ~MeshEvents() = default;
   virtual void on_message(Peer &peer, uint16_t type, std::span<const std::byte> body) = 0;
-  virtual void on_lost(Peer &peer, const std::string &why) = 0;  // once a peer
+  virtual void on_lost(Peer &peer, const std::string &why) = 0;  // once for each peer
   virtual void on_tick() = 0;                                    // every heartbeat interval
 };
 
 class Mesh {
  public:
-  // Starts listening and the control thread. `arena_fd` is this process's memfd (kept open by the caller), `arena_bytes` its
-  // size; the first 64 bytes of the arena are the mesh's (it writes the nonce that peers read back). `route_hint`: host
+  // Starts to listen, and starts the control thread. `arena_fd` is this process's memfd, which the caller keeps open; `arena_bytes` is its
+  // size. The first 64 bytes of the arena are the mesh's: the mesh writes the nonce there that peers read back. `route_hint`: the host
   // whose route chooses the interface (the rendezvous address); may be empty. Throws Error.
   Mesh(const Settings &settings, MeshEvents &events, int arena_fd, size_t arena_bytes, const std::string &route_hint);
-  ~Mesh();  // closes everything, joins the thread; bounded in time
-  // Says farewell to the peers and joins the thread: no event comes after it, and nothing is sent. Idempotent; one thread.
+  ~Mesh();  // closes everything and joins the thread, in bounded time
+  // Says farewell to the peers and joins the thread. Afterwards no event comes and nothing is sent. Idempotent; one thread calls it.
   void shut_down() noexcept;
   const Endpoint &self() const noexcept;
-  // Job keys of the worlds this process takes part in; connections must prove one of them.
+  // The job keys of the worlds in which this process takes part. A connection must prove one of them.
   void add_key(const Bytes16 &key);
   void drop_key(const Bytes16 &key) noexcept;
-  // The peer with this endpoint, connected: control connection, shared arena where `want_shared` and the host nominates it
-  // (falls back to unshared, with a warning that says why), and `data_streams` TCP data connections where that is > 0 and
-  // the peer has none yet. Both sides call it; the smaller process id dials, the other waits. Idempotent. Throws Error
-  // naming the peer's host and address at the deadline.
+  // The peer with this endpoint, connected by:
+  //   - the control connection;
+  //   - the shared arena, where `want_shared` and the host nominates the peer. Where that fails, a warning says why, and memory is unshared;
+  //   - `data_streams` TCP data connections, where the number is > 0 and the peer has none yet.
+  // Both sides call connect(). The side with the smaller process id dials, and the other waits. Idempotent. Throws Error that names the
+  // peer's host and address at the deadline.
   Peer &connect(const Endpoint &endpoint, const Bytes16 &key, bool want_shared, int data_streams, Deadline deadline);
-  // Queues a control message (at most 64 KiB, types below 0xff00); thread-safe, does not block. False where the peer is
-  // lost, or where it has not taken 16 MiB of earlier messages.
+  // Queues a control message of at most 64 KiB and a type below 0xff00. Thread-safe. Does not block. False: the peer is lost, or has not
+  // taken 16 MiB of earlier messages.
   bool send(Peer &peer, uint16_t type, std::span<const std::byte> body) noexcept;
   struct Counts {
     int threads, descriptors, peers;

@@ -1,4 +1,4 @@
-// connect(): the smaller process id dials, the other waits for it.
+// connect(): the process with the smaller id dials, and the other waits for the dialer.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Peer *Mesh::State::claim(Arrival &&a) {
   const Lock lock(p.mutex);
   p.reader = std::move(a.reader);
   if (a.local) p.pidfd = net::GuardedFd(net::peer_pidfd(a.fd.get()));
-  // Heartbeats are always on their way, so this tells of a host that has vanished.
+  // Heartbeats are always on their way, so the limit (the time of 100 heartbeats, in ms) tells of a host that has vanished.
   if (!a.local) net::limit_unacknowledged(a.fd.get(), static_cast<int>(std::min<int64_t>(heartbeat_ns / 10'000, INT_MAX)));
   p.control = std::move(a.fd);
   Peer *raw = peer.get();

@@ -16,8 +16,8 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr double kAttemptSeconds = 10;  // one dialogue with a process that accepted the connection
-constexpr int64_t kGoneLocalNs = 250'000'000, kGoneNs = 1'000'000'000;  // refused for so long: nobody is there any more
-constexpr int64_t kKeyGraceNs = 5'000'000'000;                          // a peer may learn the key a little later than we do
+constexpr int64_t kGoneLocalNs = 250'000'000, kGoneNs = 1'000'000'000;  // refused for so long: nobody listens there any more
+constexpr int64_t kKeyGraceNs = 5'000'000'000;                          // a peer may learn the key so much later than we do
 
 Deadline at_most(Deadline deadline, double seconds) {
   return Deadline::at_ns(std::min(deadline.ns(), Deadline(seconds).ns()));
@@ -39,7 +39,7 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
   int64_t refused_since = 0, key_since = 0;
   std::string last = "no attempt was made", unshared = "it is on another host";
   for (int64_t pause = 2'000'000;; pause = std::min<int64_t>(pause * 2, 100'000'000)) {
-    bool refused = false, absent = false;  // absent: it has no socket here
+    bool refused = false, absent = false;  // absent: the peer has no socket on this host
     try {
       UniqueFd fd;
       const int error = local ? net::connect_unix(e.unix_name, deadline, fd) : EAFNOSUPPORT;
@@ -47,7 +47,7 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       if (error == 0 && net::peer_credentials(fd.get(), c) && c.uid == ::geteuid())
         return this->local(e, key, std::move(fd), at_most(deadline, kAttemptSeconds));
       if (error == 0) unshared = formatted("it belongs to user {}, we to user {}", c.uid, ::geteuid());
-      // Two hosts may have one identity (a virtual machine and its copy): where its socket is not here, it may still answer elsewhere.
+      // Two hosts may have one identity (a virtual machine and its copy). A peer without a socket here may still answer by TCP.
       else if ((absent = error == ECONNREFUSED)) unshared = "its socket is not on this host, whatever it says of itself";
       else if (local) unshared = system_text("Unix socket", error);
       last = unshared;
@@ -73,8 +73,8 @@ Arrival Dialer::control(const Endpoint &e, const Bytes16 &key, Deadline deadline
       }
       refused = refusals == e.tcp.size();
     } catch (const Error &error) {
-      refused = absent && error.code() == Code::PeerLost;  // somebody else has its port
-      // a refused key explains more than the end of time
+      refused = absent && error.code() == Code::PeerLost;  // another process has the peer's port
+      // A refused key explains more than the end of the time.
       if (key_since == 0 || error.code() != Code::Timeout) last = error.text();
       if (error.code() == Code::Auth) {
         if (key_since == 0) key_since = now_ns();

@@ -18,7 +18,7 @@
 
 namespace isthmus::bootstrap {
 
-// A control connection that is through the handshake and the greeting, waiting for connect() to claim it.
+// A control connection that is through the handshake and the greeting. connect() is to claim the connection.
 struct Arrival {
   UniqueFd fd;
   Endpoint endpoint;
@@ -27,16 +27,16 @@ struct Arrival {
   net::FrameReader reader;  // may already hold messages
 };
 
-// Any thread, several at once. `self`, `arena`: of this process; they outlive the dialer.
+// Any thread, several at once. `self` and `arena` are this process's, and outlive the dialer.
 class Dialer {
  public:
   Dialer(const Endpoint &self, const ArenaOffer &arena) : self_(self), arena_(arena) {}
-  // Tries again until the deadline, while the peer may still come. Throws Error: Timeout, Auth where the peer refuses the key for long,
-  // PeerLost where nobody listens there any more.
+  // Dials again until the deadline, while the peer may still come. Throws Error(Timeout), Error(Auth) where the peer refuses the key for
+  // long, Error(PeerLost) where nobody listens at the endpoint any more.
   Arrival control(const Endpoint &e, const Bytes16 &key, Deadline deadline) const;
   // The data connections, in their order. Throws Error.
   std::vector<UniqueFd> data(const Peer &peer, const Bytes16 &key, int streams, Deadline deadline) const;
-  bool gone(const Endpoint &e) const;  // nobody listens there any more
+  bool gone(const Endpoint &e) const;  // nobody listens at the endpoint any more
 
  private:
   Arrival local(const Endpoint &e, const Bytes16 &key, UniqueFd fd, Deadline deadline) const;

@@ -49,7 +49,7 @@ bool Greetings::advance(Greeting &g) {
         continue;
       case net::FrameReader::Result::More: break;
     }
-    // Not a byte more than the frame: on a data connection the next ones are the link's.
+    // Not a byte more than the frame is read: on a data connection the next bytes are the link's.
     auto space = g.reader.space();
     space = space.first(std::min(space.size(), g.reader.missing()));
     const ssize_t n = g.guest.local ? net::recv_with_fd(fd, space, g.passed) : net::recv_some(fd, space);

@@ -1,5 +1,5 @@
-// The accepting side of a new connection, between the gate and connect(): who the guest is, and the exchange of arenas.
-// mesh_dial.hpp shows the messages of the two sides.
+// The accepting side of a new connection, between the gate and connect(): the guest introduces itself, and the sides exchange arenas.
+// mesh_dial.hpp shows the messages of both sides.
 #pragma once
 
 #include <atomic>
@@ -26,12 +26,12 @@ class GreetingEvents {  // called on the control thread
   virtual void data_arrived(const net::Hello &hello, UniqueFd fd) = 0;
 };
 
-// Guests that are authenticated and whose greeting is not complete. A refused guest is logged and closed. Control thread only, but count().
+// The authenticated guests whose greeting is not complete. A refused guest is logged and closed. Control thread only, except count().
 class Greetings {
  public:
   Greetings(const ArenaOffer &ours, int epoll, GreetingEvents &events) : ours_(ours), epoll_(epoll), events_(events) {}
   void admit(net::Guest &&guest);
-  void on_readable(uint64_t number);  // of Tag::Greeting
+  void on_readable(uint64_t number);  // the number of Tag::Greeting
   // Refuses those whose deadline has passed.
   void expire();
   int64_t next_deadline_ns() const noexcept;  // INT64_MAX: there is none

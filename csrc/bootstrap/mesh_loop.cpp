@@ -15,7 +15,7 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr int64_t kFarewellNs = 250'000'000;  // for messages that are still queued when the mesh is destroyed
-constexpr size_t kReadsAtOnce = 64;           // of one peer, before the others have their turn
+constexpr size_t kReadsAtOnce = 64;           // reads of one peer before the others have their turn
 constexpr const char *kUnreachable = "is unreachable: its control connection failed";
 
 }  // namespace
@@ -45,11 +45,11 @@ void Mesh::State::run() noexcept {
         beat();
         tick = now_ns() + heartbeat_ns;
       }
-    } catch (const std::exception &e) {  // out of memory or descriptors: the mesh goes on
+    } catch (const std::exception &e) {  // out of memory or descriptors; the mesh goes on
       ISTHMUS_ERROR("control thread: {}", e.what());
       guests.clear();
       claimed.clear();
-      static_cast<void>(::poll(nullptr, 0, 10));  // whatever fails may fail again at once
+      static_cast<void>(::poll(nullptr, 0, 10));  // what has failed may fail again at once
     }
   }
   farewell();
@@ -63,7 +63,7 @@ void Mesh::State::serve(const epoll_event &ready) {
       [[maybe_unused]] const ssize_t got = ::read(wake_fd.get(), &count, sizeof count);
       break;
     }
-    case Tag::Gate: break;  // served in run(), as its deadlines are
+    case Tag::Gate: break;  // run() serves the gate, because the gate has deadlines too
     case Tag::Greeting: greetings->on_readable(number); break;
     case Tag::Control: {
       Peer &peer = *find(static_cast<uint32_t>(number));
@@ -132,11 +132,11 @@ void Mesh::State::on_readable(Peer &peer) {
     watched = static_cast<bool>(p.pidfd);
   }
   std::string end;
-  const auto error_of_sending = [&p] {  // 0: there was none, or only that the peer had closed the connection
+  const auto error_of_sending = [&p] {  // 0: no send failed, or one found that the peer had closed the connection
     const Lock lock(p.mutex);
     return p.out.error() == EPIPE || p.out.error() == ECONNRESET ? 0 : p.out.error();
   };
-  // A peer that has ended says no more, so all that it said is heard before it is lost.
+  // A peer that has ended says no more. So all that the peer said is read before the peer is lost.
   for (size_t reads = 0; end.empty() && (reads < kReadsAtOnce || p.ended); ++reads) {
     uint16_t type = 0;
     std::span<const std::byte> body;
@@ -153,7 +153,7 @@ void Mesh::State::on_readable(Peer &peer) {
       p.reader.received(static_cast<size_t>(n));
       peer.last_heard_ns.store(now_ns(), std::memory_order_relaxed);
     } else if (n == 0 || errno == ECONNRESET || errno == EPIPE) {
-      // A socket tells its error once, and whoever sent may have been told: then reading finds an end and nothing else.
+      // A socket tells an error once. A sender may have been told, and then reading finds an end and nothing else.
       const int sending = error_of_sending();
       end = p.bye     ? "shut Isthmus down"
             : sending ? system_text(kUnreachable, sending)
@@ -183,7 +183,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     const Lock lock(p.mutex);
     p.why = why;
     peer.lost.store(true, std::memory_order_release);  // publishes `why`
-    // Removed by hand: a copy of the descriptor in a process that is just being forked would keep the entry alive.
+    // Removed by hand: in a process that is just being forked a copy of the descriptor would keep the epoll entry alive.
     ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.control.get(), nullptr);
     if (p.pidfd) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, p.pidfd.get(), nullptr);
     p.control.reset();
@@ -191,7 +191,7 @@ void Mesh::State::lose(Peer &peer, const std::string &why) {
     p.out.clear();
   }
   {
-    const Lock lock(mutex);  // a waiter between its test and its sleep holds it
+    const Lock lock(mutex);  // a waiter between its test and its sleep holds the mutex
   }
   changed.notify_all();
   if (peer.state_->bye) ISTHMUS_INFO("{} has ended its use of Isthmus", process_text(peer.endpoint));
@@ -224,14 +224,14 @@ void Mesh::State::farewell() noexcept {
         if (!p.out.empty()) waiting.push_back({p.control.get(), POLLOUT, 0});
       }
     }
-    // A TCP socket that is closed with unread bytes resets the connection, and the peer may lose what we said last.
+    // Closing a TCP socket with unread bytes resets the connection, and the peer may lose what we said last. So they are read.
     std::array<std::byte, 4096> rest;
     for (uint32_t i = 0; Peer *peer = find(i); ++i) {
       const Lock lock(peer->state_->mutex);
       const int fd = peer->state_->control.get();
       for (int reads = 0; fd >= 0 && reads < 256 && net::recv_some(fd, rest) > 0;) ++reads;
     }
-  } catch (...) {  // out of memory: the peers see the closed connections
+  } catch (...) {  // out of memory: the peers see that the connections close
   }
 }
 

@@ -23,26 +23,26 @@ namespace isthmus::bootstrap {
 
 struct Peer::State {
   mutable Mutex mutex;                             // held over sends, which do not wait
-  UniqueFd control ISTHMUS_GUARDED_BY(mutex);      // written by any sender, read and closed by the control thread
+  UniqueFd control ISTHMUS_GUARDED_BY(mutex);      // any sender writes; the control thread alone reads and closes
   net::GuardedFd pidfd ISTHMUS_GUARDED_BY(mutex);  // empty where the peer is not on this host
   Outbox out ISTHMUS_GUARDED_BY(mutex);
   bool full_logged ISTHMUS_GUARDED_BY(mutex) = false;
   std::string why ISTHMUS_GUARDED_BY(mutex);  // once lost
 
-  net::FrameReader reader;  // control thread only, as the next two
-  bool bye = false;
-  bool ended = false;  // its pidfd says so
+  net::FrameReader reader;  // control thread only, as are the next two
+  bool bye = false;         // the peer has said farewell
+  bool ended = false;       // the peer's pidfd says that the process has ended
 };
 
 struct Known {
   std::unique_ptr<Peer> peer;
-  PeerArena shared;  // mapped, but connect() was not asked for it yet
+  PeerArena shared;  // mapped, while no connect() has asked for it yet
   bool has_data = false;
   bool unshared_logged = false;
 };
 
 struct DataArrivals {
-  uint32_t count = 0;         // that the dialer announced
+  uint32_t count = 0;         // how many the dialer announced
   std::vector<UniqueFd> fds;  // by index
 };
 
@@ -65,10 +65,10 @@ struct Mesh::State final : GreetingEvents {
   std::set<Bytes16> connecting ISTHMUS_GUARDED_BY(mutex);  // a connect() is under way
   std::map<Bytes16, Arrival> arrivals ISTHMUS_GUARDED_BY(mutex);
   std::map<Bytes16, DataArrivals> data_arrivals ISTHMUS_GUARDED_BY(mutex);
-  // claimed; the control thread looks at what was read along with the greeting
+  // Claimed. The control thread has yet to look at what was read along with the greeting.
   std::vector<Peer *> fresh ISTHMUS_GUARDED_BY(mutex);
 
-  net::Gate gate;  // add_key and drop_key from any thread, the rest on the control thread
+  net::Gate gate;  // add_key() and drop_key() from any thread, the rest on the control thread
   net::GuardedFd epoll, wake_fd;
   std::atomic<bool> stop{false};
   std::optional<Greetings> greetings;  // control thread only, but count()
@@ -89,7 +89,7 @@ struct Mesh::State final : GreetingEvents {
   bool connected(const Bytes16 &process) override;
   void arrived(Arrival arrival) override;
   void data_arrived(const net::Hello &hello, UniqueFd fd) override;
-  // gives the kernel what it takes; `index`: of the peer
+  // Adds a message and gives the kernel what the kernel takes. `index`: of the peer.
   void queue(Peer::State &p, uint32_t index, uint16_t type, std::span<const std::byte> body) ISTHMUS_REQUIRES(p.mutex);
   void on_readable(Peer &peer);
   void on_writable(Peer &peer);
@@ -99,6 +99,6 @@ struct Mesh::State final : GreetingEvents {
   void farewell() noexcept;
 };
 
-inline constexpr size_t kMaxQueued = 16 * 1024 * 1024;  // control messages of one peer that it does not take
+inline constexpr size_t kMaxQueued = 16 * 1024 * 1024;  // bytes of control messages that one peer does not take
 
 }  // namespace isthmus::bootstrap

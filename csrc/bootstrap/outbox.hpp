@@ -1,4 +1,4 @@
-// The control messages that wait for one peer: framed, in order, not yet taken by the kernel. Whoever calls holds the peer's lock.
+// The control messages that wait for one peer: framed, in order, not yet taken by the kernel. The caller holds the peer's lock.
 #pragma once
 
 #include <cerrno>
@@ -29,7 +29,7 @@ class Outbox {
   void flush(int socket) {
     while (!empty()) {
       const ssize_t n = net::send_some(socket, std::span<const std::byte>(bytes_).subspan(sent_));
-      if (n < 0) {  // reading tells that it is broken
+      if (n < 0) {  // the reader learns that the connection is broken
         error_ = errno;
         sent_ = bytes_.size();
       }

@@ -1,4 +1,4 @@
-// Which exchange: by TCP at an address, by a unique id, over a caller's own all-gather. And the job key.
+// The kinds of exchange: by TCP at an address, and by a unique id. And the job key.
 #include "bootstrap/rendezvous.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr double kBindSeconds = 5;  // the port may still belong to the attempt before us, which is just ending
+constexpr double kBindSeconds = 5;  // the port may still belong to the attempt before this one, which is just ending
 constexpr size_t kMaxPendingIds = 256;
 
 // Listeners of unique ids that no rank 0 has taken yet.
@@ -34,7 +34,7 @@ struct ProcessId {
 };
 PerProcess<ProcessId> the_process;
 
-// Somebody listens at our address. If that is another rank 0 of this job, it tells us (and learns of us) in the rendezvous.
+// Somebody listens at our address. If the listener is another rank 0 of this job, the two learn of each other in the rendezvous.
 void meet_other_root(const std::string &address, int world, const Bytes16 &key, Deadline deadline) {
   try {
     client_exchange({address}, 0, world, key)->all_gather({}, deadline);
@@ -129,7 +129,7 @@ std::unique_ptr<Exchange> tcp_exchange(const std::string &address, int rank, int
     const int error = listen_all(addresses, listeners);
     if (error == 0) return root_exchange(std::move(listeners), address, world, key, job);
     const std::string &interface = settings.text(Setting::Interface);
-    // the name may lead here by a translation that this host does not see
+    // The name may lead here by a translation of addresses that this host does not see.
     if (error == EADDRNOTAVAIL && !interface.empty()) {
       addresses = net::local_addresses(interface, "");
       for (net::Address &a : addresses) a = a.with_port(hp.port);

@@ -11,11 +11,11 @@
 namespace isthmus::bootstrap {
 namespace {
 
-// something else answers: perhaps the job before us, which is just ending
+// How long something else may answer: perhaps the job before this one, which is just ending.
 constexpr int64_t kForeignGraceNs = 5'000'000'000;
-// A ticket is given away once its process listens, so nobody who listens will come.
+// How long a server of a ticket may refuse. A ticket is given away once its process listens, so nobody will begin to listen later.
 constexpr int64_t kRefusedGraceNs = 2'000'000'000;
-constexpr double kVerdictSeconds = 1.0;  // after our deadline: for rank 0 to tell who is missing
+constexpr double kVerdictSeconds = 1.0;  // after our deadline: so long rank 0 has to say who is missing
 
 class RendezvousClient final : public Exchange {
  public:
@@ -42,7 +42,7 @@ class RendezvousClient final : public Exchange {
         patience_ = {};
         return std::move(came_);
       }
-      fd_.reset();  // "again": rank 0 still ends its last rendezvous with us
+      fd_.reset();  // "Again": rank 0 is still at the end of its last rendezvous with this rank
       reader_ = net::FrameReader(kMaxRendezvousBody);
       pause(deadline, 20'000'000);
     }
@@ -55,7 +55,7 @@ class RendezvousClient final : public Exchange {
     net::sleep_until(Deadline::at_ns(std::min(deadline.ns(), now_ns() + ns)));
   }
 
-  // Connects, proves the key and says who we are; until the deadline, for rank 0 may come later than we.
+  // Connects, proves the key and introduces this rank. Tries until the deadline, because rank 0 may come later than this rank.
   void join(Deadline deadline) {
     std::string last = "no attempt was made";
     int64_t foreign_since = 0, refused_since = 0;
@@ -91,7 +91,8 @@ class RendezvousClient final : public Exchange {
     }
   }
 
-  // At each of the addresses; one that is somebody else's does not hide the next. `refused`: falls where something else than a refusal came.
+  // Tries each of the addresses: an address that is somebody else's does not hide the next. `refused` falls where something else than a
+  // refusal came.
   bool attempt(Deadline deadline, std::string &last, bool &refused) {
     std::optional<Error> trouble;
     for (const std::string &text : addresses_) {
@@ -144,7 +145,7 @@ class RendezvousClient final : public Exchange {
     return true;
   }
 
-  // One round; false where rank 0 asks us to come again.
+  // One round. False: rank 0 asks this rank to come again.
   bool exchange(const Blob &mine, std::vector<Blob> &blobs, Deadline deadline) {
     net::ByteVector out;
     append_contribution(out, round_, mine, patience_);
@@ -172,7 +173,7 @@ class RendezvousClient final : public Exchange {
       }
       if (sent < out.size()) {
         const ssize_t n = net::send_some(fd_.get(), std::span<const std::byte>(out).subspan(sent));
-        sent = n < 0 ? out.size() : sent + static_cast<size_t>(n);  // where sending fails, reading tells why
+        sent = n < 0 ? out.size() : sent + static_cast<size_t>(n);  // where a send fails, reading tells why
       }
       const ssize_t n = net::recv_some(fd_.get(), reader_.space());
       if (n > 0) {
@@ -187,7 +188,7 @@ class RendezvousClient final : public Exchange {
         fail(Code::Timeout,
              "rank {}: no answer from {} at {} within {:g} s; other ranks may be missing, or it is busy or stopped", rank_,
              whole_root_, where_, deadline.seconds());
-      gave_up = true;  // rank 0 knows who is missing, and answers at once unless it is stopped or busy elsewhere
+      gave_up = true;  // rank 0 knows who is missing, and answers at once unless stopped or busy elsewhere
       until = Deadline(kVerdictSeconds);
       if (sent == out.size()) {
         out.clear();
@@ -201,11 +202,11 @@ class RendezvousClient final : public Exchange {
   const std::vector<std::string> addresses_;
   const int rank_, world_;
   const Bytes16 key_, job_;
-  bool other_key_ = false;  // where the job is this one
-  const bool served_;       // by a process that listens already
+  bool other_key_ = false;  // an end that holds another key names this job
+  const bool served_;       // by a process that listens before anybody connects
   const std::string root_;  // the other end, in messages
-  std::string whole_root_;  // likewise, with the number of ranks
-  std::vector<Blob> came_;  // in the round that goes on, or that failed
+  std::string whole_root_;  // the other end with the number of ranks
+  std::vector<Blob> came_;  // in the round that goes on, or in the one that failed
   std::string where_;
   UniqueFd fd_;
   net::FrameReader reader_{kMaxRendezvousBody};

@@ -22,10 +22,19 @@
 namespace isthmus::bootstrap {
 namespace {
 
-constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive a little later are told why
-constexpr double kHearSeconds = 0.25;           // for the others to read the failure and close
+constexpr double kTellLatecomersSeconds = 1.0;  // after a failure: ranks that arrive within this time are told why
+constexpr double kHearSeconds = 0.25;           // the time that the others have to read the failure and close
 
-// Serves as rank 0, or, where it stands for no rank, for all of them.
+// The root of a rendezvous over TCP. The root stands for rank 0, or for no rank, and then all ranks are its clients.
+//
+//   client                                       root
+//     Join                            ------>      the roster takes the rank
+//     Contribution of round 0         ------>
+//     (others: Join, Contribution)    ------>      the last one has come: round 0 is complete
+//                                     <------      Result for each rank
+//     Contribution of round 1         ------>      may come while a slow client still reads round 0
+//
+// The first failure ends all: the root sends one Failure to every client, also to those that arrive a little later.
 class Root final : public Exchange {
  public:
   Root(std::vector<UniqueFd> listeners, std::string where, int world, const Bytes16 &key, const Bytes16 &job = {})
@@ -44,7 +53,7 @@ class Root final : public Exchange {
     throw Error(failure_.code, failure_.text);
   }
 
-  // Round after round, until all have left or one has failed. The ranks have deadlines; this end waits as long as they do.
+  // Serves round after round, until all ranks have left or a round has failed. The ranks have deadlines, and the root waits as long as they do.
   void serve() {
     const Deadline never = Deadline::at_ns(std::numeric_limits<int64_t>::max());
     while (failure_.ok() && !roster_.left()) round(nullptr, never);
@@ -52,10 +61,10 @@ class Root final : public Exchange {
   }
 
  private:
-  // Empty where it failed, or where all have left before it began.
+  // One round: the blobs by rank. Empty: the round failed, or all ranks have left before the round began.
   std::vector<Blob> round(const Blob *mine, Deadline deadline) {
     distributing_ = false;
-    while (!gathered() && failure_.ok()) {  // looking may find that somebody is lost
+    while (!gathered() && failure_.ok()) {  // gathered() may find that a rank is lost
       if (!mine && roster_.left()) return {};
       const Deadline patience = Deadline::at_ns(mine ? RoundPatience::kNever : patience_.until_ns());
       const int64_t tell_ns = patience_.tell_ns();
@@ -97,7 +106,7 @@ class Root final : public Exchange {
     for (const RootClient *c : ranks) {
       if (!c) return false;
       if (c->contributed(round_)) continue;
-      // Where nobody asks for another round, whoever leaves is not missed.
+      // Where nobody asks for another round, a rank that leaves is not missed.
       const bool asked = roster_.first() > 0 || std::any_of(ranks.begin(), ranks.end(), [&](const RootClient *o) {
                            return o && o->contributed(round_);
                          });
@@ -110,13 +119,13 @@ class Root final : public Exchange {
     return std::all_of(clients_.begin(), clients_.end(), [](const auto &c) { return !c->fd || c->out.empty(); });
   }
   void set_failure(Code code, std::string text) {
-    if (failure_.ok()) failure_ = {code, std::move(text)};  // the first is the cause
+    if (failure_.ok()) failure_ = {code, std::move(text)};  // the first failure is the cause of the others
   }
   double waited() const {
     return 0.1 * std::round(static_cast<double>(now_ns() - start_ns_) * 1e-8);
   }  // seconds, to a tenth
 
-  // Those that came wait for long, and none of them knows for whom.
+  // The ranks that came wait for long, and none of them knows for whom.
   void tell_who_is_missing() const {
     const std::vector<int> absent = roster_.absent();
     if (absent.empty()) return;
@@ -178,12 +187,12 @@ class Root final : public Exchange {
     queue(c, std::move(bytes));
   }
 
-  // The connection ended.
+  // The connection of a client has ended.
   void lost(RootClient &c) {
     const bool served = c.out.empty();
     c.fd.reset();
     c.out.clear();
-    // A rank that has its result may go; whether it was still needed shows in the next round.
+    // A rank that has its result may go. The next round shows whether the rank was still needed.
     const bool may_go = roster_.first() > 0 ? distributing_ && served : served && round_ > 0 && !c.contributed(round_);
     if (roster_.member(c) && !may_go) set_failure(Code::PeerLost, c.text() + " ended during the rendezvous");
   }
@@ -198,7 +207,7 @@ class Root final : public Exchange {
                   formatted("rank {} at {} speaks protocol version {}, {} at {} speaks version {}; install the "
                             "same Isthmus everywhere",
                             c->rank(), c->from, c->hello.version, me(), where_, net::kProtocolVersion));
-      return;  // it was told in the handshake
+      return;  // the handshake has told the client
     }
     if (c->hello.role != net::Role::Rendezvous) {
       ISTHMUS_WARN("refused a client: {}: it asks for no rendezvous", c->from);
@@ -223,7 +232,7 @@ class Root final : public Exchange {
     } else if (rank >= static_cast<size_t>(roster_.world())) {
       set_failure(Code::Mismatch, formatted("{}: its rank is outside 0 to {}", c.text(), roster_.world() - 1));
     } else if (roster_.first() > 0 && roster_.complete() && first && first->hello.process == c.hello.process) {
-      auto again = std::make_shared<net::ByteVector>();  // its next init; this one has all its ranks, and ends soon
+      auto again = std::make_shared<net::ByteVector>();  // the client's next init: this one has all its ranks, and ends soon
       net::append_frame(*again, static_cast<uint16_t>(Meet::Again), {});
       queue(c, std::move(again));
     } else if (first || rank < roster_.first()) {
@@ -232,7 +241,7 @@ class Root final : public Exchange {
           Code::Mismatch,
           formatted("two processes have rank {}: {} and {}; give every process its own rank", rank, other, c.text())};
       if (!roster_.complete()) return set_failure(duplicate.code, duplicate.text);
-      c.failed_told = true;  // all ranks are here, so this one is too many, and the others go on without it
+      c.failed_told = true;  // all ranks are here, so this client is one too many, and the others go on
       auto bytes = std::make_shared<net::ByteVector>();
       append_failure(*bytes, duplicate);
       queue(c, std::move(bytes));
@@ -249,7 +258,7 @@ class Root final : public Exchange {
         break;
       case Meet::Contribution: {
         const auto m = parse_contribution(body);
-        if (c.join && !roster_.member(c)) return;  // a refused one, which does not know it yet
+        if (c.join && !roster_.member(c)) return;  // a refused client that does not know yet
         if (!m || !roster_.member(c) || m->round != round_ || c.blobs.contains(m->round)) break;
         if (!std::exchange(wanted_, true) && roster_.first() == 0 && round_ > 0) start_ns_ = now_ns();
         c.blobs.emplace(m->round, Blob(m->blob.begin(), m->blob.end()));
@@ -292,11 +301,12 @@ class Root final : public Exchange {
     }
   }
 
-  // Waits for something to do and does it; false at the deadline.
+  // Waits for something to do and does it. False at the deadline.
   bool pump(Deadline deadline) {
     std::vector<pollfd> fds{{gate_.fd(), POLLIN, 0}};
     for (const auto &c : clients_)
-      fds.push_back({c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});  // poll() skips -1
+      fds.push_back(
+          {c->fd.get(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});  // poll() skips a descriptor of -1
     const Deadline until = Deadline::at_ns(std::min(deadline.ns(), gate_.next_deadline_ns()));
     if (roster_.first() > 0) net::wait_events(fds, until);
     else if (::poll(fds.data(), fds.size(), until.left_ms()) < 0)
@@ -331,8 +341,8 @@ class Root final : public Exchange {
       pump(latecomers);
       tell_all();
     }
-    // Closing with bytes unread would reset the connections and might lose the message: end our half, and read until they
-    // close.
+    // Closing with unread bytes would reset the connections, and the message might be lost. So the root ends its half, and reads until the
+    // clients close.
     const Deadline hear(kHearSeconds);
     while (!flushed() && pump(hear)) {}
     for (const auto &c : clients_)
@@ -350,10 +360,10 @@ class Root final : public Exchange {
   net::Gate gate_;
   std::vector<std::unique_ptr<RootClient>> clients_;
   uint32_t round_ = 0;
-  bool wanted_ = false;  // this round, by one of the ranks
+  bool wanted_ = false;  // one of the ranks has contributed to this round
   int64_t start_ns_ = 0;
   RoundPatience patience_;
-  bool distributing_ = false;  // the results of round_ - 1
+  bool distributing_ = false;  // the results of round round_ - 1
   Status failure_;
 };
 

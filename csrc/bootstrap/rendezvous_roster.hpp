@@ -1,4 +1,4 @@
-// What the root of a rendezvous knows of the ranks: its connections, who has which rank, and how long a round waits for the rest.
+// What the root of a rendezvous knows of the ranks: the connections, who has which rank, and how long a round waits for the rest.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,12 @@
 
 namespace isthmus::bootstrap {
 
-// One connection to the root. The client has a rank once it has introduced itself and the roster has taken it.
+// One connection to the root. A client has a rank once the client has introduced itself and the roster has taken it.
 struct RootClient {
-  UniqueFd fd;  // empty: it left
+  UniqueFd fd;  // empty: the client has left
   net::Hello hello;
   std::string from;
-  std::optional<Join> join;  // once it has introduced itself
+  std::optional<Join> join;  // once the client has introduced itself
   bool failed_told = false;
   net::FrameReader reader{kMaxRendezvousBody};
   std::deque<std::shared_ptr<const net::ByteVector>> out;
@@ -81,15 +81,15 @@ class Roster {
     const auto ranks = elsewhere();
     return world() > 0 && std::all_of(ranks.begin(), ranks.end(), [](const RootClient *c) { return c != nullptr; });
   }
-  // All came, and all are gone again.
+  // All ranks came, and all are gone again.
   bool left() const {
     const auto ranks = elsewhere();
     return complete() && std::all_of(ranks.begin(), ranks.end(), [](const RootClient *c) { return !c->fd; });
   }
-  std::vector<int> absent() const {  // that have not come
+  std::vector<int> absent() const {  // the ranks that have not come
     return which([](const RootClient *c) { return !c; });
   }
-  std::vector<int> silent(uint32_t round) const {  // that have come, and have not contributed to the round
+  std::vector<int> silent(uint32_t round) const {  // the ranks that have come and have not contributed to the round
     return which([round](const RootClient *c) { return c && !c->contributed(round); });
   }
 
@@ -106,11 +106,11 @@ class Roster {
   std::vector<RootClient *> by_rank_;
 };
 
-// How long one round waits for the ranks that have not contributed: as the contributions that came say (Patience).
+// How long one round waits for the ranks that have not contributed. The contributions that came say how long (Patience).
 class RoundPatience {
  public:
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-  static constexpr int64_t kTellNs = 5'000'000'000;  // of a wait: then the log says for whom
+  static constexpr int64_t kTellNs = 5'000'000'000;  // after so long a wait the log says for whom the ranks wait
 
   void note(const Contribution &m) {
     const auto kin = m.blob.first(m.patience.alike);
@@ -120,7 +120,7 @@ class RoundPatience {
     if (came_ns_ == 0 && m.patience.ns > 0) first_ns_ = now_ns();
     came_ns_ = now_ns();
   }
-  // When those that came wait no longer for the others.
+  // When the ranks that came wait no longer for the others.
   int64_t until_ns() const noexcept {
     return kin_.empty() || !all_kin_ || longest_ns_ > kNever - came_ns_ ? kNever : came_ns_ + longest_ns_;
   }
@@ -129,11 +129,11 @@ class RoundPatience {
   void told() noexcept { first_ns_ = 0; }
 
  private:
-  Blob kin_;  // how all contributions begin
+  Blob kin_;  // the bytes with which all contributions begin
   bool all_kin_ = true;
   int64_t longest_ns_ = 0;
   int64_t came_ns_ = 0;   // when the newest contribution came; 0: none yet
-  int64_t first_ns_ = 0;  // when the first of them came; 0: none, or the log has said who is missing
+  int64_t first_ns_ = 0;  // when the first contribution with patience came; 0: none, or the log has said who is missing
 };
 
 }  // namespace isthmus::bootstrap

@@ -1,6 +1,7 @@
-// Messages of the rendezvous over TCP, behind the handshake (whose index and count are rank and world size); the unique id.
-//   client -> root   Join once, then a Contribution each round; GiveUp at its own deadline
-//   root -> client   one Result for each rank each round, or one Failure, which ends it; Again: the last init goes on
+// The messages of the rendezvous over TCP, behind the handshake, whose index and count are rank and world size. And the unique id.
+//   client -> root   Join once, then a Contribution each round. GiveUp at the client's own deadline.
+//   root -> client   One Result for each rank each round. Or one Failure, which ends the rendezvous. Or Again: the last init still goes on,
+//                    and the client is to connect again.
 #pragma once
 
 #include <optional>

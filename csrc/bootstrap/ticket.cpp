@@ -1,4 +1,4 @@
-// Tickets: made by any process, served by a thread of it.
+// Tickets. Any process makes one, and a thread of that process serves the ticket's exchange.
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,8 +20,8 @@ namespace isthmus::bootstrap {
 namespace {
 
 constexpr uint32_t kTicketMagic = 0x544b5449;  // "ITKT"
-constexpr size_t kBody = kTicketBytes - 8;     // then a checksum
-constexpr int kMostServed = 1024;              // tickets that nobody has used yet, and exchanges that go on
+constexpr size_t kBody = kTicketBytes - 8;     // behind the body stands a checksum
+constexpr int kMostServed = 1024;              // unused tickets and exchanges that go on, together
 
 std::atomic<int> served{0};
 const InChild forgets_served([](void *) noexcept { served.store(0, std::memory_order_relaxed); });
@@ -31,7 +31,7 @@ uint64_t checksum(std::span<const std::byte> body) {
   return net::Reader(std::as_bytes(std::span(h))).number<uint64_t>();
 }
 
-// As many of the addresses as there is room for, the best ones first.
+// As many of the addresses as a ticket has room for, the best first.
 std::vector<std::string> pack(const Bytes16 &key, const std::vector<net::Address> &addresses,
                               std::span<std::byte, kTicketBytes> out) {
   net::ByteVector list;
@@ -109,7 +109,7 @@ void create_ticket(const Settings &settings, std::span<std::byte, kTicketBytes> 
     served.fetch_sub(1, std::memory_order_relaxed);
     fail(Code::Resource, "{} tickets were made and not used up; make one for each meeting, and use it", kMostServed);
   }
-  // Signals are for the program's own threads.
+  // Signals are for the program's own threads, so this thread starts with all of them blocked.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
