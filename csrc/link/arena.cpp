@@ -19,7 +19,7 @@ Arena::Arena(size_t staging_bytes) {
   fd_ = UniqueFd(::memfd_create("isthmus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd_) fail_system("memfd_create", errno);
   if (::ftruncate(fd_.get(), static_cast<off_t>(total)) != 0) fail_system("ftruncate of the shared arena", errno);
-  // A peer that shrank the file would turn our next access into SIGBUS.
+  // The seals: a peer that shrank the file would turn our next access into SIGBUS.
   if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail_system("F_ADD_SEALS", errno);
   mapping_ = Mapping(fd_.get(), total);
   bell_socket_ = std::make_unique<BellSocket>(*new (mapping_.data() + kDoorbellOffset) Doorbell);
@@ -47,7 +47,7 @@ uint64_t Arena::allocate_mailbox(size_t bytes) {
 
 uint64_t Arena::allocate_staging(size_t bytes, bool zeroed) {
   uint64_t offset = 0;
-  bool dirty = false;  // pages that are kept have what their last owner wrote
+  bool dirty = false;  // kept pages have what their last owner wrote
   {
     const Lock lock(mutex_);
     offset = allocate(staging_, bytes, "ISTHMUS_STAGING_BYTES");
@@ -110,9 +110,9 @@ void Arena::release(Region &region, uint64_t offset) noexcept {
   size_t bytes = it->second;
   region.taken.erase(it);
   region.used -= bytes;
-  // Gives the pages back and makes the next owner read zeros.
+  // The pages go back to the system, and the next owner reads zeros.
   if (&region != &staging_ || !pinned_) ::madvise(base() + offset, bytes, MADV_REMOVE);
-  const uint64_t end = region.begin + region.bytes;  // of a region that has become smaller
+  const uint64_t end = region.begin + region.bytes;  // a pinned region has become smaller
   if (offset >= end) return;
   bytes = std::min<size_t>(bytes, end - offset);
   auto next = region.free.lower_bound(offset);

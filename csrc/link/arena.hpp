@@ -1,6 +1,13 @@
-// The arena: the memory that a process shares with the other processes of its host. One memfd, sparse, mapped once here and once
-// in each peer. Layout: 64 bytes of the mesh (nonce), the doorbell, then two regions with an allocator each: mailboxes (control
-// memory of communicators, a page or a few each) and staging (slots and stream rings, bounded by ISTHMUS_STAGING_BYTES).
+// The arena: the memory that a process shares with the other processes of its host. An arena is one sparse memfd, mapped once in its
+// process and once in each peer.
+//
+//   offset 0     64 bytes of the mesh (bootstrap/arena_offer.hpp)
+//   128          the doorbell
+//   4096         mailboxes: control memory of communicators, a page or a few each
+//   + 1 GiB      staging: slots and stream rings, bounded by ISTHMUS_STAGING_BYTES
+//   + its size   beyond: staging memory past that bound
+//
+// Each of the last three regions has an allocator.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +24,7 @@ namespace isthmus::link {
 class Arena {
  public:
   static constexpr size_t kHeader = 4096, kDoorbellOffset = 128;
-  static constexpr size_t kMailboxRegion = size_t{1} << 30;  // virtual; pages exist once touched
+  static constexpr size_t kMailboxRegion = size_t{1} << 30;  // of addresses; a page exists once somebody touches it
   static constexpr size_t kBeyondRegion = size_t{1} << 30;   // likewise
   static constexpr uint64_t kStagingOffset = kHeader + kMailboxRegion;
 
@@ -31,10 +38,11 @@ class Arena {
     return *std::launder(reinterpret_cast<Doorbell *>(arena_base + kDoorbellOffset));
   }
 
-  // Offsets from base(), 4096-aligned, zeroed. Throw Error(Resource) where the region is full.
+  // Offsets from base(), aligned to 4096 bytes, of zeroed memory. Throw Error(Resource) where the region is full.
   uint64_t allocate_mailbox(size_t bytes);
   uint64_t allocate_staging(size_t bytes, bool zeroed = true);
-  // Beyond the staging memory, never pinned, for operations that would wait for each other else; given back by free_staging(), too.
+  // Memory beyond the staging region, which is never pinned, for operations that would wait for each other without it. free_staging() frees
+  // such memory too.
   uint64_t allocate_beyond(size_t bytes);
   bool beyond(uint64_t offset) const noexcept { return offset >= beyond_offset_; }
   void free_mailbox(uint64_t offset) noexcept;
@@ -43,8 +51,8 @@ class Arena {
   size_t staging_limit() const noexcept;
   std::byte *staging_begin() const noexcept { return base() + kStagingOffset; }
 
-  // The first `bytes` of staging are pinned for a device: what is allocated from now on lies there, and pages that are freed are kept.
-  // A page that went back to the system would come again as another one, and the device would go on writing to the first.
+  // The first `bytes` of staging are pinned for a device. From now on staging is allocated there, and freed pages are kept.
+  // A page that went back to the system would come again as another page, and the device would go on writing to the first.
   void staging_is_pinned(size_t bytes);
   void keep_mapped() noexcept { mapping_.keep(); }  // until the process ends
 
@@ -61,7 +69,7 @@ class Arena {
   Mapping mapping_;
   std::unique_ptr<BellSocket> bell_socket_;
   uint64_t beyond_offset_ = 0;  // constant after construction
-  mutable Mutex mutex_;         // held over the call that gives pages back: the next owner must find zeros
+  mutable Mutex mutex_;         // held over the system call that gives pages back: the next owner must find zeros
   Region mailboxes_ ISTHMUS_GUARDED_BY(mutex_);
   Region staging_ ISTHMUS_GUARDED_BY(mutex_);
   Region beyond_ ISTHMUS_GUARDED_BY(mutex_);

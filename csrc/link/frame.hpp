@@ -1,8 +1,17 @@
-// What travels on a link: frames, a 64-byte header and a payload. A Link moves frames between two processes, in order for small
-// ones; it has no collective logic and knows neither plans nor tags.
+// Frames travel on a link: a header of 64 bytes and a payload. A Link moves frames between two processes, and keeps the order of small
+// ones. A link has no collective logic, and knows neither plans nor tags.
 //
-// Thread rules: post() from any thread. progress() and cancel() by one thread at a time: whoever holds the link's `turn`, which is
-// only ever tried, never waited for (cancel() excepted, whose wait is bounded by one non-blocking burst).
+// Any thread calls post(). One thread at a time calls progress() and cancel(): the thread that holds the link's turn. A thread tries for
+// the turn and never waits for it. The exception is cancel(), whose wait is bounded by one non-blocking burst.
+//
+//   thread A, drives an operation              thread B, the progress thread
+//     try_turn(): true
+//     progress(): sends, receives                try_turn(): false, B goes on with another link
+//     ...                                        post(): B's frame waits in a queue of the link
+//     end_turn()
+//                                                try_turn(): true
+//     try_turn(): false                          progress(): sends what waits, also of A's operation
+//                                                end_turn()
 #pragma once
 
 #include <poll.h>
@@ -26,16 +35,16 @@ enum class FrameKind : uint8_t {
   Placed = 6
 };
 
-struct FrameHeader {  // as on the wire, little endian (every supported host is)
+struct FrameHeader {  // as on the wire: little endian, as every supported host is
   uint32_t magic = kMagic;
   FrameKind kind = FrameKind::PlanData;
   uint8_t dtype = 0;
-  uint16_t slot = 0;    // Placed: of the receiver's window, where the message lies
+  uint16_t slot = 0;    // Placed: the slot of the receiver's window in which the message lies
   uint32_t member = 0;  // index of the communicator in the receiving process
-  uint32_t epoch = 0;   // of the communicator; frames of another are dropped
+  uint32_t epoch = 0;   // of the communicator; frames of another epoch are dropped
   uint32_t source = 0;  // rank of the sender
   int32_t tag = 0;      // messages: the user's tag. PlanData: low bits of the sequence number
-  uint64_t id = 0;      // PlanData: number of the frame between this pair; messages: chosen by the sender
+  uint64_t id = 0;      // PlanData: number of the frame between this pair; messages: the sender's choice
   uint64_t offset = 0;  // of this payload in the whole
   uint64_t total = 0;   // bytes of the whole
   uint64_t digest = 0;  // PlanData: of the plan; messages: bytes of the message, of which `total` are this part's
@@ -46,25 +55,25 @@ struct FrameHeader {  // as on the wire, little endian (every supported host is)
 static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHeader>);
 inline constexpr uint32_t kMaxPayload = 1u << 20;
 
-// A frame of this kind has no payload, whatever its total says.
+// Whether a frame of this kind has no payload, whatever the frame's total says.
 constexpr bool is_bare(FrameKind kind) noexcept {
   return kind == FrameKind::RequestToSend || kind == FrameKind::ClearToSend || kind == FrameKind::Placed;
 }
 
-// Empty text: well-formed. Bounds only; what the fields mean is the engine's to check.
+// What is wrong with a header; nullptr: it is well-formed. Only bounds are checked. The engine checks what the fields mean.
 const char *frame_fault(const FrameHeader &h) noexcept;
 
-// One thing to send. The caller owns it and must keep it and its data until `*pending` has been decremented.
+// One thing to send. The caller owns it, and must keep it and its data until `*pending` has been decremented.
 struct Outgoing {
-  FrameHeader header;  // total: bytes of data; bytes and offset are set by the link, which cuts
+  FrameHeader header;  // total: bytes of data. The link cuts the data, and sets bytes and offset of each piece.
   const std::byte *data = nullptr;
   std::atomic<uint32_t> *pending = nullptr;  // decremented (release) when the link no longer reads `data`
   std::atomic<uint32_t> *also = nullptr;     // decremented before it, if set
-  void (*finished)(Outgoing &) = nullptr;    // called then, under the link's turn, if set
+  void (*finished)(Outgoing &) = nullptr;    // called before both, under the link's turn, if set
   Outgoing *next = nullptr;
   uint64_t cut = 0;     // link: bytes given to sockets so far
   uint32_t pieces = 0;  // link: pieces not yet written
-  int64_t since = 0;    // link within a process: first refusal of the next piece
+  int64_t since = 0;    // link within a process: when the sink first deferred the next piece; 0: never
 };
 
 enum class Accept : uint8_t { Take, Drop, Defer };
@@ -72,11 +81,11 @@ enum class Accept : uint8_t { Take, Drop, Defer };
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
-  // Where the payload of `h` goes. Take sets `to` (h.bytes bytes from there). Defer: ask again at the next progress(); `since_ns` is
-  // when it was first asked. Must not block.
+  // Says where the payload of `h` goes. Must not block. Take: `to` is set, and the payload's h.bytes bytes go there. Drop: the payload goes
+  // nowhere. Defer: the link asks again at the next progress(). `since_ns` is when the sink first deferred the frame; 0: never.
   virtual Accept accept(const FrameHeader &h, int64_t since_ns, std::byte *&to) = 0;
   virtual void received(const FrameHeader &h) = 0;  // the payload of a taken frame is complete
-  virtual void broken(const std::string &why) = 0;  // the link is dead, and ends nothing more but by cancel(); called once
+  virtual void broken(const std::string &why) = 0;  // called once: the link is dead, and only cancel() ends what was posted
 };
 
 class Link {
@@ -84,19 +93,22 @@ class Link {
   static constexpr int64_t kAnyTime = INT64_MAX;
   virtual ~Link() = default;
   virtual void post(Outgoing &out) noexcept = 0;
-  // Moves what can be moved without blocking. True if something has come to an end, or much was moved; that there is more to do
-  // at once. Only with the turn.
+  // Moves what can be moved without blocking. True: something has come to an end or much was moved, so there may be more to do at once. Only
+  // with the turn.
   virtual bool progress(FrameSink &sink) = 0;
-  // Forgets everything of one rank's membership, index `ours`: queued frames (their `pending` falls), partly read payloads (the rest is drained),
-  // partly written ones (the rest is copied, and goes out as it was). `theirs`: the peer's index of it, as in our outgoing headers; `source`: our
-  // rank, since other ranks of this process may send to the same index.
+  // Forgets everything of one rank's membership, whose index here is `ours`:
+  //   - Queued frames go, and their `pending` falls.
+  //   - Partly read payloads: the rest is drained.
+  //   - Partly written payloads: the rest is copied, and goes out unchanged.
+  // `theirs` is the peer's index of the membership, as in our outgoing headers. `source` is our rank, since other ranks of this process may
+  // send to the same index.
   virtual void cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t source) = 0;
-  virtual bool idle() const noexcept = 0;  // nothing queued, nothing half written
-  // Progress would find nothing to do just now. Also without the turn, which costs more than this look.
+  virtual bool idle() const noexcept = 0;  // nothing is queued, and nothing is half written
+  // Whether progress() would find nothing to do just now. May be asked without the turn, which costs more than this look.
   virtual bool quiet() const noexcept { return false; }
-  // What to sleep on (none for memory links), and for how long at most.
+  // Adds what a thread is to sleep on (nothing for links through memory). Returns how long at most.
   virtual int64_t descriptors(std::vector<pollfd> &fds) const = 0;
-  virtual void before_sleep() {}                  // somebody is about to sleep on them. Only with the turn.
+  virtual void before_sleep() {}                  // a thread is about to sleep on the descriptors. Only with the turn.
   virtual const char *name() const noexcept = 0;  // "tcp", "shm", "local"
 
   bool try_turn() noexcept { return !turn_.test_and_set(std::memory_order_acquire); }
@@ -107,7 +119,7 @@ class Link {
   std::atomic_flag turn_;
 };
 
-// FIFO of Outgoing that any thread appends to and the holder of the turn takes from.
+// A queue of Outgoing, first in, first out. Any thread appends. The holder of the turn takes.
 class OutQueue {
  public:
   void push(Outgoing &out) noexcept {
@@ -132,7 +144,7 @@ class OutQueue {
     size_.fetch_sub(1, std::memory_order_relaxed);
     lock_.unlock();
   }
-  // Unlinks every entry for which `match` holds and gives it to `drop`.
+  // Unlinks every entry for which `match` holds, and gives each to `drop`.
   template <class M, class D>
   void remove_if(M match, D drop) noexcept {
     Outgoing *gone = nullptr;
@@ -168,7 +180,7 @@ class OutQueue {
 };
 
 inline void finish(Outgoing &out) noexcept {
-  // `pending` may be the last thing that keeps `out` alive: read what is needed first.
+  // `pending` may be the last thing that keeps `out` alive. So what is needed is read first.
   auto *pending = out.pending, *also = out.also;
   if (out.finished) out.finished(out);
   if (also) also->fetch_sub(1, std::memory_order_release);

@@ -10,12 +10,12 @@
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kPiece = 64 * 1024;  // sender and receiver work on different pieces
+constexpr uint64_t kPiece = 64 * 1024;  // bytes; sender and receiver work on different pieces
 constexpr uint64_t kHeldBack = 4096;    // bytes, more than a processor's store buffer holds
 constexpr uint64_t pad(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
 static_assert(ByteRing::kLeastCapacity - ByteRing::kLeastCapacity / 4 >= sizeof(FrameHeader) + kPiece + 4 * kHeldBack);
 
-// Lines of the frame that begins at `at`, ahead of the time when they are needed: its header and the first of its payload.
+// Fetches lines of the frame that begins at `at` before they are needed: the line of the header, and the first line of the payload.
 void fetch_to_write(ByteRing &r, uint64_t capacity, uint64_t at) noexcept {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" ::"m"(r.data()[at & (capacity - 1)]));
@@ -45,7 +45,7 @@ void ShmLink::post(Outgoing &out) noexcept {
   queue_.push(out);
 }
 
-// Many links carry nothing large ever: their rings' pages come one by one.
+// Brings all pages of a ring in, before its first large piece. Many links never carry anything large: their rings' pages come one by one.
 void ShmLink::warm(ByteRing *ring, uint64_t capacity, uint64_t piece, bool &done) noexcept {
   if (done || piece < kPiece / 4) return;
   prefault(ring->data(), capacity);
@@ -58,7 +58,7 @@ bool ShmLink::push() {
     const uint64_t rest = is_bare(out->header.kind) ? 0 : out->header.total - out->cut;
     const uint64_t n = std::min(rest, kPiece);
     const uint64_t at = out_->written.load(std::memory_order_relaxed);
-    // The receiver's counter lies in its cache: it is asked for where the last answer is not good enough.
+    // The receiver's counter lies in the receiver's cache. It is read again only where the last value leaves too little room.
     const uint64_t need = sizeof(FrameHeader) + pad(n);
     if (out_capacity_ - (at - out_read_) < need) out_read_ = out_->read.load(std::memory_order_acquire);
     if (out_capacity_ - (at - out_read_) < need) break;
@@ -90,7 +90,8 @@ bool ShmLink::pull(FrameSink &sink) {
     const uint64_t at = in->read.load(std::memory_order_relaxed);
     const uint64_t filled = in->written.load(std::memory_order_acquire) - at;
     if (filled == 0) break;
-    __builtin_prefetch(in->data() + ((at + sizeof(FrameHeader)) & (in_capacity_ - 1)));  // beside the header, not after it
+    __builtin_prefetch(in->data() +
+                       ((at + sizeof(FrameHeader)) & (in_capacity_ - 1)));  // is fetched along with the header, not after it
     FrameHeader h;
     const char *fault = nullptr;
     if (filled < sizeof h || filled > in_capacity_ || at % 64 != 0) {
@@ -115,10 +116,10 @@ bool ShmLink::pull(FrameSink &sink) {
     since_ = 0;
     if (a == Accept::Take && h.bytes) ring_read(*in, in_capacity_, at + sizeof h, to, h.bytes);
     in->read.store(at + sizeof h + pad(h.bytes), std::memory_order_release);
-    // A sender may wait for room. It has then filled the ring but for less than a piece, seen from a value of `read` that is older than
-    // ours by no more than the stores that a processor can hold back: a few small frames, each of which was stored somewhere. So after
-    // small ones in a ring that is nearly empty the fence of ring(), which would hold up the receiver, can be spared. Were that wrong, the
-    // sender would look again after its nap.
+    // A sender may wait for room. Such a sender has filled the ring but for less than a piece, by the value of `read` that it sees. That value is
+    // older than ours by no more than the stores that a processor can hold back: a few small frames, each of which was stored somewhere. So
+    // after a small frame in a ring that is nearly empty no sender waits, and the fence of ring(), which would hold up the receiver, can be
+    // spared. Were that wrong, the sender would look again after its nap.
     if (filled > in_capacity_ / 4 || h.bytes > kHeldBack || a != Accept::Take) peer_bell_->ring();
     bytes_received.fetch_add(h.bytes + sizeof h, std::memory_order_relaxed);
     if (a == Accept::Take) sink.received(h);
@@ -139,7 +140,7 @@ bool ShmLink::progress(FrameSink &sink) {
 }
 
 void ShmLink::cancel(uint32_t, uint32_t theirs, uint32_t epoch, uint32_t source) {
-  // Whole pieces only are in the ring, copied: nothing of ours is read or written once the queue is clean.
+  // The ring has only whole pieces, which were copied. So nothing of ours is read or written once the queue is clean.
   queue_.remove_if(
       [&](const Outgoing &o) { return o.header.member == theirs && o.header.epoch == epoch && o.header.source == source; },
       [](Outgoing &o) { finish(o); });
@@ -153,7 +154,7 @@ void LocalLink::post(Outgoing &out) noexcept {
 }
 
 bool LocalLink::progress(FrameSink &sink) {
-  // Frames between different ranks of the process share this queue: a refused one must not hold up the others.
+  // Frames between different ranks of the process share this queue. A deferred frame must not hold up the others.
   while (Outgoing *out = queue_.front()) {
     queue_.pop();
     waiting_.push(*out);

@@ -1,6 +1,14 @@
-// Links through memory. ShmLink: a byte ring in the sender's arena, which the receiver maps; the sender copies frames in, the receiver
-// copies them out, in pieces small enough to stay in cache. LocalLink: between the ranks of one process, one copy from the sender's
-// memory to the receiver's.
+// Links through memory. A ShmLink goes through a byte ring in the sender's arena, which the receiver maps. The sender copies frames in, and
+// the receiver copies them out, in pieces small enough to stay in cache. A LocalLink, between the ranks of one process, makes one copy
+// from the sender's memory to the receiver's.
+//
+//   sender, with the turn of its ShmLink          receiver, with the turn of its own
+//     room: capacity - (written - read)
+//     copies header and piece into the ring
+//     written += both, release                      written, acquire: a frame is there
+//     rings the receiver's doorbell    ------>      sink.accept(): Take, Drop or Defer
+//                                                   copies the payload out
+//     finds room again                 <------      read += both, release; rings where the sender may wait for room
 #pragma once
 
 #include <bit>
@@ -14,10 +22,10 @@
 
 namespace isthmus::link {
 
-// In shared memory, its data behind it. `written` belongs to the sender, `read` to the receiver; both only grow.
+// Lies in shared memory, with its data behind it. `written` belongs to the sender, and `read` to the receiver. Both only grow.
 struct ByteRing {
-  // A power of two of bytes of data. A core reads what has left another's cache at more than twice the rate of what is still in it, and so
-  // the ring is no smaller than most second-level caches, where there is memory for it.
+  // Bytes of data, a power of two. A core reads what has left another core's cache at more than twice the rate of what is still in that cache.
+  // So the ring is no smaller than most second-level caches, where there is memory for such a ring.
   static constexpr uint64_t kMostCapacity = 2 << 20, kLeastCapacity = 128 << 10;
   alignas(64) std::atomic<uint64_t> written{0};
   alignas(64) std::atomic<uint64_t> read{0};
@@ -32,8 +40,8 @@ struct ByteRing {
 
 class ShmLink final : public Link {
  public:
-  // `out`: our ring, in our arena. `in`: the peer's ring towards us; comes by set_in(), maybe later; the first counts. Capacities as in ByteRing.
-  // `peer_bell`: where the peer sleeps.
+  // `out` is our ring, in our arena. `peer_bell` is where the peer sleeps. The peer's ring towards us comes by set_in(), maybe later, and the
+  // first such call counts. Capacities are as in ByteRing.
   ShmLink(ByteRing *out, uint64_t capacity, Doorbell *peer_bell, Stores stores = Stores::Auto)
       : out_(out), out_capacity_(capacity), hand_over_(stores), peer_bell_(peer_bell) {}
   void set_in(ByteRing *in, uint64_t capacity) noexcept {
@@ -56,14 +64,14 @@ class ShmLink final : public Link {
 
   ByteRing *out_;
   const uint64_t out_capacity_;
-  uint64_t out_read_ = 0;  // `read` of our ring, when it was last looked at
+  uint64_t out_read_ = 0;  // `read` of our ring, as of the last look
   HandOver hand_over_;
   std::atomic<ByteRing *> in_{nullptr};
   uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;
   OutQueue queue_;
   bool dead_ = false, out_warm_ = false, in_warm_ = false;
-  int64_t since_ = 0;  // first refusal of the frame at the head of `in_`
+  int64_t since_ = 0;  // when the sink first deferred the frame at the head of `in_`; 0: never
 };
 
 class LocalLink final : public Link {
@@ -79,7 +87,7 @@ class LocalLink final : public Link {
 
  private:
   Doorbell *bell_;
-  OutQueue queue_, waiting_;  // waiting_: deferred by the sink, retried
+  OutQueue queue_, waiting_;  // waiting_: frames that the sink may have deferred, which are offered again
 };
 
 }  // namespace isthmus::link

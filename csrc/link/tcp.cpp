@@ -13,28 +13,28 @@
 namespace isthmus::link {
 namespace {
 
-constexpr uint64_t kBulk = 64 * 1024;    // larger payloads may leave stream 0
-constexpr uint32_t kPiece = 512 * 1024;  // of a bulk payload; the header's 64 bytes are noise beside it
+constexpr uint64_t kBulk = 64 * 1024;    // bytes; larger payloads may leave stream 0
+constexpr uint32_t kPiece = 512 * 1024;  // bytes of a bulk payload; the header's 64 are noise beside them
 constexpr size_t kBurst =
-    2 * 1024 * 1024;  // bytes a direction and stream in one progress(), so that both directions get a turn
+    2 * 1024 * 1024;  // bytes of one stream and direction in one progress(), so both directions get their time
 
 constexpr size_t kWorth = 32 * 1024;        // less than this of a piece is no reason to look again at once
-constexpr uint32_t kLowWater = 128 * 1024;  // who sleeps within a payload is woken for so much of it, or for its end
-constexpr int64_t kAskAgain = 250'000;      // a frame that was refused is offered again after so long
+constexpr uint32_t kLowWater = 128 * 1024;  // a sleeper within a payload is woken for so much of it, or for its end
+constexpr int64_t kAskAgain = 250'000;      // a deferred frame is offered again after so long
 
-constexpr int64_t kOthers = 500'000'000;      // how long the other streams may be silent once one has ended
-constexpr int64_t kLongest = 10'000'000'000;  // and how long they may go on at all
+constexpr int64_t kOthers = 500'000'000;      // once a stream has ended, the others may be silent so long
+constexpr int64_t kLongest = 10'000'000'000;  // and go on so long at all
 
 }  // namespace
 
 struct TcpLink::Stream {
   UniqueFd socket;
-  std::atomic<bool> over{false};  // nothing more comes from it; read by sleepers
-  bool mute = false;              // nothing can be written to it any more
+  std::atomic<bool> over{false};  // nothing more comes from the stream; read by sleepers
+  bool mute = false;              // nothing can be written to the stream any more
   TcpReader in;
   // The piece that is being written.
   bool writing = false;
-  Outgoing *out = nullptr;  // nullptr while `writing`: the operation was cancelled
+  Outgoing *out = nullptr;  // nullptr while `writing`: the operation was cancelled, and owns nothing here
   FrameHeader header;
   const std::byte *data = nullptr;
   uint64_t sent = 0;              // of header and payload
@@ -101,7 +101,7 @@ bool TcpLink::write_stream(Stream &s, bool first) {
         s.full.store(true, std::memory_order_relaxed);
         break;
       }
-      s.mute = true;  // what the peer sent before is still to be read
+      s.mute = true;  // what the peer sent before this is still to be read
       note_end(system_text("send", errno));
       return moved;
     }
@@ -122,7 +122,7 @@ bool TcpLink::write_stream(Stream &s, bool first) {
 
 bool TcpLink::read_stream(Stream &s, FrameSink &sink) {
   const bool moved = read_frames(s, sink);
-  // Somebody may sleep on the socket while we read from it: what is left must be enough to wake him.
+  // A thread may sleep on the socket while this thread reads. What is left of the payload must be enough to wake the sleeper.
   if (const uint32_t left = std::max(s.in.payload_left(), 1u); s.in.low_water() > left)
     s.in.set_low_water(s.socket.get(), left);
   return moved;
@@ -146,7 +146,7 @@ bool TcpLink::progress(FrameSink &sink) {
   for (size_t i = 0; i < streams_.size() && !dead_.load(std::memory_order_relaxed); ++i)
     if (!streams_[i]->over) moved |= read_stream(*streams_[i], sink);
   if (end_ns_ == 0 || dead_.load(std::memory_order_relaxed)) return moved;
-  // A peer that has said all it had to say closes its streams at once, but they are read one after another.
+  // A peer that has said all closes all streams at once, but they are read one after another.
   const int64_t now = now_ns();
   if (moved) end_ns_ = now;
   const bool all =
@@ -173,12 +173,12 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
     if (s->writing && s->out && s->header.member == theirs && s->header.epoch == epoch && s->header.source == source) {
       Outgoing *out = s->out;
       s->out = nullptr;
-      if (s->sent == 0) {  // nothing of it has left
+      if (s->sent == 0) {  // nothing of the piece has left
         s->writing = false;
         writing_.fetch_sub(1, std::memory_order_relaxed);
       } else {
-        // The user has his buffer back, and the peer must not take anything else for his data: the abort goes another way and may be
-        // later. At most one piece, and never on the way of an operation that succeeds.
+        // The user has the buffer back, and the peer must not take what the user writes next for data of the frame: the abort goes another
+        // way and may come later. So the rest is copied: at most one piece, and never in an operation that succeeds.
         const uint64_t done = s->sent > sizeof(FrameHeader) ? s->sent - sizeof(FrameHeader) : 0;
         s->rest.assign(s->data + done, s->data + s->header.bytes);
         s->data = s->rest.data() - done;
@@ -195,7 +195,7 @@ void TcpLink::cancel(uint32_t ours, uint32_t theirs, uint32_t epoch, uint32_t so
 
 void TcpLink::die(FrameSink &sink, const std::string &why) {
   if (dead_.exchange(true)) return;
-  // What was not sent has not succeeded, so nothing is finished here: it waits in the queues for cancel(), when the members fail.
+  // What was not sent has not succeeded, so nothing is finished here. It waits in the queues for the cancel() of the members that fail.
   for (auto &s : streams_) {
     if (s->writing) {
       s->writing = false;
@@ -218,7 +218,7 @@ int64_t TcpLink::descriptors(std::vector<pollfd> &fds) const {
   for (const auto &s : streams_) {
     if (s->over.load(std::memory_order_relaxed)) continue;
     short events = s->full.load(std::memory_order_relaxed) ? POLLOUT : 0;
-    if (s->in.deferred()) most = kAskAgain;  // more may stand behind it in the socket
+    if (s->in.deferred()) most = kAskAgain;  // more may stand behind the deferred frame in the socket
     else events |= POLLIN;
     if (events != 0) fds.push_back({s->socket.get(), events, 0});
   }

@@ -83,7 +83,7 @@ TcpReader::Result TcpReader::read_payload(int socket, Burst &burst) {
     }
     if (burst.drained) return Result::Wait;
     begin_ = end_ = 0;
-    // A drained payload goes through the buffer; anything else straight to where it belongs.
+    // A drained payload goes through the buffer. Any other goes straight to its place.
     const size_t want = to_ ? left_ : std::min<size_t>(left_, kBuffer);
     size_t got = 0;
     if (const Result r = receive(socket, to_ ? to_ : buffer_, want, got); r != Result::More) return r;

@@ -5,7 +5,7 @@
 //   2. The sink says where the payload belongs, or drops the frame, or defers the frame to a later look.
 //   3. The payload is copied out of the buffer. The rest of the payload is received straight at its place.
 //
-// A reader belongs to whoever holds the turn of the link (link/frame.hpp). Sleepers read deferred() without the turn.
+// The holder of the link's turn (link/frame.hpp) uses the reader. Sleepers read deferred() without the turn.
 #pragma once
 
 #include <atomic>
