@@ -23,7 +23,7 @@ namespace {
 
 std::atomic<size_t> the_abandoned{0};
 std::atomic<int> the_stuck{0};
-const InChild forgets_threads([](void *) noexcept {  // none of those threads is there
+const InChild forgets_threads([](void *) noexcept {  // a child has none of those threads
   the_abandoned.store(0);
   the_stuck.store(0);
   vendor_call_here = nullptr;
@@ -84,7 +84,7 @@ void keep_for_good(void *memory) noexcept {
   static std::atomic<const Kept *> last{nullptr};
   if (!memory) return;
   auto *const kept = new (std::nothrow) Kept{memory, last.load()};
-  if (!kept) return;  // it stays all the same
+  if (!kept) return;  // without a record the memory stays all the same
   while (!last.compare_exchange_weak(kept->before, kept)) {}
 }
 

@@ -17,7 +17,7 @@ namespace {
 using namespace acl_abi;
 
 constexpr const char *kLibrary = "libascendcl.so";
-// The version is one that is known to have all functions.
+// The text names a version that is known to have all functions.
 constexpr const char *kNeeded =
     "install CANN 8.3 or newer and source its set_env.sh, or set ISTHMUS_DEVICE=host on this rank to go on without";
 
@@ -57,7 +57,7 @@ Status status_of(const char *call, Result r) {
     if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                           \
   } while (false)
 
-// What the thread works in, or null: most threads of a program have none.
+// The context in which the thread works, or null: most threads of a program have none.
 Handle current_context() {
   Handle context = nullptr;
   const Result r = the_functions.aclrtGetCurrentContext(&context);
@@ -87,8 +87,8 @@ class AclCalls {
   Float8 float8(int) const { return Float8::Ocp; }
   int64_t dlpack_stream(const void *) const { return -1; }
 
-  // The device's default context, in which programs and the vendor's other libraries work too. A thread that had one gets it
-  // back; one that had none keeps this, since the library has no call that takes it away.
+  // Enters the device's default context, in which programs and the vendor's other libraries work too. A thread that had a context gets it back.
+  // A thread that had none keeps the default context, since the library has no call that takes a context away.
   intptr_t enter(int device) const {
     const Handle before = current_context(), ours = context(device);
     if (before == ours) return 0;
@@ -99,7 +99,7 @@ class AclCalls {
     if (before != 0) the_functions.aclrtSetCurrentContext(reinterpret_cast<Handle>(before));
   }
 
-  // The program may have reset the device whoever else had set it, and then there is no such context any more.
+  // The program may have reset the device, whoever else had set it. Then the context is gone.
   bool begin(int device, void *) const {
     PerDevice &d = at(device);
     const Lock lock(d.mutex);
@@ -114,7 +114,7 @@ class AclCalls {
   Handle make_stream() const {
     Handle stream = nullptr;
     ISTHMUS_ACL(aclrtCreateStreamWithConfig, &stream, 0, kStreamFastLaunch | kStreamFastSync);
-    // Else what stands behind a copy that failed would say that the bytes have come.
+    // Without this mode a signal behind a failed copy would say that the bytes have come.
     if (the_functions.aclrtSetStreamFailureMode)
       if (const Result r = the_functions.aclrtSetStreamFailureMode(stream, kStopOnFailure); r != kSuccess) {
         the_functions.aclrtDestroyStream(stream);
@@ -122,7 +122,7 @@ class AclCalls {
       }
     return stream;
   }
-  // The library's call waits for all that the stream holds, which may be for ever.
+  // The library's call that ends a stream waits for all that the stream holds, perhaps for ever. So the stream is asked first.
   Status try_destroy_stream(Handle stream) const {
     const Deadline deadline(kPatience);
     int state = kStreamBusy;
@@ -145,7 +145,7 @@ class AclCalls {
     return {Code::System, formatted("Ascend ACL: device {} failed with {}, says aclrtStreamQuery", device, code_text(r))};
   }
   bool capturing(Handle stream) const {
-    if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // the default stream never is
+    if (!stream || !the_functions.aclmdlRICaptureGetInfo) return false;  // nobody records on the default stream
     int capture = kCaptureNone;
     Handle graph = nullptr;
     const Result r = called(kName, "aclmdlRICaptureGetInfo",
@@ -192,7 +192,7 @@ class AclCalls {
     ISTHMUS_ACL(aclrtMemcpyAsync, to, bytes, from, bytes, kinds[static_cast<size_t>(way)], stream);
   }
   void *allocate(size_t bytes) const {
-    if (bytes > SIZE_MAX / 2)  // it adds to the number
+    if (bytes > SIZE_MAX / 2)  // the library adds to the number
       fail(Code::Resource, "Ascend ACL: no device has {} bytes", bytes);
     void *memory = nullptr;
     ISTHMUS_ACL(aclrtMalloc, &memory, bytes, kMallocHugeFirst);
@@ -207,7 +207,7 @@ class AclCalls {
       r = called(kName, call,
                  [&] { return the_functions.aclrtHostRegisterV2(memory, bytes, kRegisterV2Mapped | kRegisterV2Pinned); });
     if (r == kNotSupported && the_functions.aclrtHostRegister) {
-      void *there = nullptr;  // where kernels find it
+      void *there = nullptr;  // where kernels find the memory
       call = "aclrtHostRegister";
       r = called(kName, call, [&] { return the_functions.aclrtHostRegister(memory, bytes, kRegisterMapped, &there); });
     }
@@ -217,11 +217,11 @@ class AclCalls {
   Status try_unpin(void *memory) const {
     return status_of("aclrtHostUnregister", the_functions.aclrtHostUnregister(memory));
   }
-  void *device_pointer(void *memory) const { return memory; }  // copies take the host's address
+  void *device_pointer(void *memory) const { return memory; }  // copies take the host's own address
 
   PointerInfo find(const void *memory) const {
     if (!memory) return {};
-    const intptr_t before = enter(0);  // a thread without a context is told nothing, and any will do
+    const intptr_t before = enter(0);  // the library tells a thread without a context nothing; any context will do
     PointerAttributes a;
     const Result r =
         called(kName, "aclrtPointerGetAttributes", [&] { return the_functions.aclrtPointerGetAttributes(memory, &a); });
@@ -234,9 +234,9 @@ class AclCalls {
   }
 
  private:
-  static constexpr double kPatience = 1;  // less than whoever ends a stream has
+  static constexpr double kPatience = 1;  // seconds, less than whoever ends a stream has
   struct PerDevice {
-    Mutex mutex;  // held over the vendor's calls that make the context: one thread does
+    Mutex mutex;  // held over the vendor's calls that make the context: one thread makes it
     std::atomic<Handle> context{nullptr};
     AclReports reports{the_functions};
   };
@@ -246,7 +246,7 @@ class AclCalls {
     std::atomic<bool> reports;  // a thread of ours runs the functions that streams call
   };
   PerDevice &at(int device) const { return state_->devices[static_cast<size_t>(device)]; }
-  // Made when the device is first used, and kept: nothing is ever reset or finalised that the program may be using.
+  // The context is made when the device is first used, and kept. Nothing that the program may be using is ever reset or finalised.
   Handle context(int device) const {
     PerDevice &d = at(device);
     if (const Handle known = d.context.load(std::memory_order_acquire)) return known;
@@ -266,7 +266,7 @@ class AclCalls {
 };
 
 void load() {
-  // What the process has already comes first; it is never closed.
+  // A library that the process has already comes first. The library is never closed.
   void *library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (!library) library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!library)
@@ -279,7 +279,7 @@ void load() {
   the_functions.aclGetRecentErrMsg = reinterpret_cast<const char *(*)()>(::dlsym(library, "aclGetRecentErrMsg"));
 }
 
-// Of the whole package where the library says it, else of its interface.
+// The version of the whole package, where the library says so, else the version of the library's interface.
 std::string version_text() {
   PackageVersion package;
   if (the_functions.aclsysGetCANNVersion && the_functions.aclsysGetCANNVersion(kPackageCann, &package) == kSuccess &&
@@ -292,7 +292,7 @@ std::string version_text() {
   return formatted("ACL {}.{}.{}", major, minor, patch);
 }
 
-// The first function that it must have and has not, or null.
+// The first function that the library must have and has not, or null.
 const char *missing() {
 #define ISTHMUS_LOOK(name, arguments) \
   if (!the_functions.name) return #name;

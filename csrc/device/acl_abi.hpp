@@ -1,6 +1,5 @@
-// What Isthmus uses of Huawei's runtime library, declared in our own words: names, numbers, signatures. Compared with the
-// vendor's published headers by tests/vendor. Every function but the last two returns 0 for success; contexts, streams and
-// events are opaque pointers.
+// What Isthmus uses of Huawei's runtime library, declared in our own words: names, numbers, signatures. tests/vendor compares them with the
+// vendor's published headers. Every function but the last two returns 0 for success. Contexts, streams and events are opaque pointers.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +17,10 @@ inline constexpr Result kSuccess = 0, kInvalidParameter = 100000, kInitialised =
 inline constexpr int kMallocHugeFirst = 0;
 inline constexpr int kHostToHost = 0, kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3;
 inline constexpr unsigned kStreamFastLaunch = 1, kStreamFastSync = 2;
-inline constexpr uint64_t kStopOnFailure = 1;  // a stream goes on behind a step that failed where it is not told to stop
+inline constexpr uint64_t kStopOnFailure = 1;  // without this mode a stream goes on behind a step that failed
 inline constexpr int kStreamComplete = 0, kStreamBusy = 1;
 inline constexpr unsigned kEventSync = 1;
-inline constexpr int kEventPending = 0, kEventComplete = 1;  // the other way round than those of streams
+inline constexpr int kEventPending = 0, kEventComplete = 1;  // the other way round than the states of streams
 inline constexpr int kRegisterMapped = 0;                    // of aclrtHostRegister
 inline constexpr unsigned kRegisterV2Mapped = 0x2, kRegisterV2Pinned = 0x10000000;
 inline constexpr int kCallbackNoBlock = 0;
@@ -33,7 +32,7 @@ struct PointerAttributes {
   unsigned device = 0;
   int type = kAtNobody;
   unsigned page = 0;
-  unsigned more[32] = {};  // the vendor's is shorter today
+  unsigned more[32] = {};  // the vendor's struct is shorter today
 };
 
 struct PackageVersion {
@@ -64,7 +63,7 @@ struct PackageVersion {
   F(aclrtRecordEvent, (Handle event, Handle stream))                                 \
   F(aclrtQueryEventStatus, (Handle, int *))
 
-// Those that not every version has: one of the first two, and either the third or all that come behind it to the sixth.
+// Functions that not every version has. A version must have one of the first two. It must also have the third, or all of the fourth to seventh.
 #define ISTHMUS_ACL_OPTIONAL(F)                                            \
   F(aclrtHostRegisterV2, (void *, uint64_t, unsigned))                     \
   F(aclrtHostRegister, (void *, uint64_t, int type, void **))              \
@@ -85,7 +84,7 @@ struct Functions {
   ISTHMUS_ACL_OPTIONAL(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
   const char *(*aclrtGetSocName)() = nullptr;
-  const char *(*aclGetRecentErrMsg)() = nullptr;  // not in all
+  const char *(*aclGetRecentErrMsg)() = nullptr;  // not in all versions
 };
 
 }  // namespace isthmus::device::acl_abi

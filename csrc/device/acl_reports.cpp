@@ -18,10 +18,10 @@ namespace {
 using namespace acl_abi;
 using namespace std::chrono_literals;
 
-constexpr int kAskMs = 100;  // how long one call waits for a function: so long the end of the process may take
+constexpr int kAskMs = 100;  // how long one call waits for a function; so long the end of the process may take
 constexpr int64_t kSoon = 1'000'000;
 
-// No thread is to be in the library when its destructors run. The reports of all devices, which are never destroyed.
+// The threads of the reports of all devices. The reports are never destroyed. No thread may be in the library when its destructors run.
 struct Started {
   Mutex mutex;
   std::vector<std::pair<std::atomic<bool> *, std::atomic<bool> *>> threads ISTHMUS_GUARDED_BY(mutex);  // stop, ended
@@ -70,7 +70,7 @@ void AclReports::forget(Handle stream, const Deadline &deadline) noexcept {
   const auto all_called = [&] { return found->called.load(std::memory_order_acquire) >= found->launched.load(); };
   while (!all_called() && !deadline.passed()) std::this_thread::sleep_for(100us);
   f_.aclrtUnSubscribeReport(thread_.load(), stream);
-  if (!all_called()) (void)found.release();  // a call may come yet
+  if (!all_called()) (void)found.release();  // a call may still come
 }
 
 void AclReports::start(Handle context) {
@@ -80,7 +80,7 @@ void AclReports::start(Handle context) {
     if (s.threads.empty()) std::atexit(stop_all);
     s.threads.emplace_back(&stop_, &ended_);
   }
-  sigset_t all, before;  // the program's signals are for its own threads
+  sigset_t all, before;  // the program's signals are for the program's own threads
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread([this, context] { serve(context); }).detach();
@@ -94,7 +94,7 @@ void AclReports::serve(Handle context) noexcept {
   thread_.store(static_cast<uint64_t>(::pthread_self()));
   while (!stop_.load()) {
     const int64_t begin = now_ns();
-    // Where no stream is subscribed, or none any more, it does not wait.
+    // Where no stream is subscribed, the library's call does not wait.
     if (f_.aclrtProcessReport(kAskMs) != kSuccess && now_ns() - begin < kSoon) std::this_thread::sleep_for(1ms);
   }
   ended_.store(true);

@@ -1,5 +1,11 @@
-// The functions that streams of one device call on the host, where the runtime of CANN has no thread of its own for them:
-// one of ours asks for them (aclrtProcessReport), and streams are subscribed to it.
+// The functions that streams of one device call on the host, where the runtime of CANN has no thread of its own for such calls. A thread of ours
+// asks for the calls (aclrtProcessReport), and streams are subscribed to the thread.
+//
+//   caller                                stream                        our thread
+//     subscribe(): once for a stream                                      aclrtProcessReport(): waits
+//     aclrtLaunchCallback()      - - ->     comes to the callback  --->   runs the function
+//     launched += 1                                                       called += 1
+//     forget(): waits until called is launched, then unsubscribes
 #pragma once
 
 #include <atomic>
@@ -22,12 +28,12 @@ class AclReports {
   struct Subscribed {
     explicit Subscribed(acl_abi::Handle s) : stream(s) {}
     const acl_abi::Handle stream;
-    std::atomic<uint64_t> launched{0}, called{0};  // counted by whoever launches, and by what was launched
+    std::atomic<uint64_t> launched{0}, called{0};  // the caller counts launches; the launched function counts calls
   };
-  // Before a launch on a stream of the device whose context it is; all calls but the first only look it up. The library's
-  // answer.
+  // Called before a launch on a stream of the device that has the context. Only the first call for a stream subscribes; later calls look the
+  // stream up. Returns the library's answer.
   acl_abi::Result subscribe(acl_abi::Handle context, acl_abi::Handle stream, Subscribed *&subscribed);
-  // Before the stream ends, when all that it held is done: what it has launched may still have to be called.
+  // Called before the stream ends, when all that the stream held is done. What was launched may still have to be called.
   void forget(acl_abi::Handle stream, const Deadline &deadline) noexcept;
 
  private:
@@ -35,9 +41,9 @@ class AclReports {
   void serve(acl_abi::Handle context) noexcept;
 
   const acl_abi::Functions &f_;
-  Mutex mutex_;  // held over the library's call that subscribes: a stream is subscribed once
+  Mutex mutex_;  // held over the library's call that subscribes, so a stream is subscribed once
   std::vector<std::unique_ptr<Subscribed>> streams_ ISTHMUS_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> thread_{0};  // as the library numbers it; 0: none yet
+  std::atomic<uint64_t> thread_{0};  // the thread, as the library numbers it; 0: none yet
   std::atomic<bool> stop_{false}, ended_{false};
 };
 

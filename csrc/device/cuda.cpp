@@ -47,8 +47,8 @@ Status status_of(const char *call, Result r) {
 Pointer number(const void *p) { return static_cast<Pointer>(reinterpret_cast<uintptr_t>(p)); }
 void *address(Pointer p) { return reinterpret_cast<void *>(static_cast<uintptr_t>(p)); }
 
-// While a program records a graph in the mode that is meant for all threads, a question to the driver would end its recording, unless the
-// thread that asks says that it has nothing to do with it.
+// While a program records a graph in the mode for all threads, a question to the driver would end the recording. The asking thread says while
+// this object lives that it has nothing to do with the recording.
 class CudaAside {
  public:
   CudaAside() noexcept { the_functions.cuThreadExchangeStreamCaptureMode(&mode_); }
@@ -89,11 +89,12 @@ class CudaCalls {
     return wide != 0;
   }
   Float8 float8(int) const { return Float8::Ocp; }
-  // 1: the default stream, which the driver knows by this number too; 2: that of the thread, alike.
+  // 1: the default stream. 2: the default stream of the thread. The driver knows both streams by these numbers too.
   int64_t dlpack_stream(const void *handle) const { return handle ? reinterpret_cast<intptr_t>(handle) : 1; }
 
-  // The primary context, which the vendor's runtime library uses too. Made when a device is first used, and kept. The program may reset it,
-  // and when it comes back it has the same handle; what we had in it then is nothing the driver may be shown. Newer ones tell it by its number.
+  // Enters the primary context, which the vendor's runtime library uses too. The context is made when the device is first used, and kept. The
+  // program may reset the context, and a new one has the same handle. The driver must not be shown what we had in the old one. Newer
+  // drivers tell the two by a number.
   intptr_t enter(int device) const {
     const PerDevice &d = in_use(device);
     ISTHMUS_CUDA(cuCtxPushCurrent_v2, d.context.load(std::memory_order_relaxed));
@@ -147,7 +148,7 @@ class CudaCalls {
     ISTHMUS_CUDA(cuStreamIsCapturing, stream, &capture);
     return capture != 0;
   }
-  // While a stream that waits for the default one is recorded, the driver answers with an error, and the recording goes on.
+  // While a stream that waits for the default stream is recorded, the driver answers with an error, and the recording goes on.
   bool default_free() const {
     int capture = 0;
     return called(kName, "cuStreamIsCapturing", [&] { return the_functions.cuStreamIsCapturing(nullptr, &capture); }) ==
@@ -178,7 +179,7 @@ class CudaCalls {
   void write_value(Handle stream, void *word, uint64_t value) const {
     ISTHMUS_CUDA(cuStreamWriteValue64_v2, stream, number(word), value, kWriteDefault);
   }
-  void *make_gate_word() const { return nullptr; }  // any registered memory will do
+  void *make_gate_word() const { return nullptr; }  // any registered memory will do for a gate
   void call_host(int, Handle stream, Marks::Mark &mark) const {
     ISTHMUS_CUDA(cuLaunchHostFunc, stream, Marks::reached, &mark);
   }
@@ -210,14 +211,14 @@ class CudaCalls {
   PointerInfo find(const void *memory) const {
     unsigned type = 0, managed = 0;
     int device = -1;
-    // Any context will do; a thread that has never used the driver has none.
+    // Any context will do. A thread that has never used the driver has none.
     const Handle known = state_->any_context.load(std::memory_order_acquire);
     ISTHMUS_CUDA(cuCtxPushCurrent_v2, known ? known : in_use(0).context.load());
     struct Leave {
       const CudaCalls &calls;
       ~Leave() { calls.exit(0); }
     } leave{*this};
-    // Of memory that nobody made known to it the driver says this and nothing else: all other codes are failures.
+    // kInvalidValue is the driver's answer for memory that nobody made known to the driver. All other codes are failures.
     const Result r = called(kName, "cuPointerGetAttribute",
                             [&] { return the_functions.cuPointerGetAttribute(&type, kPointerMemoryType, number(memory)); });
     if (r == kInvalidValue) return {};
@@ -225,7 +226,7 @@ class CudaCalls {
     ISTHMUS_CUDA(cuPointerGetAttribute, &device, kPointerDevice, number(memory));
     ISTHMUS_CUDA(cuPointerGetAttribute, &managed, kPointerManaged, number(memory));
     if (type == kMemoryDevice || managed != 0) return {Where::Device, device};
-    // All contexts have one address for it; a device that cannot reach it says so here.
+    // All contexts have one address for the memory. A device that cannot reach the memory says so here.
     Pointer there = 0;
     const Result reached = called(kName, "cuPointerGetAttribute", [&] {
       return the_functions.cuPointerGetAttribute(&there, kPointerThere, number(memory));
@@ -236,9 +237,9 @@ class CudaCalls {
  private:
   struct PerDevice {
     Device number = 0;
-    Mutex mutex;  // held over the vendor's calls that make the context: one thread does
+    Mutex mutex;  // held over the vendor's calls that make the context: one thread makes it
     std::atomic<Handle> context{nullptr};
-    std::atomic<unsigned long long> id{0};  // published by it
+    std::atomic<unsigned long long> id{0};  // of the context; published by the store to `context`
   };
   struct State {
     explicit State(const std::vector<Device> &numbers) : devices(numbers.size()) {
@@ -271,7 +272,7 @@ class CudaCalls {
 };
 
 void load() {
-  // What the process has already comes first; it is never closed.
+  // A library that the process has already comes first. The library is never closed.
   void *library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (!library) library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library)

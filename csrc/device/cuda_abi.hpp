@@ -1,6 +1,6 @@
-// What Isthmus uses of NVIDIA's driver library, declared in our own words: names, numbers, signatures. Compared with the vendor's
-// published header by tests/vendor. Every function returns 0 for success; contexts, streams and events are opaque pointers, device
-// memory is a 64-bit number.
+// What Isthmus uses of NVIDIA's driver library, declared in our own words: names, numbers, signatures. tests/vendor compares them with the
+// vendor's published header. Every function returns 0 for success. Contexts, streams and events are opaque pointers. Device memory is a
+// 64-bit number.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ inline constexpr int kLeastVersion = 11070;  // 11.7: the first with the second 
   F(cuGetErrorName, (Result, const char **))                        \
   F(cuGetErrorString, (Result, const char **))
 
-// Those that not every version has.
+// Functions that not every version has.
 #define ISTHMUS_CUDA_OPTIONAL(F) F(cuCtxGetId, (Handle, unsigned long long *))
 
 struct Functions {

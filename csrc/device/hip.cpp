@@ -29,7 +29,7 @@ std::string code_text(Result r) {
   return formatted("{} ({}{}{})", name ? name : "an unknown error", r, text ? ": " : "", text ? text : "");
 }
 
-// An error that we expected is not the program's: newer runtimes keep it until somebody asks, and the program would take it for its own.
+// Takes an expected error out of the runtime. Newer runtimes keep an error until somebody asks, and the program would take it for its own.
 Result absorbed(Result r) {
   if (r != kSuccess) the_functions.hipGetLastError();
   return r;
@@ -52,8 +52,8 @@ Status status_of(const char *call, Result r) {
     if (isthmus_result != kSuccess) fail_call(#name, isthmus_result);                                            \
   } while (false)
 
-// While a program records a graph in the mode that is meant for all threads, a question to the driver would end its recording, unless the
-// thread that asks says that it has nothing to do with it.
+// While a program records a graph in the mode for all threads, a question to the driver would end the recording. The asking thread says while
+// this object lives that it has nothing to do with the recording.
 class HipAside {
  public:
   HipAside() noexcept { the_functions.hipThreadExchangeStreamCaptureMode(&mode_); }
@@ -82,7 +82,7 @@ class HipCalls {
     ISTHMUS_HIP(hipDeviceGetName, name, sizeof name - 1, device);
     return formatted("{} at {}", name, bus(device));
   }
-  // Not by the attribute, which only the newest versions have.
+  // The node is read from the file system: only the newest versions have an attribute for it.
   int numa(int device) const {
     std::string at = bus(device);
     std::transform(at.begin(), at.end(), at.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -91,12 +91,12 @@ class HipCalls {
     return std::max(node, -1);
   }
   bool waits(int device) const { return attribute(kAttributeWaits, device) != 0; }
-  // Of all architectures with 8-bit arithmetic only the ninth's fourth has the other kind (gfx940 to gfx942).
+  // Of all architectures with 8-bit arithmetic only 9.4 has the other kind (gfx940 to gfx942).
   Float8 float8(int device) const {
     return attribute(kAttributeMajor, device) == 9 && attribute(kAttributeMinor, device) == 4 ? Float8::Fnuz : Float8::Ocp;
   }
 
-  // 0: the default stream, whose handle is 0 or 1; there is no number for the one of the thread, which is 2.
+  // 0: the default stream, whose handle is 0 or 1. The default stream of the thread, whose handle is 2, has no number.
   int64_t dlpack_stream(const void *handle) const {
     const auto number = reinterpret_cast<intptr_t>(handle);
     if (number == 2)
@@ -104,7 +104,7 @@ class HipCalls {
     return number == 1 ? 0 : number;
   }
 
-  // No call tells of a reset, but what was registered is not any more.
+  // No call tells of a reset, but after one the registered page is registered no more.
   bool begin(int device, void *page) const {
     if (!page) return false;
     const intptr_t before = enter(device);
@@ -113,7 +113,7 @@ class HipCalls {
     exit(before);
     return r != kSuccess;
   }
-  // The thread's device is put back as it was.
+  // exit() puts the thread's device back as it was. -1: nothing is to be put back.
   intptr_t enter(int device) const {
     int before = -1;
     ISTHMUS_HIP(hipGetDevice, &before);
@@ -143,7 +143,7 @@ class HipCalls {
     ISTHMUS_HIP(hipStreamIsCapturing, stream, &capture);
     return capture != 0;
   }
-  bool default_free() const {  // as CUDA's
+  bool default_free() const {  // as that of CudaCalls
     int capture = 0;
     const auto asked = [&] { return absorbed(the_functions.hipStreamIsCapturing(nullptr, &capture)); };
     return called(kName, "hipStreamIsCapturing", asked) == kSuccess && capture == 0;
@@ -176,7 +176,7 @@ class HipCalls {
            device, version());
     ISTHMUS_HIP(hipLaunchHostFunc, stream, Marks::reached, &mark);
   }
-  // Where streams wait in hardware they wait for such words only; where there are none they wait for any registered memory.
+  // Streams that wait in hardware wait for such words only. Where there are no such words, streams wait for any registered memory.
   void *make_gate_word() const {
     void *word = nullptr;
     const Result r = absorbed(called(kName, "hipExtMallocWithFlags", [&] {
@@ -201,7 +201,7 @@ class HipCalls {
       return the_functions.hipHostRegister(memory, bytes, kRegisterPortable | kRegisterMapped);
     });
     absorbed(r);
-    // What is wrong about a range that is whole pages and mapped is, to newer versions too, that it cannot be pinned.
+    // The range is whole pages and mapped. So kInvalidValue, the answer of newer versions too, says that the range cannot be pinned.
     if (r == kInvalidValue || r == kOutOfMemory)
       fail(Code::Resource, "AMD runtime: hipHostRegister failed with {}", code_text(r));
     if (r == kAlreadyRegistered) fail(Code::Argument, "AMD runtime: the range is registered already: {}", code_text(r));
@@ -216,7 +216,7 @@ class HipCalls {
   PointerInfo find(const void *memory) const {
     PointerAttributes a;
     Result r = absorbed(the_functions.hipPointerGetAttributes(&a, memory));
-    // Old versions look on the thread's device, and fail where it cannot reach the one that has the memory.
+    // Old versions look on the thread's device, and fail where that device cannot reach the one that has the memory.
     for (int device = 0; device < count_ && r != kSuccess && r != kInvalidValue; ++device) {
       const intptr_t before = enter(device);
       r = absorbed(the_functions.hipPointerGetAttributes(&a, memory));
@@ -250,14 +250,14 @@ void load() {
   void *library = nullptr;
   const char *name = nullptr;
   std::string why;
-  // What the process has already comes first; it is never closed.
+  // A library that the process has already comes first. The library is never closed.
   for (const int how : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL})
     for (const char *candidate : kLibraries) {
       if (library) break;
       name = candidate;
       if (library = ::dlopen(candidate, how); library) break;
       const char *said = ::dlerror();
-      // A file that is there and cannot be opened says more than one that is not.
+      // A file that is there and cannot be opened says more than a file that is not there.
       if (!(how & RTLD_NOLOAD) && said &&
           (why.empty() || std::string_view(said).find("No such file") == std::string_view::npos))
         why = said;

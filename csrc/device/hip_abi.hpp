@@ -1,5 +1,5 @@
-// What Isthmus uses of AMD's runtime library, declared in our own words: names, numbers, signatures. Compared with the vendor's
-// published declarations by tests/vendor. Every function but the last two returns 0 for success; streams and events are opaque pointers.
+// What Isthmus uses of AMD's runtime library, declared in our own words: names, numbers, signatures. tests/vendor compares them with the
+// vendor's published declarations. Every function but the last two returns 0 for success. Streams and events are opaque pointers.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@ inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 inline constexpr unsigned kMallocSignalMemory = 2;  // of hipExtMallocWithFlags: 8 bytes that the host and streams reach
 inline constexpr unsigned kWaitGreaterOrEqual = 0;  // (int64_t)(*address & mask) >= (int64_t)value
-inline constexpr int kCopyDefault = 4;              // the runtime sees from the addresses which way
+inline constexpr int kCopyDefault = 4;              // the runtime sees from the addresses which way the copy goes
 inline constexpr int kAttributeMajor = 23, kAttributeMinor = 61, kAttributeWaits = 10013;
 
-// What hipPointerGetAttributes fills in: the beginning is the same in all versions, and what comes behind it is theirs.
+// What hipPointerGetAttributes fills in. The beginning is the same in all versions. What comes behind it differs.
 struct PointerAttributes {
   int type = -1;
   int device = -1;
@@ -29,7 +29,7 @@ struct PointerAttributes {
   unsigned flags = 0;
   std::byte more[224] = {};
 };
-// The numbers of `type`, which changed with version 6; older ones answer kInvalidValue for memory that they do not know.
+// The numbers of `type`, which changed with version 6. Older versions answer kInvalidValue for memory that they do not know.
 inline constexpr int kHost5 = 0, kDevice5 = 1, kUnregistered6 = 0, kHost6 = 1, kDevice6 = 2, kManaged6 = 3;
 
 constexpr int version_code(int major, int minor) { return major * 10'000'000 + minor * 100'000; }
@@ -71,7 +71,7 @@ struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
   ISTHMUS_HIP_FUNCTIONS(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
-  Result (*hipLaunchHostFunc)(Handle stream, void (*)(void *), void *) = nullptr;  // not in the oldest
+  Result (*hipLaunchHostFunc)(Handle stream, void (*)(void *), void *) = nullptr;  // not in the oldest versions
   const char *(*hipGetErrorName)(Result) = nullptr;
   const char *(*hipGetErrorString)(Result) = nullptr;
 };

@@ -25,19 +25,19 @@ namespace {
 
 constexpr uint64_t kQueue = 256;           // commands of a stream that may wait before its queue grows
 constexpr int64_t kNap = 50'000'000;       // longest sleep of a thread at a gate before it looks whether it was abandoned
-constexpr int64_t kLong = 60'000'000'000;  // of one whose bell is rung for everything
+constexpr int64_t kLong = 60'000'000'000;  // longest sleep of a thread whose bell is rung for everything
 constexpr int64_t kForever = std::numeric_limits<int64_t>::max();
 constexpr int64_t kSpin = 20'000;               // before the first sleep
 constexpr int64_t kPatience = 2'000'000'000;    // how long the end of a stream waits for what was submitted
-constexpr int64_t kLastPatience = 200'000'000;  // and how long for its thread after that
+constexpr int64_t kLastPatience = 200'000'000;  // and after that so long for the thread
 constexpr uint64_t kOpen = ~uint64_t{0};
 
-// Where threads sleep that wait for a counter: one for all of them, because whoever sees a counter's value may end the counter at once,
-// and the bell is rung after that.
+// The doorbell of all threads that wait for a counter. There is one for all, because a thread that sees a counter's value may end the counter
+// at once, and the bell is rung after that.
 Doorbell the_bell;
 const InChild renews_bell([](void *) noexcept { new (&the_bell) Doorbell; });
 
-// A number that rises.
+// A number that only rises.
 struct HostCounter {
   std::atomic<uint64_t> value{0};
   void raise(uint64_t v) noexcept {
@@ -48,7 +48,7 @@ struct HostCounter {
   bool at(uint64_t v) const noexcept { return value.load(std::memory_order_acquire) >= v; }
 };
 
-// Waits until `ready()`, or until `stop()`, or until the deadline; spins first. Returns ready().
+// Waits until `ready()`, or until `stop()`, or until the deadline. Spins first. Returns ready().
 template <class R, class S>
 bool wait_for(Doorbell &bell, R ready, S stop, int64_t deadline, int64_t longest = kLong) noexcept {
   const int64_t begin = now_ns();
@@ -77,7 +77,7 @@ struct Command {
   void *to = nullptr;              // Copy
   const void *from = nullptr;
   const std::atomic<bool> *cancelled = nullptr;
-  Wake wake = nullptr;  // Raise: called after it
+  Wake wake = nullptr;  // Raise: called afterwards
   void *context = nullptr;
   const char *what = nullptr;  // Call
   void (*function)() = nullptr;
@@ -85,15 +85,15 @@ struct Command {
   HostStream::Arguments arguments;
 };
 
-// What a stream shares with its thread; the thread keeps it if it is left behind.
+// What a stream shares with its thread. A thread that is left behind keeps it alive.
 struct CommandQueue {
   explicit CommandQueue(const char *stream_name) : name(stream_name) {}
   const char *name;
-  // A ring that doubles when it is full: whoever submits never waits, since what would make room may need him.
+  // A ring that doubles when it is full. A thread that submits never waits, since what would make room may need that thread.
   mutable Mutex ring_mutex;
   std::vector<Command> commands ISTHMUS_GUARDED_BY(ring_mutex) = std::vector<Command>(kQueue);
   std::atomic<uint64_t> submitted{0}, done{0};
-  Doorbell work, room;  // where the thread sleeps; where those do who wait for it
+  Doorbell work, room;  // where the thread sleeps; where the threads sleep that wait for it
   std::atomic<bool> abandoned{false}, ended{false}, failed{false};
   std::atomic<const char *> inside{nullptr};
   mutable Mutex mutex;
@@ -171,7 +171,7 @@ class Thread final : public HostStream {
  public:
   Thread(int device, const char *name)
       : device_(device), queue_(std::make_shared<CommandQueue>(name)), thread_([q = queue_] {
-          // A vendor's library writes to sockets whose other end may be gone; that must not be the end of the process.
+          // A vendor's library writes to sockets whose other end may be gone. Such a write must not end the process.
           sigset_t set;
           sigemptyset(&set);
           sigaddset(&set, SIGPIPE);
@@ -229,7 +229,7 @@ class Thread final : public HostStream {
   }
 
   void submit(const Command &c) {
-    if (!queue_->gone()) queue_->push(c);  // what is submitted to an abandoned stream is dropped
+    if (!queue_->gone()) queue_->push(c);  // an abandoned stream drops what is submitted
   }
 
  protected:

@@ -1,6 +1,6 @@
-// The host as a device: a CPU rank goes through the same plan as one with an accelerator. Device memory is host memory, a stream is a
-// thread with a queue, and gates and signals are stores. It is what a vendor's library for CPUs computes on, whose calls block:
-// they are run on the stream's thread (HostStream::call), so that the caller never does.
+// The host as a device: a rank on a CPU goes through the same plan as a rank with an accelerator. Device memory is host memory. A stream is a
+// thread with a queue. Gates and signals are stores. A vendor's library for CPUs computes on such streams: its calls block, so the stream's
+// thread makes them (HostStream::call), and the caller never blocks.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ class HostStream : public Stream {
   };
   using Function = Status (*)(const void *arguments);
 
-  // Submits `function(arguments)`; not run where a step before it has failed. `what` is static text that names it while it runs.
+  // Submits `function(arguments)`, which is skipped where an earlier step has failed. `what` is static text that names the call while it runs.
   template <class A>
   void call(const char *what, Status (*function)(const A &), const A &arguments) {
     static_assert(sizeof(A) <= Arguments::kBytes && std::is_trivially_copyable_v<A> && std::is_trivially_destructible_v<A>);
@@ -34,12 +34,12 @@ class HostStream : public Stream {
         },
         copy);
   }
-  // Waits until all that was submitted has run. False: not until the deadline.
+  // Waits until all that was submitted has run. False: the deadline came first, or the stream ended.
   virtual bool drain(int64_t deadline_ns) = 0;
   virtual bool usable() const noexcept = 0;  // not abandoned
-  // What the thread is in now: the name of a call, or nullptr. For the words of a timeout.
+  // The name of the call in which the thread is now, or nullptr. For the text of a timeout.
   virtual const char *inside() const noexcept = 0;
-  // Runs nothing more: steps that have not begun are skipped, and the destructor leaves the thread behind if it is still in a call
+  // The stream runs nothing more. Steps that have not begun are skipped. The destructor leaves the thread behind if it is still in a call by
   // then. Any thread.
   virtual void abandon() noexcept = 0;
 
@@ -48,7 +48,7 @@ class HostStream : public Stream {
   virtual void submit_call(const char *what, void (*function)(), Invoke invoke, const Arguments &arguments) = 0;
 };
 
-// The runtime of this process. Lives as long as the process.
+// The runtime of this process, which lives as long as the process.
 Runtime &host_runtime();
 
 }  // namespace isthmus::device

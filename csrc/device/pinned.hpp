@@ -1,5 +1,5 @@
-// The ranges of host memory that a vendor has pinned, and how many devices use each. A range is pinned once for all devices; each
-// device has an address of its own for the range (Registered).
+// The ranges of host memory that a vendor has pinned, with the number of devices that use each. A range is pinned once for all devices. Each
+// device has an address of its own for the range (registered.hpp).
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class PinnedRanges {
     const Lock lock(mutex_);
     ranges_[memory] = {bytes, 1};
   }
-  // One device less. True: it was the last, and the range is to be unpinned.
+  // One device less. True: the device was the last, and the range is to be unpinned.
   bool remove(void *memory) {
     const Lock lock(mutex_);
     const auto it = ranges_.find(memory);

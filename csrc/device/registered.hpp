@@ -1,4 +1,4 @@
-// The host memory that is registered for one device, and where the device finds it. Thread-safe; a look allocates nothing.
+// The host memory that is registered for one device, and where the device finds the memory. Thread-safe. A look allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class Registered {
     const Lock lock(mutex_);
     ranges_[static_cast<const std::byte *>(memory)] = {bytes, static_cast<std::byte *>(there)};
   }
-  bool remove(const void *memory) {  // whether it was there
+  bool remove(const void *memory) {  // whether the range was there
     const Lock lock(mutex_);
     return ranges_.erase(static_cast<const std::byte *>(memory)) != 0;
   }

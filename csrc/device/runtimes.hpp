@@ -1,4 +1,4 @@
-// The vendors' runtimes that there are, by the name that ISTHMUS_DEVICE has for them.
+// The runtimes of all vendors, by the names that ISTHMUS_DEVICE has for them.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace isthmus::device {
 
-// {"cuda", "hip", "acl"}: in this order wherever all of them are asked.
+// {"cuda", "hip", "acl"}. Wherever all are asked, they are asked in this order.
 std::vector<std::string> vendors();
 
-// The runtime of a vendor of vendors(), opened at the first call; it lives as long as the process. Throws Error(Unsupported) with one
+// The runtime of a vendor of vendors(). The first call opens the runtime, which lives as long as the process. Throws Error(Unsupported) with one
 // sentence that says what is missing, Error(Argument) for another name.
 Runtime &open_runtime(const std::string &vendor);
 

@@ -23,7 +23,7 @@ class StuckCalls {
   const char *call() const noexcept {
     return threads_.load(std::memory_order_acquire) > 0 ? call_.load(std::memory_order_relaxed) : nullptr;
   }
-  // Warns of it, once a text.
+  // Warns, once for each text.
   void say(const std::string &text) noexcept {
     const Lock lock(said_mutex_);
     try {

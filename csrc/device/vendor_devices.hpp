@@ -1,5 +1,4 @@
-// What the runtime of a vendor's devices shares with the streams, events, gates and signals made from it: the vendor's calls, and what is
-// known of each device.
+// What a vendor's runtime shares with the streams, events, gates and signals made from it: the vendor's calls, and the state of each device.
 #pragma once
 
 #include <sys/mman.h>
@@ -25,7 +24,7 @@
 
 namespace isthmus::device {
 
-// Which way a copy goes, for vendors that have to be told.
+// The way that a copy goes, for vendors that have to be told.
 enum class Way : uint8_t { HostToHost, HostToDevice, DeviceToHost, DeviceToDevice };
 
 // `Calls`: vendor_runtime.hpp says what it has. Thread-safe.
@@ -36,7 +35,7 @@ class VendorDevices {
     Registered registered;
     Words gates, signals;
     MarkPool marks;
-    std::atomic<void *> page{nullptr};  // of words, registered: the last one
+    std::atomic<void *> page{nullptr};  // the last page of words that was registered
     StuckCalls stuck;
   };
 
@@ -44,20 +43,20 @@ class VendorDevices {
   const Calls calls;
 
   int count() const noexcept { return static_cast<int>(devices_.size()); }
-  // Error(Argument) where there is no such device.
+  // Error(Argument): there is no such device.
   PerDevice &at(int device) const {
     if (device < 0 || static_cast<size_t>(device) >= devices_.size())
       fail(Code::Argument, "{}: there is no device {}; it has {}", Calls::kName, device, devices_.size());
     return devices_[static_cast<size_t>(device)];
   }
-  // Of a device that is there.
+  // The state of a device that is there.
   PerDevice &operator[](int device) const noexcept { return devices_[static_cast<size_t>(device)]; }
   bool waits(int device) const {
     if constexpr (Calls::kValues) return calls.waits(device);
     else return false;
   }
 
-  // The device is the thread's while this lives; what it had before is so again.
+  // The device is the thread's current one while this object lives. Afterwards the thread has what it had before.
   class Current {
    public:
     Current(const VendorDevices &devices, int device) : calls_(devices.calls) {
@@ -81,8 +80,8 @@ class VendorDevices {
     return there ? Way::DeviceToDevice : Way::DeviceToHost;
   }
 
-  // What ends something may fail, or wait for ever for a device that hangs: that is said, once, and no more can be done. False then.
-  // What comes later would wait for the same, so it is not even begun, but `always`.
+  // Makes a call that ends something. Such a call may fail, or wait for ever for a device that hangs. Then the log says so, once, and no more can
+  // be done: false. A later call would wait for the same device, and is not even begun, unless `always`.
   bool quietly(int device, const char *name, std::function<Status()> call, bool always = false) const noexcept {
     constexpr double kPatience = 2;
     StuckCalls &stuck = (*this)[device].stuck;
@@ -111,7 +110,7 @@ class VendorDevices {
     return false;
   }
 
-  // Pins the host memory where no other device did, and asks where this device finds it.
+  // Pins the host memory where no other device has, and asks where this device finds it.
   void register_host(int device, void *memory, size_t bytes) {
     PerDevice &d = at(device);
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -150,7 +149,8 @@ class VendorDevices {
   Word take_signal(int device) {
     return *at(device).signals.take([&] { return page_of_words(device); });
   }
-  // Some vendors' streams wait only for words that the vendor made; else a gate's is as a signal's.
+  // The word of a gate. Some vendors' streams wait only for words that the vendor made. Elsewhere a gate's word is as a signal's. `from`: whose
+  // word it is, and to whom it goes back.
   Word take_gate(int device, Words *&from) {
     PerDevice &d = at(device);
     const std::optional<Word> made = d.gates.take([&]() -> std::vector<Word> {
@@ -164,7 +164,7 @@ class VendorDevices {
   }
 
  private:
-  // A page of words, a cache line apart, in memory of the host that the device sees.
+  // A page of words, one for each cache line, in memory of the host that the device sees.
   std::vector<Word> page_of_words(int device) {
     constexpr size_t kApart = 64;
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

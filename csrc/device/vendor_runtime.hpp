@@ -1,29 +1,26 @@
-// The runtime of a vendor's devices: all that is the same whoever made them. What differs, the vendor's calls, is the class
-// `Calls`:
+// The runtime of a vendor's devices: all that is the same for every vendor. What differs, the vendor's calls, is the class `Calls`:
 //
 //   static constexpr const char *kVendor, *kMaker, *kName;   "cuda", "nvidia", "NVIDIA driver"
 //   static constexpr bool kValues                   whether there are calls that wait for and write values of 64 bits
 //   static constexpr bool kTrailing                 whether calls without a stream may return before their work is done; where:
-//   bool default_free()                             whether the default stream may be given something now
+//   bool default_free()                             whether something may be submitted to the default stream now
 //   static constexpr bool kWays                     whether copy() is told the Way
 //   using Handle = void *                           a stream, an event
 //   int devices(); std::string version(); std::string describe(int device); int numa(int device)
 //   bool waits(int device)                          where there are: whether this device's streams do
 //   Float8 float8(int device)
 //   static constexpr Dlpack kDlpack; int64_t dlpack_stream(const void *handle)   as in Runtime
-//   bool begin(int device, void *page)              whether the device has been reset, from now on used anew; page: what was
-//                                                   registered for it, or null
-//   intptr_t enter(int device), void exit(intptr_t) noexcept   between them the device is what this thread's calls mean
-//   static constexpr Ends kEnds                     what the calls that end something are called
-//   ... and the calls that are made between them, as they are used below: they throw Error with the vendor, the call and
-//   its code, or return the Status where their name begins with try_. The comparison of values is signed.
+//   bool begin(int device, void *page)              whether the device has been reset, and is used anew from now on; page: memory
+//                                                   that was registered for the device, or null
+//   intptr_t enter(int device), void exit(intptr_t) noexcept   between them this thread's calls mean the device
+//   static constexpr Ends kEnds                     the names of the calls that end something
+//   ... and the calls that are made between enter() and exit(), as vendor_devices.hpp and vendor_stream.hpp use them. A call throws Error with
+//   the vendor, the call and its code. A call whose name begins with try_ returns the Status. The comparison of values is signed.
 //
-// A device whose streams wait for values has gates, which are words that the host raises, and its signals are words that the
-// stream writes. One whose streams do not has no gates, and its signals are made by a function that the stream calls on the
-// host (words.hpp).
+// The streams of some devices wait for values. Such a device has gates, which are words that the host raises, and its signals are words
+// that the stream writes. Other devices have no gates, and a function that the stream calls on the host makes their signals (words.hpp).
 //
-// Every call of the vendor's stands between enter() and exit(), so it does not matter which device the user's thread had
-// chosen.
+// Every call of the vendor's stands between enter() and exit(). So it does not matter which device the user's thread has chosen.
 #pragma once
 
 #include <algorithm>
@@ -144,8 +141,8 @@ class VendorRuntime final : public Runtime {
   VendorDevices<Calls> devices_;
 };
 
-// The one runtime of a vendor in this process. Never destroyed: streams and words outlive static destructors. Where `open`
-// throws, the next call tries again. What a driver has begun does not go on in a forked child, so it is not asked there.
+// The one runtime of a vendor in this process. The runtime is never destroyed: streams and words outlive static destructors. Where `open`
+// throws, the next call tries again. What a driver has begun does not go on in a forked child, so a child does not ask the driver.
 template <class Calls>
 class Opened {
  public:
@@ -172,7 +169,7 @@ class Opened {
 
  private:
   struct Held {
-    Mutex mutex;  // held over the vendor's calls that open it: one thread does
+    Mutex mutex;  // held over the vendor's calls that open the runtime: one thread makes them
     VendorRuntime<Calls> *runtime ISTHMUS_GUARDED_BY(mutex) = nullptr;
   };
   static inline PerProcess<Held> held;

@@ -28,8 +28,8 @@ class VendorStream final : public Stream {
   void *handle() const noexcept override { return stream_; }
   bool cut() noexcept override {
     if constexpr (requires { devices_.calls.try_cut_stream(stream_); }) {
-      cuts_.fetch_add(1);  // before anything is dropped
-      // Also where a thread is stuck: this is what frees it.
+      cuts_.fetch_add(1);  // before the vendor drops anything
+      // The call is made also where a thread is stuck, because the call frees the thread.
       const auto cut = [&calls = devices_.calls, stream = stream_] { return calls.try_cut_stream(stream); };
       if (devices_.quietly(device_, "the call that stops a stream", cut, true)) return true;
       cuts_.fetch_sub(1);
@@ -89,7 +89,7 @@ class VendorEvent final : public Event {
   VendorDevices<Calls> &devices_;
   const int device_;
   typename Calls::Handle event_ = nullptr;
-  std::atomic<bool> recorded_{false};  // not all vendors say of an event that never was that it is over
+  std::atomic<bool> recorded_{false};  // of an event that was never recorded not all vendors say that it is reached
 };
 
 template <class Calls>
@@ -106,7 +106,7 @@ class VendorGate final : public Gate {
   void poison() noexcept override { raise(kOpen); }
 
  private:
-  static constexpr uint64_t kOpen = uint64_t{1} << 62;  // the comparison is signed: above every value, and not below any
+  static constexpr uint64_t kOpen = uint64_t{1} << 62;  // the comparison is signed: above every value, and below none
   void raise(uint64_t value) noexcept {
     std::atomic<uint64_t> &now = *word_.host;
     uint64_t seen = now.load(std::memory_order_relaxed);
@@ -114,7 +114,7 @@ class VendorGate final : public Gate {
   }
   VendorDevices<Calls> &devices_;
   const int device_;
-  Words *words_ = nullptr;  // where the word is from
+  Words *words_ = nullptr;  // where the word comes from and goes back to
   const Word word_;
 };
 

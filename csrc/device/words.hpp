@@ -1,5 +1,10 @@
-// What the host and a vendor's streams tell each other with. Where streams write and wait for values: 64-bit words that both
-// see. Where they do not write, a stream calls a function on the host, and a mark says which value has come.
+// The means by which the host and a vendor's streams tell each other something. Where streams write values and wait for values: 64-bit words
+// that both see. Where streams do not write, a stream calls a function on the host, and a mark says which value has come.
+//
+//   words:  host                     stream          marks:  host                          stream
+//             raises the gate's  -->  waits                    take(7): a mark     - - ->    (the call, with the mark)
+//             reads the signal's <--  writes                   value() is 7        <------   Marks::reached(mark), on a thread
+//                                                                                            of the vendor's or of ours
 #pragma once
 
 #include <algorithm>
@@ -15,20 +20,20 @@
 
 namespace isthmus::device {
 
-// A 64-bit word that the host and a device both see, at `there` for the device.
+// A 64-bit word that the host and a device both see. The device finds the word at `there`.
 struct Word {
   std::atomic<uint64_t> *host = nullptr;
   void *there = nullptr;
 };
 
-// Words, taken and given back. Never given back to the system: there are as many as gates or signals were alive at once.
+// Words that are taken and given back. The system never gets them back: there are as many words as gates or signals were alive at once.
 class Words {
  public:
-  template <class More>  // std::vector<Word>(); nothing is taken where it makes none
+  template <class More>  // more(): a std::vector<Word>. Where more() makes no word, nothing is taken.
   std::optional<Word> take(More more) {
     Lock lock(mutex_);
     if (free_.empty()) {
-      lock.unlock();  // a device that hangs may hold up what makes them, and nobody who gives one back
+      lock.unlock();  // a device that hangs may hold up more(), and must hold up nobody who gives a word back
       const std::vector<Word> made = more();
       lock.lock();
       free_.insert(free_.end(), made.begin(), made.end());
@@ -43,7 +48,7 @@ class Words {
     const Lock lock(mutex_);
     free_.push_back(w);
   }
-  // The device knows none of them any more.
+  // The device knows none of the words any more.
   void forget() noexcept {
     const Lock lock(mutex_);
     free_.clear();
@@ -54,10 +59,11 @@ class Words {
   std::vector<Word> free_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
-// The marks of one signal. A mark is what one call of the host function gets: it stores the mark's value and wakes whoever
-// waits. Marks go round in a ring that doubles when its next one has not been reached yet, so in steady traffic none is
-// made. They outlive the signal: the ring stays in its pool, and serves another signal once the stream has called for every
-// mark of it. A stream that fails never does; then the ring stays as it is.
+// The marks of one signal. Each call of the host function gets one mark. The function stores the mark's value and wakes whoever waits.
+//
+// Marks go round in a ring. The ring doubles when its next mark has not been reached yet, so steady traffic makes no mark. Marks outlive
+// the signal: the ring stays in its pool, and serves another signal once the stream has called for every mark. A stream that fails
+// never calls for all, and then the ring stays as it is.
 class Marks {
  public:
   struct Mark {
@@ -65,10 +71,10 @@ class Marks {
     Mark *next = nullptr;
     uint64_t value = 0;
     std::atomic<bool> queued{false};
-    std::atomic<uint64_t> *counter = nullptr;  // of whoever submits the call: one more when it is over
+    std::atomic<uint64_t> *counter = nullptr;  // of whoever submits the call; rises by one when the call is over
   };
 
-  // The next one, for a call that is submitted now. give_back(): it could not be.
+  // The next mark, for a call that is submitted now. give_back(): the call could not be submitted.
   Mark &take(uint64_t value) {
     const Lock lock(mutex_);
     if (!next_ || next_->queued.load(std::memory_order_acquire)) grow();
@@ -88,7 +94,7 @@ class Marks {
   }
   uint64_t value() const noexcept { return value_.load(std::memory_order_acquire); }
 
-  // The host function, with a mark. It stores, and wakes while the signal lives.
+  // The host function, whose argument is a mark. It stores the value, and wakes while the signal lives.
   static void reached(void *argument) noexcept {
     Mark &mark = *static_cast<Mark *>(argument);
     Marks &m = *mark.marks;
@@ -100,17 +106,17 @@ class Marks {
     m.waking_.fetch_sub(1);
     std::atomic<uint64_t> *const counter = mark.counter;
     mark.queued.store(false, std::memory_order_release);
-    m.reached_.fetch_add(1, std::memory_order_release);  // the last that it touches of them
+    m.reached_.fetch_add(1, std::memory_order_release);  // the function touches nothing of the marks after this
     if (counter) counter->fetch_add(1, std::memory_order_release);
   }
 
-  // The signal ends: nobody is woken any more when this returns.
+  // The signal ends. When this returns nobody is woken any more.
   void end() noexcept {
     wake_.store(nullptr);
-    while (waking_.load() != 0) std::this_thread::yield();  // it only stores or counts
+    while (waking_.load() != 0) std::this_thread::yield();  // a wake only stores, counts or wakes, so it is soon over
     used_.store(false, std::memory_order_release);
   }
-  // For another signal, if no call for a mark of it is outstanding.
+  // Serves another signal. False: a call for a mark is outstanding, or another signal has the marks.
   bool begin(Wake wake, void *context) noexcept {
     const Lock lock(mutex_);
     if (used_.load(std::memory_order_acquire) || reached_.load(std::memory_order_acquire) != taken_) return false;
@@ -124,7 +130,7 @@ class Marks {
  private:
   static constexpr size_t kFirst = 64;
 
-  // Between the mark that was taken last and the oldest, which comes next.
+  // Puts new marks between the mark that was taken last and the oldest, which would come next.
   void grow() ISTHMUS_REQUIRES(mutex_) {
     const size_t n = std::max(kFirst, count_);
     auto block = std::make_unique<Mark[]>(n);
@@ -146,7 +152,7 @@ class Marks {
   std::atomic<uint64_t> reached_{0};  // calls that have ended
   std::atomic<bool> used_{false};
   Mutex mutex_;                                    // two threads may submit
-  uint64_t taken_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // marks that were given to a stream, ever
+  uint64_t taken_ ISTHMUS_GUARDED_BY(mutex_) = 0;  // marks that were ever given to a stream
   Mark *next_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;
   Mark *last_ ISTHMUS_GUARDED_BY(mutex_) = nullptr;
   size_t count_ ISTHMUS_GUARDED_BY(mutex_) = 0;
