@@ -1,4 +1,4 @@
-// What a communicator of a vendor's library keeps of its failures, and how often it asks the library for one.
+// What a communicator of a vendor's library keeps of its failures, and how often the communicator asks the library for one.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace isthmus::ccl {
 // The first failure. Later ones follow from the first and are dropped. Any thread.
 class FirstFailure {
  public:
-  void keep(Status s) {  // an OK status is none
+  void keep(Status s) {  // an OK status is no failure
     if (s.ok()) return;
     const Lock lock(mutex_);
     if (status_.ok()) status_ = std::move(s);
@@ -32,7 +32,7 @@ class FirstFailure {
   Status status_ ISTHMUS_GUARDED_BY(mutex_);
 };
 
-// A question that is asked once a millisecond at most, by one of the threads that would ask.
+// A question that may be asked once a millisecond at most. Of several threads one asks.
 class SeldomAsked {
  public:
   bool due() noexcept {

@@ -44,7 +44,7 @@ std::string loaded_behind_door(const char *file, const char *function) {
         return 0;
       },
       &loaded);
-  // Those of the library's own name first; a setting may have named a file that is called something else.
+  // Files of the library's own name come first. A setting may have named a file that is called something else.
   const std::string stem(file, std::strstr(file, ".so") + 3);
   std::stable_partition(loaded.begin(), loaded.end(),
                         [&](const std::string &path) { return path.compare(path.rfind('/') + 1, stem.size(), stem) == 0; });

@@ -28,11 +28,11 @@ constexpr const char *kMark = "HcclAllReduce";
 constexpr const char *kWayOut =
     "install Huawei's CANN 8.0 or newer and source its set_env.sh, say where it is (ISTHMUS_CCL_LIBRARY), or go on without "
     "it (ISTHMUS_CCL=none)";
-constexpr int kByte = kInt8;  // moves carry bytes, so every type works
+constexpr int kByte = kInt8;  // moves carry bytes, so every type can be moved
 
 constexpr double kInitPatience = 0.5;
 
-// -1: not reduced there by every device.
+// The library's numbers of what every device reduces. -1: not every device reduces such a type, or by such an operation.
 int type_number(DType t) noexcept {
   switch (t) {
     case DType::Int8: return kInt8;
@@ -82,7 +82,7 @@ class HcclCommunicator final : public Communicator {
     reduction(Call::AllReduce, send, recv, count, dtype, by.op, 0);
   }
   void reduce(const void *send, void *recv, uint64_t count, DType dtype, Reduction by, int root) override {
-    // The library wants both on all ranks, and writes the second on the root alone.
+    // The library wants both buffers on all ranks, and writes the second on the root alone.
     reduction(Call::Reduce, send, recv ? recv : const_cast<void *>(send), count, dtype, by.op, root);
   }
   void reduce_scatter(const void *send, void *recv, uint64_t count, DType dtype, Reduction by) override {
@@ -97,9 +97,9 @@ class HcclCommunicator final : public Communicator {
   void all_to_all(const void *send, void *recv, uint64_t count, DType dtype) override {
     move(Call::AllToAll, send, recv, count, dtype, 0);
   }
-  // A batch of messages, each with a buffer of its own: blocks need not be of one allocation, as they must for the library's all_to_all.
+  // A batch of messages, each with a buffer of its own. So the blocks need not be of one allocation, as the library's all_to_all wants.
   void all_to_all_v(const void *send, void *recv, const Blocks &b) override {
-    // A thread that is left behind in a call keeps its list: nothing is asked of it after that.
+    // A thread that is left behind in a call keeps its list. So nothing may be asked after an abort.
     if (rank_->aborted.load(std::memory_order_acquire)) return;
     uint64_t n = 0;
     auto *const from = const_cast<std::byte *>(static_cast<const std::byte *>(send));
@@ -126,14 +126,14 @@ class HcclCommunicator final : public Communicator {
     HcclRank &r = *rank_;
     if (r.failure.happened()) return true;
     if (r.aborted.load(std::memory_order_acquire) || !r.library->f.GetCommAsyncError) return false;
-    // The library tells of a device's or a network's failure when it is asked.
+    // The library tells of a failure of a device or of the network only when asked.
     if (!asked_.due()) return false;
     if (!r.calling.try_lock()) return false;
     const Lock lock(r.calling, kLocked);
     if (!r.handle) return false;
     Result state = kSuccess;
     const Result result = r.library->f.GetCommAsyncError(r.handle, &state);
-    // The stream is not asked: this thread drives operations, and the driver may be locked by whoever waits for the device.
+    // The stream is not asked: this thread drives operations, and a thread that waits for the device may have the driver locked.
     if (result != kAgain) r.failure.keep(outcome(*r.library, "communicator", result != kSuccess ? result : state, false));
     return r.failure.happened();
   }
@@ -190,7 +190,7 @@ class Hccl final : public Library {
       fail(Code::Unsupported, "hccl: {} cannot be opened ({}); {}", name, why ? why : "no reason given", kWayOut);
     }
     if (const void *door = ::dlsym(library, kMark); door && is_front_door(door)) {
-      // Its first call opens the library behind it.
+      // The door's first call opens the library behind the door.
       if (auto *first = reinterpret_cast<const char *(*)(Result)>(::dlsym(library, "HcclGetErrorString"))) first(kSuccess);
       const std::string behind = loaded_behind_door(kFile, kMark);
       library = behind.empty() ? nullptr : ::dlopen(behind.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -198,7 +198,7 @@ class Hccl final : public Library {
         fail(Code::Unsupported, "hccl: {} is Isthmus' own front door, and the library behind it is not found; {}", name,
              kWayOut);
     }
-    // Newer versions keep what makes communicators in a library beside it.
+    // Newer versions keep the functions that make communicators in a second library.
     void *const second = ::dlopen(kCommunication, RTLD_NOW | RTLD_LOCAL);
     const auto find = [&](const char *function) {
       const std::string symbol = std::string("Hccl") + function;
@@ -234,7 +234,7 @@ class Hccl final : public Library {
     const auto stream = device::open_runtime("acl").make_stream(device, "id");
     const device::Entered entered(*stream);
     Id id{};
-    if (o_.last_words) (void)o_.last_words();  // of this thread without a device, before it was entered
+    if (o_.last_words) (void)o_.last_words();  // takes away the words about this thread's time without a device
     if (const Status s = outcome(o_, "root info", o_.f.GetRootInfo(&id)); !s.ok()) throw Error(s.code, s.text);
     const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
     return {bytes, bytes + kIdBytes};
@@ -248,7 +248,7 @@ class Hccl final : public Library {
   }
 
  private:
-  // It has no call that tells its version: the device's library knows what was installed with it.
+  // The library has no call that tells its version. The device's library knows what was installed with it.
   void read_version() {
     void *library = ::dlopen(kDeviceFile, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (!library) library = ::dlopen(kDeviceFile, RTLD_NOW | RTLD_LOCAL);
@@ -272,7 +272,7 @@ class Hccl final : public Library {
 };
 
 struct HcclOpened {
-  Mutex mutex;  // held while the library is opened: one thread does
+  Mutex mutex;  // held while the library is opened: one thread opens it
   std::shared_ptr<Library> library ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<HcclOpened> hccl_opened;

@@ -1,10 +1,11 @@
-// Huawei's HCCL: collectives of Ascend devices, ordered by a stream. It has no call that ends a communicator whose ranks do
-// not come, and its calls make the connections that they need, so any of them may wait for the other ranks: in init, and in
-// the first calls of a kind. So the calls of a communicator are made by a thread of its own, and whoever submits one waits
-// until it has been made, or until the communicator is aborted. A thread that does not come out of the library is left
+// Huawei's HCCL: collectives of Ascend devices, ordered by a stream.
+//
+// HCCL has no call that ends a communicator whose ranks do not come. Its calls make the connections that they need. So init may wait for the
+// other ranks, and so may the first calls of a kind. Therefore each communicator has a thread that makes its calls (hccl_thread.hpp). A caller
+// waits until the thread has made the call, or until the communicator is aborted. A thread that does not come out of the library is left
 // behind, counted and named.
 //
-// What it reduces is a matter of the device; here it is what all of them do. What it only moves goes as bytes.
+// Devices differ in what HCCL reduces on them. The adapter offers what all of them reduce. What HCCL only moves goes as bytes.
 #pragma once
 
 #include <memory>
@@ -14,9 +15,9 @@
 
 namespace isthmus::ccl {
 
-// Opens the library: the file `path`, or what the process has already, or what the loader finds where `path` is empty. Once
-// a process; a later call gives the same library whatever it asks for. Throws Error(Unsupported) with one sentence that says
-// what is missing and what to install.
+// Opens the library: the file `path`. Where `path` is empty: the file that the process has already, or else the one that the loader finds. A process
+// opens one library; a later call gives the same one, whatever it asks for. Throws Error(Unsupported) with one sentence that says what is
+// missing and what to install.
 std::shared_ptr<Library> open_hccl(const std::string &path);
 
 }  // namespace isthmus::ccl

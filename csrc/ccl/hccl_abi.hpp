@@ -1,5 +1,5 @@
-// What Isthmus uses of Huawei's collective library, declared in our own words: names, numbers, signatures. Compared with the
-// vendor's published headers by tests/vendor. Every function returns 0 for success.
+// What Isthmus uses of Huawei's collective library, declared in our own words: names, numbers, signatures. tests/vendor compares them with the
+// vendor's published headers. Every function returns 0 for success.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ using Queue = void *;   // a stream of the device's runtime
 inline constexpr Result kSuccess = 0, kNotSupported = 5, kAgain = 20;
 enum Type : int { kInt8 = 0, kInt16 = 1, kInt32 = 2, kFloat16 = 3, kFloat32 = 4, kBFloat16 = 11 };
 enum ReduceOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
-struct BatchItem {  // of a batch of messages: one at the most each way with each rank
+struct BatchItem {  // one message of a batch, which has at most one each way with each rank
   int what;         // kSends, kReceives
   void *buffer;
   uint64_t count;
@@ -47,7 +47,7 @@ struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
   ISTHMUS_HCCL_FUNCTIONS(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
-  Result (*GetCommAsyncError)(Handle, Result *) = nullptr;  // these two are not in all
+  Result (*GetCommAsyncError)(Handle, Result *) = nullptr;  // not all versions have these two
   const char *(*GetErrorString)(Result) = nullptr;
 };
 

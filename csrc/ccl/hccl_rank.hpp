@@ -1,5 +1,5 @@
-// One rank of an island that HCCL serves, as the thread that makes the rank's calls sees it. HcclThread (hccl_thread.hpp) is the other
-// side: it begins the thread, asks it, and ends it.
+// One rank of an island that HCCL serves, as seen by the thread that makes the rank's calls. HcclThread (hccl_thread.hpp) is the other side,
+// which begins the thread, asks for calls, and ends the thread.
 #pragma once
 
 #include <pthread.h>
@@ -34,7 +34,7 @@ struct HcclLibrary {
   std::string version, path;
 };
 
-// `here`: whether the call was made by this thread just now, so that the device's library may have words for it.
+// What a call's result means. `here`: this thread has made the call just now, so the device's library may have words for the failure.
 inline Status outcome(const HcclLibrary &o, const char *call, Result r, bool here = true) {
   if (r == kSuccess) return {};
   const char *text = o.f.GetErrorString ? o.f.GetErrorString(r) : nullptr;
@@ -44,8 +44,8 @@ inline Status outcome(const HcclLibrary &o, const char *call, Result r, bool her
                                   last && *last ? ": " : "", last && *last ? last : "")};
 }
 
-// The same of a call on a stream. The library says of a device's failure no more than that there is one; the stream knows which, if its
-// driver answers: whoever waits for the device may have locked it.
+// The same of a call on a stream. The library says no more of a device's failure than that there is one. The stream knows which, if the driver
+// answers: a thread that waits for the device may have the driver locked.
 inline Status outcome(const HcclLibrary &o, const char *call, Result r, const std::shared_ptr<device::Stream> &stream) {
   constexpr double kAnswer = 2;
   Status s = outcome(o, call, r);
@@ -66,7 +66,7 @@ struct Task {
   int dtype = 0, op = 0, peer = 0;  // peer: the root of those that have one
 };
 
-// The thread keeps it if it is left behind.
+// A thread that is left behind keeps its HcclRank alive.
 struct HcclRank {
   const HcclLibrary *library = nullptr;
   std::shared_ptr<device::Stream> stream;
@@ -74,13 +74,13 @@ struct HcclRank {
   Id id{};
   int rank = 0, size = 1;
   Task task;
-  std::vector<BatchItem> items;  // of a task that is an all_to_all_v
+  std::vector<BatchItem> items;  // the messages of a task that is an all_to_all_v
   std::atomic<uint64_t> asked{0}, done{0};
   Doorbell work, back;
   std::atomic<bool> aborted{false}, stop{false}, ended{false}, left{false};
   FirstFailure failure;
   std::atomic<const char *> inside{nullptr};
-  Mutex calling;  // held in the library's calls: one thread is in there at a time
+  Mutex calling;  // held in the library's calls: one thread at a time is in the library
 
   bool broken() const noexcept { return aborted.load() || failure.happened(); }
   Result make(const Task &t) ISTHMUS_REQUIRES(calling) {
@@ -109,7 +109,7 @@ struct HcclRank {
   }
   void run() {
     const Lock lock(calling);
-    // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
+    // `inside` is stored before `aborted` is read. So a thread that aborts, and then finds nobody inside, knows that nobody will be.
     inside.store(task.name);
     if (!aborted.load() || task.name == kDestroy) failure.keep(outcome(*library, task.name, make(task), stream));
     inside.store(nullptr);
@@ -118,12 +118,12 @@ struct HcclRank {
     ::pthread_setname_np(::pthread_self(), "isthmus-hccl");
     try {
       const device::Entered device(*stream);
-      if (library->last_words) (void)library->last_words();  // of the thread without a device, before this
+      if (library->last_words) (void)library->last_words();  // takes away the words about the thread's time without a device
       for (uint64_t next = 1;; ++next) {
         wait(
             work, [&] { return asked.load(std::memory_order_acquire) >= next || stop.load(); }, now_ns() + kFollow);
         if (stop.load()) break;
-        if (asked.load(std::memory_order_acquire) < next) {  // idle for long
+        if (asked.load(std::memory_order_acquire) < next) {  // nothing was asked for long
           --next;
           continue;
         }
@@ -136,7 +136,7 @@ struct HcclRank {
     ended.store(true, std::memory_order_release);
     back.ring();
   }
-  // Spins first. Returns ready().
+  // Waits at the bell until `ready()` or the deadline. Spins first. Returns ready().
   template <class R>
   static bool wait(Doorbell &bell, R ready, int64_t until_ns) {
     const int64_t begin = now_ns();

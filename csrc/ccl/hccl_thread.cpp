@@ -12,7 +12,8 @@ namespace isthmus::ccl::hccl {
 namespace {
 
 constexpr double kPatience = 10;
-constexpr int kLooks = 1000;  // a process that was held up has not looked often enough to say that the stream does not move
+constexpr int kLooks =
+    1000;  // looks at least: a process that was held up has looked too seldom to say that the stream does not move
 
 }  // namespace
 
@@ -32,21 +33,21 @@ bool HcclThread::ask(const Task &t, int64_t until_ns, const Join *join) {
     return made() || (!always && r.aborted.load()) || r.ended.load(std::memory_order_acquire) || (join && join->in_vain());
   };
   HcclRank::wait(r.back, over, until_ns);
-  if (!made()) r.aborted.store(true);  // nobody waits for it any more
+  if (!made()) r.aborted.store(true);  // nobody waits for the call any more
   return made();
 }
 
 bool HcclThread::idle(double seconds) const noexcept {
   device::Stream &stream = *rank_->stream;
   std::unique_ptr<device::Event> behind;
-  for (int tries = 0; tries < 2; ++tries) {  // a call that fails once may be one of these
+  for (int tries = 0; tries < 2; ++tries) {  // the calls here may fail once, for what failed before them
     try {
       if (!behind) behind = device::open_runtime("acl").make_event(stream.device());
       behind->record(stream);
       int looks = 0;
       for (const Deadline deadline(seconds); !behind->reached(); std::this_thread::sleep_for(std::chrono::microseconds(100)))
         if (++looks > kLooks && deadline.passed()) {
-          (void)behind.release();  // the stream still has it
+          (void)behind.release();  // the stream still has the event
           return false;
         }
       return true;
@@ -67,7 +68,7 @@ void HcclThread::leave(double patience) noexcept {
     destroy.name = kDestroy;
     ask(destroy, Deadline(r.broken() ? kBrokenPatience : kPatience).ns());
   }
-  const double seconds = out() ? kPatience : 0;  // else it is stuck
+  const double seconds = out() ? kPatience : 0;  // 0: the thread is stuck
   r.stop.store(true);
   r.work.ring();
   if (HcclRank::wait(r.back, ended, Deadline(seconds).ns())) return thread_.join();

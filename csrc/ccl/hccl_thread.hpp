@@ -1,13 +1,14 @@
-// The side of a communicator of the thread that makes its calls (hccl_rank.hpp). One thread at a time uses an HcclThread.
+// The communicator's side of the thread that makes its calls (hccl_rank.hpp is the thread's side). One thread at a time uses an HcclThread.
 //
 //   communicator's caller                      thread of the communicator
 //     ask(): writes the task, asked = n
-//            rings `work`             ------>   wakes, or sees it while it still spins
+//            rings `work`             ------>   wakes, or sees `asked` while still spinning
 //     waits: spins, then naps on `back`         the library's call, with `calling` held
 //                                     <------   done = n, rings `back`
 //     goes on
-//     abort() of another thread       ------>   (not told: the library has no call that ends a call)
-//     goes on at once; the task counts as given up
+//
+//     abort() of another thread sets `aborted` and rings `back`: the caller goes on at once, without the call.
+//     The thread stays in the library until the call comes back, because no call of the library ends another.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,13 @@ inline constexpr double kBrokenPatience = 2;  // seconds, for a communicator tha
 class HcclThread {
  public:
   explicit HcclThread(std::shared_ptr<HcclRank> rank);  // begins the thread
-  // The thread makes the call. True: the call has been made when this returns. Else nobody waits for the call any more, and the rank counts
-  // as aborted. `join`: of the island, where its other ranks may not come.
+  // The thread makes the call. True: the call has been made when ask() returns. False: nobody waits for the call any more, and the rank counts as
+  // aborted. `join`: of a call of init, which ends the wait where other ranks cannot come.
   bool ask(const Task &t, int64_t until_ns, const Join *join = nullptr);
   // Ends the library's communicator and the thread, in four steps:
   //   1. A call that nobody waits for any more gets `patience` seconds to come back. Only then is it known what there is to end.
-  //   2. The stream gets time to do what was submitted. The library's communicator may end when all that it has to do is done.
-  //      A failed call may have left it so, and so does the engine where it stops the stream.
+  //   2. The stream gets time to do what was submitted. The library's communicator may end when all its work is done. A failed call may have
+  //      left the communicator so, and so does the engine when the engine stops the stream.
   //   3. The thread ends the library's communicator, with a deadline. The library waits for no other rank there, but a device that hangs
   //      may hold up this call as well.
   //   4. The thread is told to stop. A thread that does not come out is left behind, counted and named.
@@ -38,7 +39,7 @@ class HcclThread {
   void leave(double patience) noexcept;
 
  private:
-  // Whether all that the stream was given before is done; waits so long for it.
+  // Waits so long until all that the stream was given is done. Returns whether it is.
   bool idle(double seconds) const noexcept;
   void abandon() noexcept;
 

@@ -81,7 +81,7 @@ class Nccl final : public Library {
   Capabilities capabilities() const noexcept override {
     Capabilities c;
     c.groups = c.abort = c.thread_ranks = true;
-    c.host_memory = true;  // its kernels read and write wherever the device does (NCCL's and RCCL's argcheck.cc)
+    c.host_memory = true;  // the kernels read and write wherever the device does (NCCL's and RCCL's argcheck.cc)
     c.id_bytes = kIdBytes;
     return c;
   }
@@ -109,7 +109,7 @@ class Nccl final : public Library {
 };
 
 struct NcclOpened {
-  Mutex mutex;  // held while a library is opened: one thread does
+  Mutex mutex;  // held while a library is opened: one thread opens it
   std::map<std::string, std::shared_ptr<Library>> libraries ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<NcclOpened> nccl_opened;

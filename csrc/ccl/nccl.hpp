@@ -1,6 +1,6 @@
-// Libraries that have NCCL's interface: stream-ordered calls, communicators that can be aborted from another thread, ranks of one island
-// that may be threads of one process. One row of a table each: NVIDIA's NCCL, AMD's RCCL. The calls go to the stream that a communicator
-// was made with.
+// Libraries that have NCCL's interface: NVIDIA's NCCL and AMD's RCCL, each a row of a table. Their calls are ordered by a stream, and go to the
+// stream with which a communicator was made. Another thread can abort a communicator. The ranks of one island may be threads of one
+// process.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@
 namespace isthmus::ccl {
 
 struct NcclFamily {
-  const char *family, *vendor;  // the second: of the runtime whose streams it takes
+  const char *family, *vendor;  // vendor: of the runtime whose streams the library takes
 };
 std::span<const NcclFamily> nccl_families() noexcept;
 
-// Opens the library of `family` ("nccl"): the file `path`, or what the process has already, or what the loader finds where `path` is
-// empty. Once a process and family; a later call gives the same library whatever it asks for. Throws Error(Unsupported) with one
-// sentence that says what is missing and what to install.
+// Opens the library of `family` ("nccl"): the file `path`. Where `path` is empty: the file that the process has already, or else the one that the
+// loader finds. A process opens one library of a family; a later call gives the same one, whatever it asks for. Throws Error(Unsupported)
+// with one sentence that says what is missing and what to install.
 std::shared_ptr<Library> open_nccl(const std::string &family, const std::string &path);
 
 }  // namespace isthmus::ccl

@@ -1,5 +1,5 @@
-// The interface that NVIDIA's collective library has and others share, declared in our own words: names, numbers, signatures. Compared
-// with the vendor's published header by tests/vendor. Every function returns 0 for success.
+// The interface that NVIDIA's collective library has and others share, declared in our own words: names, numbers, signatures. tests/vendor
+// compares them with the vendor's published header. Every function returns 0 for success.
 #pragma once
 
 #include <climits>
@@ -31,10 +31,10 @@ enum Type : int {
   kFloat8e5m2
 };
 enum ReduceOp : int { kSum, kProd, kMax, kMin, kAvg };
-inline constexpr int kScalarOnHost = 1;  // a factor is read in the call that makes an operation of it
+inline constexpr int kScalarOnHost = 1;  // the call that makes an operation reads the factor
 
-// The beginning of the configuration: the library takes the rest as it is by default, because `size` says where this ends and
-// `version` says how much of it we know.
+// The beginning of the configuration. `size` says where the beginning ends, and `version` says how much of the configuration we know. So the
+// library takes the rest as it is by default.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -70,7 +70,7 @@ struct Functions {
   ISTHMUS_NCCL_FUNCTIONS(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
   const char *(*GetErrorString)(Result) = nullptr;
-  const char *(*GetLastError)(Handle) = nullptr;  // not in all
+  const char *(*GetLastError)(Handle) = nullptr;  // not in all versions
 };
 
 }  // namespace isthmus::ccl::nccl_abi

@@ -23,8 +23,8 @@ void nap() noexcept {
   ::nanosleep(&t, nullptr);
 }
 
-// Calls of a communicator that is not blocking return before their work is on the stream, and what we submit next would overtake it; so
-// every call is followed to that point. In turn no call waits for peers without a deadline.
+// The vendor's communicator is not blocking. So a call returns before its work is on the stream, and what we submit next would overtake the work.
+// Therefore every call is followed until its work is on the stream. In return no call waits for peers without a deadline.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(const NcclLibrary &library, const Join &join, std::shared_ptr<device::Stream> stream)
@@ -104,7 +104,7 @@ class NcclCommunicator final : public Communicator {
   bool failed() const noexcept override {
     if (failure_.happened()) return true;
     if (aborted_.load(std::memory_order_acquire)) return false;
-    // The library tells of a device's or a network's failure when it is asked.
+    // The library tells of a failure of a device or of the network only when asked.
     if (!asked_.due()) return false;
     if (!held_->calls.try_lock()) return false;
     const Lock lock(held_->calls, kLocked);
@@ -118,7 +118,7 @@ class NcclCommunicator final : public Communicator {
  private:
   const Functions &f() const noexcept { return library_.f; }
   Queue queue() const noexcept { return stream_->handle(); }
-  // made(handle, type, op), the library's numbers.
+  // Submits made(handle, type, op), which gets the library's numbers.
   template <class F>
   void reduction(Call call, uint64_t count, DType dtype, Reduction by, F made) {
     if (!reduces_there(library_, dtype, by))
@@ -138,11 +138,11 @@ class NcclCommunicator final : public Communicator {
       fail(Code::Argument, "{} {}: rank {} is not of this island (0 to {})", library_.row->family, island_call_name(call),
            peer, size_ - 1);
   }
-  // With one rank: bytes that go there and come from there, and where in the two buffers.
+  // What goes to one rank and what comes from it, in bytes, with the places in the two buffers.
   struct PeerShare {
     uint64_t gives, from, takes, to;
   };
-  // A group of sends and receives, of what `with` says of each rank of the island.
+  // Submits a group of sends and receives. with(q) is the share of rank q of the island.
   template <class F>
   void exchange(Call call, const void *send, void *recv, F with) {
     uint64_t any = 0;
@@ -160,7 +160,7 @@ class NcclCommunicator final : public Communicator {
       return r == kSuccess ? end : r;
     });
   }
-  // made(handle), with NcclHandle::calls held.
+  // Makes the call made(handle), with NcclHandle::calls held.
   template <class F>
   void submit(Call call, uint64_t count, F made) {
     if (count == 0) return;
@@ -173,7 +173,7 @@ class NcclCommunicator final : public Communicator {
     failure_.keep(outcome(library_, name, r, h));
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
-  // Waits until what was begun is on the stream.
+  // Waits until the work of the call is on the stream.
   void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
     const Handle h = held_->handle;
     for (int i = 0;; ++i) {

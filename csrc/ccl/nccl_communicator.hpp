@@ -8,7 +8,7 @@
 
 namespace isthmus::ccl::nccl {
 
-// Library::join(), of arguments that are in order. `library` outlives the communicator.
+// Library::join(), for arguments that are in order. `library` outlives the communicator.
 std::unique_ptr<Communicator> join_island(const NcclLibrary &library, const Join &join,
                                           std::shared_ptr<device::Stream> stream);
 

@@ -11,13 +11,13 @@ namespace isthmus::ccl::nccl {
 void NcclHandle::kill() noexcept {
   try {
     killer_ = std::thread([self = shared_from_this()] {
-      // A call that is being followed on another thread sees that it is aborted and leaves first.
+      // A thread that follows a call sees the abort, and leaves first.
       const Lock lock(self->calls);
       if (self->handle) self->library.f.CommAbort(self->handle);
       self->handle = nullptr;
       self->killed.store(true, std::memory_order_release);
     });
-  } catch (const std::exception &) { killed.store(true); }  // no thread: the communicator is left as it is
+  } catch (const std::exception &) { killed.store(true); }  // no thread can be had: the communicator is left as it is
 }
 
 void NcclHandle::end(bool broken, int rank) noexcept {

@@ -1,5 +1,13 @@
-// The vendor's communicator of one rank, and its end. The adapter shares it with the threads that end it. Such a thread may be left behind
-// in the library.
+// The vendor's communicator of one rank, and the communicator's end. The adapter shares it with the threads that end it. Such a thread may be left
+// behind in the library.
+//
+//   thread that submits                        thread that aborts         killer
+//     locks `calls`
+//     the library's call ...                     kill()          ----->     waits for `calls`
+//     follows the call, sees the abort
+//     unlocks `calls`                                            ----->     locks `calls`
+//                                                                           CommAbort(), handle = nullptr
+//                                                                           killed = true
 #pragma once
 
 #include <atomic>
@@ -13,17 +21,17 @@ namespace isthmus::ccl::nccl {
 
 struct NcclHandle : std::enable_shared_from_this<NcclHandle> {
   explicit NcclHandle(const NcclLibrary &of) : library(of) {}
-  // Another thread aborts the vendor's communicator, because the vendor's call may wait for the device. Once.
+  // Begins a thread that aborts the vendor's communicator, because the vendor's call may wait for the device. Called once.
   void kill() noexcept;
-  // Destroys what works; aborts what is `broken`, and waits for a kill(). Each of the calls may wait for ever where a device hangs, so it has
-  // a thread and a deadline. `rank`: for the log.
-  // Unchecked: no other thread calls this when it ends, and the one that kill() has begun may hold the lock for ever.
+  // Ends the vendor's communicator: destroys one that works, aborts one that is `broken`, waits for a kill() that was begun. Each of the vendor's
+  // calls may wait for ever where a device hangs. So it has a thread and a deadline. `rank` is for the log.
+  // Unchecked: no other thread uses the communicator when it ends, and the thread that kill() has begun may hold the lock for ever.
   void end(bool broken, int rank) noexcept ISTHMUS_UNCHECKED;
 
   const NcclLibrary &library;
   Mutex calls;  // held in the library's calls: kill() ends the communicator between two of them
   Handle handle ISTHMUS_GUARDED_BY(calls) = nullptr;
-  std::atomic<bool> killed{false};  // kill() has ended it
+  std::atomic<bool> killed{false};  // the thread of kill() is done
 
  private:
   std::thread killer_;

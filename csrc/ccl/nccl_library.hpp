@@ -1,4 +1,4 @@
-// A library of NCCL's shape that was opened: what nccl.cpp, which opens it, and nccl_communicator.cpp share.
+// An opened library of NCCL's shape. nccl.cpp opens the library, and nccl_communicator.cpp calls it.
 #pragma once
 
 #include <string>
@@ -13,11 +13,11 @@ namespace isthmus::ccl::nccl {
 
 using namespace nccl_abi;
 
-// What tells one library of this shape from another.
+// What distinguishes one library of this shape from another.
 struct NcclRow : NcclFamily {
-  const char *file, *prefix;  // SONAME; of every function
-  const char *install;        // what to tell who has none
-  int least, float8;          // the oldest that serves; since when it sums float8 (0: never)
+  const char *file, *prefix;  // the SONAME; the prefix of every function
+  const char *install;        // what a user without the library is told
+  int least, float8;          // the oldest version that serves; the first that sums float8 (0: none)
 };
 struct NcclLibrary {
   const NcclRow *row = nullptr;
@@ -30,7 +30,7 @@ struct NcclLibrary {
 int type_number(DType t) noexcept;
 int op_number(RedOp op) noexcept;
 
-// Whether the library reduces such numbers that way.
+// Whether the library reduces numbers of that type that way.
 bool reduces_there(const NcclLibrary &o, DType dtype, Reduction by) noexcept;
 
 // What a call's result means. `handle`: of the communicator that was called, if there is one.

@@ -32,7 +32,7 @@ class OneCcl final : public Library {
         {"CCL_WORKER_OFFLOAD", "0"}, {"CCL_ATL_SHM", "1"}, {"CCL_LOG_LEVEL", "error"}};
     if (!interface.empty())
       for (const char *variable : {"CCL_KVS_IFACE", "FI_TCP_IFACE"}) variables.emplace_back(variable, interface);
-    if (slash != std::string::npos) {  // its transport, where it lies beside it and not where the loader looks
+    if (slash != std::string::npos) {  // the transport may lie beside the library and not where the loader looks
       const std::string folder = name.substr(0, slash), providers = folder + "/prov", fabric = folder + "/libfabric.so.1";
       struct stat found;
       if (::stat(providers.c_str(), &found) == 0) variables.emplace_back("FI_PROVIDER_PATH", providers);
@@ -83,7 +83,7 @@ class OneCcl final : public Library {
     return c;
   }
   bool can(Call call, DType dtype, RedOp op) const noexcept override {
-    if (call == Call::AllToAllV) return false;  // its blocks have no displacements
+    if (call == Call::AllToAllV) return false;  // the library's all_to_all_v has no displacements
     return !reduces(call) || reduces_there(dtype, op);
   }
 
@@ -132,19 +132,19 @@ class OneCcl final : public Library {
         text(kLeastVersion));
   }
 
-  void *library_ = nullptr;  // never closed: its threads would run on in nothing
+  void *library_ = nullptr;  // never closed: the library's threads would run on in unmapped memory
   Functions f_{};
   std::string version_, path_;
   mutable Mutex mutex_;
-  std::weak_ptr<device::Stream> stream_ ISTHMUS_GUARDED_BY(mutex_);  // of the communicators that live
+  std::weak_ptr<device::Stream> stream_ ISTHMUS_GUARDED_BY(mutex_);  // of the communicators that are alive
 };
 
 struct OneCclOpened {
-  Mutex mutex;  // held while the library is opened: one thread does
+  Mutex mutex;  // held while the library is opened: one thread opens it
   std::shared_ptr<Library> library ISTHMUS_GUARDED_BY(mutex);
 };
 PerProcess<OneCclOpened> oneccl_opened;
-constinit Beginning oneccl_begun;  // its threads and connections do not live on in a forked child
+constinit Beginning oneccl_begun;  // the library's threads and connections do not live on in a forked child
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What Isthmus uses of oneCCL 2022.1 and later, declared in our own words: names, numbers, signatures of its C interface. Compared with
-// the vendor's published headers by tests/vendor. Every function returns 0 for success.
+// What Isthmus uses of oneCCL 2022.1 and later, declared in our own words: names, numbers, signatures of the C interface. tests/vendor compares
+// them with the vendor's published headers. Every function returns 0 for success.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr Result kSuccess = 0;
 enum Type : int { kInt8, kUInt8, kInt32, kUInt32, kInt64, kUInt64, kFloat16, kFloat32, kFloat64, kBFloat16 };
 enum ReduceOp : int { kSum, kProd, kMax, kMin };
 
-// What the results mean, from 0 on.
+// What the results mean, from result 0 on.
 inline constexpr const char *kResultTexts[] = {
     "success",           "error",       "system error", "internal error", "invalid argument", "invalid usage",
     "still in progress", "GPU failure", "CPU failure",  "no host memory", "no device memory", "exception in the plugin",
@@ -45,7 +45,7 @@ struct Functions {
 #define ISTHMUS_DECLARE(name, arguments) Result(*name) arguments = nullptr;
   ISTHMUS_ONECCL_FUNCTIONS(ISTHMUS_DECLARE)
 #undef ISTHMUS_DECLARE
-  const char *(*GetLastError)(Handle) = nullptr;  // not in all
+  const char *(*GetLastError)(Handle) = nullptr;  // not in all versions
 };
 
 }  // namespace isthmus::ccl::oneccl_abi

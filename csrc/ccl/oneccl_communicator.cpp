@@ -20,9 +20,9 @@
 namespace isthmus::ccl::oneccl {
 namespace {
 
-constexpr int kByte = kUInt8;  // moves carry bytes, so every type works
+constexpr int kByte = kUInt8;  // moves carry bytes, so every type can be moved
 
-// -1: no such type there.
+// The library's numbers of a type and an operation. -1: the library has none.
 int dtype_number(DType t) noexcept {
   switch (t) {
     case DType::Int8: return kInt8;
@@ -48,7 +48,7 @@ int op_number(RedOp op) noexcept {
   }
 }
 
-// What the thread of the stream works with; it is the last to use it, so it ends it.
+// What the thread of the stream works with. The thread is the last user, so the thread deletes it.
 struct OneCclRank {
   const Functions *f = nullptr;
   Handle handle = nullptr;
@@ -56,8 +56,8 @@ struct OneCclRank {
   int rank = 0, size = 1;
   std::atomic<bool> aborted{false};
   FirstFailure failure;
-  std::atomic<const char *> inside{nullptr};  // the call of this rank that the thread is in
-  std::atomic<bool> begun{false};             // init has been made, or left out
+  std::atomic<const char *> inside{nullptr};  // the call of this rank in which the thread is
+  std::atomic<bool> begun{false};             // init has been made or left out
 };
 
 Status outcome(const OneCclRank &r, const char *call, Result result) {
@@ -75,11 +75,11 @@ struct OneCclCall {
   Call call;
 };
 
-// The stream has no part in a failure of one communicator: others share it.
+// Makes one call. The result is OK in any case: a failure of one communicator is not the stream's, which others share.
 Status run(const OneCclCall &a) {
   const Functions &f = *a.rank->f;
   Handle h = a.rank->handle;
-  // In this order, so that whoever aborts and then finds nobody inside knows that nobody will be.
+  // `inside` is stored before `aborted` is read. So a thread that aborts, and then finds nobody inside, knows that nobody will be.
   a.rank->inside.store(island_call_name(a.call));
   if (a.rank->aborted.load() || a.rank->failure.happened()) {
     a.rank->inside.store(nullptr);
@@ -109,7 +109,7 @@ struct Life {
 Status begin(const Life &l) {
   OneCclRank &r = *l.rank;
   r.inside.store("init");
-  if (!r.aborted.load()) {  // else nobody waits for it any more, and nobody would meet it there
+  if (!r.aborted.load()) {  // else nobody waits for this rank, and no other rank would meet it in the library
     const Unending unending;
     const Result result = r.f->CommInitRank(&r.handle, static_cast<size_t>(r.size), r.id, r.rank);
     r.failure.keep(outcome(r, "init", result));
@@ -131,9 +131,9 @@ Status end(const Life &l) {
 
 constexpr const char *kDestroy = "oneccl destroy";
 
-// A thread that is stuck in the library does not survive the library's destructors, which are of several files, some opened late. Exit
-// handlers run backwards: this one, registered when the thread is left behind, comes before them and ends the process with the status
-// that it was to have.
+// A thread that is stuck in the library does not survive the library's destructors, which are of several files, some opened late. Exit handlers
+// run backwards. This one is registered when the thread is left behind, so it runs before those destructors. It ends the process with the status
+// that the process was to have.
 void end_without_destructors(int status, void *) {
   std::fflush(nullptr);
   remove_own_leftovers();
@@ -155,7 +155,7 @@ class OneCclCommunicator final : public Communicator {
     std::memcpy(rank_->id.bytes, join.id.data(), kIdBytes);
     stream_->call("oneccl init", begin, Life{rank_});
     constexpr int64_t kLook = 50'000'000;
-    // Not until the stream is drained: others may give it work meanwhile that waits for this.
+    // The wait is for `begun`, not for an empty stream: others may meanwhile give the stream work that waits for this rank.
     const auto begun = [&] { return rank_->begun.load(std::memory_order_acquire); };
     while (!begun() && stream_->usable() && !join.deadline.passed() && !join.in_vain())
       (void)stream_->drain(std::min(now_ns() + kLook, join.deadline.ns()));
@@ -226,11 +226,12 @@ class OneCclCommunicator final : public Communicator {
     if (a.count) stream_->call(island_call_name(a.call), run, a);
   }
 
-  // Ends the library's communicator on the stream's thread, behind the calls that were submitted. If the thread does not come out of a
-  // call of this communicator, it is left behind with all that it uses; if it is in another's, what is ours stays for ever.
+  // Ends the library's communicator on the stream's thread, behind the calls that were submitted. A thread that does not come out of a call of this
+  // communicator is left behind, with all that it uses. Where the thread is in a call of another communicator, what is ours stays for ever.
   void leave() noexcept {
     bool drained = stream_->drain(Deadline(rank_->aborted.load() ? 0.5 : 1.5).ns());
-    if (!drained && !rank_->aborted.load()) {  // held up by another communicator; the others of the island wait no longer
+    if (!drained &&
+        !rank_->aborted.load()) {  // another communicator holds up the stream; the other ranks of the island wait no longer
       abort();
       drained = stream_->drain(Deadline(0.1).ns());
     }
@@ -240,7 +241,8 @@ class OneCclCommunicator final : public Communicator {
       for (const Deadline patience(10); !patience.passed() && Unending::stops() == stops;)
         if (stream_->drain(Deadline(0.05).ns())) return;
       const char *where = stream_->inside();
-      if (where && std::strcmp(where, kDestroy) == 0) abandon(*stream_);  // else what another submitted goes first
+      if (where && std::strcmp(where, kDestroy) == 0)
+        abandon(*stream_);  // else what another communicator submitted goes first
     } else if (inside()) {
       abandon(*stream_);
     }

@@ -1,4 +1,4 @@
-// What stands around calls of oneCCL, so that neither its signals nor its exceptions end the process.
+// Guards around calls of oneCCL. With them neither a signal nor an exception of the library ends the process.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 
 namespace isthmus::ccl::oneccl {
 
-// Signals of writes to a peer that is gone must not end the process; threads that the library starts inherit the mask.
+// A signal of a write to a peer that is gone must not end the process. Threads that the library starts inherit the mask.
 class WithoutPipeSignal {
  public:
   WithoutPipeSignal() {
@@ -24,7 +24,7 @@ class WithoutPipeSignal {
     was_pending_ = sigismember(&pending, SIGPIPE) == 1;
     pthread_sigmask(SIG_BLOCK, &set_, &before_);
   }
-  ~WithoutPipeSignal() {  // one that came meanwhile is the library's
+  ~WithoutPipeSignal() {  // a signal that came meanwhile is the library's
     constexpr timespec kNow{};
     if (!was_pending_) ::sigtimedwait(&set_, nullptr, &kNow);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -37,12 +37,12 @@ class WithoutPipeSignal {
   bool was_pending_ = false;
 };
 
-// Where a rank is gone, the library throws out of a destructor: when a communicator is ended and its id was that rank's, and, it seems, when
-// its transport notices in a call. The language then ends the process. So the thread that is in there stops for good instead, and is left behind
-// as one that hangs there.
+// Where a rank is gone, the library throws out of a destructor, and the language then ends the process. The library does so when a communicator
+// ends whose id was that rank's, and, as it seems, when its transport notices in a call. With this guard the thread in the call stops for good
+// instead. The thread is then left behind like one that hangs.
 class Unending {
  public:
-  // Of the library's own C++ run time, which need not be ours.
+  // Finds set_terminate() of the library's own C++ run time, which need not be ours.
   static void find(void *library) {
     set_ = reinterpret_cast<Handler (*)(Handler)>(::dlsym(library, "_ZSt13set_terminatePFvvE"));
   }
@@ -53,14 +53,15 @@ class Unending {
   ~Unending() {
     here_ = false;
     if (!set_) return;
-    // Whatever is there and is not ours, the program has set meanwhile, and it is put back; so is what it sets while that is done.
+    // A handler that is there and is not ours is one that the program has set meanwhile. It is put back. So is a handler that the program sets
+    // while this is done.
     Handler put = before_, ours = stop;
     for (Handler there = set_(put); there != ours; there = set_(put)) {
       ours = put;
       put = there;
     }
   }
-  static int stops() noexcept { return stops_.load(); }  // threads that it has stopped
+  static int stops() noexcept { return stops_.load(); }  // threads that the guard has stopped
   Unending(const Unending &) = delete;
   Unending &operator=(const Unending &) = delete;
 
@@ -69,7 +70,8 @@ class Unending {
   static void stop() {
     if (here_) stops_.fetch_add(1);
     while (here_) ::pause();
-    // Of another thread: the program's own, which may call what it found, and that is this where it was set during a call.
+    // Another thread, of the program. The program's own handler is asked. It may call what it found when it was set, and that is this
+    // function where it was set during a call.
     if (const Handler before = before_; before && !std::exchange(asked_, true)) before();
     std::abort();
   }

@@ -20,9 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char *kFolder = "/dev/shm";
-constexpr const char *kFirstNamespace = "pid:[4026531836]";  // the kernel's fixed number for it
+constexpr const char *kFirstNamespace = "pid:[4026531836]";  // the kernel's fixed number for the first namespace
 
-// The process in "123:0:1", or -1 where the name is another.
+// The process in "123:0:1"; -1: the name has another form.
 pid_t process_of(const std::string &name) {
   pid_t pid = -1;
   const char *at = name.data(), *end = at + name.size();
@@ -56,7 +56,7 @@ void each_file(See see) {
   }
 }
 
-// Calls see(path) for each of the folder's files that the process has mapped, by the name that it still has.
+// Calls see(path) for each of the folder's files that the process has mapped, by the name that the file still has.
 template <class See>
 void each_mapped(const fs::path &process, See see) {
   std::ifstream maps(process / "maps");
@@ -64,7 +64,7 @@ void each_mapped(const fs::path &process, See see) {
     if (const size_t at = line.find(kFolder); at != std::string::npos) see(line.substr(at));
 }
 
-// Drops from `paths` what some process has mapped, and all where that cannot be seen.
+// Drops from `paths` what some process has mapped. Drops all where the mappings cannot be seen.
 void keep_unmapped(std::vector<std::string> &paths) {
   std::error_code error;
   for (const auto &entry : fs::directory_iterator("/proc", error)) {
@@ -76,7 +76,7 @@ void keep_unmapped(std::vector<std::string> &paths) {
   if (error) paths.clear();
 }
 
-// Drops what this process has not mapped.
+// Drops from `paths` what this process has not mapped.
 void keep_mapped_here(std::vector<std::string> &paths) {
   if (paths.empty()) return;
   std::vector<std::string> here;
@@ -84,8 +84,8 @@ void keep_mapped_here(std::vector<std::string> &paths) {
   std::erase_if(paths, [&](const std::string &path) { return std::find(here.begin(), here.end(), path) == here.end(); });
 }
 
-// The files that had this process's number before it opened the library. Written under open_oneccl()'s lock; read when the process
-// ends, so it has no destructor. Where there were more than it holds, no file counts as ours.
+// The files that had this process's number before the process opened the library. Written under the lock of open_oneccl(). Read when the process
+// ends, so the array has no destructor. Where there were more files than the array holds, no file counts as ours.
 constexpr size_t kMostEarlier = 64;
 struct Earlier {
   dev_t device;
@@ -110,7 +110,7 @@ void note_earlier_files() noexcept {
       if (the_earlier_count < kMostEarlier) the_earlier[the_earlier_count] = {file.st_dev, file.st_ino};
       ++the_earlier_count;
     });
-  } catch (...) { the_earlier_count = kMostEarlier + 1; }  // nobody knows what was there
+  } catch (...) { the_earlier_count = kMostEarlier + 1; }  // nobody knows which files were there
 }
 
 void remove_leftovers_of_the_dead() noexcept {
@@ -122,7 +122,7 @@ void remove_leftovers_of_the_dead() noexcept {
       if (dead(pid)) gone.push_back(path);
     });
     if (!gone.empty()) keep_unmapped(gone);
-    for (const std::string &path : gone)  // another process may have got the number, and the file, while we looked
+    for (const std::string &path : gone)  // while we looked another process may have got the number, and the file
       if (dead(process_of(fs::path(path).filename()))) ::unlink(path.c_str());
   } catch (...) {}  // no memory: the next process tries again
 }
@@ -135,7 +135,7 @@ void remove_own_leftovers() noexcept {
     });
     keep_mapped_here(ours);
     for (const std::string &path : ours) ::unlink(path.c_str());
-  } catch (...) {}  // no memory: they stay
+  } catch (...) {}  // no memory: the files stay
 }
 
 }  // namespace isthmus::ccl

@@ -5,7 +5,7 @@
 namespace isthmus::ccl::nccl {
 namespace {
 
-// The bits of 2^-halvings, a number of that type.
+// The bits of 2^-halvings as a number of that type.
 uint64_t power_bits(DType t, int halvings) noexcept {
   const int exponent = t == DType::Float8E4M3FN ? 4 : 5, mantissa = static_cast<int>(8 * dtype_size(t)) - 1 - exponent;
   const int biased = (1 << (exponent - 1)) - 1 - halvings;

@@ -1,4 +1,4 @@
-// The operations of NCCL's shape that multiply before they sum: made of a communicator, one a type, because an island has one factor.
+// The operations of NCCL's shape that multiply before they sum. A communicator makes one for each type, because an island has one factor.
 #pragma once
 
 #include <array>
@@ -11,11 +11,11 @@
 
 namespace isthmus::ccl::nccl {
 
-// Whoever calls is in the library's calls. An operation may be destroyed when the calls that were given it have returned. Those that are left go
-// with the communicator.
+// The caller holds NcclHandle::calls. An operation may be destroyed when the calls that were given the operation have returned. The operations
+// that are left end with the communicator.
 class PremulSums {
  public:
-  // `op`: the library's number of the operation that multiplies by 2^-halvings. A failed call is in `failure`.
+  // Sets `op` to the library's number of the operation that multiplies by 2^-halvings. A call that fails is in `failure` too.
   Result find(const NcclLibrary &library, Handle handle, DType dtype, int halvings, FirstFailure &failure, int *op);
 
  private:
