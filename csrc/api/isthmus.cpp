@@ -175,21 +175,21 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     }
     const Inside inside(comm, r.collective);
     Communicator &communicator = *inside;
-    auto &member = communicator.member();
+    auto &local = communicator.local();
     if (blocking) {
-      Operation *op = member.inline_operation().take();
+      Operation *op = local.inline_operation().take();
       const bool inline_op = op != nullptr;
       if (!op) op = OperationPool::instance().take();
       struct Give {
-        i::rank::Rank &member;
+        i::rank::Rank &local;
         Operation *op;
         bool inline_op;
-        ~Give() { inline_op ? member.inline_operation().give(op) : OperationPool::instance().release(op); }
-      } give{member, op, inline_op};
+        ~Give() { inline_op ? local.inline_operation().give(op) : OperationPool::instance().release(op); }
+      } give{local, op, inline_op};
       communicator.prepare(r, *op);
       communicator.make_ready(*op);
-      member.run(op);
-      member.driver().wait(op, INT64_MAX);
+      local.run(op);
+      local.driver().wait(op, INT64_MAX);
       if (source) *source = op->source;
       return result_of(op);
     }
@@ -204,11 +204,11 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     if (i::comm::group_open()) {
       i::comm::group_add(comm->communicator, op);
     } else {
-      member.run(op);
+      local.run(op);
       // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
-      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) member.test();
-      if (op->call.by_call) member.driver().wait(op, INT64_MAX);
-      else if (!op->over()) member.context().progress().activate(member.port());
+      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) local.test();
+      if (op->call.by_call) local.driver().wait(op, INT64_MAX);
+      else if (!op->over()) local.context().progress().activate(local.port());
     }
     if (work) *work = reinterpret_cast<isthmus_work_t>(op);
     else OperationPool::instance().release(op);
@@ -357,7 +357,7 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
     // call, by an interrupt check or a callback) is not, nor one that is stuck in a vendor's library: it lets go of the rest when it ends.
     const int64_t until = i::now_ns() + 2'000'000'000;
     while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
-      comm->communicator->member().context().wake();
+      comm->communicator->local().context().wake();
       ::sched_yield();
     }
     comm->left.store(true, std::memory_order_seq_cst);
@@ -377,7 +377,7 @@ isthmus_result isthmus_raised(const char *what) {
 isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   return guarded([&] {
     if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
-    Inside(comm)->member().port().raised(what, true);
+    Inside(comm)->local().port().raised(what, true);
     return ISTHMUS_OK;
   });
 }
@@ -421,7 +421,7 @@ isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = Inside(comm, "error")->member().core().failure();
+    const i::Status s = Inside(comm, "error")->local().core().failure();
     return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
   });
 }
@@ -446,7 +446,7 @@ int isthmus_comm_size(isthmus_comm_t comm) {
 int isthmus_comm_device(isthmus_comm_t comm) {
   int device = -1;
   guarded([&] {
-    device = Inside(comm)->member().device().number;
+    device = Inside(comm)->local().device().number;
     return ISTHMUS_OK;
   });
   return device;
@@ -454,9 +454,9 @@ int isthmus_comm_device(isthmus_comm_t comm) {
 int isthmus_comm_blocks(isthmus_comm_t comm) {
   int blocks = 0;
   guarded([&] {
-    const i::rank::Rank &member = Inside(comm)->member();
-    if (const i::device::Runtime *runtime = member.device().runtime)
-      blocks = runtime->capabilities(member.device().number).gate == i::device::GateKind::None;
+    const i::rank::Rank &local = Inside(comm)->local();
+    if (const i::device::Runtime *runtime = local.device().runtime)
+      blocks = runtime->capabilities(local.device().number).gate == i::device::GateKind::None;
     return ISTHMUS_OK;
   });
   return blocks;
@@ -466,7 +466,7 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
   return guarded([&] {
     const Inside inside(comm, "dlpack");
     inside->check_lent(type, number, memory);
-    if (stream_number) *stream_number = inside->member().device().runtime->dlpack_stream(stream);
+    if (stream_number) *stream_number = inside->local().device().runtime->dlpack_stream(stream);
     return ISTHMUS_OK;
   });
 }
@@ -478,7 +478,7 @@ isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after
 }
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
-  guarded([&] { return sequence = Inside(comm)->member().collectives().queue().sequence(), ISTHMUS_OK; });
+  guarded([&] { return sequence = Inside(comm)->local().collectives().queue().sequence(), ISTHMUS_OK; });
   return sequence;
 }
 
@@ -513,7 +513,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
                                root,
                                count * i::dtype_size(type),
                                false,
-                               communicator->member().device().runtime != nullptr};
+                               communicator->local().device().runtime != nullptr};
     const auto [request, path] = communicator->choose(shape);
     const auto plan = communicator->plan_for(request);
     *json = copy_text(i::observe::explain_json(*communicator, *plan, path == i::comm::Path::OneHop));

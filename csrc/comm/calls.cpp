@@ -98,8 +98,8 @@ void check_aliasing(const char *name, const engine::Operation &op, size_t me) {
 
 // Blocks of input and output as the definition of the collective says; displacements default to back to back.
 void Communicator::blocks(const Request &r, engine::Operation &op) const {
-  const auto world = static_cast<uint64_t>(member_->id().world);
-  const auto me = static_cast<uint64_t>(member_->id().rank);
+  const auto world = static_cast<uint64_t>(local_->id().world);
+  const auto me = static_cast<uint64_t>(local_->id().rank);
   const uint64_t size = dtype_size(op.call.dtype);
   const char *name = collective_name(r.collective);
   const CollectiveTraits &what = traits(r.collective);
@@ -129,14 +129,14 @@ void Communicator::blocks(const Request &r, engine::Operation &op) const {
   };
   // One side of the call. A single block of a call with counts is what the other side's list says of this rank.
   const auto side = [&](Blocks blocks, const uint64_t *counts, const uint64_t *displs, const uint64_t *others) {
-    if (!what.varying) return equal(block_count(blocks, member_->id().world));
+    if (!what.varying) return equal(block_count(blocks, local_->id().world));
     return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
   };
   op.blocks.clear();
   op.in_blocks = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
   op.out_blocks = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
   if (!what.varying || what.out == Blocks::One) return;
-  if (r.recv_displs && writes_output(r.collective, member_->id().rank, r.root))
+  if (r.recv_displs && writes_output(r.collective, local_->id().rank, r.root))
     check_apart(name, r.recv_counts, r.recv_displs, world);
   if (what.in == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
     fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name, me, r.send_counts[me],
@@ -144,15 +144,15 @@ void Communicator::blocks(const Request &r, engine::Operation &op) const {
 }
 
 bool Communicator::on_device(const char *name, const void *send, const void *recv, int claims, engine::Call &call) const {
-  const device::Runtime *runtime = member_->device().runtime;
+  const device::Runtime *runtime = local_->device().runtime;
   if (!runtime) return false;
   const auto place = [&](const void *p, std::byte *&there) {
-    const device::PointerInfo found = member_->health().find(p);
+    const device::PointerInfo found = local_->health().find(p);
     there = static_cast<std::byte *>(found.there);
     if (found.where != device::Where::Device) return false;
-    if (found.device != member_->device().number)
+    if (found.device != local_->device().number)
       fail(Code::Argument, "{}: the buffer at {} is memory of {}:{}, and this rank works on {}:{}", name, p,
-           runtime->vendor(), found.device, runtime->vendor(), member_->device().number);
+           runtime->vendor(), found.device, runtime->vendor(), local_->device().number);
     return true;
   };
   if (!recv) return place(send, call.in_there);
@@ -169,7 +169,7 @@ bool Communicator::on_device(const char *name, const void *send, const void *rec
 void Communicator::take_pinned(const char *name, plan::Request &request, bool sends, bool receives, engine::Operation &op) {
   engine::Call &call = op.call;
   const auto check = [&](const std::byte *here, std::byte *&there, uint64_t bytes, bool recv) {
-    if (!there || (bytes != 0 && member_->health().find(here + bytes - 1).there == there + bytes - 1)) return;
+    if (!there || (bytes != 0 && local_->health().find(here + bytes - 1).there == there + bytes - 1)) return;
     there = nullptr;
     if (call.device && bytes != 0) refuse_two_places(name, recv);
   };
@@ -188,9 +188,9 @@ void Communicator::take_pinned(const char *name, plan::Request &request, bool se
 }
 
 void Communicator::check_claim(const char *name, const char *argument, const void *memory) const {
-  const device::Runtime *runtime = member_->device().runtime;
-  if (!runtime || !memory || member_->health().find(memory).where != device::Where::Unknown) return;
-  const std::string own = formatted("{}:{}", runtime->vendor(), member_->device().number);
+  const device::Runtime *runtime = local_->device().runtime;
+  if (!runtime || !memory || local_->health().find(memory).where != device::Where::Unknown) return;
+  const std::string own = formatted("{}:{}", runtime->vendor(), local_->device().number);
   fail(Code::Argument,
        "{}: {} at {} was given as memory of a device, and the runtime of {}, on which this rank works, knows no memory at "
        "this address: was it freed, is it the host's, or another vendor's? Pass memory that was allocated on {}, or pinned "
@@ -199,31 +199,31 @@ void Communicator::check_claim(const char *name, const char *argument, const voi
 }
 
 void Communicator::check_lent(int type, int number, const void *memory) const {
-  const device::Runtime *runtime = member_->device().runtime;
+  const device::Runtime *runtime = local_->device().runtime;
   if (!runtime)
     fail(Code::Unsupported, "this rank works on host memory: set ISTHMUS_DEVICE before init, or copy it to the host first");
   const device::Dlpack known = runtime->dlpack();
-  const std::string own = formatted("{}:{}", runtime->vendor(), member_->device().number);
-  if ((type != known.type || number != member_->device().number) && (known.shared == 0 || type != known.shared))
+  const std::string own = formatted("{}:{}", runtime->vendor(), local_->device().number);
+  if ((type != known.type || number != local_->device().number) && (known.shared == 0 || type != known.shared))
     fail(Code::Argument, "this rank works on {}", own);
-  if (memory && member_->health().find(memory).where == device::Where::Unknown)
+  if (memory && local_->health().find(memory).where == device::Where::Unknown)
     fail(Code::Argument, "{}, on which this rank works, has no memory at {}", own, memory);
 }
 
 void Communicator::order_streams(void *before, void *after) {
-  device::Runtime *runtime = member_->device().runtime;
+  device::Runtime *runtime = local_->device().runtime;
   if (!runtime) fail(Code::Argument, "order: streams were given, and this rank works on host memory (ISTHMUS_DEVICE)");
   if (destroyed_.load(std::memory_order_acquire)) fail(Code::Argument, "order: communicator '{}' was destroyed", name());
   const Lock lock(ordered_.mutex);
   const auto adopted = [&](std::unique_ptr<device::Stream> &stream, void *handle) -> device::Stream & {
-    if (!stream || stream->handle() != handle) stream = runtime->adopt(member_->device().number, handle);
+    if (!stream || stream->handle() != handle) stream = runtime->adopt(local_->device().number, handle);
     return *stream;
   };
   device::Stream &first = adopted(ordered_.before, before), &second = adopted(ordered_.after, after);
   if (first.capturing() || second.capturing())
     fail(Code::Unsupported,
          "order: a stream is being captured into a graph, and what is not in the graph cannot be ordered by it");
-  if (!ordered_.event) ordered_.event = runtime->make_event(member_->device().number);
+  if (!ordered_.event) ordered_.event = runtime->make_event(local_->device().number);
   ordered_.event->record(first);
   ordered_.event->hold(second);
 }
@@ -235,22 +235,22 @@ void Communicator::make_ready(engine::Operation &op) {
     ISTHMUS_WARN(
         "communicator '{}', rank {}: {} got host memory and a stream: such calls wait for the stream and return when the "
         "operation is over; device memory is ordered by the stream and does not wait",
-        name(), rank(), member_->core().describe(op));
-  device::Runtime &runtime = *member_->device().runtime;
-  const auto stream = runtime.adopt(member_->device().number, op.call.stream);
-  const auto event = runtime.make_event(member_->device().number);
+        name(), rank(), local_->core().describe(op));
+  device::Runtime &runtime = *local_->device().runtime;
+  const auto stream = runtime.adopt(local_->device().number, op.call.stream);
+  const auto event = runtime.make_event(local_->device().number);
   event->record(*stream);
   const Deadline deadline(op.call.timeout);
   context_->progress().stand_in();
   for (auto pause = std::chrono::microseconds(5); !event->reached();
        pause = std::min(2 * pause, std::chrono::microseconds(1000))) {
-    if (deadline.passed() && !member_->core().failed())
-      member_->core().fail(Code::Timeout,
-                           formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
-                                     member_->core().describe(op), op.call.timeout),
-                           true);
-    if (member_->core().failed()) {
-      const Status why = member_->core().failure();
+    if (deadline.passed() && !local_->core().failed())
+      local_->core().fail(Code::Timeout,
+                          formatted("{} did not begin within {:g} s: the stream that was given has not come to it",
+                                    local_->core().describe(op), op.call.timeout),
+                          true);
+    if (local_->core().failed()) {
+      const Status why = local_->core().failure();
       throw Error(why.code, why.text);
     }
     std::this_thread::sleep_for(pause);
@@ -303,7 +303,7 @@ void stand_by_call(engine::Call &call) {
 }  // namespace
 
 void Communicator::check_ours(const char *what) const {
-  if (member_->core().birth.here()) return;
+  if (local_->core().birth.here()) return;
   fail(Code::Forked,
        "{}: communicator '{}' belongs to the parent process, and a forked child cannot use it; make one here (init, with an "
        "address or id of its own), or call this in the parent",
@@ -313,7 +313,7 @@ void Communicator::check_ours(const char *what) const {
 void Communicator::prepare(const Request &r, engine::Operation &op) {
   const Collective c = r.collective;
   const char *name = collective_name(c);
-  const int world = member_->id().world, me = member_->id().rank;
+  const int world = local_->id().world, me = local_->id().rank;
   if (destroyed_.load(std::memory_order_acquire))
     fail(Code::Argument, "{}: communicator '{}' was destroyed", name, this->name());
   if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name, r.dtype);
@@ -353,9 +353,9 @@ void Communicator::prepare(const Request &r, engine::Operation &op) {
   call.order_later = r.order_later && c == Collective::Recv;
   if (r.order_later && c != Collective::Recv)
     fail(Code::Unsupported, "{}: only a receive can be ordered later (ISTHMUS_STREAM_BEFORE)", name);
-  if (call.on_stream && !member_->device().runtime)
+  if (call.on_stream && !local_->device().runtime)
     fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name);
-  if (call.on_stream && member_->collectives().device().capturing(call.stream))
+  if (call.on_stream && local_->collectives().device().capturing(call.stream))
     fail(Code::Unsupported,
          "{}: the stream is being captured into a graph, and this operation needs the host at every replay: call it outside "
          "of the capture",
@@ -446,7 +446,7 @@ std::string Communicator::topology_json() const {
                      {"recv_slots", terms_.recv_slots},
                      {"lost", terms_.lost}};
   auto links = nlohmann::ordered_json::array();
-  const auto &peers = const_cast<rank::Rank &>(*member_).peers();
+  const auto &peers = const_cast<rank::Rank &>(*local_).peers();
   for (int q = 0; q < size(); ++q) {
     const auto &p = peers[static_cast<size_t>(q)];
     const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();

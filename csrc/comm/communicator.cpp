@@ -69,7 +69,7 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   comm->terms_ = std::move(seat.terms);
   comm->context_ = invitation.context;
   comm->use_ = std::move(use);
-  comm->member_ = std::move(seat.member);
+  comm->local_ = std::move(seat.rank);
   // destroy() gives these back from now on.
   seat.leave.keep();
   agreement.key.keep();
@@ -79,14 +79,14 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
 Communicator::~Communicator() { destroy(); }
 
 void Communicator::destroy() noexcept {
-  if (!member_ || destroyed_.exchange(true)) return;
-  member_->leave(now_ns() + seconds_to_ns(timeout()));
+  if (!local_ || destroyed_.exchange(true)) return;
+  local_->leave(now_ns() + seconds_to_ns(timeout()));
   context_->mesh().drop_key(key_);  // each communicator added it once
   use_.end();
 }
 
 void Communicator::abort(const std::string &reason) noexcept {
-  member_->abort(formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason));
+  local_->abort(formatted("aborted on rank {}{}{}", rank(), reason.empty() ? "" : ": ", reason));
 }
 
 void Communicator::set_timeout(double seconds) {

@@ -83,10 +83,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string &reason) noexcept;
   void set_timeout(double seconds);
   double timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
-  int rank() const noexcept { return member_->id().rank; }
-  int size() const noexcept { return member_->id().world; }
-  rank::Rank &member() noexcept { return *member_; }
-  const std::string &name() const noexcept { return member_->id().name; }
+  int rank() const noexcept { return local_->id().rank; }
+  int size() const noexcept { return local_->id().world; }
+  rank::Rank &local() noexcept { return *local_; }
+  const std::string &name() const noexcept { return local_->id().name; }
   const Settings &settings() const noexcept { return settings_; }
   uint64_t chunk_bytes() const noexcept { return terms_.chunk_bytes; }
 
@@ -108,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
   void check_float8(const char *name, DType dtype) const;  // of a reduction
   std::string topology_json() const;
-  // The islands and their libraries; the member's own topology knows only who shares memory with whom.
+  // The islands and their libraries; the local rank's own topology knows only who shares memory with whom.
   const topology::Topology &topology() const noexcept { return topology_; }
 
  private:
@@ -131,7 +131,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   process::Context::Use use_;
   std::shared_ptr<process::Context> context_;
-  std::shared_ptr<rank::Rank> member_;
+  std::shared_ptr<rank::Rank> local_;
   Settings settings_;
   bootstrap::Bytes16 key_{};
   std::atomic<double> timeout_{300};

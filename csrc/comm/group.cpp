@@ -54,9 +54,9 @@ engine::Operation *group_end(bool waits) {
   if (!failure.ok()) {
     for (auto &[comm, op] : ops) {
       // Handles given out inside the group must end too.
-      op->rank = &comm->member();
+      op->rank = &comm->local();
       op->core = &op->rank->core();
-      op->keep = comm->member().shared_from_this();
+      op->keep = comm->local().shared_from_this();
       engine::finish_operation(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }
     engine::Completions::deliver();
@@ -66,7 +66,7 @@ engine::Operation *group_end(bool waits) {
   parent->children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
   engine::OperationPool::retain(parent);  // the engine's, dropped when the last child ends
   if (!ops.empty()) {
-    parent->rank = &ops.front().first->member();
+    parent->rank = &ops.front().first->local();
     parent->core = &parent->rank->core();
     parent->keep = parent->rank->shared_from_this();
   }
@@ -75,23 +75,22 @@ engine::Operation *group_end(bool waits) {
   const auto turn = [](const engine::Operation &op) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
-  for (auto &[comm, op] : ops) comm->member().messages().slots().announce(op);
-  const bool several =
-      std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->member() != parent->rank; });
+  for (auto &[comm, op] : ops) comm->local().messages().slots().announce(op);
+  const bool several = std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->local() != parent->rank; });
   // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
   for (int pass = 0; pass < 3; ++pass) {
     if (pass == 2) messages::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;
-      comm->member().submit(op);
+      comm->local().submit(op);
       // A caller that waits drives its only communicator itself: no other thread is woken for that one. One of several has to go on
       // while the caller is in another's submission, which may wait for room on the device.
-      if (!waits || several) comm->member().context().progress().activate(comm->member().port());
+      if (!waits || several) comm->local().context().progress().activate(comm->local().port());
     }
   }
   for (auto &[comm, op] : ops) {
-    if (op->call.by_call) comm->member().driver().wait(op, INT64_MAX);
+    if (op->call.by_call) comm->local().driver().wait(op, INT64_MAX);
     pool.release(op);
   }
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)

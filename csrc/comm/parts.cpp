@@ -38,8 +38,8 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   const std::unique_ptr<engine::Operation, Release> op(engine::OperationPool::instance().take());
   whole.prepare(r, *op);
   whole.make_ready(*op);
-  whole.member().run(op.get());
-  whole.member().driver().wait(op.get(), INT64_MAX);
+  whole.local().run(op.get());
+  whole.local().driver().wait(op.get(), INT64_MAX);
   if (op->result != Code::Ok) throw Error(op->result, op->text);
   return {std::move(all), op->sequence};
 }
@@ -72,7 +72,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   if (color < 0) return nullptr;
   const std::vector<int> members = ranks_of(choices.all, color);
   const auto mine = std::find(members.begin(), members.end(), rank());
-  PartExchange exchange(*member_, formatted("split #{}", choices.number), members);
+  PartExchange exchange(*local_, formatted("split #{}", choices.number), members);
   join::Invitation invitation =
       invite(exchange, static_cast<int>(mine - members.begin()), static_cast<int>(members.size()), deadline);
   invitation.name = name.empty() ? this->name() + "/split" : name;
@@ -94,7 +94,7 @@ void Communicator::exchange(const std::vector<int> &ranks, std::span<const std::
     fail(Code::Argument, "exchange: the ranks must be ascending, from 0 to {}, and rank {} among them", size() - 1, rank());
   if (timeout < 0)
     fail(Code::Argument, "exchange: timeout {}: must be above 0 seconds, or 0 for the communicator's", timeout);
-  member_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
+  local_->exchange().all_gather("exchange", ranks, send, recv, Deadline(timeout > 0 ? timeout : this->timeout()));
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &excluded, bool abort, const std::string &name) {
@@ -107,7 +107,7 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   const auto mine = std::find(left.begin(), left.end(), rank());
   if (mine == left.end()) fail(Code::Argument, "shrink: rank {} is among those that are excluded", rank());
   if (abort) this->abort("shrink");
-  else if (const Status s = member_->core().failure(); member_->core().failed())
+  else if (const Status s = local_->core().failure(); local_->core().failed())
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
@@ -115,10 +115,10 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
   if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
-  member_->exchange().all_gather("shrink", left, id, ids.data(), deadline);
+  local_->exchange().all_gather("shrink", left, id, ids.data(), deadline);
   // Who has said its word and died would be waited for in vain.
   for (const int q : left)
-    if (const auto *process = member_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())
+    if (const auto *process = local_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())
       fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", this->name(), rank(), q, process->lost_text());
   std::memcpy(id.data(), ids.data(), id.size());
   const int number = static_cast<int>(mine - left.begin()), world = static_cast<int>(left.size());

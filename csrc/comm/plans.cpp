@@ -27,7 +27,7 @@ bool Communicator::planned_flat(const plan::Request &r) const {
 
 PlanChoice Communicator::choose(const Shape &shape) const {
   const Collective c = shape.collective;
-  const bool flat = member_->id().topology.flat;
+  const bool flat = local_->id().topology.flat;
   plan::Request p;
   p.collective = c;
   p.dtype = shape.dtype;
@@ -44,7 +44,7 @@ PlanChoice Communicator::choose(const Shape &shape) const {
   if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
   if (shape.device) p.reach = terms_.reach;
   p.stream_bytes = terms_.stream_bytes;
-  const auto world = static_cast<uint64_t>(member_->id().world);
+  const auto world = static_cast<uint64_t>(local_->id().world);
   const bool fits =
       shape.bytes <= terms_.eager_bytes && (traits(c).in != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
   const bool one_hop =

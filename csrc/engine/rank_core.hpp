@@ -176,7 +176,7 @@ void RankCore::sleep_until(Holds holds) noexcept {
   }
 }
 
-// What this thread waits for, in Member::wait(): whoever ends it here need not wake this thread.
+// What this thread waits for, in RankDriver::wait(): whoever ends it here need not wake this thread.
 class Awaited {
  public:
   explicit Awaited(const Operation *op) noexcept;

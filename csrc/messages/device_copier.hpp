@@ -1,5 +1,5 @@
 // Carries messages between a device's memory and the pinned memory in which links see them. A message's bytes lie there whole; a large
-// message is several (Member::submit), so that copies, links and the other side's copies overlap.
+// message is several (MessageSubmission), so that copies, links and the other side's copies overlap.
 //
 // Three lanes, each a stream and the signal behind its last copy: `out` holds copies to the host, which wait for nobody; `in` copies
 // to the device that stand behind a gate until the message has come, in the order in which they were submitted; `late` copies to

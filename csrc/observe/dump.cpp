@@ -13,11 +13,11 @@ namespace isthmus::observe {
 
 std::string dump_json(comm::Communicator &comm) {
   using nlohmann::ordered_json;
-  auto &member = comm.member();
+  auto &local = comm.local();
   ordered_json out{{"communicator", comm.name()}, {"rank", comm.rank()}, {"size", comm.size()}, {"now_us", now_ns() / 1000}};
-  const Status why = member.core().failure();
+  const Status why = local.core().failure();
   out["failure"] = why.ok() ? ordered_json(nullptr) : ordered_json{{"code", code_name(why.code)}, {"text", why.text}};
-  const std::string waiting = member.collectives().waiting_text();
+  const std::string waiting = local.collectives().waiting_text();
   out["waiting"] = waiting.empty() ? ordered_json(nullptr) : ordered_json(waiting);
   auto entries = ordered_json::array();
   const auto add = [&](const Record &r) {
@@ -38,9 +38,9 @@ std::string dump_json(comm::Communicator &comm) {
     }
     entries.push_back(std::move(e));
   };
-  for (const auto &r : member.context().recorder().read())
-    if (r.communicator == member.id().serial) add(r);
-  for (const auto &r : member.in_flight()) add(r);
+  for (const auto &r : local.context().recorder().read())
+    if (r.communicator == local.id().serial) add(r);
+  for (const auto &r : local.in_flight()) add(r);
   out["entries"] = std::move(entries);
   return out.dump(1);
 }

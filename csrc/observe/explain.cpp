@@ -41,11 +41,11 @@ ordered_json predicted(const plan::Prediction &p, std::string &text) {
 // "last": null, or the last call that `is_one` takes, that ended well and that the flight recorder still has.
 template <class F>
 ordered_json last_of(comm::Communicator &comm, std::string &text, F is_one, const char *what) {
-  auto &member = comm.member();
-  const std::vector<Record> records = member.context().recorder().read();
+  auto &local = comm.local();
+  const std::vector<Record> records = local.context().recorder().read();
   const Record *found = nullptr;
   for (const Record &x : records)
-    if (x.communicator == member.id().serial && static_cast<Code>(x.result) == Code::Ok && is_one(x) &&
+    if (x.communicator == local.id().serial && static_cast<Code>(x.result) == Code::Ok && is_one(x) &&
         (!found || x.submitted_ns > found->submitted_ns))
       found = &x;
   if (!found) {
@@ -85,21 +85,21 @@ struct Way {
 
 // Whether a message of so many bytes with tag 0 lies in a receive slot on its way, as far as this rank knows: where no slot is free the message
 // goes by the link all the same.
-bool would_take_slot(rank::Rank &member, bool send, int peer, uint64_t bytes) {
-  const messages::PartSizes &sizes = member.messages().sizes();
+bool would_take_slot(rank::Rank &local, bool send, int peer, uint64_t bytes) {
+  const messages::PartSizes &sizes = local.messages().sizes();
   if (sizes.bytes() == 0 || !sizes.take_slot(0, std::min(bytes, sizes.bytes()))) return false;
-  return send ? member.messages().sends().reaches(peer) : member.messages().slots().written_by(peer);
+  return send ? local.messages().sends().reaches(peer) : local.messages().slots().written_by(peer);
 }
 
 Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t bytes) {
-  rank::Rank &member = comm.member();
-  const engine::PeerRank &p = member.peers()[static_cast<size_t>(peer)];
+  rank::Rank &local = comm.local();
+  const engine::PeerRank &p = local.peers()[static_cast<size_t>(peer)];
   Way way;
-  way.link = peer == member.id().rank ? "this rank's memory" : p.mail ? "shared memory" : "TCP";
-  const uint64_t part = member.messages().sizes().of(dtype);
+  way.link = peer == local.id().rank ? "this rank's memory" : p.mail ? "shared memory" : "TCP";
+  const uint64_t part = local.messages().sizes().of(dtype);
   way.part = part != 0 && bytes > part ? part : bytes;
   way.parts = way.part != 0 ? (bytes + way.part - 1) / way.part : 1;
-  way.slot = would_take_slot(member, send, peer, bytes);
+  way.slot = would_take_slot(local, send, peer, bytes);
   if (way.slot) {
     way.path = "slot";
     way.how = "in receive slots, where the sender's device writes it";
@@ -182,8 +182,8 @@ std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool 
 std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes) {
   const bool send = c == Collective::Send;
   const char *name = collective_name(c);
-  rank::Rank &member = comm.member();
-  const int me = member.id().rank, world = member.id().world;
+  rank::Rank &local = comm.local();
+  const int me = local.id().rank, world = local.id().world;
   if (peer < (send ? 0 : -1) || peer >= world)
     fail(Code::Argument, "explain: {}: peer {} is not a rank of '{}' (0 to {}{})", name, peer, comm.name(), world - 1,
          send ? "" : ", or -1 for any");
@@ -204,7 +204,7 @@ std::string explain_message_json(comm::Communicator &comm, Collective c, int pee
     out["part_bytes"] = way.part;
     text += formatted("  path    {}: {}{}\n", way.link, way.how,
                       way.parts > 1 ? formatted("; {} parts of up to {} bytes", way.parts, way.part) : "");
-    const bool memory = peer == me || member.peers()[static_cast<size_t>(peer)].mail != nullptr;
+    const bool memory = peer == me || local.peers()[static_cast<size_t>(peer)].mail != nullptr;
     out["predicted"] = predicted_message(t, send ? me : peer, send ? peer : me, way, bytes, memory, text);
   }
   out["last"] = last_of(

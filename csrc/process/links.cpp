@@ -133,13 +133,13 @@ void Links::cancel(const LocalRank &rank) {
   }
 }
 
-link::Accept Links::LinkSlot::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
-  const auto rank = all.ranks_.at(h.member);
+link::Accept Links::accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) {
+  const auto rank = ranks_.at(h.member);
   return rank ? rank->accept_frame(h, since_ns, to) : link::Accept::Drop;
 }
 
-void Links::LinkSlot::received(const link::FrameHeader &h) {
-  if (const auto rank = all.ranks_.at(h.member, h.epoch)) rank->received_frame(h);
+void Links::received(const link::FrameHeader &h) {
+  if (const auto rank = ranks_.at(h.member, h.epoch)) rank->received_frame(h);
 }
 
 void Links::LinkSlot::broken(const std::string &why) {

@@ -62,12 +62,18 @@ class Links final {
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
   void note_socket_wait(int64_t ns) noexcept;
 
+  // As link::FrameSink, by whoever has a link's turn: the rank that the frame names has it.
+  link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
+  void received(const link::FrameHeader &h);
+
  private:
-  // A link, and what it hands its frames to: the rank that each frame names. A link that breaks is noted; see report_broken().
+  // A link, and where it hands its frames. A link that breaks is only noted; see report_broken().
   struct LinkSlot final : link::FrameSink {
     explicit LinkSlot(Links &links) noexcept : all(links) {}
-    link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override;
-    void received(const link::FrameHeader &h) override;
+    link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to) override {
+      return all.accept(h, since_ns, to);
+    }
+    void received(const link::FrameHeader &h) override { all.received(h); }
     void broken(const std::string &why) override;
 
     Links &all;

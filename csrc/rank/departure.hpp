@@ -3,7 +3,7 @@
 // 1. Pending operations have until a deadline; a receive for which nothing has come has a second. The rest fails.
 // 2. The peers are told that this rank leaves, and how.
 // 3. The library's communicator ends, together with those of the island's other ranks.
-// 4. What peers may still read goes back to the arena once they have ended the last operation, have left, or are gone (Context::retire).
+// 4. What peers may still read goes back to the arena once they have ended the last operation, have left, or are gone (RankTable::retire).
 //
 // Thread rules: one thread, once.
 #pragma once

@@ -66,6 +66,9 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
     return left_over != 0;
   }
   int64_t check_deadlines(int64_t) noexcept override { return 0; }
+  void deliver() noexcept override {
+    if (callback) std::exchange(callback, nullptr)();
+  }
   bool polls_device() const noexcept override { return false; }
 
   device::Runtime *runtime() const noexcept override { return &device::host_runtime(); }
@@ -85,6 +88,7 @@ struct CountingRank final : LocalRank, std::enable_shared_from_this<CountingRank
   std::atomic<uint64_t> work{0};
   std::atomic<uint32_t> waits{0};
   std::atomic<int> carried{0}, looked{0}, stopped{0};
+  std::function<void()> callback;  // of the program's, which is due
 };
 
 class RoomTest : public testing::Test {
@@ -253,6 +257,32 @@ TEST_F(RoomTest, ProgressLeavesARankToItsWaiter) {
   rank->waits = 0;
   EXPECT_TRUE(soon([&] { return !rank->has_work(); }));
   progress.forget(rank);
+  progress.end();
+}
+
+// What the callback waits for is brought about by the progress thread, on which the callback runs.
+TEST_F(RoomTest, ACallbackThatWaitsOnTheProgressThreadHasAnotherThreadTakeItsPlace) {
+  Progress progress(arena, links, 1000);
+  progress.begin();
+  const auto rank = seated(), other = seated();
+  for (int turn = 0; turn < 20; ++turn) {
+    std::atomic<bool> over{false};
+    rank->callback = [&] {
+      progress.stand_in();
+      progress.stand_in();  // a thread that has been replaced is not replaced again
+      other->work = 3;
+      progress.activate(*other);
+      while (other->has_work()) std::this_thread::yield();
+      over = true;
+    };
+    rank->work = 1;
+    progress.activate(*rank);
+    ASSERT_TRUE(soon([&] { return over.load(); }));
+    ASSERT_TRUE(soon([&] { return !rank->has_work(); }));
+  }
+  progress.stand_in();  // another thread than the progress thread: nothing
+  progress.forget(rank);
+  progress.forget(other);
   progress.end();
 }
 

@@ -11,14 +11,14 @@ uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
 }
 
 // Where this rank's device finds the rings, by rank; empty where it does not reach them all.
-std::vector<std::byte *> reach_rings(rank::Rank &member, const RingsSetup &setup) {
+std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup) {
   if (setup.device.host()) return {};
   std::vector<std::byte *> rings;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     const RingPlace &place = setup.places[q];
     std::byte *const there =
         asked<std::byte *>(setup.device, setup.deadline,
-                           [context = setup.context, on = setup.device, process = member.peers()[q].process,
+                           [context = setup.context, on = setup.device, process = local.peers()[q].process,
                             offset = place.offset, bytes = place.bytes + slots_bytes(setup, q)] {
                              return context->devices().reach(*on.runtime, on.number, process, offset, bytes);
                            });
@@ -29,45 +29,45 @@ std::vector<std::byte *> reach_rings(rank::Rank &member, const RingsSetup &setup
 }
 
 // By rank: the receive slots for this rank there.
-std::vector<messages::TheirSlots> slots_there(const rank::Rank &member, const RingsSetup &setup,
+std::vector<messages::TheirSlots> slots_there(const rank::Rank &local, const RingsSetup &setup,
                                               const std::vector<std::byte *> &rings) {
   std::vector<messages::TheirSlots> theirs;
   for (size_t q = 0; q < setup.places.size(); ++q) {
     const RingPlace &place = setup.places[q];
-    const uint64_t at = place.bytes + messages::slots_of(static_cast<int>(q), member.id().rank) * place.slots * setup.part;
+    const uint64_t at = place.bytes + messages::slots_of(static_cast<int>(q), local.id().rank) * place.slots * setup.part;
     theirs.push_back({static_cast<uint32_t>(place.slots), rings.empty() ? nullptr : rings[q] + at});
   }
   return theirs;
 }
 
-void guard(rank::Rank &member, const RingsSetup &setup) {
+void guard(rank::Rank &local, const RingsSetup &setup) {
   std::vector<std::span<std::byte>> slots, closed;
   for (size_t q = 0; q < setup.places.size(); ++q) {
-    std::byte *const at = member.peers()[q].arena + setup.places[q].offset;
+    std::byte *const at = local.peers()[q].arena + setup.places[q].offset;
     slots.emplace_back(at, setup.places[q].bytes);
     if (const uint64_t bytes = slots_bytes(setup, q)) closed.emplace_back(at + setup.places[q].bytes, bytes);
   }
-  member.collectives().memory().guard(std::move(slots));
-  member.messages().slots().guard(std::move(closed));
+  local.collectives().memory().guard(std::move(slots));
+  local.messages().slots().guard(std::move(closed));
 }
 
 }  // namespace
 
-void fix_rings(rank::Rank &member, Terms &terms, const RingsSetup &setup) {
+void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup) {
   const auto &places = setup.places;
   process::Context &context = *setup.context;
   uint64_t bytes = UINT64_MAX;
   for (const RingPlace &p : places) bytes = std::min(bytes, p.bytes);
   if (bytes == 0) {
     terms.lose(
-        context, member.id().name, Terms::kNoRing,
+        context, local.id().name, Terms::kNoRing,
         formatted("no ring in the staging memory at a place that devices know (each rank needs {} bytes, of at most 1/16 of "
                   "ISTHMUS_STAGING_BYTES, with all others at most half of it; smaller with a smaller ISTHMUS_CHUNK_BYTES): "
                   "processors copy what the devices of other ranks would read, two copies more of each byte",
                   plan::most_ring_bytes(terms.chunk_bytes, plan::kDeviceSlots)));
-    return member.fix_rings(0, {});  // some rank has no room
+    return local.fix_rings(0, {});  // some rank has no room
   }
-  std::vector<std::byte *> rings = reach_rings(member, setup);
+  std::vector<std::byte *> rings = reach_rings(local, setup);
   const bool all = !rings.empty();
   const auto fewest =
       std::min_element(places.begin(), places.end(), [](const auto &a, const auto &b) { return a.slots < b.slots; });
@@ -76,15 +76,15 @@ void fix_rings(rank::Rank &member, Terms &terms, const RingsSetup &setup) {
   terms.ring_bytes = bytes;
   terms.reach = all ? bytes : 0;
   if (terms.recv_slots == 0 && places.size() > 1)
-    terms.lose(context, member.id().name, Terms::kNoRecvSlots,
+    terms.lose(context, local.id().name, Terms::kNoRecvSlots,
                formatted("no receive slots for messages on rank {}, whose staging memory has no room for them "
                          "(ISTHMUS_STAGING_BYTES): processors copy messages of device memory, two copies more of each byte",
                          fewest - places.begin()));
-  const RingPlace &mine = places[static_cast<size_t>(member.id().rank)];
-  member.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
-  member.messages().sends().fix(slots_there(member, setup, rings));
-  member.fix_rings(bytes, std::move(rings));
-  if (all && setup.guard) guard(member, setup);
+  const RingPlace &mine = places[static_cast<size_t>(local.id().rank)];
+  local.messages().slots().fix(mine.offset + mine.bytes, static_cast<uint32_t>(mine.slots));
+  local.messages().sends().fix(slots_there(local, setup, rings));
+  local.fix_rings(bytes, std::move(rings));
+  if (all && setup.guard) guard(local, setup);
 }
 
 }  // namespace isthmus::comm::join

@@ -128,13 +128,13 @@ rank::RankSetup setup_of(Making &m, const Ring &ring) {
   return setup;
 }
 
-// The member has the index, the mailbox and the ring from then on, and gives them back.
-void make_member(Making &m, Ring &ring, Seat &seat) {
+// The rank has the index, the mailbox and the ring from then on, and gives them back.
+void make_rank(Making &m, Ring &ring, Seat &seat) {
   const auto setup = std::make_shared<rank::RankSetup>(setup_of(m, ring));
-  seat.member = asked<std::shared_ptr<rank::Rank>>(m.offer.device, m.invitation.deadline,
-                                                   [setup] { return std::make_shared<rank::Rank>(std::move(*setup)); });
-  seat.leave = Rollback([member = seat.member, seconds = m.invitation.settings.real(Setting::Timeout)] {
-    member->leave(now_ns() + seconds_to_ns(seconds));
+  seat.rank = asked<std::shared_ptr<rank::Rank>>(m.offer.device, m.invitation.deadline,
+                                                 [setup] { return std::make_shared<rank::Rank>(std::move(*setup)); });
+  seat.leave = Rollback([local = seat.rank, seconds = m.invitation.settings.real(Setting::Timeout)] {
+    local->leave(now_ns() + seconds_to_ns(seconds));
   });
   m.offer.index.keep();
   m.offer.mailbox.keep();
@@ -159,16 +159,16 @@ void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   p.link = m.context().links().link_to(p.process, p.process && p.arena);
 }
 
-void reach_peers(Making &m, rank::Rank &member) {
+void reach_peers(Making &m, rank::Rank &local) {
   const RankBlob &mine = m.offer.blob;
-  for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, member.peers()[q]);
-  member.open_credit();
-  const auto local =
+  for (size_t q = 0; q < m.world(); ++q) reach_peer(m, q, local.peers()[q]);
+  local.open_credit();
+  const auto on_host =
       static_cast<int>(std::count_if(m.agreement.ranks.begin(), m.agreement.ranks.end(),
                                      [&](const RankBlob &theirs) { return theirs.info.host == mine.info.host; }));
-  process::note_local_ranks(local);
-  m.context().helpers().want(m.offer.device.host() ? 0 : std::clamp(process::processors() / local - 2, 0, 3));
-  m.terms.stream_bytes = stream_threshold(local);
+  process::note_local_ranks(on_host);
+  m.context().helpers().want(m.offer.device.host() ? 0 : std::clamp(process::processors() / on_host - 2, 0, 3));
+  m.terms.stream_bytes = stream_threshold(on_host);
 }
 
 // What rank `q` has said of its ring. Throws Error(Mismatch) for a ring that is not in its shared memory.
@@ -185,17 +185,17 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
 }
 
 // Behind the vote: the others have heard that all went well, so they are told where this rank fails here.
-void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, rank::Rank &member) {
+void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, rank::Rank &local) {
   if (!m.terms.devices || !m.map.memory.flat) return;
   const Invitation &invitation = m.invitation;
   std::vector<RingPlace> places;
   for (size_t q = 0; q < m.world(); ++q) places.push_back(read_place(m, q, ballots[q].extra, part));
   try {
     const bool guard = invitation.settings.text(Setting::GuardSlots) == "on";
-    fix_rings(member, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
+    fix_rings(local, m.terms, {invitation.context, std::move(places), part, m.offer.device, invitation.deadline, guard});
   } catch (const Error &e) {
     const std::string text = formatted("init of '{}' on rank {}: {}", invitation.name, invitation.rank, e.text());
-    member.core().fail(e.code(), text, true);
+    local.core().fail(e.code(), text, true);
     throw Error(e.code(), text);
   }
 }
@@ -229,9 +229,9 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   Ring ring;
   attempt([&] {
     ring = take_ring(m);
-    make_member(m, ring, seat);
-    reach_peers(m, *seat.member);
-    m.context().ranks().set(offer.blob.index, seat.member->port().itself().lock());
+    make_rank(m, ring, seat);
+    reach_peers(m, *seat.rank);
+    m.context().ranks().set(offer.blob.index, seat.rank->port().itself().lock());
   });
   attempt([&] {
     if (!offer.device.host()) process::refuse_stuck(*offer.device.runtime, offer.device.number);
@@ -240,9 +240,9 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   Ballot mine{Ballot::Vote::Fine, attempt.trouble(), Blob(sizeof ring.place)};
   std::memcpy(mine.extra.data(), &ring.place, sizeof ring.place);
   const std::vector<Ballot> ballots = vote(invitation, std::move(mine));
-  settle_rings(m, ballots, ring.part, *seat.member);
+  settle_rings(m, ballots, ring.part, *seat.rank);
   for (auto *peer : wiring.processes)
-    if (peer && peer->lost.load()) seat.member->events().lost(*peer, peer->lost_text());
+    if (peer && peer->lost.load()) seat.rank->events().lost(*peer, peer->lost_text());
   note_made(m, served_by(offer, agreement));
   seat.islands = std::move(m.map.islands);
   seat.terms = std::move(m.terms);
