@@ -102,7 +102,7 @@ struct Operation {
   uint32_t next_rank = 0;   // one-hop, Comparing: first rank not yet seen
   uint32_t told_rank = 0;   // Comparing: first rank that was not told its size
   plan::Cursor at;          // where the host list stands
-  bool streams = false;     // steps with `stream` write past the caches
+  bool streams = false;     // plan::writes_past_caches()
   int32_t blocked_on = -1;  // rank that the last try waited for
   uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted

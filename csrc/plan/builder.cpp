@@ -229,6 +229,7 @@ void Builder::reduce(const Extent &e, const std::vector<Span> &from, const std::
   s.extent = e;
   s.dst = user(to);
   s.partial = partial;
+  s.divisor = partial ? 1 : divisor_of(request.op, world);
   if (second) {
     s.copy = user(*second);
     s.has_copy = true;

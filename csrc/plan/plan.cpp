@@ -2,6 +2,7 @@
 #include "plan/plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan/builder.hpp"
 
@@ -20,6 +21,14 @@ uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept {
   for (uint64_t b : operands.out_bytes) largest = std::max(largest, b);
   return static_cast<uint32_t>((largest + plan.chunk - 1) / plan.chunk);
 }
+
+bool writes_past_caches(const Plan &plan, const Operands &operands) noexcept {
+  if (!is_varying(plan.request.collective)) return true;
+  const auto received = operands.out_bytes;
+  return std::accumulate(received.begin(), received.end(), uint64_t{0}) >= plan.request.stream_bytes;
+}
+
+uint64_t divisor_of(RedOp op, int world) noexcept { return op == RedOp::Avg ? static_cast<uint64_t>(world) : 1; }
 
 uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept {
   if (e.of == Memory::Scratch) return e.length;

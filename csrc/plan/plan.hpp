@@ -107,7 +107,7 @@ struct Step {
   Span copy;  // Reduce: second destination where `has_copy`
   bool has_copy = false;
   bool scaled = false;  // Move: PREMUL_SUM's factor of this rank applies
-  // Move: dst (Reduce: copy) will not be read soon. v-collectives: where all that is received is Request::stream_bytes or more.
+  // Move: dst (Reduce: copy) will not be read soon. The step writes past the caches where writes_past_caches() is true for the launch.
   bool stream = false;
   bool partial = false;              // Reduce: write partial results. Send/Recv: the span holds partial results
   bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
@@ -121,6 +121,7 @@ struct Step {
   RedOp op = RedOp::Sum;
   uint8_t halvings = 0;
   uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
+  uint64_t divisor = 1;            // Reduce: the result is divided by this number before the rounding
 };
 
 // Taken (host list): ends when no link reads a span any more that this rank sent of this chunk.
@@ -208,6 +209,11 @@ uint32_t chunks_of(const Plan &plan, const Operands &operands) noexcept;
 // Bytes of a step for chunk c (0: skip), and the offset of a span in its memory (blocks: from the start of the user's
 // buffer).
 uint64_t extent_bytes(const Extent &e, uint32_t c, const Operands &operands) noexcept;
+// Whether the steps with `stream` write past the caches in a launch. Collectives of equal counts: always, as the planner knew the sizes.
+// v-collectives: where the rank receives Request::stream_bytes or more.
+bool writes_past_caches(const Plan &plan, const Operands &operands) noexcept;
+// What a sum over `world` ranks is divided by: AVG by the number of ranks, every other op by 1.
+uint64_t divisor_of(RedOp op, int world) noexcept;
 // Whether the step runs for chunk c (collectives of equal counts).
 bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;

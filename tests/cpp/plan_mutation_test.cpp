@@ -510,6 +510,29 @@ TEST(Mutation, AnotherOrderOfTheSumIsAnotherResult) {
   }
 }
 
+// AVG is divided once, by the number of ranks, where the sum is rounded.
+TEST(Mutation, AnotherDivisorIsAnotherResult) {
+  for (const char *islands : {"aaa", "aabb"}) {
+    const auto t = world_of(islands);
+    for (const RedOp asked : {RedOp::Avg, RedOp::Sum}) {
+      Operation op = long_operation(Collective::AllReduce, t.size());
+      op.request.op = asked;
+      const Verdict sound = prove_twice(t, op, [](int, Plan &) {});
+      ASSERT_TRUE(sound.ok) << sound.text;
+      const auto broken = [&](bool partial, uint64_t divisor) {
+        return prove_twice(t, op, [&](int r, Plan &p) {
+          for (Step &s : p.steps)
+            if (r == 0 && s.kind == StepKind::Reduce && s.partial == partial) s.divisor = divisor;
+        });
+      };
+      EXPECT_NE(broken(false, asked == RedOp::Avg ? 1 : 2).text.find("wrong result"), std::string::npos);
+      const Verdict early = broken(true, 2);
+      EXPECT_EQ(early.ok, std::string(islands) == "aaa") << early.text;
+      if (!early.ok) { EXPECT_NE(early.text.find("a partial result is divided by 2"), std::string::npos) << early.text; }
+    }
+  }
+}
+
 TEST(Mutation, AnotherGroupingOfTheSumIsAnotherResult) {
   const auto t = world_of("aabb", "", topology::Bridge::Auto);  // flat: the groups only say the order
   const Verdict v = prove_twice(t, long_operation(Collective::AllReduce, 4), [](int r, Plan &p) {

@@ -110,6 +110,36 @@ TEST(Plan, EmptyMessagesHaveNoSteps) {
   EXPECT_EQ(p->link_bytes, 0u);
 }
 
+TEST(Plan, TheLaunchSaysWhetherAVCollectiveWritesPastTheCaches) {
+  const auto t = world_of("aa");
+  Request r = operation_of(Collective::AllGatherV, 0).request;
+  r.stream_bytes = 1000;
+  const auto varying = plan_collective(t, 0, r);
+  const auto launch = [](const std::vector<uint64_t> &received) { return Operands{{}, {}, {}, received}; };
+  const std::vector<uint64_t> small{500, 499}, large{500, 500};
+  EXPECT_FALSE(writes_past_caches(*varying, launch(small)));
+  EXPECT_TRUE(writes_past_caches(*varying, launch(large)));
+  r.collective = Collective::AllGather;
+  r.bytes = 64;
+  const auto equal = plan_collective(t, 0, r);
+  EXPECT_TRUE(writes_past_caches(*equal, launch(small))) << "its steps say so";
+  EXPECT_TRUE(std::none_of(equal->steps.begin(), equal->steps.end(), [](const Step &s) { return s.stream; }));
+}
+
+TEST(Plan, AnAverageIsDividedByTheRanksWhereItIsRounded) {
+  for (const RedOp op : {RedOp::Avg, RedOp::Sum})
+    for (const char *islands : {"a", "aaa", "aab"}) {
+      const auto t = world_of(islands);
+      Request r = operation_of(Collective::AllReduce, 100'000).request;
+      r.op = op;
+      for (int rank = 0; rank < t.size(); ++rank)
+        for (const Step &s : plan_collective(t, rank, r)->steps) {
+          const bool rounds = s.kind == StepKind::Reduce && !s.partial;
+          EXPECT_EQ(s.divisor, rounds && op == RedOp::Avg ? static_cast<uint64_t>(t.size()) : 1) << islands;
+        }
+    }
+}
+
 TEST(Plan, SharesOfTheBridgeAttainTheLeastTime) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> rate(0.5, 100);

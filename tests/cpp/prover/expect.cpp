@@ -132,10 +132,11 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
   }
   const bool island = t.groups.size() == 1 && !t.groups[0].ccl.empty();  // what its library gives is the result
   const int sum = symbols.fold(groups);
+  const uint64_t divisor = op.request.op == RedOp::Avg ? t.ranks.size() : 1;
   const bool scatter =
       op.request.collective == Collective::ReduceScatter || op.request.collective == Collective::ReduceScatterV;
   return {block_bytes(op, 0, rank),
-          {island ? sum : symbols.final(sum), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
+          {island ? sum : symbols.final(sum, divisor), scatter ? static_cast<uint32_t>(rank) : 0, 0, 1, false}};
 }
 
 namespace {

@@ -744,6 +744,7 @@ class Run {
     if (ends.empty()) ends.push_back(s.sources);
     if (ends.back() != s.sources) object("{}: groups end at {} of {} sources", where(a), ends.back(), s.sources);
     if (s.partial != s.dst.partial) object("{}: width of the destination", where(a));
+    if (s.partial && s.divisor != 1) object("{}: a partial result is divided by {}", where(a), s.divisor);
     struct Cursor {
       std::vector<Piece> pieces;
       size_t at = 0;
@@ -790,7 +791,7 @@ class Run {
         }
       }
       const int sum = symbols_.fold(groups);
-      first.expression = s.partial ? sum : symbols_.final(sum);
+      first.expression = s.partial ? sum : symbols_.final(sum, s.divisor);
       first.width = s.partial ? r : 1;
       out.push_back({step * (s.partial ? r : 1), first});
       at += step;

@@ -16,7 +16,8 @@ class Symbols {
   enum class Kind : uint8_t { Leaf, Scaled, Fold, Final, Island, Smaller, Kept };
   int leaf(int operation, int rank) { return make(Kind::Leaf, {operation, rank}); }
   int scaled(int leaf_id) { return make(Kind::Scaled, {leaf_id}); }
-  int final(int fold_id) { return make(Kind::Final, {fold_id}); }
+  // The result: divided by that number in the accumulator type, then rounded.
+  int final(int fold_id, uint64_t divisor) { return make(Kind::Final, {fold_id, static_cast<int>(divisor)}); }
   // The sum that an island's library made, in whatever order: of the dtype's width, so a contribution and not a partial result.
   int island(std::vector<int> terms) {
     std::sort(terms.begin(), terms.end());
@@ -41,7 +42,8 @@ class Symbols {
     switch (n.kind) {
       case Kind::Leaf: return "x" + std::to_string(n.parts[1]) + (n.parts[0] ? "@op" + std::to_string(n.parts[0]) : "");
       case Kind::Scaled: return "scaled(" + text(n.parts[0]) + ")";
-      case Kind::Final: return "round(" + text(n.parts[0]) + ")";
+      case Kind::Final:
+        return "round(" + text(n.parts[0]) + (n.parts[1] != 1 ? " / " + std::to_string(n.parts[1]) : "") + ")";
       case Kind::Smaller: return text(n.parts[0]) + " / 2^" + std::to_string(n.parts[1]);
       case Kind::Kept: return "kept(" + text(n.parts[0]) + ")";
       case Kind::Fold:
