@@ -40,7 +40,7 @@ class Memory {
 
 enum class Second { None, Copy, Stream };
 
-void run_fold(benchmark::State &state, const std::string &target, DType t, RedOp op, size_t sources, Second second) {
+void run_reduce(benchmark::State &state, const std::string &target, DType t, RedOp op, size_t sources, Second second) {
   if (!reduce::force_target(target.c_str())) return state.SkipWithError("not on this processor");
   const auto bytes = static_cast<size_t>(state.range(0));
   std::vector<std::unique_ptr<Memory>> memory;
@@ -50,9 +50,9 @@ void run_fold(benchmark::State &state, const std::string &target, DType t, RedOp
     in.push_back({memory.back()->data(), false});
   }
   const Memory dst(bytes, sources), copy(bytes, sources + 1);
-  const reduce::Fold task{
+  const reduce::Reduction task{
       t, op, in, {}, dst.data(), second == Second::None ? nullptr : copy.data(), false, 1, second == Second::Stream};
-  for (auto _ : state) reduce::fold(task, bytes / isthmus::dtype_size(t));
+  for (auto _ : state) reduce::reduce(task, bytes / isthmus::dtype_size(t));
   const size_t passes = sources + 1 + (second == Second::None ? 0 : 1);
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * passes * bytes));
   reduce::force_target(nullptr);
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
       const std::string name = std::string(target) + "/" + isthmus::dtype_name(t) + "/" + isthmus::redop_name(op) + "/" +
                                std::to_string(sources) + what[static_cast<int>(second)];
       sizes(benchmark::RegisterBenchmark(
-          name.c_str(), [=, on = std::string(target)](benchmark::State &s) { run_fold(s, on, t, op, sources, second); }));
+          name.c_str(), [=, on = std::string(target)](benchmark::State &s) { run_reduce(s, on, t, op, sources, second); }));
     };
     for (const size_t sources : {2, 3, 4, 8}) add(DType::Float32, RedOp::Sum, sources, Second::None);
     add(DType::Float32, RedOp::Sum, 2, Second::Copy);

@@ -17,7 +17,7 @@
 #include "observe/dumper.hpp"
 #include "observe/explain.hpp"
 #include "observe/measure.hpp"
-#include "observe/star.hpp"
+#include "observe/leader_exchange.hpp"
 
 namespace i = isthmus;
 using i::Code;
@@ -564,7 +564,7 @@ isthmus_result isthmus_measure(double seconds, char **json) {
 isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "measure: json must not be NULL");
-    *json = copy_text(i::observe::measure_star_json(*Inside(comm), seconds));
+    *json = copy_text(i::observe::measure_leader_exchange_json(*Inside(comm), seconds));
     return ISTHMUS_OK;
   });
 }

@@ -1,6 +1,7 @@
 #include "base/settings.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/file_name.hpp"
+#include "base/log.hpp"
 
 extern char **environ;
 
@@ -74,6 +76,11 @@ constexpr SettingRow kSettings[] = {
      "devices of the same maker"},
     {Setting::JobKey, "ISTHMUS_JOB_KEY", K::Text, "", 0, 0, "", false,
      "32 hex digits that every process of the job knows; empty: derived from the launcher's job id and address"},
+    {Setting::LeaderBytes, "ISTHMUS_LEADER_BYTES", K::Bytes, "-1", -1, 262144, "", true,
+     "largest all_reduce, reduce or broadcast that crosses between islands whole, from one rank of each (leader exchange). "
+     "-1: "
+     "ISTHMUS_EAGER_BYTES where that is given, else what the ranks' profiles measured, else 8192. Never more than 4 times "
+     "ISTHMUS_CHUNK_BYTES"},
     {Setting::Log, "ISTHMUS_LOG", K::Choice, "warn", 0, 0, "trace|debug|info|warn|error|off", false,
      "level of the log, which goes to stderr"},
     {Setting::LogFile, "ISTHMUS_LOG_FILE", K::Pattern, "", 0, 0, "", false,
@@ -106,10 +113,6 @@ constexpr SettingRow kSettings[] = {
      "how long a waiter polls before it sleeps on a futex; it yields early when ranks outnumber cores", true},
     {Setting::StagingBytes, "ISTHMUS_STAGING_BYTES", K::Bytes, "256M", 1048576, kTiB, "", false,
      "host memory for slots, for the whole process", true},
-    {Setting::StarBytes, "ISTHMUS_STAR_BYTES", K::Bytes, "-1", -1, 262144, "", true,
-     "largest all_reduce, reduce or broadcast that crosses between islands whole, from one rank of each (the star). -1: "
-     "ISTHMUS_EAGER_BYTES where that is given, else what the ranks' profiles measured, else 8192. Never more than 4 times "
-     "ISTHMUS_CHUNK_BYTES"},
     {Setting::Stores, "ISTHMUS_STORES", K::Choice, "auto", 0, 0, "auto|cached|streamed", false,
      "how data for another rank of the host is stored: through the caches or past them; auto: as measured now and then",
      true},
@@ -124,11 +127,30 @@ constexpr SettingRow kSettings[] = {
 };
 static_assert(std::size(kSettings) == kSettingCount);
 
+// Names that settings had before. A former name is taken until the next minor version; the log says the name of today.
+struct FormerName {
+  const char *former, *name;
+};
+constexpr FormerName kFormerNames[] = {{"ISTHMUS_STAR_BYTES", "ISTHMUS_LEADER_BYTES"}};
+
 // "ISTHMUS_EAGER_BYTES", "EAGER_BYTES" and "eager_bytes" are one name: the first.
 std::string full_name(std::string_view name) {
   std::string full(name);
   for (char &c : full) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   return full.rfind("ISTHMUS_", 0) == 0 ? full : full.insert(0, "ISTHMUS_");
+}
+
+const FormerName *former_name(const std::string &full) {
+  for (const FormerName &known : kFormerNames)
+    if (full == known.former) return &known;
+  return nullptr;
+}
+
+// Once in a process for each name, as every rank of the process reads the same environment.
+void warn_of(const FormerName &known) {
+  static std::atomic<bool> warned[std::size(kFormerNames)];
+  if (warned[&known - kFormerNames].exchange(true, std::memory_order_relaxed)) return;
+  ISTHMUS_WARN("{} is now called {}; the next minor version does not know the former name", known.former, known.name);
 }
 
 const SettingRow *find(const std::string &full) {
@@ -200,7 +222,11 @@ Settings::Settings() {
 }
 
 void Settings::set(std::string_view name, std::string_view value) {
-  const std::string full = full_name(name);
+  std::string full = full_name(name);
+  if (const FormerName *known = former_name(full)) {
+    warn_of(*known);
+    full = known->name;
+  }
   const SettingRow *row = find(full);
   if (!row) {
     const SettingRow *near =
@@ -261,12 +287,15 @@ void Settings::set(std::string_view name, std::string_view value) {
 
 Settings Settings::from_environment() {
   Settings s;
-  for (char **e = environ; e && *e; ++e) {
-    const std::string_view entry = *e;
-    if (!entry.starts_with("ISTHMUS_")) continue;
-    const size_t eq = entry.find('=');
-    if (eq != std::string_view::npos) s.set(entry.substr(0, eq), entry.substr(eq + 1));
-  }
+  for (const bool former : {true, false})  // where a setting is given under both names, the name of today counts
+    for (char **e = environ; e && *e; ++e) {
+      const std::string_view entry = *e;
+      if (!entry.starts_with("ISTHMUS_")) continue;
+      const size_t eq = entry.find('=');
+      if (eq == std::string_view::npos) continue;
+      const std::string_view name = entry.substr(0, eq);
+      if ((former_name(full_name(name)) != nullptr) == former) s.set(name, entry.substr(eq + 1));
+    }
   return s;
 }
 

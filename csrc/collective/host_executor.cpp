@@ -1,7 +1,6 @@
 #include "collective/host_executor.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/copy.hpp"
 #include "base/log.hpp"
@@ -39,9 +38,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   if (scratch > scratch_.size()) scratch_.resize(scratch);
   op.at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op.operands()));
   op.told_rank = 0;
-  const auto received = op.operands().out_bytes;
-  op.streams = !is_varying(op.call.collective) ||
-               std::accumulate(received.begin(), received.end(), uint64_t{0}) >= p.request.stream_bytes;
+  op.streams = plan::writes_past_caches(p, op.operands());
   last_ring_ = op.sequence;
   if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots);
   // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
@@ -276,15 +273,15 @@ Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, 
     sources_[i] = {address(op, s, c), s.partial, s.weight};
     if (!sources_[i].data) return Outcome::Blocked;
   }
-  reduce::Fold f{
+  reduce::LocalReduction f{
       op.call.dtype, op.call.op, {sources_.data(), step.sources}, {p.group_ends.data() + step.group, step.groups}};
   f.dst = address(op, step.dst, c);
   f.copy = step.has_copy ? address(op, step.copy, c) : nullptr;
   f.partial = step.partial;
-  f.divisor = op.call.op == RedOp::Avg ? static_cast<uint64_t>(core_.id.world) : 1;
+  f.divisor = step.divisor;
   f.stream_copy = step.stream && op.streams;
   f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
-  core_.context->helpers().fold(f, bytes / dtype_size(op.call.dtype));
+  core_.context->helpers().reduce(f, bytes / dtype_size(op.call.dtype));
   return Outcome::Moved;
 }
 

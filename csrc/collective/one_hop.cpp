@@ -79,10 +79,10 @@ void OneHop::reduce(const Operation &op, uint64_t offset, uint64_t bytes, std::b
     const int q = order_[i];
     sources_[i] = {q == core_.id.rank && c.op != RedOp::PremulSum ? own : payload(op, q) + offset, false};
   }
-  reduce::Fold f{c.dtype, c.op, {sources_.data(), static_cast<size_t>(core_.id.world)}, group_ends_};
+  reduce::LocalReduction f{c.dtype, c.op, {sources_.data(), static_cast<size_t>(core_.id.world)}, group_ends_};
   f.dst = to;
-  f.divisor = c.op == RedOp::Avg ? static_cast<uint64_t>(core_.id.world) : 1;
-  reduce::fold(f, bytes / dtype_size(c.dtype));
+  f.divisor = plan::divisor_of(c.op, core_.id.world);
+  reduce::reduce(f, bytes / dtype_size(c.dtype));
 }
 
 void OneHop::consume(const Operation &op) noexcept {

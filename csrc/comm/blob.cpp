@@ -83,7 +83,8 @@ std::vector<std::byte> pack(const RankBlob &b) {
     for (const uint16_t ops : call) w.number(ops);
   for (const double rate : b.info.rates.values) w.number(rate);
   w.number(static_cast<uint8_t>(b.info.rates.simulated));
-  for (const int64_t star : {b.info.star.memory, b.info.star.tcp, b.star}) w.number(star);
+  for (const int64_t leader_bytes : {b.info.leader_bytes.memory, b.info.leader_bytes.tcp, b.leader_bytes})
+    w.number(leader_bytes);
   w.number(b.info.pid);
   w.number(static_cast<int32_t>(b.info.numa));
   w.number(b.index);
@@ -121,9 +122,9 @@ RankBlob unpack(std::span<const std::byte> bytes, int rank) {
   r.number(simulated);
   r.must(simulated <= 1);
   b.info.rates.simulated = simulated != 0;
-  for (int64_t *star : {&b.info.star.memory, &b.info.star.tcp, &b.star}) {
-    r.number(*star);
-    r.must(topology::sound_star(*star));
+  for (int64_t *leader_bytes : {&b.info.leader_bytes.memory, &b.info.leader_bytes.tcp, &b.leader_bytes}) {
+    r.number(*leader_bytes);
+    r.must(topology::sound_leader_bytes(*leader_bytes));
   }
   r.number(b.info.pid);
   int32_t numa = -1;

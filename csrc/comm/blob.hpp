@@ -23,7 +23,7 @@ struct RankBlob {
   Status trouble;                 // not OK: this rank cannot take part, and why
   uint32_t index = 0, epoch = 0;  // of the member in its process; a random number (rank 0's counts)
   uint64_t mailbox = 0;           // offset in the arena
-  int64_t star = -1;              // what its settings say of the star; -1: nothing
+  int64_t leader_bytes = -1;      // what its settings say of the leader exchange; -1: nothing
   bootstrap::Bytes16 key{};       // rank 0's is the job key
 };
 

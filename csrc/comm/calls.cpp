@@ -417,7 +417,8 @@ void Communicator::prepare(const Request &r, engine::Operation &op) {
     shape.bytes = 0;
     request = choose(shape).request;
   }
-  if (r.star >= 0) request.small_bytes = std::min(static_cast<uint64_t>(r.star), plan::most_star(terms_.chunk_bytes));
+  if (r.leader_bytes >= 0)
+    request.small_bytes = std::min(static_cast<uint64_t>(r.leader_bytes), plan::most_leader_bytes(terms_.chunk_bytes));
   if (one_hop) {
     uint64_t h =
         mix(0x15741157, static_cast<uint64_t>(c) | static_cast<uint64_t>(t) << 8 | static_cast<uint64_t>(red) << 16 |

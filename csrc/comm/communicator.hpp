@@ -48,7 +48,8 @@ struct Request {
   bool order_later = false;
   void *stream = nullptr;
   int device_memory = 0;  // as in isthmus_call
-  int64_t star = -1;      // for measurements: what takes the star in this call, bytes, the same on all ranks; -1: as agreed
+  int64_t leader_bytes =
+      -1;  // for measurements: what takes the leader exchange in this call, bytes, the same on all ranks; -1: as agreed
 };
 
 // What of a collective its plan depends on, beside what the ranks have agreed on.

@@ -35,8 +35,8 @@ PlanChoice Communicator::choose(const Shape &shape) const {
   p.root = shape.root;
   p.bytes = shape.bytes;
   p.chunk_bytes = terms_.chunk_bytes;
-  p.small_bytes = terms_.star_bytes;
-  p.small_from = terms_.star_from;
+  p.small_bytes = terms_.leader_bytes;
+  p.small_from = terms_.leader_bytes_from;
   p.in_place = shape.in_place;
   p.device = shape.device;
   // The size is not known, so chunks are small. Slots of more chunks are as large together as those of a long message.

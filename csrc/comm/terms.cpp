@@ -30,20 +30,20 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
 }
 
 // Settings go before profiles. Of several the least counts, so that ranks agree whose settings do not say the same.
-void Terms::choose_star(std::span<const RankBlob> ranks, const topology::Topology &islands) {
+void Terms::choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &islands) {
   int64_t bytes = -1;
   for (const RankBlob &rank : ranks)
-    if (rank.star >= 0) bytes = bytes < 0 ? rank.star : std::min(bytes, rank.star);
-  star_from = plan::StarFrom::Setting;
+    if (rank.leader_bytes >= 0) bytes = bytes < 0 ? rank.leader_bytes : std::min(bytes, rank.leader_bytes);
+  leader_bytes_from = plan::LeaderBytesFrom::Setting;
   if (bytes < 0) {
-    bytes = topology::measured_star(islands);
-    star_from = plan::StarFrom::Profile;
+    bytes = topology::measured_leader_bytes(islands);
+    leader_bytes_from = plan::LeaderBytesFrom::Profile;
   }
   if (bytes < 0) {
-    bytes = plan::kDefaultStar;
-    star_from = plan::StarFrom::Default;
+    bytes = plan::kDefaultLeaderBytes;
+    leader_bytes_from = plan::LeaderBytesFrom::Default;
   }
-  star_bytes = std::min(static_cast<uint64_t>(bytes), plan::most_star(chunk_bytes));
+  leader_bytes = std::min(static_cast<uint64_t>(bytes), plan::most_leader_bytes(chunk_bytes));
 }
 
 }  // namespace isthmus::comm

@@ -16,8 +16,8 @@ namespace isthmus::comm {
 struct Terms {
   uint64_t eager_bytes = 0, chunk_bytes = 0;
   uint64_t stream_bytes = 32 << 20;  // of outputs, and more: written past the caches. This host's
-  uint64_t star_bytes = plan::kDefaultStar;
-  plan::StarFrom star_from = plan::StarFrom::Default;
+  uint64_t leader_bytes = plan::kDefaultLeaderBytes;
+  plan::LeaderBytesFrom leader_bytes_from = plan::LeaderBytesFrom::Default;
   bool libraries = false;  // some island is served by one
   bool devices = false;    // some rank works on a device's memory
   int fnuz_rank = -1;      // the first whose device has another float8, or -1
@@ -31,7 +31,7 @@ struct Terms {
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 
   void choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging);
-  void choose_star(std::span<const RankBlob> ranks, const topology::Topology &islands);
+  void choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &islands);
 };
 
 }  // namespace isthmus::comm

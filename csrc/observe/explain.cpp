@@ -29,13 +29,15 @@ ordered_json predicted(const plan::Prediction &p, std::string &text) {
   }
   text += formatted("  predicted {}{}: slowest of", time_text(p.seconds),
                     p.simulated ? " (by rates of a rehearsal, which are no measurement)" : "");
-  text += formatted(" this rank's thread {} (copies {}, folds {}, links {})", time_text(p.copies + p.folds + p.links),
-                    time_text(p.copies), time_text(p.folds), time_text(p.links));
+  text +=
+      formatted(" this rank's thread {} (copies {}, reductions {}, links {})", time_text(p.copies + p.reductions + p.links),
+                time_text(p.copies), time_text(p.reductions), time_text(p.links));
   if (p.bridge > 0) text += formatted(", the busiest bridge {}", time_text(p.bridge));
   if (p.device > 0) text += formatted(", its device's copies {}", time_text(p.device));
   text += formatted("; and {} that nothing overlaps. Not in it: waiting, latency, calls of libraries\n", time_text(p.fill));
-  return {{"seconds", p.seconds}, {"copies", p.copies}, {"folds", p.folds}, {"links", p.links},
-          {"bridge", p.bridge},   {"device", p.device}, {"fill", p.fill},   {"simulated", p.simulated}};
+  return {{"seconds", p.seconds}, {"copies", p.copies},      {"reductions", p.reductions},
+          {"links", p.links},     {"bridge", p.bridge},      {"device", p.device},
+          {"fill", p.fill},       {"simulated", p.simulated}};
 }
 
 // "last": null, or the last call that `is_one` takes, that ended well and that the flight recorder still has.

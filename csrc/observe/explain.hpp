@@ -8,7 +8,7 @@
 namespace isthmus::observe {
 
 // The plan as plan::explain_json() gives it, with "path": "one hop" where cells serve the call and the plan is only its larger twin. And
-// "predicted": {"seconds", "copies", "folds", "links", "bridge", "device", "fill", "simulated"} (plan::Prediction) or null, "last":
+// "predicted": {"seconds", "copies", "reductions", "links", "bridge", "device", "fill", "simulated"} (plan::Prediction) or null, "last":
 // {"seconds", "sequence", "bytes"} of the last call of that shape on this rank that the flight recorder has, or null.
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop);
 

@@ -57,12 +57,12 @@ void measure_reductions(Report &report, double seconds) {
   std::vector<std::byte> out(kBytes);
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const reduce::Source sources[2] = {{a.data()}, {b.data()}};
-    reduce::Fold fold{dtype, RedOp::Sum, sources, {}, out.data()};
+    reduce::Reduction task{dtype, RedOp::Sum, sources, {}, out.data()};
     const size_t count = kBytes / dtype_size(dtype);
     report.add(formatted("reduce_{}", dtype_name(dtype)),
                samples(kBytes, seconds / 2,
                        [&](int times) {
-                         for (int i = 0; i < times; ++i) reduce::fold(fold, count);
+                         for (int i = 0; i < times; ++i) reduce::reduce(task, count);
                        }),
                formatted("one thread, two sources of 1 MiB, {}", reduce::target()));
   }

@@ -34,7 +34,7 @@ Clusters::Clusters(const topology::Topology &t) : of(t.ranks.size()), at(t.ranks
     library.assign(1, false);
     for (const auto &g : t.groups) {
       members[0].insert(members[0].end(), g.ranks.begin(), g.ranks.end());
-      fold_ends.push_back(static_cast<uint32_t>(members[0].size()));
+      group_ends.push_back(static_cast<uint32_t>(members[0].size()));
     }
   } else {
     for (const auto &g : t.groups) members.push_back(g.ranks);

@@ -38,9 +38,9 @@ std::vector<Range> complement(uint64_t length, std::vector<Range> holes);
 struct Clusters {
   explicit Clusters(const topology::Topology &t);
   std::vector<std::vector<int>> members;
-  std::vector<size_t> of, at;       // rank -> cluster, position in it
-  std::vector<bool> library;        // a vendor's library serves the cluster: nobody in it reads another's slots
-  std::vector<uint32_t> fold_ends;  // flat: ends of the groups among the members; empty: one group a cluster
+  std::vector<size_t> of, at;        // rank -> cluster, position in it
+  std::vector<bool> library;         // a vendor's library serves the cluster: nobody in it reads another's slots
+  std::vector<uint32_t> group_ends;  // flat: ends of the groups among the members; empty: one group a cluster
   size_t largest = 1;
   size_t size(size_t cluster) const noexcept { return members[cluster].size(); }
 };
@@ -100,7 +100,7 @@ class Builder {
   static Span output(uint32_t block, uint64_t at);
   Span ring(int owner, uint64_t at) const;
   static Span scratch(uint64_t at, bool partial = false);
-  // `s` as a source of a fold: what a library made of the numbers of that cluster, or one of its ranks had.
+  // `s` as a source of a reduction: what a library made of the numbers of that cluster, or one of its ranks had.
   Span contribution(size_t of_cluster, Span s) const;
   Extent extent(Memory of, uint32_t block, Range r) const;
   static Span device(uint64_t at);
@@ -148,9 +148,9 @@ void plan_island_all_reduce(Builder &b);  // a rank of a group with a library, a
 void plan_inside(Builder &b);
 // Turns the finished plan of a host rank into that of one whose memory only its device can touch. staging.cpp.
 void stage_user_memory(Builder &b);
-// The part of domain `domain` that rank j of cluster h folds or stages in an all_reduce.
+// The part of domain `domain` that rank j of cluster h reduces or stages in an all_reduce.
 Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
-// The piece of a whole chunk that rank j of cluster h folds in a reduce or reduce_scatter.
+// The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
 Range piece_at(const Builder &b, size_t h, size_t j);
 void plan_reduce(Builder &b);
 void plan_reduce_scatter(Builder &b);

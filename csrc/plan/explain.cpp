@@ -45,7 +45,7 @@ const char *memory_text(const Span &s) {
   return "";
 }
 
-// " (0 times 2, 2 times 4)": which sources of a fold are multiplied.
+// " (0 times 2, 2 times 4)": which sources of a reduction are multiplied.
 std::string weights_text(const Plan &p, const Step &s) {
   std::string out;
   for (uint32_t i = 0; i < s.sources; ++i)
@@ -55,7 +55,7 @@ std::string weights_text(const Plan &p, const Step &s) {
 }
 
 struct Volume {
-  uint64_t moved = 0, folded = 0, sent = 0, received = 0;
+  uint64_t moved = 0, reduced = 0, sent = 0, received = 0;
 };
 
 uint64_t ratio_of(const Plan &p) { return dtype_size(accumulator(p.request.dtype)) / dtype_size(p.request.dtype); }
@@ -98,7 +98,7 @@ std::string phrase(const Plan &p, const std::string &library, uint32_t from, uin
                        memory_text(s.dst), once);
     }
     case StepKind::Reduce:
-      return formatted("fold {} of {}{} to {}{}{}{}", amount, count_text(s.sources, "source"), weights_text(p, s),
+      return formatted("reduce {} of {}{} to {}{}{}{}", amount, count_text(s.sources, "source"), weights_text(p, s),
                        memory_text(s.dst), s.has_copy ? std::string(" and ") + memory_text(s.copy) : "",
                        s.partial ? " as a partial result" : "",
                        s.groups ? formatted(", {} in order", count_text(s.groups, "group")) : "");
@@ -147,7 +147,7 @@ Volume volume_of(const Plan &p, const Stage &stage) {
     if (s.when == When::FirstChunk) continue;  // inside the group
     switch (s.kind) {
       case StepKind::Move: v.moved += s.extent.length; break;
-      case StepKind::Reduce: v.folded += s.extent.length * s.sources; break;
+      case StepKind::Reduce: v.reduced += s.extent.length * s.sources; break;
       case StepKind::Send: v.sent += wire_bytes(p, s); break;
       case StepKind::Recv: v.received += wire_bytes(p, s); break;
       default: break;
@@ -177,8 +177,8 @@ std::string bridged_text(const Plan &p, const topology::Topology &t) {
                    library.empty() ? "" : ", served by " + library);
 }
 
-const char *from_name(StarFrom from) {
-  return from == StarFrom::Setting ? "setting" : from == StarFrom::Profile ? "profile" : "default";
+const char *from_name(LeaderBytesFrom from) {
+  return from == LeaderBytesFrom::Setting ? "setting" : from == LeaderBytesFrom::Profile ? "profile" : "default";
 }
 
 bool rehearsed(const topology::Topology &t) {
@@ -188,13 +188,14 @@ bool rehearsed(const topology::Topology &t) {
 // Which of its two forms a message takes between islands, up to which size it is the small one, and who said so.
 std::string form_line(const Plan &p, const topology::Topology &t) {
   const Request &r = p.request;
-  if (!has_star(t, r.collective) || r.bytes == 0) return "";
-  const char *says = r.small_from == StarFrom::Setting   ? "set (ISTHMUS_STAR_BYTES, ISTHMUS_EAGER_BYTES)"
-                     : r.small_from == StarFrom::Default ? "the default; no profile has it for all ranks"
-                     : rehearsed(t)                      ? "by the profile of a rehearsal, which is no measurement"
-                                                         : "measured (ISTHMUS_PROFILE)";
-  if (takes_star(t, r))
-    return formatted("  form    star: whole, by one rank of each group, up to {}: {}\n", size_text(r.small_bytes), says);
+  if (!has_leader_exchange(t, r.collective) || r.bytes == 0) return "";
+  const char *says = r.small_from == LeaderBytesFrom::Setting   ? "set (ISTHMUS_LEADER_BYTES, ISTHMUS_EAGER_BYTES)"
+                     : r.small_from == LeaderBytesFrom::Default ? "the default; no profile has it for all ranks"
+                     : rehearsed(t)                             ? "by the profile of a rehearsal, which is no measurement"
+                                                                : "measured (ISTHMUS_PROFILE)";
+  if (takes_leader_exchange(t, r))
+    return formatted("  form    leader exchange: whole, by one rank of each group, up to {}: {}\n", size_text(r.small_bytes),
+                     says);
   return formatted("  form    pieces, as above {}: {}\n", size_text(r.small_bytes), says);
 }
 
@@ -233,8 +234,8 @@ std::string cost_line(const Plan &p, const topology::Topology &t, const Volume &
   const bool varying = is_varying(p.request.collective);
   const uint64_t n = varying ? 1 : p.chunks;
   std::string text =
-      formatted("  cost    {}copies {}, folds {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
-                size_text(chunk.folded * n), size_text(varying ? chunk.sent : p.link_bytes));
+      formatted("  cost    {}copies {}, reduces {}, sends {}", varying ? "a chunk: " : "", size_text(chunk.moved * n),
+                size_text(chunk.reduced * n), size_text(varying ? chunk.sent : p.link_bytes));
   if (!t.flat && t.groups.size() > 1 && p.request.collective == Collective::AllReduce &&
       !by_shared_slots(t, p.request.collective))
     text += formatted("; all links together at least {} ({} groups), time at least T* = {:.3g} x {} / rate",
@@ -265,7 +266,7 @@ std::string explain(const Plan &plan, const topology::Topology &whole) {
       }
       const Volume v = volume_of(plan, stage);
       total.moved += v.moved;
-      total.folded += v.folded;
+      total.reduced += v.reduced;
       total.sent += v.sent;
     }
   }
@@ -315,15 +316,15 @@ std::string explain_json(const Plan &plan, const topology::Topology &whole) {
            {"chunk_bytes",
             moves_whole_blocks(plan)
                 ? json(nullptr)
-                : json{{"copied", v.moved}, {"folded", v.folded}, {"sent", v.sent}, {"received", v.received}}}});
+                : json{{"copied", v.moved}, {"reduced", v.reduced}, {"sent", v.sent}, {"received", v.received}}}});
     }
   if (!t.flat && t.groups.size() > 1 && !by_shared_slots(t, plan.request.collective))
     out["bridge"] = {{"shares", bridge_shares(t.weights)}, {"time", bridge_time(t.weights)}};
-  if (has_star(t, r.collective) && r.bytes > 0) {
-    out["form"] = takes_star(t, r) ? "star" : "pieces";
-    out["star"] = {{"bytes", r.small_bytes},
-                   {"from", from_name(r.small_from)},
-                   {"simulated", r.small_from == StarFrom::Profile && rehearsed(t)}};
+  if (has_leader_exchange(t, r.collective) && r.bytes > 0) {
+    out["form"] = takes_leader_exchange(t, r) ? "leader exchange" : "pieces";
+    out["leader_exchange"] = {{"bytes", r.small_bytes},
+                              {"from", from_name(r.small_from)},
+                              {"simulated", r.small_from == LeaderBytesFrom::Profile && rehearsed(t)}};
   } else {
     out["form"] = nullptr;
   }

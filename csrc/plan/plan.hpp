@@ -135,9 +135,9 @@ struct Stage {
 // Plan::chunk of v-collectives whose blocks are moved whole, whatever their sizes: one chunk.
 inline constexpr uint64_t kWholeBlocks = uint64_t{1} << 62;
 
-inline constexpr uint64_t kDefaultStar = 8192;
-// Who said up to which size messages take the star.
-enum class StarFrom : uint8_t { Default, Profile, Setting };
+inline constexpr uint64_t kDefaultLeaderBytes = 8192;
+// Who said up to which size messages take the leader exchange.
+enum class LeaderBytesFrom : uint8_t { Default, Profile, Setting };
 
 struct Request {  // all of it agreed on all ranks but `rank`
   Collective collective = Collective::AllReduce;
@@ -149,8 +149,8 @@ struct Request {  // all of it agreed on all ranks but `rank`
   // Taken as 2 where it is less, 64 where it is more. v-collectives of host ranks have fewer where these would exceed kRingTurn or 16
   // chunks, but not fewer than 4.
   uint32_t max_slots = 4;
-  uint64_t small_bytes = kDefaultStar;      // messages up to here cross a bridge in one hop (star), whole
-  StarFrom small_from = StarFrom::Default;  // for explain()
+  uint64_t small_bytes = kDefaultLeaderBytes;  // messages up to here cross a bridge in one hop (leader exchange), whole
+  LeaderBytesFrom small_from = LeaderBytesFrom::Default;  // for explain()
   uint64_t stream_bytes = 32 << 20;  // a rank's output from here on is written past the caches. A hint; NOT agreed: local
   bool device = false;  // this rank's user memory is its device's, which the host cannot touch. NOT agreed: local
   uint64_t reach =
@@ -218,11 +218,11 @@ uint64_t divisor_of(RedOp op, int world) noexcept;
 bool runs_for(const Plan &plan, const Step &step, uint32_t c) noexcept;
 uint64_t span_offset(const Plan &plan, const Span &s, uint32_t c, const Operands &operands) noexcept;
 
-// Whether messages of this collective have a small form (the star) between the groups of planned_on(), and whether this one takes it.
-bool has_star(const topology::Topology &planned, Collective c) noexcept;
-bool takes_star(const topology::Topology &planned, const Request &request) noexcept;
-// The most that Request::small_bytes can be: slots of two messages and the credit of links hold what a star sends.
-uint64_t most_star(uint64_t chunk_bytes) noexcept;
+// Whether messages of this collective have a small form (the leader exchange) between the groups of planned_on(), and whether this one takes it.
+bool has_leader_exchange(const topology::Topology &planned, Collective c) noexcept;
+bool takes_leader_exchange(const topology::Topology &planned, const Request &request) noexcept;
+// The most that Request::small_bytes can be: slots of two messages and the credit of links hold what a leader exchange sends.
+uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept;
 
 // Throws Error(Unsupported) for (dtype, op) without meaning, Error(Argument) for a root outside the world. Pure.
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int rank, const Request &request);
@@ -233,7 +233,7 @@ std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;
 
 // How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three work side by side: the
-// rank's thread (its copies, its folds and its links, one after the other), the busiest bridge (any rank's, by the frames
+// rank's thread (its copies, its reductions and its links, one after the other), the busiest bridge (any rank's, by the frames
 // of all ranks' plans), and the copies from and to the rank's device. The prediction is the slowest of them, and `fill`:
 // one chunk's time of those that the first or last chunk does not overlap with, and of the hops that it makes while the
 // busiest bridge has nothing to carry. Not in it: waiting for other ranks, latency, and the calls of islands' libraries.
@@ -241,7 +241,7 @@ struct Prediction {
   double seconds = 0;   // 0: unknown, or nothing to do
   std::string unknown;  // why it is unknown
   bool none = false;    // nothing is bridged and there is no profile: nobody asks for one
-  double copies = 0, folds = 0, links = 0, bridge = 0, device = 0, fill = 0;
+  double copies = 0, reductions = 0, links = 0, bridge = 0, device = 0, fill = 0;
   bool simulated = false;  // some rates are a rehearsal's
 };
 Prediction predict(const Plan &plan, const topology::Topology &t);

@@ -59,7 +59,7 @@ void check(const topology::Topology &t, int rank, const Request &r) {
 
 // Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to
 // call; both are planned without it. AVG is a sum, and divided where the bridge rounds, or a sum of numbers that were made smaller, and made
-// larger again where they are folded; a group that is alone needs the library's own.
+// larger again where they are reduced; a group that is alone needs the library's own.
 bool serves(const topology::Group &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
   if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;
@@ -99,7 +99,7 @@ void plan_alone(Builder &b) {
   const auto all = b.extent(Memory::Input, 0, b.whole());
   const Span in = Builder::input(0, 0), out = Builder::output(0, 0);
   if (!is_reduction(b.request.collective)) return b.move(all, in, out, false, b.stream);
-  // A fold of one contribution, so that numbers (canonical NaN, BOOL as 0 or 1) are those of any other world.
+  // A reduction of one contribution, so that numbers (canonical NaN, BOOL as 0 or 1) are those of any other world.
   if (b.scaled) b.move(all, in, out, true);
   b.reduce(all, {b.scaled ? out : in}, {}, out, false, nullptr);
 }
@@ -204,17 +204,17 @@ std::vector<int> inside_of(const topology::Topology &t, int rank, const Request 
   return g.ranks;
 }
 
-bool has_star(const topology::Topology &planned, Collective c) noexcept {
+bool has_leader_exchange(const topology::Topology &planned, Collective c) noexcept {
   return !planned.flat && planned.groups.size() > 1 && is_single_block(c) && !is_message(c) && c != Collective::Barrier;
 }
 
-bool takes_star(const topology::Topology &planned, const Request &r) noexcept {
-  return has_star(planned, r.collective) && r.bytes > 0 && r.bytes <= r.small_bytes;
+bool takes_leader_exchange(const topology::Topology &planned, const Request &r) noexcept {
+  return has_leader_exchange(planned, r.collective) && r.bytes > 0 && r.bytes <= r.small_bytes;
 }
 
-uint64_t most_star(uint64_t chunk_bytes) noexcept {
+uint64_t most_leader_bytes(uint64_t chunk_bytes) noexcept {
   // A ring at a fixed place has room for 48 chunks, and links grant 64: four messages in the widest accumulator are 16.
-  return std::min<uint64_t>(4 * chunk_bytes, topology::kMostStar);
+  return std::min<uint64_t>(4 * chunk_bytes, topology::kMostLeaderBytes);
 }
 
 std::shared_ptr<const Plan> plan_collective(const topology::Topology &whole, int rank, const Request &request) {

@@ -14,7 +14,7 @@ namespace {
 using topology::Rate;
 
 struct Work {  // of one chunk, bytes
-  double copied = 0, folded = 0, sent = 0, received = 0, out = 0, in = 0;
+  double copied = 0, reduced = 0, sent = 0, received = 0, out = 0, in = 0;
 };
 
 bool on_device(const Span &s) noexcept { return s.memory != Memory::Ring && s.memory != Memory::Scratch; }
@@ -41,7 +41,7 @@ Work work_of(const Plan &p, bool device) {
             else if (from != to) (from ? w.out : w.in) += bytes;
             break;
           }
-          case StepKind::Reduce: w.folded += bytes * std::max(1.0, static_cast<double>(s.sources) - 1); break;
+          case StepKind::Reduce: w.reduced += bytes * std::max(1.0, static_cast<double>(s.sources) - 1); break;
           case StepKind::Send: w.sent += s.token ? 0 : bytes * (s.partial ? wide : 1); break;
           case StepKind::Recv: w.received += s.token ? 0 : bytes * (s.partial ? wide : 1); break;
           default: break;
@@ -130,7 +130,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
     return out;
   }
   if (is_varying(r.collective)) out.unknown = "the sizes are those of a call";
-  else if (takes_star(t, r) || r.bytes <= kDefaultStar || r.collective == Collective::Barrier)
+  else if (takes_leader_exchange(t, r) || r.bytes <= kDefaultLeaderBytes || r.collective == Collective::Barrier)
     out.unknown = "what is small is a matter of latency, which no profile holds";
   const double copy = me.rates[Rate::Copy], reduce = me.rates[narrow(r.dtype) ? Rate::ReduceBFloat16 : Rate::ReduceFloat32];
   if (!(copy > 0 && reduce > 0)) out.unknown = "this rank's profile has no rates of copies and reductions";
@@ -142,17 +142,17 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   topology::Topology links = t;
   links.ranks[static_cast<size_t>(p.rank)].device = "host";
   out.copies = chunks * w.copied / copy;
-  out.folds = chunks * w.folded / reduce;
+  out.reductions = chunks * w.reduced / reduce;
   out.links = chunks * std::max(w.sent, w.received) / topology::bridge_rate(links, p.rank);
   if (device) out.device = chunks * std::max(w.out / me.rates[Rate::DeviceToHost], w.in / me.rates[Rate::HostToDevice]);
   const bool pair = is_message(r.collective);  // not a plan for every rank
   const Bridges bridges = grouped && !pair ? walk_bridges(p, whole, t) : Bridges{};
   out.bridge = bridges.busiest;
-  const double thread = out.copies + out.folds + out.links, most = std::max({thread, out.bridge, out.device});
+  const double thread = out.copies + out.reductions + out.links, most = std::max({thread, out.bridge, out.device});
   const double pieces = std::max(chunks, 1.0);
   // The first chunk comes to the last hop, and the last one through it, while the busiest bridge has nothing to carry.
   const double crossing = std::max(bridges.hops - bridges.busiest, 0.0);
-  const double rest = most == thread ? out.device : most == out.bridge ? out.copies + out.folds + out.device : thread;
+  const double rest = most == thread ? out.device : most == out.bridge ? out.copies + out.reductions + out.device : thread;
   out.fill = (rest + crossing) / pieces;
   out.seconds = most + out.fill;
   out.simulated = std::any_of(t.ranks.begin(), t.ranks.end(), [](const auto &rank) { return rank.rates.simulated; });

@@ -1,7 +1,7 @@
-// Templates of the reductions. One shape for all: the members of a cluster copy in what others will fold (copy in), fold
-// their cluster's partial result of what another cluster finishes and send it (fold), receive partial results and finish
+// Templates of the reductions. One shape for all: the members of a cluster copy in what others will reduce (copy in), reduce
+// their cluster's partial result of what another cluster finishes and send it (reduce), receive partial results and finish
 // their own part (finish), receive what others finished (collect), and read their neighbours' results (copy out). With one
-// cluster the bridge stages are empty. Sums are always fold(partial results in group order), each a fold of ranks in order,
+// cluster the bridge stages are empty. Sums are always reduce(partial results in group order), each a reduction of ranks in order,
 // rounded once by the finisher.
 #include <algorithm>
 
@@ -11,11 +11,11 @@ namespace isthmus::plan {
 namespace {
 
 // Stages by skew. The distance from a send to the stage that takes it is the same for contributions and for answers on
-// every rank (finish - fold == collect - finish), so that frames between two ranks are received in the order in which they
+// every rank (finish - reduce == collect - finish), so that frames between two ranks are received in the order in which they
 // were sent; and every skew is below the number of slots, so that no rank waits for a stage that comes later in the same
 // turn.
 struct Skews {
-  uint32_t copy = 0, fold = 1, finish = 2, collect = 3, out = 3;
+  uint32_t copy = 0, reduce = 1, finish = 2, collect = 3, out = 3;
 };
 Skews skews_of(const Builder &b) {
   if (b.others == 0) return {0, 0, std::min(1u, b.depth), std::min(2u, b.depth), std::min(2u, b.depth)};
@@ -24,10 +24,11 @@ Skews skews_of(const Builder &b) {
   return b.count > 1 ? Skews{0, 1, 1, 1, 1} : Skews{0, 0, 0, 0, 0};
 }
 
-bool folds(const Builder &b, size_t cluster) {  // sends partial results, not its raw data, nor what a library has rounded
+bool sends_partials(const Builder &b,
+                    size_t cluster) {  // sends partial results, not its raw data, nor what a library has rounded
   return b.clusters.size(cluster) > 1 && !b.clusters.library[cluster];
 }
-uint64_t wide(const Builder &b, size_t cluster) { return folds(b, cluster) ? b.ratio : 1; }
+uint64_t wide(const Builder &b, size_t cluster) { return sends_partials(b, cluster) ? b.ratio : 1; }
 
 // The raw contributions of the cluster to [begin of r, ..): others' from their slots, my own from `own`.
 std::vector<Span> raw_sources(const Builder &b, Span own, uint64_t at) {
@@ -36,14 +37,14 @@ std::vector<Span> raw_sources(const Builder &b, Span own, uint64_t at) {
   return out;
 }
 
-// Sources of the finishing fold, clusters in order: `partial_of(h)` for others, the raw contributions for mine.
+// Sources of the finishing reduction, clusters in order: `partial_of(h)` for others, the raw contributions for mine.
 struct Sources {
   std::vector<Span> spans;
   std::vector<uint32_t> ends;
 };
 template <class F>
 Sources all_sources(const Builder &b, const std::vector<Span> &raw, F partial_of) {
-  if (b.others == 0) return {raw, b.clusters.fold_ends};
+  if (b.others == 0) return {raw, b.clusters.group_ends};
   Sources s;
   for (size_t h = 0; h < b.clusters.members.size(); ++h) {
     if (h == b.cluster) s.spans.insert(s.spans.end(), raw.begin(), raw.end());
@@ -53,9 +54,9 @@ Sources all_sources(const Builder &b, const std::vector<Span> &raw, F partial_of
   return s;
 }
 
-// Small messages: the first rank of every cluster folds it, sends the result to the first of every other, and finishes by
+// Small messages: the first rank of every cluster reduces it, sends the result to the first of every other, and finishes by
 // itself.
-void star(Builder &b) {
+void leader_exchange(Builder &b) {
   const bool leader = b.position == 0;
   const Range all = b.whole();
   const auto e = b.extent(Memory::Input, 0, all);
@@ -74,8 +75,8 @@ void star(Builder &b) {
     b.move(e, b.ring(b.members[0], 0), out);
     return;
   }
-  const Span mine = Builder::scratch(mine_at, folds(b, b.cluster));
-  b.stage("fold", 0);
+  const Span mine = Builder::scratch(mine_at, sends_partials(b, b.cluster));
+  b.stage("reduce", 0);
   if (b.count > 1) {
     const Span own = b.scaled ? Builder::scratch(own_at) : in;
     if (b.scaled) b.move(e, in, own, true);
@@ -89,7 +90,7 @@ void star(Builder &b) {
   b.stage("finish", 0);
   std::vector<Span> sources;
   for (size_t h = 0; h <= b.others; ++h) {
-    const Span of = h == b.cluster ? mine : Builder::scratch(from[h], folds(b, h));
+    const Span of = h == b.cluster ? mine : Builder::scratch(from[h], sends_partials(b, h));
     sources.push_back(b.contribution(h, of));
     if (h != b.cluster) b.recv(b.at(h, 0), e, of);
   }
@@ -107,7 +108,7 @@ void plan_all_reduce(Builder &b) {
   if (b.others > 0 && b.request.bytes <= b.request.small_bytes) {
     b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
     b.plan.chunks = b.plan.slots = 1;
-    return star(b);
+    return leader_exchange(b);
   }
   b.libraries() ? b.choose_island_chunk() : b.choose_chunk(1);
   const auto domains = domains_of(b);
@@ -138,7 +139,7 @@ void plan_all_reduce(Builder &b) {
     scale_own();
   }
 
-  b.stage(shared ? "fold" : "send", skew.fold);
+  b.stage(shared ? "reduce" : "send", skew.reduce);
   if (!shared) scale_own();
   if (shared && b.others > 0) b.each_other_member([&](int q) { b.wait(q, kCopied); });
   for (size_t i = 1; i < clusters; ++i) {
@@ -165,11 +166,11 @@ void plan_all_reduce(Builder &b) {
     from[h] = b.need_scratch(done.size() * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(done, piece(h, j, g));
-      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - done.begin) * wide(b, h), folds(b, h)));
+      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - done.begin) * wide(b, h), sends_partials(b, h)));
     }
   }
   const Sources sources = all_sources(b, raw_sources(b, own(done), done.begin),
-                                      [&](size_t h) { return Builder::scratch(from[h], folds(b, h)); });
+                                      [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
   const Span out = Builder::output(0, done.begin);
   if (shared)
     b.reduce(in(done), sources.spans, sources.ends, b.ring(b.rank, done.begin), false, &out, b.stream && b.others == 0);
@@ -213,7 +214,7 @@ void plan_reduce(Builder &b) {
   const size_t home = b.clusters.of[static_cast<size_t>(root)], g = b.cluster, clusters = b.others + 1;
   const bool small = b.others > 0 && b.request.bytes <= b.request.small_bytes, shared = b.count > 1, at_home = g == home;
   const Skews skew = skews_of(b);
-  // Who folds which part of a chunk: everybody a piece; of a small message, one rank of each cluster all of it.
+  // Who reduces which part of a chunk: everybody a piece; of a small message, one rank of each cluster all of it.
   const auto piece = [&](size_t h, size_t j) -> Range {
     if (!small) return piece_at(b, h, j);
     return j == (h == home ? b.clusters.at[static_cast<size_t>(root)] : 0) ? b.whole() : Range{};
@@ -226,11 +227,13 @@ void plan_reduce(Builder &b) {
   const Span token_out = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   // A link may read scratch until the frame was received: the receiver says so where the scratch is used again.
-  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled || b.clusters.library[h]); };
+  const auto acknowledged = [&](size_t h) {
+    return b.reuses() && (sends_partials(b, h) || b.scaled || b.clusters.library[h]);
+  };
 
   b.stage("copy in", skew.copy);
   if (shared) {
-    // At home the root reads last; elsewhere those who fold do.
+    // At home the root reads last; elsewhere those who reduce do.
     if (at_home && b.rank != root) b.wait_reuse(root, kConsumed);
     if (!at_home) b.each_other_member([&](int q) { b.wait_reuse(q, kReduced); });
     for (const Range &r : complement(b.plan.chunk, {mine}))
@@ -238,7 +241,7 @@ void plan_reduce(Builder &b) {
     b.post(kCopied);
   }
   if (!at_home) {
-    b.stage(shared ? "fold" : "send", skew.fold);
+    b.stage(shared ? "reduce" : "send", skew.reduce);
     if (b.scaled) b.move(in(mine), Builder::input(0, mine.begin), own, true);
     Span from = own;
     if (shared && !mine.empty()) {
@@ -269,12 +272,12 @@ void plan_reduce(Builder &b) {
     from[h] = b.need_scratch(mine.size() * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
       const Range x = intersect(mine, piece(h, j));
-      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - mine.begin) * wide(b, h), folds(b, h)));
+      b.recv(b.at(h, j), in(x), Builder::scratch(from[h] + (x.begin - mine.begin) * wide(b, h), sends_partials(b, h)));
       if (acknowledged(h)) b.send_token(b.at(h, j), in(x), token_out);
     }
   }
-  const Sources sources =
-      all_sources(b, raw_sources(b, own, mine.begin), [&](size_t h) { return Builder::scratch(from[h], folds(b, h)); });
+  const Sources sources = all_sources(b, raw_sources(b, own, mine.begin),
+                                      [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
   b.reduce(in(mine), sources.spans, sources.ends,
            b.rank == root ? Builder::output(0, mine.begin) : b.ring(b.rank, mine.begin), false);
   if (shared && b.rank != root) b.post(kReduced);
@@ -302,8 +305,8 @@ void plan_reduce_scatter(Builder &b) {
   const auto user = [](int block, uint64_t at) { return Builder::input(static_cast<uint32_t>(block), at); };
   // The slot of rank q has one region for every block but its own.
   const auto region = [&](int q, int block) { return static_cast<uint64_t>(block < q ? block : block - 1) * chunk; };
-  const auto fold_piece = [&](size_t h, size_t j) { return piece_at(b, h, j); };
-  const Range mine = fold_piece(g, b.position), all = b.whole();
+  const auto reduced_piece = [&](size_t h, size_t j) { return piece_at(b, h, j); };
+  const Range mine = reduced_piece(g, b.position), all = b.whole();
   if (shared) b.need_ring((world - 1) * chunk);
   const uint64_t own_at = b.scaled ? b.need_scratch(world * chunk) : 0;
   const auto own = [&](int block, uint64_t at) {
@@ -316,7 +319,9 @@ void plan_reduce_scatter(Builder &b) {
   };
   const Span token_out = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
   const Span token_in = Builder::scratch(b.others ? b.need_scratch(kTokenBytes) : 0);
-  const auto acknowledged = [&](size_t h) { return b.reuses() && (folds(b, h) || b.scaled || b.clusters.library[h]); };
+  const auto acknowledged = [&](size_t h) {
+    return b.reuses() && (sends_partials(b, h) || b.scaled || b.clusters.library[h]);
+  };
   const auto each_outside = [&](auto f) {  // the nearest cluster first
     for (size_t i = 1; i < clusters; ++i)
       for (int d : b.clusters.members[(g + i) % clusters]) f(d);
@@ -333,7 +338,7 @@ void plan_reduce_scatter(Builder &b) {
     b.post(kCopied);
   }
 
-  b.stage(shared ? "fold" : "send", skew.fold);
+  b.stage(shared ? "reduce" : "send", skew.reduce);
   if (shared && b.others > 0) b.each_other_member([&](int q) { b.wait(q, kCopied); });
   each_outside([&](int d) {
     if (mine.empty()) return;
@@ -354,13 +359,13 @@ void plan_reduce_scatter(Builder &b) {
     const size_t h = (g + i) % clusters;
     from[h] = b.need_scratch(chunk * wide(b, h));
     for (size_t j = 0; j < b.clusters.size(h); ++j) {
-      const Range x = fold_piece(h, j);
-      b.recv(b.at(h, j), in(b.rank, x), Builder::scratch(from[h] + x.begin * wide(b, h), folds(b, h)));
+      const Range x = reduced_piece(h, j);
+      b.recv(b.at(h, j), in(b.rank, x), Builder::scratch(from[h] + x.begin * wide(b, h), sends_partials(b, h)));
       if (acknowledged(h)) b.send_token(b.at(h, j), in(b.rank, x), token_out);
     }
   }
   const Sources sources =
-      all_sources(b, sources_of(b.rank, 0), [&](size_t h) { return Builder::scratch(from[h], folds(b, h)); });
+      all_sources(b, sources_of(b.rank, 0), [&](size_t h) { return Builder::scratch(from[h], sends_partials(b, h)); });
   b.reduce(in(b.rank, all), sources.spans, sources.ends, Builder::output(0, 0), false);
   if (shared) b.post(kReduced);
 

@@ -2,7 +2,7 @@
 // without a link. A device that reaches the slots of others (Request::reach) copies out of them; where it does not, the host brings the
 // chunk to pinned scratch for it. Both look alike to the others.
 //
-// Counters. kCopied: the chunk lies in my slot. kReduced: and the part of the sum that I fold. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
+// Counters. kCopied: the chunk lies in my slot. kReduced: and the part of the sum that I reduce. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
 // device stages a chunk in its slot (kStaged), the gate (kReady) opens when what it takes has come, and it says when that was read (kTaken).
 #include <algorithm>
 
@@ -61,7 +61,7 @@ Range given_by(const Builder &b, int q) {
 // f(range, sources, ends): the contributions to `part`, cut where they lie in the slots of others, island by island and rank by rank.
 // own(range): where mine of it is.
 template <class Own, class F>
-void each_fold(const Builder &b, Range part, Own own, F f) {
+void each_reduction(const Builder &b, Range part, Own own, F f) {
   std::vector<uint64_t> cuts{part.begin, part.end};
   for (int q = 0; q < b.world; ++q)
     for (const uint64_t at : {given_by(b, q).begin, given_by(b, q).end})
@@ -82,7 +82,7 @@ void each_fold(const Builder &b, Range part, Own own, F f) {
   }
 }
 
-// Small messages: the library sums, and its first rank and all that none serves fold what lies in their slots, each for itself.
+// Small messages: the library sums, and its first rank and all that none serves reduce what lies in their slots, each for itself.
 void small_shared_all_reduce(Builder &b) {
   b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
   b.plan.chunks = b.plan.slots = 1;
@@ -91,7 +91,7 @@ void small_shared_all_reduce(Builder &b) {
   const auto e = b.extent(Memory::Input, 0, all);
   const Span in = Builder::input(0, 0), out = Builder::output(0, 0), mine = b.ring(b.rank, 0),
              result = b.ring(b.rank, all.size());
-  const auto fold = [&](Span own, Span to) {
+  const auto sum = [&](Span own, Span to) {
     std::vector<Span> sources;
     std::vector<uint32_t> ends;
     for (size_t h = 0; h <= b.others; ++h) {
@@ -109,7 +109,7 @@ void small_shared_all_reduce(Builder &b) {
     b.move(e, in, mine);
     b.post(kCopied);
     b.stage("finish", 0);
-    return fold(in, out);
+    return sum(in, out);
   }
   const bool leader = b.position == 0;
   b.device_stage("island", 0);
@@ -126,7 +126,7 @@ void small_shared_all_reduce(Builder &b) {
   b.wait(b.rank, kStaged);
   b.post(kCopied);
   b.stage("finish", 0);
-  fold(mine, result);
+  sum(mine, result);
   b.post(kReady);
 }
 
@@ -294,18 +294,18 @@ void plan_shared_all_gather(Builder &b) {
   b.post(kConsumed);
 }
 
-// Every rank folds an equal part of the chunk, whatever pieces the islands make of it, in one pass over the slots of all. A rank that no
+// Every rank reduces an equal part of the chunk, whatever pieces the islands make of it, in one pass over the slots of all. A rank that no
 // library serves then reads the whole result, one of an island its piece, which the library gathers.
 void plan_shared_all_reduce(Builder &b) {
   if (b.request.bytes <= b.request.small_bytes) return small_shared_all_reduce(b);
   b.choose_island_chunk();
   const auto in = [&](Range r) { return b.extent(Memory::Input, 0, r); };
   const auto out = [](Range r) { return Builder::output(0, r.begin); };
-  const auto folded_by = [&](int q) { return piece_of(b.whole(), static_cast<size_t>(b.world), static_cast<size_t>(q)); };
+  const auto reduced_by = [&](int q) { return piece_of(b.whole(), static_cast<size_t>(b.world), static_cast<size_t>(q)); };
   // Where the result lies in the slot of q: in the place of its own contribution where nobody else reads that, else behind it.
-  const auto result_at = [&](int q) { return served(b, q) ? given_by(b, q).size() : folded_by(q).begin; };
-  for (int q = 0; q < b.world; ++q) b.need_ring(std::max(given_by(b, q).size(), result_at(q) + folded_by(q).size()));
-  const Range done = folded_by(b.rank), mine = given_by(b, b.rank);
+  const auto result_at = [&](int q) { return served(b, q) ? given_by(b, q).size() : reduced_by(q).begin; };
+  for (int q = 0; q < b.world; ++q) b.need_ring(std::max(given_by(b, q).size(), result_at(q) + reduced_by(q).size()));
+  const Range done = reduced_by(b.rank), mine = given_by(b, b.rank);
   const auto each_other = [&](auto f) {
     for (int i = 1; i < b.world; ++i) f((b.rank + i) % b.world);
   };
@@ -319,7 +319,7 @@ void plan_shared_all_reduce(Builder &b) {
     b.post(kCopied);
     b.stage("finish", kTurn);
     each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
-    each_fold(
+    each_reduction(
         b, done, [](Range r) { return Builder::input(0, r.begin); },
         [&](Range r, const auto &sources, const auto &ends) {
           const Span to = out(r);
@@ -329,7 +329,7 @@ void plan_shared_all_reduce(Builder &b) {
     b.stage("copy out", kTurn + 1);
     each_other([&](int q) {
       b.wait(q, kReduced);
-      b.move(in(folded_by(q)), b.ring(q, result_at(q)), out(folded_by(q)), false, b.stream);
+      b.move(in(reduced_by(q)), b.ring(q, result_at(q)), out(reduced_by(q)), false, b.stream);
     });
     return b.post(kConsumed);
   }
@@ -341,8 +341,8 @@ void plan_shared_all_reduce(Builder &b) {
   const uint32_t ahead = std::min(kAhead, b.plan.chunks);
   Takes takes(b);
   each_other([&](int q) {
-    const Range x = intersect(folded_by(q), mine);
-    takes.add(q, in(x), result_at(q) + (x.begin - folded_by(q).begin), out(x));
+    const Range x = intersect(reduced_by(q), mine);
+    takes.add(q, in(x), result_at(q) + (x.begin - reduced_by(q).begin), out(x));
   });
   b.device_stage("copy out", ahead);
   b.wait(b.rank, kReady);
@@ -364,7 +364,7 @@ void plan_shared_all_reduce(Builder &b) {
   b.post(kCopied);
   b.stage("finish", kTurn);
   each_other([&](int q) { b.wait(q, kCopied, in(intersect(given_by(b, q), done))); });
-  each_fold(
+  each_reduction(
       b, done, [&](Range r) { return b.ring(b.rank, r.begin - mine.begin); },
       [&](Range r, const auto &sources, const auto &ends) { b.reduce(in(r), sources, ends, slot(r), false); });
   b.post(kReduced);

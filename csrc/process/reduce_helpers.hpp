@@ -21,10 +21,10 @@ class ReduceHelpers {
   // Throws Error(Resource).
   void want(int automatic);
   int threads() const noexcept;
-  // As reduce::fold, with the helpers that there are. Any thread.
-  void fold(const reduce::Fold &task, size_t count) noexcept {
-    if (ReducePool *const pool = pool_.load(std::memory_order_acquire)) pool->fold(task, count);
-    else reduce::fold(task, count);
+  // As reduce::reduce, with the helpers that there are. Any thread.
+  void reduce(const reduce::LocalReduction &task, size_t count) noexcept {
+    if (ReducePool *const pool = pool_.load(std::memory_order_acquire)) pool->reduce(task, count);
+    else reduce::reduce(task, count);
   }
 
  private:

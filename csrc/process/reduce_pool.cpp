@@ -13,7 +13,7 @@
 namespace isthmus::process {
 namespace {
 
-constexpr size_t kMostSources = 256;  // of a part's own list of sources; beyond, the fold is not shared
+constexpr size_t kMostSources = 256;  // of a part's own list of sources; beyond, the reduction is not shared
 constexpr size_t kLine = 64;
 
 }  // namespace
@@ -36,11 +36,11 @@ ReducePool::~ReducePool() {
   for (std::thread &t : helpers_) t.join();
 }
 
-void ReducePool::fold(const reduce::Fold &task, size_t count) noexcept {
+void ReducePool::reduce(const reduce::LocalReduction &task, size_t count) noexcept {
   const size_t element = dtype_size(task.dtype);
   if (helpers_.empty() || count * element < kLeast || task.sources.size() > kMostSources ||
       shared_.test_and_set(std::memory_order_acquire))
-    return reduce::fold(task, count);
+    return reduce::reduce(task, count);
   task_ = task;
   count_ = count;
   // A few parts each, so that who comes late takes fewer; whole lines.
@@ -66,7 +66,7 @@ void ReducePool::take_parts() noexcept {
   for (;;) {
     const size_t begin = next_.fetch_add(part_, std::memory_order_relaxed);
     if (begin >= count_) return;
-    reduce::Fold part = task_;
+    reduce::LocalReduction part = task_;
     for (size_t i = 0; i < task_.sources.size(); ++i) {
       const reduce::Source &s = task_.sources[i];
       sources[i] = {at(s.data, begin * (s.partial ? wide : element)), s.partial, s.weight};
@@ -74,12 +74,12 @@ void ReducePool::take_parts() noexcept {
     part.sources = {sources.data(), task_.sources.size()};
     part.dst = out(task_.dst, begin * (task_.partial ? wide : element));
     part.copy = out(task_.copy, begin * (task_.partial ? wide : element));
-    reduce::fold(part, std::min(part_, count_ - begin));
+    reduce::reduce(part, std::min(part_, count_ - begin));
   }
 }
 
 void ReducePool::help() noexcept {
-  ::pthread_setname_np(::pthread_self(), "isthmus-fold");
+  ::pthread_setname_np(::pthread_self(), "isthmus-reduce");
   uint64_t seen = 0;
   int64_t idle_since = now_ns();
   while (!stop_.load(std::memory_order_acquire)) {

@@ -276,7 +276,7 @@ std::string Communicator::explain(const std::string &collective, uint64_t count,
   return take_json(result, json);
 }
 
-std::string Communicator::measure_star(double seconds) {
+std::string Communicator::measure_leader_exchange(double seconds) {
   isthmus_comm_t c = handle("measure");
   if (!c) throw PythonError();
   const Use use(this);

@@ -52,7 +52,7 @@ class Communicator {
   std::string topology();
   std::string dump();
   std::string explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root);
-  std::string measure_star(double seconds);  // collective
+  std::string measure_leader_exchange(double seconds);  // collective
 
   // Destroys all that are open; each waits for what is pending for at most `seconds`. For the end of the interpreter.
   static void destroy_all(double seconds);

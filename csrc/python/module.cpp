@@ -80,7 +80,7 @@ void add_communicator(py::module_ &m) {
       .def("_shrink", &Communicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
       .def("_topology", &Communicator::topology)
       .def("_dump", &Communicator::dump)
-      .def("_measure_star", &Communicator::measure_star, py::arg("seconds"))
+      .def("_measure_leader_exchange", &Communicator::measure_leader_exchange, py::arg("seconds"))
       .def("_explain", &Communicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
            py::arg("root"));
   add_methods(type, kCollectives);

@@ -79,7 +79,7 @@ struct Pass {
 };
 
 template <class Codec, class Op>
-void fold(const Job &job) noexcept {
+void reduce(const Job &job) noexcept {
   switch (job.sources) {
     case 1: return Pass<Divide, Codec, Codec, Codec, Op, 1>(job).run();
     case 2: return Pass<Divide, Codec, Codec, Codec, Op, 2>(job).run();
@@ -116,7 +116,7 @@ HWY_INLINE void write(void *p, size_t i, T v) {
 }
 
 // 64-bit products: most instruction sets have none in vectors.
-void fold_prod64(const Job &job) noexcept {
+void reduce_prod64(const Job &job) noexcept {
   for (size_t i = 0; i < job.count; ++i) {
     uint64_t v = read<uint64_t>(job.source[0], i);
     for (unsigned k = 1; k < job.sources; ++k) v *= read<uint64_t>(job.source[k], i);
@@ -161,7 +161,7 @@ void multiply(const Job &job) noexcept {
 #if HWY_TARGET == HWY_SCALAR
 // One lane holds no pair, so the scalar kernels have their own loop.
 template <class T>
-void fold_complex(const Job &job) noexcept {
+void reduce_complex(const Job &job) noexcept {
   const Divide::Of<T> post(job.number);
   const hn::CappedTag<T, 1> d;
   for (size_t i = 0; i + 1 < job.count; i += 2) {
@@ -180,8 +180,8 @@ void fold_complex(const Job &job) noexcept {
 }
 #else
 template <class T>
-void fold_complex(const Job &job) noexcept {
-  fold<Plain<T>, ComplexProd>(job);
+void reduce_complex(const Job &job) noexcept {
+  reduce<Plain<T>, ComplexProd>(job);
 }
 #endif
 
@@ -214,17 +214,17 @@ constexpr auto kStream = stream;
 #endif
 
 #define ISTHMUS_FLOAT(codec) \
-  { fold<codec, Sum>, fold<codec, Prod>, fold<codec, Min>, fold<codec, Max>, nullptr, nullptr, nullptr, nullptr }
-#define ISTHMUS_REAL(T)                                                                                             \
-  {                                                                                                                 \
-    fold<Plain<T>, Sum>, fold<Plain<T>, Prod>, fold<Plain<T>, Min>, fold<Plain<T>, Max>, nullptr, nullptr, nullptr, \
-        fold_complex<T>                                                                                             \
+  { reduce<codec, Sum>, reduce<codec, Prod>, reduce<codec, Min>, reduce<codec, Max>, nullptr, nullptr, nullptr, nullptr }
+#define ISTHMUS_REAL(T)                                                                                                     \
+  {                                                                                                                         \
+    reduce<Plain<T>, Sum>, reduce<Plain<T>, Prod>, reduce<Plain<T>, Min>, reduce<Plain<T>, Max>, nullptr, nullptr, nullptr, \
+        reduce_complex<T>                                                                                                   \
   }
 #define ISTHMUS_ACCUMULATE(codec) \
   { accumulate<codec, Sum>, accumulate<codec, Prod>, accumulate<codec, Min>, accumulate<codec, Max> }
 // Sums and products of signed integers wrap, as those of unsigned ones.
 #define ISTHMUS_INTEGER(S, U, prod) \
-  { fold<Plain<U>, Sum>, prod, fold<Plain<S>, Min>, fold<Plain<S>, Max> }
+  { reduce<Plain<U>, Sum>, prod, reduce<Plain<S>, Min>, reduce<Plain<S>, Max> }
 #define ISTHMUS_NONE \
   {}
 
@@ -233,16 +233,16 @@ constexpr auto kStream = stream;
 extern const Table ISTHMUS_REDUCE_TABLE = {
     ISTHMUS_REDUCE_NAME,
     {
-        ISTHMUS_INTEGER(int8_t, uint8_t, (fold<WideByte, Prod>)),
-        {fold<Plain<uint8_t>, Sum>, fold<WideByte, Prod>, fold<Plain<uint8_t>, Min>, fold<Plain<uint8_t>, Max>,
-         fold<Plain<uint8_t>, And>, fold<Plain<uint8_t>, Or>, fold<Plain<uint8_t>, Xor>},
-        ISTHMUS_INTEGER(int16_t, uint16_t, (fold<Plain<uint16_t>, Prod>)),
-        ISTHMUS_INTEGER(uint16_t, uint16_t, (fold<Plain<uint16_t>, Prod>)),
-        ISTHMUS_INTEGER(int32_t, uint32_t, (fold<Plain<uint32_t>, Prod>)),
-        ISTHMUS_INTEGER(uint32_t, uint32_t, (fold<Plain<uint32_t>, Prod>)),
-        ISTHMUS_INTEGER(int64_t, uint64_t, fold_prod64),
-        ISTHMUS_INTEGER(uint64_t, uint64_t, fold_prod64),
-        {nullptr, nullptr, nullptr, nullptr, fold<Truth, And>, fold<Truth, Or>, fold<Truth, Xor>},
+        ISTHMUS_INTEGER(int8_t, uint8_t, (reduce<WideByte, Prod>)),
+        {reduce<Plain<uint8_t>, Sum>, reduce<WideByte, Prod>, reduce<Plain<uint8_t>, Min>, reduce<Plain<uint8_t>, Max>,
+         reduce<Plain<uint8_t>, And>, reduce<Plain<uint8_t>, Or>, reduce<Plain<uint8_t>, Xor>},
+        ISTHMUS_INTEGER(int16_t, uint16_t, (reduce<Plain<uint16_t>, Prod>)),
+        ISTHMUS_INTEGER(uint16_t, uint16_t, (reduce<Plain<uint16_t>, Prod>)),
+        ISTHMUS_INTEGER(int32_t, uint32_t, (reduce<Plain<uint32_t>, Prod>)),
+        ISTHMUS_INTEGER(uint32_t, uint32_t, (reduce<Plain<uint32_t>, Prod>)),
+        ISTHMUS_INTEGER(int64_t, uint64_t, reduce_prod64),
+        ISTHMUS_INTEGER(uint64_t, uint64_t, reduce_prod64),
+        {nullptr, nullptr, nullptr, nullptr, reduce<Truth, And>, reduce<Truth, Or>, reduce<Truth, Xor>},
         ISTHMUS_FLOAT(Float16),
         ISTHMUS_FLOAT(BFloat16),
         ISTHMUS_REAL(float),

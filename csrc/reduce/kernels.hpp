@@ -23,14 +23,14 @@ struct Job {
   void *dst;           // may equal any source exactly, where the elements have the same size
   void *copy;          // or nullptr
   size_t count;        // lanes
-  double number;       // divisor (0: no division) of fold and finish; factor of scale
+  double number;       // divisor (0: no division) of reduce and finish; factor of scale
   uint64_t whole = 0;  // factor of scale of integers
 };
 using Kernel = void (*)(const Job &) noexcept;
 
 struct Table {
   const char *name;
-  Kernel fold[kLanes][kPrims];        // dst = round((source[0] op source[1] ...) / number), all of one type
+  Kernel reduce[kLanes][kPrims];      // dst = round((source[0] op source[1] ...) / number), all of one type
   Kernel accumulate[kLanes][kPrims];  // narrow floats: dst (f32) = source[0] (f32) op source[1] (narrow)
   Kernel widen[kLanes];               // narrow floats: dst (f32) = source[0]
   Kernel finish[kLanes];  // narrow floats: dst = round(source[0] (f32) / number); integers: dst = source[0] / number

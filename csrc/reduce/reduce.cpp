@@ -87,14 +87,14 @@ struct Sink {
   double divisor;
 };
 
-// One call of fold(). Ranges are in lanes.
-class Folding {
+// One call of reduce(). Ranges are in lanes.
+class Reducer {
  public:
-  Folding(const Fold &task, const Shape &shape, const Table &table) noexcept
+  Reducer(const Reduction &task, const Shape &shape, const Table &table) noexcept
       : task_(task),
         shape_(shape),
         table_(table),
-        kernel_(table.fold[static_cast<int>(shape.lane)][static_cast<int>(shape.prim)]),
+        kernel_(table.reduce[static_cast<int>(shape.lane)][static_cast<int>(shape.prim)]),
         partial_out_(shape.narrow && task.partial),
         out_bytes_(partial_out_ ? shape.acc_bytes : shape.bytes),
         divisor_(task.op == RedOp::Avg && !task.partial && task.divisor > 1 ? static_cast<double>(task.divisor) : 0),
@@ -202,7 +202,7 @@ class Folding {
       }
     });
     if (partial_out_) {
-      table_.fold[static_cast<int>(Lane::F32)][static_cast<int>(shape_.prim)](job(sum, sink, n));
+      table_.reduce[static_cast<int>(Lane::F32)][static_cast<int>(shape_.prim)](job(sum, sink, n));
     } else {
       table_.finish[static_cast<int>(shape_.lane)](job(sum, sink, n));
     }
@@ -242,7 +242,7 @@ class Folding {
   }
 
   const void *add(const void *a, const void *b, size_t n, void *buffer) noexcept {
-    table_.fold[static_cast<int>(Lane::F32)][static_cast<int>(shape_.prim)]({{a, b}, 2, buffer, nullptr, n, 0});
+    table_.reduce[static_cast<int>(Lane::F32)][static_cast<int>(shape_.prim)]({{a, b}, 2, buffer, nullptr, n, 0});
     return buffer;
   }
 
@@ -257,7 +257,7 @@ class Folding {
     }
   }
 
-  const Fold &task_;
+  const Reduction &task_;
   const Shape &shape_;
   const Table &table_;
   const Kernel kernel_;
@@ -274,11 +274,11 @@ class Folding {
 
 }  // namespace
 
-void fold(const Fold &task, size_t count) noexcept {
+void reduce(const Reduction &task, size_t count) noexcept {
   if (count == 0 || task.sources.empty()) return;
   const Shape shape = shape_of(task.dtype, task.op);
   const ControlWord ieee(is_float(task.dtype) || is_complex(task.dtype) || task.op == RedOp::Avg);
-  Folding(task, shape, active()).run(count);
+  Reducer(task, shape, active()).run(count);
 }
 
 void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept {

@@ -1,7 +1,7 @@
 // Reductions and copies on host memory: every dtype x op, SIMD, chosen at run time for the processor.
 //
-// The order is part of the contract: contributions are folded group by group (islands), in a group source by source (ranks),
-// then the groups' partial results are folded in order; all of it in accumulator(dtype), rounded once at the end. The same
+// The order is part of the contract: contributions are reduced group by group (islands), in a group source by source (ranks),
+// then the groups' partial results are reduced in order; all of it in accumulator(dtype), rounded once at the end. The same
 // inputs give the same bits on every processor, for every count, alignment, thread and split of the range.
 //   - float16, bfloat16, float8: accumulated in float32, rounded to nearest even. float8_e4m3fn out of range is NaN
 //     (e4m3fn has no infinity), as ml_dtypes' conversion does; float8_e5m2 overflows to infinity.
@@ -27,10 +27,10 @@ struct Source {
   uint32_t weight = 1;  // multiplied by it in float32 before it is added; 1 where float32 is not another type than dtype
 };
 
-struct Fold {
+struct Reduction {
   DType dtype;
   RedOp op;                          // Avg and PremulSum add (Premul scaling is `scale` below, done beforehand)
-  std::span<const Source> sources;   // at least one; folded in this order
+  std::span<const Source> sources;   // at least one; reduced in this order
   std::span<const uint32_t> groups;  // end index of each group, ascending, last == sources.size(); empty: one group
   void *dst = nullptr;               // may be exactly equal to one source's data (same element size), not overlap otherwise
   void *copy = nullptr;              // second destination for the same result, or nullptr
@@ -40,8 +40,8 @@ struct Fold {
   bool stream_dst = false;           // likewise `dst`, or another processor reads it
 };
 
-// Folds `count` elements. The combination must be one that combines(dtype, op) allows. Thread-safe, no allocation, no throw.
-void fold(const Fold &task, size_t count) noexcept;
+// Reduces `count` elements. The combination must be one that combines(dtype, op) allows. Thread-safe, no allocation, no throw.
+void reduce(const Reduction &task, size_t count) noexcept;
 
 // dst[i] = round(float(src[i]) * factor) in dtype, factor converted to accumulator(dtype) first. dst may equal src.
 void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept;

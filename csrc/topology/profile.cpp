@@ -62,8 +62,8 @@ class Reader {
       broken(below(place, name), "expected bytes a second, a number from {:g} to {:g}", kLeastRate, kMostRate);
     return value.get<double>();
   }
-  // Bytes of the star in a fleet of `link`; -1 where there are none.
-  int64_t star(const json &all, const char *link) const {
+  // Bytes of the leader exchange in a fleet of `link`; -1 where there are none.
+  int64_t leader_bytes(const json &all, const char *link) const {
     const auto found = all.find("star");
     if (found == all.end()) return -1;
     if (!found->is_object()) broken("star", "expected an object of JSON");
@@ -73,8 +73,8 @@ class Reader {
     if (!entry->is_object()) broken(place, "expected an object of JSON");
     const auto bytes = [&](const char *name) {
       const json &value = member(*entry, place, name);
-      if (!value.is_number_integer() || value < 0 || value > kMostStar)
-        broken(below(place, name), "expected bytes, a whole number from 0 to {}", kMostStar);
+      if (!value.is_number_integer() || value < 0 || value > kMostLeaderBytes)
+        broken(below(place, name), "expected bytes, a whole number from 0 to {}", kMostLeaderBytes);
       return value.get<int64_t>();
     };
     const int64_t median = bytes("bytes");
@@ -123,7 +123,7 @@ Profile parse_profile(std::string_view text, std::string_view path) {
     reader.repetitions(entry, place);
     if (!out.medians.emplace(name, median).second) reader.broken(place + ".name", "'{}' is there twice", name);
   }
-  out.star = {reader.star(all, "memory"), reader.star(all, "tcp")};
+  out.leader_bytes = {reader.leader_bytes(all, "memory"), reader.leader_bytes(all, "tcp")};
   return out;
 }
 

@@ -23,7 +23,7 @@ struct Profile {
   std::string host, date;                 // where and when it was made
   bool simulated = false;                 // in a rehearsal
   std::map<std::string, double> medians;  // by name; bytes a second
-  Star star;
+  LeaderBytes leader_bytes;
 };
 
 // Throws Error(Config) that names `path`, the place in the text and what was expected there. Bounded: text of at most

@@ -30,12 +30,12 @@ struct Rates {
   double &operator[](Rate r) noexcept { return values[static_cast<size_t>(r)]; }
 };
 
-// The largest message for which a profile's fleet found the star (docs/explain/plans.md) no slower, by what lay between its islands. Bytes; -1:
+// The largest message for which a profile's fleet found the leader exchange (docs/explain/plans.md) no slower, by what lay between its islands. Bytes; -1:
 // not measured.
-inline constexpr int64_t kMostStar = 256 * 1024;
-struct Star {
+inline constexpr int64_t kMostLeaderBytes = 256 * 1024;
+struct LeaderBytes {
   int64_t memory = -1, tcp = -1;
 };
-constexpr bool sound_star(int64_t bytes) noexcept { return bytes >= -1 && bytes <= kMostStar; }
+constexpr bool sound_leader_bytes(int64_t bytes) noexcept { return bytes >= -1 && bytes <= kMostLeaderBytes; }
 
 }  // namespace isthmus::topology

@@ -100,10 +100,10 @@ std::string unequal_versions(const Topology &t, const Group &group) {
   return versions.size() > 1 ? text : std::string();
 }
 
-int64_t measured_star(const Topology &t) noexcept {
+int64_t measured_leader_bytes(const Topology &t) noexcept {
   const bool memory = one_memory(t);
-  int64_t least = kMostStar;
-  for (const RankInfo &r : t.ranks) least = std::min(least, memory ? r.star.memory : r.star.tcp);
+  int64_t least = kMostLeaderBytes;
+  for (const RankInfo &r : t.ranks) least = std::min(least, memory ? r.leader_bytes.memory : r.leader_bytes.tcp);
   return least;
 }
 

@@ -40,7 +40,7 @@ struct RankInfo {
   IslandTable ccl_table;       // what it can do
   bool fnuz = false;           // its arithmetic takes 8-bit floating point for the kind without infinities and negative zero
   Rates rates;                 // of its host's profile; all 0 where it has none
-  Star star;                   // likewise
+  LeaderBytes leader_bytes;    // likewise
   std::string maker = "host";  // of its device ("nvidia"): the name of its island where it has no label
 };
 
@@ -94,9 +94,9 @@ int unmeasured_rank(const Topology &t) noexcept;
 // Where the ranks of a group have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each
 // version. Else empty.
 std::string unequal_versions(const Topology &t, const Group &group);
-// The largest message that takes the star by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers. -1:
+// The largest message that takes the leader exchange by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers. -1:
 // some rank's profile does not say.
-int64_t measured_star(const Topology &t) noexcept;
+int64_t measured_leader_bytes(const Topology &t) noexcept;
 // Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
 // relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.
 void apply_profiles(Topology &t);

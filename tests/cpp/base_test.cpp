@@ -283,6 +283,22 @@ TEST(Settings, AListSetsEachOfItsEntriesInOrder) {
   EXPECT_TRUE(contains(refused([&] { s.apply("TIMEOUT=3;SPIN_US=never;NAME=c"); }), "ISTHMUS_SPIN_US=never"));
 }
 
+TEST(Settings, AFormerNameIsTakenAndTheLogSaysTheNameOfToday) {
+  ::testing::internal::CaptureStderr();
+  Settings s;
+  s.apply("STAR_BYTES=2K");
+  s.apply("ISTHMUS_STAR_BYTES=4K");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(s.integer(Setting::LeaderBytes), 4096);
+  EXPECT_TRUE(contains(said, "ISTHMUS_STAR_BYTES is now called ISTHMUS_LEADER_BYTES")) << said;
+  EXPECT_EQ(said.find("is now called"), said.rfind("is now called")) << "once: " << said;
+  EXPECT_TRUE(contains(refused("ISTHMUS_STAR_BYTES", "many"), "ISTHMUS_LEADER_BYTES=many"));
+  const Variable former("ISTHMUS_STAR_BYTES", "1K");
+  EXPECT_EQ(Settings::from_environment().integer(Setting::LeaderBytes), 1024);
+  const Variable today("ISTHMUS_LEADER_BYTES", "3K");
+  EXPECT_EQ(Settings::from_environment().integer(Setting::LeaderBytes), 3072) << "whichever stands first";
+}
+
 TEST(Settings, TheEnvironmentIsReadAndWhatIsNoSettingIsAnError) {
   {
     const Variable a("ISTHMUS_TIMEOUT", "7"), b("ISTHMUS_ISLAND", "of the blue dolphins"), c("XISTHMUS_NOTHING", "1");

@@ -111,7 +111,7 @@ T value(int rank, uint64_t i) {
 }
 
 template <class T>
-T folded(RedOp op, int size, uint64_t i) {
+T reduced(RedOp op, int size, uint64_t i) {
   T x = value<T>(0, i);
   for (int r = 1; r < size; ++r) {
     const T y = value<T>(r, i);
@@ -130,7 +130,7 @@ void reductions(const Place &p, Communicator &c, DType t) {
       for (uint64_t i = 0; i < in.size(); ++i) in[i] = value<T>(p.rank, i);
       const auto same = [&](uint64_t offset, const std::vector<T> &got) {
         for (uint64_t i = 0; i < count; ++i)
-          if (got[i] != folded<T>(op, p.size, offset + i)) return false;
+          if (got[i] != reduced<T>(op, p.size, offset + i)) return false;
         return true;
       };
       c.all_reduce(in.data(), out.data(), count, t, op);

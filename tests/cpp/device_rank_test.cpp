@@ -47,7 +47,7 @@ double contribution(int rank, size_t i) {
   return static_cast<double>(static_cast<unsigned>(i / 64 * 7 + i + 3 * static_cast<size_t>(rank)) % 5u);
 }
 
-double folded(isthmus_redop op, int size, size_t i) {
+double reduced(isthmus_redop op, int size, size_t i) {
   double x = contribution(0, i);
   for (int q = 1; q < size; ++q) {
     const double y = contribution(q, i);
@@ -134,7 +134,7 @@ class Collective {
       return packed(dtype_, elements, [&](size_t i) { return contribution(by, from + i); });
     };
     const auto sums = [&](size_t from) {
-      return packed(dtype_, count_, [&](size_t i) { return folded(op_, r.size, from + i); });
+      return packed(dtype_, count_, [&](size_t i) { return reduced(op_, r.size, from + i); });
     };
     if (writes_) switch (kind_) {
         case AllReduce:
@@ -529,7 +529,7 @@ TEST_P(DeviceRanks, OperationsOfAStreamFollowEachOther) {
       }
     }
     for (const Work &work : works) OK(work.wait());
-    MUST(x.get(kCount * 4) == packed(ISTHMUS_FLOAT32, kCount, [&](size_t i) { return folded(ISTHMUS_SUM, r.size, i); }));
+    MUST(x.get(kCount * 4) == packed(ISTHMUS_FLOAT32, kCount, [&](size_t i) { return reduced(ISTHMUS_SUM, r.size, i); }));
   });
 }
 

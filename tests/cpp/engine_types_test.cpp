@@ -35,8 +35,8 @@ struct Case {
   int collective = 0;  // Reducing or Moving
   uint64_t count = 0;  // elements of a block
   int root = 0;
-  std::vector<Data> given{};  // by rank; a reduction: elements to be folded, else world blocks of count elements
-  Data expected{};            // a reduction: the fold of all of them
+  std::vector<Data> given{};  // by rank; a reduction: elements to be reduced, else world blocks of count elements
+  Data expected{};            // a reduction: the reduction of all of them
 };
 
 isthmus_dtype c_dtype(DType t) { return static_cast<isthmus_dtype>(t); }
@@ -79,7 +79,7 @@ class EveryType : public testing::TestWithParam<Shape> {
   }
 };
 
-TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
+TEST_P(EveryType, ReducesWithEveryOpAsTheReferenceDoes) {
   std::vector<Case> pairs;  // dtype, op, collective: every two of them meet
   const auto met = [&](auto what) { return std::any_of(pairs.begin(), pairs.end(), what); };
   const auto each = [](int n, auto what) {
@@ -114,7 +114,7 @@ TEST_P(EveryType, FoldsWithEveryOpAsTheReferenceDoes) {
       if (p.collective == kReduceScatterV) elements = before(shares(GetParam().world, 2 * count), GetParam().world);
       cases.push_back(make(p.dtype, p.op, p.collective, count, elements));
       Case &made = cases.back();
-      made.expected = matrix::folded(islands_of(GetParam()), made.dtype, made.op, made.given, elements);
+      made.expected = matrix::reduced(islands_of(GetParam()), made.dtype, made.op, made.given, elements);
     }
 
   run(cases, [&](isthmus_comm_t comm, int rank, const Case &c, Data &out, Data &expected) {

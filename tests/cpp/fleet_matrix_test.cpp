@@ -147,7 +147,7 @@ struct Case : Cell {
   bool in_place = false, is_long = false;
   std::vector<uint64_t> counts{};  // of the ranks' blocks
   std::vector<Data> given{};       // by rank
-  Data folded{};
+  Data reduced{};
 
   uint64_t between(int from, int to) const {  // elements that one rank gives another, of all_to_all
     return kind == AllToAll ? count : counts[static_cast<size_t>((from + to) % world)];
@@ -197,9 +197,9 @@ struct Case : Cell {
     };
     switch (kind) {
       case AllReduce:
-      case Reduce: add(folded, 0, count); break;
+      case Reduce: add(reduced, 0, count); break;
       case ReduceScatter:
-      case ReduceScatterV: add(folded, before(counts, rank), received(rank)); break;
+      case ReduceScatterV: add(reduced, before(counts, rank), received(rank)); break;
       case Broadcast: add(given[static_cast<size_t>(root)], 0, count); break;
       case Scatter:
       case ScatterV: add(given[static_cast<size_t>(root)], before(counts, rank), received(rank)); break;
@@ -247,7 +247,7 @@ Case make_case(const Cell &cell, const Shape &shape, int number, bool is_long = 
     else matrix::fill(c.dtype, data, random);
     c.given.push_back(std::move(data));
   }
-  if (reduces(c.kind)) c.folded = matrix::folded(matrix::islands_of(labels), c.dtype, c.op, c.given, c.sent(0));
+  if (reduces(c.kind)) c.reduced = matrix::reduced(matrix::islands_of(labels), c.dtype, c.op, c.given, c.sent(0));
   return c;
 }
 

@@ -41,7 +41,7 @@ void scale(DType t, Data &data, size_t count, int rank) {
 
 }  // namespace
 
-Data folded(const std::vector<std::vector<int>> &islands, DType t, RedOp op, std::vector<Data> given, size_t elements) {
+Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op, std::vector<Data> given, size_t elements) {
   std::vector<isthmus::reduce::Source> sources;
   std::vector<uint32_t> ends;
   for (const auto &island : islands) {
@@ -53,10 +53,10 @@ Data folded(const std::vector<std::vector<int>> &islands, DType t, RedOp op, std
     ends.push_back(static_cast<uint32_t>(sources.size()));
   }
   Data out(elements * isthmus::dtype_size(t));
-  isthmus::reduce::Fold fold{t, op, sources, ends};
-  fold.dst = out.data();
-  fold.divisor = op == RedOp::Avg ? given.size() : 1;
-  reference::fold(fold, elements);
+  isthmus::reduce::Reduction task{t, op, sources, ends};
+  task.dst = out.data();
+  task.divisor = op == RedOp::Avg ? given.size() : 1;
+  reference::reduce(task, elements);
   return out;
 }
 

@@ -1,5 +1,5 @@
 // Shared by the tests that run every type through whole communicators: the factors of PREMUL_SUM, the order in which contributions are
-// folded (docs/explain/numbers.md), unequal shares.
+// reduced (docs/explain/numbers.md), unequal shares.
 #pragma once
 
 #include <algorithm>
@@ -38,8 +38,8 @@ inline std::vector<std::vector<int>> islands_of(const std::vector<std::string> &
 }
 
 // What all ranks together make of what each was given.
-__attribute__((visibility("default"))) Data folded(const std::vector<std::vector<int>> &islands, DType t, RedOp op,
-                                                   std::vector<Data> given, size_t elements);
+__attribute__((visibility("default"))) Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op,
+                                                    std::vector<Data> given, size_t elements);
 // Any numbers of the type (reduce_test::fill).
 __attribute__((visibility("default"))) void fill(DType t, Data &data, std::mt19937_64 &random);
 // Numbers whose sums and products over seven ranks every type holds exactly, so that it does not matter in which order a library takes

@@ -1,4 +1,4 @@
 if(ISTHMUS_CORE_ONLY)
   return()
 endif()
-isthmus_test(test_star SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/star_test.cpp FLOORS observe PROVES values)
+isthmus_test(test_leader_exchange SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/leader_exchange_test.cpp FLOORS observe PROVES values)

@@ -294,7 +294,7 @@ TEST(Mutation, AnIslandsPlanNeedsItsSlotsAndItsOrder) {
   EXPECT_NE(other_root.text.find("another rank calls"), std::string::npos) << other_root.text;
 }
 
-// An average of float16: what the library makes smaller, so that its sum is in range, the folds make larger again.
+// An average of float16: what the library makes smaller, so that its sum is in range, the reduces make larger again.
 TEST(Mutation, AnAverageOfAShortRangeNeedsEachOfItsFactors) {
   for (const char *islands : {"AAb", "AAAbBB", "bAAA"})
     for (const auto bridge : {topology::Bridge::Auto, topology::Bridge::Tcp})
@@ -427,7 +427,7 @@ TEST(Mutation, WithoutAnyOneOfItsFramesABridgedPlanIsRefused) {
     }
 }
 
-TEST(Mutation, WithoutAnyOneOfItsMovesOrFoldsAPlanIsRefused) {
+TEST(Mutation, WithoutAnyOneOfItsMovesOrReductionsAPlanIsRefused) {
   for (const char *islands : {"aaa", "aabb"})
     for (int c = 0; c < 13; ++c) {
       const auto t = world_of(islands);

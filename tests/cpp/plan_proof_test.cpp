@@ -161,11 +161,11 @@ TEST_P(LongMessagesOnOneHost, HoldOnIslandsWithLibraries) {
 }
 
 // On one host the devices move what is only moved: the host list of a rank with a device waits and posts, and neither copies nor gives a link
-// anything. A sum is one fold of what lies in slots, and of the rank's own part. Between islands with libraries two of the sums go by links.
+// anything. A sum is one reduction of what lies in slots, and of the rank's own part. Between islands with libraries two of the sums go by links.
 TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
   struct Touched {
-    size_t moves = 0, frames = 0, folds = 0;
-    uint64_t folded = 0, chunk = 0;  // bytes of a chunk
+    size_t moves = 0, frames = 0, reductions = 0;
+    uint64_t reduced = 0, chunk = 0;  // bytes of a chunk
   };
   const auto touched = [](const topology::Topology &t, int rank, plan::Request r, uint64_t reach) {
     r.device = t.ranks[static_cast<size_t>(rank)].device != "host";
@@ -179,8 +179,8 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
         n.moves += s.kind == plan::StepKind::Move;
         n.frames += (s.kind == plan::StepKind::Send || s.kind == plan::StepKind::Recv) && !s.token;
         if (s.kind != plan::StepKind::Reduce) continue;
-        ++n.folds;
-        n.folded += s.extent.length;
+        ++n.reductions;
+        n.reduced += s.extent.length;
       }
     return n;
   };
@@ -195,11 +195,11 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
                           collective == Collective::ReduceScatter || collective == Collective::ReduceScatterV;
         const bool libraries = topology::has_libraries(planned);
         const bool by_links = libraries && (collective == Collective::Reduce || collective == Collective::ReduceScatter);
-        uint64_t folded = 0, chunk = 0;
+        uint64_t reduced = 0, chunk = 0;
         size_t else_touched = 0;
         for (int rank = 0; rank < t.size(); ++rank) {
           const Touched near = touched(t, rank, r, kReach), far = touched(t, rank, r, 0);
-          folded += near.folded;
+          reduced += near.reduced;
           chunk = near.chunk;
           if (t.ranks[static_cast<size_t>(rank)].device == "host") continue;
           SCOPED_TRACE(std::string(islands) + " " + collective_name(collective) + " of " + std::to_string(bytes) +
@@ -214,12 +214,12 @@ TEST(Proof, WhereDevicesReachTheSlotsNoProcessorTouchesWhatIsOnlyMoved) {
           EXPECT_EQ(near.frames > 0, by_links);
           if (by_links) continue;
           EXPECT_EQ(near.moves, 0u);
-          EXPECT_EQ(near.folds > 0, sums);
-          if (!libraries) { EXPECT_LE(near.folds, 1u); }
+          EXPECT_EQ(near.reductions > 0, sums);
+          if (!libraries) { EXPECT_LE(near.reductions, 1u); }
         }
         EXPECT_EQ(else_touched > 0, collective != Collective::Barrier) << islands << " " << collective_name(collective);
         if (!by_links && (collective == Collective::AllReduce || collective == Collective::Reduce)) {
-          EXPECT_EQ(folded, chunk) << islands << " " << collective_name(collective) << ": each byte by one rank";
+          EXPECT_EQ(reduced, chunk) << islands << " " << collective_name(collective) << ": each byte by one rank";
         }
       }
   }
@@ -467,8 +467,8 @@ TEST_P(RandomWorlds, AndSequencesHold) {
   EXPECT_GT(reused, kSeeds / 20);
 }
 
-// Up to which size messages take the star is measured, so it may be anything from never to the most that there is.
-TEST(Proof, MessagesHoldOnBothSidesOfWhereverTheStarEnds) {
+// Up to which size messages take the leader exchange is measured, so it may be anything from never to the most that there is.
+TEST(Proof, MessagesHoldOnBothSidesOfWhereverTheLeaderExchangeEnds) {
   constexpr struct {
     const char *islands, *hosts;
     topology::Bridge bridge;
@@ -495,11 +495,11 @@ TEST(Proof, MessagesHoldOnBothSidesOfWhereverTheStarEnds) {
             op.request.dtype = dtype;
             op.request.op = redop;
             op.request.root = t.size() - 1;
-            EXPECT_EQ(plan::takes_star(plan::planned_on(t, op.request), op.request), bytes > 0 && bytes <= ends);
+            EXPECT_EQ(plan::takes_leader_exchange(plan::planned_on(t, op.request), op.request), bytes > 0 && bytes <= ends);
             operations.push_back(op);
           }
           const Verdict v = prove(t, operations);
-          ASSERT_TRUE(v.ok) << name_of(w.islands, operations[0]) << ", star up to " << ends << ": " << v.text;
+          ASSERT_TRUE(v.ok) << name_of(w.islands, operations[0]) << ", leader exchange up to " << ends << ": " << v.text;
         }
 }
 

@@ -229,37 +229,39 @@ TEST(Plan, ExplainReadsAndItsJsonSaysTheSame) {
     EXPECT_EQ(j["link_bytes"], p->link_bytes);
   }
   const auto j = nlohmann::json::parse(explain_json(*plan_collective(t, 0, request_of(Collective::AllReduce, 1 << 20)), t));
-  EXPECT_EQ(j["stages"][1]["name"], "fold");
+  EXPECT_EQ(j["stages"][1]["name"], "reduce");
   EXPECT_NE(j["text"].get<std::string>().find("T*"), std::string::npos);
   EXPECT_EQ(j["bridge"]["time"], 1.0);
 }
 
-TEST(Plan, TheStarEndsWhereTheRequestSaysAndTheDigestTells) {
+TEST(Plan, TheLeaderExchangeEndsWhereTheRequestSaysAndTheDigestTells) {
   const auto t = world_of("aabb");
   for (const Collective c : {Collective::AllReduce, Collective::Reduce, Collective::Broadcast})
-    for (const uint64_t ends : {uint64_t{0}, kDefaultStar, uint64_t{262144}})
+    for (const uint64_t ends : {uint64_t{0}, kDefaultLeaderBytes, uint64_t{262144}})
       for (const uint64_t bytes : {uint64_t{1024}, uint64_t{8192}, uint64_t{8196}, uint64_t{262144}, uint64_t{262148}}) {
         Request r = request_of(c, bytes);
         r.small_bytes = ends;
-        EXPECT_EQ(takes_star(t, r), bytes <= ends) << collective_name(c) << " of " << bytes << ", star up to " << ends;
+        EXPECT_EQ(takes_leader_exchange(t, r), bytes <= ends)
+            << collective_name(c) << " of " << bytes << ", leader exchange up to " << ends;
         const auto p = plan_collective(t, 3, r);  // the second rank of the second group, which is nobody's leader
-        EXPECT_EQ(p->uses_links, bytes > ends) << collective_name(c) << " of " << bytes << ", star up to " << ends;
+        EXPECT_EQ(p->uses_links, bytes > ends)
+            << collective_name(c) << " of " << bytes << ", leader exchange up to " << ends;
         r.small_bytes = ends + 4;
         EXPECT_NE(plan_collective(t, 3, r)->digest, p->digest);
         r.small_bytes = ends;
-        r.small_from = StarFrom::Profile;
+        r.small_from = LeaderBytesFrom::Profile;
         EXPECT_EQ(plan_collective(t, 3, r)->digest, p->digest) << "who said it changes no plan";
       }
-  EXPECT_FALSE(has_star(t, Collective::AllGather));
-  EXPECT_FALSE(has_star(world_of("aabb", "", topology::Bridge::Auto), Collective::AllReduce)) << "flat";
-  EXPECT_FALSE(has_star(world_of("aa"), Collective::AllReduce));
-  EXPECT_EQ(most_star(128 * 1024), 262144u);
-  EXPECT_EQ(most_star(4096), 16384u) << "slots are as small as chunks";
+  EXPECT_FALSE(has_leader_exchange(t, Collective::AllGather));
+  EXPECT_FALSE(has_leader_exchange(world_of("aabb", "", topology::Bridge::Auto), Collective::AllReduce)) << "flat";
+  EXPECT_FALSE(has_leader_exchange(world_of("aa"), Collective::AllReduce));
+  EXPECT_EQ(most_leader_bytes(128 * 1024), 262144u);
+  EXPECT_EQ(most_leader_bytes(4096), 16384u) << "slots are as small as chunks";
 }
 
 TEST(Plan, ExplainSaysWhichFormAMessageTakesAndWhoSaidSo) {
   auto t = world_of("aabb");
-  const auto said = [&](uint64_t bytes, StarFrom from) {
+  const auto said = [&](uint64_t bytes, LeaderBytesFrom from) {
     Request r = request_of(Collective::AllReduce, bytes);
     r.small_from = from;
     return nlohmann::json::parse(explain_json(*plan_collective(t, 0, r), t));
@@ -269,18 +271,20 @@ TEST(Plan, ExplainSaysWhichFormAMessageTakesAndWhoSaidSo) {
     const size_t at = text.find("  form    ");
     return at == std::string::npos ? "" : text.substr(at + 10, text.find('\n', at) - at - 10);
   };
-  EXPECT_EQ(line(said(8192, StarFrom::Default)),
-            "star: whole, by one rank of each group, up to 8.0 KiB: the default; no profile has it for all ranks");
-  EXPECT_EQ(line(said(8196, StarFrom::Setting)), "pieces, as above 8.0 KiB: set (ISTHMUS_STAR_BYTES, ISTHMUS_EAGER_BYTES)");
-  EXPECT_EQ(line(said(4, StarFrom::Profile)),
-            "star: whole, by one rank of each group, up to 8.0 KiB: measured (ISTHMUS_PROFILE)");
-  const auto j = said(8196, StarFrom::Profile);
+  EXPECT_EQ(
+      line(said(8192, LeaderBytesFrom::Default)),
+      "leader exchange: whole, by one rank of each group, up to 8.0 KiB: the default; no profile has it for all ranks");
+  EXPECT_EQ(line(said(8196, LeaderBytesFrom::Setting)),
+            "pieces, as above 8.0 KiB: set (ISTHMUS_LEADER_BYTES, ISTHMUS_EAGER_BYTES)");
+  EXPECT_EQ(line(said(4, LeaderBytesFrom::Profile)),
+            "leader exchange: whole, by one rank of each group, up to 8.0 KiB: measured (ISTHMUS_PROFILE)");
+  const auto j = said(8196, LeaderBytesFrom::Profile);
   EXPECT_EQ(j["form"], "pieces");
-  EXPECT_EQ(j["star"], (nlohmann::json{{"bytes", 8192}, {"from", "profile"}, {"simulated", false}}));
+  EXPECT_EQ(j["leader_exchange"], (nlohmann::json{{"bytes", 8192}, {"from", "profile"}, {"simulated", false}}));
   t.ranks[3].rates.simulated = true;
-  EXPECT_NE(line(said(4, StarFrom::Profile)).find("a rehearsal, which is no measurement"), std::string::npos);
-  EXPECT_EQ(said(4, StarFrom::Profile)["star"]["simulated"], true);
-  EXPECT_EQ(said(4, StarFrom::Setting)["star"]["simulated"], false);
+  EXPECT_NE(line(said(4, LeaderBytesFrom::Profile)).find("a rehearsal, which is no measurement"), std::string::npos);
+  EXPECT_EQ(said(4, LeaderBytesFrom::Profile)["leader_exchange"]["simulated"], true);
+  EXPECT_EQ(said(4, LeaderBytesFrom::Setting)["leader_exchange"]["simulated"], false);
   EXPECT_TRUE(nlohmann::json::parse(explain_json(*plan_collective(t, 0, request_of(Collective::AllGather, 64)), t))["form"]
                   .is_null());
 }
@@ -318,7 +322,7 @@ TEST(Plan, APredictionOfABridgedAllReduceIsAtLeastTheBridgesBound) {
       const double bound = bridge_time(t.weights) * (64 << 20) / *std::min_element(tcp.begin(), tcp.end());
       EXPECT_NEAR(p.bridge, bound, 1e-6 * bound);
       EXPECT_GE(p.seconds, p.bridge);
-      EXPECT_GE(p.seconds, p.copies + p.folds + p.links);
+      EXPECT_GE(p.seconds, p.copies + p.reductions + p.links);
       EXPECT_EQ(p.device, 0);
       EXPECT_FALSE(p.simulated);
     }
@@ -427,8 +431,8 @@ TEST(Plan, APredictionCountsWhatTheRanksThreadAndItsDeviceDo) {
   EXPECT_TRUE(staged.simulated);
   t = measured(world_of("aa"), {1e9, 1e9});
   for (auto &rank : t.ranks) rank.rates[topology::Rate::ReduceFloat32] = 1e6;
-  const Prediction folded = predict(*plan_collective(t, 0, request_of(Collective::AllReduce, 8 << 20)), t);
-  EXPECT_NEAR(folded.folds, 4.194304, 1e-6) << "half of it is folded here";
+  const Prediction reduced = predict(*plan_collective(t, 0, request_of(Collective::AllReduce, 8 << 20)), t);
+  EXPECT_NEAR(reduced.reductions, 4.194304, 1e-6) << "half of it is reduced here";
 }
 
 TEST(Plan, APredictionThatCannotBeMadeSaysWhy) {
@@ -437,7 +441,7 @@ TEST(Plan, APredictionThatCannotBeMadeSaysWhy) {
   EXPECT_NE(why(request_of(Collective::AllReduce, 64)).find("latency"), std::string::npos);
   Request large = request_of(Collective::AllReduce, 100'000);
   EXPECT_EQ(why(large), "");
-  large.small_bytes = 100'000;  // the star
+  large.small_bytes = 100'000;  // the leader exchange
   EXPECT_NE(why(large).find("latency"), std::string::npos);
   EXPECT_NE(why(request_of(Collective::Barrier, 0)).find("latency"), std::string::npos);
   EXPECT_NE(why(request_of(Collective::AllGatherV, 0)).find("sizes"), std::string::npos);

@@ -54,17 +54,17 @@ std::string with_star(const std::string &star) {
   return profile(entry("x", "2"), formatted(R"("schema": 1, "simulated": false, "star": {})", star));
 }
 
-TEST(Profile, SaysUpToWhichSizeTheStarIsTakenOverWhichLink) {
-  const auto star = [](const std::string &text) { return parse_profile(text, "p").star; };
+TEST(Profile, SaysUpToWhichSizeTheLeaderExchangeIsTakenOverWhichLink) {
+  const auto star = [](const std::string &text) { return parse_profile(text, "p").leader_bytes; };
   EXPECT_EQ(star(profile(entry("x", "2"))).tcp, -1) << "one that was made before there was such a thing";
-  const Star one =
+  const LeaderBytes one =
       star(with_star(R"({"tcp": {"bytes": 4096, "min": 0, "max": 262144, "repetitions": 9, "note": "4 ranks"}})"));
   EXPECT_EQ(one.tcp, 4096);
   EXPECT_EQ(one.memory, -1);
-  const Star two = star(with_star(R"({"tcp": {"bytes": 0, "min": 0, "max": 0, "repetitions": 1},
+  const LeaderBytes two = star(with_star(R"({"tcp": {"bytes": 0, "min": 0, "max": 0, "repetitions": 1},
     "memory": {"bytes": 262144, "min": 1, "max": 262144, "repetitions": 5, "sizes": [1, 2]}, "pigeon": 3})"));
   EXPECT_EQ(two.tcp, 0);
-  EXPECT_EQ(two.memory, kMostStar);
+  EXPECT_EQ(two.memory, kMostLeaderBytes);
 }
 
 TEST(Profile, WhatLaterVersionsAddIsPassedOver) {

@@ -12,7 +12,7 @@
 namespace {
 
 using namespace reduce_test;
-using isthmus::reduce::Fold;
+using isthmus::reduce::Reduction;
 using isthmus::reduce::Source;
 
 constexpr DType kNarrow[] = {DType::Float16, DType::BFloat16, DType::Float8E4M3FN, DType::Float8E5M2};
@@ -33,15 +33,15 @@ class Numbers : public testing::TestWithParam<std::string> {
   void SetUp() override { ASSERT_TRUE(isthmus::reduce::force_target(GetParam().c_str())); }
   void TearDown() override { isthmus::reduce::force_target(nullptr); }
 
-  static void fold1(DType t, const void *src, bool partial_in, void *dst, bool partial_out, size_t n) {
+  static void reduce1(DType t, const void *src, bool partial_in, void *dst, bool partial_out, size_t n) {
     const Source s[] = {{src, partial_in}};
-    isthmus::reduce::fold({t, RedOp::Sum, s, {}, dst, nullptr, partial_out, 1, false}, n);
+    isthmus::reduce::reduce({t, RedOp::Sum, s, {}, dst, nullptr, partial_out, 1, false}, n);
   }
   template <class T>
-  static std::vector<T> fold2(DType t, RedOp op, std::vector<T> a, std::vector<T> b) {
+  static std::vector<T> reduce2(DType t, RedOp op, std::vector<T> a, std::vector<T> b) {
     const Source s[] = {{a.data(), false}, {b.data(), false}};
     std::vector<T> out(a.size());
-    isthmus::reduce::fold({t, op, s, {}, out.data(), nullptr, false, 1, false}, a.size());
+    isthmus::reduce::reduce({t, op, s, {}, out.data(), nullptr, false, 1, false}, a.size());
     return out;
   }
 
@@ -49,7 +49,7 @@ class Numbers : public testing::TestWithParam<std::string> {
   static void expect_rounded(DType t, const std::vector<float> &values) {
     const auto f = reference::format_of(t);
     std::vector<uint8_t> out(values.size() * isthmus::dtype_size(t));
-    fold1(t, values.data(), true, out.data(), false, values.size());
+    reduce1(t, values.data(), true, out.data(), false, values.size());
     for (size_t i = 0; i < values.size(); ++i) {
       const uint32_t code = f.width() == 8 ? out[i] : reference::load<uint16_t>(out.data(), i);
       ASSERT_EQ(code, reference::encode(f, values[i]))
@@ -67,13 +67,13 @@ TEST_P(Numbers, EveryEncodingIsWidenedExactly) {
       f.width() == 8 ? reference::store(in.data(), c, static_cast<uint8_t>(c))
                      : reference::store(in.data(), c, static_cast<uint16_t>(c));
     std::vector<float> out(codes);
-    fold1(t, in.data(), false, out.data(), true, codes);
+    reduce1(t, in.data(), false, out.data(), true, codes);
     for (size_t c = 0; c < codes; ++c)
       ASSERT_EQ(bits_of(out[c]), bits_of(reference::decode(f, static_cast<uint32_t>(c))))
           << isthmus::dtype_name(t) << " code " << c;
     // And back: every encoding is its own rounding, NaN becomes the canonical one.
     std::vector<uint8_t> back(in.size());
-    fold1(t, in.data(), false, back.data(), false, codes);
+    reduce1(t, in.data(), false, back.data(), false, codes);
     for (size_t c = 0; c < codes; ++c) {
       const uint32_t code = f.width() == 8 ? back[c] : reference::load<uint16_t>(back.data(), c);
       ASSERT_EQ(code, reference::is_nan_code(f, static_cast<uint32_t>(c)) ? f.nan() : c)
@@ -116,10 +116,10 @@ TEST_P(Numbers, WhatIsOutOfRangeIsInfinityOrNaNInE4M3) {
   constexpr size_t n = sizeof v / sizeof *v;
   uint8_t e4m3[n], e5m2[n];
   uint16_t f16[n], bf16[n];
-  fold1(DType::Float8E4M3FN, v, true, e4m3, false, n);
-  fold1(DType::Float8E5M2, v, true, e5m2, false, n);
-  fold1(DType::Float16, v, true, f16, false, n);
-  fold1(DType::BFloat16, v, true, bf16, false, n);
+  reduce1(DType::Float8E4M3FN, v, true, e4m3, false, n);
+  reduce1(DType::Float8E5M2, v, true, e5m2, false, n);
+  reduce1(DType::Float16, v, true, f16, false, n);
+  reduce1(DType::BFloat16, v, true, bf16, false, n);
   EXPECT_EQ(e4m3[0], 0x7e);
   for (size_t i = 1; i < n; ++i) EXPECT_EQ(e4m3[i], 0x7f) << v[i];
   EXPECT_EQ(e5m2[5], 0x7b);
@@ -134,20 +134,20 @@ TEST_P(Numbers, WhatIsOutOfRangeIsInfinityOrNaNInE4M3) {
 TEST_P(Numbers, NaNIsCanonicalAndMinMaxPropagateIt) {
   const float quiet = float_of(0xffc01234), signalling = float_of(0x7f800001);
   for (const RedOp op : {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max}) {
-    const auto out =
-        fold2<float>(DType::Float32, op, {quiet, 1.0f, signalling, INFINITY, 0.0f}, {1.0f, quiet, -1.0f, signalling, quiet});
+    const auto out = reduce2<float>(DType::Float32, op, {quiet, 1.0f, signalling, INFINITY, 0.0f},
+                                    {1.0f, quiet, -1.0f, signalling, quiet});
     for (const float v : out) EXPECT_EQ(bits_of(v), 0x7fc00000u) << isthmus::redop_name(op);
   }
-  EXPECT_EQ(bits_of(fold2<float>(DType::Float32, RedOp::Sum, {INFINITY}, {-INFINITY})[0]), 0x7fc00000u);
-  EXPECT_EQ(bits_of(fold2<float>(DType::Float32, RedOp::Prod, {INFINITY}, {0.0f})[0]), 0x7fc00000u);
-  const auto wide = fold2<double>(DType::Float64, RedOp::Sum, {INFINITY}, {-INFINITY});
+  EXPECT_EQ(bits_of(reduce2<float>(DType::Float32, RedOp::Sum, {INFINITY}, {-INFINITY})[0]), 0x7fc00000u);
+  EXPECT_EQ(bits_of(reduce2<float>(DType::Float32, RedOp::Prod, {INFINITY}, {0.0f})[0]), 0x7fc00000u);
+  const auto wide = reduce2<double>(DType::Float64, RedOp::Sum, {INFINITY}, {-INFINITY});
   EXPECT_EQ(reference::load<uint64_t>(wide.data(), 0), 0x7ff8000000000000u);
 }
 
 TEST_P(Numbers, NegativeZeroIsLessThanZero) {
   const std::vector<float> a{-0.0f, 0.0f, -0.0f, 0.0f}, b{0.0f, -0.0f, -0.0f, 0.0f};
-  const auto least = fold2(DType::Float32, RedOp::Min, a, b), most = fold2(DType::Float32, RedOp::Max, a, b);
-  const auto sum = fold2(DType::Float32, RedOp::Sum, a, b);
+  const auto least = reduce2(DType::Float32, RedOp::Min, a, b), most = reduce2(DType::Float32, RedOp::Max, a, b);
+  const auto sum = reduce2(DType::Float32, RedOp::Sum, a, b);
   const bool min_sign[] = {true, true, true, false}, max_sign[] = {false, false, true, false};
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(std::signbit(least[static_cast<size_t>(i)]), min_sign[i]) << i;
@@ -162,11 +162,11 @@ TEST_P(Numbers, TheOrderOfGroupsIsKept) {
   const Source s[] = {{v[0], false}, {v[1], false}, {v[2], false}, {v[3], false}};
   const uint32_t halves[] = {2, 4}, one[] = {4};
   float out = -1;
-  isthmus::reduce::fold({DType::Float32, RedOp::Sum, s, halves, &out, nullptr, false, 1, false}, 1);
+  isthmus::reduce::reduce({DType::Float32, RedOp::Sum, s, halves, &out, nullptr, false, 1, false}, 1);
   EXPECT_EQ(out, 0.0f);
-  isthmus::reduce::fold({DType::Float32, RedOp::Sum, s, one, &out, nullptr, false, 1, false}, 1);
+  isthmus::reduce::reduce({DType::Float32, RedOp::Sum, s, one, &out, nullptr, false, 1, false}, 1);
   EXPECT_EQ(out, 1.0f);
-  isthmus::reduce::fold({DType::Float32, RedOp::Sum, s, {}, &out, nullptr, false, 1, false}, 1);
+  isthmus::reduce::reduce({DType::Float32, RedOp::Sum, s, {}, &out, nullptr, false, 1, false}, 1);
   EXPECT_EQ(out, 1.0f);
 }
 
@@ -174,7 +174,7 @@ TEST_P(Numbers, AveragesOfIntegersGoTowardZero) {
   const auto average = [](DType t, auto a, auto b, uint64_t by) {
     const Source s[] = {{&a, false}, {&b, false}};
     decltype(a) out{};
-    isthmus::reduce::fold({t, RedOp::Avg, s, {}, &out, nullptr, false, by, false}, 1);
+    isthmus::reduce::reduce({t, RedOp::Avg, s, {}, &out, nullptr, false, by, false}, 1);
     return out;
   };
   EXPECT_EQ(average(DType::Int8, int8_t{-7}, int8_t{0}, 2), -3);
@@ -225,14 +225,14 @@ TEST_P(Numbers, TheCallersControlWordDoesNotMatterAndIsRestored) {
     fill(t, a.data(), n, random);
     fill(t, b.data(), n, random);
     const Source s[] = {{a.data(), false}, {b.data(), false}};
-    Fold task{t, RedOp::Avg, s, {}, plain.data(), nullptr, false, 3, false};
-    isthmus::reduce::fold(task, n);
+    Reduction task{t, RedOp::Avg, s, {}, plain.data(), nullptr, false, 3, false};
+    isthmus::reduce::reduce(task, n);
     if (isthmus::is_float(t)) isthmus::reduce::scale(scaled.data(), a.data(), n, t, 1.0 / 3);
     bool kept = false;
     {
       const Control control;
       task.dst = odd.data();
-      isthmus::reduce::fold(task, n);
+      isthmus::reduce::reduce(task, n);
       if (isthmus::is_float(t)) isthmus::reduce::scale(odd_scaled.data(), a.data(), n, t, 1.0 / 3);
       kept = Control::unchanged();
     }
@@ -247,7 +247,7 @@ TEST_P(Numbers, TheCallersControlWordDoesNotMatterAndIsRestored) {
   float out = 0;
   {
     const Control control;
-    isthmus::reduce::fold({DType::Float32, RedOp::Sum, s, {}, &out, nullptr, false, 1, false}, 1);
+    isthmus::reduce::reduce({DType::Float32, RedOp::Sum, s, {}, &out, nullptr, false, 1, false}, 1);
   }
   EXPECT_EQ(bits_of(out), 0x0020aac8u);
 }

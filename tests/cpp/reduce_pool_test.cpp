@@ -1,4 +1,4 @@
-// The pool that helps to reduce: the same bits as one thread gives, whoever folds at the same time, and nothing left of it.
+// The pool that helps to reduce: the same bits as one thread gives, whoever reduces at the same time, and nothing left of it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct Work {
     for (const auto &in : inputs) list.push_back({in.data(), false});
     task = {DType::Float32, RedOp::Sum, list, {}};
     task.dst = alone.data();
-    reduce::fold(task, n);
+    reduce::reduce(task, n);
     task.dst = shared.data();
     task.copy = copy.data();
   }
@@ -43,7 +43,7 @@ struct Work {
   std::vector<std::vector<float>> inputs;
   std::vector<reduce::Source> list;
   std::vector<float> alone, shared, copy;
-  reduce::Fold task;
+  reduce::LocalReduction task;
 };
 
 TEST(ReducePool, GivesTheBitsOfOneThreadAtEverySize) {
@@ -53,7 +53,7 @@ TEST(ReducePool, GivesTheBitsOfOneThreadAtEverySize) {
     const size_t least = ReducePool::kLeast / sizeof(float);
     for (const size_t count : {size_t{1}, least - 1, least, least + 1, least + 17, 3 * least + 5, 16 * least}) {
       Work work(count, 3, static_cast<uint32_t>(count));
-      pool.fold(work.task, count);
+      pool.reduce(work.task, count);
       EXPECT_TRUE(work.right()) << count << " elements, " << threads << " helpers";
     }
   }
@@ -68,19 +68,19 @@ TEST(ReducePool, CutsWideAndNarrowSourcesAlike) {
   for (size_t i = 0; i < count; ++i) narrow[i] = static_cast<uint16_t>(0x3f80 + i % 64);
   const reduce::Source sources[] = {{wide.data(), true}, {narrow.data(), false, 4}, {other.data(), true}};
   const uint32_t groups[] = {1, 3};
-  reduce::Fold task{DType::BFloat16, RedOp::Avg, sources, groups};
+  reduce::LocalReduction task{DType::BFloat16, RedOp::Avg, sources, groups};
   task.divisor = 3;
   task.dst = alone.data();
-  reduce::fold(task, count);
+  reduce::reduce(task, count);
   task.dst = shared.data();
-  pool.fold(task, count);
+  pool.reduce(task, count);
   EXPECT_EQ(alone, shared);
   std::vector<float> alone_wide(count), shared_wide(count);
   task.partial = true;
   task.dst = alone_wide.data();
-  reduce::fold(task, count);
+  reduce::reduce(task, count);
   task.dst = shared_wide.data();
-  pool.fold(task, count);
+  pool.reduce(task, count);
   EXPECT_EQ(std::memcmp(alone_wide.data(), shared_wide.data(), count * sizeof(float)), 0);
 }
 
@@ -90,12 +90,12 @@ TEST(ReducePool, WritesOverASource) {
   Work work(ReducePool::kLeast, 2, 9);
   work.task.dst = work.inputs[0].data();
   work.task.copy = nullptr;
-  pool.fold(work.task, work.count);
+  pool.reduce(work.task, work.count);
   EXPECT_EQ(std::memcmp(work.alone.data(), work.inputs[0].data(), work.count * sizeof(float)), 0);
 }
 
 // One is shared at a time; the others are their own threads'. Helpers fall asleep in between and are woken.
-TEST(ReducePool, ManyThreadsFoldAtOnce) {
+TEST(ReducePool, ManyThreadsReduceAtOnce) {
   ReducePool pool(2, 20'000);
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -104,7 +104,7 @@ TEST(ReducePool, ManyThreadsFoldAtOnce) {
       Work work(ReducePool::kLeast / sizeof(float) + 100 * t, 2, t);
       for (int turn = 0; turn < 40; ++turn) {
         std::memset(work.shared.data(), 0, work.count * sizeof(float));
-        pool.fold(work.task, work.count);
+        pool.reduce(work.task, work.count);
         if (!work.right()) ++wrong;
         if (turn % 10 == 9) std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
@@ -123,11 +123,11 @@ TEST(ReducePool, HelpersTakeParts) {
     const auto ns = [](const timespec &t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
     own(before);
     work.task.dst = work.shared.data();
-    reduce::fold(work.task, work.count);
+    reduce::reduce(work.task, work.count);
     own(after);
     const auto alone = ns(after) - ns(before);
     own(before);
-    pool.fold(work.task, work.count);
+    pool.reduce(work.task, work.count);
     own(after);
     ASSERT_TRUE(work.right());
     if (ns(after) - ns(before) < alone * 9 / 10) return;  // the other thread has taken some

@@ -152,7 +152,7 @@ Pair<T> canonical(Pair<T> v) {
 
 // One element: `get(k)` is source k's contribution in the accumulator type.
 template <class T, class Get>
-T fold_one(RedOp op, size_t sources, std::span<const uint32_t> groups, Get get) {
+T reduce_one(RedOp op, size_t sources, std::span<const uint32_t> groups, Get get) {
   T total{};
   bool first_group = true;
   size_t lo = 0;
@@ -169,19 +169,19 @@ T fold_one(RedOp op, size_t sources, std::span<const uint32_t> groups, Get get) 
 }
 
 template <class T>
-void fold_plain(const isthmus::reduce::Fold &t, size_t count) {
+void reduce_plain(const isthmus::reduce::Reduction &t, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    T v = fold_one<T>(t.op, t.sources.size(), t.groups, [&](size_t k) { return load<T>(t.sources[k].data, i); });
+    T v = reduce_one<T>(t.op, t.sources.size(), t.groups, [&](size_t k) { return load<T>(t.sources[k].data, i); });
     if (t.op == RedOp::Avg && !t.partial) v = divided(v, t.divisor);
     if constexpr (!std::is_integral_v<T>) v = canonical(v);
     store(t.dst, i, v);
   }
 }
 
-inline void fold_narrow(const isthmus::reduce::Fold &t, size_t count) {
+inline void reduce_narrow(const isthmus::reduce::Reduction &t, size_t count) {
   const Format f = format_of(t.dtype);
   for (size_t i = 0; i < count; ++i) {
-    float v = fold_one<float>(t.op, t.sources.size(), t.groups, [&](size_t k) {
+    float v = reduce_one<float>(t.op, t.sources.size(), t.groups, [&](size_t k) {
       const auto &s = t.sources[k];
       const float x = s.partial        ? load<float>(s.data, i)
                       : f.width() == 8 ? decode(f, load<uint8_t>(s.data, i))
@@ -198,7 +198,7 @@ inline void fold_narrow(const isthmus::reduce::Fold &t, size_t count) {
   }
 }
 
-inline void fold_bool(const isthmus::reduce::Fold &t, size_t count) {
+inline void reduce_bool(const isthmus::reduce::Reduction &t, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     bool v = load<uint8_t>(t.sources[0].data, i) != 0;
     for (size_t k = 1; k < t.sources.size(); ++k) {
@@ -216,22 +216,22 @@ inline void fold_bool(const isthmus::reduce::Fold &t, size_t count) {
 }
 
 // Writes task.dst only.
-inline void fold(const isthmus::reduce::Fold &t, size_t count) {
+inline void reduce(const isthmus::reduce::Reduction &t, size_t count) {
   switch (t.dtype) {
-    case DType::Int8: return fold_plain<int8_t>(t, count);
-    case DType::UInt8: return fold_plain<uint8_t>(t, count);
-    case DType::Int16: return fold_plain<int16_t>(t, count);
-    case DType::UInt16: return fold_plain<uint16_t>(t, count);
-    case DType::Int32: return fold_plain<int32_t>(t, count);
-    case DType::UInt32: return fold_plain<uint32_t>(t, count);
-    case DType::Int64: return fold_plain<int64_t>(t, count);
-    case DType::UInt64: return fold_plain<uint64_t>(t, count);
-    case DType::Bool: return fold_bool(t, count);
-    case DType::Float32: return fold_plain<float>(t, count);
-    case DType::Float64: return fold_plain<double>(t, count);
-    case DType::Complex64: return fold_plain<Pair<float>>(t, count);
-    case DType::Complex128: return fold_plain<Pair<double>>(t, count);
-    default: return fold_narrow(t, count);
+    case DType::Int8: return reduce_plain<int8_t>(t, count);
+    case DType::UInt8: return reduce_plain<uint8_t>(t, count);
+    case DType::Int16: return reduce_plain<int16_t>(t, count);
+    case DType::UInt16: return reduce_plain<uint16_t>(t, count);
+    case DType::Int32: return reduce_plain<int32_t>(t, count);
+    case DType::UInt32: return reduce_plain<uint32_t>(t, count);
+    case DType::Int64: return reduce_plain<int64_t>(t, count);
+    case DType::UInt64: return reduce_plain<uint64_t>(t, count);
+    case DType::Bool: return reduce_bool(t, count);
+    case DType::Float32: return reduce_plain<float>(t, count);
+    case DType::Float64: return reduce_plain<double>(t, count);
+    case DType::Complex64: return reduce_plain<Pair<float>>(t, count);
+    case DType::Complex128: return reduce_plain<Pair<double>>(t, count);
+    default: return reduce_narrow(t, count);
   }
 }
 

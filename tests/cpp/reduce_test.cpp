@@ -1,4 +1,4 @@
-// fold(): every dtype x op x number of sources x grouping x count, in place or not, with partial sources and results, second
+// reduce(): every dtype x op x number of sources x grouping x count, in place or not, with partial sources and results, second
 // destinations and any alignment, on every target of this processor, bit for bit against the reference.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 namespace {
 
 using namespace reduce_test;
-using isthmus::reduce::Fold;
+using isthmus::reduce::Reduction;
 using isthmus::reduce::Source;
 
 struct Case {
@@ -35,11 +35,11 @@ class EveryDType : public testing::TestWithParam<DType> {
  protected:
   std::mt19937_64 random_{static_cast<uint64_t>(GetParam()) + 1};
   std::vector<std::string> targets_ = targets();
-  size_t folds_ = 0;
+  size_t reductions_ = 0;
 
   void TearDown() override {
     isthmus::reduce::force_target(nullptr);
-    RecordProperty("folds", std::to_string(folds_));
+    RecordProperty("reductions", std::to_string(reductions_));
   }
 
   size_t offset(size_t element) {
@@ -66,8 +66,8 @@ class EveryDType : public testing::TestWithParam<DType> {
     }
     const size_t out = c.count * (c.partial_out ? wide : narrow);
     Buffer expected(out, 0);
-    Fold task{c.dtype, c.op, sources, c.groups, expected.data(), nullptr, c.partial_out, c.divisor, false};
-    reference::fold(task, c.count);
+    Reduction task{c.dtype, c.op, sources, c.groups, expected.data(), nullptr, c.partial_out, c.divisor, false};
+    reference::reduce(task, c.count);
 
     size_t place = sources.size();
     if (c.in_place)
@@ -84,8 +84,8 @@ class EveryDType : public testing::TestWithParam<DType> {
       task.copy = copy_inside ? data[place].data() : c.copy ? copy.data() : nullptr;
       task.stream_copy = c.stream;
       task.stream_dst = c.stream_dst;
-      isthmus::reduce::fold(task, c.count);
-      ++folds_;
+      isthmus::reduce::reduce(task, c.count);
+      ++reductions_;
       ASSERT_EQ(first_difference(task.dst, expected.data(), out), out) << "dst on " << target << ": " << c.text();
       const size_t same = c.copy ? first_difference(task.copy, expected.data(), out) : out;
       ASSERT_EQ(same, out) << "copy on " << target << ": " << c.text();
@@ -120,7 +120,7 @@ class EveryDType : public testing::TestWithParam<DType> {
   }
 };
 
-TEST_P(EveryDType, FoldsLikeTheReferenceForSmallCounts) {
+TEST_P(EveryDType, ReducesLikeTheReferenceForSmallCounts) {
   for (int o = 0; o < isthmus::kRedOpCount; ++o) {
     const auto op = static_cast<RedOp>(o);
     if (!isthmus::combines(GetParam(), op)) continue;
@@ -133,7 +133,7 @@ TEST_P(EveryDType, FoldsLikeTheReferenceForSmallCounts) {
   }
 }
 
-TEST_P(EveryDType, FoldsLikeTheReferenceAcrossBlocks) {
+TEST_P(EveryDType, ReducesLikeTheReferenceAcrossBlocks) {
 #if defined(__SANITIZE_ADDRESS__) || !defined(__x86_64__)
   constexpr unsigned kOneIn =
       3;  // slow: a count has two of the six ways to write, but each number of sources has all of them
@@ -189,12 +189,12 @@ TEST_P(EveryDType, SplitsOfTheRangeGiveTheSameBits) {
   }
   const uint32_t groups[] = {2, 6};
   Buffer whole(count * size, 0), parts(count * size, 0);
-  isthmus::reduce::fold({t, op, sources, groups, whole.data(), nullptr, false, 6, false}, count);
+  isthmus::reduce::reduce({t, op, sources, groups, whole.data(), nullptr, false, 6, false}, count);
   for (size_t begin = 0; begin < count;) {
     const size_t n = std::min<size_t>(count - begin, 1 + random_() % 400);
     std::vector<Source> part;
     for (const Source &s : sources) part.push_back({static_cast<const uint8_t *>(s.data) + begin * size, false});
-    isthmus::reduce::fold({t, op, part, groups, parts.data() + begin * size, nullptr, false, 6, false}, n);
+    isthmus::reduce::reduce({t, op, part, groups, parts.data() + begin * size, nullptr, false, 6, false}, n);
     begin += n;
   }
   EXPECT_EQ(first_difference(whole.data(), parts.data(), count * size), count * size);

@@ -170,17 +170,17 @@ TEST(Topology, ProfilesThatNotAllRanksHaveChangeNothing) {
   EXPECT_EQ(t.digest, before);
 }
 
-TEST(Topology, TheStarEndsAtTheLeastThatTheRanksProfilesSayOfTheLinkBetweenTheIslands) {
+TEST(Topology, TheLeaderExchangeEndsAtTheLeastThatTheRanksProfilesSayOfTheLinkBetweenTheIslands) {
   auto ranks = ranks_of("aab", "xxx");
-  ranks[0].star = {.memory = 4096, .tcp = 65536};
-  ranks[1].star = {.memory = -1, .tcp = 16384};
-  ranks[2].star = {.memory = 0, .tcp = kMostStar};
-  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Tcp)), 16384);
-  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Auto)), -1) << "rank 1 does not know it over memory";
-  ranks[1].star.memory = 2048;
-  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Auto)), 0) << "never is a number as well";
-  std::swap(ranks[0].star, ranks[2].star);
-  EXPECT_EQ(measured_star(make_topology(ranks, Bridge::Tcp)), 16384) << "whoever says it";
+  ranks[0].leader_bytes = {.memory = 4096, .tcp = 65536};
+  ranks[1].leader_bytes = {.memory = -1, .tcp = 16384};
+  ranks[2].leader_bytes = {.memory = 0, .tcp = kMostLeaderBytes};
+  EXPECT_EQ(measured_leader_bytes(make_topology(ranks, Bridge::Tcp)), 16384);
+  EXPECT_EQ(measured_leader_bytes(make_topology(ranks, Bridge::Auto)), -1) << "rank 1 does not know it over memory";
+  ranks[1].leader_bytes.memory = 2048;
+  EXPECT_EQ(measured_leader_bytes(make_topology(ranks, Bridge::Auto)), 0) << "never is a number as well";
+  std::swap(ranks[0].leader_bytes, ranks[2].leader_bytes);
+  EXPECT_EQ(measured_leader_bytes(make_topology(ranks, Bridge::Tcp)), 16384) << "whoever says it";
 }
 
 // Each rank has its own copy of what was exchanged, and must come to the same bits.

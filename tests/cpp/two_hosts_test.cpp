@@ -227,16 +227,16 @@ void run(const FleetRank &r, Kind kind, isthmus_redop op, size_t count, int root
   FleetMemory memory(r, want.size() * sizeof(T));
   memory.put(false, want.data(), want.size() * sizeof(T));
 
-  const auto folded = [&](size_t i) {
+  const auto reduced = [&](size_t i) {
     int x = 0;
     for (int q = 0; q < r.size; ++q) x = op == ISTHMUS_BXOR ? x ^ contribution(q, i) : x + contribution(q, i);
     return x;
   };
   for (size_t i = 0; i < out; ++i) {
-    const int x = kind == AllReduce   ? folded(i)
+    const int x = kind == AllReduce   ? reduced(i)
                   : kind == Broadcast ? contribution(root, i)
                   : kind == AllGather ? contribution(static_cast<int>(i / count), i % count)
-                                      : folded(me * count + i);
+                                      : reduced(me * count + i);
     want[in + kGap + i] = static_cast<T>(x);
   }
   const void *const send = reads ? memory.at(false, 0) : nullptr;
@@ -258,7 +258,7 @@ void run(const FleetRank &r, Kind kind, isthmus_redop op, size_t count, int root
 }
 
 // Chunks are small, so that the last one goes in so many that each slot is used again where there is a bridge; the first is
-// small enough for the star.
+// small enough for the leader exchange.
 constexpr const char *kSettings = "EAGER_BYTES=1K;CHUNK_BYTES=4K";
 constexpr size_t kLong = 100'003, kCounts[] = {1, 1000, kLong};
 

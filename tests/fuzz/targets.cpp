@@ -182,7 +182,8 @@ std::vector<Bytes> address_seeds() {
 void blob(const uint8_t *data, size_t size) {
   try {
     const comm::RankBlob b = comm::unpack(view(data, size), 3);
-    for (const int64_t star : {b.info.star.memory, b.info.star.tcp, b.star}) must(topology::sound_star(star));
+    for (const int64_t leader_bytes : {b.info.leader_bytes.memory, b.info.leader_bytes.tcp, b.leader_bytes})
+      must(topology::sound_leader_bytes(leader_bytes));
     const auto packed = comm::pack(b);
     must(packed.size() == size && std::memcmp(packed.data(), data, size) == 0);
   } catch (const Error &error) { must(error.code() == Code::Mismatch && !error.text().empty()); }
@@ -206,8 +207,8 @@ std::vector<Bytes> blob_seeds() {
   b.info.ccl_table.allow(IslandCall::AllReduce, DType::Float32, RedOp::Max);
   b.info.rates[topology::Rate::Tcp] = 3.25e9;
   b.info.rates.simulated = true;
-  b.info.star = {.memory = 0, .tcp = 65536};
-  b.star = topology::kMostStar;
+  b.info.leader_bytes = {.memory = 0, .tcp = 65536};
+  b.leader_bytes = topology::kMostLeaderBytes;
   b.settings = "ISTHMUS_CHUNK_BYTES=131072 ";
   b.name = "world";
   b.index = 1;
@@ -225,7 +226,7 @@ void profile(const uint8_t *data, size_t size) {
     for (const auto &[name, rate] : p.medians) must(!name.empty() && name.size() <= 256 && topology::sound_rate(rate));
     const auto rates = topology::rates_of(p, "cuda:0");
     for (const double rate : rates.values) must(rate == 0 || topology::sound_rate(rate));
-    must(topology::sound_star(p.star.memory) && topology::sound_star(p.star.tcp));
+    must(topology::sound_leader_bytes(p.leader_bytes.memory) && topology::sound_leader_bytes(p.leader_bytes.tcp));
   } catch (const Error &error) {
     must(error.code() == Code::Config && error.text().starts_with("ISTHMUS_PROFILE=/a/profile: ") &&
          error.text().size() < 1000);

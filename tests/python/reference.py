@@ -1,6 +1,6 @@
 """The collectives in NumPy, by the rule of isthmus.h.
 
-Contributions are folded island by island, in an island rank by rank, in float32 for the narrower floats, and rounded once.
+Contributions are reduced island by island, in an island rank by rank, in float32 for the narrower floats, and rounded once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def reduce(
             return _reduce_complex(inputs, dtype, op, groups)
         accumulator = np.dtype(np.float32) if dtype in NARROW else DTYPES[dtype]
         wide = [x.astype(accumulator) for x in inputs]
-        total = _fold(wide, op, groups)
+        total = _reduce(wide, op, groups)
         if op == "avg":
             total = _divide(total, world)
         return canonical(total.astype(DTYPES[dtype]), dtype)
@@ -116,7 +116,7 @@ def _scaled(x: Array, dtype: str, scale: float) -> Array:
     return x * DTYPES[dtype].type(scale)  # whole, for integers
 
 
-def _fold(wide: Sequence[Array], op: str, groups: Sequence[Sequence[int]]) -> Array:
+def _reduce(wide: Sequence[Array], op: str, groups: Sequence[Sequence[int]]) -> Array:
     partial = []
     for group in groups:
         value = wide[group[0]]

@@ -13,7 +13,7 @@ from devices import OnDevice, run_fleet
 from islands import needs_oneccl, run_islands
 
 FLEETS = ("nvidia:2,amd:2", "nvidia:3,cpu:1", "nvidia:2,amd:1,ascend:2")
-COUNTS = (120, 1_200_000)  # a star, and several chunks
+COUNTS = (120, 1_200_000)  # a leader exchange, and several chunks
 LARGE = {"float16": 60_000.0, "float8_e4m3fn": 384.0, "float8_e5m2": 49_152.0}
 STEP = {"float16": 32, "float8_e4m3fn": 0, "float8_e5m2": 0}
 

@@ -77,9 +77,9 @@ def test_every_call_has_its_path_its_prediction_and_its_last_time(tmp_path: Path
             ), text
             assert (data["last"] is not None) == (name in ("all_reduce", "broadcast", "barrier")), text
             has_form = name in ("all_reduce", "reduce", "broadcast")
-            assert data["form"] == (("star" if nbytes == SMALL else "pieces") if has_form else None)
+            assert data["form"] == (("leader exchange" if nbytes == SMALL else "pieces") if has_form else None)
             if has_form:
-                assert data["star"] == {"bytes": 2048, "from": "profile", "simulated": True}
+                assert data["leader_exchange"] == {"bytes": 2048, "from": "profile", "simulated": True}
         assert len(messages) == (6 if rank == 0 else 2) and sends == [
             n for n in (SMALL, LARGE) for _ in range(len(messages) // 2)
         ]

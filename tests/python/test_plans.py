@@ -142,7 +142,7 @@ def test_explain_is_data_and_text() -> None:
     op = {"collective": "all_reduce", "bytes": 1 << 20}
     plan = prove({"ranks": ranks_of("aabb"), "bridge": "tcp", "operations": [op], "explain": 3})
     assert plan["collective"] == "all_reduce" and plan["rank"] == 3 and plan["flat"] is False
-    assert [stage["name"] for stage in plan["stages"]] == ["copy in", "fold", "finish", "collect", "copy out"]
+    assert [stage["name"] for stage in plan["stages"]] == ["copy in", "reduce", "finish", "collect", "copy out"]
     assert plan["bridge"]["shares"] == [0.5, 0.5]
     for words in ("send", "partial results", "copied in", "T*", "cost"):
         assert words in plan["text"]

@@ -26,10 +26,10 @@ uint32_t random32() {
   return number;
 }
 
-// What a rank's settings say of the star; -1: nothing.
-int64_t given_star(const Settings &settings) {
-  const int64_t star = settings.integer(Setting::StarBytes);
-  return star < 0 && settings.is_set(Setting::EagerBytes) ? settings.integer(Setting::EagerBytes) : star;
+// What a rank's settings say of the leader exchange; -1: nothing.
+int64_t given_leader_bytes(const Settings &settings) {
+  const int64_t leader_bytes = settings.integer(Setting::LeaderBytes);
+  return leader_bytes < 0 && settings.is_set(Setting::EagerBytes) ? settings.integer(Setting::EagerBytes) : leader_bytes;
 }
 
 // What is known of this rank without asking its device.
@@ -47,7 +47,7 @@ RankBlob describe(const Invitation &invitation) {
   mine.settings = settings.agreed_text();
   mine.name = invitation.name;
   mine.members = invitation.members;
-  mine.star = given_star(settings);
+  mine.leader_bytes = given_leader_bytes(settings);
   mine.epoch = random32();
   mine.key = invitation.parent ? invitation.parent->key : bootstrap::random_bytes16();
   return mine;
@@ -97,7 +97,7 @@ void open_device(const Invitation &invitation, const Device &device, topology::R
 void read_rates(const Invitation &invitation, topology::RankInfo &info) {
   if (invitation.parent) {
     info.rates = invitation.parent->info.rates;
-    info.star = invitation.parent->info.star;
+    info.leader_bytes = invitation.parent->info.leader_bytes;
     return;
   }
   const std::string &path = invitation.settings.text(Setting::Profile);
@@ -106,7 +106,7 @@ void read_rates(const Invitation &invitation, topology::RankInfo &info) {
   if (profile.host != info.hostname)
     ISTHMUS_WARN("ISTHMUS_PROFILE={}: it was measured on {}, and this is {}", path, profile.host, info.hostname);
   info.rates = topology::rates_of(profile, info.device);
-  info.star = profile.star;
+  info.leader_bytes = profile.leader_bytes;
 }
 
 // The library that the settings ask for, or null. Throws Error(Unsupported) that says what is missing.

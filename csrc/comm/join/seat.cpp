@@ -55,7 +55,7 @@ void share_no_memory(Making &m, Attempts &attempt) {
 
 void settle_terms(Making &m) {
   Terms &terms = m.terms;
-  terms.choose_star(m.agreement.ranks, m.map.islands);
+  terms.choose_leader_bytes(m.agreement.ranks, m.map.islands);
   terms.libraries = topology::has_libraries(m.map.islands);
   terms.devices = topology::has_devices(m.map.islands);
   const auto &infos = m.agreement.infos;

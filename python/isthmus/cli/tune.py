@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 def tune_job(comm: Comm, path: Path, seconds: float) -> int:
     """One rank of a job: the first of each host adds what they measured together to the profile there."""
-    star = json.loads(comm._measure_star(seconds))
+    star = json.loads(comm._measure_leader_exchange(seconds))
     topology = comm.topology()
     first = [host["ranks"][0] for host in topology["hosts"]]
     simulated = simulated_library()
@@ -90,7 +90,7 @@ def tune_job(comm: Comm, path: Path, seconds: float) -> int:
         profile.setdefault("star", {})[link] = star
         write(path, profile)
         if comm.rank == 0:
-            show_star(Console(), profile, link)
+            show_leader_exchange(Console(), profile, link)
         print(f"profile: {path}; ranks on this host take it with ISTHMUS_PROFILE={path.resolve()}")
     comm.barrier()
     return 0
@@ -194,7 +194,7 @@ def banner(console: Console, profile: dict[str, Any]) -> None:
         console.print("[bold red]SIMULATED[/]: devices of a rehearsal; no figure below is a measurement of hardware")
 
 
-def show_star(console: Console, profile: dict[str, Any], link: str) -> None:
+def show_leader_exchange(console: Console, profile: dict[str, Any], link: str) -> None:
     banner(console, profile)
     star = profile["star"][link]
     table = Table(box=None, pad_edge=False)
@@ -205,7 +205,7 @@ def show_star(console: Console, profile: dict[str, Any], link: str) -> None:
     console.print(table, highlight=False)
     spread = f"{star['min']} to {star['max']} in {star['repetitions']} sweeps"
     console.print(
-        f"star over {link} up to {star['bytes']} bytes ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True
+        f"leader exchange over {link} up to {star['bytes']} bytes ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True
     )
     rates = "its rates are those it had" if profile["entries"] else "it has no rates"
     console.print(

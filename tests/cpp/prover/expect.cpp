@@ -126,12 +126,12 @@ Expected expected_of(const topology::Topology &t, const Operation &op, int index
       const int x = symbols.leaf(index, r);
       terms.push_back(op.request.op == RedOp::PremulSum ? symbols.scaled(x) : x);
     }
-    groups.push_back(g.ccl.empty()                            ? symbols.fold(terms)
+    groups.push_back(g.ccl.empty()                            ? symbols.sum(terms)
                      : overflows(op.request, t.groups.size()) ? symbols.kept(symbols.island(terms))
                                                               : symbols.island(terms));
   }
   const bool island = t.groups.size() == 1 && !t.groups[0].ccl.empty();  // what its library gives is the result
-  const int sum = symbols.fold(groups);
+  const int sum = symbols.sum(groups);
   const uint64_t divisor = op.request.op == RedOp::Avg ? t.ranks.size() : 1;
   const bool scatter =
       op.request.collective == Collective::ReduceScatter || op.request.collective == Collective::ReduceScatterV;

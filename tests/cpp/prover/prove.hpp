@@ -1,6 +1,6 @@
 // The prover: runs the plans of all ranks symbolically, operation after operation, and objects to whatever is not right.
 //
-// Every byte of memory is a symbol (whose contribution, which block and position, which fold of contributions in which
+// Every byte of memory is a symbol (whose contribution, which block and position, which reduction of contributions in which
 // order), every access has a time (vector clocks over counters and frames). Lists are in order and counters only rise, so
 // the one greedy run that is made stands for all interleavings: what is not ordered by the clocks is a race, whatever the
 // run happened to do first.
@@ -43,7 +43,7 @@ struct Options {
 };
 
 struct RankStats {
-  uint64_t moved = 0, folded = 0, finished = 0, sent = 0, frames = 0;
+  uint64_t moved = 0, reduced = 0, finished = 0, sent = 0, frames = 0;
 };
 
 struct Verdict {

@@ -727,7 +727,7 @@ class Run {
     return out;
   }
 
-  // A source of a fold, times its weight.
+  // A source of a reduction, times its weight.
   int weighted(const Agent &a, int expression, uint32_t by, uint32_t source) {
     const bool smaller = symbols_.kind(expression) == Symbols::Kind::Smaller;
     if (by != (smaller ? 1u << symbols_.halvings_of(expression) : 1u))
@@ -772,7 +772,7 @@ class Run {
       for (uint32_t i = 0, g = 0; i < s.sources; ++i) {
         Cursor &x = cursors[i];
         const Content content = advanced(x.pieces[x.at].content, x.used);
-        const bool partial = symbols_.kind(content.expression) == Symbols::Kind::Fold;
+        const bool partial = symbols_.kind(content.expression) == Symbols::Kind::Sum;
         if (content.width != x.width) object("{}: source {} has the wrong width", where(a), i);
         if (partial != p.sources[s.source + i].partial)
           object("{}: source {} is {}a partial result", where(a), i, partial ? "" : "not ");
@@ -780,7 +780,7 @@ class Run {
         else if (!content.same_place(first)) object("{}: source {} is of another place than source 0", where(a), i);
         terms.push_back(weighted(a, content.expression, p.sources[s.source + i].weight, i));
         if (i + 1 == ends[g]) {
-          groups.push_back(symbols_.fold(terms));
+          groups.push_back(symbols_.sum(terms));
           terms.clear();
           ++g;
         }
@@ -790,7 +790,7 @@ class Run {
           x.used = 0;
         }
       }
-      const int sum = symbols_.fold(groups);
+      const int sum = symbols_.sum(groups);
       first.expression = s.partial ? sum : symbols_.final(sum, s.divisor);
       first.width = s.partial ? r : 1;
       out.push_back({step * (s.partial ? r : 1), first});
@@ -798,7 +798,7 @@ class Run {
     }
     write(a, to, out);
     if (s.has_copy) write(a, second, out);
-    verdict.ranks[static_cast<size_t>(a.rank)].folded += bytes * s.sources;
+    verdict.ranks[static_cast<size_t>(a.rank)].reduced += bytes * s.sources;
     if (!s.partial) {
       verdict.ranks[static_cast<size_t>(a.rank)].finished += bytes;
       finished_[a.operation][static_cast<size_t>(planned_[a.operation].group_of[static_cast<size_t>(a.rank)])] += bytes;
@@ -874,10 +874,11 @@ class Run {
       const auto c = operations_[o].request.collective;
       uint64_t finished = 0;
       for (uint64_t f : finished_[o]) finished += f;
-      const bool star = !planned_[o].flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
+      const bool leader_exchange = !planned_[o].flat && operations_[o].request.bytes <= operations_[o].request.small_bytes;
       const bool island = planned_[o].groups.size() == 1 && !planned_[o].groups[0].ccl.empty();
-      if ((c == plan::Collective::AllReduce && !star && !island && world_ > 1 ? finished != operations_[o].request.bytes
-                                                                              : false))
+      if ((c == plan::Collective::AllReduce && !leader_exchange && !island && world_ > 1
+               ? finished != operations_[o].request.bytes
+               : false))
         object("operation {}: {} bytes were finished, not each once", o, finished);
       const uint64_t data = sum - tokens_[o], bound = bridge_bound(topology_, planned_[o], operations_[o], finished_[o]);
       if (data != bound) object("operation {}: {} bytes crossed the bridge, and the algorithm needs {}", o, data, bound);

@@ -76,7 +76,7 @@ std::string prove_json(const std::string &request) {
            {"ranks", json::array()}};
     for (const RankStats &r : v.ranks)
       out["ranks"].push_back(
-          {{"moved", r.moved}, {"folded", r.folded}, {"finished", r.finished}, {"sent", r.sent}, {"frames", r.frames}});
+          {{"moved", r.moved}, {"reduced", r.reduced}, {"finished", r.finished}, {"sent", r.sent}, {"frames", r.frames}});
   } catch (const std::exception &e) { out = {{"ok", false}, {"text", std::string("error: ") + e.what()}}; }
   return out.dump();
 }

@@ -9,15 +9,15 @@
 
 namespace isthmus::prover {
 
-// Expressions, each stored once, so that equal ones have equal numbers. A fold is a left fold in order; its first term,
-// when it is itself a fold, is spliced in, because ((a + b) + c) is one left fold however it was cut.
+// Expressions, each stored once, so that equal ones have equal numbers. A sum is a left fold in order; its first term,
+// when it is itself a sum, is spliced in, because ((a + b) + c) is one left fold however it was cut.
 class Symbols {
  public:
-  enum class Kind : uint8_t { Leaf, Scaled, Fold, Final, Island, Smaller, Kept };
+  enum class Kind : uint8_t { Leaf, Scaled, Sum, Final, Island, Smaller, Kept };
   int leaf(int operation, int rank) { return make(Kind::Leaf, {operation, rank}); }
   int scaled(int leaf_id) { return make(Kind::Scaled, {leaf_id}); }
   // The result: divided by that number in the accumulator type, then rounded.
-  int final(int fold_id, uint64_t divisor) { return make(Kind::Final, {fold_id, static_cast<int>(divisor)}); }
+  int final(int sum_id, uint64_t divisor) { return make(Kind::Final, {sum_id, static_cast<int>(divisor)}); }
   // The sum that an island's library made, in whatever order: of the dtype's width, so a contribution and not a partial result.
   int island(std::vector<int> terms) {
     std::sort(terms.begin(), terms.end());
@@ -28,13 +28,13 @@ class Symbols {
   int kept(int island_id) { return make(Kind::Kept, {island_id}); }
   int island_of(int smaller_id) const { return nodes_[static_cast<size_t>(smaller_id)].parts[0]; }
   int halvings_of(int smaller_id) const { return nodes_[static_cast<size_t>(smaller_id)].parts[1]; }
-  int fold(const std::vector<int> &terms) {
+  int sum(const std::vector<int> &terms) {
     if (terms.size() == 1) return terms[0];
     std::vector<int> list;
-    if (kind(terms[0]) == Kind::Fold) list = nodes_[static_cast<size_t>(terms[0])].parts;
+    if (kind(terms[0]) == Kind::Sum) list = nodes_[static_cast<size_t>(terms[0])].parts;
     else list.push_back(terms[0]);
     list.insert(list.end(), terms.begin() + 1, terms.end());
-    return make(Kind::Fold, std::move(list));
+    return make(Kind::Sum, std::move(list));
   }
   Kind kind(int id) const { return nodes_[static_cast<size_t>(id)].kind; }
   std::string text(int id) const {
@@ -46,7 +46,7 @@ class Symbols {
         return "round(" + text(n.parts[0]) + (n.parts[1] != 1 ? " / " + std::to_string(n.parts[1]) : "") + ")";
       case Kind::Smaller: return text(n.parts[0]) + " / 2^" + std::to_string(n.parts[1]);
       case Kind::Kept: return "kept(" + text(n.parts[0]) + ")";
-      case Kind::Fold:
+      case Kind::Sum:
       case Kind::Island: break;
     }
     std::string out = n.kind == Kind::Island ? "island(" : "(";

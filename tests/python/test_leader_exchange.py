@@ -20,20 +20,20 @@ Run = Callable[..., list[Any]]
 TUNE = [sys.executable, "-m", "isthmus", "tune", "--seconds", "0.1", "--output"]
 
 
-def star(comm: isthmus.Comm, nbytes: int = 4096) -> tuple[str, int, str]:
-    """The form of an all_reduce, where the star ends, and who said so."""
+def form(comm: isthmus.Comm, nbytes: int = 4096) -> tuple[str, int, str]:
+    """The form of an all_reduce, where the leader exchange ends, and who said so."""
     data = comm.explain("all_reduce", nbytes=nbytes).data
-    return data["form"], data["star"]["bytes"], data["star"]["from"]
+    return data["form"], data["leader_exchange"]["bytes"], data["leader_exchange"]["from"]
 
 
 def tuned(output: Path, latency: int) -> dict[str, Any]:
-    """The star that a rehearsed job measures whose devices take so many microseconds for each item, and copy slowly, so that
+    """The leader exchange that a rehearsed job measures whose devices take so many microseconds for each item, and copy slowly, so that
     to send whole costs time. These are figures of a simulation."""
     switches = {"JITTER_US": "0", "QUIET": "1", "LATENCY_US": str(latency), "COPY_GBPS": "0.02"}
     with rehearse.start([*TUNE, str(output)], "nvidia:3,cpu:1", switches=switches) as job:
         results = job.wait(patient(100))
     assert [result.returncode for result in results] == [0] * 4, results
-    assert "SIMULATED" in results[0].stdout and "star over memory up to" in results[0].stdout, results[0]
+    assert "SIMULATED" in results[0].stdout and "leader exchange over memory up to" in results[0].stdout, results[0]
     assert "a job measures nothing else: it has no rates. isthmus tune on a host by itself" in results[0].stdout
     profile = json.loads(output.read_text())
     assert profile["simulated"] is True and profile["rehearsal"] == "nvidia:3,cpu:1" and profile["schema"] == 1
@@ -46,7 +46,7 @@ def tuned(output: Path, latency: int) -> dict[str, Any]:
     return one
 
 
-def test_a_fleet_whose_devices_answer_late_takes_the_star_for_longer_messages(tmp_path: Path) -> None:
+def test_a_fleet_whose_devices_answer_late_takes_the_leader_exchange_for_longer_messages(tmp_path: Path) -> None:
     """Where something else delays the ranks, it delays both forms; of three tries one must show the difference."""
     found = []
     for turn in range(3):
@@ -63,7 +63,7 @@ def test_a_job_adds_what_it_measured_to_the_profile_of_its_host_and_its_ranks_ta
     with launch.start([*TUNE, str(path)], 2, islands="a,b", bridge="tcp") as job:
         results = job.wait(patient(60))
     assert [result.returncode for result in results] == [0, 0], results
-    assert "star over tcp up to" in results[0].stdout and "SIMULATED" not in results[0].stdout
+    assert "leader exchange over tcp up to" in results[0].stdout and "SIMULATED" not in results[0].stdout
     assert "a job measures nothing else: its rates are those it had" in results[0].stdout
     profile = json.loads(path.read_text())
     measured = profile["star"].pop("tcp")
@@ -72,7 +72,7 @@ def test_a_job_adds_what_it_measured_to_the_profile_of_its_host_and_its_ranks_ta
     assert list(tmp_path.iterdir()) == [path]
     command_line = ["explain", "all_reduce", "--islands", "a,b", "--bridge", "tcp", "-b", "1K", "--json"]
     explained = json.loads(command(*command_line, env={"ISTHMUS_PROFILE": str(path)}).stdout)
-    assert explained["star"] == {"bytes": measured["bytes"], "from": "profile", "simulated": False}
+    assert explained["leader_exchange"] == {"bytes": measured["bytes"], "from": "profile", "simulated": False}
 
 
 def test_a_job_in_which_nothing_crosses_says_so_and_what_is_no_profile_is_left_alone(tmp_path: Path) -> None:
@@ -106,15 +106,15 @@ def test_ranks_whose_profiles_differ_agree_on_the_least_and_all_plan_by_it(ranks
     def asked(comm: isthmus.Comm) -> Any:
         digests = [comm.explain(name, nbytes=16384).data["digest"] for name in ("all_reduce", "reduce", "broadcast")]
         with comm.split(comm.rank % 2) as part:  # b alone with c, who share no memory
-            split = star(part)[1:]
-        return star(comm, 16384), star(comm, 16388), digests, split, sums(comm)
+            split = form(part)[1:]
+        return form(comm, 16384), form(comm, 16388), digests, split, sums(comm)
 
     def body(comm: isthmus.Comm) -> Any:
-        return on_islands(comm, asked, "abbc", PROFILE=profiles), on_islands(comm, sums, "abbc", STAR_BYTES=0)
+        return on_islands(comm, asked, "abbc", PROFILE=profiles), on_islands(comm, sums, "abbc", LEADER_BYTES=0)
 
     results = ranks(4, body)
     for (small, large, digests, split, bits), plain in results:
-        assert small == ("star", 16384, "profile") and large == ("pieces", 16384, "profile")
+        assert small == ("leader exchange", 16384, "profile") and large == ("pieces", 16384, "profile")
         assert digests == results[0][0][2] and bits == plain == results[0][1], "the form changes no bit of a sum"
         assert split[1] == "profile"
     assert [result[0][3][0] for result in results] == [32768, 16384, 32768, 16384], "of its own ranks"
@@ -126,34 +126,34 @@ def test_one_rank_without_the_number_leaves_the_default_and_settings_go_before_p
 
     def body(comm: isthmus.Comm) -> Any:
         return {
-            "none": on_islands(comm, star, "ab"),
-            "all": on_islands(comm, star, "ab", PROFILE=known),
-            "one older": on_islands(comm, star, "ab", PROFILE=[known, older]),
-            "set": on_islands(comm, star, "ab", PROFILE=known, STAR_BYTES="2K"),
-            "eager": on_islands(comm, star, "ab", PROFILE=known, EAGER_BYTES="1K"),
-            "both": on_islands(comm, star, "ab", EAGER_BYTES="1K", STAR_BYTES="128K"),
-            "one sets the default": on_islands(comm, star, "ab", PROFILE=known, EAGER_BYTES=[None, "8K"]),
-            "small chunks": on_islands(comm, star, "ab", STAR_BYTES="256K", CHUNK_BYTES="4K"),
+            "none": on_islands(comm, form, "ab"),
+            "all": on_islands(comm, form, "ab", PROFILE=known),
+            "one older": on_islands(comm, form, "ab", PROFILE=[known, older]),
+            "set": on_islands(comm, form, "ab", PROFILE=known, LEADER_BYTES="2K"),
+            "eager": on_islands(comm, form, "ab", PROFILE=known, EAGER_BYTES="1K"),
+            "both": on_islands(comm, form, "ab", EAGER_BYTES="1K", LEADER_BYTES="128K"),
+            "one sets the default": on_islands(comm, form, "ab", PROFILE=known, EAGER_BYTES=[None, "8K"]),
+            "small chunks": on_islands(comm, form, "ab", LEADER_BYTES="256K", CHUNK_BYTES="4K"),
         }
 
     for found in ranks(2, body):
         assert found == {
-            "none": ("star", 8192, "default"),
-            "all": ("star", 65536, "profile"),
-            "one older": ("star", 8192, "default"),
+            "none": ("leader exchange", 8192, "default"),
+            "all": ("leader exchange", 65536, "profile"),
+            "one older": ("leader exchange", 8192, "default"),
             "set": ("pieces", 2048, "setting"),
             "eager": ("pieces", 1024, "setting"),
-            "both": ("star", 131072, "setting"),
-            "one sets the default": ("star", 8192, "setting"),
-            "small chunks": ("star", 16384, "setting"),
+            "both": ("leader exchange", 131072, "setting"),
+            "one sets the default": ("leader exchange", 8192, "setting"),
+            "small chunks": ("leader exchange", 16384, "setting"),
         }
 
 
 def test_settings_that_differ_are_an_error_that_names_both(ranks: Run) -> None:
     def body(comm: isthmus.Comm) -> str:
         with pytest.raises(isthmus.MismatchError) as error:
-            on_islands(comm, star, "ab", STAR_BYTES=["2K", "4K"])
+            on_islands(comm, form, "ab", LEADER_BYTES=["2K", "4K"])
         return str(error.value)
 
     for text in ranks(2, body):
-        assert "ISTHMUS_STAR_BYTES is 2048 on rank 0 and 4096 on rank 1" in text
+        assert "ISTHMUS_LEADER_BYTES is 2048 on rank 0 and 4096 on rank 1" in text

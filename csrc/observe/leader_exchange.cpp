@@ -1,4 +1,4 @@
-#include "observe/star.hpp"
+#include "observe/leader_exchange.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -78,7 +78,7 @@ T median(std::vector<T> v) {
 
 }  // namespace
 
-int64_t best_star(std::span<const int64_t> sizes, std::span<const double> star, std::span<const double> pieces) {
+int64_t best_leader_bytes(std::span<const int64_t> sizes, std::span<const double> star, std::span<const double> pieces) {
   double cost = 0, least = 0;
   int64_t best = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -91,11 +91,11 @@ int64_t best_star(std::span<const int64_t> sizes, std::span<const double> star, 
   return best;
 }
 
-std::string measure_star_json(comm::Communicator &comm, double seconds) {
+std::string measure_leader_exchange_json(comm::Communicator &comm, double seconds) {
   if (!(seconds > 0 && seconds <= 3600))
     fail(Code::Argument, "measure: {} seconds; expected more than 0, at most 3600", seconds);
   std::vector<int64_t> sizes;
-  for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_star(comm.chunk_bytes())); bytes *= 2)
+  for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_leader_bytes(comm.chunk_bytes())); bytes *= 2)
     sizes.push_back(bytes);
   comm::Request r;
   r.collective = Collective::AllReduce;
@@ -103,7 +103,7 @@ std::string measure_star_json(comm::Communicator &comm, double seconds) {
   plan::Request planned;
   planned.bytes = static_cast<uint64_t>(sizes[0]);
   const topology::Topology &whole = comm.topology(), t = plan::planned_on(whole, planned);
-  if (!plan::has_star(t, Collective::AllReduce))
+  if (!plan::has_leader_exchange(t, Collective::AllReduce))
     fail(Code::Unsupported,
          "measure: in communicator '{}' no message crosses between islands ({} rank{}, {}); start the ranks as the job will "
          "be, in two islands or more",
@@ -116,7 +116,7 @@ std::string measure_star_json(comm::Communicator &comm, double seconds) {
   const size_t forms = 2 * sizes.size();  // star, pieces; size by size
   const auto run = [&](size_t form, int calls) {
     r.count = static_cast<uint64_t>(sizes[form / 2]) / sizeof(float);
-    r.star = form % 2 == 0 ? sizes[form / 2] : 0;
+    r.leader_bytes = form % 2 == 0 ? sizes[form / 2] : 0;
     const int64_t begin = now_ns();
     for (int i = 0; i < calls; ++i) call(comm, r);
     return static_cast<double>(now_ns() - begin) * 1e-9 / calls;
@@ -149,7 +149,7 @@ std::string measure_star_json(comm::Communicator &comm, double seconds) {
       star.push_back(of(s, 2 * i));
       pieces.push_back(of(s, 2 * i + 1));
     }
-    best.push_back(best_star(sizes, star, pieces));
+    best.push_back(best_leader_bytes(sizes, star, pieces));
   }
   nlohmann::ordered_json out{{"link", topology::one_memory(whole) ? "memory" : "tcp"},
                              {"bytes", median(best)},
