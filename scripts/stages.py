@@ -151,6 +151,7 @@ def vendor_libraries() -> dict[str, str]:
 def layers(stage: Stage) -> None:
     stage.python("scripts/check_layers.py")
     stage.python("scripts/check_sizes.py")
+    stage.python("scripts/check_names.py")
 
 
 def ruff(stage: Stage) -> None:
@@ -274,7 +275,7 @@ class Kind:
 
 # In the order in which they are built, and begun.
 STAGES = {
-    "layers": Kind("who includes whom, and how long things are", layers),
+    "layers": Kind("who includes whom, how long things are, names", layers),
     "ruff": Kind("Python style", ruff),
     "clang-format": Kind("C++ style", clang_format),
     "unit": Kind("C++ tests", unit, unit_build),

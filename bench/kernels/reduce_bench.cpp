@@ -50,7 +50,7 @@ void run_reduce(benchmark::State &state, const std::string &target, DType t, Red
     in.push_back({memory.back()->data(), false});
   }
   const Memory dst(bytes, sources), copy(bytes, sources + 1);
-  const reduce::Reduction task{
+  const reduce::LocalReduction task{
       t, op, in, {}, dst.data(), second == Second::None ? nullptr : copy.data(), false, 1, second == Second::Stream};
   for (auto _ : state) reduce::reduce(task, bytes / isthmus::dtype_size(t));
   const size_t passes = sources + 1 + (second == Second::None ? 0 : 1);

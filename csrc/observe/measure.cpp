@@ -57,7 +57,7 @@ void measure_reductions(Report &report, double seconds) {
   std::vector<std::byte> out(kBytes);
   for (const DType dtype : {DType::Float32, DType::BFloat16}) {
     const reduce::Source sources[2] = {{a.data()}, {b.data()}};
-    reduce::Reduction task{dtype, RedOp::Sum, sources, {}, out.data()};
+    reduce::LocalReduction task{dtype, RedOp::Sum, sources, {}, out.data()};
     const size_t count = kBytes / dtype_size(dtype);
     report.add(formatted("reduce_{}", dtype_name(dtype)),
                samples(kBytes, seconds / 2,

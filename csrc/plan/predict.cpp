@@ -13,7 +13,7 @@ namespace {
 
 using topology::Rate;
 
-struct Work {  // of one chunk, bytes
+struct ChunkWork {  // of one chunk, bytes
   double copied = 0, reduced = 0, sent = 0, received = 0, out = 0, in = 0;
 };
 
@@ -25,8 +25,8 @@ double width_of(const Request &r) noexcept {
 }
 
 // `device`: whether the user's memory is a device's.
-Work work_of(const Plan &p, bool device) {
-  Work w;
+ChunkWork work_of(const Plan &p, bool device) {
+  ChunkWork w;
   const double wide = width_of(p.request);
   for (const auto *list : {&p.host, &p.device})
     for (const Stage &stage : *list)
@@ -136,7 +136,7 @@ Prediction predict(const Plan &p, const topology::Topology &whole) {
   if (!(copy > 0 && reduce > 0)) out.unknown = "this rank's profile has no rates of copies and reductions";
   if (!out.unknown.empty() || p.chunk == 0) return out;
   const bool device = me.device != "host";
-  const Work w = work_of(p, device);
+  const ChunkWork w = work_of(p, device);
   const double chunks = static_cast<double>(r.bytes) / static_cast<double>(p.chunk);
   // Of a device's rank, bridge_rate() has the device's copies in it too, which are counted apart here.
   topology::Topology links = t;

@@ -221,7 +221,7 @@ constexpr int64_t kNoNumber = -1;  // DLPack has none for the streams of that de
 
 // Whether the call's rank works on that device, and its driver knows `memory`, where that is not NULL. `number`, where not NULL: what
 // DLPack calls `stream`. False with a Python error.
-bool lent(PyObject *source, const dlpack::Place &place, const void *memory, const Call &call, const char *argument,
+bool lent(PyObject *source, const dlpack::DlPlace &place, const void *memory, const PythonCall &call, const char *argument,
           void *stream, int64_t *number) {
   isthmus_result result;
   {
@@ -237,7 +237,7 @@ bool lent(PyObject *source, const dlpack::Place &place, const void *memory, cons
 
 }  // namespace
 
-bool Call::join(void *stream, const char *argument) {
+bool PythonCall::join(void *stream, const char *argument) {
   if (stream == kDefaultStream) stream = nullptr;
   if (named) return order_behind(stream, argument);
   if (options.on_stream != ISTHMUS_STREAM_NONE && options.stream != stream) {
@@ -249,7 +249,7 @@ bool Call::join(void *stream, const char *argument) {
   return true;
 }
 
-bool Call::order_behind(void *stream, const char *argument) {
+bool PythonCall::order_behind(void *stream, const char *argument) {
   if (stream == options.stream) return true;
   isthmus_result result;
   {
@@ -263,7 +263,7 @@ bool Call::order_behind(void *stream, const char *argument) {
   return false;
 }
 
-bool Call::join_default(int64_t number, const char *argument) {
+bool PythonCall::join_default(int64_t number, const char *argument) {
   if (named || number == kNoNumber) return true;
   by_default = options.on_stream == ISTHMUS_STREAM_NONE || by_default;
   return join(reinterpret_cast<void *>(static_cast<intptr_t>(number)), argument);  // the number is a handle too
@@ -299,7 +299,7 @@ void Array::hold() {
   held_ = true;
 }
 
-bool Array::read(PyObject *source, Call &call, const char *argument, Access access) {
+bool Array::read(PyObject *source, PythonCall &call, const char *argument, Access access) {
   source_ = source;
   if (ndarray_type && PyObject_TypeCheck(source, ndarray_type)) return read_numpy(source, call.call, argument, access);
   if (tensor_type && PyObject_TypeCheck(source, tensor_type)) return read_torch(source, call, argument, access);
@@ -346,7 +346,7 @@ bool Array::read_numpy(PyObject *source, const char *call, const char *argument,
 }
 
 // Memory of a device, by the CUDA array interface (versions 2 and 3): CuPy, Numba.
-bool Array::read_cuda(PyObject *source, Call &operation, const char *argument, Access access) {
+bool Array::read_cuda(PyObject *source, PythonCall &operation, const char *argument, Access access) {
   const char *const call = operation.call;
   const auto dict = py::reinterpret_steal<py::object>(PyObject_GetAttrString(source, "__cuda_array_interface__"));
   if (!dict) return false;
@@ -406,7 +406,7 @@ bool Array::read_cuda(PyObject *source, Call &operation, const char *argument, A
   return true;
 }
 
-bool Array::read_torch(PyObject *source, Call &operation, const char *argument, Access access) {
+bool Array::read_torch(PyObject *source, PythonCall &operation, const char *argument, Access access) {
   const char *const call = operation.call;
   const TorchNames &names = torch_names();
   bool failed = false;
@@ -455,9 +455,9 @@ bool Array::read_torch(PyObject *source, Call &operation, const char *argument, 
   return !PyErr_Occurred();
 }
 
-bool Array::read_dlpack(PyObject *source, Call &operation, const char *argument, Access access) {
+bool Array::read_dlpack(PyObject *source, PythonCall &operation, const char *argument, Access access) {
   const char *const call = operation.call;
-  dlpack::Place place;
+  dlpack::DlPlace place;
   PyObject *answer = PyObject_CallMethod(source, "__dlpack_device__", nullptr);
   const bool known = answer && PyArg_ParseTuple(answer, "ii", &place.type, &place.number);
   Py_XDECREF(answer);
@@ -490,7 +490,7 @@ bool Array::read_dlpack(PyObject *source, Call &operation, const char *argument,
   return read_capsule(capsule.ptr(), operation, argument, access);
 }
 
-bool Array::read_capsule(PyObject *capsule, Call &operation, const char *argument, Access access) {
+bool Array::read_capsule(PyObject *capsule, PythonCall &operation, const char *argument, Access access) {
   const char *const call = operation.call;
   keep_ = Py_NewRef(capsule);
   dlpack::Found found;

@@ -13,8 +13,8 @@ namespace isthmus::python {
 enum class Access : bool { Read, Write };
 
 // The call that arrays are read for. Arrays on a device settle here which stream it stands on, where the caller has named none.
-struct Call {
-  explicit Call(const char *name) noexcept : call(name) {}
+struct PythonCall {
+  explicit PythonCall(const char *name) noexcept : call(name) {}
   const char *call;  // its name, for messages
   isthmus_comm_t handle = nullptr;
   isthmus_call options = ISTHMUS_CALL_INIT;
@@ -53,7 +53,7 @@ class Array {
   ~Array() { drop(); }
 
   // False with a Python error that names the call and `argument`. `source` must outlive this object unless hold() is called.
-  bool read(PyObject *source, Call &call, const char *argument, Access access);
+  bool read(PyObject *source, PythonCall &call, const char *argument, Access access);
   // Keeps the memory alive for as long as this object lives, also when the caller drops its references.
   void hold();
   explicit operator bool() const noexcept { return source_ != nullptr; }
@@ -66,10 +66,10 @@ class Array {
 
  private:
   bool read_numpy(PyObject *source, const char *call, const char *argument, Access access);
-  bool read_cuda(PyObject *source, Call &call, const char *argument, Access access);
-  bool read_torch(PyObject *source, Call &call, const char *argument, Access access);
-  bool read_dlpack(PyObject *source, Call &call, const char *argument, Access access);
-  bool read_capsule(PyObject *source, Call &call, const char *argument, Access access);
+  bool read_cuda(PyObject *source, PythonCall &call, const char *argument, Access access);
+  bool read_torch(PyObject *source, PythonCall &call, const char *argument, Access access);
+  bool read_dlpack(PyObject *source, PythonCall &call, const char *argument, Access access);
+  bool read_capsule(PyObject *source, PythonCall &call, const char *argument, Access access);
   bool view(PyObject *source);  // by the buffer protocol; false without an error where that refuses
   bool read_buffer(const char *call, const char *argument, Access access);
 

@@ -4,14 +4,14 @@ namespace isthmus::python {
 namespace {
 
 // The C++ object behind `self`, without pybind11's type lookup. Method descriptors have already checked the class of `self`.
-Communicator *behind(PyObject *self) {
+PythonCommunicator *behind(PyObject *self) {
   auto *instance = reinterpret_cast<py::detail::instance *>(self);
-  return static_cast<Communicator *>(instance->simple_layout ? instance->simple_value_holder[0]
-                                                             : instance->nonsimple.values_and_holders[0]);
+  return static_cast<PythonCommunicator *>(instance->simple_layout ? instance->simple_value_holder[0]
+                                                                   : instance->nonsimple.values_and_holders[0]);
 }
 
 // Reads `out` where it is given, else makes *out stand for `x` itself, which must then be writable.
-bool read_in_out(Call &call, PyObject *x, PyObject *out, Array *in, Array *result) {
+bool read_in_out(PythonCall &call, PyObject *x, PyObject *out, Array *in, Array *result) {
   if (!out || out == x) return in->read(x, call, "x", Access::Write);
   return in->read(x, call, "x", Access::Read) && result->read(out, call, "out", Access::Write) &&
          same_dtype(call.call, *in, "x", *result, "out") && exact_count(call.call, *result, "out", in->count, "as x") &&
@@ -22,7 +22,7 @@ PyObject *all_reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   static const Signature signature("all_reduce", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
@@ -41,7 +41,7 @@ PyObject *reduce(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
   static const Signature signature("reduce", 1, 4, {"x", "root", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   int root = 0;
   Array in, out;
@@ -67,7 +67,7 @@ PyObject *broadcast(PyObject *self, PyObject *const *arguments, Py_ssize_t given
   static const Signature signature("broadcast", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int root = 0;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
@@ -104,7 +104,7 @@ PyObject *all_gather(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   static const Signature signature("all_gather", 1, 2, {"x", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   Array in, out;
   if (!launch.open(self, v[2], v[3], v[4]) || !in.read(v[0], launch, "x", Access::Read)) return nullptr;
   const auto world = static_cast<uint64_t>(launch.communicator->size());
@@ -127,7 +127,7 @@ PyObject *reduce_scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t 
   static const Signature signature("reduce_scatter", 1, 3, {"x", "op", "out", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[6]) || !read_op(v[1], launch.call, &op) || !launch.scale(v[5], op) ||
@@ -157,7 +157,7 @@ PyObject *all_to_all(PyObject *self, PyObject *const *arguments, Py_ssize_t give
   static const Signature signature("all_to_all", 1, 2, {"x", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   Array in, out;
   if (!launch.open(self, v[2], v[3], v[4])) return nullptr;
   const auto result = py::reinterpret_steal<py::object>(v[1] ? Py_NewRef(v[1]) : new_array("same", v[0], 0));
@@ -180,7 +180,7 @@ PyObject *gather(PyObject *self, PyObject *const *arguments, Py_ssize_t given, P
   static const Signature signature("gather", 1, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int root = 0;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
@@ -209,7 +209,7 @@ PyObject *scatter(PyObject *self, PyObject *const *arguments, Py_ssize_t given, 
   static const Signature signature("scatter", 0, 3, {"x", "root", "out", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int root = 0;
   Array in, out;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "root", &root) ||
@@ -249,7 +249,7 @@ PyObject *barrier(PyObject *self, PyObject *const *arguments, Py_ssize_t given, 
   static const Signature signature("barrier", 0, 0, {"async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   if (!launch.open(self, v[0], v[1], v[2])) return nullptr;
   return submit(launch, Py_None,
                 [&](isthmus_work_t *work) { return isthmus_barrier(launch.handle, launch.call_options(), work); });
@@ -264,7 +264,7 @@ PyObject *send(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
   static const Signature signature("send", 2, 3, {"x", "peer", "tag", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int peer = -1, tag = 0;
   Array in;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
@@ -283,7 +283,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
   static const Signature signature("recv", 1, 3, {"x", "peer", "tag", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int peer = ISTHMUS_ANY_SOURCE, tag = 0, source = -1;
   Array out;
   if (!launch.open(self, v[3], v[4], v[5]) || !read_int(v[1], launch.call, "peer", &peer) ||
@@ -308,7 +308,7 @@ PyObject *recv(PyObject *self, PyObject *const *arguments, Py_ssize_t given, PyO
 
 }  // namespace
 
-bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream) {
+bool OperationCall::open(PyObject *self_object, PyObject *async_value, PyObject *timeout, PyObject *stream) {
   self = self_object;
   communicator = behind(self_object);
   if (!communicator) {
@@ -335,7 +335,7 @@ bool Launch::open(PyObject *self_object, PyObject *async_value, PyObject *timeou
   return true;
 }
 
-bool Launch::scale(PyObject *by, isthmus_redop op) {
+bool OperationCall::scale(PyObject *by, isthmus_redop op) {
   if ((op == ISTHMUS_PREMUL_SUM) != (by != nullptr)) {
     raise_argument(by ? "%s: scale= is premul_sum's factor and means nothing for another op"
                       : "%s: op premul_sum needs scale=, this rank's factor",

@@ -15,9 +15,9 @@ extern PyMethodDef kCollectives[];   // collectives.cpp: equal counts, send, rec
 extern PyMethodDef kCollectivesV[];  // collectives_v.cpp: counts for each rank
 
 // What every operation begins with: the communicator, and the options that all of them take.
-struct Launch : Call {
-  using Call::Call;
-  Communicator *communicator = nullptr;
+struct OperationCall : PythonCall {
+  using PythonCall::PythonCall;
+  PythonCommunicator *communicator = nullptr;
   PyObject *self = nullptr;
   bool async_op = false;
 
@@ -30,12 +30,12 @@ struct Launch : Call {
 // Calls `start(isthmus_work_t *)` without the GIL. Blocking: returns `result` (or NULL with an error). Asynchronous: a Work that
 // holds `arrays` and gives `result`. In a group: the group holds them. `result` is borrowed.
 template <class Start>
-PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
+PyObject *run(OperationCall &launch, PyObject *result, Start &&start, Array *const *arrays, size_t array_count) {
   isthmus_work_t work = nullptr;
   isthmus_result outcome;
   sweep_orphans();
   {
-    const Communicator::Use use(launch.communicator);
+    const PythonCommunicator::Use use(launch.communicator);
     {
       NoGil nogil;
       outcome = start(launch.async_op ? &work : nullptr);
@@ -43,7 +43,7 @@ PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arr
     if (outcome != ISTHMUS_OK) return raise_last(outcome);
     if (PyErr_Occurred() && !work) return nullptr;  // Ctrl-C as the operation ended
   }
-  Group &group = this_thread_group();
+  CallGroup &group = this_thread_group();
   if (!launch.async_op && group.depth == 0) return Py_NewRef(result);
   // From here on the operation may still run: nothing below may fail without the arrays being held.
   std::vector<Array> held;
@@ -57,12 +57,12 @@ PyObject *run(Launch &launch, PyObject *result, Start &&start, Array *const *arr
     group.communicators.push_back(owner);
     return Py_NewRef(result);
   }
-  auto *object = new Work(work, Held{std::move(held), owner}, py::reinterpret_borrow<py::object>(result));
+  auto *object = new Work(work, HeldArrays{std::move(held), owner}, py::reinterpret_borrow<py::object>(result));
   return py::cast(object, py::return_value_policy::take_ownership).release().ptr();
 }
 
 template <class Start, class... Arrays>
-PyObject *submit(Launch &launch, PyObject *result, Start &&start, Arrays &...arrays) {
+PyObject *submit(OperationCall &launch, PyObject *result, Start &&start, Arrays &...arrays) {
   if constexpr (sizeof...(Arrays) == 0) {
     return run(launch, result, start, nullptr, 0);
   } else {

@@ -6,7 +6,7 @@
 namespace isthmus::python {
 namespace {
 
-struct Blocks {
+struct BlockLists {
   std::vector<uint64_t> counts, displs;
   bool placed = false;  // displacements were given
   uint64_t extent = 0;  // elements from the start of the buffer to the end of the last block
@@ -53,8 +53,8 @@ PyObject *all_gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
   static const Signature signature("all_gather_v", 2, 4, {"x", "counts", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
-  Blocks blocks;
+  OperationCall launch{signature.function()};
+  BlockLists blocks;
   Array in, out;
   if (!launch.open(self, v[4], v[5], v[6]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[3], "displs") ||
@@ -83,9 +83,9 @@ PyObject *reduce_scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_
                                    {"x", "counts", "op", "out", "displs", "async_op", "timeout", "scale", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   isthmus_redop op = ISTHMUS_SUM;
-  Blocks blocks;
+  BlockLists blocks;
   Array in, out;
   if (!launch.open(self, v[5], v[6], v[8]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
@@ -117,8 +117,8 @@ PyObject *all_to_all_v(PyObject *self, PyObject *const *arguments, Py_ssize_t gi
       {"x", "send_counts", "recv_counts", "out", "send_displs", "recv_displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
-  Blocks sent, received;
+  OperationCall launch{signature.function()};
+  BlockLists sent, received;
   Array in, out;
   if (!launch.open(self, v[6], v[7], v[8]) ||
       !sent.read(launch.call, launch.communicator->size(), v[1], "send_counts", v[4], "send_displs") ||
@@ -145,9 +145,9 @@ PyObject *gather_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given,
                                    {"x", "counts", "root", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int root = 0;
-  Blocks blocks;
+  BlockLists blocks;
   Array in, out;
   if (!launch.open(self, v[5], v[6], v[7]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||
@@ -180,9 +180,9 @@ PyObject *scatter_v(PyObject *self, PyObject *const *arguments, Py_ssize_t given
                                    {"x", "counts", "root", "out", "displs", "async_op", "timeout", "stream"});
   PyObject *v[kMaxArguments];
   if (!signature.parse(arguments, given, keywords, v)) return nullptr;
-  Launch launch{signature.function()};
+  OperationCall launch{signature.function()};
   int root = 0;
-  Blocks blocks;
+  BlockLists blocks;
   Array in, out;
   if (!launch.open(self, v[5], v[6], v[7]) ||
       !blocks.read(launch.call, launch.communicator->size(), v[1], "counts", v[4], "displs") ||

@@ -11,19 +11,19 @@
 namespace isthmus::python {
 namespace {
 
-std::set<Communicator *> &open_communicators() {  // guarded by the GIL; never destroyed, for the end of the process
-  static auto *all = new std::set<Communicator *>;
+std::set<PythonCommunicator *> &open_communicators() {  // guarded by the GIL; never destroyed, for the end of the process
+  static auto *all = new std::set<PythonCommunicator *>;
   return *all;
 }
 
 // isthmus_exchange_fn over a Python callable. An exception is kept and raised when isthmus_init has returned.
-struct Exchange {
+struct PythonExchange {
   py::object callable;
   int world_size;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
 
   static int call(void *context, const void *send, void *recv, size_t bytes) {
-    auto *self = static_cast<Exchange *>(context);
+    auto *self = static_cast<PythonExchange *>(context);
     const PyGILState_STATE state = PyGILState_Ensure();
     int failed = 1;
     PyObject *mine = PyBytes_FromStringAndSize(static_cast<const char *>(send), static_cast<Py_ssize_t>(bytes));
@@ -60,14 +60,14 @@ std::string take_json(isthmus_result result, char *json) {
 
 }  // namespace
 
-Communicator::Communicator(const InitOptions &given) {
+PythonCommunicator::PythonCommunicator(const InitArguments &given) {
   isthmus_options options = {};
   options.size = sizeof options;
   options.rank = given.rank;
   options.world_size = given.world_size;
-  Exchange exchange{given.exchange, given.world_size};
+  PythonExchange exchange{given.exchange, given.world_size};
   if (!given.exchange.is_none()) {
-    options.exchange = Exchange::call;
+    options.exchange = PythonExchange::call;
     options.exchange_context = &exchange;
   }
   isthmus_unique_id id = {};
@@ -101,9 +101,9 @@ Communicator::Communicator(const InitOptions &given) {
   if (PyErr_Occurred()) throw PythonError();  // Ctrl-C in the last moment
 }
 
-Communicator::Communicator(isthmus_comm_t handle) { adopt(handle); }
+PythonCommunicator::PythonCommunicator(isthmus_comm_t handle) { adopt(handle); }
 
-void Communicator::adopt(isthmus_comm_t handle) {
+void PythonCommunicator::adopt(isthmus_comm_t handle) {
   handle_ = handle;
   open_ = true;
   rank_ = isthmus_comm_rank(handle);
@@ -112,18 +112,18 @@ void Communicator::adopt(isthmus_comm_t handle) {
   open_communicators().insert(this);
 }
 
-Communicator::~Communicator() {
+PythonCommunicator::~PythonCommunicator() {
   open_communicators().erase(this);
   if (pid_ != getpid()) return;  // a forked child: the parent owns it
   free_handle();
 }
 
-isthmus_comm_t Communicator::handle(const char *call) const {
+isthmus_comm_t PythonCommunicator::handle(const char *call) const {
   if (!open_) raise_argument("%s: the communicator was destroyed", call);
   return open_ ? handle_ : nullptr;
 }
 
-void Communicator::free_handle() {
+void PythonCommunicator::free_handle() {
   isthmus_comm_t handle = handle_;
   handle_ = nullptr;
   open_ = false;
@@ -132,7 +132,7 @@ void Communicator::free_handle() {
   isthmus_comm_destroy(handle);
 }
 
-void Communicator::leave() {
+void PythonCommunicator::leave() {
   if (--active_ == 0 && !open_ && handle_) {  // destroy() left the rest to the last call inside
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -141,7 +141,7 @@ void Communicator::leave() {
   }
 }
 
-void Communicator::destroy() {
+void PythonCommunicator::destroy() {
   if (!open_) return;
   open_communicators().erase(this);
   open_ = false;
@@ -156,7 +156,7 @@ void Communicator::destroy() {
   isthmus_comm_abort(handle_, "destroyed while a call was inside");
 }
 
-void Communicator::end(const char *call, isthmus_result (*how)(isthmus_comm_t, const char *), const std::string &why) {
+void PythonCommunicator::end(const char *call, isthmus_result (*how)(isthmus_comm_t, const char *), const std::string &why) {
   isthmus_comm_t c = handle(call);
   if (!c) throw PythonError();
   const Use use(this);
@@ -167,10 +167,10 @@ void Communicator::end(const char *call, isthmus_result (*how)(isthmus_comm_t, c
   }
   check(result);
 }
-void Communicator::abort(const std::string &reason) { end("abort", isthmus_comm_abort, reason); }
-void Communicator::raised(const std::string &what) { end("raised", isthmus_comm_raised, what); }
+void PythonCommunicator::abort(const std::string &reason) { end("abort", isthmus_comm_abort, reason); }
+void PythonCommunicator::raised(const std::string &what) { end("raised", isthmus_comm_raised, what); }
 
-void Communicator::set_timeout(py::object seconds) {
+void PythonCommunicator::set_timeout(py::object seconds) {
   isthmus_comm_t c = handle("set_timeout");
   double value = 0;
   if (!c || !read_timeout(seconds.ptr(), "set_timeout", &value)) throw PythonError();
@@ -186,7 +186,7 @@ void Communicator::set_timeout(py::object seconds) {
   check(result);
 }
 
-uint64_t Communicator::sequence() {
+uint64_t PythonCommunicator::sequence() {
   isthmus_comm_t c = handle("sequence");
   if (!c) throw PythonError();
   const Use use(this);
@@ -194,7 +194,7 @@ uint64_t Communicator::sequence() {
   return isthmus_comm_sequence(c);
 }
 
-py::object Communicator::error() {
+py::object PythonCommunicator::error() {
   if (!open_) return make_error(ISTHMUS_ERR_ARGUMENT, "the communicator was destroyed");
   const Use use(this);
   isthmus_result result;
@@ -205,7 +205,7 @@ py::object Communicator::error() {
   return result == ISTHMUS_OK ? py::object(py::none()) : make_error(result, isthmus_last_error());
 }
 
-py::object Communicator::split(int color, int key, const std::optional<std::string> &name) {
+py::object PythonCommunicator::split(int color, int key, const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("split");
   if (!c) throw PythonError();
   const Use use(this);
@@ -220,7 +220,7 @@ py::object Communicator::split(int color, int key, const std::optional<std::stri
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
-py::object Communicator::shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name) {
+py::object PythonCommunicator::shrink(const std::vector<int> &exclude, bool abort, const std::optional<std::string> &name) {
   isthmus_comm_t c = handle("shrink");
   if (!c) throw PythonError();
   const Use use(this);
@@ -235,7 +235,7 @@ py::object Communicator::shrink(const std::vector<int> &exclude, bool abort, con
   return py::capsule(static_cast<void *>(child), kHandleCapsule);
 }
 
-std::string Communicator::topology() {
+std::string PythonCommunicator::topology() {
   isthmus_comm_t c = handle("topology");
   if (!c) throw PythonError();
   const Use use(this);
@@ -248,7 +248,7 @@ std::string Communicator::topology() {
   return take_json(result, json);
 }
 
-std::string Communicator::dump() {
+std::string PythonCommunicator::dump() {
   isthmus_comm_t c = handle("dump");
   if (!c) throw PythonError();
   const Use use(this);
@@ -261,7 +261,8 @@ std::string Communicator::dump() {
   return take_json(result, json);
 }
 
-std::string Communicator::explain(const std::string &collective, uint64_t count, py::object dtype, py::object op, int root) {
+std::string PythonCommunicator::explain(const std::string &collective, uint64_t count, py::object dtype, py::object op,
+                                        int root) {
   isthmus_comm_t c = handle("explain");
   isthmus_dtype type;
   isthmus_redop redop = ISTHMUS_SUM;
@@ -276,7 +277,7 @@ std::string Communicator::explain(const std::string &collective, uint64_t count,
   return take_json(result, json);
 }
 
-std::string Communicator::measure_leader_exchange(double seconds) {
+std::string PythonCommunicator::measure_leader_exchange(double seconds) {
   isthmus_comm_t c = handle("measure");
   if (!c) throw PythonError();
   const Use use(this);
@@ -289,9 +290,9 @@ std::string Communicator::measure_leader_exchange(double seconds) {
   return take_json(result, json);
 }
 
-void Communicator::destroy_all(double seconds) {
-  const std::set<Communicator *> all = open_communicators();
-  for (Communicator *c : all) {
+void PythonCommunicator::destroy_all(double seconds) {
+  const std::set<PythonCommunicator *> all = open_communicators();
+  for (PythonCommunicator *c : all) {
     if (!open_communicators().contains(c) || c->pid_ != getpid()) continue;
     if (c->active_ == 0) {
       NoGil nogil;

@@ -8,31 +8,31 @@
 
 namespace isthmus::python {
 
-struct InitOptions {
+struct InitArguments {
   int rank = -1, world_size = -1;  // -1: from the launcher's environment
   std::optional<std::string> address, unique_id, island, bridge, name, settings;
   py::object exchange;  // callable: bytes -> the bytes of all ranks, joined; or None
   double timeout = 0;   // 0: ISTHMUS_TIMEOUT
 };
 
-class Communicator {
+class PythonCommunicator {
  public:
-  explicit Communicator(const InitOptions &options);  // collective: isthmus_init
-  explicit Communicator(isthmus_comm_t handle);       // takes the handle
-  ~Communicator();
-  Communicator(const Communicator &) = delete;
-  Communicator &operator=(const Communicator &) = delete;
+  explicit PythonCommunicator(const InitArguments &options);  // collective: isthmus_init
+  explicit PythonCommunicator(isthmus_comm_t handle);         // takes the handle
+  ~PythonCommunicator();
+  PythonCommunicator(const PythonCommunicator &) = delete;
+  PythonCommunicator &operator=(const PythonCommunicator &) = delete;
 
   // Counts a call that uses the handle without the GIL, so that destroy() on another thread cannot free it meanwhile.
   class Use {
    public:
-    explicit Use(Communicator *c) noexcept : c_(c) { ++c_->active_; }
+    explicit Use(PythonCommunicator *c) noexcept : c_(c) { ++c_->active_; }
     ~Use() { c_->leave(); }
     Use(const Use &) = delete;
     Use &operator=(const Use &) = delete;
 
    private:
-    Communicator *c_;
+    PythonCommunicator *c_;
   };
 
   // NULL and an ArgumentError after destroy().

@@ -5,7 +5,7 @@
 namespace isthmus::python::dlpack {
 namespace {
 
-struct Device {
+struct DlDevice {
   int32_t type;
   int32_t id;
 };
@@ -16,7 +16,7 @@ struct Type {
 };
 struct Tensor {
   void *data;
-  Device device;
+  DlDevice device;
   int32_t ndim;
   Type dtype;
   int64_t *shape;
@@ -72,11 +72,11 @@ bool is_contiguous(const Tensor &t) {
 
 }  // namespace
 
-bool on_host(const Place &place) noexcept {
+bool on_host(const DlPlace &place) noexcept {
   return place.type == 1 || place.type == 3 || place.type == 11;
 }  // CPU, CUDA's and ROCm's pinned host memory
 
-std::string device_name(Place place) {
+std::string device_name(DlPlace place) {
   const char *name = "device";
   switch (place.type) {
     case 1: name = "cpu"; break;

@@ -10,13 +10,13 @@
 
 namespace isthmus::python::dlpack {
 
-struct Place {
+struct DlPlace {
   int type = 1;  // DLDeviceType; 1: the host
   int number = 0;
 };
 
 struct Found {
-  Place place;
+  DlPlace place;
   void *data = nullptr;
   uint64_t count = 0;
   isthmus_dtype dtype = ISTHMUS_UINT8;
@@ -25,8 +25,8 @@ struct Found {
   bool copied = false;  // by the producer, for us: what is written there nobody reads
 };
 
-std::string device_name(Place place);  // "cuda:1"
-bool on_host(const Place &) noexcept;  // plain or pinned host memory
+std::string device_name(DlPlace place);  // "cuda:1"
+bool on_host(const DlPlace &) noexcept;  // plain or pinned host memory
 
 // Reads a capsule without consuming it: the memory lives as long as the capsule. Returns false with a Python error.
 bool read_capsule(PyObject *capsule, const char *call, const char *argument, Found *out);

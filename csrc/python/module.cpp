@@ -34,10 +34,10 @@ std::string json_of(Question question) {
   return out;
 }
 
-std::unique_ptr<Communicator> make(int rank, int world_size, OptionalText address, const std::optional<py::bytes> &unique_id,
-                                   OptionalText island, OptionalText bridge, py::object timeout, OptionalText name,
-                                   OptionalText settings, py::object exchange) {
-  InitOptions o;
+std::unique_ptr<PythonCommunicator> make(int rank, int world_size, OptionalText address,
+                                         const std::optional<py::bytes> &unique_id, OptionalText island, OptionalText bridge,
+                                         py::object timeout, OptionalText name, OptionalText settings, py::object exchange) {
+  InitArguments o;
   o.rank = rank;
   o.world_size = world_size;
   o.address = std::move(address);
@@ -48,41 +48,42 @@ std::unique_ptr<Communicator> make(int rank, int world_size, OptionalText addres
   o.settings = std::move(settings);
   o.exchange = std::move(exchange);
   if (!read_timeout(timeout.ptr(), "init", &o.timeout)) throw PythonError();
-  return std::make_unique<Communicator>(o);
+  return std::make_unique<PythonCommunicator>(o);
 }
 
-std::unique_ptr<Communicator> from_handle(const py::capsule &handle) {
+std::unique_ptr<PythonCommunicator> from_handle(const py::capsule &handle) {
   void *pointer = PyCapsule_GetPointer(handle.ptr(), kHandleCapsule);
   if (!pointer) throw PythonError();
-  return std::make_unique<Communicator>(static_cast<isthmus_comm_t>(pointer));
+  return std::make_unique<PythonCommunicator>(static_cast<isthmus_comm_t>(pointer));
 }
 
 void add_communicator(py::module_ &m) {
-  auto type = py::class_<Communicator>(m, "Comm", "One rank's view of one communicator.");
+  auto type = py::class_<PythonCommunicator>(m, "Comm", "One rank's view of one communicator.");
   type.def(py::init(&make), py::kw_only(), py::arg("rank") = -1, py::arg("world_size") = -1, py::arg("address") = py::none(),
            py::arg("unique_id") = py::none(), py::arg("island") = py::none(), py::arg("bridge") = py::none(),
            py::arg("timeout") = py::none(), py::arg("name") = py::none(), py::arg("settings") = py::none(),
            py::arg("exchange") = py::none())
       .def(py::init(&from_handle), py::arg("handle"))
-      .def_property_readonly("rank", &Communicator::rank, "This process's rank, from 0.")
-      .def_property_readonly("size", &Communicator::size, "How many ranks there are.")
-      .def_property_readonly("destroyed", &Communicator::destroyed, "destroy() was called.")
-      .def_property_readonly("sequence", &Communicator::sequence, "Collectives submitted so far.")
-      .def_property_readonly("error", &Communicator::error, "None, or the exception that says why it can no longer be used.")
-      .def("destroy", &Communicator::destroy,
+      .def_property_readonly("rank", &PythonCommunicator::rank, "This process's rank, from 0.")
+      .def_property_readonly("size", &PythonCommunicator::size, "How many ranks there are.")
+      .def_property_readonly("destroyed", &PythonCommunicator::destroyed, "destroy() was called.")
+      .def_property_readonly("sequence", &PythonCommunicator::sequence, "Collectives submitted so far.")
+      .def_property_readonly("error", &PythonCommunicator::error,
+                             "None, or the exception that says why it can no longer be used.")
+      .def("destroy", &PythonCommunicator::destroy,
            "Waits for pending operations, at most the communicator's timeout, then frees it. Not collective. A second call "
            "does nothing.")
-      .def("_raised", &Communicator::raised, py::arg("what"))
-      .def("abort", &Communicator::abort, py::arg("reason") = "aborted by the program",
+      .def("_raised", &PythonCommunicator::raised, py::arg("what"))
+      .def("abort", &PythonCommunicator::abort, py::arg("reason") = "aborted by the program",
            "Ends every pending and later operation on every rank in AbortedError. Does not block.")
-      .def("set_timeout", &Communicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")
-      .def("_split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
-      .def("_shrink", &Communicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
-      .def("_topology", &Communicator::topology)
-      .def("_dump", &Communicator::dump)
-      .def("_measure_leader_exchange", &Communicator::measure_leader_exchange, py::arg("seconds"))
-      .def("_explain", &Communicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"), py::arg("op"),
-           py::arg("root"));
+      .def("set_timeout", &PythonCommunicator::set_timeout, py::arg("seconds"), "Deadline of later operations, seconds.")
+      .def("_split", &PythonCommunicator::split, py::arg("color"), py::arg("key"), py::arg("name"))
+      .def("_shrink", &PythonCommunicator::shrink, py::arg("exclude"), py::arg("abort"), py::arg("name"))
+      .def("_topology", &PythonCommunicator::topology)
+      .def("_dump", &PythonCommunicator::dump)
+      .def("_measure_leader_exchange", &PythonCommunicator::measure_leader_exchange, py::arg("seconds"))
+      .def("_explain", &PythonCommunicator::explain, py::arg("collective"), py::arg("count"), py::arg("dtype"),
+           py::arg("op"), py::arg("root"));
   add_methods(type, kCollectives);
   add_methods(type, kCollectivesV);
 }
@@ -164,7 +165,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "settle_dumps", [](double seconds) { isthmus_dump_settle(seconds); }, py::arg("seconds"),
       py::call_guard<py::gil_scoped_release>());
-  m.def("destroy_all", &Communicator::destroy_all, py::arg("seconds"));
+  m.def("destroy_all", &PythonCommunicator::destroy_all, py::arg("seconds"));
   m.attr("ANY_SOURCE") = ISTHMUS_ANY_SOURCE;
   install_interrupt_check();
   ::pthread_atfork(nullptr, nullptr, forget_group);

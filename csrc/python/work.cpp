@@ -10,7 +10,7 @@ namespace {
 
 struct Orphan {
   isthmus_work_t handle;
-  Held held;
+  HeldArrays held;
 };
 
 // Never destroyed: at exit an operation may still write into the arrays of an orphan.
@@ -38,7 +38,7 @@ void sweep_orphans() {
   std::move(working.begin(), working.end(), std::back_inserter(list));
 }
 
-Work::Work(isthmus_work_t handle, Held held, py::object result)
+Work::Work(isthmus_work_t handle, HeldArrays held, py::object result)
     : handle_(handle), held_(std::move(held)), result_(std::move(result)) {}
 
 Work::~Work() {
@@ -60,8 +60,8 @@ isthmus_result Work::test() {
   if (now != ISTHMUS_IN_PROGRESS && outcome_ == ISTHMUS_IN_PROGRESS) {
     if (now != ISTHMUS_OK) text_ = isthmus_last_error();
     outcome_ = now;
-    const Held released = std::move(held_);
-    held_ = Held();
+    const HeldArrays released = std::move(held_);
+    held_ = HeldArrays();
   }
   return outcome_;
 }
@@ -122,14 +122,14 @@ py::object Work::duration() const {
 
 // ---- groups
 
-Group &this_thread_group() noexcept {
-  static thread_local auto *group = new Group;  // freed by nobody: a thread may end after the interpreter did
+CallGroup &this_thread_group() noexcept {
+  static thread_local auto *group = new CallGroup;  // freed by nobody: a thread may end after the interpreter did
   return *group;
 }
 
 void forget_group() noexcept {
-  Group &group = this_thread_group();
-  if (group.depth > 0) ::new (&group) Group;  // what it held is not let go of here
+  CallGroup &group = this_thread_group();
+  if (group.depth > 0) ::new (&group) CallGroup;  // what it held is not let go of here
 }
 
 void group_begin() {
@@ -143,7 +143,7 @@ void group_begin() {
 }
 
 py::object group_end(bool async_op) {
-  Group &group = this_thread_group();
+  CallGroup &group = this_thread_group();
   if (group.depth == 0) {
     raise_argument("group: its end without a beginning on this thread");
     throw PythonError();
@@ -161,7 +161,7 @@ py::object group_end(bool async_op) {
     NoGil nogil;
     result = isthmus_group_end(async_op ? &handle : nullptr);
   }
-  Group ended;
+  CallGroup ended;
   if (outermost) std::swap(ended, group);
   check(result);
   if (!async_op) return py::none();
@@ -172,9 +172,9 @@ py::object group_end(bool async_op) {
 }
 
 void group_cancel() {
-  Group &group = this_thread_group();
+  CallGroup &group = this_thread_group();
   if (group.depth == 0) return;
-  Group ended;
+  CallGroup ended;
   const bool outermost = --group.depth == 0;
   {
     NoGil nogil;

@@ -10,17 +10,17 @@
 
 namespace isthmus::python {
 
-class Communicator;
+class PythonCommunicator;
 
 // What an operation uses until it is done: its arrays, and the communicator.
-struct Held {
+struct HeldArrays {
   std::vector<Array> arrays;
   py::object communicator;
 };
 
 class Work {
  public:
-  Work(isthmus_work_t handle, Held held, py::object result);
+  Work(isthmus_work_t handle, HeldArrays held, py::object result);
   ~Work();  // an operation still in flight becomes an orphan: its arrays live on until it is done
   Work(const Work &) = delete;
   Work &operator=(const Work &) = delete;
@@ -36,7 +36,7 @@ class Work {
  private:
   isthmus_result test();
   isthmus_work_t handle_;
-  Held held_;
+  HeldArrays held_;
   py::object result_;
   isthmus_result outcome_ = ISTHMUS_IN_PROGRESS;
   std::string text_;  // of a failure
@@ -46,12 +46,12 @@ class Work {
 void sweep_orphans();
 
 // The calling thread's open group: keeps the arrays of recorded operations alive until its end.
-struct Group {
+struct CallGroup {
   int depth = 0;
-  Held held;  // of all operations recorded; `communicator` is unused
+  HeldArrays held;  // of all operations recorded; `communicator` is unused
   std::vector<py::object> communicators;
 };
-Group &this_thread_group() noexcept;
+CallGroup &this_thread_group() noexcept;
 void forget_group() noexcept;  // in a forked child: an open one is the parent's
 
 void group_begin();

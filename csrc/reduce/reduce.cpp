@@ -21,7 +21,7 @@ constexpr size_t kLine = 64;
 constexpr size_t kLeastStream = 16384;
 
 // How a dtype and an op are carried out.
-struct Shape {
+struct KernelShape {
   Lane lane;
   Prim prim;
   size_t lanes;      // per element: 2 for complex; bitwise operations go byte by byte
@@ -53,8 +53,8 @@ Prim prim_of(DType t, RedOp op) noexcept {
   return Prim::Sum;
 }
 
-Shape shape_of(DType t, RedOp op) noexcept {
-  Shape s{};
+KernelShape shape_of(DType t, RedOp op) noexcept {
+  KernelShape s{};
   s.lane = lane_of(t);
   s.prim = prim_of(t, op);
   s.lanes = is_complex(t) ? 2 : 1;
@@ -82,7 +82,7 @@ uint8_t *at(void *p, size_t offset) noexcept { return static_cast<uint8_t *>(p) 
 const uint8_t *at(const void *p, size_t offset) noexcept { return static_cast<const uint8_t *>(p) + offset; }
 
 // Where a pass writes.
-struct Sink {
+struct Destinations {
   void *dst, *copy;
   double divisor;
 };
@@ -90,7 +90,7 @@ struct Sink {
 // One call of reduce(). Ranges are in lanes.
 class Reducer {
  public:
-  Reducer(const Reduction &task, const Shape &shape, const Table &table) noexcept
+  Reducer(const LocalReduction &task, const KernelShape &shape, const Table &table) noexcept
       : task_(task),
         shape_(shape),
         table_(table),
@@ -143,7 +143,7 @@ class Reducer {
   }
 
   void block(size_t begin, size_t n, void *dst, void *copy) noexcept {
-    const Sink sink{dst, copy, divisor_};
+    const Destinations sink{dst, copy, divisor_};
     if (direct_) {
       chain(0, sources(), begin, n, nullptr, nullptr, sink);
     } else if (shape_.narrow) {
@@ -156,13 +156,13 @@ class Reducer {
     }
   }
 
-  static Job job(const void *source, const Sink &sink, size_t n) noexcept {
+  static Job job(const void *source, const Destinations &sink, size_t n) noexcept {
     return {{source}, 1, sink.dst, sink.copy, n, sink.divisor};
   }
 
   // start op source[lo] op ... source[hi-1] into `sink`, by way of `scratch` where one pass is not enough. Returns sink.dst.
   const void *chain(size_t lo, size_t hi, size_t begin, size_t n, const void *start, void *scratch,
-                    const Sink &sink) noexcept {
+                    const Destinations &sink) noexcept {
     Job pass{{start}, start ? 1u : 0u, nullptr, nullptr, n, 0};
     for (;;) {
       while (pass.sources < kMaxSources && lo < hi) pass.source[pass.sources++] = source(lo++, begin);
@@ -177,10 +177,10 @@ class Reducer {
   }
 
   // Accumulator and dtype are one type.
-  void wide(size_t begin, size_t n, const Sink &sink) noexcept {
+  void wide(size_t begin, size_t n, const Destinations &sink) noexcept {
     const void *sum = nullptr;
     for_groups([&](size_t lo, size_t hi, bool last) {
-      const Sink out = last ? sink : Sink{total_, nullptr, 0};
+      const Destinations out = last ? sink : Destinations{total_, nullptr, 0};
       if (!sum || hi - lo == 1) {
         sum = chain(lo, hi, begin, n, sum, total_, out);
       } else {
@@ -192,7 +192,7 @@ class Reducer {
   }
 
   // float16, bfloat16, float8: everything in float32, then one rounding (or none, for a partial result).
-  void narrow(size_t begin, size_t n, const Sink &sink) noexcept {
+  void narrow(size_t begin, size_t n, const Destinations &sink) noexcept {
     const void *sum = nullptr;
     for_groups([&](size_t lo, size_t hi, bool) {
       if (!sum || hi - lo == 1) {
@@ -257,8 +257,8 @@ class Reducer {
     }
   }
 
-  const Reduction &task_;
-  const Shape &shape_;
+  const LocalReduction &task_;
+  const KernelShape &shape_;
   const Table &table_;
   const Kernel kernel_;
   const bool partial_out_;
@@ -274,9 +274,9 @@ class Reducer {
 
 }  // namespace
 
-void reduce(const Reduction &task, size_t count) noexcept {
+void reduce(const LocalReduction &task, size_t count) noexcept {
   if (count == 0 || task.sources.empty()) return;
-  const Shape shape = shape_of(task.dtype, task.op);
+  const KernelShape shape = shape_of(task.dtype, task.op);
   const ControlWord ieee(is_float(task.dtype) || is_complex(task.dtype) || task.op == RedOp::Avg);
   Reducer(task, shape, active()).run(count);
 }

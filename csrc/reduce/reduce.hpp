@@ -27,7 +27,7 @@ struct Source {
   uint32_t weight = 1;  // multiplied by it in float32 before it is added; 1 where float32 is not another type than dtype
 };
 
-struct Reduction {
+struct LocalReduction {
   DType dtype;
   RedOp op;                          // Avg and PremulSum add (Premul scaling is `scale` below, done beforehand)
   std::span<const Source> sources;   // at least one; reduced in this order
@@ -41,7 +41,7 @@ struct Reduction {
 };
 
 // Reduces `count` elements. The combination must be one that combines(dtype, op) allows. Thread-safe, no allocation, no throw.
-void reduce(const Reduction &task, size_t count) noexcept;
+void reduce(const LocalReduction &task, size_t count) noexcept;
 
 // dst[i] = round(float(src[i]) * factor) in dtype, factor converted to accumulator(dtype) first. dst may equal src.
 void scale(void *dst, const void *src, size_t count, DType dtype, double factor) noexcept;

@@ -22,9 +22,9 @@ std::string quoted(const char *what) {
   return out;
 }
 
-class Reader {
+class ProfileReader {
  public:
-  explicit Reader(std::string_view path) : path_(path) {}
+  explicit ProfileReader(std::string_view path) : path_(path) {}
 
   template <class... A>
   [[noreturn]] void broken(const std::string &place, fmt::format_string<A...> expected, A &&...values) const {
@@ -94,7 +94,7 @@ class Reader {
 }  // namespace
 
 Profile parse_profile(std::string_view text, std::string_view path) {
-  const Reader reader(path);
+  const ProfileReader reader(path);
   const json all = reader.parse(text);
   const std::string top = kTop;
   if (!all.is_object()) reader.broken(top, "expected an object of JSON");

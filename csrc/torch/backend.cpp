@@ -24,13 +24,13 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLeaveInside = 10s;  // how long shutdown() waits for threads that an abort has released
 constexpr double kExitSeconds = 2;  // how long pending operations may hold up the end of the process
 
-struct Registry {  // the groups that are not shut down
+struct OpenGroups {  // the groups that are not shut down
   std::mutex mutex;
   std::unordered_set<Backend *> backends;
 };
 // Never destroyed: a group may outlive static destruction.
-std::atomic<Registry *> the_registry{new Registry};
-Registry &registry() { return *the_registry.load(std::memory_order_acquire); }
+std::atomic<OpenGroups *> the_open_groups{new OpenGroups};
+OpenGroups &open_groups() { return *the_open_groups.load(std::memory_order_acquire); }
 
 // "0-3,7", whole: what two ranks say is compared. A long list of no order ends with a number for all of it.
 std::string listed(const std::vector<uint64_t> &ranks) {
@@ -80,8 +80,8 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int siz
   if (exchange.error()) std::rethrow_exception(exchange.error());  // says more than init's "the exchange failed"
   check(result);
   exchange.clean_up();
-  const std::lock_guard lock(registry().mutex);
-  registry().backends.insert(this);
+  const std::lock_guard lock(open_groups().mutex);
+  open_groups().backends.insert(this);
 }
 
 Backend::~Backend() { shutdown(); }
@@ -110,8 +110,8 @@ void Backend::shutdown() {
   }
   if (closed_.exchange(true) || !comm_ || !birth_.here()) return;
   {
-    const std::lock_guard lock(registry().mutex);
-    registry().backends.erase(this);
+    const std::lock_guard lock(open_groups().mutex);
+    open_groups().backends.erase(this);
   }
   const interpreter::WithoutGil without_gil;
   if (inside_.load() > 0) {
@@ -131,10 +131,10 @@ void Backend::shutdown_all() {
   while (true) {
     Backend *backend = nullptr;
     {
-      const std::lock_guard lock(registry().mutex);
-      if (registry().backends.empty()) break;
-      backend = *registry().backends.begin();
-      registry().backends.erase(backend);
+      const std::lock_guard lock(open_groups().mutex);
+      if (open_groups().backends.empty()) break;
+      backend = *open_groups().backends.begin();
+      open_groups().backends.erase(backend);
     }
     static_cast<void>(isthmus_comm_set_timeout(backend->comm_, kExitSeconds));
     backend->shutdown();
@@ -142,7 +142,7 @@ void Backend::shutdown_all() {
   Completer::get().stop();
 }
 
-void Backend::forked() noexcept { the_registry.store(new Registry, std::memory_order_release); }
+void Backend::forked() noexcept { the_open_groups.store(new OpenGroups, std::memory_order_release); }
 
 void Backend::abort() {
   if (closed_.load() || !birth_.here()) return;
@@ -150,7 +150,7 @@ void Backend::abort() {
   check(isthmus_comm_abort(comm_, "torch: abort() of the process group"));
 }
 
-std::optional<c10::Stream> Backend::stream_of(const Request &request) const {
+std::optional<c10::Stream> Backend::stream_of(const BackendRequest &request) const {
   const std::optional<c10::Device> device = request.staging.device();
   if (!device) return std::nullopt;
   if (isthmus_comm_device(comm_) < 0) {
@@ -163,7 +163,7 @@ std::optional<c10::Stream> Backend::stream_of(const Request &request) const {
   return c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
 }
 
-Backend::WorkPtr Backend::submit(Request request,
+Backend::WorkPtr Backend::submit(BackendRequest request,
                                  c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call) {
   const Entry entry(*this);
   isthmus_call options = ISTHMUS_CALL_INIT;
@@ -188,7 +188,7 @@ Backend::WorkPtr Backend::submit(Request request,
       coalescing::fail(ISTHMUS_ERR_ARGUMENT, e.what());
       throw;
     }
-    auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
+    auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, request.outputs);
     const isthmus_result result = call(&options, nullptr);
     if (result != ISTHMUS_OK) {
       const std::string text = isthmus_last_error();
@@ -207,7 +207,7 @@ Backend::WorkPtr Backend::submit(Request request,
     hooked.hook(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
   };
   if (!request.async && !stream) {
-    auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, std::move(request.outputs));
+    auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, std::move(request.outputs));
     isthmus_result result = ISTHMUS_OK;
     {
       const interpreter::WithoutGil without_gil;
@@ -220,7 +220,7 @@ Backend::WorkPtr Backend::submit(Request request,
     return work;
   }
 
-  auto work = c10::make_intrusive<Work>(rank_, request.type, title, request.inputs, request.outputs);
+  auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, request.outputs);
   auto operation = PendingWork::make();
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
     // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
@@ -259,7 +259,7 @@ void Backend::startCoalescing() {
 
 Backend::WorkPtr Backend::endCoalescing() {
   const Entry entry(*this);
-  auto work = c10::make_intrusive<Work>(rank_, c10d::OpType::COALESCED, "isthmus:coalesced", Tensors{}, Tensors{});
+  auto work = c10::make_intrusive<TorchWork>(rank_, c10d::OpType::COALESCED, "isthmus:coalesced", Tensors{}, Tensors{});
   work->follow(coalescing::end(*this));
   return work;
 }

@@ -30,13 +30,13 @@ struct GroupOptions final : c10d::Backend::Options {
 };
 
 // What one operation is, beside the call that starts it.
-struct Request {
+struct BackendRequest {
   c10d::OpType type;
   const char *title;  // in torch's profiler
   std::chrono::milliseconds timeout;
   bool async;
   std::vector<at::Tensor> inputs;   // kept alive while it runs
-  std::vector<at::Tensor> outputs;  // kept alive, and what Work::result() and futures give
+  std::vector<at::Tensor> outputs;  // kept alive, and what TorchWork::result() and futures give
   double scale = 1;                 // PREMUL_SUM's factor
   bool waits_for_peer = false;      // a receive
   Staging staging = {};
@@ -98,7 +98,7 @@ class Backend final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
-  void enableCollectivesTiming() override {}  // Work::getDuration() always knows
+  void enableCollectivesTiming() override {}  // TorchWork::getDuration() always knows
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) override;
   void waitForPendingWorks() override;
 
@@ -117,10 +117,10 @@ class Backend final : public c10d::Backend {
 
  private:
   // Submits `call`, or records it in the thread's coalescing block. Blocks if the request is not async.
-  WorkPtr submit(Request request, c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call);
+  WorkPtr submit(BackendRequest request, c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call);
 
   // Where the operation stands if its tensors are on a device: the caller's current stream there.
-  std::optional<c10::Stream> stream_of(const Request &request) const;
+  std::optional<c10::Stream> stream_of(const BackendRequest &request) const;
 
   // Of lists.cpp: one gather into a list of one tensor a rank.
   struct ListGather {
@@ -148,7 +148,7 @@ class Backend final : public c10d::Backend {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  const Birth birth_;              // a forked child leaves the communicator alone
+  const ProcessBirth birth_{};       // a forked child leaves the communicator alone
   isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
   std::atomic<bool> closed_{
       false};  // with inside_, sequentially consistent: either an Entry sees it, or shutdown() sees the Entry

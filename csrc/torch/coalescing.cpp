@@ -14,7 +14,7 @@ namespace coalescing {
 
 namespace {
 
-struct Failure {
+struct CancelledBlock {
   isthmus_result result;
   std::string text;
 };
@@ -26,7 +26,7 @@ struct Block {
 
 thread_local std::optional<Block> block;
 constinit thread_local bool is_open = false;  // block.has_value(), without the cost of a thread's first look at `block`
-thread_local std::optional<Failure> failed;   // the last block was cancelled and nobody was told
+thread_local std::optional<CancelledBlock> failed;  // the last block was cancelled and nobody was told
 
 // Ends the library's group so that nothing of it is submitted: a call that fails inside a group cancels it.
 void cancel() {
@@ -60,7 +60,7 @@ void begin(const Backend &owner) {
 
 std::shared_ptr<PendingWork> end(const Backend &owner) {
   if (failed) {
-    const Failure first = *std::exchange(failed, std::nullopt);
+    const CancelledBlock first = *std::exchange(failed, std::nullopt);
     raise(first.result, "the coalescing block was cancelled, and nothing of it was done: " + first.text);
   }
   if (!block || block->owners.back() != &owner)
@@ -82,7 +82,7 @@ std::shared_ptr<PendingWork> end(const Backend &owner) {
 
 void fail(isthmus_result result, const std::string &text) {
   cancel();
-  failed = Failure{result, text};
+  failed = CancelledBlock{result, text};
 }
 
 }  // namespace coalescing

@@ -40,7 +40,7 @@ void check_lists(const char *what, const std::vector<at::Tensor> &outputs, const
 Backend::WorkPtr Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
   const at::Tensor &tensor = only(tensors, "broadcast");
   const int root = checked_root(opts.rootRank);
-  Request request{c10d::OpType::BROADCAST, "isthmus:broadcast", opts.timeout, opts.asyncOp, {}, tensors};
+  BackendRequest request{c10d::OpType::BROADCAST, "isthmus:broadcast", opts.timeout, opts.asyncOp, {}, tensors};
   const Buffer buffer = rank_ == root ? request.staging.in(tensor, Use::move) : request.staging.out(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_broadcast(comm_, buffer.data, buffer.data, buffer.count, buffer.dtype, root, call, work);
@@ -50,8 +50,8 @@ Backend::WorkPtr Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptio
 Backend::WorkPtr Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) {
   const at::Tensor &tensor = only(tensors, "all_reduce");
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{c10d::OpType::ALLREDUCE,     "isthmus:all_reduce", opts.timeout, opts.asyncOp, {}, tensors,
-                  premul_factor(opts.reduceOp)};
+  BackendRequest request{c10d::OpType::ALLREDUCE,     "isthmus:all_reduce", opts.timeout, opts.asyncOp, {}, tensors,
+                         premul_factor(opts.reduceOp)};
   const Buffer buffer = request.staging.inout(tensor, Use::reduce);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_all_reduce(comm_, buffer.data, buffer.data, buffer.count, buffer.dtype, op, call, work);
@@ -65,8 +65,9 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors &, const c10d::AllreduceOptio
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{c10d::OpType::ALLREDUCE_COALESCED, "isthmus:all_reduce_coalesced", opts.timeout, opts.asyncOp, {}, tensors,
-                  premul_factor(opts.reduceOp)};
+  BackendRequest request{
+      c10d::OpType::ALLREDUCE_COALESCED, "isthmus:all_reduce_coalesced", opts.timeout, opts.asyncOp, {}, tensors,
+      premul_factor(opts.reduceOp)};
   std::vector<Buffer> buffers;
   for (const at::Tensor &tensor : tensors) buffers.push_back(request.staging.inout(tensor, Use::reduce));
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
@@ -84,8 +85,8 @@ Backend::WorkPtr Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &op
   const at::Tensor &tensor = only(tensors, "reduce");
   const int root = checked_root(opts.rootRank);
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{c10d::OpType::REDUCE,        "isthmus:reduce", opts.timeout, opts.asyncOp, {}, tensors,
-                  premul_factor(opts.reduceOp)};
+  BackendRequest request{c10d::OpType::REDUCE,        "isthmus:reduce", opts.timeout, opts.asyncOp, {}, tensors,
+                         premul_factor(opts.reduceOp)};
   const Buffer buffer = rank_ == root ? request.staging.inout(tensor, Use::reduce) : request.staging.in(tensor, Use::reduce);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_reduce(comm_, buffer.data, buffer.data, buffer.count, buffer.dtype, op, root, call, work);
@@ -94,7 +95,7 @@ Backend::WorkPtr Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &op
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) {
   check_pair("all_gather_into_tensor", output, input, size_);
-  Request request{
+  BackendRequest request{
       c10d::OpType::_ALLGATHER_BASE, "isthmus:all_gather_into_tensor", opts.timeout, opts.asyncOp, {input}, {output}};
   const Buffer in = request.staging.in(input, Use::move), out = request.staging.out(output, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
@@ -106,7 +107,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tens
                                                           const c10d::AllgatherOptions &opts) {
   check_lists("all_gather_into_tensor_coalesced", outputs, inputs);
   if (inputs.size() == 1) return _allgather_base(outputs.front(), inputs.front(), opts);
-  Request request{
+  BackendRequest request{
       c10d::OpType::COALESCED, "isthmus:all_gather_into_tensor_coalesced", opts.timeout, opts.asyncOp, inputs, outputs};
   std::vector<Buffer> in, out;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -129,7 +130,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &i
                                                const c10d::ReduceScatterOptions &opts) {
   check_pair("reduce_scatter_tensor", input, output, size_);
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{
+  BackendRequest request{
       c10d::OpType::_REDUCE_SCATTER_BASE, "isthmus:reduce_scatter_tensor", opts.timeout, opts.asyncOp, {input}, {output},
       premul_factor(opts.reduceOp)};
   const Buffer in = request.staging.in(input, Use::reduce), out = request.staging.out(output, Use::reduce);
@@ -143,7 +144,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tens
   check_lists("reduce_scatter_tensor_coalesced", outputs, inputs);
   if (inputs.size() == 1) return _reduce_scatter_base(outputs.front(), inputs.front(), opts);
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{
+  BackendRequest request{
       kReduceScatterTensorCoalesced, "isthmus:reduce_scatter_tensor_coalesced", opts.timeout, opts.asyncOp, inputs, outputs,
       premul_factor(opts.reduceOp)};
   std::vector<Buffer> in, out;
@@ -173,7 +174,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, s
   }
   c10d::checkSplitSizes(input_splits, input, size_);
   c10d::checkSplitSizes(output_splits, output, size_);
-  Request request{c10d::OpType::ALLTOALL_BASE, "isthmus:all_to_all_single", opts.timeout, opts.asyncOp, {input}, {output}};
+  BackendRequest request{
+      c10d::OpType::ALLTOALL_BASE, "isthmus:all_to_all_single", opts.timeout, opts.asyncOp, {input}, {output}};
   const Buffer in = request.staging.in(input, Use::move), out = request.staging.out(output, Use::move);
   const auto world = static_cast<std::uint64_t>(size_);
   if (input_splits.empty() && output_splits.empty() && in.count != out.count) {

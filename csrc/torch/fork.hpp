@@ -10,7 +10,7 @@ namespace isthmus::torch_face {
 inline constinit std::atomic<std::uint32_t> forks{0};
 
 // In which process something was made.
-class Birth {
+class ProcessBirth {
  public:
   bool here() const noexcept { return at_ == forks.load(std::memory_order_relaxed); }
 

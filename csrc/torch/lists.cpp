@@ -66,7 +66,7 @@ isthmus_result Backend::run_gather(const ListGather &gather, const isthmus_call 
 Backend::WorkPtr Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
   const at::Tensor &input = one(inputs, "all_gather");
   const Tensors &all = list(outputs, "all_gather", size_);
-  Request request{c10d::OpType::ALLGATHER, "isthmus:all_gather", opts.timeout, opts.asyncOp, inputs, all};
+  BackendRequest request{c10d::OpType::ALLGATHER, "isthmus:all_gather", opts.timeout, opts.asyncOp, inputs, all};
   const ListGather gather = prepare_gather(request.staging, input, all);
   return submit(std::move(request),
                 [&](const isthmus_call *call, isthmus_work_t *work) { return run_gather(gather, call, work); });
@@ -76,7 +76,8 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists &outputs, Tensors &inp
   if (outputs.size() != static_cast<std::size_t>(size_)) {
     bad_argument(c10::str("all_gather_coalesced: ", outputs.size(), " lists of outputs and ", size_, " ranks"));
   }
-  Request request{c10d::OpType::ALLGATHER_COALESCED, "isthmus:all_gather_coalesced", opts.timeout, opts.asyncOp, inputs, {}};
+  BackendRequest request{
+      c10d::OpType::ALLGATHER_COALESCED, "isthmus:all_gather_coalesced", opts.timeout, opts.asyncOp, inputs, {}};
   std::vector<ListGather> gathers;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors all;
@@ -105,7 +106,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists &outputs, Tensors &inp
 Backend::WorkPtr Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
   const at::Tensor &input = one(inputs, "gather");
   const int root = checked_root(opts.rootRank);
-  Request request{c10d::OpType::GATHER, "isthmus:gather", opts.timeout, opts.asyncOp, inputs, {}};
+  BackendRequest request{c10d::OpType::GATHER, "isthmus:gather", opts.timeout, opts.asyncOp, inputs, {}};
   const Buffer in = request.staging.in(input, Use::move);
   const bool flat = goes_flat(input.numel(), input.element_size(), size_);
   Buffer whole;
@@ -131,7 +132,7 @@ Backend::WorkPtr Backend::gather(TensorLists &outputs, Tensors &inputs, const c1
 Backend::WorkPtr Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
   const at::Tensor &output = one(outputs, "scatter");
   const int root = checked_root(opts.rootRank);
-  Request request{c10d::OpType::SCATTER, "isthmus:scatter", opts.timeout, opts.asyncOp, {}, outputs};
+  BackendRequest request{c10d::OpType::SCATTER, "isthmus:scatter", opts.timeout, opts.asyncOp, {}, outputs};
   const Buffer out = request.staging.out(output, Use::move);
   const bool flat = goes_flat(output.numel(), output.element_size(), size_);
   Buffer whole;
@@ -158,8 +159,8 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, 
   const Tensors &all = list(inputs, "reduce_scatter", size_);
   check_same("reduce_scatter", output, all[static_cast<std::size_t>(rank_)]);
   const isthmus_redop op = reduction(opts.reduceOp);
-  Request request{c10d::OpType::REDUCE_SCATTER, "isthmus:reduce_scatter", opts.timeout, opts.asyncOp, all, outputs,
-                  premul_factor(opts.reduceOp)};
+  BackendRequest request{c10d::OpType::REDUCE_SCATTER, "isthmus:reduce_scatter", opts.timeout, opts.asyncOp, all, outputs,
+                         premul_factor(opts.reduceOp)};
   const Buffer out = request.staging.out(output, Use::reduce);
   const bool flat = equal_sizes(all) && goes_flat(output.numel(), output.element_size(), size_);
   Buffer whole;
@@ -181,7 +182,7 @@ Backend::WorkPtr Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d
     bad_argument(c10::str("all_to_all: inputs and outputs have different dtypes, ", inputs.front().scalar_type(), " and ",
                           outputs.front().scalar_type()));
   }
-  Request request{c10d::OpType::ALLTOALL, "isthmus:all_to_all", opts.timeout, opts.asyncOp, inputs, outputs};
+  BackendRequest request{c10d::OpType::ALLTOALL, "isthmus:all_to_all", opts.timeout, opts.asyncOp, inputs, outputs};
   // Only this rank's sizes are known here, so it is the v-form always.
   const Scattered in = request.staging.in_list(inputs, Use::move), out = request.staging.out_list(outputs, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {

@@ -17,7 +17,7 @@ const at::Tensor &single(const std::vector<at::Tensor> &tensors, const char *wha
 Backend::WorkPtr Backend::send(Tensors &tensors, int peer, int tag) {
   const at::Tensor &tensor = single(tensors, "send", tag);
   check_peer(peer, "send to");
-  Request request{c10d::OpType::SEND, "isthmus:send", c10d::kUnsetTimeout, true, tensors, {}};
+  BackendRequest request{c10d::OpType::SEND, "isthmus:send", c10d::kUnsetTimeout, true, tensors, {}};
   const Buffer buffer = request.staging.in(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
     return isthmus_send(comm_, buffer.data, buffer.count, buffer.dtype, peer, tag, call, work);
@@ -27,7 +27,7 @@ Backend::WorkPtr Backend::send(Tensors &tensors, int peer, int tag) {
 Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
   const at::Tensor &tensor = single(tensors, "recv", tag);
   check_peer(peer, "recv from");
-  Request request{c10d::OpType::RECV, "isthmus:recv", c10d::kUnsetTimeout, true, {}, tensors};
+  BackendRequest request{c10d::OpType::RECV, "isthmus:recv", c10d::kUnsetTimeout, true, {}, tensors};
   request.waits_for_peer = true;
   const Buffer buffer = request.staging.out(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {
@@ -37,7 +37,7 @@ Backend::WorkPtr Backend::recv(Tensors &tensors, int peer, int tag) {
 
 Backend::WorkPtr Backend::recvAnysource(Tensors &tensors, int tag) {
   const at::Tensor &tensor = single(tensors, "recv from any rank", tag);
-  Request request{c10d::OpType::RECVANYSOURCE, "isthmus:recv_any_source", c10d::kUnsetTimeout, true, {}, tensors};
+  BackendRequest request{c10d::OpType::RECVANYSOURCE, "isthmus:recv_any_source", c10d::kUnsetTimeout, true, {}, tensors};
   request.waits_for_peer = true;
   const Buffer buffer = request.staging.out(tensor, Use::move);
   return submit(std::move(request), [&](const isthmus_call *call, isthmus_work_t *work) {

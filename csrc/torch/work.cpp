@@ -142,7 +142,7 @@ PendingWork::Futures PendingWork::settle(isthmus_result result, const std::strin
   }
   std::vector<Promise> promises;
   std::vector<std::function<void()>> functions;
-  std::vector<at::Tensor> kept;  // released here, not when the Work goes
+  std::vector<at::Tensor> kept;  // released here, not when the TorchWork goes
   {
     const std::lock_guard lock(mutex_);
     if (settled_.load(std::memory_order_relaxed)) return {};
@@ -278,55 +278,55 @@ c10::intrusive_ptr<c10::ivalue::Future> PendingWork::future(at::TypePtr type,
   return future;
 }
 
-Work::Work(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
-           std::vector<at::Tensor> outputs)
+TorchWork::TorchWork(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
+                     std::vector<at::Tensor> outputs)
     : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt), outputs_(std::move(outputs)) {}
 
-void Work::done(std::uint64_t sequence, std::chrono::steady_clock::duration took) {
+void TorchWork::done(std::uint64_t sequence, std::chrono::steady_clock::duration took) {
   sequence_ = sequence;
   milliseconds_ = std::chrono::duration<float, std::milli>(took).count();
   if (recordFunctionEndCallback_) finish();  // the profiler's event ends here
 }
 
-void Work::follow(std::shared_ptr<PendingWork> operation) {
+void TorchWork::follow(std::shared_ptr<PendingWork> operation) {
   if (recordFunctionEndCallback_) operation->before_end(std::exchange(recordFunctionEndCallback_, nullptr));
   operation_ = std::move(operation);
 }
 
-bool Work::isCompleted() { return !operation_ || operation_->ended(); }
-bool Work::isSuccess() const { return !operation_ || operation_->succeeded(); }
-std::exception_ptr Work::exception() const { return operation_ ? operation_->error() : nullptr; }
+bool TorchWork::isCompleted() { return !operation_ || operation_->ended(); }
+bool TorchWork::isSuccess() const { return !operation_ || operation_->succeeded(); }
+std::exception_ptr TorchWork::exception() const { return operation_ ? operation_->error() : nullptr; }
 
 // torch asks behind wait(), which on a device has waited for nothing: who sent is known when the message has come.
-int Work::sourceRank() const {
+int TorchWork::sourceRank() const {
   if (!operation_) return -1;
   if (operation_->stream()) operation_->wait(kNoTimeout);
   return operation_->source();
 }
-std::uint64_t Work::getSequencenumber() const { return operation_ ? operation_->sequence() : sequence_; }
-float Work::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
+std::uint64_t TorchWork::getSequencenumber() const { return operation_ ? operation_->sequence() : sequence_; }
+float TorchWork::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
 
-std::vector<at::Tensor> Work::result() {
+std::vector<at::Tensor> TorchWork::result() {
   TORCH_CHECK((operation_ && operation_->stream()) || isCompleted(),
               "the result of an isthmus operation was asked for before its end; call wait() first");
   return outputs_;
 }
 
 // Host tensors: what is complete is visible.
-void Work::synchronize() {
+void TorchWork::synchronize() {
   if (!operation_ || !operation_->stream()) return;
   operation_->check_submitted();
   const c10::impl::VirtualGuardImpl device(operation_->stream()->device_type());
   operation_->order(device.getStream(operation_->stream()->device()));
 }
 
-void Work::blockCurrentStream() {
+void TorchWork::blockCurrentStream() {
   if (operation_ && operation_->stream()) synchronize();
   else c10d::Work::blockCurrentStream();
 }
 
 // Of a device's operation the caller's stream waits, and the thread only where it gave a time, or wants to know of a failure.
-bool Work::wait(std::chrono::milliseconds timeout) {
+bool TorchWork::wait(std::chrono::milliseconds timeout) {
   if (!operation_) return true;
   if (!operation_->stream() || timeout > kNoTimeout) operation_->wait(timeout);
   else if (const std::exception_ptr failed = operation_->error()) std::rethrow_exception(failed);
@@ -334,7 +334,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future_on_stream() {
   operation_->check_submitted();
   const c10::Stream stream = *operation_->stream();
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
@@ -349,7 +349,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::future_on_stream() {
   return future;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const interpreter::WithoutGil without_gil;
   const std::lock_guard lock(futures_mutex_);
   if (!future_) {
@@ -367,7 +367,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFutureResult() {
   const interpreter::WithoutGil without_gil;
   const std::lock_guard lock(futures_mutex_);
   if (!future_result_) {

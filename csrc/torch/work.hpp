@@ -1,4 +1,4 @@
-// Work: what torch holds for one operation. PendingWork: the state of one that did not end inside its call; it outlives the Work
+// TorchWork: what torch holds for one operation. PendingWork: the state of one that did not end inside its call; it outlives the Work
 // for as long as the library uses the tensors.
 #pragma once
 
@@ -88,7 +88,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   };
   void fulfil(const Promise &promise) const;
 
-  const Birth birth_;
+  const ProcessBirth birth_{};
   std::atomic<isthmus_work_t> handle_{nullptr};  // set once, by submitted(); release: before submitted_
   std::atomic<bool> submitted_{false};           // release after handle_
   std::atomic<bool> settled_{false};             // release after result_ and text_
@@ -107,11 +107,11 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   std::vector<Promise> promises_;
 };
 
-class Work final : public c10d::Work {
+class TorchWork final : public c10d::Work {
  public:
   // `title` and `inputs` are for torch's profiler; no title: nothing is recorded.
-  Work(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
-       std::vector<at::Tensor> outputs);
+  TorchWork(int rank, c10d::OpType type, const char *title, const std::vector<at::Tensor> &inputs,
+            std::vector<at::Tensor> outputs);
 
   void done(std::uint64_t sequence, std::chrono::steady_clock::duration took);  // it ended inside its call
   void follow(std::shared_ptr<PendingWork> operation);                          // it goes on

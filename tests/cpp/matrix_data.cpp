@@ -53,7 +53,7 @@ Data reduced(const std::vector<std::vector<int>> &islands, DType t, RedOp op, st
     ends.push_back(static_cast<uint32_t>(sources.size()));
   }
   Data out(elements * isthmus::dtype_size(t));
-  isthmus::reduce::Reduction task{t, op, sources, ends};
+  isthmus::reduce::LocalReduction task{t, op, sources, ends};
   task.dst = out.data();
   task.divisor = op == RedOp::Avg ? given.size() : 1;
   reference::reduce(task, elements);

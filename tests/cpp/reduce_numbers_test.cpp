@@ -12,7 +12,7 @@
 namespace {
 
 using namespace reduce_test;
-using isthmus::reduce::Reduction;
+using isthmus::reduce::LocalReduction;
 using isthmus::reduce::Source;
 
 constexpr DType kNarrow[] = {DType::Float16, DType::BFloat16, DType::Float8E4M3FN, DType::Float8E5M2};
@@ -225,7 +225,7 @@ TEST_P(Numbers, TheCallersControlWordDoesNotMatterAndIsRestored) {
     fill(t, a.data(), n, random);
     fill(t, b.data(), n, random);
     const Source s[] = {{a.data(), false}, {b.data(), false}};
-    Reduction task{t, RedOp::Avg, s, {}, plain.data(), nullptr, false, 3, false};
+    LocalReduction task{t, RedOp::Avg, s, {}, plain.data(), nullptr, false, 3, false};
     isthmus::reduce::reduce(task, n);
     if (isthmus::is_float(t)) isthmus::reduce::scale(scaled.data(), a.data(), n, t, 1.0 / 3);
     bool kept = false;

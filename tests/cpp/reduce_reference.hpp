@@ -169,7 +169,7 @@ T reduce_one(RedOp op, size_t sources, std::span<const uint32_t> groups, Get get
 }
 
 template <class T>
-void reduce_plain(const isthmus::reduce::Reduction &t, size_t count) {
+void reduce_plain(const isthmus::reduce::LocalReduction &t, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     T v = reduce_one<T>(t.op, t.sources.size(), t.groups, [&](size_t k) { return load<T>(t.sources[k].data, i); });
     if (t.op == RedOp::Avg && !t.partial) v = divided(v, t.divisor);
@@ -178,7 +178,7 @@ void reduce_plain(const isthmus::reduce::Reduction &t, size_t count) {
   }
 }
 
-inline void reduce_narrow(const isthmus::reduce::Reduction &t, size_t count) {
+inline void reduce_narrow(const isthmus::reduce::LocalReduction &t, size_t count) {
   const Format f = format_of(t.dtype);
   for (size_t i = 0; i < count; ++i) {
     float v = reduce_one<float>(t.op, t.sources.size(), t.groups, [&](size_t k) {
@@ -198,7 +198,7 @@ inline void reduce_narrow(const isthmus::reduce::Reduction &t, size_t count) {
   }
 }
 
-inline void reduce_bool(const isthmus::reduce::Reduction &t, size_t count) {
+inline void reduce_bool(const isthmus::reduce::LocalReduction &t, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     bool v = load<uint8_t>(t.sources[0].data, i) != 0;
     for (size_t k = 1; k < t.sources.size(); ++k) {
@@ -216,7 +216,7 @@ inline void reduce_bool(const isthmus::reduce::Reduction &t, size_t count) {
 }
 
 // Writes task.dst only.
-inline void reduce(const isthmus::reduce::Reduction &t, size_t count) {
+inline void reduce(const isthmus::reduce::LocalReduction &t, size_t count) {
   switch (t.dtype) {
     case DType::Int8: return reduce_plain<int8_t>(t, count);
     case DType::UInt8: return reduce_plain<uint8_t>(t, count);

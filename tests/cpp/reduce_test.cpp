@@ -9,7 +9,7 @@
 namespace {
 
 using namespace reduce_test;
-using isthmus::reduce::Reduction;
+using isthmus::reduce::LocalReduction;
 using isthmus::reduce::Source;
 
 struct Case {
@@ -66,7 +66,7 @@ class EveryDType : public testing::TestWithParam<DType> {
     }
     const size_t out = c.count * (c.partial_out ? wide : narrow);
     Buffer expected(out, 0);
-    Reduction task{c.dtype, c.op, sources, c.groups, expected.data(), nullptr, c.partial_out, c.divisor, false};
+    LocalReduction task{c.dtype, c.op, sources, c.groups, expected.data(), nullptr, c.partial_out, c.divisor, false};
     reference::reduce(task, c.count);
 
     size_t place = sources.size();

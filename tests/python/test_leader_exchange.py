@@ -27,8 +27,8 @@ def form(comm: isthmus.Comm, nbytes: int = 4096) -> tuple[str, int, str]:
 
 
 def tuned(output: Path, latency: int) -> dict[str, Any]:
-    """The leader exchange that a rehearsed job measures whose devices take so many microseconds for each item, and copy slowly, so that
-    to send whole costs time. These are figures of a simulation."""
+    """The leader exchange that a rehearsed job measures. Its devices take so many microseconds for each item. They copy
+    slowly, so sending whole costs time. These are figures of a simulation."""
     switches = {"JITTER_US": "0", "QUIET": "1", "LATENCY_US": str(latency), "COPY_GBPS": "0.02"}
     with rehearse.start([*TUNE, str(output)], "nvidia:3,cpu:1", switches=switches) as job:
         results = job.wait(patient(100))

@@ -204,9 +204,8 @@ def show_leader_exchange(console: Console, profile: dict[str, Any], link: str) -
         table.add_row(str(size), f"{whole:.1f}", f"{pieces:.1f}")
     console.print(table, highlight=False)
     spread = f"{star['min']} to {star['max']} in {star['repetitions']} sweeps"
-    console.print(
-        f"leader exchange over {link} up to {star['bytes']} bytes ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True
-    )
+    ends = f"leader exchange over {link} up to {star['bytes']} bytes"
+    console.print(f"{ends} ({spread}; {escape(star['note'])})", highlight=False, soft_wrap=True)
     rates = "its rates are those it had" if profile["entries"] else "it has no rates"
     console.print(
         f"a job measures nothing else: {rates}. isthmus tune on a host by itself measures those of its memory, copies, "
