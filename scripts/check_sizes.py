@@ -38,7 +38,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/engine/operation.hpp Operation: fields": CUT,
     "csrc/link/tcp.cpp TcpLink::read_frames()": CUT,
     "csrc/link/tcp.cpp TcpLink::Stream: fields": CUT,
-    "csrc/observe/leader_exchange.cpp measure_leader_exchange_json()": CUT,
     "csrc/plan/builder.hpp Builder: methods": CUT,
     "csrc/plan/builder.hpp Builder: fields": CUT,
     "csrc/plan/islands.cpp": CUT,

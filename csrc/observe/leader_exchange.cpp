@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -16,12 +17,12 @@ namespace {
 constexpr int64_t kSmallest = 1024;
 constexpr int kLeastSweeps = 5, kSweeps = 9, kMostCalls = 100;
 
-// What is summed and where the sum goes: memory of the device, where this rank works on one.
-class Message {
+// The two buffers of a call. Where the rank works on a device, both lie in the device's memory.
+class MeasuredMessage {
  public:
-  Message(comm::Communicator &comm, size_t bytes) {
-    if (device::Runtime *runtime = comm.local().device().runtime) {
-      device_ = std::make_unique<Buffers>(*runtime, comm.local().device().number, bytes);
+  MeasuredMessage(comm::Communicator &comm, size_t bytes) {
+    if (device::Runtime *runtime = comm.member().runtime()) {
+      device_ = std::make_unique<Buffers>(*runtime, comm.member().device(), bytes);
       device_->submit(0, device_->there[0], device_->pinned[0]);
       device_->finish(0);
       in = device_->there[0];
@@ -49,8 +50,8 @@ void call(comm::Communicator &comm, const comm::Request &request) {
     ~Taken() { engine::OperationPool::instance().release(op); }
   } taken;
   comm.prepare(request, *taken.op);
-  comm.local().run(taken.op);
-  comm.local().driver().wait(taken.op, INT64_MAX);
+  comm.member().run(taken.op);
+  comm.member().wait(taken.op, INT64_MAX);
   if (taken.op->result != Code::Ok) throw Error(taken.op->result, taken.op->text);
 }
 
@@ -76,13 +77,105 @@ T median(std::vector<T> v) {
   return v[v.size() / 2];
 }
 
+// Times every size in both forms, sweep by sweep. Form 2 i is the leader exchange of size i; form 2 i + 1 is the same size in pieces.
+class Sweeps {
+ public:
+  Sweeps(comm::Communicator &comm, std::vector<int64_t> sizes)
+      : comm_(comm), sizes_(std::move(sizes)), message_(comm, static_cast<size_t>(sizes_.back())) {
+    request_.collective = Collective::AllReduce;
+    request_.dtype = static_cast<int>(DType::Float32);
+    request_.send = message_.in;
+    request_.recv = message_.out;
+  }
+
+  // Collective. Takes about `seconds`.
+  void run(double seconds) {
+    try {
+      for (int warm = 0; warm < 2; ++warm) {
+        times_.clear();
+        sweep(1);
+      }
+      double once = 0;
+      for (const double time : slowest(comm_, times_)) once += time;
+      const int calls = static_cast<int>(std::clamp(seconds / (kSweeps * once), 1.0, double{kMostCalls}));
+      count_ = static_cast<int>(std::clamp(seconds / (calls * once), double{kLeastSweeps}, double{kSweeps})) | 1;
+      times_.clear();
+      for (int s = 0; s < count_; ++s) sweep(calls);
+      times_ = slowest(comm_, times_);
+    } catch (...) {
+      message_.lose();
+      throw;
+    }
+  }
+
+  int count() const noexcept { return count_; }
+  const std::vector<int64_t> &sizes() const noexcept { return sizes_; }
+  // Up to which size the leader exchange is better, by each sweep.
+  std::vector<int64_t> best() const {
+    std::vector<int64_t> best;
+    for (int s = 0; s < count_; ++s) {
+      std::vector<double> whole, pieces;
+      for (size_t i = 0; i < sizes_.size(); ++i) {
+        whole.push_back(time(s, 2 * i));
+        pieces.push_back(time(s, 2 * i + 1));
+      }
+      best.push_back(best_leader_bytes(sizes_, whole, pieces));
+    }
+    return best;
+  }
+  // The median of each size, in microseconds. `form` 0: the leader exchange; 1: pieces.
+  std::vector<double> medians(size_t form) const {
+    std::vector<double> medians;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      std::vector<double> all;
+      for (int s = 0; s < count_; ++s) all.push_back(time(s, 2 * i + form));
+      medians.push_back(median(all) * 1e6);
+    }
+    return medians;
+  }
+
+ private:
+  size_t forms() const noexcept { return 2 * sizes_.size(); }
+  double time(int sweep, size_t form) const { return times_[static_cast<size_t>(sweep) * forms() + form]; }
+  void sweep(int calls) {
+    for (size_t form = 0; form < forms(); ++form) {
+      request_.count = static_cast<uint64_t>(sizes_[form / 2]) / sizeof(float);
+      request_.leader_bytes = form % 2 == 0 ? sizes_[form / 2] : 0;
+      const int64_t begin = now_ns();
+      for (int i = 0; i < calls; ++i) call(comm_, request_);
+      times_.push_back(static_cast<double>(now_ns() - begin) * 1e-9 / calls);
+    }
+  }
+
+  comm::Communicator &comm_;
+  const std::vector<int64_t> sizes_;
+  MeasuredMessage message_;
+  comm::Request request_;
+  int count_ = kSweeps;
+  std::vector<double> times_;  // seconds, sweep by sweep
+};
+
+// The islands between which a message of this communicator crosses. Throws Error(Unsupported) where none does.
+topology::Topology crossed_islands(const comm::Communicator &comm) {
+  plan::Request smallest;
+  smallest.bytes = kSmallest;
+  topology::Topology t = plan::planned_on(comm.topology(), smallest);
+  if (!plan::has_leader_exchange(t, Collective::AllReduce))
+    fail(Code::Unsupported,
+         "measure: in communicator '{}' no message crosses between islands ({} rank{}, {}); start the ranks as the job will "
+         "be, in two islands or more",
+         comm.name(), comm.size(), comm.size() == 1 ? "" : "s",
+         t.flat ? "which all read each other's memory" : "all served by one library");
+  return t;
+}
+
 }  // namespace
 
-int64_t best_leader_bytes(std::span<const int64_t> sizes, std::span<const double> star, std::span<const double> pieces) {
+int64_t best_leader_bytes(std::span<const int64_t> sizes, std::span<const double> whole, std::span<const double> pieces) {
   double cost = 0, least = 0;
   int64_t best = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    cost += std::log(star[i] / pieces[i]);
+    cost += std::log(whole[i] / pieces[i]);
     if (cost < least) {
       least = cost;
       best = sizes[i];
@@ -97,77 +190,21 @@ std::string measure_leader_exchange_json(comm::Communicator &comm, double second
   std::vector<int64_t> sizes;
   for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_leader_bytes(comm.chunk_bytes())); bytes *= 2)
     sizes.push_back(bytes);
-  comm::Request r;
-  r.collective = Collective::AllReduce;
-  r.dtype = static_cast<int>(DType::Float32);
-  plan::Request planned;
-  planned.bytes = static_cast<uint64_t>(sizes[0]);
-  const topology::Topology &whole = comm.topology(), t = plan::planned_on(whole, planned);
-  if (!plan::has_leader_exchange(t, Collective::AllReduce))
-    fail(Code::Unsupported,
-         "measure: in communicator '{}' no message crosses between islands ({} rank{}, {}); start the ranks as the job will "
-         "be, in two islands or more",
-         comm.name(), comm.size(), comm.size() == 1 ? "" : "s",
-         t.flat ? "which all read each other's memory" : "all served by one library");
-
-  Message message(comm, static_cast<size_t>(sizes.back()));
-  r.send = message.in;
-  r.recv = message.out;
-  const size_t forms = 2 * sizes.size();  // star, pieces; size by size
-  const auto run = [&](size_t form, int calls) {
-    r.count = static_cast<uint64_t>(sizes[form / 2]) / sizeof(float);
-    r.leader_bytes = form % 2 == 0 ? sizes[form / 2] : 0;
-    const int64_t begin = now_ns();
-    for (int i = 0; i < calls; ++i) call(comm, r);
-    return static_cast<double>(now_ns() - begin) * 1e-9 / calls;
-  };
-  std::vector<double> times;  // sweep by sweep
-  int sweeps = kSweeps;
-  try {
-    for (int warm = 0; warm < 2; ++warm) {
-      times.clear();
-      for (size_t f = 0; f < forms; ++f) times.push_back(run(f, 1));
-    }
-    double once = 0;
-    for (const double time : slowest(comm, times)) once += time;
-    const int calls = static_cast<int>(std::clamp(seconds / (kSweeps * once), 1.0, double{kMostCalls}));
-    sweeps = static_cast<int>(std::clamp(seconds / (calls * once), double{kLeastSweeps}, double{kSweeps})) | 1;
-    times.clear();
-    for (int s = 0; s < sweeps; ++s)
-      for (size_t f = 0; f < forms; ++f) times.push_back(run(f, calls));
-    times = slowest(comm, times);
-  } catch (...) {
-    message.lose();
-    throw;
-  }
-
-  const auto of = [&](int sweep, size_t form) { return times[static_cast<size_t>(sweep) * forms + form]; };
-  std::vector<int64_t> best;
-  for (int s = 0; s < sweeps; ++s) {
-    std::vector<double> star, pieces;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      star.push_back(of(s, 2 * i));
-      pieces.push_back(of(s, 2 * i + 1));
-    }
-    best.push_back(best_leader_bytes(sizes, star, pieces));
-  }
-  nlohmann::ordered_json out{{"link", topology::one_memory(whole) ? "memory" : "tcp"},
-                             {"bytes", median(best)},
-                             {"min", *std::min_element(best.begin(), best.end())},
-                             {"max", *std::max_element(best.begin(), best.end())},
-                             {"repetitions", sweeps},
-                             {"ranks", comm.size()},
-                             {"islands", t.groups.size()},
-                             {"sizes", sizes}};
-  for (const size_t form : {0, 1}) {
-    std::vector<double> medians;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      std::vector<double> all;
-      for (int s = 0; s < sweeps; ++s) all.push_back(of(s, 2 * i + form));
-      medians.push_back(median(all) * 1e6);
-    }
-    out[form == 0 ? "star_us" : "pieces_us"] = medians;
-  }
+  const topology::Topology islands = crossed_islands(comm);
+  Sweeps sweeps(comm, std::move(sizes));
+  sweeps.run(seconds);
+  const std::vector<int64_t> best = sweeps.best();
+  // The keys are those of profiles, in which the leader exchange is called star.
+  const nlohmann::ordered_json out{{"link", topology::one_memory(comm.topology()) ? "memory" : "tcp"},
+                                   {"bytes", median(best)},
+                                   {"min", *std::min_element(best.begin(), best.end())},
+                                   {"max", *std::max_element(best.begin(), best.end())},
+                                   {"repetitions", sweeps.count()},
+                                   {"ranks", comm.size()},
+                                   {"islands", islands.groups.size()},
+                                   {"sizes", sweeps.sizes()},
+                                   {"star_us", sweeps.medians(0)},
+                                   {"pieces_us", sweeps.medians(1)}};
   return out.dump(1);
 }
 

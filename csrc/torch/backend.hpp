@@ -148,7 +148,7 @@ class Backend final : public c10d::Backend {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  const ProcessBirth birth_{};       // a forked child leaves the communicator alone
+  const ProcessBirth birth_{};     // a forked child leaves the communicator alone
   isthmus_comm_t comm_ = nullptr;  // set in the constructor; destroyed by shutdown() when nobody is inside
   std::atomic<bool> closed_{
       false};  // with inside_, sequentially consistent: either an Entry sees it, or shutdown() sees the Entry
