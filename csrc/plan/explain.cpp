@@ -3,7 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
-#include "plan/builder.hpp"
+#include "plan/clusters.hpp"
+#include "plan/plan.hpp"
 
 namespace isthmus::plan {
 namespace {

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "plan/builder.hpp"
-
 namespace isthmus::plan {
 namespace {
 uint64_t block_bytes(Memory of, uint32_t block, const Operands &o) noexcept {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "plan/builder.hpp"
+#include "plan/clusters.hpp"
 #include "plan/plan.hpp"
 
 namespace isthmus::plan {
