@@ -38,7 +38,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/engine/operation.hpp Operation: fields": CUT,
     "csrc/link/tcp.cpp TcpLink::read_frames()": CUT,
     "csrc/link/tcp.cpp TcpLink::Stream: fields": CUT,
-    "csrc/plan/islands.cpp": CUT,
     "csrc/plan/islands.cpp plan_island_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/moves.cpp plan_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/plan.hpp Step: fields": "a record: what a step can say",

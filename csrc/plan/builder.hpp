@@ -36,33 +36,39 @@ class Builder : public StepWriter {
   bool stays(int q) const noexcept { return std::find(inside.begin(), inside.end(), q) != inside.end(); }
 };
 
-// The templates: append the stages of one collective. reductions.cpp and moves.cpp.
+// The templates: each appends the stages of one collective to a plan.
+// reductions.cpp
 void plan_all_reduce(Builder &b);
-void plan_island(Builder &b);  // one group with a library and nobody else: its call
-void plan_island_broadcast(Builder &b);
-void plan_island_all_gather(Builder &b);
-void plan_shared_broadcast(Builder &b);   // any rank, where shared_slots holds; shared_islands.cpp
-void plan_shared_all_gather(Builder &b);  // likewise
-void plan_shared_all_reduce(Builder &b);
-void plan_island_reduce(Builder &b);
-void plan_island_reduce_scatter(Builder &b);
-void plan_island_all_reduce(Builder &b);  // a rank of a group with a library, among other groups
-// Adds to the finished plan of a rank the blocks that stay in its group: calls of the library behind the gate of the first chunk.
-void plan_inside(Builder &b);
-// Turns the finished plan of a host rank into that of one whose memory only its device can touch. staging.cpp.
-void stage_user_memory(Builder &b);
-// The part of domain `domain` that rank j of cluster h reduces or stages in an all_reduce.
-Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
-// The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
-Range piece_at(const Builder &b, size_t h, size_t j);
 void plan_reduce(Builder &b);
 void plan_reduce_scatter(Builder &b);
+// moves.cpp
 void plan_broadcast(Builder &b);
 void plan_all_gather(Builder &b);
 void plan_exchange(Builder &b);  // all_to_all, gather, scatter
 void plan_barrier(Builder &b);
 void plan_point_to_point(Builder &b);
+// islands.cpp: a rank of a group with a library, among other groups
+void plan_island_all_reduce(Builder &b);
+void plan_island_reduce(Builder &b);
+void plan_island_reduce_scatter(Builder &b);
+void plan_island_broadcast(Builder &b);
+void plan_island_all_gather(Builder &b);
+// shared_islands.cpp: any rank, where shared_slots holds
+void plan_shared_all_reduce(Builder &b);
+void plan_shared_broadcast(Builder &b);
+void plan_shared_all_gather(Builder &b);
+// island_calls.cpp
+void plan_island(Builder &b);  // one group with a library and nobody else: its call
+// Adds to the finished plan of a rank the blocks that stay in its group: calls of the library behind the gate of the first chunk.
+void plan_inside(Builder &b);
+// staging.cpp
+// Turns the finished plan of a host rank into that of one whose memory only its device can touch.
+void stage_user_memory(Builder &b);
 
+// The part of domain `domain` that rank j of cluster h reduces or stages in an all_reduce.
+Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, size_t j, size_t domain);
+// The piece of a whole chunk that rank j of cluster h reduces in a reduce or reduce_scatter.
+Range piece_at(const Builder &b, size_t h, size_t j);
 // Ranges of a chunk that the clusters own, by bridge_shares of their weights, cut at multiples of kLine; `without` gets
 // nothing.
 std::vector<Range> domains_of(const Builder &b, ptrdiff_t without = -1);
