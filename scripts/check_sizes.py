@@ -48,7 +48,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/plan/shared_islands.cpp plan_shared_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_all_gather()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_all_reduce()": "the template of a plan: its stages in their order",
-    "csrc/plan/staging.cpp stage_user_memory()": CUT,
     "csrc/python/array.cpp": CUT,
     "csrc/rank/rank_port.hpp RankPort: methods": "LocalRank's functions, one method each",
     "csrc/rehearsal/core/settings.hpp Settings: fields": "one field a setting",

@@ -27,14 +27,6 @@
 namespace isthmus::plan {
 namespace {
 
-struct Shadow {
-  Memory memory = Memory::Input;
-  uint32_t block = 0;
-  uint64_t begin = 0, end = 0;  // of a chunk
-  uint64_t at = 0;              // in a slot of scratch
-  bool written = false;
-};
-
 bool of_user(const Span &s) { return s.memory == Memory::Input || s.memory == Memory::Output; }
 bool reads(const Step &s) { return s.kind == StepKind::Move || s.kind == StepKind::Reduce || s.kind == StepKind::Send; }
 bool writes(const Step &s) { return s.kind == StepKind::Move || s.kind == StepKind::Reduce || s.kind == StepKind::Recv; }
@@ -111,126 +103,175 @@ Direct take_out(Plan &p) {
   return d;
 }
 
+// The pinned memory that stands for the part of each block of the user's that the host list touches.
+class Shadows {
+ public:
+  struct Shadow {
+    Memory memory = Memory::Input;
+    uint32_t block = 0;
+    uint64_t begin = 0, end = 0;  // of a chunk
+    uint64_t at = 0;              // in a slot of scratch
+    bool written = false;
+
+    Extent extent(uint64_t chunk) const { return {memory, block, begin, chunk, end - begin}; }
+    Span user() const { return {memory, -1, block, begin, 0, false}; }
+    Span scratch() const { return PlanMemory::scratch(at); }
+  };
+
+  // Reserves the shadows that these steps need, and lets the steps work on them.
+  void stand_for(PlanMemory &memory, std::vector<Step> &steps) {
+    std::vector<Span> &sources = memory.plan.sources;
+    for (const Step &s : steps) {
+      if (writes(s)) measure(s.dst, s.extent.length, true);
+      if (writes(s) && s.has_copy) measure(s.copy, s.extent.length, true);
+      for (uint32_t i = 0; reads(s) && i < s.sources; ++i) measure(sources[s.source + i], s.extent.length, false);
+    }
+    for (Shadow &s : shadows_) s.at = memory.need_scratch(s.end - s.begin);
+    for (Step &s : steps) {
+      if (writes(s)) {
+        replace(s.dst);
+        if (s.has_copy) replace(s.copy);
+        s.stream = false;  // the device reads it at once
+      }
+      for (uint32_t i = 0; reads(s) && i < s.sources; ++i) replace(sources[s.source + i]);
+    }
+  }
+  const std::vector<Shadow> &all() const noexcept { return shadows_; }
+
+ private:
+  std::vector<Shadow>::iterator of(const Span &s) {
+    return std::find_if(shadows_.begin(), shadows_.end(),
+                        [&](const Shadow &x) { return x.memory == s.memory && x.block == s.block; });
+  }
+  void measure(const Span &s, uint64_t bytes, bool written) {
+    if (!of_user(s)) return;
+    if (s.partial) fail(Code::Internal, "a plan keeps partial results in the user's memory");
+    auto it = of(s);
+    if (it == shadows_.end()) it = shadows_.insert(it, {s.memory, s.block, s.base, s.base + bytes, 0, false});
+    it->begin = std::min(it->begin, s.base);
+    it->end = std::max(it->end, s.base + bytes);
+    it->written = it->written || written;
+  }
+  void replace(Span &s) {
+    if (!of_user(s)) return;
+    const auto it = of(s);
+    s = {Memory::Scratch, -1, 0, it->at + (s.base - it->begin), 0, false};
+  }
+
+  std::vector<Shadow> shadows_;
+};
+
+// The copies inside the device, taken out of the host list. The steps that stay keep their order; stages are cut anew around them.
+struct InsideCopies {
+  std::vector<Step> steps;
+  std::vector<Span> from;
+
+  explicit InsideCopies(Plan &p) {
+    std::vector<Step> stay;
+    for (Stage &stage : p.host) {
+      const auto begin = static_cast<uint32_t>(stay.size());
+      for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
+        const Step &s = p.steps[i];
+        if (inside(p, s)) {
+          steps.push_back(s);
+          from.push_back(p.sources[s.source]);
+        } else {
+          stay.push_back(s);
+        }
+      }
+      stage.step = begin;
+      stage.steps = static_cast<uint32_t>(stay.size()) - begin;
+    }
+    p.steps = std::move(stay);
+  }
+};
+
+// When the device works on a chunk, in turns of the host list (see above).
+struct Turns {
+  uint32_t last = 0;     // the host list has done with chunk c in turn c + last
+  bool reuses = false;   // a slot is filled more than once
+  bool through = false;  // the device copies through the rings
+  bool answers = false;  // readers post that they have read a slot
+  bool sends = false;    // links read shadows
+
+  Turns(const Builder &b, const Plan &p) {
+    for (const Stage &s : p.host) last = std::max(last, s.skew);
+    reuses = p.chunks == 0 || p.chunks > p.slots;
+    const auto any = [&p](auto is) { return std::any_of(p.steps.begin(), p.steps.end(), is); };
+    const bool links = any([](const Step &x) { return x.kind == StepKind::Send || x.kind == StepKind::Recv; });
+    const bool reaches = !links && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
+    answers = any([](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
+    through = reaches && (!reuses || p.slots >= last + (answers ? 3 : 2));
+  }
+  // After the moves through slots were taken out. One turn more gives the links time to take what they were given last, where there are
+  // slots for it.
+  void wait_for_links(const Plan &p) {
+    for (const Step &s : p.steps)
+      if (s.kind == StepKind::Send && !s.token && of_user(p.sources[s.source])) sends = true;
+    if (sends && reuses && last + 2 <= p.slots) ++last;
+  }
+  // By how many chunks the device copies in before it copies out.
+  uint32_t ahead(const Plan &p) const {
+    if (reuses && last + 1 > p.slots) fail(Code::Internal, "a plan of {} slots runs over {} turns", p.slots, last);
+    uint32_t ahead = last + 1;
+    const auto fits = [&](uint32_t a) {
+      return !reuses || (!through ? a <= p.slots : answers ? 2 * a - last < p.slots : a < p.slots);
+    };
+    while (ahead < last + 3 && fits(ahead + 1)) ++ahead;
+    return p.chunks > 0 ? std::min(ahead, p.chunks) : ahead;
+  }
+};
+
+// What stands in the host list before everything else, and after it.
+void add_gates(Builder &b, const Turns &turns, const Direct &direct, uint32_t ahead) {
+  Plan &p = b.plan;
+  b.stage("staged", 0);
+  b.wait(b.rank, kStaged);
+  std::rotate(p.host.begin(), p.host.end() - 1, p.host.end());
+  b.stage("give", turns.last);
+  if (turns.sends) b.taken();
+  // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
+  for (const Step &s : direct.reuse) {
+    Extent e = s.extent;
+    e.base += e.stride * ahead;
+    if (s.guarded) b.wait(s.peer, s.counter, e);
+    else b.wait(s.peer, s.counter);
+    p.steps.back().add = s.add + ahead;
+  }
+  b.post(kReady);
+  if (direct.after.empty()) return;
+  b.stage("taken", ahead);  // in this turn the device has staged a chunk that it copies in behind the one it copied out
+  for (const Step &s : direct.after) b.post(s.counter);
+}
+
 }  // namespace
 
 void stage_user_memory(Builder &b) {
   Plan &p = b.plan;
   if (p.host.empty() || !p.device.empty()) return;
-  uint32_t last = 0;
-  for (const Stage &s : p.host) last = std::max(last, s.skew);
   if (p.slots == 0) p.slots = std::clamp<uint32_t>(b.request.max_slots, 2, 64);
-  const bool reuses = p.chunks == 0 || p.chunks > p.slots;
-  Direct direct;
-  const bool links = std::any_of(p.steps.begin(), p.steps.end(),
-                                 [](const Step &x) { return x.kind == StepKind::Send || x.kind == StepKind::Recv; });
-  const bool reaches = !links && p.slot_bytes > 0 && p.slots * p.slot_bytes <= b.request.reach;
-  const bool answers = std::any_of(p.steps.begin(), p.steps.end(),
-                                   [](const Step &x) { return x.kind == StepKind::Post && x.counter == kConsumed; });
-  const bool through = reaches && (!reuses || p.slots >= last + (answers ? 3 : 2));
-  if (through) direct = take_out(p);
-  // One turn more gives the links time to take what they were given last, where there are slots for it.
-  bool sends = false;
-  for (const Step &s : p.steps)
-    if (s.kind == StepKind::Send && !s.token && of_user(p.sources[s.source])) sends = true;
-  if (sends && reuses && last + 2 <= p.slots) ++last;
-
-  std::vector<Shadow> shadows;
-  const auto shadow_of = [&](const Span &s) {
-    return std::find_if(shadows.begin(), shadows.end(),
-                        [&](const Shadow &x) { return x.memory == s.memory && x.block == s.block; });
-  };
-  const auto measure = [&](const Span &s, uint64_t bytes, bool written) {
-    if (!of_user(s)) return;
-    if (s.partial) fail(Code::Internal, "a plan keeps partial results in the user's memory");
-    auto it = shadow_of(s);
-    if (it == shadows.end()) it = shadows.insert(it, {s.memory, s.block, s.base, s.base + bytes, 0, false});
-    it->begin = std::min(it->begin, s.base);
-    it->end = std::max(it->end, s.base + bytes);
-    it->written = it->written || written;
-  };
-  const auto replace = [&](Span &s) {
-    if (!of_user(s)) return;
-    const auto it = shadow_of(s);
-    s = {Memory::Scratch, -1, 0, it->at + (s.base - it->begin), 0, false};
-  };
-  std::vector<Step> copies;
-  std::vector<Span> copied_from;
-  // The steps that stay keep their order; stages are cut anew around them.
-  std::vector<Step> steps;
-  for (Stage &stage : p.host) {
-    const uint32_t begin = static_cast<uint32_t>(steps.size());
-    for (uint32_t i = stage.step; i < stage.step + stage.steps; ++i) {
-      if (inside(p, p.steps[i])) {
-        copies.push_back(p.steps[i]);
-        copied_from.push_back(p.sources[p.steps[i].source]);
-      } else {
-        steps.push_back(p.steps[i]);
-      }
-    }
-    stage.step = begin;
-    stage.steps = static_cast<uint32_t>(steps.size()) - begin;
-  }
-  for (const Step &s : steps) {
-    if (writes(s)) measure(s.dst, s.extent.length, true);
-    if (writes(s) && s.has_copy) measure(s.copy, s.extent.length, true);
-    for (uint32_t i = 0; reads(s) && i < s.sources; ++i) measure(p.sources[s.source + i], s.extent.length, false);
-  }
-  for (Shadow &s : shadows) s.at = b.need_scratch(s.end - s.begin);
-  for (Step &s : steps) {
-    if (writes(s)) {
-      replace(s.dst);
-      if (s.has_copy) replace(s.copy);
-      s.stream = false;  // the device reads it at once
-    }
-    for (uint32_t i = 0; reads(s) && i < s.sources; ++i) replace(p.sources[s.source + i]);
-  }
-  p.steps = std::move(steps);
-  if (shadows.empty() && copies.empty() && direct.in.empty() && direct.out.empty()) return;
-  if (reuses && last + 1 > p.slots) fail(Code::Internal, "a plan of {} slots runs over {} turns", p.slots, last);
+  Turns turns(b, p);
+  const Direct direct = turns.through ? take_out(p) : Direct{};
+  turns.wait_for_links(p);
+  const InsideCopies copies(p);
+  Shadows shadows;
+  shadows.stand_for(b, p.steps);
+  if (shadows.all().empty() && copies.steps.empty() && direct.in.empty() && direct.out.empty()) return;
+  const uint32_t ahead = turns.ahead(p);
   const bool host = !p.steps.empty();
-  if (!host) p.host.clear();
-  uint32_t ahead = last + 1;
-  const auto fits = [&](uint32_t a) {
-    return !reuses || (!through ? a <= p.slots : answers ? 2 * a - last < p.slots : a < p.slots);
-  };
-  while (ahead < last + 3 && fits(ahead + 1)) ++ahead;
-  if (p.chunks > 0) ahead = std::min(ahead, p.chunks);
+  if (host) add_gates(b, turns, direct, ahead);
+  else p.host.clear();
 
-  // Before everything else of the host's, and after it.
-  if (host) {
-    b.stage("staged", 0);
-    b.wait(b.rank, kStaged);
-    std::rotate(p.host.begin(), p.host.end() - 1, p.host.end());
-    b.stage("give", last);
-    if (sends) b.taken();
-    // Behind this gate the device fills the slot of a chunk that comes `ahead` later.
-    for (const Step &s : direct.reuse) {
-      Extent e = s.extent;
-      e.base += e.stride * ahead;
-      if (s.guarded) b.wait(s.peer, s.counter, e);
-      else b.wait(s.peer, s.counter);
-      p.steps.back().add = s.add + ahead;
-    }
-    b.post(kReady);
-    if (!direct.after
-             .empty()) {  // in this turn the device has staged a chunk that it copies in behind the one it copied out
-      b.stage("taken", ahead);
-      for (const Step &s : direct.after) b.post(s.counter);
-    }
-  }
-
-  const auto part = [&](const Shadow &s) { return Extent{s.memory, s.block, s.begin, p.chunk, s.end - s.begin}; };
-  const auto user = [](const Shadow &s) { return Span{s.memory, -1, s.block, s.begin, 0, false}; };
   b.device_stage("copy out", ahead);
   if (host) b.wait(b.rank, kReady);
-  for (const Shadow &s : shadows)
-    if (s.memory == Memory::Output && s.written) b.move(part(s), Builder::scratch(s.at), user(s));
+  for (const Shadows::Shadow &s : shadows.all())
+    if (s.memory == Memory::Output && s.written) b.move(s.extent(p.chunk), s.scratch(), s.user());
   for (const Step &s : direct.out) b.move(s.extent, p.sources[s.source], s.dst);
   b.device_stage("copy in", 0, true);
-  for (const Shadow &s : shadows)
-    if (s.memory == Memory::Input) b.move(part(s), user(s), Builder::scratch(s.at));
+  for (const Shadows::Shadow &s : shadows.all())
+    if (s.memory == Memory::Input) b.move(s.extent(p.chunk), s.user(), s.scratch());
   for (const Step &s : direct.in) b.move(s.extent, p.sources[s.source], s.dst);
-  for (size_t i = 0; i < copies.size(); ++i) b.move(copies[i].extent, copied_from[i], copies[i].dst);
+  for (size_t i = 0; i < copies.steps.size(); ++i) b.move(copies.steps[i].extent, copies.from[i], copies.steps[i].dst);
   if (host) b.post(kStaged);
 }
 
