@@ -54,7 +54,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/rehearsal/torch/acl.cpp Acl: methods": "AscendCL's functions, one method each",
     "csrc/rehearsal/torch/acl.cpp Acl: fields": "AscendCL's functions, one pointer each",
     "csrc/rehearsal/torch/api.hpp Api: methods": "an interface: all that PyTorch's device asks of a vendor",
-    "csrc/torch/backend.cpp Backend::submit()": CUT,
     "csrc/torch/backend.hpp Backend: methods": "c10d::Backend's methods",
     "csrc/torch/work.hpp PendingWork: methods": CUT,
 }

@@ -54,6 +54,26 @@ std::string owned_text(char *json) {
 
 }  // namespace
 
+void CompletionHook::add() {
+  const std::lock_guard lock(mutex_);
+  ++pending_;
+}
+
+void CompletionHook::remove() {
+  const std::lock_guard lock(mutex_);
+  if (--pending_ == 0) none_.notify_all();
+}
+
+void CompletionHook::report(c10d::OpType type, uint64_t sequence, Clock::time_point begin) const {
+  const auto end = Clock::now();
+  hook_(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
+}
+
+void CompletionHook::wait(std::chrono::milliseconds most) {
+  std::unique_lock lock(mutex_);
+  none_.wait_for(lock, most, [&] { return pending_ == 0; });
+}
+
 Backend::Backend(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, c10::intrusive_ptr<GroupOptions> options,
                  const std::string &name)
     : c10d::Backend(rank, size), options_(std::move(options)), name_(name) {
@@ -163,14 +183,13 @@ std::optional<c10::Stream> Backend::stream_of(const BackendRequest &request) con
   return c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
 }
 
-Backend::WorkPtr Backend::submit(BackendRequest request,
-                                 c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call) {
+Backend::WorkPtr Backend::submit(BackendRequest request, Start start) {
   const Entry entry(*this);
   isthmus_call options = ISTHMUS_CALL_INIT;
   options.timeout = request.timeout > kNoTimeout ? seconds(request.timeout) : 0;
   options.scale = request.scale;
   // The profiler's record is only made where somebody records: it costs as much as a small operation.
-  const char *title = at::hasCallbacks() ? request.title : nullptr;
+  if (!at::hasCallbacks()) request.title = nullptr;
   // On a device an operation is asynchronous always: it stands on the caller's current stream, as a kernel does.
   const std::optional<c10::Stream> stream = stream_of(request);
   if (stream) {
@@ -178,49 +197,53 @@ Backend::WorkPtr Backend::submit(BackendRequest request,
     options.stream = stream->native_handle();
     options.device_memory = ISTHMUS_MEMORY_BOTH;
   }
+  if (coalescing::open()) return record(std::move(request), options, stream, start);
+  if (!request.async && !stream) return complete(std::move(request), options, start);
+  return launch(std::move(request), options, stream, start);
+}
 
-  if (coalescing::open()) {
-    const std::shared_ptr<PendingWork> block = coalescing::current();
-    try {
-      if (stream) block->stands_on(*stream);
-      else block->stands_on_host();
-    } catch (const std::exception &e) {
-      coalescing::fail(ISTHMUS_ERR_ARGUMENT, e.what());
-      throw;
-    }
-    auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, request.outputs);
-    const isthmus_result result = call(&options, nullptr);
-    if (result != ISTHMUS_OK) {
-      const std::string text = isthmus_last_error();
-      coalescing::fail(result, text);
-      raise(result, text);
-    }
-    block->keep(std::move(request.inputs), std::move(request.staging));
-    block->keep(std::move(request.outputs), {});
-    work->follow(block);
-    return work;
+Backend::WorkPtr Backend::record(BackendRequest request, const isthmus_call &options, std::optional<c10::Stream> stream,
+                                 Start start) {
+  const std::shared_ptr<PendingWork> block = coalescing::current();
+  try {
+    if (stream) block->stands_on(*stream);
+    else block->stands_on_host();
+  } catch (const std::exception &e) {
+    coalescing::fail(ISTHMUS_ERR_ARGUMENT, e.what());
+    throw;
   }
+  auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, request.outputs);
+  const isthmus_result result = start(&options, nullptr);
+  if (result != ISTHMUS_OK) {
+    const std::string text = isthmus_last_error();
+    coalescing::fail(result, text);
+    raise(result, text);
+  }
+  block->keep(std::move(request.inputs), std::move(request.staging));
+  block->keep(std::move(request.outputs), {});
+  work->follow(block);
+  return work;
+}
 
+Backend::WorkPtr Backend::complete(BackendRequest request, const isthmus_call &options, Start start) {
   const auto begin = Clock::now();
-  const auto report = [type = request.type, begin](Hooked &hooked, uint64_t sequence) {
-    const auto end = Clock::now();
-    hooked.hook(std::make_shared<c10d::WorkInfo>(type, sequence, begin, end, end - begin));
-  };
-  if (!request.async && !stream) {
-    auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, std::move(request.outputs));
-    isthmus_result result = ISTHMUS_OK;
-    {
-      const interpreter::WithoutGil without_gil;
-      result = call(&options, nullptr);
-    }
-    check(result);
-    request.staging.finish();
-    work->done(isthmus_comm_sequence(comm_), Clock::now() - begin);
-    if (hooked_) report(*hooked_, work->getSequencenumber());
-    return work;
+  auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, std::move(request.outputs));
+  isthmus_result result = ISTHMUS_OK;
+  {
+    const interpreter::WithoutGil without_gil;
+    result = start(&options, nullptr);
   }
+  check(result);
+  request.staging.finish();
+  work->done(isthmus_comm_sequence(comm_), Clock::now() - begin);
+  if (hook_) hook_->report(request.type, work->getSequencenumber(), begin);
+  return work;
+}
 
-  auto work = c10::make_intrusive<TorchWork>(rank_, request.type, title, request.inputs, request.outputs);
+Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream,
+                                 Start start) {
+  const auto begin = Clock::now();
+  auto work = c10::make_intrusive<TorchWork>(rank_, request.type, request.title, request.inputs, request.outputs);
   auto operation = PendingWork::make();
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
     // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
@@ -232,19 +255,15 @@ Backend::WorkPtr Backend::submit(BackendRequest request,
   isthmus_work_t handle = nullptr;
   {
     const interpreter::WithoutGil without_gil;  // a device that cannot wait for the host lets the call do so
-    check(call(&options, &handle));
+    check(start(&options, &handle));
   }
   operation->keep(std::move(request.inputs), std::move(request.staging));
   operation->keep(std::move(request.outputs), {});
-  if (hooked_) {
-    {
-      const std::lock_guard lock(hooked_->mutex);
-      ++hooked_->pending;
-    }
-    operation->at_end([hooked = hooked_, report, sequence = handle ? isthmus_work_sequence(handle) : 0] {
-      report(*hooked, sequence);
-      const std::lock_guard lock(hooked->mutex);
-      if (--hooked->pending == 0) hooked->none.notify_all();
+  if (hook_) {
+    hook_->add();
+    operation->at_end([hook = hook_, type = request.type, begin, sequence = handle ? isthmus_work_sequence(handle) : 0] {
+      hook->report(type, sequence, begin);
+      hook->remove();
     });
   }
   work->follow(operation);
@@ -327,17 +346,15 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)> &&hook) {
-  TORCH_CHECK(!hooked_, "isthmus: a completion hook is already registered on group ", name_);
-  hooked_ = std::make_shared<Hooked>();
-  hooked_->hook = std::move(hook);
+  TORCH_CHECK(!hook_, "isthmus: a completion hook is already registered on group ", name_);
+  hook_ = std::make_shared<CompletionHook>(std::move(hook));
   onCompletionHook_ = [](const std::shared_ptr<c10d::WorkInfo> &) {};  // what hasHooks() looks at
 }
 
 void Backend::waitForPendingWorks() {
-  if (!hooked_) return;
+  if (!hook_) return;
   const interpreter::WithoutGil without_gil;  // hooks may be Python
-  std::unique_lock lock(hooked_->mutex);
-  hooked_->none.wait_for(lock, options_->timeout, [&] { return hooked_->pending == 0; });
+  hook_->wait(options_->timeout);
 }
 
 std::string Backend::topology() {

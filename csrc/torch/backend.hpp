@@ -11,8 +11,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fork.hpp"
@@ -40,6 +44,24 @@ struct BackendRequest {
   double scale = 1;                 // PREMUL_SUM's factor
   bool waits_for_peer = false;      // a receive
   Staging staging = {};
+};
+
+// The program's function that hears of every operation of a group, and how many operations have still to report to the function.
+class CompletionHook {
+ public:
+  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+  explicit CompletionHook(Hook hook) : hook_(std::move(hook)) {}
+
+  void add();
+  void remove();
+  void report(c10d::OpType type, uint64_t sequence, std::chrono::steady_clock::time_point begin) const;
+  void wait(std::chrono::milliseconds most);  // until none is left
+
+ private:
+  const Hook hook_;
+  std::mutex mutex_;  // guards pending_
+  std::condition_variable none_;
+  int pending_ = 0;
 };
 
 class Backend final : public c10d::Backend {
@@ -116,8 +138,13 @@ class Backend final : public c10d::Backend {
   static void forked() noexcept;  // in a forked child: none of the groups is its own
 
  private:
-  // Submits `call`, or records it in the thread's coalescing block. Blocks if the request is not async.
-  WorkPtr submit(BackendRequest request, c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)> call);
+  using Start = c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)>;
+  // Every operation goes through submit(), which calls `start` in one of three ways: record() where the thread has an open coalescing
+  // block, complete() where the caller waits for the end, else launch(), which comes back while the operation runs.
+  WorkPtr submit(BackendRequest request, Start start);
+  WorkPtr record(BackendRequest request, const isthmus_call &options, std::optional<c10::Stream> stream, Start start);
+  WorkPtr complete(BackendRequest request, const isthmus_call &options, Start start);
+  WorkPtr launch(BackendRequest request, isthmus_call options, std::optional<c10::Stream> stream, Start start);
 
   // Where the operation stands if its tensors are on a device: the caller's current stream there.
   std::optional<c10::Stream> stream_of(const BackendRequest &request) const;
@@ -154,13 +181,7 @@ class Backend final : public c10d::Backend {
       false};  // with inside_, sequentially consistent: either an Entry sees it, or shutdown() sees the Entry
   std::atomic<int> inside_{0};
 
-  struct Hooked {  // shared with the operations that are to report
-    std::function<void(std::shared_ptr<c10d::WorkInfo>)> hook;
-    std::mutex mutex;  // guards pending
-    std::condition_variable none;
-    int pending = 0;
-  };
-  std::shared_ptr<Hooked> hooked_;  // null without a hook
+  std::shared_ptr<CompletionHook> hook_;  // shared with the operations that are to report; null: there is none
 };
 
 }  // namespace isthmus::torch_face
