@@ -6,7 +6,7 @@
 namespace isthmus::plan {
 namespace {
 
-// No library does it in place, and who does is each rank's own affair: such a rank gives a copy of its input.
+// No library does all_to_all in place. Whether a rank asks for it is the rank's own affair: such a rank gives a copy of its input.
 void island_all_to_all(Builder &b) {
   const Range all = b.whole();
   const auto block = [&](int r) { return b.extent(Memory::Input, static_cast<uint32_t>(r), all); };
@@ -21,9 +21,9 @@ void island_all_to_all(Builder &b) {
   b.call(IslandCall::AllToAll, When::Always, block(0), from, Builder::output(0, 0));
 }
 
-// Libraries have no call for these: the root takes from, or gives to, one rank after the other, and its own block is a copy.
-// Those with counts are the same calls, of blocks that each have a size of their own: every rank knows all of them, and the operation's digest
-// has them.
+// Libraries have no call for gather and scatter. The root takes from, or gives to, one rank after the other, and its own block is a copy.
+// With counts the calls are the same, of blocks that each have a size of their own. Every rank knows all sizes, and the operation's digest has
+// them.
 template <class F>
 void each_but_root(const Builder &b, F f) {
   for (int i = 1; i < b.world; ++i) f((b.request.root + i) % b.world);
@@ -54,8 +54,8 @@ void island_scatter(Builder &b) {
 // What is done once, for whole blocks: a step that is given no chunk.
 Extent once() { return {Memory::Scratch, 0, 0, 0, 1}; }
 
-// The sizes are known to two ranks each. A library that is given some that do not fit hangs, or writes behind the end of a buffer, so the host
-// list opens the gate when they were compared.
+// Two ranks know each size. A library that is given sizes that do not fit hangs, or writes behind the end of a buffer. So the host list opens
+// the gate when the sizes were compared.
 void island_all_to_all_v(Builder &b) {
   b.wait(b.rank, kReady);
   b.call(IslandCall::AllToAllV, When::Always, once(), Builder::input(0, 0), Builder::output(0, 0));
@@ -113,7 +113,7 @@ void plan_island(Builder &b) {
   }
 }
 
-// Behind the gate of the first chunk: by then sizes were compared, and what the device copies for the bridge has begun.
+// The calls stand behind the gate of the first chunk. By then sizes were compared, and what the device copies for the bridge has begun.
 void plan_inside(Builder &b) {
   const Collective c = b.request.collective;
   const bool gathers = gathers_to_root(c);

@@ -1,11 +1,14 @@
-// Templates of ranks that a vendor's library serves: the device list calls it, the host list carries pieces across the bridge.
+// Templates of ranks that a vendor's library serves: the device list calls the library, and the host list carries pieces across the bridge.
 //
-// all_reduce between groups. A reduce-scatter of every chunk gives rank j of a group of g the j-th of g equal pieces; the owners of
-// a segment, one in every group, exchange it and round it (share_of); an all-gather spreads the results in the group. A last chunk
-// that is shorter goes piece by piece, by reduce and broadcast: mostly it is one piece (choose_island_chunk). The device works in the plan's
-// one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead, so as one queue it never waits for
-// what stands behind it. Copies in stand on the second stream, behind the reduce-scatter of their chunk, beside the copy out and the
-// all-gather of an earlier one.
+// all_reduce between groups:
+//   1. A reduce-scatter of every chunk gives rank j of a group of g ranks the j-th of g equal pieces.
+//   2. The owners of a segment, one in every group, exchange the segment and round it (share_of).
+//   3. An all-gather spreads the results in the group.
+// A last chunk that is shorter goes piece by piece, by reduce and broadcast. Mostly the short chunk is one piece (choose_island_chunk).
+//
+// The device works in the plan's one order: copy in of chunks 0 to kAhead - 1, then copy out of chunk c before copy in of chunk c + kAhead. So
+// as one queue the device never waits for what stands behind it. Copies in stand on the second stream, behind the reduce-scatter of their
+// chunk, beside the copy out and the all-gather of an earlier chunk.
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -13,10 +16,10 @@
 namespace isthmus::plan {
 namespace {
 
-// A chunk is sent, finished and collected in three turns of the host, and the turn begins with the wait for what the device staged:
-// with three chunks ahead the device has staged it whatever the host still owes, and with four it is staging the next one meanwhile. The
-// slot of a chunk is written again when the device has passed the gate of a chunk that was collected after all answers of the slot's last
-// chunk were taken: kAhead + 2 later.
+// A chunk is sent, finished and collected in three turns of the host. A turn begins with the wait for what the device staged. With three chunks
+// ahead the device has staged the chunk whatever the host still owes. With four chunks ahead the device meanwhile stages the next one.
+// The slot of a chunk is written again when the device has passed the gate of a later chunk, one that was collected after all answers of the
+// slot's last chunk were taken. That chunk comes kAhead + 2 later.
 constexpr uint32_t kAhead = 4;
 static_assert(kLeastIslandSlots >= kAhead + 2);
 
@@ -25,8 +28,8 @@ Range piece(const Builder &b, size_t cluster, size_t j) {
   return {j * size, (j + 1) * size};
 }
 
-// Scratch that holds what came from the other clusters for `done`, the spans in their order, and `own` at mine. `receive(h, at, wide,
-// partial)` receives the part of cluster h there.
+// The contributions of all clusters to `done`, in order: scratch for what comes from the others, and `own` for this rank's cluster.
+// receive(h, at, wide, partial) receives the part of cluster h at that place of scratch.
 template <class F>
 std::vector<Span> contributions(Builder &b, Range done, Span own, F receive) {
   std::vector<Span> out;
@@ -43,7 +46,7 @@ std::vector<Span> contributions(Builder &b, Range done, Span own, F receive) {
   return out;
 }
 
-// Small messages: the library sums, its first rank crosses, the library spreads.
+// Small messages: the library sums, the group's first rank crosses the bridge, the library spreads.
 void small_all_reduce(Builder &b) {
   b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
   b.plan.chunks = b.plan.slots = 1;
@@ -74,7 +77,8 @@ void small_all_reduce(Builder &b) {
   b.post(kReady);
 }
 
-// The library's sum of a chunk of input block `block`, piece j to rank j: mine to `to`. A piece of a short chunk is summed by itself.
+// The library's sum of a chunk of input block `block`: piece j goes to rank j, this rank's piece to `to`. A piece of a short chunk is summed by
+// itself.
 void scatter_sum(Builder &b, uint32_t block, Span to) {
   const auto in = [&](Range r) { return b.extent(Memory::Input, block, r); };
   b.call(IslandCall::ReduceScatter, When::FullChunk, in(piece(b, b.cluster, 0)), Builder::input(block, 0), to);
@@ -95,8 +99,8 @@ Range share_of(const Builder &b, const std::vector<Range> &domains, size_t h, si
   return piece_of(domains[domain], b.clusters.size(h), j);
 }
 
-// The parts of the root's chunk come in by the slots of those who take them, as in plan_broadcast, and the library spreads them. The root
-// sends from its slot, and so do those who pass their part on: who takes it says so where the slot is used again.
+// The parts of the root's chunk come in by the slots of the ranks that take them, as in plan_broadcast(). The library spreads the parts. The
+// root sends from its slot, and so do ranks that pass their part on. Where the slot is used again, the taker acknowledges the part.
 void plan_island_broadcast(Builder &b) {
   b.choose_island_chunk();
   const int root = b.request.root;
@@ -190,10 +194,11 @@ void plan_island_broadcast(Builder &b) {
   if (b.reuses()) outward([&](int q, Range x) { b.recv_token(q, ext(x), token_in); });
 }
 
-// Every block is spread in every group by the library's broadcast: from the rank whose it is, or from the one that took it. No slot needs
-// an answer: the gate of chunk c - kAhead is opened, or the broadcast of what another took is given, when blocks c - kAhead of all groups
-// have come, and whoever sent one had by then taken chunk c - kAhead - 2 of ours. What the links may still read is this rank's own affair all
-// the same: the gate is not opened before they have what was sent of that chunk, on ranks that take nothing too.
+// The library's broadcast spreads every block in every group: from the rank that owns the block, or from the rank that took it.
+// No slot needs an answer. The gate of chunk c - kAhead is opened, or the broadcast of what another rank took is given, when blocks c - kAhead
+// of all groups have come. Whoever sent one of these had by then taken chunk c - kAhead - 2 of this rank's.
+// What the links may still read is this rank's own affair all the same. The gate is not opened before the links have what was sent of that
+// chunk, also on ranks that take nothing.
 void plan_island_all_gather(Builder &b) {
   const size_t clusters = b.others + 1, world = static_cast<size_t>(b.world);
   uint64_t regions = 1;
@@ -308,9 +313,9 @@ void plan_island_reduce(Builder &b) {
   b.post(kReady);
 }
 
-// The library sums every block: those of other groups in pieces, which cross from the rank of each; those of its own ranks to the rank that
-// gets it, where what came from the others is added. Slots are free again behind the gate of a later chunk, which the host opens
-// after it has heard that the slot's frames were taken.
+// The library sums every block. A block of another group is summed in pieces, each of which crosses from the rank that got it. A block of the
+// own group is summed to the rank that gets the block, where what came from the others is added. Slots are free again behind the gate of a
+// later chunk, which the host opens after it has heard that the slot's frames were taken.
 void plan_island_reduce_scatter(Builder &b) {
   const auto world = static_cast<size_t>(b.world);
   b.choose_island_chunk(world - 1);

@@ -1,37 +1,51 @@
-// The plan: what one rank does for one collective of one shape, as data. Made by plan_collective() (pure, deterministic:
-// the same request gives the same digest on every rank), run by the engine, printed by explain(), walked by the cost model,
-// proved by running all ranks' plans symbolically.
+// The plan: what one rank does for one collective of one shape, as data. plan_collective() makes a plan. It is pure and deterministic: the
+// same request gives the same digest on every rank. The engine runs a plan, explain() prints a plan, predict() walks a plan, and the prover
+// proves a plan by running all ranks' plans symbolically.
 //
-// Execution model. Two in-order lists a rank, `host` and `device` (empty for host ranks). A list is a sequence of stages,
-// each with a skew. For t = 0 .. C-1+max_skew, for every stage in order, with c = t - skew: if 0 <= c < C its steps run in
-// order for chunk c. A step starts when the step before it has ended; Wait and Recv end when their condition holds; Send
-// ends when the link has *taken* the span, which it may go on reading until the receiver's Recv has ended. Only counters
-// and frames order one rank against another: no choice, no try-wait, so one symbolic run proves all interleavings.
+// EXECUTION. A rank has two in-order lists, `host` and `device`. `device` is empty for host ranks. A list is a sequence of stages, each with
+// a skew. A list of C chunks runs so (cursor.hpp):
 //
-// The device list (ranks that a vendor's library serves) is what the calling thread submits, in this order. Its stages stand on one
-// stream, but those that say `beside`, which stand on a second one: such a stage begins for a chunk when all that was given to the first
-// stream before it has ended, and nothing on the first waits for it before the end of the operation. (In one queue both are one order, so
-// a plan completes there too.) Its Ccl steps are calls of that library, which all ranks of the group make in the same order; its Moves are
-// copies of the device's. It and
-// the host list of the same rank meet in local counters. The device posts kStaged (what the host waits for lies in the slot) and kTaken
-// (what the host had put there was copied out); it waits for kReady (what it is to copy out lies in the slot, or the slot is to be
-// filled again). The host list touches neither Input nor Output of such a rank. A rank that no library serves and whose memory only its
-// device can touch has a device list too, of copies alone: between the user's memory and pinned scratch that stands for it, or the rings
-// of those with whom it shares memory (staging.cpp).
+//   for t = 0 .. C-1+max_skew
+//     for every stage in order, with c = t - skew
+//       if 0 <= c < C: the steps of the stage, in order, for chunk c
 //
-// Counters. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's
-// value is (sequence << 28) + v, so it rises for ever and never has to be reset: Post(k, v) stores it to own counter k,
-// Wait(q, k, v) waits until rank q's counter k is >= (sequence << 28) + v. v is affine in c: v = mul*c + add, and must be >
-// 0. A Wait with v <= 0 holds at once (how slot reuse is written for the first chunks).
-// Entry rule (engine, modelled by the prover): before the first step of an operation that writes its ring, the rank waits
-// until all ranks that share memory with it have ended the last operation that used rings (slot_bytes > 0). Exit rule
-// (engine, modelled by the prover): an operation ends on a rank when its lists have ended and no link reads a span of its
-// Sends any more, so scratch and the user's buffers are free then.
+// A step starts when the step before it has ended. Wait and Recv end when their condition holds. Send ends when the link has *taken* the
+// span; the link may go on reading the span until the receiver's Recv has ended. Only counters and frames order one rank against another.
+// There is no choice and no try-wait, so one symbolic run proves all interleavings.
 //
-// Bytes. Extents are bytes of the user's dtype. A span that holds partial results (accumulator type) has its offset given
-// in its own bytes and covers extent * accumulator_size / dtype_size.
-// Aliasing. The dst or the copy of a Reduce may be exactly one of its sources (in place); a Move whose source is its dst is
-// no work. A rank writes only to its own ring. Slots and slot_bytes are equal on all ranks that share memory.
+// THE DEVICE LIST is what the calling thread submits, in this order, on ranks that a vendor's library serves. Its stages stand on one stream;
+// stages that say `beside` stand on a second one:
+//
+//   stream 1   A(c) ─── B(c) ─── A(c+1) ─── ...
+//   stream 2                └ beside(c)                begins when all that stream 1 was given before has ended;
+//                                                      stream 1 waits for stream 2 only at the end of the operation
+//
+// In one queue both streams are one order, so a plan completes there too. Ccl steps are calls of the library, which all ranks of the group
+// make in the same order. Moves are copies of the device's. The host list touches neither Input nor Output of such a rank.
+// A rank that no library serves, and whose memory only its device can touch, has a device list too. That list has only copies: between the
+// user's memory and pinned scratch that stands for it, or the rings of the ranks that share memory with it (staging.cpp).
+//
+// THE TWO LISTS of a rank meet in local counters:
+//
+//   counter    posted by   meaning
+//   kStaged    device      what the host waits for lies in the slot
+//   kTaken     device      what the host had put into the slot was copied out
+//   kReady     host        what the device is to copy out lies in the slot, or the slot is to be filled again
+//
+// COUNTERS. Each rank owns kCounters 64-bit counters in memory that the ranks sharing memory with it can read. A counter's value is
+// (sequence << 28) + v. So the value rises for ever and never has to be reset. Post(k, v) stores the value to the rank's own counter k.
+// Wait(q, k, v) waits until rank q's counter k is >= (sequence << 28) + v. v is affine in c: v = mul*c + add. v must be > 0 in a Post. A Wait
+// with v <= 0 holds at once; so the reuse of slots is written for the first chunks.
+//
+// ENTRY RULE (the engine's; the prover models it). Before the first step of an operation that writes its ring, the rank waits until all ranks
+// that share memory with it have ended the last operation that used rings (slot_bytes > 0).
+// EXIT RULE (likewise). An operation ends on a rank when its lists have ended and no link reads a span of its Sends any more. So scratch and
+// the user's buffers are free then.
+//
+// BYTES. Extents are bytes of the user's dtype. A span that holds partial results (accumulator type) has its offset given in its own bytes. It
+// covers extent * accumulator_size / dtype_size bytes.
+// ALIASING. The dst or the copy of a Reduce may be exactly one of its sources (in place). A Move whose source is its dst is no work. A rank
+// writes only to its own ring. Slots and slot_bytes are equal on all ranks that share memory.
 #pragma once
 
 #include <cstdint>
@@ -65,9 +79,8 @@ enum class Memory : uint8_t {
 };
 
 // Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
-// Blocks are the operands of the launch: block b of Input is at displacement in_displ[b] with in_bytes[b] bytes (Output
-// likewise). How many there are, and which ranks use them, is in the table of collectives (base/collective.hpp), so every
-// collective, v or not, is one case. A rank leaves out what its role does not use.
+// likewise). The table of collectives (base/collective.hpp) says how many blocks there are, and which ranks use them. So every collective, v
+// or not, is one case. A rank leaves out what its role does not use.
 struct Operands {  // what the engine evaluates spans against; bytes
   std::span<const uint64_t> in_displ, in_bytes, out_displ, out_bytes;
 };
@@ -91,8 +104,8 @@ struct Span {
 
 enum class StepKind : uint8_t { Move, Reduce, Send, Recv, Post, Wait, Ccl, Taken };
 
-// Which chunks a step is for: the last one may be shorter than the others, and calls that give every rank the same count cannot
-// serve it. What is done once, for whole blocks, is done with the first.
+// Which chunks a step is for. The last chunk may be shorter than the others; calls that give every rank the same count cannot serve it. What
+// is done once, for whole blocks, is done with the first chunk.
 enum class When : uint8_t { Always, FullChunk, PartChunk, FirstChunk };
 
 struct Step {
@@ -113,11 +126,12 @@ struct Step {
   bool token = false;                // Send, Recv: at most 8 bytes whose content has no meaning; they only order
   uint32_t source = 0, sources = 0;  // Move, Send: one span; Reduce: several; index into Plan::sources
   When when = When::Always;
-  // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes. AllToAllV: of Scratch, as the call has all blocks of the
-  // operands that are of ranks of the group, from the user's input, or from memory of the device where they lie back to back by position.
+  // Ccl. The extent is what one rank gives or gets: the count of the call, in bytes. The extent of an AllToAllV is of Scratch, as the call has
+  // all blocks of the operands that belong to ranks of the group. These blocks come from the user's input, or from memory of the device in
+  // which they lie back to back by position.
   IslandCall call = IslandCall::AllReduce;
-  // What the library is asked for. AVG only where it serves everybody: else SUM, or PREMUL_SUM with the factor 2^-halvings where the dtype
-  // may be too short for the sum. Both are divided where the bridge rounds.
+  // What the library is asked for: AVG only where the library serves everybody. Elsewhere the op is SUM, or PREMUL_SUM with the factor
+  // 2^-halvings where the dtype may be too short for the sum. Both are divided where the bridge rounds.
   RedOp op = RedOp::Sum;
   uint8_t halvings = 0;
   uint32_t group = 0, groups = 0;  // Reduce: index into Plan::group_ends; 0 groups: one group
@@ -177,9 +191,9 @@ struct Plan {
   uint64_t scratch_stride = 0;  // scratch memory needed: max(slots,1) * scratch_stride
   bool uses_links = false;      // has Send or Recv steps, or sends sizes
   bool host_in_slots = false;   // the host list reads or writes slots
-  // Sizes that only sender and receiver know (all_to_all_v): before the first step of its host list the engine compares them with every rank
-  // that shares memory, as each has published them. Frames carry their size, so links need no such look, but for blocks that a library is to
-  // move: then (sizes_by_links) ranks of its group that share no memory send each other the sizes first.
+  // Sizes that only sender and receiver know (all_to_all_v). Before the first step of the host list the engine compares them with every rank
+  // that shares memory, as each rank has published its sizes. Frames carry their size, so links need no such look. Blocks that a library is to
+  // move are the exception (sizes_by_links): ranks of its group that share no memory send each other the sizes first.
   bool pairwise_sizes = false, sizes_by_links = false;
   uint64_t link_bytes = 0;  // stated volume: bytes this rank sends over links for the whole operation (equal counts)
   std::vector<Step> steps;
@@ -196,11 +210,11 @@ struct Asked {
 };
 Asked asked_of_library(const Request &request, size_t size, bool alone) noexcept;
 
-// The topology that a request is planned on: `t`, but for groups whose library cannot do it, which are dissolved.
+// The topology that a request is planned on: `t`, in which groups are dissolved whose library cannot do the request.
 topology::Topology planned_on(const topology::Topology &t, const Request &request);
-// all_to_all, gather and scatter, with counts too, between several groups: they are planned without libraries, but for the blocks that stay in
-// a group, which its library moves where it can and the ranks' memory is devices'. The ranks of the group of `rank` by their positions, with
-// itself, where it is so; else none.
+// all_to_all, gather and scatter between several groups, with counts too, are planned without libraries. Blocks that stay in a group are the
+// exception: the group's library moves them where the library can, and where the ranks' memory is devices'. Returns the ranks of the group of
+// `rank` by their positions, with `rank` itself, where the library moves such blocks; else none.
 std::vector<int> inside_of(const topology::Topology &t, int rank, const Request &request);
 
 // C of a launch: plan.chunks for equal counts, else ceil(largest block this rank sends, receives or has to know of / chunk), and
@@ -232,11 +246,13 @@ std::shared_ptr<const Plan> plan_collective(const topology::Topology &t, int ran
 std::vector<double> bridge_shares(std::span<const double> rates);
 double bridge_time(std::span<const double> rates) noexcept;
 
-// How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three work side by side: the
-// rank's thread (its copies, its reductions and its links, one after the other), the busiest bridge (any rank's, by the frames
-// of all ranks' plans), and the copies from and to the rank's device. The prediction is the slowest of them, and `fill`:
-// one chunk's time of those that the first or last chunk does not overlap with, and of the hops that it makes while the
-// busiest bridge has nothing to carry. Not in it: waiting for other ranks, latency, and the calls of islands' libraries.
+// How long the plan takes on its rank at the rates of the ranks' profiles, in seconds. Three things work side by side:
+//   - the rank's thread: its copies, its reductions and its links, one after the other;
+//   - the busiest bridge: any rank's, by the frames of all ranks' plans;
+//   - the copies from and to the rank's device.
+// The prediction is the slowest of the three, and `fill`. `fill` is one chunk's time in what the first or last chunk does not overlap with,
+// and one chunk's time in the hops during which the busiest bridge has nothing to carry. The prediction leaves out: waiting for other ranks,
+// latency, and the calls of islands' libraries.
 struct Prediction {
   double seconds = 0;   // 0: unknown, or nothing to do
   std::string unknown;  // why it is unknown

@@ -1,8 +1,11 @@
-// Templates of the reductions. One shape for all: the members of a cluster copy in what others will reduce (copy in), reduce
-// their cluster's partial result of what another cluster finishes and send it (reduce), receive partial results and finish
-// their own part (finish), receive what others finished (collect), and read their neighbours' results (copy out). With one
-// cluster the bridge stages are empty. Sums are always reduce(partial results in group order), each a reduction of ranks in order,
-// rounded once by the finisher.
+// Templates of the reductions. All have one shape, of five stages:
+//   1. copy in    the members of a cluster copy into their slots what others will reduce;
+//   2. reduce     a member reduces its cluster's partial result of a part that another cluster finishes, and sends it;
+//   3. finish     a member receives partial results and finishes its own part;
+//   4. collect    a member receives what other clusters finished;
+//   5. copy out   a member reads its neighbours' results.
+// With one cluster the stages of the bridge are empty. A sum is always reduce(partial results in group order). Each partial result is a
+// reduction of ranks in order. The finisher rounds once.
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -10,10 +13,10 @@
 namespace isthmus::plan {
 namespace {
 
-// Stages by skew. The distance from a send to the stage that takes it is the same for contributions and for answers on
-// every rank (finish - reduce == collect - finish), so that frames between two ranks are received in the order in which they
-// were sent; and every skew is below the number of slots, so that no rank waits for a stage that comes later in the same
-// turn.
+// The skews of the five stages. Two rules hold:
+//   - The distance from a send to the stage that takes the frame is the same for contributions and for answers, on every rank
+//     (finish - reduce == collect - finish). So frames between two ranks are received in the order in which they were sent.
+//   - Every skew is below the number of slots. So no rank waits for a stage that comes later in the same turn.
 struct Skews {
   uint32_t copy = 0, reduce = 1, finish = 2, collect = 3, out = 3;
 };
@@ -24,13 +27,13 @@ Skews skews_of(const Builder &b) {
   return b.count > 1 ? Skews{0, 1, 1, 1, 1} : Skews{0, 0, 0, 0, 0};
 }
 
-bool sends_partials(const Builder &b,
-                    size_t cluster) {  // sends partial results, not its raw data, nor what a library has rounded
+// Whether the cluster sends partial results: neither its raw data, nor what a library has rounded.
+bool sends_partials(const Builder &b, size_t cluster) {
   return b.clusters.size(cluster) > 1 && !b.clusters.library[cluster];
 }
 uint64_t wide(const Builder &b, size_t cluster) { return sends_partials(b, cluster) ? b.ratio : 1; }
 
-// The raw contributions of the cluster to [begin of r, ..): others' from their slots, my own from `own`.
+// The raw contributions of the cluster from `at` on: the others' in their slots, this rank's in `own`.
 std::vector<Span> raw_sources(const Builder &b, Span own, uint64_t at) {
   std::vector<Span> out;
   for (int q : b.members) out.push_back(q == b.rank ? own : b.ring(q, at));
@@ -54,8 +57,8 @@ Sources all_sources(const Builder &b, const std::vector<Span> &raw, F partial_of
   return s;
 }
 
-// Small messages: the first rank of every cluster reduces it, sends the result to the first of every other, and finishes by
-// itself.
+// Small messages: the first rank of every cluster (the leader) reduces the cluster, sends the partial result to every other leader, and
+// finishes by itself.
 void leader_exchange(Builder &b) {
   const bool leader = b.position == 0;
   const Range all = b.whole();
@@ -130,9 +133,9 @@ void plan_all_reduce(Builder &b) {
 
   b.stage("copy in", skew.copy);
   if (shared) {
-    // No wait for the slot's last use: I waited for everybody's last stage but one of chunk c - slots in my last stage of
-    // it, an earlier turn; and nobody posts this chunk before his own last stage of that one, which is what a result's
-    // place waits for.
+    // The slot's last use needs no wait, for two reasons. This rank waited in an earlier turn, in its last stage of chunk c - slots, for
+    // everybody's last stage but one of that chunk. And nobody posts this chunk before its own last stage of that chunk, for which a
+    // result's place waits.
     for (const Range &r : complement(b.plan.chunk, mine))
       b.move(in(r), Builder::input(0, r.begin), b.ring(b.rank, r.begin), b.scaled);
     b.post(kCopied);

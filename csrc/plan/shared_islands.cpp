@@ -1,9 +1,15 @@
-// Templates where libraries serve some ranks and all stand on one host: every rank reads the slots of every other, so what is moved crosses
-// without a link. A device that reaches the slots of others (Request::reach) copies out of them; where it does not, the host brings the
-// chunk to pinned scratch for it. Both look alike to the others.
+// Templates where libraries serve some ranks and all stand on one host. Every rank reads the slots of every other, so what is moved crosses
+// without a link. A device that reaches the slots of others (Request::reach) copies out of them. For a device that does not, the host brings
+// the chunk to pinned scratch. The other ranks see no difference.
 //
-// Counters. kCopied: the chunk lies in my slot. kReduced: and the part of the sum that I reduce. kConsumed: I have read chunk c of all slots that I read. Between a rank's two lists: the
-// device stages a chunk in its slot (kStaged), the gate (kReady) opens when what it takes has come, and it says when that was read (kTaken).
+// Counters of a rank:
+//   kCopied     the chunk lies in the rank's slot
+//   kReduced    the part of the sum that the rank reduces lies there too
+//   kConsumed   the rank has read chunk c of all slots that it reads
+// Between a rank's two lists:
+//   kStaged     the device has staged a chunk in the rank's slot
+//   kReady      the gate: what the device takes has come
+//   kTaken      the device has read what it took
 #include <algorithm>
 
 #include "plan/builder.hpp"
@@ -11,9 +17,9 @@
 namespace isthmus::plan {
 namespace {
 
-// The device has staged chunk c + kAhead when it passes the gate of chunk c, which the host opens in turn c + kTurn. A reader says in turn c
-// + kAhead that it has read chunk c, and its writer wants to know before it opens the gate of chunk c + slots - kAhead: an earlier turn of
-// the reader's than that one's own.
+// The device has staged chunk c + kAhead when it passes the gate of chunk c, which the host opens in turn c + kTurn. A reader says in turn
+// c + kAhead that it has read chunk c. The chunk's writer has to know before it opens the gate of chunk c + slots - kAhead. So the reader's turn
+// has to be earlier than the turn of that gate.
 constexpr uint32_t kTurn = 1, kAhead = 3;
 static_assert(kLeastIslandSlots > 2 * kAhead - kTurn && kLeastIslandSlots >= 2 * kAhead);
 
@@ -52,14 +58,14 @@ class Takes {
 size_t cluster_of(const Builder &b, int q) { return b.clusters.of[static_cast<size_t>(q)]; }
 bool served(const Builder &b, int q) { return b.clusters.library[cluster_of(b, q)]; }
 
-// Of an all_reduce: the part of a chunk whose contribution rank q has in its slot, from the beginning of it. A rank that no library serves
-// has its own of all, the others the library's sum of their piece.
+// In an all_reduce: the part of a chunk whose contribution lies in the slot of rank q, from the beginning of the slot. A rank that no library
+// serves has its own contribution to the whole chunk. The others have the library's sum of their piece.
 Range given_by(const Builder &b, int q) {
   return served(b, q) ? piece_at(b, cluster_of(b, q), b.clusters.at[static_cast<size_t>(q)]) : b.whole();
 }
 
-// f(range, sources, ends): the contributions to `part`, cut where they lie in the slots of others, island by island and rank by rank.
-// own(range): where mine of it is.
+// Calls f(range, sources, ends) for every range of `part` within which the contributions lie in the same slots. Sources stand island by island
+// and rank by rank. own(range): where this rank's contribution lies.
 template <class Own, class F>
 void each_reduction(const Builder &b, Range part, Own own, F f) {
   std::vector<uint64_t> cuts{part.begin, part.end};
@@ -82,7 +88,7 @@ void each_reduction(const Builder &b, Range part, Own own, F f) {
   }
 }
 
-// Small messages: the library sums, and its first rank and all that none serves reduce what lies in their slots, each for itself.
+// Small messages: the library sums. Then its first rank, and every rank that no library serves, reduces what lies in all slots, each for itself.
 void small_shared_all_reduce(Builder &b) {
   b.plan.chunk = (b.request.bytes + kLine - 1) / kLine * kLine;
   b.plan.chunks = b.plan.slots = 1;
@@ -132,8 +138,8 @@ void small_shared_all_reduce(Builder &b) {
 
 }  // namespace
 
-// The root's slot has the chunk. Every rank that no library serves reads it whole; those of another island a piece each, which their
-// library gathers, or of a small message the first of them all of it. The root's own island has it from the library.
+// The root's slot has the chunk. Every rank that no library serves reads the whole chunk. The ranks of another island read a piece each, which
+// their library gathers; of a small message the first of them reads all. The root's own island has the chunk from the library.
 void plan_shared_broadcast(Builder &b) {
   b.choose_island_chunk();
   b.need_ring(b.plan.chunk);
@@ -217,10 +223,10 @@ void plan_shared_broadcast(Builder &b) {
   b.post(kConsumed);
 }
 
-// Every rank's slot has its block. Those that no library serves read all of them; an island's ranks take those of the others by turns and
-// spread them, and their own, by the library's broadcast. So the device fills a slot behind the broadcasts of what came from all others
-// kAhead chunks before. Each of them had then read what it reads of kAhead chunks before that one, and so many slots there are: an island's
-// ranks need not be told.
+// Every rank's slot has its block. Ranks that no library serves read all blocks. An island's ranks take the blocks of the others by turns, and
+// spread these and their own by the library's broadcast.
+// So the device fills a slot behind the broadcasts of what came from all others kAhead chunks before. Each of the others had then read what it
+// reads of the chunk kAhead chunks before that one. There are so many slots, so an island's ranks need not be told.
 void plan_shared_all_gather(Builder &b) {
   // Where a device does not reach the slots of others, each block that it takes needs scratch of a chunk: of four, or smaller chunks.
   uint64_t taken = 1;
@@ -294,8 +300,8 @@ void plan_shared_all_gather(Builder &b) {
   b.post(kConsumed);
 }
 
-// Every rank reduces an equal part of the chunk, whatever pieces the islands make of it, in one pass over the slots of all. A rank that no
-// library serves then reads the whole result, one of an island its piece, which the library gathers.
+// Every rank reduces an equal part of the chunk in one pass over the slots of all, whatever pieces the islands make of the chunk. Then a rank
+// that no library serves reads the whole result. A rank of an island reads its piece, which the library gathers.
 void plan_shared_all_reduce(Builder &b) {
   if (b.request.bytes <= b.request.small_bytes) return small_shared_all_reduce(b);
   b.choose_island_chunk();

@@ -1,24 +1,32 @@
-// Plans of ranks whose memory only their device can touch, and which no library serves: the plan of a host rank, with a shadow in pinned
-// host memory for the part of a chunk of every block that the host list touches. The device list copies a chunk in before the host list
-// begins with it and copies it out when the host list has done with it; what only goes from the user's input to the user's output never
-// leaves the device.
+// Plans of ranks whose memory only their device can touch, and which no library serves: the plan of a host rank with shadows. A shadow is
+// pinned host memory for the part of a chunk of a block that the host list touches. The device list copies a chunk in before the host list
+// begins with the chunk, and copies the chunk out when the host list has done with it. What only goes from the user's input to the user's
+// output never leaves the device.
 //
-// Where the device reaches the rings (Request::reach), no processor touches what is only moved: the device writes the rank's slot and
-// reads those of the others, and the host list only says when. Which is the plan of the host rank again: the copy into the slot has ended
-// where the host list waits for the device's, what its copies out of slots waited for comes before the gate, and what it posted behind
-// them comes when the device has taken the chunk.
+// THROUGH THE RINGS. Where the device reaches the rings (Request::reach), no processor touches what is only moved. The device writes the rank's
+// slot and reads the slots of the others; the host list only says when. The host list then differs from that of a host rank in three places:
+//   - where the host would have copied into the slot, it waits for the device's copy;
+//   - what its copies out of slots waited for comes before the gate;
+//   - what it posted behind these copies comes when the device has taken the chunk.
 //
-// Order. The device is given copy out (c - ahead), copy in (c), in this one order: as one queue it waits at the gate of chunk c - ahead
-// having staged all chunks before c. The host list opens that gate `last` turns after it began with the chunk, for which it needs no chunk
-// beyond c - ahead + last: ahead = last + 1 suffices.
-// Copies in stand on the second stream, each behind the copy out before it: so they are behind its gate, and what they fill was read. The
-// copy out of the next chunk may run beside them. It does where its gate is opened meanwhile, in the turn of chunk c - 1, which takes
-// ahead = last + 2. Then a chunk that is late by a little makes all that follow late; one more gives it a turn's time. So it is where there
-// are slots for it.
-// A shadow is used again `slots` chunks later, and ahead <= slots, so whoever fills it again has passed the gate of the chunk that had it
-// before. A slot is filled again by the device when its readers have done with chunk c - slots, and that has to be known at the gate
-// before, of chunk c - ahead: in the turn c - ahead + last. A reader with a device says it in turn c - slots + ahead, which must be an
-// earlier one: slots > 2 * ahead - last. Other readers say it by turn c - slots + last: slots > ahead.
+// ORDER. Chunk c is copied in `ahead` chunks before it is copied out. The device is given, for every c in turn: copy out (c - ahead), copy in
+// (c). As one queue, the device waits at the gate of chunk c - ahead having staged all chunks before c.
+//
+//   device    out(c-ahead) in(c)   out(c-ahead+1) in(c+1)   ...      out(x) waits at the gate of x, which the host opens with kReady
+//   host      turn of c: waits for kStaged of c ... opens the gate of c in turn c + last
+//
+// 1. The host list opens the gate of chunk c - ahead `last` turns after it began with that chunk. For this it needs no chunk beyond
+//    c - ahead + last. So ahead = last + 1 suffices.
+// 2. Copies in stand on the second stream, each behind the copy out before it. So they are behind its gate, and what they fill was read. The
+//    copy out of the next chunk may run beside them if its gate is opened meanwhile, in the turn of chunk c - 1. This takes ahead = last + 2.
+// 3. With ahead = last + 2, a chunk that is a little late makes all chunks late that follow. One more gives the late chunk a turn's time. So
+//    ahead = last + 3 where there are slots for it.
+//
+// REUSE. A shadow is used again `slots` chunks later, and ahead <= slots. So whoever fills the shadow again has passed the gate of the chunk
+// that had it before. The device fills a slot again when its readers have done with chunk c - slots. That has to be known at the gate before, of
+// chunk c - ahead, in turn c - ahead + last:
+//   - A reader with a device says so in turn c - slots + ahead, which must be an earlier turn: slots > 2 * ahead - last.
+//   - Other readers say so by turn c - slots + last: slots > ahead.
 #include <algorithm>
 
 #include "base/error.hpp"
