@@ -48,14 +48,12 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/plan/shared_islands.cpp plan_shared_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_all_gather()": "the template of a plan: its stages in their order",
     "csrc/plan/shared_islands.cpp plan_shared_all_reduce()": "the template of a plan: its stages in their order",
-    "csrc/python/array.cpp": CUT,
-    "csrc/rank/rank_port.hpp RankPort: methods": "LocalRank's functions, one method each",
     "csrc/rehearsal/core/settings.hpp Settings: fields": "one field a setting",
     "csrc/rehearsal/torch/acl.cpp Acl: methods": "AscendCL's functions, one method each",
     "csrc/rehearsal/torch/acl.cpp Acl: fields": "AscendCL's functions, one pointer each",
     "csrc/rehearsal/torch/api.hpp Api: methods": "an interface: all that PyTorch's device asks of a vendor",
+    "csrc/python/array.cpp": CUT,
     "csrc/torch/backend.hpp Backend: methods": "c10d::Backend's methods",
-    "csrc/torch/work.hpp PendingWork: methods": CUT,
 }
 
 LITERAL = re.compile(

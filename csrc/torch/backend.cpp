@@ -206,8 +206,8 @@ Backend::WorkPtr Backend::record(BackendRequest request, const isthmus_call &opt
                                  Start start) {
   const std::shared_ptr<PendingWork> block = coalescing::current();
   try {
-    if (stream) block->stands_on(*stream);
-    else block->stands_on_host();
+    if (stream) block->place().stands_on(*stream);
+    else block->place().stands_on_host();
   } catch (const std::exception &e) {
     coalescing::fail(ISTHMUS_ERR_ARGUMENT, e.what());
     throw;
@@ -248,9 +248,9 @@ Backend::WorkPtr Backend::launch(BackendRequest request, isthmus_call options, s
   if (stream && request.waits_for_peer && !request.staging.has_copies()) {
     // A stream that waited for a message could hold up a send that its sender waits for, so it waits when the program does.
     options.on_stream = ISTHMUS_STREAM_BEFORE;
-    operation->begins_behind(*stream);
+    operation->place().begins_behind(*stream);
   } else if (stream) {
-    operation->stands_on(*stream);
+    operation->place().stands_on(*stream);
   }
   isthmus_work_t handle = nullptr;
   {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -34,11 +33,7 @@ c10d::WorkResult outcome(isthmus_result result) {
 std::shared_ptr<PendingWork> PendingWork::make() { return {new PendingWork, retire}; }
 
 PendingWork::~PendingWork() {
-  if (event_) {
-    // Whichever thread this is, it must not come to know a device by ending an event.
-    const c10::OptionalDeviceGuard guard(stream_->device());
-    event_.reset();
-  }
+  place_.end();
   if (isthmus_work_t handle = handle_.load(std::memory_order_relaxed)) isthmus_work_release(handle);
 }
 
@@ -63,23 +58,6 @@ void PendingWork::keep(std::vector<at::Tensor> tensors, Staging staging) {
   staging_.absorb(std::move(staging));
 }
 
-void PendingWork::stands_on_host() {
-  if (stream_) bad_argument("a coalescing block has operations on a device and on the host; give each a block of its own");
-  on_host_ = true;
-}
-
-void PendingWork::stands_on(c10::Stream stream) {
-  if (on_host_) bad_argument("a coalescing block has operations on the host and on a device; give each a block of its own");
-  if (stream_ && *stream_ != stream)
-    bad_argument("the operations of one coalescing block are on different streams; give each stream a block of its own");
-  stream_ = stream;
-}
-
-void PendingWork::begins_behind(c10::Stream stream) {
-  stands_on(stream);
-  ordered_later_ = true;
-}
-
 void PendingWork::check_submitted() const {
   check_not_lost();
   if (!submitted_.load(std::memory_order_acquire)) not_submitted();
@@ -87,29 +65,20 @@ void PendingWork::check_submitted() const {
 
 void PendingWork::order(c10::Stream later) const {
   check_submitted();
-  if (ordered_later_) {
+  if (place_.ordered_later()) {
     const interpreter::WithoutGil without_gil;  // it may wait for the message
     check(isthmus_work_order(handle_.load(std::memory_order_relaxed), later.native_handle()));
-  } else if (stream_ && *stream_ != later) event_->block(later);
+  } else {
+    place_.order(later);
+  }
 }
 
 void PendingWork::submitted(isthmus_work_t handle) {
   handle_.store(handle, std::memory_order_relaxed);
-  if (stream_) {
-    const c10::StreamGuard guard(*stream_);
-    copies_behind_ = staging_.has_copies();
-    for (const at::Tensor &tensor : kept_)
-      if (tensor.defined() && tensor.device() == stream_->device())
-        storages_.push_back(tensor.storage().getWeakStorageImpl());
-    staging_.finish();
-    if (!ordered_later_) {
-      event_.emplace(stream_->device_type());
-      event_->record(*stream_);
-    }
-  }
+  place_.submitted(kept_, staging_);
   submitted_.store(true, std::memory_order_release);
   if (!handle) settle(ISTHMUS_OK, "", By::Program);
-  else if (staging_.has_copies() || copies_behind_ || !at_end_.empty() || !before_end_.empty()) watch();
+  else if (staging_.has_copies() || place_.has_copies() || !at_end_.empty() || !before_end_.empty()) watch();
 }
 
 void PendingWork::watch() {
@@ -135,9 +104,9 @@ void PendingWork::on_done(void *context, isthmus_result result, const char *text
 
 PendingWork::Futures PendingWork::settle(isthmus_result result, const std::string &text, By by) noexcept {
   // The library has ended its part, and the copies into the user's tensors stand behind it.
-  if (copies_behind_ && result == ISTHMUS_OK) {
+  if (place_.has_copies() && result == ISTHMUS_OK) {
     try {
-      event_->synchronize();
+      place_.wait_for_copies();
     } catch (const std::exception &e) { TORCH_WARN("isthmus: the copies behind an operation failed: ", e.what()); }
   }
   std::vector<Promise> promises;
@@ -204,7 +173,7 @@ bool PendingWork::ended() {
   if (!submitted_.load(std::memory_order_acquire)) return false;
   const isthmus_result result = isthmus_work_test(handle_.load(std::memory_order_relaxed));
   if (result == ISTHMUS_IN_PROGRESS) return false;
-  if (copies_behind_ && result == ISTHMUS_OK && !event_->query()) return false;
+  if (place_.has_copies() && result == ISTHMUS_OK && !place_.copied()) return false;
   settle(result, result == ISTHMUS_OK ? "" : isthmus_last_error(), By::Program);
   return true;
 }
@@ -300,35 +269,35 @@ std::exception_ptr TorchWork::exception() const { return operation_ ? operation_
 // torch asks behind wait(), which on a device has waited for nothing: who sent is known when the message has come.
 int TorchWork::sourceRank() const {
   if (!operation_) return -1;
-  if (operation_->stream()) operation_->wait(kNoTimeout);
+  if (operation_->place().stream()) operation_->wait(kNoTimeout);
   return operation_->source();
 }
 std::uint64_t TorchWork::getSequencenumber() const { return operation_ ? operation_->sequence() : sequence_; }
 float TorchWork::getDuration() const { return operation_ ? operation_->milliseconds() : milliseconds_; }
 
 std::vector<at::Tensor> TorchWork::result() {
-  TORCH_CHECK((operation_ && operation_->stream()) || isCompleted(),
+  TORCH_CHECK((operation_ && operation_->place().stream()) || isCompleted(),
               "the result of an isthmus operation was asked for before its end; call wait() first");
   return outputs_;
 }
 
 // Host tensors: what is complete is visible.
 void TorchWork::synchronize() {
-  if (!operation_ || !operation_->stream()) return;
+  if (!operation_ || !operation_->place().stream()) return;
   operation_->check_submitted();
-  const c10::impl::VirtualGuardImpl device(operation_->stream()->device_type());
-  operation_->order(device.getStream(operation_->stream()->device()));
+  const c10::impl::VirtualGuardImpl device(operation_->place().stream()->device_type());
+  operation_->order(device.getStream(operation_->place().stream()->device()));
 }
 
 void TorchWork::blockCurrentStream() {
-  if (operation_ && operation_->stream()) synchronize();
+  if (operation_ && operation_->place().stream()) synchronize();
   else c10d::Work::blockCurrentStream();
 }
 
 // Of a device's operation the caller's stream waits, and the thread only where it gave a time, or wants to know of a failure.
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   if (!operation_) return true;
-  if (!operation_->stream() || timeout > kNoTimeout) operation_->wait(timeout);
+  if (!operation_->place().stream() || timeout > kNoTimeout) operation_->wait(timeout);
   else if (const std::exception_ptr failed = operation_->error()) std::rethrow_exception(failed);
   synchronize();
   return true;
@@ -336,16 +305,16 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future_on_stream() {
   operation_->check_submitted();
-  const c10::Stream stream = *operation_->stream();
+  const c10::Stream stream = *operation_->place().stream();
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                          std::vector<c10::Device>{stream.device()});
   if (const std::exception_ptr failed = operation_->error()) {
     future->setError(failed);
     return future;
   }
-  operation_->settle_stream();
+  if (operation_->place().ordered_later()) operation_->order(stream);
   const c10::StreamGuard guard(stream);  // completion is what this stream has come to
-  future->markCompleted(c10::IValue(outputs_), operation_->storages());
+  future->markCompleted(c10::IValue(outputs_), operation_->place().storages());
   return future;
 }
 
@@ -354,7 +323,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const std::lock_guard lock(futures_mutex_);
   if (!future_) {
     const auto type = c10::ListType::create(c10::TensorType::get());
-    if (operation_ && operation_->stream()) {
+    if (operation_ && operation_->place().stream()) {
       future_ = future_on_stream();
     } else if (operation_) {
       future_ = operation_->future(

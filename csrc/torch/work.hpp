@@ -4,7 +4,6 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <isthmus/isthmus.h>
@@ -14,11 +13,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "fork.hpp"
+#include "stream_place.hpp"
 #include "tensors.hpp"
 
 namespace isthmus::torch_face {
@@ -37,20 +36,11 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   // torch's own, and quick: it has run when anybody sees that the operation has ended, who may then end the profile that it is for.
   void before_end(std::function<void()> function) { before_end_.push_back(std::move(function)); }
 
-  // It stands on a stream of a device: there it begins behind what is before it, and what comes later is behind it. Before submitted().
-  void stands_on(c10::Stream stream);
-  void begins_behind(c10::Stream stream);  // the same, but what comes later is ordered by order() alone
-  void stands_on_host();                   // a part of it works on host memory: then all must
-  const std::optional<c10::Stream> &stream() const noexcept { return stream_; }
-  // What `later` is given from now on is behind it; throws if it was not submitted. May wait for a message (begins_behind).
+  StreamPlace &place() noexcept { return place_; }  // where it stands; decided before submitted()
+  const StreamPlace &place() const noexcept { return place_; }
+  // What `later` is given from now on is behind it; throws if it was not submitted. May wait for a message (StreamPlace::begins_behind).
   void order(c10::Stream later) const;
-  void settle_stream() const {  // what its stream is given from now on is behind it
-    if (ordered_later_) order(*stream_);
-  }
   void check_submitted() const;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages() const {
-    return storages_;
-  }  // of all its tensors on the stream
 
   void submitted(isthmus_work_t handle);  // takes the handle; NULL: nothing was to be done
   void watch();                           // from now on the completer settles it as soon as it ends
@@ -98,11 +88,7 @@ class PendingWork : public std::enable_shared_from_this<PendingWork> {
   bool watched_ = false;
   std::vector<at::Tensor> kept_;
   Staging staging_;
-  bool on_host_ = false, ordered_later_ = false;
-  std::optional<c10::Stream> stream_;  // with the event, before submitted_
-  std::optional<c10::Event> event_;    // on the stream, behind the operation and the copies that belong to it
-  bool copies_behind_ = false;         // there are such copies: its end is that of the event
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+  StreamPlace place_;  // complete before submitted_
   std::vector<std::function<void()>> at_end_, before_end_;
   std::vector<Promise> promises_;
 };

@@ -1,0 +1,50 @@
+#include "stream_place.hpp"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include "errors.hpp"
+
+namespace isthmus::torch_face {
+
+void StreamPlace::stands_on_host() {
+  if (stream_) bad_argument("a coalescing block has operations on a device and on the host; give each a block of its own");
+  on_host_ = true;
+}
+
+void StreamPlace::stands_on(c10::Stream stream) {
+  if (on_host_) bad_argument("a coalescing block has operations on the host and on a device; give each a block of its own");
+  if (stream_ && *stream_ != stream)
+    bad_argument("the operations of one coalescing block are on different streams; give each stream a block of its own");
+  stream_ = stream;
+}
+
+void StreamPlace::begins_behind(c10::Stream stream) {
+  stands_on(stream);
+  ordered_later_ = true;
+}
+
+void StreamPlace::submitted(const std::vector<at::Tensor> &kept, Staging &staging) {
+  if (!stream_) return;
+  const c10::StreamGuard guard(*stream_);
+  copies_behind_ = staging.has_copies();
+  for (const at::Tensor &tensor : kept)
+    if (tensor.defined() && tensor.device() == stream_->device()) storages_.push_back(tensor.storage().getWeakStorageImpl());
+  staging.finish();
+  if (ordered_later_) return;
+  event_.emplace(stream_->device_type());
+  event_->record(*stream_);
+}
+
+void StreamPlace::order(c10::Stream later) const {
+  if (stream_ && *stream_ != later) event_->block(later);
+}
+
+void StreamPlace::end() {
+  if (!event_) return;
+  // Whichever thread this is, it must not come to know a device by ending an event.
+  const c10::OptionalDeviceGuard guard(stream_->device());
+  event_.reset();
+}
+
+}  // namespace isthmus::torch_face
