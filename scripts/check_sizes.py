@@ -52,7 +52,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/rehearsal/torch/acl.cpp Acl: methods": "AscendCL's functions, one method each",
     "csrc/rehearsal/torch/acl.cpp Acl: fields": "AscendCL's functions, one pointer each",
     "csrc/rehearsal/torch/api.hpp Api: methods": "an interface: all that PyTorch's device asks of a vendor",
-    "csrc/python/array.cpp": CUT,
     "csrc/torch/backend.hpp Backend: methods": "c10d::Backend's methods",
 }
 

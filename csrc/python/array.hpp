@@ -80,9 +80,4 @@ class Array {
   bool held_ = false;           // keep_ is enough to keep the memory alive without the caller
 };
 
-// "float32" -> ISTHMUS_FLOAT32; false where the name is none of ours. Also takes "torch.float32" and "<class 'numpy.float32'>" names.
-bool dtype_from_name(const char *name, isthmus_dtype *out) noexcept;
-// A dtype argument: a name, a numpy or torch dtype, or a scalar class. False with a Python error.
-bool dtype_from_object(PyObject *object, const char *call, isthmus_dtype *out);
-
 }  // namespace isthmus::python

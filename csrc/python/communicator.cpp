@@ -7,6 +7,7 @@
 
 #include "arguments.hpp"
 #include "array.hpp"
+#include "dtypes.hpp"
 
 namespace isthmus::python {
 namespace {

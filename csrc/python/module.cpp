@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "collectives.hpp"
+#include "dtypes.hpp"
 
 namespace isthmus::python {
 namespace {
