@@ -1,8 +1,8 @@
 // Copies of bytes through the caches, as fast whatever the addresses.
 //
-// From 4 KiB up the C library of most x86-64 systems copies with `rep movsb`. On AMD's processors that falls to 2 GB/s, a twentieth,
-// where the destination stands up to 64 bytes past the source modulo 4096 (glibc's bug 30994). Memory that malloc gives for large
-// arrays starts 16 bytes past a page and slots start on one, so copies between users' arrays and slots meet that case all the time.
+// From 4 KiB up the C library of most x86-64 systems copies with `rep movsb`. On AMD's processors `rep movsb` falls to 2 GB/s, a twentieth of its
+// rate, where the destination stands up to 64 bytes past the source modulo 4096 (glibc's bug 30994). Copies between users' arrays and slots meet
+// that case all the time: memory that malloc gives for large arrays starts 16 bytes past a page, and slots start on a page.
 #pragma once
 
 #include <cstddef>

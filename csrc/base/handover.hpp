@@ -1,10 +1,13 @@
 // Copies into memory that another processor reads next: slots and message rings.
 //
-// Between processors that share a cache, stores through the caches are best: the reader finds the data there. Between those that share
-// none (other sockets, other core complexes), each line has to be taken out of the reader's cache first, one way across the machine after
-// another; stores past the caches need not, and are several times as fast, though the data then lies in memory. Which of the two it is
-// depends on who runs where, changes when threads (or virtual processors) move, and no table of the system tells it to a virtual machine.
-// So it is measured: of every sixteenth larger copy some lines go the one way and some the other, with the clock beside them.
+// Two processors that share a cache: stores through the caches are best, because the reader finds the data in the cache.
+// Two processors that share none (other sockets, other core complexes): stores through the caches have to take each line out of the reader's
+// cache first, one way across the machine after another. Stores past the caches need not, and are several times as fast, although the data
+// then lies in memory.
+//
+// Which of the two cases holds depends on who runs where. The case changes when threads (or virtual processors) move, and no table of the system
+// tells a virtual machine. So the case is measured: of every sixteenth larger copy some lines go the one way and some the other, with the clock
+// beside them.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The flight recorder: the last operations of the process, in a ring that is written without locks or allocation and read at any
-// time (on error, timeout or request). An entry that is overwritten while it is read is recognised by its stamp and left out.
+// The flight recorder: the last operations of the process, in a ring. The ring is written without locks or allocation, and read at any time (on
+// error, timeout or request). An entry that is overwritten while it is read is recognised by its stamp and left out.
 #pragma once
 
 #include <atomic>

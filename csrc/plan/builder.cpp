@@ -43,8 +43,8 @@ void Builder::choose_chunk(uint64_t regions) {
     return;
   }
   const uint64_t bytes = request.bytes;
-  // Who reads a slot finds it in the writer's cache or behind it. A core draws lines out of another's cache at less than half of the rate at
-  // which it reads those that have left it, so slots are larger where a few of them still overlap.
+  // Who reads a slot finds the data in the writer's cache or behind it. A core draws lines out of another core's cache at less than half of the
+  // rate at which it reads lines that have left the cache. So slots are larger where a few of them still overlap.
   if (others == 0 && !devices)
     target = std::min(lines(std::clamp(bytes / 4, wanted, (is_reduction(request.collective) ? 2 : 4) * wanted)), most);
   if (bytes / 64 > target) target = std::min(lines(bytes / 64 + kLine - 1), most);
@@ -97,8 +97,8 @@ double bridge_time(std::span<const double> rates) noexcept {
   return rates.size() < 2 ? 0 : std::max(1 / least, 2 * static_cast<double>(rates.size() - 1) / sum);
 }
 
-// Any w with sum 1 and 0 <= w_i <= cap_i = clip((B_i T* / n - 1) / (k - 2), 0, 1) attains T*: scaling the caps by 1 / sum,
-// which is at most 1, keeps every one of them. Two groups: any split.
+// T* is attained by any w with sum 1 and 0 <= w_i <= cap_i, where cap_i = clip((B_i T* / n - 1) / (k - 2), 0, 1). Scaling the caps by 1 / sum, which
+// is at most 1, keeps every w_i within its cap. Two groups: any split attains T*.
 std::vector<double> bridge_shares(std::span<const double> rates) {
   const size_t k = rates.size();
   std::vector<double> w(k, 1.0);

@@ -18,8 +18,8 @@ namespace {
 
 // A chunk is sent, finished and collected in three turns of the host. A turn begins with the wait for what the device staged. With three chunks
 // ahead the device has staged the chunk whatever the host still owes. With four chunks ahead the device meanwhile stages the next one.
-// The slot of a chunk is written again when the device has passed the gate of a later chunk, one that was collected after all answers of the
-// slot's last chunk were taken. That chunk comes kAhead + 2 later.
+// The slot of a chunk is written again when the device has passed the gate of a later chunk. That later chunk was collected after all answers of
+// the slot's last chunk were taken; it comes kAhead + 2 later.
 constexpr uint32_t kAhead = 4;
 static_assert(kLeastIslandSlots >= kAhead + 2);
 

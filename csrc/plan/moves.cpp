@@ -5,8 +5,8 @@
 
 namespace isthmus::plan {
 
-// Between clusters: the root sends every other cluster its part of the chunk, and those exchange their parts, so that the
-// root sends each byte once, whatever the number of clusters. A small message goes whole to the first rank of each.
+// Between clusters the root sends every other cluster its part of the chunk, and those clusters exchange their parts. So the root sends each byte
+// once, whatever the number of clusters. A small message goes whole to the first rank of each cluster.
 void plan_broadcast(Builder &b) {
   if (b.shared_slots) return plan_shared_broadcast(b);
   if (b.library) return plan_island_broadcast(b);
@@ -91,7 +91,7 @@ void plan_broadcast(Builder &b) {
   b.post(kConsumed);
 }
 
-// Between clusters: a block crosses once into every other cluster, to a member that shares it; the members take turns.
+// Between clusters a block crosses once into every other cluster, to a member that shares the block. The members take turns.
 void plan_all_gather(Builder &b) {
   if (b.shared_slots) return plan_shared_all_gather(b);
   if (b.library) return plan_island_all_gather(b);
@@ -139,9 +139,9 @@ void plan_all_gather(Builder &b) {
   b.post(kConsumed);
 }
 
-// all_to_all, gather and scatter: every byte has one reader, so nothing is saved by sharing. Through slots inside a
-// cluster, straight from input to output between clusters. A rank of a v-collective knows its own sizes only and waits for
-// what exists. What stays in a group whose library moves it is left out (plan_inside).
+// all_to_all, gather and scatter: every byte has one reader, so nothing is saved by sharing. Inside a cluster a byte goes through slots, between
+// clusters straight from input to output. A rank of a v-collective knows its own sizes only, and waits for what exists. Blocks that stay in a
+// group whose library moves them are left out (plan_inside).
 void plan_exchange(Builder &b) {
   const Collective c = b.request.collective;
   const bool gathers = gathers_to_root(c), scatters = scatters_from_root(c);

@@ -57,9 +57,9 @@ void check(const topology::Topology &t, int rank, const Request &r) {
     fail(Code::Unsupported, "all_to_all_v has no in-place form: give it two buffers");
 }
 
-// Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to
-// call; both are planned without it. AVG is a sum, and divided where the bridge rounds, or a sum of numbers that were made smaller, and made
-// larger again where they are reduced; a group that is alone needs the library's own.
+// Whether the group's library does its part of the operation. PREMUL_SUM has factors of each rank, and a group of one has nobody to call; both are
+// planned without the library. AVG is one of two sums: a sum that is divided where the bridge rounds, or a sum of numbers that were made smaller
+// and are made larger again where they are reduced. A group that is alone needs the library's own AVG.
 bool serves(const topology::Group &g, const Request &r, bool alone) {
   if (g.ccl.empty() || g.ranks.size() < 2) return false;
   if (is_reduction(r.collective) && r.op == RedOp::PremulSum) return false;

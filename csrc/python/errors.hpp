@@ -30,8 +30,8 @@ void install_interrupt_check();
 // The interrupt check is running signal handlers on this thread, inside a blocking call. Needs no GIL.
 bool inside_signal_handler() noexcept;
 
-// Releases the GIL for a call into the library. The library's threads never wait for the GIL while they hold a lock, but the
-// interrupt check does, so EVERY call that may take the library's locks is made without the GIL.
+// Releases the GIL for a call into the library. The library's threads never wait for the GIL while they hold a lock, but the interrupt check
+// does. So EVERY call that may take the library's locks is made without the GIL.
 class NoGil {
  public:
   NoGil() noexcept : state_(PyEval_SaveThread()) {}

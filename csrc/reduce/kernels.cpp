@@ -1,7 +1,6 @@
-// All kernels of one instruction set. The build compiles this file once for each, with that instruction set's flags and with
-// ISTHMUS_REDUCE_TABLE and ISTHMUS_REDUCE_NAME set. Everything but the table has internal linkage (checked by
-// tests/cpp/reduce_symbols.sh), and -ffp-contract=off keeps a product and a sum from becoming one instruction on some
-// processors only.
+// All kernels of one instruction set. The build compiles this file once for each instruction set, with its flags and with
+// ISTHMUS_REDUCE_TABLE and ISTHMUS_REDUCE_NAME set. Only the table has external linkage (checked by tests/cpp/reduce_symbols.sh). With
+// -ffp-contract=off a product and a sum do not become one instruction on some processors only.
 #include "reduce/kernels.hpp"
 
 #include "reduce/codec.hpp"

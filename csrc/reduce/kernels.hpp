@@ -1,6 +1,6 @@
-// The table of kernels that one instruction set provides. kernels.cpp is compiled once for each instruction set; only its
-// table is visible from outside, so that no code made for a wide instruction set can end up in a part that runs everywhere.
-// This header must stay free of inline functions and of the standard library's templates for the same reason.
+// The table of kernels that one instruction set provides. kernels.cpp is compiled once for each instruction set, and only its table is visible
+// from outside. So no code made for a wide instruction set can end up in a part that runs everywhere. For the same reason this header must
+// stay free of inline functions and of the standard library's templates.
 #pragma once
 
 #include <stddef.h>

@@ -1,10 +1,12 @@
 // Reductions and copies on host memory: every dtype x op, SIMD, chosen at run time for the processor.
 //
-// The order is part of the contract: contributions are reduced group by group (islands), in a group source by source (ranks),
-// then the groups' partial results are reduced in order; all of it in accumulator(dtype), rounded once at the end. The same
-// inputs give the same bits on every processor, for every count, alignment, thread and split of the range.
-//   - float16, bfloat16, float8: accumulated in float32, rounded to nearest even. float8_e4m3fn out of range is NaN
-//     (e4m3fn has no infinity), as ml_dtypes' conversion does; float8_e5m2 overflows to infinity.
+// The order is part of the contract:
+//   1. In a group (island), contributions are reduced source by source (rank by rank).
+//   2. The groups' partial results are reduced in order.
+//   3. The result is rounded once, at the end. Until then everything is in accumulator(dtype).
+// The same inputs give the same bits on every processor, for every count, alignment, thread and split of the range.
+//   - float16, bfloat16, float8: accumulated in float32, rounded to nearest even. float8_e4m3fn out of range is NaN, as e4m3fn has no
+//     infinity; ml_dtypes' conversion does the same. float8_e5m2 overflows to infinity.
 //   - NaN in any contribution gives NaN (MIN and MAX too); results carry the canonical quiet NaN of the type.
 //   - MIN and MAX take -0.0 < +0.0.
 //   - Integers wrap. AVG: sum (wrapping), then divides toward zero. Floats: divides the sum in the accumulator type.
@@ -24,9 +26,10 @@ namespace isthmus::reduce {
 struct Source {
   const void *data = nullptr;  // any alignment
   bool partial = false;        // elements are accumulator(dtype) (a partial result), not dtype
-  uint32_t weight = 1;  // multiplied by it in float32 before it is added; 1 where float32 is not another type than dtype
+  uint32_t weight = 1;  // the source is multiplied by it in float32 before it is added; 1 where dtype is its own accumulator
 };
 
+// What one call of reduce() does: the sources in this rank's memory, and where their reduction goes.
 struct LocalReduction {
   DType dtype;
   RedOp op;                          // Avg and PremulSum add (Premul scaling is `scale` below, done beforehand)
@@ -35,7 +38,7 @@ struct LocalReduction {
   void *dst = nullptr;               // may be exactly equal to one source's data (same element size), not overlap otherwise
   void *copy = nullptr;              // second destination for the same result, or nullptr
   bool partial = false;              // write accumulator(dtype), not finalised (no AVG division, no rounding)
-  uint64_t divisor = 1;              // AVG: the world size; used only when !partial
+  uint64_t divisor = 1;              // AVG: the result is divided by it (the number of ranks); used only when !partial
   bool stream_copy = false;          // hint: `copy` will not be read soon (non-temporal stores)
   bool stream_dst = false;           // likewise `dst`, or another processor reads it
 };

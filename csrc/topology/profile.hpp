@@ -4,7 +4,7 @@
 //    "entries": [{"name": "tcp_loopback", "unit": "bytes/s", "median": 3.1e9, "min": 2.9e9, "max": 3.2e9, "repetitions": 9}, ...],
 //    "star": {"tcp": {"bytes": 32768, "min": 16384, "max": 65536, "repetitions": 9}, "memory": {...}}}
 //
-// "star" may be absent, and either member of it: no fleet was measured with such a bridge.
+// "star" is the leader exchange. The member may be absent, and so may either member of it: no fleet was measured with such a bridge.
 // Members that are not named here are for people.
 #pragma once
 

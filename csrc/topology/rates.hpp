@@ -30,8 +30,8 @@ struct Rates {
   double &operator[](Rate r) noexcept { return values[static_cast<size_t>(r)]; }
 };
 
-// The largest message for which a profile's fleet found the leader exchange (docs/explain/plans.md) no slower, by what lay between its islands. Bytes; -1:
-// not measured.
+// The largest message, in bytes, for which a profile's fleet found the leader exchange (docs/explain/plans.md) no slower than pieces. `memory`
+// and `tcp` say what lay between the fleet's islands. -1: not measured.
 inline constexpr int64_t kMostLeaderBytes = 256 * 1024;
 struct LeaderBytes {
   int64_t memory = -1, tcp = -1;

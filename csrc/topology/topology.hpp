@@ -85,8 +85,8 @@ bool has_libraries(const Topology &t) noexcept;
 bool one_memory(const Topology &t) noexcept;
 // Whether the memory of a rank of `t` is that of a device.
 bool has_devices(const Topology &t) noexcept;
-// Bytes a second that `rank` can carry across a bridge, each way: the least of what its profile has of the way, which is the link (TCP
-// where hosts or a forced bridge part the groups, else shared memory), and for a rank on a device the copies from and to it. 0: its
+// Bytes a second that `rank` can carry across a bridge, each way: the least rate that its profile has of the way. The way is the link: TCP where
+// hosts or a forced bridge part the groups, else shared memory. For a rank on a device the way also is the copies from and to the device. 0: the
 // profile does not say.
 double bridge_rate(const Topology &t, int rank) noexcept;
 // The first rank whose bridge_rate() is not known, or -1.
@@ -94,8 +94,8 @@ int unmeasured_rank(const Topology &t) noexcept;
 // Where the ranks of a group have their library in several versions: "rank 0 has nccl 2.29.3, rank 2 has nccl 2.27.5", the first rank of each
 // version. Else empty.
 std::string unequal_versions(const Topology &t, const Group &group);
-// The largest message that takes the leader exchange by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers. -1:
-// some rank's profile does not say.
+// The largest message that takes the leader exchange by the profiles, for what lies between the islands of `t`: the least of all ranks' numbers.
+// -1: some rank's profile does not say.
 int64_t measured_leader_bytes(const Topology &t) noexcept;
 // Sets the weights from the profiles, where every rank's rate is known: a group's slowest rank times its size, since they carry equal parts,
 // relative to the slowest group. Takes the digest again. They are made of exchanged values alone, so they are the same bits everywhere.

@@ -139,8 +139,10 @@ class Backend final : public c10d::Backend {
 
  private:
   using Start = c10::function_ref<isthmus_result(const isthmus_call *, isthmus_work_t *)>;
-  // Every operation goes through submit(), which calls `start` in one of three ways: record() where the thread has an open coalescing
-  // block, complete() where the caller waits for the end, else launch(), which comes back while the operation runs.
+  // Every operation goes through submit(), which calls `start` in one of three ways:
+  //   record()     the thread has an open coalescing block
+  //   complete()   the caller waits for the end
+  //   launch()     else: the call comes back while the operation runs
   WorkPtr submit(BackendRequest request, Start start);
   WorkPtr record(BackendRequest request, const isthmus_call &options, std::optional<c10::Stream> stream, Start start);
   WorkPtr complete(BackendRequest request, const isthmus_call &options, Start start);

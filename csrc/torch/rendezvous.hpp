@@ -1,8 +1,14 @@
 // The rendezvous of isthmus_init over a torch Store.
 //
-// A store may hold what a dead attempt, or an earlier group of the same name, left behind. So ranks first agree on an attempt: every
-// rank writes a fresh nonce, rank 0 collects them into a roster under a fresh attempt id, every rank acknowledges the roster that
-// holds its own nonce, and rank 0 commits. A stale nonce or roster is overwritten or ignored, and all later keys carry the attempt id.
+// A store may hold what a dead attempt, or an earlier group of the same name, left behind. So ranks first agree on an attempt:
+//
+//   rank 0                             rank r
+//      │◀──────── fresh nonce ────────────│     1. every rank writes a fresh nonce
+//      │── roster, under an attempt id ──▶│     2. rank 0 collects the nonces into a roster under a fresh attempt id
+//      │◀──────── acknowledged ───────────│     3. every rank acknowledges the roster that holds its own nonce
+//      │──────── committed ──────────────▶│     4. rank 0 commits
+//
+// A stale nonce or roster is overwritten or ignored. All later keys carry the attempt id.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -17,11 +23,12 @@
 
 namespace isthmus::torch_face {
 
-// `store` without the layer of keys that torch names after a device: ranks with different devices then meet under the same keys.
+// `store` without the layer of keys that torch names after a device. So ranks with different devices meet under the same keys.
 c10::intrusive_ptr<c10d::Store> without_device_prefix(c10::intrusive_ptr<c10d::Store> store);
 
-// The same keys by a connection of Isthmus' own, so that a thread of the program that waits in its store holds up nobody who meets. There is one
-// to each store and process, however many groups are made: a connection costs a name look-up. A store that cannot be cloned is used as it is.
+// The same keys by a connection of Isthmus' own. So a thread of the program that waits in its store holds up nobody who meets. There is one
+// connection to each store and process, however many groups are made, because a connection costs a name look-up. A store that cannot be cloned
+// is used unchanged.
 c10::intrusive_ptr<c10d::Store> for_meetings(c10::intrusive_ptr<c10d::Store> store);
 void forget_meeting_stores() noexcept;  // in a forked child: they are the parent's
 

@@ -1,10 +1,15 @@
-// Runs what is the program's when an operation has ended: callbacks of futures, completion hooks, the release of tensors (whose
-// finalizers may be Python). None of it can be trusted to come back: a callback may wait for another operation's future, whose callback
-// waits for a third. So nobody waits here for anybody else's code.
+// Runs what is the program's when an operation has ended: callbacks of futures, completion hooks, the release of tensors (whose finalizers may
+// be Python). No such code can be trusted to come back: a callback may wait for another operation's future, whose callback waits for a third.
+// So nobody waits here for anybody else's code.
 //
-// One thread leads: it runs tasks in the order of push(). While it is inside one another thread stands by; where the leader has been inside
-// for longer than a moment and tasks are waiting, that one takes the lead, and a new one stands by. The moment grows with the number of
-// threads that have not come back, so that a program that holds the interpreter's lock for long does not make a thread for each task.
+// One thread leads: the leader runs tasks in the order of push(). While the leader is inside a task, another thread stands by:
+//
+//   leader      task 1 ── task 2 ───────────(does not come back)
+//   stand-by      .          .    moment │ leads: task 3 ── task 4 ...
+//   new thread                           │ stands by
+//
+// The stand-by takes the lead where tasks are waiting and the leader has been inside a task for longer than a moment. The moment grows with
+// the number of threads that have not come back. So a program that holds the interpreter's lock for long does not make a thread for each task.
 #pragma once
 
 #include <chrono>
