@@ -20,21 +20,15 @@ RENAME = "to be renamed"
 OUTSIDE = re.compile(r"^csrc/rehearsal/|(?:^|/)(?:\w+_)?abi(?:_\w+)?\.hpp$")
 
 REPEATS: dict[str, str] = {
-    "Aside": RENAME,
     "Calls": "the functions of a front door; a door is compiled with one of the two",
     "Capabilities": RENAME,
     "Communicator": RENAME,
-    "Counter": RENAME,
     "Gate": RENAME,
     "Group": RENAME,
     "Inside": RENAME,
     "Join": RENAME,
-    "Opened": RENAME,
-    "Rank": RENAME,
     "Reader": RENAME,
     "Request": RENAME,
-    "RingPlace": RENAME,
-    "Row": RENAME,
     "Writer": RENAME,
 }
 

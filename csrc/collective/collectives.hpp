@@ -14,7 +14,7 @@
 #include "collective/host_executor.hpp"
 #include "collective/one_hop.hpp"
 #include "collective/operation_queue.hpp"
-#include "collective/plan_memory.hpp"
+#include "collective/slot_memory.hpp"
 
 namespace isthmus::collective {
 
@@ -62,8 +62,8 @@ class Collectives {
 
   DeviceSide &device() noexcept { return device_; }
   const DeviceSide &device() const noexcept { return device_; }
-  PlanMemory &memory() noexcept { return memory_; }
-  const PlanMemory &memory() const noexcept { return memory_; }
+  SlotMemory &memory() noexcept { return memory_; }
+  const SlotMemory &memory() const noexcept { return memory_; }
   HostExecutor &host() noexcept { return host_; }
 
  private:
@@ -77,7 +77,7 @@ class Collectives {
   OperationQueue queue_;
   HandOver hand_over_;
   Descriptions descriptions_;
-  PlanMemory memory_;
+  SlotMemory memory_;
   DeviceSide device_;
   OneHop one_hop_;
   HostExecutor host_;

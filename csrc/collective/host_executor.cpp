@@ -10,7 +10,7 @@ namespace isthmus::collective {
 using plan::Memory;
 using plan::StepKind;
 
-HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, PlanMemory &memory, DeviceSide &device,
+HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device,
                            HandOver &hand_over, uint64_t credit_window)
     : core_(core),
       descriptions_(descriptions),

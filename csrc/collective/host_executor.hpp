@@ -10,14 +10,14 @@
 #include "collective/device_side.hpp"
 #include "collective/one_hop.hpp"
 #include "collective/plan_inbox.hpp"
-#include "collective/plan_memory.hpp"
+#include "collective/slot_memory.hpp"
 #include "engine/rank_core.hpp"
 
 namespace isthmus::collective {
 
 class HostExecutor {
  public:
-  HostExecutor(RankCore &core, Descriptions &descriptions, PlanMemory &memory, DeviceSide &device, HandOver &hand_over,
+  HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device, HandOver &hand_over,
                uint64_t credit_window);
 
   // Ranks in the same memory must have ended the last operation before its ring may be written again (plan.hpp, entry rule). False: one has
@@ -61,7 +61,7 @@ class HostExecutor {
 
   RankCore &core_;
   Descriptions &descriptions_;
-  PlanMemory &memory_;
+  SlotMemory &memory_;
   DeviceSide &device_;
   HandOver &hand_over_;
   PlanInbox inbox_;

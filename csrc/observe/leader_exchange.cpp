@@ -21,8 +21,8 @@ constexpr int kLeastSweeps = 5, kSweeps = 9, kMostCalls = 100;
 class MeasuredMessage {
  public:
   MeasuredMessage(comm::Communicator &comm, size_t bytes) {
-    if (device::Runtime *runtime = comm.member().runtime()) {
-      device_ = std::make_unique<Buffers>(*runtime, comm.member().device(), bytes);
+    if (device::Runtime *runtime = comm.local().device().runtime) {
+      device_ = std::make_unique<Buffers>(*runtime, comm.local().device().number, bytes);
       device_->submit(0, device_->there[0], device_->pinned[0]);
       device_->finish(0);
       in = device_->there[0];
@@ -50,8 +50,8 @@ void call(comm::Communicator &comm, const comm::Request &request) {
     ~Taken() { engine::OperationPool::instance().release(op); }
   } taken;
   comm.prepare(request, *taken.op);
-  comm.member().run(taken.op);
-  comm.member().wait(taken.op, INT64_MAX);
+  comm.local().run(taken.op);
+  comm.local().driver().wait(taken.op, INT64_MAX);
   if (taken.op->result != Code::Ok) throw Error(taken.op->result, taken.op->text);
 }
 

@@ -1,4 +1,4 @@
-#include "collective/plan_memory.hpp"
+#include "collective/slot_memory.hpp"
 
 #include <sys/mman.h>
 
@@ -15,27 +15,27 @@ constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
 
 }  // namespace
 
-void PlanMemory::fix(uint64_t bytes) {
+void SlotMemory::fix(uint64_t bytes) {
   fixed_bytes_ = bytes;
   // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
   if (bytes == 0 && fixed_ != 0) core_.context->staging().give_fixed_ring(std::exchange(fixed_, 0), allocated_);
 }
 
-void PlanMemory::let_in(bool host) noexcept {
+void SlotMemory::let_in(bool host) noexcept {
   for (const std::span<std::byte> slots : guarded_)
     if (::mprotect(slots.data(), slots.size(), host ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
 // An operation that has found no room asks again when others have given some back, or after a while.
-bool PlanMemory::ask_again(Operation &op, int64_t now) noexcept {
+bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   const uint64_t given_back = core_.context->staging().given_back();
   if (op.short_of_room && std::exchange(op.given_back, given_back) == given_back && now < op.ask_again_ns) return false;
   op.ask_again_ns = now + kAskAgainNs;
   return true;
 }
 
-bool PlanMemory::take(Operation &op) {
+bool SlotMemory::take(Operation &op) {
   const plan::Plan &p = *op.plan;
   const uint64_t given_back = core_.context->staging().given_back();
   const int64_t now = op.short_of_room ? now_ns() : 0;
@@ -81,7 +81,7 @@ bool PlanMemory::take(Operation &op) {
   return false;
 }
 
-void PlanMemory::give(Operation &op) noexcept {
+void SlotMemory::give(Operation &op) noexcept {
   if (std::exchange(op.lent, false)) {
     rings_.end(op.sequence);
     core_.context->staging().room_given_back();
@@ -89,9 +89,9 @@ void PlanMemory::give(Operation &op) noexcept {
   if (std::exchange(op.short_of_room, false)) core_.context->staging().want_room(-1);
 }
 
-PlanMemory::Rest PlanMemory::take_all() noexcept { return {rings_.take_all(), std::exchange(fixed_, 0), allocated_}; }
+SlotMemory::Rest SlotMemory::take_all() noexcept { return {rings_.take_all(), std::exchange(fixed_, 0), allocated_}; }
 
-void PlanMemory::lose() noexcept {
+void SlotMemory::lose() noexcept {
   core_.context->staging().lose_rings(static_cast<int>(rings_.take_all().size()) + (fixed_ != 0));
   fixed_ = 0;
 }

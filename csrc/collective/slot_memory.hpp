@@ -17,10 +17,10 @@
 
 namespace isthmus::collective {
 
-class PlanMemory {
+class SlotMemory {
  public:
   // `fixed`, `fixed_bytes`: from StagingBook::take_fixed_ring(); 0: none. `read`: see Rings.
-  PlanMemory(RankCore &core, uint64_t fixed, uint64_t fixed_bytes, std::function<bool(uint64_t)> read)
+  SlotMemory(RankCore &core, uint64_t fixed, uint64_t fixed_bytes, std::function<bool(uint64_t)> read)
       : core_(core), rings_(core.context->arena(), std::move(read)), fixed_(fixed), allocated_(fixed_bytes) {}
 
   void fix(
