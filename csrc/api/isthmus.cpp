@@ -206,7 +206,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
     } else {
       local.run(op);
       // A small operation that the peers have begun too is over in a moment: look, before another thread is woken for it.
-      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) local.test();
+      for (int looks = 0; looks < 200 && !op->over() && !op->plan; ++looks) local.driver().drive();
       if (op->call.by_call) local.driver().wait(op, INT64_MAX);
       else if (!op->over()) local.context().progress().activate(local.port());
     }
@@ -808,7 +808,7 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
     if (!op) i::fail(Code::Argument, "test: the work is NULL");
     if (!op->over()) {
       check_ours(op, "test");
-      if (op->rank) op->rank->test();
+      if (op->rank) op->rank->driver().drive();
     }
     return op->over() ? result_of(op) : ISTHMUS_IN_PROGRESS;
   });
@@ -828,13 +828,12 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
     if (!op->over()) check_ours(op, "on_done");
     op->callback_lock.lock();
     const bool over = op->over();
-    op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
-    op->done_context = context;
+    if (!over) {
+      op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
+      op->done_context = context;
+    }
     op->callback_lock.unlock();
-    if (!over) return ISTHMUS_OK;
-    OperationPool::retain(op);
-    i::engine::Completions::add(op);  // behind those of operations that ended before
-    i::engine::Completions::deliver();
+    if (over) done(context, static_cast<isthmus_result>(op->result), op->text.c_str());
     return ISTHMUS_OK;
   });
 }

@@ -3,7 +3,6 @@
 #include "base/clock.hpp"
 #include "base/fork.hpp"
 #include "comm/communicator.hpp"
-#include "engine/completions.hpp"
 
 namespace isthmus::comm {
 namespace {
@@ -59,7 +58,6 @@ engine::Operation *group_end(bool waits) {
       op->keep = comm->local().shared_from_this();
       engine::finish_operation(op, failure.code, "the group was cancelled: " + failure.text, now_ns());
     }
-    engine::Completions::deliver();
     throw Error(failure.code, failure.text);
   }
   engine::Operation *parent = pool.take();
@@ -95,7 +93,6 @@ engine::Operation *group_end(bool waits) {
   }
   if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     engine::finish_operation(parent, parent->result, std::string(parent->text), now_ns());
-  engine::Completions::deliver();
   return parent;
 }
 

@@ -1,6 +1,11 @@
 #include "engine/completions.hpp"
 
+#include <chrono>
+#include <thread>
+
+#include "base/clock.hpp"
 #include "base/fork.hpp"
+#include "base/lock.hpp"
 #include "engine/rank_core.hpp"
 
 namespace isthmus::engine {
@@ -18,8 +23,10 @@ Operation *take(Due &due) noexcept {
   const Lock lock(due.lock);
   for (Operation **at = &due.head; *at; at = &(*at)->queue_next) {
     Operation *const op = *at;
-    if (op->core && op->core->delivering) continue;
-    if (op->core) op->core->delivering = true;
+    Callbacks &of = op->core->callbacks;
+    if (of.running) continue;
+    of.running = true;
+    of.by.store(std::this_thread::get_id(), std::memory_order_relaxed);
     *at = op->queue_next;
     if (!*at) due.tail = at;
     op->queue_next = nullptr;
@@ -30,29 +37,42 @@ Operation *take(Due &due) noexcept {
 
 }  // namespace
 
-const InChild Completions::forgets_([](void *) noexcept { due_.store(0, std::memory_order_relaxed); });
-
 void Completions::add(Operation *op) noexcept {
+  if (!op->core) {  // a group of nothing: nobody holds a lock
+    op->call_back();
+    return OperationPool::instance().release(op);
+  }
+  const std::shared_ptr<Context> context = op->core->context;  // the rank may be gone as soon as the callback has run
+  op->core->callbacks.due.fetch_add(1, std::memory_order_relaxed);
   Due &due = *the_due;
   {
     const Lock lock(due.lock);
     *due.tail = op;
     due.tail = &op->queue_next;
   }
-  due_.fetch_add(1, std::memory_order_release);
+  context->progress().call_soon(&Completions::deliver);
 }
 
-void Completions::deliver_due() noexcept {
+void Completions::deliver() noexcept {
   Due &due = *the_due;
   while (Operation *const op = take(due)) {
-    due_.fetch_sub(1, std::memory_order_relaxed);
     op->call_back();
-    if (op->core) {
+    Callbacks &of = op->core->callbacks;
+    {
       const Lock lock(due.lock);
-      op->core->delivering = false;
+      of.running = false;
+      of.by.store({}, std::memory_order_relaxed);
     }
+    of.due.fetch_sub(1, std::memory_order_release);
     OperationPool::instance().release(op);
   }
+}
+
+void Completions::wait(const RankCore &core, int64_t until_ns) noexcept {
+  constexpr auto kLook = std::chrono::microseconds(200);
+  while (core.callbacks.due.load(std::memory_order_acquire) != 0 &&
+         core.callbacks.by.load(std::memory_order_relaxed) != std::this_thread::get_id() && now_ns() < until_ns)
+    std::this_thread::sleep_for(kLook);
 }
 
 }  // namespace isthmus::engine

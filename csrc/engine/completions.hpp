@@ -1,31 +1,34 @@
-// The program's callbacks (Operation::done) that are due. An operation that ends is put on this list, and whoever ended it calls the callback
-// once it has released every lock: so a callback may submit, wait and destroy.
+// The program's callbacks (Operation::done) that are due. One list for the process.
 //
-// The callbacks of one rank run one after the other, in the order in which its operations ended. One per process.
+//   who ends an operation                     the progress thread
+//   add(): puts the operation on the list
+//   and rings                  ------>        takes the first whose rank has no callback running
+//                                             runs the callback, with no lock held
 //
-// Thread rules: any thread. deliver() without a lock.
+// So a callback may submit, wait and destroy. A callback that waits on the progress thread has another thread take its place
+// (Progress::stand_in), which runs the callbacks of other ranks meanwhile. The callbacks of one rank run one after the other, in the order in
+// which its operations ended.
+//
+// No thread of the program runs a callback here: such a thread waits for one operation, and a callback may wait for what that thread does next.
+//
+// Thread rules: any thread.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
-#include "base/fork.hpp"
-#include "base/lock.hpp"
 #include "engine/operation.hpp"
 
 namespace isthmus::engine {
 
 class Completions {
  public:
-  static void add(Operation *op) noexcept;  // takes over a reference
-  static void deliver() noexcept {
-    if (due_.load(std::memory_order_acquire) != 0) deliver_due();
-  }
+  // The operation is over, and has a callback. Takes over a reference.
+  static void add(Operation *op) noexcept;
+  // Until all callbacks of that rank that were due have returned, or `until_ns`; in such a callback, at once.
+  static void wait(const RankCore &core, int64_t until_ns) noexcept;
 
  private:
-  static void deliver_due() noexcept;
-  static inline std::atomic<uint32_t> due_{0};
-  static const InChild forgets_;
+  static void deliver() noexcept;  // by the progress thread
 };
 
 }  // namespace isthmus::engine

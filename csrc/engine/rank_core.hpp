@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -83,6 +84,13 @@ class ExecRight {
   std::atomic_flag taken_;
 };
 
+// The program's callbacks of one rank (Completions).
+struct Callbacks {
+  std::atomic<uint32_t> due{0};  // and those that run
+  bool running = false;          // under the lock of Completions
+  std::atomic<std::thread::id> by{};
+};
+
 // Thread rules: any thread, but where a function says otherwise.
 class RankCore {
  public:
@@ -147,7 +155,7 @@ class RankCore {
   std::atomic<uint32_t> pending{0};  // operations not over, of all kinds
   std::atomic<uint32_t> waiters{0};  // threads that wait, and drive
   std::atomic<bool> uses_device{false};
-  bool delivering = false;  // a callback of this rank runs; of Completions, under its lock
+  Callbacks callbacks;
 
  private:
   OperationSink &rooms_;

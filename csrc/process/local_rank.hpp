@@ -75,8 +75,6 @@ class Drivable {
   // One non-blocking try to move the operations and the links. True if something moved. `watched`: another thread looks after the sockets.
   virtual bool drive(bool watched) noexcept = 0;
   virtual int64_t check_deadlines(int64_t now) noexcept = 0;  // ends what is late
-  virtual void
-  deliver() noexcept = 0;  // runs the program's callbacks that are due, of all ranks. By a thread without a lock
   virtual bool polls_device() const noexcept = 0;  // the rank waits for a device, which wakes no thread
   // A device signals without waking a thread, so a thread that waits for a device looks again after a sixteenth of the time that the thread
   // has waited. So the thread is late by little, and a long wait is cheap.

@@ -49,6 +49,8 @@ void Progress::stand_in() noexcept {
     return over;
   });
   try {
+    due_.store(calls_.load(std::memory_order_relaxed) != nullptr,
+               std::memory_order_release);  // this thread may have more of them
     begin_thread();
     runs_here = nullptr;
   } catch (const std::exception &e) {
@@ -120,16 +122,23 @@ Progress::Round Progress::drive(const Listed &listed) {
   return round;
 }
 
-// Of all ranks: whichever is asked.
-void Progress::deliver(const Listed &listed) noexcept {
-  if (!listed.ranks.empty()) listed.ranks.front()->deliver();
+void Progress::call_soon(void (*calls)() noexcept) noexcept {
+  calls_.store(calls, std::memory_order_relaxed);
+  due_.store(true, std::memory_order_release);
+  bell_.ring();
+  arena_.doorbell().ring();
+}
+
+void Progress::make_calls() noexcept {
+  if (due_.load(std::memory_order_acquire) && due_.exchange(false, std::memory_order_acq_rel))
+    calls_.load(std::memory_order_relaxed)();
 }
 
 void Progress::sleep_without_work(Listed &listed) {
   listed.ranks.clear();  // ranks must not live on here
   listed.version = ~uint64_t{0};
   Nap nap(bell_);
-  if (stop_.load(std::memory_order_acquire)) return;
+  if (stop_.load(std::memory_order_acquire) || due_.load(std::memory_order_acquire)) return;
   bool any;
   {
     const Lock lock(mutex_);
@@ -144,7 +153,8 @@ void Progress::sleep_with_work(const Listed &listed, int64_t idle_ns) {
   links_.sleep(links_.any(), nap_ns, [&](bool watched) {
     for (const auto &rank : listed.ranks)
       if (rank->has_work() && rank->waiters() == 0 && rank->drive(watched)) return true;
-    return version_.load(std::memory_order_acquire) != listed.version || stop_.load(std::memory_order_acquire);
+    return version_.load(std::memory_order_acquire) != listed.version || stop_.load(std::memory_order_acquire) ||
+           due_.load(std::memory_order_acquire);
   });
 }
 
@@ -157,7 +167,7 @@ void Progress::loop() {
   while (!stop_.load(std::memory_order_acquire) && runs_here == this) {
     look_at_list(listed);
     const Round round = drive(listed);
-    deliver(listed);
+    make_calls();
     if (round.moved) {
       idle_since = 0;
       if (++busy % 1024 != 0) continue;  // traffic must not keep the thread from the clock
@@ -167,14 +177,13 @@ void Progress::loop() {
       looked = now;
       for (const auto &rank : listed.ranks)
         if (rank->has_work()) rank->check_deadlines(now);
-      deliver(listed);
     }
     if (!round.work) {
       sleep_without_work(listed);
       idle_since = 0;
     } else if (round.waited_for) {  // the waiter drives; be there soon after it has gone
       Nap nap(bell_);
-      nap.sleep(1'000'000);
+      if (!due_.load(std::memory_order_acquire)) nap.sleep(1'000'000);
     } else {
       if (idle_since == 0) idle_since = now;
       if (now - idle_since < std::min<int64_t>(spin_ns_, 20'000)) ::sched_yield();

@@ -44,6 +44,7 @@ class Progress {
 
   void activate(LocalRank &rank);  // the rank has operations for which perhaps no caller waits. Any thread
   void forget(const std::shared_ptr<LocalRank> &rank);
+  void call_soon(void (*calls)() noexcept) noexcept;  // on the progress thread, without a lock; always the same. Any thread
   // This thread is about to wait in a call. Where this is the progress thread, in a callback of the program's, another thread takes its
   // place: what the callback waits for may be what the progress thread brings about. Any thread.
   void stand_in() noexcept;
@@ -62,7 +63,7 @@ class Progress {
   };
   void begin_thread() ISTHMUS_REQUIRES(threads_mutex_);
   void loop();
-  static void deliver(const Listed &listed) noexcept;
+  void make_calls() noexcept;
   void look_at_list(Listed &listed);
   bool keep_listed(const std::shared_ptr<LocalRank> &rank);  // false: taken out, as the rank has no work
   Round drive(const Listed &listed);
@@ -74,8 +75,10 @@ class Progress {
   const int64_t spin_ns_;
   Mutex mutex_;
   std::vector<std::shared_ptr<LocalRank>> active_ ISTHMUS_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> version_{0};  // of the list
-  Doorbell bell_;                     // where the thread sleeps while no rank is listed, or a caller drives
+  std::atomic<uint64_t> version_{0};                 // of the list
+  Doorbell bell_;                                    // where the thread sleeps while no rank is listed, or a caller drives
+  std::atomic<void (*)() noexcept> calls_{nullptr};  // of call_soon()
+  std::atomic<bool> due_{false};
   std::atomic<bool> stop_{false};
   Mutex threads_mutex_;
   std::list<Thread> threads_ ISTHMUS_GUARDED_BY(threads_mutex_);  // the last is the progress thread, the others have been

@@ -29,7 +29,6 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
   const int64_t begun = now_ns();
   bool receives = false;
   while (core_.has_work() && !core_.failed() && now_ns() < until_ns) {
-    Completions::deliver();
     if (driver_.drive()) continue;
     driver_.check_deadlines(now_ns());
     receives = now_ns() - begun > kReceives && only_receives_wait();
@@ -48,7 +47,6 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
   while (core_.has_work() && !driver_.only_stuck()) {
     if (!driver_.drive()) ::sched_yield();
   }
-  Completions::deliver();
   return broken;
 }
 
@@ -143,11 +141,13 @@ void Departure::retire() noexcept {
 }
 
 void Departure::leave(int64_t until_ns) noexcept {
+  constexpr int64_t kCallbacks = 5'000'000'000;
   core_.context->progress().stand_in();
   const bool broken = end_operations(until_ns);
   for (int q = 0; q < core_.id.world; ++q)
     if (q != core_.id.rank) say(q, !broken ? Leaving::Well : messages_.copying() ? Leaving::BrokenWriting : Leaving::Broken);
   if (collectives_.device().executor()) leave_devices(broken);
+  Completions::wait(core_, now_ns() + kCallbacks);
   retire();
 }
 

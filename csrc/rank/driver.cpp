@@ -119,7 +119,6 @@ bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
       if (moved) {
         if (w.sockets && w.idle_since != 0) context.links().note_socket_wait(now_ns() - w.idle_since);
         w.has_moved();
-        Completions::deliver();
         if (++w.busy % 1024 != 0) continue;  // traffic of others must not keep us from the clock
       } else if (++w.idle < w.polls) {
         SpinLock::pause();
@@ -135,13 +134,11 @@ bool RankDriver::wait(Operation *op, int64_t until_ns) noexcept {
           context.links().note_socket_wait(now_ns() - w.idle_since);
           w.idle_since = 0;
         }
-        Completions::deliver();
       }
     }
   }
   if (w.p2p) awaited_message_.store(nullptr, std::memory_order_release);
   core_.waiters.fetch_sub(1, std::memory_order_acq_rel);
-  Completions::deliver();
   return over;
 }
 

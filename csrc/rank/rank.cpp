@@ -101,13 +101,6 @@ void Rank::run(Operation *op) noexcept {
   if (core_.device) StreamOrder::settle();
   if (op->is_p2p() || (op->plan && op->plan->uses_links)) driver_.drive();
   else driver_.drive_operations();
-  Completions::deliver();
-}
-
-bool Rank::test() noexcept {
-  const bool moved = driver_.drive();
-  Completions::deliver();
-  return moved;
 }
 
 void Rank::abort(std::string text) noexcept {

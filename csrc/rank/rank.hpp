@@ -89,7 +89,6 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   void submit(Operation *op) noexcept;
   // The same, for a caller that waits anyway: runs the operation at once where nothing is queued before it. `op` may be inline_operation().
   void run(Operation *op) noexcept;
-  bool test() noexcept;  // one try to move things, and the callbacks that are due. True if something moved
   InlineOperation &inline_operation() noexcept { return inline_; }
 
   void abort(std::string text) noexcept;  // by the program

@@ -1,7 +1,6 @@
 #include "rank/rank_port.hpp"
 
 #include "base/one_line.hpp"
-#include "engine/completions.hpp"
 #include "rank/rank.hpp"
 
 namespace isthmus::rank {
@@ -84,7 +83,6 @@ bool RankPort::has_work() const noexcept { return rank_.core().has_work(); }
 uint32_t RankPort::waiters() const noexcept { return rank_.core().waiters.load(std::memory_order_relaxed); }
 bool RankPort::drive(bool watched) noexcept { return rank_.driver().drive(watched); }
 int64_t RankPort::check_deadlines(int64_t now) noexcept { return rank_.driver().check_deadlines(now); }
-void RankPort::deliver() noexcept { Completions::deliver(); }
 bool RankPort::polls_device() const noexcept { return rank_.driver().polls_device(); }
 
 // ---- the device ----------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,6 @@ class RankPort final : public process::LocalRank {
   uint32_t waiters() const noexcept override;
   bool drive(bool watched) noexcept override;
   int64_t check_deadlines(int64_t now) noexcept override;
-  void deliver() noexcept override;
   bool polls_device() const noexcept override;
 
   device::Runtime *runtime() const noexcept override;

@@ -329,10 +329,11 @@ ISTHMUS_API isthmus_result isthmus_work_test(isthmus_work_t work); /* never bloc
 ISTHMUS_API int isthmus_work_source(isthmus_work_t work);          /* sender of a finished receive, else -1 */
 ISTHMUS_API uint64_t isthmus_work_sequence(isthmus_work_t work);
 ISTHMUS_API double isthmus_work_duration(isthmus_work_t work);     /* seconds from submission to the end; < 0 while running */
-/* `done(context, result, text)` runs exactly once, when the operation is over: on a thread of Isthmus, or on a thread of the program that is in a
- * call of Isthmus (in this one, if the operation is over already). A wait may return a moment before. Isthmus holds no lock while a callback
- * runs, so a callback may submit operations, wait for them, and destroy the communicator. The callbacks of one communicator run one after the
- * other, in the order in which its operations ended: one that waits holds up those behind it. At most one callback per work. */
+/* `done(context, result, text)` runs exactly once, when the operation is over: on a thread of Isthmus, or at once, in this call, if the operation
+ * is over already. A wait may return a moment before. Isthmus holds no lock while a callback runs, so a callback may submit operations, wait
+ * for them, and destroy the communicator. The callbacks of one communicator that run on a thread of Isthmus run one after the other, in the
+ * order in which its operations ended: one that waits holds up those behind it. A callback that does not return and is in no call of Isthmus
+ * holds up all others. isthmus_comm_destroy returns when the callbacks have. At most one callback per work. */
 ISTHMUS_API isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *context, isthmus_result result, const char *text),
     void *context);
 /* What the stream, of this rank's device, is given from now on comes behind a receive that was made with ISTHMUS_STREAM_BEFORE. Any number of
