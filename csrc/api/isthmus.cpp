@@ -11,6 +11,7 @@
 #include "base/fork.hpp"
 #include "base/log.hpp"
 #include "bootstrap/rendezvous.hpp"
+#include "comm/buffer_memory.hpp"
 #include "comm/communicator.hpp"
 #include "net/wait.hpp"
 #include "observe/dump.hpp"
@@ -465,7 +466,7 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
                                    int64_t *stream_number) {
   return guarded([&] {
     const Inside inside(comm, "dlpack");
-    inside->check_lent(type, number, memory);
+    i::comm::BufferMemory(inside->local()).check_lent(type, number, memory);
     if (stream_number) *stream_number = inside->local().device().runtime->dlpack_stream(stream);
     return ISTHMUS_OK;
   });
@@ -514,8 +515,8 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
                                count * i::dtype_size(type),
                                false,
                                communicator->local().device().runtime != nullptr};
-    const auto [request, path] = communicator->choose(shape);
-    const auto plan = communicator->plan_for(request);
+    const auto [request, path] = communicator->plans().choose(shape);
+    const auto plan = communicator->plans().plan_for(request);
     *json = copy_text(i::observe::explain_json(*communicator, *plan, path == i::comm::Path::OneHop));
     return ISTHMUS_OK;
   });

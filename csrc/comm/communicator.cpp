@@ -4,6 +4,7 @@
 #include "base/log.hpp"
 #include "comm/join/seat.hpp"
 #include "comm/launcher.hpp"
+#include "nlohmann/json.hpp"
 
 namespace isthmus::comm {
 
@@ -61,13 +62,7 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   join::Offer offer = join::make_offer(invitation);
   join::Agreement agreement = join::agree(invitation, offer);
   join::Seat seat = join::take_seat(invitation, offer, agreement, join::wire(invitation, offer, agreement));
-  auto comm = std::shared_ptr<Communicator>(new Communicator);
-  comm->settings_ = invitation.settings;
-  comm->timeout_ = invitation.settings.real(Setting::Timeout);
-  comm->key_ = agreement.ranks[0].key;
-  comm->topology_ = std::move(seat.islands);
-  comm->terms_ = std::move(seat.terms);
-  comm->context_ = invitation.context;
+  auto comm = std::shared_ptr<Communicator>(new Communicator(invitation, agreement.ranks[0].key, seat));
   comm->use_ = std::move(use);
   comm->local_ = std::move(seat.rank);
   // destroy() gives these back from now on.
@@ -75,6 +70,15 @@ std::shared_ptr<Communicator> Communicator::make(const join::Invitation &invitat
   agreement.key.keep();
   return comm;
 }
+
+Communicator::Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat)
+    : context_(invitation.context),
+      settings_(invitation.settings),
+      key_(key),
+      timeout_(invitation.settings.real(Setting::Timeout)),
+      topology_(std::move(seat.islands)),
+      terms_(std::move(seat.terms)),
+      plans_(topology_, terms_, seat.rank->id()) {}
 
 Communicator::~Communicator() { destroy(); }
 
@@ -92,6 +96,31 @@ void Communicator::abort(const std::string &reason) noexcept {
 void Communicator::set_timeout(double seconds) {
   if (!(seconds > 0)) fail(Code::Argument, "timeout {}: must be above 0 seconds", seconds);
   timeout_.store(seconds, std::memory_order_relaxed);
+}
+
+std::string Communicator::topology_json() const {
+  auto json = nlohmann::ordered_json::parse(topology::to_json(topology_));
+  json["name"] = name();
+  json["rank"] = rank();
+  json["bridge"] = settings_.text(Setting::Bridge);
+  json["staging"] = {{"chunk_bytes", terms_.chunk_bytes},
+                     {"ring_bytes", terms_.ring_bytes},
+                     {"recv_slots", terms_.recv_slots},
+                     {"lost", terms_.lost}};
+  auto links = nlohmann::ordered_json::array();
+  const auto &peers = const_cast<rank::Rank &>(*local_).peers();
+  for (int q = 0; q < size(); ++q) {
+    const auto &p = peers[static_cast<size_t>(q)];
+    const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();
+    nlohmann::ordered_json link{{"from", rank()}, {"to", q}, {"kind", kind}};
+    if (q != rank()) {  // in memory these are messages alone: what collectives exchange lies in slots
+      link["bytes_sent"] = p.link->bytes_sent.load();
+      link["bytes_received"] = p.link->bytes_received.load();
+    }
+    links.push_back(std::move(link));
+  }
+  json["links"] = std::move(links);
+  return json.dump(2);
 }
 
 }  // namespace isthmus::comm

@@ -188,7 +188,8 @@ std::string measure_leader_exchange_json(comm::Communicator &comm, double second
   if (!(seconds > 0 && seconds <= 3600))
     fail(Code::Argument, "measure: {} seconds; expected more than 0, at most 3600", seconds);
   std::vector<int64_t> sizes;
-  for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_leader_bytes(comm.chunk_bytes())); bytes *= 2)
+  for (int64_t bytes = kSmallest; bytes <= static_cast<int64_t>(plan::most_leader_bytes(comm.terms().chunk_bytes));
+       bytes *= 2)
     sizes.push_back(bytes);
   const topology::Topology islands = crossed_islands(comm);
   Sweeps sweeps(comm, std::move(sizes));

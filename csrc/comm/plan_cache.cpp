@@ -1,9 +1,13 @@
-// From the shape of a call to its plan, or to one hop.
-#include "comm/communicator.hpp"
+#include "comm/plan_cache.hpp"
 
 namespace isthmus::comm {
 
-size_t Communicator::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
+PlanCache::PlanCache(const topology::Topology &islands, const Terms &terms, const rank::Identity &own)
+    : islands_(islands), terms_(terms), own_(own) {
+  for (auto &f : flat_) f.store(-1, std::memory_order_relaxed);
+}
+
+size_t PlanCache::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
   const Shape &s = k.shape;
   uint64_t h = s.bytes * 0x9e3779b97f4a7c15ull;
   h ^= static_cast<uint64_t>(s.collective) << 32 ^ static_cast<uint64_t>(s.dtype) << 24 ^ static_cast<uint64_t>(s.op) << 16 ^
@@ -15,19 +19,19 @@ size_t Communicator::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
 }
 
 // Libraries serve what they can, of any size. The planner knows what they can. Of the size it matters only whether it is small.
-bool Communicator::planned_flat(const plan::Request &r) const {
+bool PlanCache::planned_flat(const plan::Request &r) const {
   const size_t key = ((static_cast<size_t>(r.collective) * kDTypeCount + static_cast<size_t>(r.dtype)) * kRedOpCount +
                       static_cast<size_t>(r.op)) *
                          2 +
                      (r.bytes <= r.small_bytes);
   int8_t flat = flat_[key].load(std::memory_order_relaxed);
-  if (flat < 0) flat_[key].store(flat = plan::planned_on(topology_, r).flat, std::memory_order_relaxed);
+  if (flat < 0) flat_[key].store(flat = plan::planned_on(islands_, r).flat, std::memory_order_relaxed);
   return flat != 0;
 }
 
-PlanChoice Communicator::choose(const Shape &shape) const {
+PlanChoice PlanCache::choose(const Shape &shape) const {
   const Collective c = shape.collective;
-  const bool flat = local_->id().topology.flat;
+  const bool flat = own_.topology.flat;
   plan::Request p;
   p.collective = c;
   p.dtype = shape.dtype;
@@ -44,7 +48,7 @@ PlanChoice Communicator::choose(const Shape &shape) const {
   if (terms_.fixed_rings || (terms_.devices && !flat)) p.max_slots = plan::kDeviceSlots;
   if (shape.device) p.reach = terms_.reach;
   p.stream_bytes = terms_.stream_bytes;
-  const auto world = static_cast<uint64_t>(local_->id().world);
+  const auto world = static_cast<uint64_t>(own_.world);
   const bool fits =
       shape.bytes <= terms_.eager_bytes && (traits(c).in != Blocks::OnePerRank || shape.bytes * world <= terms_.eager_bytes);
   const bool one_hop =
@@ -52,11 +56,11 @@ PlanChoice Communicator::choose(const Shape &shape) const {
   return {p, one_hop ? Path::OneHop : Path::Plan};
 }
 
-std::shared_ptr<const plan::Plan> Communicator::plan_for(const plan::Request &r) {
+std::shared_ptr<const plan::Plan> PlanCache::plan_for(const plan::Request &r) {
   const PlanKey key{{r.collective, r.dtype, r.op, r.root, r.bytes, r.in_place, r.device}, r.small_bytes};
-  const Lock lock(plans_mutex_);
+  const Lock lock(mutex_);
   if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
-  auto plan = plan::plan_collective(topology_, rank(), r);
+  auto plan = plan::plan_collective(islands_, own_.rank, r);
   if (plans_.size() >= 512) plans_.clear();  // shapes that never come back must not pile up
   plans_.emplace(key, plan);
   return plan;

@@ -1,0 +1,125 @@
+#include "comm/call_blocks.hpp"
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
+
+// Blocks that a collective writes must not share a byte: which rank's would stay is nobody's decision. Ascending ones, as nearly all are, are
+// looked at in their order.
+void check_apart(const char *name, const uint64_t *counts, const uint64_t *displs, uint64_t world) {
+  uint64_t end = 0, last = 0;
+  bool ascending = true;
+  for (uint64_t b = 0; b < world && ascending; ++b) {
+    if (counts[b] == 0) continue;
+    ascending = displs[b] >= end;
+    end = displs[b] + counts[b];
+  }
+  if (ascending) return;
+  static thread_local std::vector<uint64_t> order;
+  order.clear();
+  for (uint64_t b = 0; b < world; ++b)
+    if (counts[b] != 0) order.push_back(b);
+  std::sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) { return displs[a] < displs[b]; });
+  end = 0;
+  for (const uint64_t b : order) {
+    if (displs[b] < end)
+      fail(Code::Argument,
+           "{}: the blocks that are received from rank {} ({} elements at {}) and from rank {} ({} at {}) overlap", name,
+           last, counts[last], displs[last], b, counts[b], displs[b]);
+    end = displs[b] + counts[b];
+    last = b;
+  }
+}
+
+}  // namespace
+
+uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t times) {
+  if (count > kMaxBytes / size / std::max<uint64_t>(times, 1))
+    fail(Code::Argument, "{}: a count of {} elements{} is negative or too large", name, static_cast<int64_t>(count),
+         times > 1 ? formatted(" for each of {} ranks", times) : "");
+  return count * size;
+}
+
+void fill_blocks(const Request &r, int me, int world, engine::Operation &op) {
+  const auto ranks = static_cast<uint64_t>(world);
+  const uint64_t size = dtype_size(op.call.dtype);
+  const char *name = collective_name(r.collective);
+  const CollectiveTraits &what = traits(r.collective);
+  const auto equal = [&](uint64_t blocks) {
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(b * op.call.bytes);
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(op.call.bytes);
+    return static_cast<uint32_t>(blocks);
+  };
+  const auto listed = [&](const uint64_t *counts, const uint64_t *displs) {
+    uint64_t at = 0;
+    for (uint64_t b = 0; b < ranks; ++b) {
+      const uint64_t bytes = to_bytes(name, counts[b], size, 1);
+      op.blocks.push_back(displs ? to_bytes(name, displs[b], size, 1) : at);
+      at += bytes;
+      if (at > kMaxBytes) fail(Code::Argument, "{}: the counts add up to more than memory can hold", name);
+    }
+    for (uint64_t b = 0; b < ranks; ++b) {
+      op.blocks.push_back(counts[b] * size);
+      op.call.bytes = std::max(op.call.bytes, counts[b] * size);
+    }
+    return static_cast<uint32_t>(ranks);
+  };
+  const auto own = [&](uint64_t bytes) {
+    op.blocks.push_back(0);
+    op.blocks.push_back(bytes);
+    return 1u;
+  };
+  // One side of the call. A single block of a call with counts is what the other side's list says of this rank.
+  const auto side = [&](Blocks blocks, const uint64_t *counts, const uint64_t *displs, const uint64_t *others) {
+    if (!what.varying) return equal(block_count(blocks, world));
+    return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
+  };
+  op.blocks.clear();
+  op.in_blocks = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
+  op.out_blocks = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
+  if (!what.varying || what.out == Blocks::One) return;
+  if (r.recv_displs && writes_output(r.collective, me, r.root)) check_apart(name, r.recv_counts, r.recv_displs, ranks);
+  if (what.in == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])
+    fail(Code::Argument, "{}: rank {} sends itself {} elements but expects {}", name, me, r.send_counts[me],
+         r.recv_counts[me]);
+}
+
+void check_aliasing(const char *name, const engine::Operation &op, int me) {
+  const auto o = op.operands();
+  const auto own = static_cast<size_t>(me);
+  const size_t ins = o.in_bytes.size(), outs = o.out_bytes.size();
+  const auto start = [](const std::byte *base, uint64_t at) { return reinterpret_cast<uintptr_t>(base) + at; };
+  struct Range {
+    uintptr_t first = UINTPTR_MAX, end = 0;
+  } in, out;  // of all blocks
+  const auto hull = [&](Range &r, const std::byte *base, std::span<const uint64_t> at, std::span<const uint64_t> bytes) {
+    for (size_t b = 0; b < bytes.size(); ++b) {
+      if (bytes[b] == 0) continue;
+      r.first = std::min(r.first, start(base, at[b]));
+      r.end = std::max(r.end, start(base, at[b]) + bytes[b]);
+    }
+  };
+  hull(in, op.call.in, o.in_displ, o.in_bytes);
+  hull(out, op.call.out, o.out_displ, o.out_bytes);
+  if (in.first >= out.end || out.first >= in.end) return;
+  for (size_t i = 0; i < ins; ++i)
+    for (size_t k = 0; k < outs; ++k) {
+      const uintptr_t a = start(op.call.in, o.in_displ[i]), b = start(op.call.out, o.out_displ[k]);
+      if (o.in_bytes[i] == 0 || o.out_bytes[k] == 0 || a >= b + o.out_bytes[k] || b >= a + o.in_bytes[i]) continue;
+      // In place a block lies on that of its number, and where the one side has a single block, on this rank's own.
+      if (a == b && (ins == outs ? i == k : ins == 1 ? k == own : i == own)) continue;
+      fail(Code::Argument,
+           "{}: send ({} bytes at {}) and recv ({} bytes at {}) overlap, and the call is not in place so (isthmus.h); give "
+           "buffers that do not overlap",
+           name, o.in_bytes[i], reinterpret_cast<const void *>(a), o.out_bytes[k], reinterpret_cast<const void *>(b));
+    }
+}
+
+}  // namespace isthmus::comm

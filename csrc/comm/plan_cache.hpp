@@ -1,0 +1,64 @@
+// From the shape of a call to its plan, or to one hop. Plans are kept: the next call of the same shape takes the same plan.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+
+#include "base/lock.hpp"
+#include "comm/terms.hpp"
+#include "plan/plan.hpp"
+#include "rank/rank.hpp"
+
+namespace isthmus::comm {
+
+// What of a collective its plan depends on, beside what the ranks have agreed on.
+struct Shape {
+  plan::Collective collective = plan::Collective::Barrier;
+  DType dtype = DType::UInt8;
+  RedOp op = RedOp::Sum;
+  int root = 0;
+  uint64_t bytes = 0;  // of one block
+  bool in_place = false;
+  bool device = false;  // its memory is a device's
+  bool operator==(const Shape &) const = default;
+};
+
+enum class Path : uint8_t { OneHop, Plan };  // OneHop: each rank writes a cell, and reads the others'
+struct PlanChoice {
+  plan::Request request;
+  Path path = Path::Plan;
+};
+
+class PlanCache {
+ public:
+  // Of the rank `own` in a communicator of these islands and terms. All three outlive the cache and stay as they are.
+  PlanCache(const topology::Topology &islands, const Terms &terms, const rank::Identity &own);
+
+  // The request that a call of this shape would be planned for, and whether cells serve the call instead.
+  PlanChoice choose(const Shape &shape) const;
+  std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
+
+ private:
+  bool planned_flat(const plan::Request &r) const;
+
+  const topology::Topology &islands_;
+  const Terms &terms_;
+  const rank::Identity &own_;
+  // By collective, dtype, op and size class: whether a request is planned flat although libraries serve islands. -1: not known yet.
+  mutable std::array<std::atomic<int8_t>, size_t{kCollectiveCount} * kDTypeCount * kRedOpCount * 2> flat_;
+
+  struct PlanKey {
+    Shape shape;
+    uint64_t small_bytes;
+    bool operator==(const PlanKey &) const = default;
+  };
+  struct PlanKeyHash {
+    size_t operator()(const PlanKey &k) const noexcept;
+  };
+  Mutex mutex_;
+  std::unordered_map<PlanKey, std::shared_ptr<const plan::Plan>, PlanKeyHash> plans_ ISTHMUS_GUARDED_BY(mutex_);
+};
+
+}  // namespace isthmus::comm

@@ -1,0 +1,245 @@
+#include "comm/preparation.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "comm/call_blocks.hpp"
+
+namespace isthmus::comm {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t v) {
+  h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+  return h ^ (h >> 32);
+}
+
+bool any(std::span<const uint64_t> bytes) {
+  return std::any_of(bytes.begin(), bytes.end(), [](uint64_t b) { return b != 0; });
+}
+
+}  // namespace
+
+Preparation::Preparation(Communicator &comm, const Request &request, engine::Operation &op)
+    : comm_(comm),
+      request_(request),
+      op_(op),
+      call_(op.call),
+      memory_(comm.local()),
+      name_(collective_name(request.collective)),
+      me_(comm.rank()),
+      world_(comm.size()) {}
+
+void Preparation::run() {
+  check_words();
+  take_words();
+  take_stream();
+  take_size();
+  is_message(request_.collective) ? prepare_message() : prepare_collective();
+}
+
+void Preparation::check_words() const {
+  const Request &r = request_;
+  const Collective c = r.collective;
+  if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name_, r.dtype);
+  if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name_, r.op);
+  if (is_reduction(c)) check_reduction(static_cast<DType>(r.dtype), static_cast<RedOp>(r.op));
+  if (has_root(c) && (r.root < 0 || r.root >= world_))
+    fail(Code::Argument, "{}: root {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(), world_ - 1);
+  if (is_message(c)) {
+    const int lowest = c == Collective::Recv ? -1 : 0;
+    if (r.root < lowest || r.root >= world_)
+      fail(Code::Argument, "{}: peer {} is not a rank of '{}' (0 to {})", name_, r.root, comm_.name(), world_ - 1);
+    if (r.tag < 0) fail(Code::Argument, "{}: tag {}: must be 0 or above", name_, r.tag);
+  }
+  if (r.timeout < 0 || r.timeout != r.timeout)
+    fail(Code::Argument, "{}: timeout {}: must be above 0 seconds (0: the communicator's)", name_, r.timeout);
+}
+
+void Preparation::check_reduction(DType dtype, RedOp op) const {
+  if (!combines(dtype, op)) fail(Code::Unsupported, "{}: {} of {} has no meaning", name_, redop_name(op), dtype_name(dtype));
+  if (dtype == DType::Float8E4M3FN || dtype == DType::Float8E5M2) check_float8(dtype);
+}
+
+// The bytes of our types are the open standard's. A device whose arithmetic takes the bytes for other numbers, or its library, would give
+// other sums: no rank reduces such types where there is such a device.
+void Preparation::check_float8(DType dtype) const {
+  const int fnuz_rank = comm_.terms().fnuz_rank;
+  if (fnuz_rank < 0) return;
+  const auto &ranks = comm_.topology().ranks;
+  const auto said = [&](size_t rank) {
+    const std::string &device = ranks[rank].device_name;
+    return formatted("rank {} ({}{}{})", rank, ranks[rank].device, device.empty() ? "" : ", ", device);
+  };
+  const auto standard = std::find_if(ranks.begin(), ranks.end(), [](const auto &rank) { return !rank.fnuz; });
+  fail(Code::Unsupported,
+       "{}: {} takes the bytes of {} for another encoding (fnuz){}; convert to bfloat16 first (moving such bytes, as in "
+       "broadcast or all_gather, works)",
+       name_, said(static_cast<size_t>(fnuz_rank)), dtype_name(dtype),
+       standard == ranks.end()
+           ? std::string()
+           : " than " + said(static_cast<size_t>(standard - ranks.begin())) + ", which has the OCP standard's");
+}
+
+void Preparation::take_words() {
+  const Request &r = request_;
+  const Collective c = r.collective;
+  call_.collective = c;
+  call_.dtype = static_cast<DType>(r.dtype);
+  call_.op = is_reduction(c) ? static_cast<RedOp>(r.op) : RedOp::Sum;
+  call_.root = has_root(c) || is_message(c) ? r.root : 0;
+  call_.tag = r.tag;
+  call_.in = static_cast<const std::byte *>(r.send);
+  call_.out = static_cast<std::byte *>(r.recv);
+  call_.scale = r.scale;
+  if (call_.op == RedOp::PremulSum && is_integer(call_.dtype)) call_.factor = factor();
+  call_.timeout = r.timeout > 0 ? r.timeout : comm_.timeout();
+  if (r.label) op_.label.assign(r.label);
+}
+
+// Of PREMUL_SUM of integers: the bits that the type has count.
+uint64_t Preparation::factor() const {
+  const Request &r = request_;
+  uint64_t bits = 0;
+  static_assert(std::endian::native == std::endian::little);
+  if (r.factor) return std::memcpy(&bits, r.factor, dtype_size(call_.dtype)), bits;
+  if (std::trunc(r.scale) != r.scale || !(std::abs(r.scale) < 0x1p63))
+    fail(Code::Argument, "{}: premul_sum of {} takes a whole number for its factor, and that is {:g}", name_,
+         dtype_name(call_.dtype), r.scale);
+  return static_cast<uint64_t>(static_cast<int64_t>(r.scale));
+}
+
+void Preparation::take_stream() {
+  const Request &r = request_;
+  const bool receives = r.collective == Collective::Recv;
+  call_.on_stream = r.on_stream;
+  call_.stream = r.stream;
+  call_.order_later = r.order_later && receives;
+  if (r.order_later && !receives)
+    fail(Code::Unsupported, "{}: only a receive can be ordered later (ISTHMUS_STREAM_BEFORE)", name_);
+  rank::Rank &local = comm_.local();
+  if (call_.on_stream && !local.device().runtime)
+    fail(Code::Argument, "{}: a stream was given, and this rank works on host memory (ISTHMUS_DEVICE)", name_);
+  if (call_.on_stream && local.collectives().device().capturing(call_.stream))
+    fail(Code::Unsupported,
+         "{}: the stream is being captured into a graph, and this operation needs the host at every replay: call it outside "
+         "of the capture",
+         name_);
+}
+
+void Preparation::take_size() {
+  const Request &r = request_;
+  const CollectiveTraits &what = traits(r.collective);
+  const bool lists_in = what.in == Blocks::OnePerRank, lists_out = what.out == Blocks::OnePerRank;
+  const uint64_t times = lists_in || lists_out ? static_cast<uint64_t>(world_) : 1;
+  call_.bytes = what.varying ? 0 : to_bytes(name_, r.count, dtype_size(call_.dtype), times);
+  if (what.varying && ((lists_out && !r.recv_counts) || (lists_in && !r.send_counts)))
+    fail(Code::Argument, "{}: counts must not be NULL", name_);
+}
+
+void Preparation::prepare_message() {
+  const bool sends = request_.collective == Collective::Send;
+  if (call_.bytes && (sends ? call_.in == nullptr : call_.out == nullptr))
+    fail(Code::Argument, "{}: the buffer must not be NULL", name_);
+  call_.device =
+      call_.bytes && memory_.on_device(name_, sends ? call_.in : nullptr, call_.out, request_.device_memory, call_);
+  call_.in_there = call_.out_there = nullptr;  // a processor sends and receives pinned memory where the memory lies
+  if (request_.device_memory && !call_.device && call_.bytes)
+    sends ? memory_.check_claim(name_, "send", call_.in) : memory_.check_claim(name_, "recv", call_.out);
+  call_.order_later &= call_.device;
+  if (call_.bytes) stand_by_call();
+}
+
+void Preparation::prepare_collective() {
+  const Collective c = request_.collective;
+  reads_ = reads_input(c, me_, call_.root);
+  writes_ = writes_output(c, me_, call_.root);
+  in_place_ = call_.in == call_.out && call_.in != nullptr;
+  if (reads_ || writes_)
+    call_.device =
+        memory_.on_device(name_, reads_ ? call_.in : nullptr, writes_ ? call_.out : nullptr, request_.device_memory, call_);
+  Shape shape{c, call_.dtype, call_.op, call_.root, call_.bytes, in_place_, call_.device};
+  PlanChoice choice = comm_.plans().choose(shape);
+  short_path_ = choice.path == Path::OneHop && is_single_block(c);
+  if (!short_path_) fill_blocks(request_, me_, world_, op_);
+  check_overlap();
+  check_buffers();
+  if (request_.device_memory && !call_.device) check_claims();
+  drop_unused();
+  if (is_varying(c)) {  // every rank plans for the same size, and knows no other rank's size
+    shape.bytes = 0;
+    choice.request = comm_.plans().choose(shape).request;
+  }
+  if (request_.leader_bytes >= 0)
+    choice.request.small_bytes =
+        std::min(static_cast<uint64_t>(request_.leader_bytes), plan::most_leader_bytes(comm_.terms().chunk_bytes));
+  if (choice.path == Path::OneHop) op_.digest = one_hop_digest();
+  else take_plan(choice.request);
+  if (reads_ || writes_) stand_by_call();
+}
+
+void Preparation::check_overlap() {
+  if (!reads_ || !writes_ || !call_.in || !call_.out) return;
+  const bool single = is_single_block(request_.collective);
+  if (in_place_ && (single || request_.collective == Collective::AllToAllV)) return;
+  const auto at = [](const std::byte *p) { return reinterpret_cast<uintptr_t>(p); };
+  const bool apart = at(call_.in) + call_.bytes <= at(call_.out) || at(call_.out) + call_.bytes <= at(call_.in);
+  if (single && apart) return;
+  if (short_path_) fill_blocks(request_, me_, world_, op_);
+  check_aliasing(name_, op_, me_);
+}
+
+bool Preparation::gives() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().in_bytes); }
+bool Preparation::gets() const { return short_path_ ? call_.bytes != 0 : any(op_.operands().out_bytes); }
+
+void Preparation::check_buffers() const {
+  if (reads_ && !call_.in && gives()) fail(Code::Argument, "{}: send must not be NULL on rank {}", name_, me_);
+  if (writes_ && !call_.out && gets()) fail(Code::Argument, "{}: recv must not be NULL on rank {}", name_, me_);
+}
+
+void Preparation::check_claims() const {
+  const bool one = !call_.in || !call_.out || in_place_;  // a claim is about this one, whichever the caller has named
+  if (call_.in && reads_ && (one || request_.device_memory & 1) && gives()) memory_.check_claim(name_, "send", call_.in);
+  if (call_.out && writes_ && (one || request_.device_memory & 2) && gets()) memory_.check_claim(name_, "recv", call_.out);
+}
+
+// A buffer that only the root uses may be anything on other ranks, and no rank copies such a buffer.
+void Preparation::drop_unused() {
+  const CollectiveTraits &what = traits(request_.collective);
+  if (!reads_ && what.in == Blocks::OnePerRank) call_.in = nullptr;
+  if (!writes_ && what.out == Blocks::OnePerRank) call_.out = nullptr;
+}
+
+void Preparation::take_plan(plan::Request &request) {
+  op_.plan = comm_.plans().plan_for(request);
+  if ((call_.in_there || call_.out_there) && memory_.take_pinned(name_, reads_, writes_, op_)) {
+    request.device = true;
+    request.reach = comm_.terms().reach;
+    op_.plan = comm_.plans().plan_for(request);
+  }
+  op_.digest = op_.plan->digest;
+  // Collectives whose counts every rank knows compare the counts too.
+  const CollectiveTraits &what = traits(request_.collective);
+  const auto o = op_.operands();
+  if (what.varying && what.in != Blocks::OnePerRank)
+    for (const uint64_t b : o.out_bytes) op_.digest = mix(op_.digest, b);
+  if (what.varying && what.out != Blocks::OnePerRank)
+    for (const uint64_t b : o.in_bytes) op_.digest = mix(op_.digest, b);
+}
+
+uint64_t Preparation::one_hop_digest() const {
+  const uint64_t words = static_cast<uint64_t>(call_.collective) | static_cast<uint64_t>(call_.dtype) << 8 |
+                         static_cast<uint64_t>(call_.op) << 16 |
+                         static_cast<uint64_t>(static_cast<uint32_t>(call_.root)) << 32;
+  return mix(mix(0x15741157, words), call_.bytes) | 1;
+}
+
+// No stream orders what processors do with host memory.
+void Preparation::stand_by_call() {
+  if (!call_.on_stream || call_.device || (!call_.in && !call_.out)) return;
+  call_.by_call = true;
+  call_.on_stream = false;
+}
+
+}  // namespace isthmus::comm
