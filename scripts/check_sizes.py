@@ -24,7 +24,7 @@ CUT = "to be cut"
 
 EXCEPTIONS: dict[str, str] = {
     "csrc/api/isthmus.cpp": "one short function for each of isthmus.h",
-    "csrc/comm/request.hpp Request: fields": "what a call of isthmus.h can say",
+    "csrc/comm/call_request.hpp CallRequest: fields": "what a call of isthmus.h can say",
     "csrc/device/acl.cpp AclCalls: methods": "the vendor's calls, one method each",
     "csrc/device/cuda.cpp CudaCalls: methods": "the vendor's calls, one method each",
     "csrc/device/hip.cpp HipCalls: methods": "the vendor's calls, one method each",

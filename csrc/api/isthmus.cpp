@@ -84,11 +84,11 @@ isthmus_result guarded(F f) noexcept {
 }
 
 // A call inside a communicator. While there is one, destroy does not let go of it; either this sees `destroyed`, or destroy sees this.
-class Inside {
+class CallInside {
  public:
   // `what` is the call's name, or its collective.
   template <class What = const char *>
-  explicit Inside(isthmus_comm_t comm, What what = "this call") : comm_(comm) {
+  explicit CallInside(isthmus_comm_t comm, What what = "this call") : comm_(comm) {
     if (!comm) i::fail(Code::Argument, "the communicator is NULL");
     if (!comm->birth.here()) forked(comm, text_of(what));
     comm->inside.fetch_add(1, std::memory_order_seq_cst);
@@ -96,7 +96,7 @@ class Inside {
     if (comm->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm);
     i::fail(Code::Argument, "the communicator was destroyed");
   }
-  ~Inside() {
+  ~CallInside() {
     if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
   }
   // Nothing of it changes in a forked child, so that is what it was at the fork.
@@ -107,8 +107,8 @@ class Inside {
   static void let_go(isthmus_comm_t comm) noexcept {
     if (comm->left.load(std::memory_order_seq_cst) && comm->left.exchange(false)) comm->communicator.reset();
   }
-  Inside(const Inside &) = delete;
-  Inside &operator=(const Inside &) = delete;
+  CallInside(const CallInside &) = delete;
+  CallInside &operator=(const CallInside &) = delete;
   Communicator *operator->() const noexcept { return comm_->communicator.get(); }
   Communicator &operator*() const noexcept { return *comm_->communicator; }
 
@@ -156,7 +156,7 @@ T versioned(const T *given, const char *what) {
   return out;
 }
 
-isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_call *call, isthmus_work_t *work,
+isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmus_call *call, isthmus_work_t *work,
                       int *source = nullptr) noexcept {
   if (work) *work = nullptr;
   try {
@@ -174,7 +174,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
       r.stream = c.stream;
       r.device_memory = c.device_memory;
     }
-    const Inside inside(comm, r.collective);
+    const CallInside inside(comm, r.collective);
     Communicator &communicator = *inside;
     auto &local = communicator.local();
     if (blocking) {
@@ -223,9 +223,9 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::Request &r, const isthmus_ca
   }
 }
 
-i::comm::Request request(Collective c, const void *send, void *recv, uint64_t count, isthmus_dtype dtype, int op = 0,
-                         int root = 0) {
-  i::comm::Request r;
+i::comm::CallRequest request(Collective c, const void *send, void *recv, uint64_t count, isthmus_dtype dtype, int op = 0,
+                             int root = 0) {
+  i::comm::CallRequest r;
   r.collective = c;
   r.send = send;
   r.recv = recv;
@@ -306,7 +306,7 @@ isthmus_result isthmus_comm_split(isthmus_comm_t comm, int color, int key, const
   return guarded([&] {
     if (!result) i::fail(Code::Argument, "split: result must not be NULL");
     *result = nullptr;
-    auto part = Inside(comm, "split")->split(color, key, name ? name : "");
+    auto part = CallInside(comm, "split")->split(color, key, name ? name : "");
     if (part) {
       auto handle = std::make_unique<isthmus_comm>();
       handle->communicator = std::move(part);
@@ -326,7 +326,7 @@ isthmus_result isthmus_comm_shrink(isthmus_comm_t comm, const int *excluded, int
       i::fail(Code::Argument, "shrink: {} excluded ranks and no list of them", count);
     const std::vector<int> gone(excluded, excluded + count);
     auto handle = std::make_unique<isthmus_comm>();
-    handle->communicator = Inside(comm, "shrink")->shrink(gone, mode != ISTHMUS_SHRINK_KEEP, name ? name : "");
+    handle->communicator = CallInside(comm, "shrink")->shrink(gone, mode != ISTHMUS_SHRINK_KEEP, name ? name : "");
     i::observe::watch(handle->communicator);
     *result = handle.release();
     return ISTHMUS_OK;
@@ -337,7 +337,7 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
                                      size_t bytes, double timeout) {
   return guarded([&] {
     if (count < 1 || !ranks) i::fail(Code::Argument, "exchange: {} ranks and no list of them", count);
-    Inside(comm, "exchange")
+    CallInside(comm, "exchange")
         ->exchange({ranks, ranks + count}, {static_cast<const std::byte *>(send), bytes}, static_cast<std::byte *>(recv),
                    timeout);
     return ISTHMUS_OK;
@@ -362,7 +362,7 @@ isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
       ::sched_yield();
     }
     comm->left.store(true, std::memory_order_seq_cst);
-    if (comm->inside.load(std::memory_order_seq_cst) == 0) Inside::let_go(comm);
+    if (comm->inside.load(std::memory_order_seq_cst) == 0) CallInside::let_go(comm);
     return ISTHMUS_OK;
   });
 }
@@ -378,7 +378,7 @@ isthmus_result isthmus_raised(const char *what) {
 isthmus_result isthmus_comm_raised(isthmus_comm_t comm, const char *what) {
   return guarded([&] {
     if (!what) i::fail(Code::Argument, "raised: the text must not be NULL");
-    Inside(comm)->local().port().raised(what, true);
+    CallInside(comm)->local().port().raised(what, true);
     return ISTHMUS_OK;
   });
 }
@@ -415,39 +415,39 @@ isthmus_result isthmus_dump_settle(double seconds) {
 
 isthmus_result isthmus_comm_abort(isthmus_comm_t comm, const char *reason) {
   return guarded([&] {
-    Inside(comm, "abort")->abort(reason ? reason : "");
+    CallInside(comm, "abort")->abort(reason ? reason : "");
     return ISTHMUS_OK;
   });
 }
 
 isthmus_result isthmus_comm_error(isthmus_comm_t comm) {
   return guarded([&] {
-    const i::Status s = Inside(comm, "error")->local().core().failure();
+    const i::Status s = CallInside(comm, "error")->local().core().failure();
     return s.ok() ? ISTHMUS_OK : failed(s.code, s.text);
   });
 }
 
 isthmus_result isthmus_comm_set_timeout(isthmus_comm_t comm, double seconds) {
   return guarded([&] {
-    Inside(comm, "set_timeout")->set_timeout(seconds);
+    CallInside(comm, "set_timeout")->set_timeout(seconds);
     return ISTHMUS_OK;
   });
 }
 
 int isthmus_comm_rank(isthmus_comm_t comm) {
   int rank = -1;
-  guarded([&] { return rank = Inside(comm)->rank(), ISTHMUS_OK; });
+  guarded([&] { return rank = CallInside(comm)->rank(), ISTHMUS_OK; });
   return rank;
 }
 int isthmus_comm_size(isthmus_comm_t comm) {
   int size = -1;
-  guarded([&] { return size = Inside(comm)->size(), ISTHMUS_OK; });
+  guarded([&] { return size = CallInside(comm)->size(), ISTHMUS_OK; });
   return size;
 }
 int isthmus_comm_device(isthmus_comm_t comm) {
   int device = -1;
   guarded([&] {
-    device = Inside(comm)->local().device().number;
+    device = CallInside(comm)->local().device().number;
     return ISTHMUS_OK;
   });
   return device;
@@ -455,7 +455,7 @@ int isthmus_comm_device(isthmus_comm_t comm) {
 int isthmus_comm_blocks(isthmus_comm_t comm) {
   int blocks = 0;
   guarded([&] {
-    const i::rank::Rank &local = Inside(comm)->local();
+    const i::rank::Rank &local = CallInside(comm)->local();
     if (const i::device::Runtime *runtime = local.device().runtime)
       blocks = runtime->capabilities(local.device().number).gate == i::device::GateKind::None;
     return ISTHMUS_OK;
@@ -465,7 +465,7 @@ int isthmus_comm_blocks(isthmus_comm_t comm) {
 isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, const void *memory, void *stream,
                                    int64_t *stream_number) {
   return guarded([&] {
-    const Inside inside(comm, "dlpack");
+    const CallInside inside(comm, "dlpack");
     i::comm::BufferMemory(inside->local()).check_lent(type, number, memory);
     if (stream_number) *stream_number = inside->local().device().runtime->dlpack_stream(stream);
     return ISTHMUS_OK;
@@ -473,20 +473,20 @@ isthmus_result isthmus_comm_dlpack(isthmus_comm_t comm, int type, int number, co
 }
 isthmus_result isthmus_comm_order(isthmus_comm_t comm, void *before, void *after) {
   return guarded([&] {
-    Inside(comm, "order_streams")->order_streams(before, after);
+    CallInside(comm, "order_streams")->order_streams(before, after);
     return ISTHMUS_OK;
   });
 }
 uint64_t isthmus_comm_sequence(isthmus_comm_t comm) {
   uint64_t sequence = 0;
-  guarded([&] { return sequence = Inside(comm)->local().collectives().queue().sequence(), ISTHMUS_OK; });
+  guarded([&] { return sequence = CallInside(comm)->local().collectives().queue().sequence(), ISTHMUS_OK; });
   return sequence;
 }
 
 isthmus_result isthmus_comm_topology(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "topology: json must not be NULL");
-    *json = copy_text(Inside(comm, "topology")->topology_json());
+    *json = copy_text(CallInside(comm, "topology")->topology_json());
     return ISTHMUS_OK;
   });
 }
@@ -499,7 +499,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
     if (!i::collective_from_name(collective, c)) i::fail(Code::Argument, "explain: '{}' is not a collective", collective);
     if (static_cast<unsigned>(dtype) >= i::kDTypeCount || static_cast<unsigned>(op) >= i::kRedOpCount)
       i::fail(Code::Argument, "explain: unknown dtype or op");
-    const Inside communicator(comm, "explain");
+    const CallInside communicator(comm, "explain");
     if (i::is_message(c)) {
       const uint64_t size = i::dtype_size(static_cast<i::DType>(dtype));
       if (count > UINT64_MAX / size) i::fail(Code::Argument, "explain: {} elements are more than memory can hold", count);
@@ -525,7 +525,7 @@ isthmus_result isthmus_comm_explain(isthmus_comm_t comm, const char *collective,
 isthmus_result isthmus_comm_dump(isthmus_comm_t comm, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "dump: json must not be NULL");
-    *json = copy_text(i::observe::dump_json(*Inside(comm, "dump")));
+    *json = copy_text(i::observe::dump_json(*CallInside(comm, "dump")));
     return ISTHMUS_OK;
   });
 }
@@ -565,7 +565,7 @@ isthmus_result isthmus_measure(double seconds, char **json) {
 isthmus_result isthmus_comm_measure_star(isthmus_comm_t comm, double seconds, char **json) {
   return guarded([&] {
     if (!json) i::fail(Code::Argument, "measure: json must not be NULL");
-    *json = copy_text(i::observe::measure_leader_exchange_json(*Inside(comm), seconds));
+    *json = copy_text(i::observe::measure_leader_exchange_json(*CallInside(comm), seconds));
     return ISTHMUS_OK;
   });
 }

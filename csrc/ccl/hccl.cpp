@@ -59,9 +59,9 @@ bool reduces_there(DType dtype, RedOp op) noexcept {
   return o == kSum || (t != kInt16 && (t != kBFloat16 || o != kProd));
 }
 
-class HcclCommunicator final : public Communicator {
+class HcclCommunicator final : public IslandCommunicator {
  public:
-  HcclCommunicator(const HcclLibrary &library, const Join &join, std::shared_ptr<device::Stream> stream)
+  HcclCommunicator(const HcclLibrary &library, const IslandJoin &join, std::shared_ptr<device::Stream> stream)
       : rank_(new_rank(library, join, std::move(stream))), thread_(rank_) {
     Task init;
     init.name = kInit;
@@ -140,7 +140,7 @@ class HcclCommunicator final : public Communicator {
   const char *inside() const noexcept override { return rank_->inside.load(std::memory_order_acquire); }
 
  private:
-  static std::shared_ptr<HcclRank> new_rank(const HcclLibrary &library, const Join &join,
+  static std::shared_ptr<HcclRank> new_rank(const HcclLibrary &library, const IslandJoin &join,
                                             std::shared_ptr<device::Stream> stream) {
     auto rank = std::make_shared<HcclRank>();
     rank->library = &library;
@@ -222,8 +222,8 @@ class Hccl final : public Library {
   const char *family() const noexcept override { return "hccl"; }
   std::string version() const override { return o_.version; }
   std::string path() const override { return o_.path; }
-  Capabilities capabilities() const noexcept override {
-    Capabilities c;
+  LibraryCapabilities capabilities() const noexcept override {
+    LibraryCapabilities c;
     c.thread_ranks = true;
     c.id_bytes = kIdBytes;
     return c;
@@ -239,7 +239,7 @@ class Hccl final : public Library {
     const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
     return {bytes, bytes + kIdBytes};
   }
-  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+  std::unique_ptr<IslandCommunicator> join(const IslandJoin &join, std::shared_ptr<device::Stream> stream) override {
     if (join.id.size() != kIdBytes) fail(Code::Argument, "hccl: an id of {} bytes; {} are needed", join.id.size(), kIdBytes);
     if (join.size < 1 || join.rank < 0 || join.rank >= join.size)
       fail(Code::Argument, "hccl: rank {} of an island of {}", join.rank, join.size);

@@ -21,7 +21,7 @@ HcclThread::HcclThread(std::shared_ptr<HcclRank> rank) : rank_(std::move(rank)) 
   thread_ = begin_own_thread([rank = rank_] { rank->loop(); });
 }
 
-bool HcclThread::ask(const Task &t, int64_t until_ns, const Join *join) {
+bool HcclThread::ask(const Task &t, int64_t until_ns, const IslandJoin *join) {
   HcclRank &r = *rank_;
   r.task = t;
   const uint64_t number = r.asked.load(std::memory_order_relaxed) + 1;

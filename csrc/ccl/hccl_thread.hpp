@@ -27,7 +27,7 @@ class HcclThread {
   explicit HcclThread(std::shared_ptr<HcclRank> rank);  // begins the thread
   // The thread makes the call. True: the call has been made when ask() returns. False: nobody waits for the call any more, and the rank counts as
   // aborted. `join`: of a call of init, which ends the wait where other ranks cannot come.
-  bool ask(const Task &t, int64_t until_ns, const Join *join = nullptr);
+  bool ask(const Task &t, int64_t until_ns, const IslandJoin *join = nullptr);
   // Ends the library's communicator and the thread, in four steps:
   //   1. A call that nobody waits for any more gets `patience` seconds to come back. Only then is it known what there is to end.
   //   2. The stream gets time to do what was submitted. The library's communicator may end when all its work is done. A failed call may have

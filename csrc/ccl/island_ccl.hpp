@@ -24,7 +24,7 @@ namespace isthmus::ccl {
 
 using Call = IslandCall;
 
-struct Capabilities {
+struct LibraryCapabilities {
   bool blocking = false;  // a call occupies the thread of the stream until the island's other ranks have made their calls
   bool groups = false;    // the library takes several calls as one
   bool abort = false;     // abort() ends a call that waits; else the thread in the call is left behind
@@ -49,11 +49,11 @@ struct Reduction {
   Reduction(RedOp of, int times = 0) : op(of), halvings(times) {}
 };
 
-class Communicator {
+class IslandCommunicator {
  public:
   // Ends the vendor's communicator. Ranks leave together: not before the last call has ended on all of them, and the rank that made the id
   // leaves after the others. After abort() the library keeps what it would need the other ranks to end.
-  virtual ~Communicator() = default;
+  virtual ~IslandCommunicator() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual device::Stream &stream() const noexcept = 0;
@@ -89,7 +89,7 @@ class Communicator {
   virtual void leave_behind() noexcept {}
 };
 
-struct Join {
+struct IslandJoin {
   std::span<const std::byte> id;  // from make_id() of one rank of the island
   int rank = 0, size = 1;
   Deadline deadline{60};
@@ -111,12 +111,12 @@ class Library {  // a vendor's library, opened once in a process; thread-safe
   virtual const char *family() const noexcept = 0;  // "oneccl", ...: the ranks of an island have the same
   virtual std::string version() const = 0;          // "2022.2.0"
   virtual std::string path() const = 0;             // of the file that was opened
-  virtual Capabilities capabilities() const noexcept = 0;
+  virtual LibraryCapabilities capabilities() const noexcept = 0;
   virtual bool can(Call call, DType dtype, RedOp op) const noexcept = 0;  // op: of reductions
   virtual Status usable() const { return {}; }                 // not OK: this process can join no island any more, and why
   virtual std::vector<std::byte> make_id(int device = 0) = 0;  // device: of the rank that asks
   // Collective over the island. Error(Timeout) at the deadline, or soon after waiting has become hopeless.
-  virtual std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) = 0;
+  virtual std::unique_ptr<IslandCommunicator> join(const IslandJoin &join, std::shared_ptr<device::Stream> stream) = 0;
 };
 
 // All that can() allows, as the planner takes it.

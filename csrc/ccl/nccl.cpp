@@ -78,8 +78,8 @@ class Nccl final : public Library {
   const char *family() const noexcept override { return o_.row->family; }
   std::string version() const override { return version_text(o_.version); }
   std::string path() const override { return o_.path; }
-  Capabilities capabilities() const noexcept override {
-    Capabilities c;
+  LibraryCapabilities capabilities() const noexcept override {
+    LibraryCapabilities c;
     c.groups = c.abort = c.thread_ranks = true;
     c.host_memory = true;  // the kernels read and write wherever the device does (NCCL's and RCCL's argcheck.cc)
     c.id_bytes = kIdBytes;
@@ -95,7 +95,7 @@ class Nccl final : public Library {
     const auto *bytes = reinterpret_cast<const std::byte *>(id.bytes);
     return {bytes, bytes + kIdBytes};
   }
-  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+  std::unique_ptr<IslandCommunicator> join(const IslandJoin &join, std::shared_ptr<device::Stream> stream) override {
     if (join.id.size() != kIdBytes)
       fail(Code::Argument, "{}: an id of {} bytes; {} are needed", family(), join.id.size(), kIdBytes);
     if (join.size < 1 || join.rank < 0 || join.rank >= join.size)

@@ -25,9 +25,9 @@ void nap() noexcept {
 
 // The vendor's communicator is not blocking. So a call returns before its work is on the stream, and what we submit next would overtake the work.
 // Therefore every call is followed until its work is on the stream. In return no call waits for peers without a deadline.
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public IslandCommunicator {
  public:
-  NcclCommunicator(const NcclLibrary &library, const Join &join, std::shared_ptr<device::Stream> stream)
+  NcclCommunicator(const NcclLibrary &library, const IslandJoin &join, std::shared_ptr<device::Stream> stream)
       : library_(library),
         held_(std::make_shared<NcclHandle>(library)),
         stream_(std::move(stream)),
@@ -174,7 +174,7 @@ class NcclCommunicator final : public Communicator {
     if (r == kInProgress) follow(name, now_ns() + kFollow);
   }
   // Waits until the work of the call is on the stream.
-  void follow(const char *call, int64_t until_ns, const Join *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
+  void follow(const char *call, int64_t until_ns, const IslandJoin *join = nullptr) const ISTHMUS_REQUIRES(held_->calls) {
     const Handle h = held_->handle;
     for (int i = 0;; ++i) {
       Result state = kSuccess;
@@ -204,8 +204,8 @@ class NcclCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> join_island(const NcclLibrary &library, const Join &join,
-                                          std::shared_ptr<device::Stream> stream) {
+std::unique_ptr<IslandCommunicator> join_island(const NcclLibrary &library, const IslandJoin &join,
+                                                std::shared_ptr<device::Stream> stream) {
   return std::make_unique<NcclCommunicator>(library, join, std::move(stream));
 }
 

@@ -9,7 +9,7 @@
 namespace isthmus::ccl::nccl {
 
 // Library::join(), for arguments that are in order. `library` outlives the communicator.
-std::unique_ptr<Communicator> join_island(const NcclLibrary &library, const Join &join,
-                                          std::shared_ptr<device::Stream> stream);
+std::unique_ptr<IslandCommunicator> join_island(const NcclLibrary &library, const IslandJoin &join,
+                                                std::shared_ptr<device::Stream> stream);
 
 }  // namespace isthmus::ccl::nccl

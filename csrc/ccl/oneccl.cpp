@@ -76,8 +76,8 @@ class OneCcl final : public Library {
   const char *family() const noexcept override { return "oneccl"; }
   std::string version() const override { return version_; }
   std::string path() const override { return path_; }
-  Capabilities capabilities() const noexcept override {
-    Capabilities c;
+  LibraryCapabilities capabilities() const noexcept override {
+    LibraryCapabilities c;
     c.blocking = c.one_stream = true;
     c.id_bytes = kIdBytes;
     return c;
@@ -104,7 +104,7 @@ class OneCcl final : public Library {
     return {bytes, bytes + kIdBytes};
   }
 
-  std::unique_ptr<Communicator> join(const Join &join, std::shared_ptr<device::Stream> stream) override {
+  std::unique_ptr<IslandCommunicator> join(const IslandJoin &join, std::shared_ptr<device::Stream> stream) override {
     if (join.id.size() != kIdBytes)
       fail(Code::Argument, "oneccl: an id of {} bytes; {} are needed", join.id.size(), kIdBytes);
     if (join.size < 1 || join.rank < 0 || join.rank >= join.size)

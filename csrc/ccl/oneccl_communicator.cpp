@@ -145,9 +145,9 @@ void abandon(device::HostStream &stream) noexcept {
   stream.abandon();
 }
 
-class OneCclCommunicator final : public Communicator {
+class OneCclCommunicator final : public IslandCommunicator {
  public:
-  OneCclCommunicator(const Functions &f, const Join &join, std::shared_ptr<device::Stream> stream)
+  OneCclCommunicator(const Functions &f, const IslandJoin &join, std::shared_ptr<device::Stream> stream)
       : stream_(std::static_pointer_cast<device::HostStream>(std::move(stream))), rank_(new OneCclRank) {
     rank_->f = &f;
     rank_->rank = join.rank;
@@ -260,7 +260,8 @@ const char *result_text(Result r) {
 
 bool reduces_there(DType dtype, RedOp op) noexcept { return dtype_number(dtype) >= 0 && op_number(op) >= 0; }
 
-std::unique_ptr<Communicator> join_island(const Functions &f, const Join &join, std::shared_ptr<device::Stream> stream) {
+std::unique_ptr<IslandCommunicator> join_island(const Functions &f, const IslandJoin &join,
+                                                std::shared_ptr<device::Stream> stream) {
   return std::make_unique<OneCclCommunicator>(f, join, std::move(stream));
 }
 

@@ -24,6 +24,7 @@ const char *result_text(Result r);
 bool reduces_there(DType dtype, RedOp op) noexcept;
 
 // Library::join(), for arguments that are in order. `stream` is a device::HostStream. `f` outlives the communicator.
-std::unique_ptr<Communicator> join_island(const Functions &f, const Join &join, std::shared_ptr<device::Stream> stream);
+std::unique_ptr<IslandCommunicator> join_island(const Functions &f, const IslandJoin &join,
+                                                std::shared_ptr<device::Stream> stream);
 
 }  // namespace isthmus::ccl::oneccl

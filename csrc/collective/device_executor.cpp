@@ -304,7 +304,7 @@ void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t 
 }
 
 void DeviceExecutor::call(const Operation &op, const plan::Step &step, const void *from, void *to, uint64_t count) {
-  ccl::Communicator &c = *shared_->communicator;
+  ccl::IslandCommunicator &c = *shared_->communicator;
   const DType dtype = op.call.dtype;
   const ccl::Reduction by{step.op, step.halvings};
   switch (step.call) {

@@ -31,12 +31,12 @@ struct DeviceExecutorSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
-  std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
-  std::unique_ptr<ccl::Communicator> communicator;  // or null
-  std::vector<int> ranks;                           // of the communicator above us, by position in the group
-  std::shared_ptr<process::DeviceScratch> scratch;  // of the device
-  uint64_t first_scratch = 0;                       // bytes of it that are there from the beginning
-  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
+  std::shared_ptr<device::Stream> beside;                 // for stages that say so; null: they stand on the one stream too
+  std::unique_ptr<ccl::IslandCommunicator> communicator;  // or null
+  std::vector<int> ranks;                                 // of the communicator above us, by position in the group
+  std::shared_ptr<process::DeviceScratch> scratch;        // of the device
+  uint64_t first_scratch = 0;                             // bytes of it that are there from the beginning
+  std::byte *arena = nullptr;                             // where the device finds the beginning of this process's arena
 };
 
 class DeviceExecutor {
@@ -128,8 +128,8 @@ class DeviceExecutor {
  private:
   // Where the stream waits for the host, or the thread that submits does.
   struct Door {
-    std::unique_ptr<device::Gate> gate;  // or null: the submitting thread looks at `value`
-    std::atomic<uint64_t> value{0};      // the door has been opened so far
+    std::unique_ptr<device::StreamGate> gate;  // or null: the submitting thread looks at `value`
+    std::atomic<uint64_t> value{0};            // the door has been opened so far
   };
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);

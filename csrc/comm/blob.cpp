@@ -10,7 +10,7 @@
 namespace isthmus::comm {
 namespace {
 
-class Writer {
+class BlobWriter {
  public:
   template <class T>
   void number(T v) {
@@ -26,9 +26,9 @@ class Writer {
   std::vector<std::byte> out;
 };
 
-class Reader {
+class BlobReader {
  public:
-  Reader(std::span<const std::byte> data, int rank) : data_(data), rank_(rank) {}
+  BlobReader(std::span<const std::byte> data, int rank) : data_(data), rank_(rank) {}
   template <class T>
   void number(T &v) {
     need(sizeof v);
@@ -68,7 +68,7 @@ class Reader {
 }  // namespace
 
 std::vector<std::byte> pack(const RankBlob &b) {
-  Writer w;
+  BlobWriter w;
   w.number(b.protocol);
   const auto endpoint = b.endpoint.pack();
   w.bytes(endpoint.data(), endpoint.size());
@@ -95,7 +95,7 @@ std::vector<std::byte> pack(const RankBlob &b) {
 }
 
 RankBlob unpack(std::span<const std::byte> bytes, int rank) {
-  Reader r(bytes, rank);
+  BlobReader r(bytes, rank);
   RankBlob b;
   r.number(b.protocol);
   b.endpoint = bootstrap::Endpoint::unpack(r.bytes(65536));

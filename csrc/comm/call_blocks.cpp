@@ -47,7 +47,7 @@ uint64_t to_bytes(const char *name, uint64_t count, uint64_t size, uint64_t time
   return count * size;
 }
 
-void fill_blocks(const Request &r, int me, int world, engine::Operation &op) {
+void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op) {
   const auto ranks = static_cast<uint64_t>(world);
   const uint64_t size = dtype_size(op.call.dtype);
   const char *name = collective_name(r.collective);

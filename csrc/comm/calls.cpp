@@ -19,7 +19,7 @@ void Communicator::check_ours(const char *what) const {
        what, name());
 }
 
-void Communicator::prepare(const Request &request, engine::Operation &op) {
+void Communicator::prepare(const CallRequest &request, engine::Operation &op) {
   if (destroyed_.load(std::memory_order_acquire))
     fail(Code::Argument, "{}: communicator '{}' was destroyed", collective_name(request.collective), name());
   Preparation(*this, request, op).run();

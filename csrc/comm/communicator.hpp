@@ -13,7 +13,7 @@
 #include "bootstrap/rendezvous.hpp"
 #include "comm/join/invitation.hpp"
 #include "comm/plan_cache.hpp"
-#include "comm/request.hpp"
+#include "comm/call_request.hpp"
 #include "comm/terms.hpp"
 #include "rank/rank.hpp"
 
@@ -58,7 +58,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Work given to the user's stream `after` from now on runs behind what `before` holds now.
   void order_streams(void *before, void *after);
   // Fills `op` from a request. Error(Argument, Unsupported): nothing was started.
-  void prepare(const Request &request, engine::Operation &op);
+  void prepare(const CallRequest &request, engine::Operation &op);
   // Error(Forked) where the communicator belongs to a process that this one was forked from.
   void check_ours(const char *what) const;
   // Called before an operation is submitted, or any of its group. For an operation on host memory that was given with a stream: the caller

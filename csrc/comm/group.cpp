@@ -7,14 +7,14 @@
 namespace isthmus::comm {
 namespace {
 
-struct Group {
+struct OpenGroup {
   int depth = 0;
   std::vector<std::pair<std::shared_ptr<Communicator>, engine::Operation *>> ops;
   Status failure;
 };
-thread_local Group group;
+thread_local OpenGroup group;
 const InChild forgets_group([](void *) noexcept {  // an open one is the parent's, and what it holds is not let go of here
-  if (group.depth > 0) ::new (&group) Group;
+  if (group.depth > 0) ::new (&group) OpenGroup;
 });
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Choices {
 // Collective over the whole communicator, and the only such step of a split: an all_gather, in its order among other operations.
 Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   std::vector<Choice> all(static_cast<size_t>(whole.size()));
-  Request r;
+  CallRequest r;
   r.collective = plan::Collective::AllGather;
   r.send = &mine;
   r.recv = all.data();

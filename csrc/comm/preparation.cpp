@@ -21,7 +21,7 @@ bool any(std::span<const uint64_t> bytes) {
 
 }  // namespace
 
-Preparation::Preparation(Communicator &comm, const Request &request, engine::Operation &op)
+Preparation::Preparation(Communicator &comm, const CallRequest &request, engine::Operation &op)
     : comm_(comm),
       request_(request),
       op_(op),
@@ -40,7 +40,7 @@ void Preparation::run() {
 }
 
 void Preparation::check_words() const {
-  const Request &r = request_;
+  const CallRequest &r = request_;
   const Collective c = r.collective;
   if (r.dtype < 0 || r.dtype >= kDTypeCount) fail(Code::Argument, "{}: unknown dtype {}", name_, r.dtype);
   if (r.op < 0 || r.op >= kRedOpCount) fail(Code::Argument, "{}: unknown reduction {}", name_, r.op);
@@ -83,7 +83,7 @@ void Preparation::check_float8(DType dtype) const {
 }
 
 void Preparation::take_words() {
-  const Request &r = request_;
+  const CallRequest &r = request_;
   const Collective c = r.collective;
   call_.collective = c;
   call_.dtype = static_cast<DType>(r.dtype);
@@ -100,7 +100,7 @@ void Preparation::take_words() {
 
 // Of PREMUL_SUM of integers: the bits that the type has count.
 uint64_t Preparation::factor() const {
-  const Request &r = request_;
+  const CallRequest &r = request_;
   uint64_t bits = 0;
   static_assert(std::endian::native == std::endian::little);
   if (r.factor) return std::memcpy(&bits, r.factor, dtype_size(call_.dtype)), bits;
@@ -111,7 +111,7 @@ uint64_t Preparation::factor() const {
 }
 
 void Preparation::take_stream() {
-  const Request &r = request_;
+  const CallRequest &r = request_;
   const bool receives = r.collective == Collective::Recv;
   call_.on_stream = r.on_stream;
   call_.stream = r.stream;
@@ -129,7 +129,7 @@ void Preparation::take_stream() {
 }
 
 void Preparation::take_size() {
-  const Request &r = request_;
+  const CallRequest &r = request_;
   const CollectiveTraits &what = traits(r.collective);
   const bool lists_in = what.in == Blocks::OnePerRank, lists_out = what.out == Blocks::OnePerRank;
   const uint64_t times = lists_in || lists_out ? static_cast<uint64_t>(world_) : 1;

@@ -14,7 +14,7 @@ namespace isthmus::comm {
 //   5. prepare_message() or prepare_collective()   memory, blocks and plan
 class Preparation {
  public:
-  Preparation(Communicator &comm, const Request &request, engine::Operation &op);
+  Preparation(Communicator &comm, const CallRequest &request, engine::Operation &op);
   // Error(Argument, Unsupported): nothing was started.
   void run();
 
@@ -40,7 +40,7 @@ class Preparation {
   void stand_by_call();
 
   Communicator &comm_;
-  const Request &request_;
+  const CallRequest &request_;
   engine::Operation &op_;
   engine::Call &call_;
   const BufferMemory memory_;

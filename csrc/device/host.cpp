@@ -274,7 +274,7 @@ class HostEvent final : public Event {
   std::atomic<uint64_t> recorded_{0};
 };
 
-class HostGate final : public Gate {
+class HostGate final : public StreamGate {
  public:
   void arm(Stream &stream, uint64_t value) override { submit(stream, Command::Kind::Wait, counter_, value); }
   void open(uint64_t value) noexcept override { counter_.raise(value); }
@@ -318,7 +318,7 @@ class HostRuntime final : public Runtime {
     check(device);
     return std::make_unique<HostEvent>();
   }
-  std::unique_ptr<Gate> make_gate(int device) override {
+  std::unique_ptr<StreamGate> make_gate(int device) override {
     check(device);
     return std::make_unique<HostGate>();
   }

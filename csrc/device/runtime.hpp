@@ -102,9 +102,9 @@ class Event {
 };
 
 // From the host to a device. Values rise. Each step of an operation uses a value of its own.
-class Gate {
+class StreamGate {
  public:
-  virtual ~Gate() = default;
+  virtual ~StreamGate() = default;
   virtual void arm(Stream &stream,
                    uint64_t value) = 0;  // what is submitted later runs once open() was called with this value or more
   virtual void open(uint64_t value) noexcept = 0;  // any thread; behind the gate all is visible that the host wrote before
@@ -144,7 +144,7 @@ class Runtime {
   // The user's stream of that handle. The end of the object leaves the stream as it is. Error(Unsupported): there are no such streams.
   virtual std::unique_ptr<Stream> adopt(int device, void *handle) = 0;
   virtual std::unique_ptr<Event> make_event(int device) = 0;
-  virtual std::unique_ptr<Gate> make_gate(int device) = 0;
+  virtual std::unique_ptr<StreamGate> make_gate(int device) = 0;
   virtual std::unique_ptr<Signal> make_signal(int device, Wake wake = nullptr, void *context = nullptr) = 0;
 
   // The stream goes on behind what the vendor's calls have left on the device's default stream. Some calls return before their work is done (a

@@ -83,7 +83,7 @@ class VendorRuntime final : public Runtime {
     return std::make_unique<VendorStream<Calls>>(devices_, device, handle, false);
   }
   std::unique_ptr<Event> make_event(int device) override { return std::make_unique<VendorEvent<Calls>>(devices_, device); }
-  std::unique_ptr<Gate> make_gate(int device) override {
+  std::unique_ptr<StreamGate> make_gate(int device) override {
     devices_.at(device);
     if constexpr (Calls::kValues)
       if (devices_.waits(device)) return std::make_unique<VendorGate<Calls>>(devices_, device);

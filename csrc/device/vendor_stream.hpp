@@ -93,7 +93,7 @@ class VendorEvent final : public Event {
 };
 
 template <class Calls>
-class VendorGate final : public Gate {
+class VendorGate final : public StreamGate {
  public:
   VendorGate(VendorDevices<Calls> &devices, int device)
       : devices_(devices), device_(device), word_(devices.take_gate(device, words_)) {}

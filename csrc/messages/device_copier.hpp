@@ -63,7 +63,7 @@ class DeviceCopier {
   struct Lane {
     std::unique_ptr<device::Stream> stream;
     std::unique_ptr<device::Signal> signal;
-    std::unique_ptr<device::Gate> gate;
+    std::unique_ptr<device::StreamGate> gate;
     std::unique_ptr<device::Stream> user;  // that was used last, and the events that tie it to ours
     std::unique_ptr<device::Event> before, after;
     std::atomic<bool> made{false};

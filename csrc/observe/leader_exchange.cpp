@@ -44,7 +44,7 @@ class MeasuredMessage {
   std::unique_ptr<Buffers> device_;
 };
 
-void call(comm::Communicator &comm, const comm::Request &request) {
+void call(comm::Communicator &comm, const comm::CallRequest &request) {
   struct Taken {
     engine::Operation *op = engine::OperationPool::instance().take();
     ~Taken() { engine::OperationPool::instance().release(op); }
@@ -59,7 +59,7 @@ void call(comm::Communicator &comm, const comm::Request &request) {
 std::vector<double> slowest(comm::Communicator &comm, const std::vector<double> &mine) {
   const auto world = static_cast<size_t>(comm.size());
   std::vector<double> all(world * mine.size());
-  comm::Request r;
+  comm::CallRequest r;
   r.collective = Collective::AllGather;
   r.send = mine.data();
   r.recv = all.data();
@@ -150,7 +150,7 @@ class Sweeps {
   comm::Communicator &comm_;
   const std::vector<int64_t> sizes_;
   MeasuredMessage message_;
-  comm::Request request_;
+  comm::CallRequest request_;
   int count_ = kSweeps;
   std::vector<double> times_;  // seconds, sweep by sweep
 };

@@ -100,7 +100,7 @@ using Bytes = std::vector<std::byte>;
 struct Rank {
   int rank = 0, size = 1;
   std::shared_ptr<device::Stream> stream;
-  std::unique_ptr<Communicator> c;
+  std::unique_ptr<IslandCommunicator> c;
   std::unique_ptr<device::Signal> done;
   uint64_t value = 0;
   std::byte *pinned = nullptr;  // both sides reach it

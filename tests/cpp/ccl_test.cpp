@@ -93,13 +93,13 @@ std::vector<std::byte> shared_id(const Place &p, const std::string &name) {
 
 std::shared_ptr<device::Stream> new_stream() { return device::host_runtime().make_stream(0, "island"); }
 
-std::unique_ptr<Communicator> joined(const Place &p, const std::shared_ptr<device::Stream> &stream = new_stream(),
-                                     const std::string &name = "id", double seconds = 2 * soon()) {
+std::unique_ptr<IslandCommunicator> joined(const Place &p, const std::shared_ptr<device::Stream> &stream = new_stream(),
+                                           const std::string &name = "id", double seconds = 2 * soon()) {
   const auto id = shared_id(p, name);
   return p.library->join({id, p.rank, p.size, Deadline(seconds)}, stream);
 }
 
-bool drained(Communicator &c, double seconds = soon()) {
+bool drained(IslandCommunicator &c, double seconds = soon()) {
   return static_cast<device::HostStream &>(c.stream()).drain(Deadline(seconds).ns()) && c.status().ok() &&
          c.stream().status().ok();
 }
@@ -121,7 +121,7 @@ T reduced(RedOp op, int size, uint64_t i) {
 }
 
 template <class T>
-void reductions(const Place &p, Communicator &c, DType t) {
+void reductions(const Place &p, IslandCommunicator &c, DType t) {
   const auto n = static_cast<uint64_t>(p.size);
   for (const RedOp op : {RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max})
     for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{1000}, uint64_t{40000}}) {
@@ -149,7 +149,7 @@ void reductions(const Place &p, Communicator &c, DType t) {
     }
 }
 
-void moves(const Place &p, Communicator &c) {
+void moves(const Place &p, IslandCommunicator &c) {
   const auto n = static_cast<uint64_t>(p.size);
   using T = uint16_t;  // none of the library's own types
   for (const uint64_t count : {uint64_t{1}, uint64_t{1001}, uint64_t{40000}}) {

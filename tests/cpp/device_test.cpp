@@ -91,13 +91,13 @@ class EveryRuntime : public testing::TestWithParam<Runtime *> {
     look("allocate");
     EXPECT_EQ(runtime.find(memory).where, Where::Device);
     look("find");
-    std::unique_ptr<Gate> gate;
+    std::unique_ptr<StreamGate> gate;
     if (runtime.capabilities(device).gate != GateKind::None) {
       gate = runtime.make_gate(device);
       look("make_gate");
       gate->open(1);
       gate->arm(*first, 1);
-      look("Gate::arm");
+      look("StreamGate::arm");
     }
     runtime.copy(*first, memory, from.device(), kBytes);
     look("copy");

@@ -38,7 +38,7 @@ TEST(Hccl, SaysWhatItIs) {
   EXPECT_STREQ(l->family(), "hccl");
   EXPECT_NE(l->version(), "unknown");
   EXPECT_EQ(l->path(), rehearsal_file("ascend/libhccl.so"));
-  const Capabilities can = l->capabilities();
+  const LibraryCapabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking || can.one_stream || can.groups || can.abort);
   EXPECT_TRUE(can.thread_ranks);
   EXPECT_FALSE(can.host_memory);

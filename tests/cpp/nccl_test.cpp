@@ -59,7 +59,7 @@ TEST(Nccl, SaysWhatItIs) {
   EXPECT_STREQ(l->family(), tested().family);
   EXPECT_EQ(l->version(), tested().version);
   EXPECT_EQ(l->path(), rehearsal_file(tested().file));
-  const Capabilities can = l->capabilities();
+  const LibraryCapabilities can = l->capabilities();
   EXPECT_FALSE(can.blocking);
   EXPECT_FALSE(can.one_stream);
   EXPECT_TRUE(can.groups && can.abort && can.thread_ranks && can.host_memory);

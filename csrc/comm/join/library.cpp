@@ -36,7 +36,7 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
   if (!offer.device.host()) served.first_scratch = 48 * terms.chunk_bytes;
   attempt([&] {
     try {
-      served.communicator = asked<std::unique_ptr<ccl::Communicator>>(
+      served.communicator = asked<std::unique_ptr<ccl::IslandCommunicator>>(
           offer.device, invitation.deadline,
           [library = offer.library, id = wiring.library_id,
            position = agreement.map.islands.index_of[static_cast<size_t>(invitation.rank)],

@@ -7,7 +7,7 @@
 
 namespace isthmus::comm {
 
-struct Request {
+struct CallRequest {
   plan::Collective collective = plan::Collective::Barrier;
   const void *send = nullptr;
   void *recv = nullptr;
