@@ -1,4 +1,5 @@
-// What each rank says about itself when a communicator is made, and its packing. Parsing is bounded and throws Error(Mismatch).
+// What each rank says about itself when a communicator is made, and how the bytes are packed. Parsing is bounded. Bytes that cannot be read are
+// Error(Mismatch).
 #pragma once
 
 #include <cstddef>
@@ -17,19 +18,19 @@ struct RankBlob {
   uint32_t protocol = 0;
   bootstrap::Endpoint endpoint;
   topology::RankInfo info;
-  std::string settings;  // the agreed ones, as text
+  std::string settings;  // those on which all ranks must agree, as text
   std::string name;
-  std::string members;            // whom it takes for the members; all must say the same
+  std::string members;            // whom the rank takes for the members; all ranks must say the same
   Status trouble;                 // not OK: this rank cannot take part, and why
-  uint32_t index = 0, epoch = 0;  // of the member in its process; a random number (rank 0's counts)
+  uint32_t index = 0, epoch = 0;  // of the rank in its process; a random number (rank 0's counts)
   uint64_t mailbox = 0;           // offset in the arena
-  int64_t leader_bytes = -1;      // what its settings say of the leader exchange; -1: nothing
+  int64_t leader_bytes = -1;      // what the rank's settings say of the leader exchange; -1: nothing
   bootstrap::Bytes16 key{};       // rank 0's is the job key
 };
 
 std::vector<std::byte> pack(const RankBlob &blob);
 RankBlob unpack(std::span<const std::byte> bytes, int rank);
-// Of two ranks' agreed settings those that differ: "ISTHMUS_CHUNK_BYTES is 4096 on rank 0 and 8192 on rank 2".
+// The settings that rank 0 and `rank` must agree on, and do not: "ISTHMUS_CHUNK_BYTES is 4096 on rank 0 and 8192 on rank 2".
 std::string differing(const std::string &first, const std::string &other, size_t rank);
 
 }  // namespace isthmus::comm

@@ -10,7 +10,7 @@ class BufferMemory {
  public:
   explicit BufferMemory(rank::Rank &local) noexcept : local_(local) {}
 
-  // `memory` (or nothing yet) is of a device that DLPack calls by that type and number. Throws where this rank does not work on that device:
+  // For `memory` (or nothing yet) of a device that DLPack calls by that type and number. Throws where this rank does not work on that device:
   // Error(Unsupported) on a rank of the host, Error(Argument) elsewhere. The text says what this rank works on.
   void check_lent(int type, int number, const void *memory) const;
   // Whether the buffers are memory of this rank's device. Error(Argument): they are another device's, or only one buffer is the device's.

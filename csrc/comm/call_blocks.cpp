@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 56;
 
-// Blocks that a collective writes must not share a byte: which rank's would stay is nobody's decision. Ascending ones, as nearly all are, are
-// looked at in their order.
+// Blocks that a collective writes must not share a byte: nothing decides which rank's byte would stay. Ascending blocks, as nearly all are, are
+// looked at in their order. Other blocks are sorted first.
 void check_apart(const char *name, const uint64_t *counts, const uint64_t *displs, uint64_t world) {
   uint64_t end = 0, last = 0;
   bool ascending = true;

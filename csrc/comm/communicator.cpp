@@ -85,7 +85,7 @@ Communicator::~Communicator() { destroy(); }
 void Communicator::destroy() noexcept {
   if (!local_ || destroyed_.exchange(true)) return;
   local_->leave(now_ns() + seconds_to_ns(timeout()));
-  context_->mesh().drop_key(key_);  // each communicator added it once
+  context_->mesh().drop_key(key_);  // each communicator added the key once
   use_.end();
 }
 
@@ -113,7 +113,7 @@ std::string Communicator::topology_json() const {
     const auto &p = peers[static_cast<size_t>(q)];
     const char *kind = q == rank() ? "self" : p.mail ? "memory" : p.link->name();
     nlohmann::ordered_json link{{"from", rank()}, {"to", q}, {"kind", kind}};
-    if (q != rank()) {  // in memory these are messages alone: what collectives exchange lies in slots
+    if (q != rank()) {  // in shared memory the numbers count messages alone: what collectives exchange lies in slots
       link["bytes_sent"] = p.link->bytes_sent.load();
       link["bytes_received"] = p.link->bytes_received.load();
     }

@@ -1,5 +1,9 @@
-// A communicator as users see it: made by a rendezvous or by a split, used by calls, ended by destroy or abort. Checks arguments,
-// finds the plan, and hands operations to the engine.
+// A communicator as users see it. A rendezvous, a split or a shrink makes the communicator, calls use it, destroy or abort ends it.
+//
+// A call goes through three steps here:
+//   1. prepare()      arguments become an operation, or an error before anything was started
+//   2. make_ready()   the caller waits for the user's stream, where no stream can wait for the operation
+//   3. the operation is given to the Rank (rank/rank.hpp), alone or with its group
 #pragma once
 
 #include <atomic>
@@ -24,21 +28,21 @@ struct Seat;
 }
 
 struct InitOptions {
-  int rank = -1, world = -1;  // -1: from the environment
+  int rank = -1, world = -1;  // -1: the environment says
   bootstrap::ExchangeFn exchange = nullptr;
   void *exchange_context = nullptr;
   const std::byte *unique_id = nullptr;  // 128 bytes
   std::string address;
   std::string name;
-  std::string members;  // whom this rank takes for the members; compared
-  Settings settings;    // environment, overlaid by the caller's
+  std::string members;  // whom this rank takes for the members; the ranks compare the texts
+  Settings settings;    // the environment's, overlaid by the caller's
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> init(const InitOptions &options);             // collective
   std::shared_ptr<Communicator> split(int color, int key, const std::string &name);  // collective; null for color < 0
-  // Collective over the ranks that are not excluded. `abort`: aborts this one first.
+  // Collective over the ranks that are not excluded. `abort`: this communicator is aborted first.
   std::shared_ptr<Communicator> shrink(const std::vector<int> &excluded, bool abort, const std::string &name);
   // See isthmus_comm_exchange().
   void exchange(const std::vector<int> &ranks, std::span<const std::byte> send, std::byte *recv, double timeout);
@@ -55,27 +59,32 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Settings &settings() const noexcept { return settings_; }
   const Terms &terms() const noexcept { return terms_; }
 
-  // Work given to the user's stream `after` from now on runs behind what `before` holds now.
+  // Orders two streams of the user. Work that is given to `after` from now on runs behind the work that `before` holds now.
   void order_streams(void *before, void *after);
   // Fills `op` from a request. Error(Argument, Unsupported): nothing was started.
   void prepare(const CallRequest &request, engine::Operation &op);
-  // Error(Forked) where the communicator belongs to a process that this one was forked from.
+  // Error(Forked): the communicator belongs to the process from which this process was forked.
   void check_ours(const char *what) const;
-  // Called before an operation is submitted, or any of its group. For an operation on host memory that was given with a stream: the caller
-  // waits here until the stream has come to the call. The submitter then waits for the operation's end, so that later work of the stream is
-  // behind the operation. Where the stream does not come by the operation's deadline: Error, and the communicator fails.
+  // Called before an operation is submitted, or any operation of its group. Acts for an operation on host memory that was given with a stream:
+  //
+  //   user's stream   kernel A ------------- event|                           | kernel B
+  //                                               v                           ^ the call has returned
+  //   caller          make_ready(): waits ........ submits, waits for the end |
+  //
+  // So later work of the stream is behind the operation. Error, and the communicator fails: the stream does not come to the event by the
+  // operation's deadline.
   void make_ready(engine::Operation &op);
   std::string topology_json() const;
-  // The islands and their libraries; the local rank's own topology knows only who shares memory with whom.
+  // The islands and their libraries. The topology of local().id() knows only who shares memory with whom.
   const topology::Topology &topology() const noexcept { return topology_; }
   PlanCache &plans() noexcept { return plans_; }
 
  private:
-  // Without a rank and a use of the context yet: make() gives both, and the destructor gives both back.
+  // Without a rank and without a use of the context: make() gives both afterwards, and destroy() ends both.
   Communicator(const join::Invitation &invitation, const bootstrap::Bytes16 &key, join::Seat &seat);
   // Collective over the ranks that meet in the invitation's exchange.
   static std::shared_ptr<Communicator> make(const join::Invitation &invitation, process::Context::Use use);
-  // The invitation of a communicator that is made from this one.
+  // The invitation to a communicator that is made from this communicator.
   join::Invitation invite(bootstrap::Exchange &exchange, int rank, int world, Deadline deadline) const;
 
   process::Context::Use use_;
@@ -89,7 +98,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Terms terms_;
   PlanCache plans_;
   Mutex split_mutex_;  // one split or shrink at a time; held while the ranks speak with each other
-  struct {             // the user's streams that were ordered last, and the event between them
+  struct {             // the two streams of the user that were ordered last, and the event between them
     Mutex mutex;
     std::unique_ptr<device::Stream> before ISTHMUS_GUARDED_BY(mutex), after ISTHMUS_GUARDED_BY(mutex);
     std::unique_ptr<device::Event> event ISTHMUS_GUARDED_BY(mutex);
@@ -101,8 +110,8 @@ void group_begin();
 bool group_open() noexcept;
 void group_add(std::shared_ptr<Communicator> comm, engine::Operation *op);  // takes the reference of the group's submission
 void group_fail(const Error &error) noexcept;
-// Submits what was recorded; returns the parent (one reference, the caller's), or nullptr while still nested. Throws the group's first failure.
-// `waits`: the caller waits for it at once.
+// Submits the operations of the group, and returns their parent, with one reference, the caller's. nullptr: the group that ends is inside another
+// group. Throws the group's first failure. `waits`: the caller waits for the parent at once.
 engine::Operation *group_end(bool waits);
 
 }  // namespace isthmus::comm

@@ -1,3 +1,4 @@
+// Groups: operations that a thread records, and submits together at the end of its group.
 #include <algorithm>
 
 #include "base/clock.hpp"
@@ -13,7 +14,8 @@ struct OpenGroup {
   Status failure;
 };
 thread_local OpenGroup group;
-const InChild forgets_group([](void *) noexcept {  // an open one is the parent's, and what it holds is not let go of here
+// In a forked child: an open group is the parent's, and the child lets go of nothing that the group holds.
+const InChild forgets_group([](void *) noexcept {
   if (group.depth > 0) ::new (&group) OpenGroup;
 });
 
@@ -34,7 +36,7 @@ void group_fail(const Error &error) noexcept {
 engine::Operation *group_end(bool waits) {
   if (group.depth == 0) fail(Code::Argument, "group_end without group_begin on this thread");
   if (--group.depth > 0) return nullptr;
-  // Taken out, so that a callback may open another group; given back at the end, so that the next one allocates nothing.
+  // The list is taken out, so a callback may open another group. At the end the list is given back, so the thread's next group allocates nothing.
   auto ops = std::move(group.ops);
   struct Restore {
     decltype(ops) &list;
@@ -68,22 +70,24 @@ engine::Operation *group_end(bool waits) {
     parent->core = &parent->rank->core();
     parent->keep = parent->rank->shared_from_this();
   }
-  // Sends and receives first: they move on their own, and a collective that completes at once then does not keep them waiting. Of those
-  // the sends: a receive of device memory may hold up the device until its message has come.
+  // The order of submission:
+  //   1. sends         a receive of device memory may hold up the device until its message has come, so sends go before receives
+  //   2. receives
+  //   3. collectives   sends and receives move on their own, and so a collective that completes at once does not keep them waiting
   const auto turn = [](const engine::Operation &op) {
     return !op.is_p2p() ? 2 : op.call.collective == plan::Collective::Recv ? 1 : 0;
   };
   for (auto &[comm, op] : ops) comm->local().messages().slots().announce(op);
   const bool several = std::any_of(ops.begin(), ops.end(), [&](const auto &o) { return &o.first->local() != parent->rank; });
-  // No collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
+  // On the device no collective stands before the copy of a send that waits for its slot, nor before what a peer needs to come to the collective.
   for (int pass = 0; pass < 3; ++pass) {
     if (pass == 2) messages::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
       op->parent = parent;
       comm->local().submit(op);
-      // A caller that waits drives its only communicator itself: no other thread is woken for that one. One of several has to go on
-      // while the caller is in another's submission, which may wait for room on the device.
+      // A caller that waits drives its only communicator itself: no other thread is woken for that communicator. Of several communicators each
+      // has to go on while the caller submits to another one, where the caller may wait for room on the device.
       if (!waits || several) comm->local().context().progress().activate(comm->local().port());
     }
   }

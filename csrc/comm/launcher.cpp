@@ -25,8 +25,8 @@ int number(const char *name) {  // -1 where unset
   return value;
 }
 
-// A port that all processes of one job compute alike, from what names the job: of ISTHMUS_PORTS, else above the ports of services and
-// below the ephemeral ones.
+// A port that all processes of one job compute alike, from what names the job. The port is of ISTHMUS_PORTS. Without that setting the port is
+// above the ports of services and below the ephemeral ports.
 int port_of(const Settings &s, const std::string &job) {
   uint32_t h = 2166136261u;
   for (const char c : job) h = (h ^ static_cast<uint8_t>(c)) * 16777619u;
@@ -34,7 +34,7 @@ int port_of(const Settings &s, const std::string &job) {
   return ports.any() ? 20000 + static_cast<int>(h % 12000) : ports.first + static_cast<int>(h % ports.count());
 }
 
-// First host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3", "rack[1-2]_blade[3-4]" -> "rack1_blade3".
+// The first host of a Slurm node list: "node7", "a[3-5,9],b" -> "a3", "rack[1-2]_blade[3-4]" -> "rack1_blade3".
 std::string first_host(std::string_view list) {
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
@@ -63,7 +63,7 @@ Launch from_environment(const Settings &s) {
     l = {number("RANK"), number("WORLD_SIZE"), "", {}, "torchrun"};
     const std::string host = variable("MASTER_ADDR");
     const int port = number("MASTER_PORT");
-    // One above: the launcher's own store listens at MASTER_PORT.
+    // One port above MASTER_PORT, where the launcher's own store listens.
     if (!host.empty() && port > 0)
       l.address = formatted("{}:{}", host.find(':') == std::string::npos ? host : "[" + host + "]",
                             port < 65535 ? port + 1 : port - 1);

@@ -9,7 +9,7 @@ namespace {
 
 using bootstrap::Blob;
 
-// A blob travels in pieces of one size, each with the size of the whole blob. Mostly there is one.
+// A blob travels in pieces of one size. Each piece has the size of the whole blob. Mostly there is one piece.
 struct PieceHead {
   uint64_t size = 0;
 };

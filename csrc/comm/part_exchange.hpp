@@ -1,4 +1,4 @@
-// How the ranks of a part of a communicator meet: over the control connections of the communicator that they are ranks of.
+// How the ranks of a part of a communicator meet: over the control connections of the whole communicator.
 #pragma once
 
 #include <span>
@@ -11,19 +11,26 @@
 
 namespace isthmus::comm {
 
-// The ranks of the part exchange among themselves, and wait for no rank of another part. A rank that gives up says so, and the others of the
-// part end at once; the communicator goes on. The communicator's failure ends the exchange.
+// The ranks of the part exchange among themselves, and wait for no rank of another part. A rank that gives up says so, and the exchange ends at
+// once on the other ranks of the part. The whole communicator goes on. The failure of the whole communicator ends the exchange.
+//
+//   rank 0   all_gather: waits for rank 1 ......... Error with rank 1's reason     } one part
+//                                              ^
+//   rank 1   give_up(why) ---------------------/
+//
+//   rank 2   all_gather with rank 3: goes on                                       } another part
 class PartExchange final : public bootstrap::Exchange {
  public:
-  // `what`: of this part's making alone, the same on all its ranks; also for errors. `members`: ranks of `whole`, in the part's order.
+  // `what`: a text for the making of this part alone, the same on all ranks of the part. Errors have the text too. `members`: ranks of `whole`,
+  // in the part's order.
   PartExchange(rank::Rank &whole, std::string what, std::vector<int> members);
   std::vector<bootstrap::Blob> all_gather(const bootstrap::Blob &mine, Deadline deadline) override;
-  // This rank will not come to the next exchange, and why.
+  // Tells the other ranks of the part that this rank will not come to the next exchange, and why.
   void give_up(const Status &why) noexcept;
 
  private:
   std::vector<bootstrap::Blob> gather(const bootstrap::Blob &mine, Deadline deadline);
-  void look() const;  // throws where waiting is in vain
+  void look() const;  // throws where the wait is in vain
   void hear_farewells() const;
   std::string name() const;
   rank::Rank &whole_;

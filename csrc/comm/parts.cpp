@@ -1,4 +1,4 @@
-// Communicators that are made from others: parts, and what is left without some ranks.
+// Communicators that are made from a communicator: its parts (split), and what is left of it without some ranks (shrink).
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -18,10 +18,10 @@ struct Choice {
 // What every rank has chosen, by rank.
 struct Choices {
   std::vector<Choice> all;
-  uint64_t number;  // of the operation that has brought them, the same on all ranks
+  uint64_t number;  // of the operation that has brought the choices, the same on all ranks
 };
 
-// Collective over the whole communicator, and the only such step of a split: an all_gather, in its order among other operations.
+// Collective over the whole communicator, and the only such step of a split: an all_gather, which has its place in the order of operations.
 Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   std::vector<Choice> all(static_cast<size_t>(whole.size()));
   CallRequest r;
@@ -44,7 +44,7 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   return {std::move(all), op->sequence};
 }
 
-// The ranks of that color, ordered by key, then by rank.
+// The ranks of a color, ordered by key, then by rank.
 std::vector<int> ranks_of(const std::vector<Choice> &choices, int color) {
   std::vector<int> ranks;
   for (size_t r = 0; r < choices.size(); ++r)
@@ -61,8 +61,13 @@ join::Invitation Communicator::invite(bootstrap::Exchange &exchange, int rank, i
   return {{}, {}, rank, world, settings_, context_, parent, exchange, deadline};
 }
 
-// 1. All ranks of this communicator tell their choices. A rank with a negative color is done then.
-// 2. The ranks of each color make their part among themselves. What fails there fails on that color alone.
+// A split has two steps:
+//   1. All ranks of this communicator tell their choices. A rank with a negative color is done then.
+//   2. The ranks of each color make their part among themselves. A failure of this step is a failure of that color alone.
+//
+//   rank 0, color 0   all_gather of choices --\  /-- joins the part of color 0 with the other ranks of color 0
+//                                              ><
+//   rank 1, color 1   all_gather of choices --/  \-- joins the part of color 1 with the other ranks of color 1
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string &name) {
   if (destroyed_) fail(Code::Argument, "communicator '{}' was destroyed", this->name());
   const Lock lock(split_mutex_);
@@ -111,12 +116,12 @@ std::shared_ptr<Communicator> Communicator::shrink(const std::vector<int> &exclu
     throw Error(s.code, s.text + "; a communicator that has failed is shrunk with abort");
   const Lock lock(split_mutex_);
   const Deadline deadline(timeout());
-  // The first who is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
+  // The first rank that is left gives the others an id: nothing is collective over a communicator from which ranks are gone.
   std::array<std::byte, 128> id{};
   std::vector<std::byte> ids(left.size() * id.size());
   if (mine == left.begin()) bootstrap::create_unique_id(settings_, id);
   local_->exchange().all_gather("shrink", left, id, ids.data(), deadline);
-  // Who has said its word and died would be waited for in vain.
+  // A rank that has taken part in the exchange and died since would be waited for in vain.
   for (const int q : left)
     if (const auto *process = local_->peers()[static_cast<size_t>(q)].process; process && process->lost.load())
       fail(Code::PeerLost, "shrink of '{}' on rank {}: rank {} is gone: {}", this->name(), rank(), q, process->lost_text());

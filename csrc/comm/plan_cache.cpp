@@ -18,7 +18,7 @@ size_t PlanCache::PlanKeyHash::operator()(const PlanKey &k) const noexcept {
   return static_cast<size_t>(h * 0xbf58476d1ce4e5b9ull);
 }
 
-// Libraries serve what they can, of any size. The planner knows what they can. Of the size it matters only whether it is small.
+// Libraries serve what they can, of any size, and the planner knows what they can. Of the size only one thing matters: whether the size is small.
 bool PlanCache::planned_flat(const plan::Request &r) const {
   const size_t key = ((static_cast<size_t>(r.collective) * kDTypeCount + static_cast<size_t>(r.dtype)) * kRedOpCount +
                       static_cast<size_t>(r.op)) *

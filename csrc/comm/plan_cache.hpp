@@ -13,7 +13,7 @@
 
 namespace isthmus::comm {
 
-// What of a collective its plan depends on, beside what the ranks have agreed on.
+// What of a call its plan depends on, beside the terms on which the ranks have agreed.
 struct Shape {
   plan::Collective collective = plan::Collective::Barrier;
   DType dtype = DType::UInt8;
@@ -21,11 +21,11 @@ struct Shape {
   int root = 0;
   uint64_t bytes = 0;  // of one block
   bool in_place = false;
-  bool device = false;  // its memory is a device's
+  bool device = false;  // the call's memory is a device's
   bool operator==(const Shape &) const = default;
 };
 
-enum class Path : uint8_t { OneHop, Plan };  // OneHop: each rank writes a cell, and reads the others'
+enum class Path : uint8_t { OneHop, Plan };  // OneHop: each rank writes a cell, and reads the other ranks' cells
 struct PlanChoice {
   plan::Request request;
   Path path = Path::Plan;
@@ -38,6 +38,7 @@ class PlanCache {
 
   // The request that a call of this shape would be planned for, and whether cells serve the call instead.
   PlanChoice choose(const Shape &shape) const;
+  // The kept plan of the request, or a new one.
   std::shared_ptr<const plan::Plan> plan_for(const plan::Request &request);
 
  private:

@@ -5,7 +5,7 @@
 
 namespace isthmus::comm {
 
-// The text of the file. Throws Error(Config) where there is none, where it is no regular file, and where it is larger than a profile.
+// The text of the file. Error(Config): there is no file, the file is no regular file, or the file is larger than a profile.
 std::string read_profile(const std::string &path);
 
 }  // namespace isthmus::comm

@@ -13,7 +13,7 @@ void Terms::lose(process::Context &context, const std::string &name, Lost path, 
   lost.push_back(std::move(what));
 }
 
-// `staging`: the least of all ranks, so that the chunk is the same on all. Slots of host ranks are some dozens of chunks. Slots that devices
+// `staging`: the least of all ranks, so that the chunk is the same on all ranks. Slots of host ranks are some dozens of chunks. Slots that devices
 // copy through, and slots of islands, are up to 170, beside what messages between processes pass through.
 void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ranks, uint64_t staging) {
   const bool devices_or_libraries = std::any_of(
@@ -29,7 +29,7 @@ void Terms::choose_chunk(process::Context &context, std::span<const RankBlob> ra
   chunk_bytes = chunk;
 }
 
-// Settings go before profiles. Of several the least counts, so that ranks agree whose settings do not say the same.
+// Settings go before profiles. Of several numbers the least counts, so ranks agree although their settings say different numbers.
 void Terms::choose_leader_bytes(std::span<const RankBlob> ranks, const topology::Topology &islands) {
   int64_t bytes = -1;
   for (const RankBlob &rank : ranks)

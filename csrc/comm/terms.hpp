@@ -1,4 +1,4 @@
-// What all ranks of a communicator have agreed on, and plans are made of.
+// What all ranks of a communicator have agreed on. Plans are made of the terms. Of a field that is of one rank alone, the comment says so.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,19 @@ namespace isthmus::comm {
 
 struct Terms {
   uint64_t eager_bytes = 0, chunk_bytes = 0;
-  uint64_t stream_bytes = 32 << 20;  // of outputs, and more: written past the caches. This host's
+  uint64_t stream_bytes = 32 << 20;  // outputs of that many bytes and more are written past the caches. Of this rank's host
   uint64_t leader_bytes = plan::kDefaultLeaderBytes;
   plan::LeaderBytesFrom leader_bytes_from = plan::LeaderBytesFrom::Default;
-  bool libraries = false;  // some island is served by one
+  bool libraries = false;  // a library serves some island
   bool devices = false;    // some rank works on a device's memory
-  int fnuz_rank = -1;      // the first whose device has another float8, or -1
-  // Fixed rings, and receive slots behind them, as all ranks have them. `reach`: what this rank's device reaches on all ranks.
+  int fnuz_rank = -1;      // the first rank whose device has another float8 (device::Float8), or -1
+  // Fixed rings, and receive slots behind the rings, as all ranks have them. `reach`, of this rank alone: the bytes of the rings that its device
+  // reaches on all ranks.
   bool fixed_rings = false;
   uint64_t ring_bytes = 0, recv_slots = 0, reach = 0;
   std::vector<std::string> lost;  // fast paths for which there was no room
 
-  // One path of Lost is not taken. The log says it once a process: what one communicator has lost, those after it mostly lose as well.
+  // Notes that a path of Lost is not taken. The log says so once in a process: later communicators mostly lose the same path.
   enum Lost : unsigned { kSmallChunks, kNoRing, kNoRecvSlots };
   void lose(process::Context &context, const std::string &name, Lost path, std::string what);
 

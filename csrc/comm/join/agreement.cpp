@@ -26,7 +26,8 @@ void note_ranks_here(const std::vector<RankBlob> &ranks, const RankBlob &mine) {
   note_log_ranks(here, true);
 }
 
-// Every rank must be able to take part, run the same protocol and the same agreed settings; the text names the rank that differs.
+// Every rank must be able to take part, run the same protocol, and have the same settings of those that must agree. The text names the rank that
+// differs.
 void compare(const std::vector<RankBlob> &ranks) {
   for (const auto &rank : ranks)
     if (!rank.trouble.ok()) throw Error(rank.trouble.code, rank.trouble.text);
@@ -57,7 +58,7 @@ topology::Bridge bridge_of(const Settings &settings) {
   return text == "tcp" ? topology::Bridge::Tcp : text == "shm" ? topology::Bridge::Shm : topology::Bridge::Auto;
 }
 
-// The entries of `rates` for islands of `t`: a communicator made by split need not have them all.
+// The entries of `rates` for the islands of `t`. A communicator made by split need not have all islands.
 std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
   std::string out;
   while (!rates.empty()) {
@@ -72,7 +73,7 @@ std::string part_of_rates(const topology::Topology &t, std::string_view rates) {
   return out;
 }
 
-// A profile that some ranks have and others have not changes nothing, which nobody would notice.
+// A profile that some ranks have and other ranks lack changes nothing. Without a word in the log nobody would notice.
 void note_missing_profiles(const topology::Topology &t, const std::string &name) {
   const int missing = topology::unmeasured_rank(t);
   const bool some = std::any_of(t.ranks.begin(), t.ranks.end(), [](const topology::RankInfo &r) {

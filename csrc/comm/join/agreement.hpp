@@ -1,4 +1,4 @@
-// Step 2 of joining: the offers of all ranks, compared, and what follows from them.
+// Step 2 of joining: the offers of all ranks are compared. The islands, the map and the job's key follow from the offers.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,9 @@ namespace isthmus::comm::join {
 // The ranks, their islands, and who shares memory with whom.
 struct Map {
   topology::Topology islands;  // and their libraries
-  // What libraries cannot do is done as if they were not there, so this one knows none.
+  // The islands without their libraries. What libraries cannot do is planned as if there were no libraries.
   topology::Topology memory;
-  // Whether messages between this rank and `q` go by streams of a connection.
+  // Whether messages between `rank` and `q` go by streams of a connection.
   bool streamed(int rank, int q) const {
     return !memory.flat && memory.group_of[static_cast<size_t>(q)] != memory.group_of[static_cast<size_t>(rank)];
   }
@@ -31,9 +31,9 @@ struct Agreement {
   topology::Bridge bridge = topology::Bridge::Auto;
   Map map;
   std::optional<topology::Group> island;  // of this rank, where a library serves it
-  Rollback key;                           // of the job, which the mesh takes connections for
+  Rollback key;                           // the job's: the mesh takes connections of peers that prove the key
 };
-// Collective: one exchange. Every refusal is alike on all ranks, and names the rank that differs or lacks something.
+// Collective: one exchange. Every refusal has the same text on all ranks. The text names the rank that differs or lacks something.
 Agreement agree(const Invitation &invitation, const Offer &offer);
 
 }  // namespace isthmus::comm::join

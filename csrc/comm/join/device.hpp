@@ -1,4 +1,4 @@
-// The device that a joining rank works on, and how it is asked.
+// The device that a joining rank works on, and how the rank calls the device's runtime.
 #pragma once
 
 #include <string>
@@ -18,10 +18,10 @@ struct Device {
   std::string text() const { return host() ? "host" : formatted("{}:{}", runtime->vendor(), number); }
 };
 
-// In seconds: short of the vote's deadline, so that all hear how it ended.
+// How long a call of a device may take, in seconds. The time ends before the vote's deadline, so all ranks hear how the call ended.
 inline double early(Deadline deadline) { return 0.8 * static_cast<double>(deadline.left_ns()) * 1e-9; }
 
-// A device that hangs may hold up a call for ever: see process::ask().
+// The result of `calls`, which call the device's runtime. A device that hangs may hold up a call for ever: see process::asked().
 template <class T, class F>
 T asked(const Device &device, Deadline deadline, F calls) {
   if (device.host()) return calls();

@@ -4,8 +4,17 @@
 //   1. offer.hpp      what this rank has
 //   2. agreement.hpp  the offers of all ranks, compared
 //   3. wiring.hpp     connections, and the streams of this rank's device
-//   4. seat.hpp       the library, the Member, its ring and its receive slots
-// What a step has taken it gives back where a later step fails (Rollback).
+//   4. seat.hpp       the library, the Rank, its ring and its receive slots
+// Steps 2, 3 and 4 each have one exchange among all ranks:
+//
+//   rank 0   offer ---> agreement ---> wiring ---> seat ---> the communicator
+//                            |            |          |
+//                       blobs cross  votes cross  votes cross
+//                            |            |          |
+//   rank 1   offer ---> agreement ---> wiring ---> seat ---> the communicator
+//
+// Where a step fails on one rank, the step fails on all ranks, with the text of that rank. Each rank then gives back what its earlier steps
+// have taken (Rollback).
 #pragma once
 
 #include <memory>
@@ -19,15 +28,15 @@
 
 namespace isthmus::comm::join {
 
-// The communicator that the new one is made from, by split or shrink.
+// The communicator from which split or shrink makes the new communicator.
 struct Parent {
-  bootstrap::Bytes16 key{};  // of its job; the new communicator has the same
+  bootstrap::Bytes16 key{};  // of its job; the new communicator has the same key
   topology::RankInfo info;   // of this rank, as the parent knows it
 };
 
 struct Invitation {
   std::string name;     // for people
-  std::string members;  // whom this rank takes for the members; empty: not said. Ranks that say unlike things fail
+  std::string members;  // whom this rank takes for the members; empty: not said. Where ranks say unlike things, init fails
   int rank = 0, world = 1;
   const Settings &settings;
   std::shared_ptr<process::Context> context;

@@ -8,7 +8,7 @@
 namespace isthmus::comm::join {
 namespace {
 
-// Whether waiting for the island's ranks is in vain. A join that never comes back must not keep the context.
+// Whether waiting for the island's ranks is in vain. The function holds no context: a join that never comes back must not keep one alive.
 std::function<bool()> hopeless(const Invitation &invitation, const Wiring &wiring, const topology::Group &island) {
   return [while_there = std::weak_ptr(invitation.context), failed_elsewhere = wiring.failed_elsewhere,
           processes = wiring.processes, members = island.ranks] {
@@ -32,7 +32,7 @@ void join_library(const Invitation &invitation, const Offer &offer, const Agreem
                  invitation.name, versions);
   served.library = offer.library;
   served.ranks = island.ranks;
-  // Of what plans of islands keep on the device, the most is two chunks and a piece (islands.cpp).
+  // Plans of islands keep at most two chunks and a piece on the device (islands.cpp).
   if (!offer.device.host()) served.first_scratch = 48 * terms.chunk_bytes;
   attempt([&] {
     try {

@@ -26,7 +26,7 @@ uint32_t random32() {
   return number;
 }
 
-// What a rank's settings say of the leader exchange; -1: nothing.
+// What a rank's settings say of the leader exchange. -1: nothing.
 int64_t given_leader_bytes(const Settings &settings) {
   const int64_t leader_bytes = settings.integer(Setting::LeaderBytes);
   return leader_bytes < 0 && settings.is_set(Setting::EagerBytes) ? settings.integer(Setting::EagerBytes) : leader_bytes;
@@ -53,7 +53,7 @@ RankBlob describe(const Invitation &invitation) {
   return mine;
 }
 
-// Throws Error(Config) for what names no device, Error(Unsupported) that says what is missing.
+// Error(Config): the text names no device. Error(Unsupported): something is missing, and the error's text says what.
 Device find_device(const Settings &settings) {
   const std::string &text = settings.text(Setting::Device);
   if (text == "host") return {};
@@ -92,8 +92,8 @@ void open_device(const Invitation &invitation, const Device &device, topology::R
   info.fnuz = about.float8 == device::Float8::Fnuz;
 }
 
-// What the profile that the settings name says of this rank; nothing where they name none. Throws Error(Config). A part of a communicator
-// has what its parent has: the file may be gone by now, or be another one.
+// Takes what the profile says of this rank. Nothing, where the settings name no profile. Throws Error(Config). A part of a communicator takes
+// what its parent has: the file may be gone by now, or be another file.
 void read_rates(const Invitation &invitation, topology::RankInfo &info) {
   if (invitation.parent) {
     info.rates = invitation.parent->info.rates;
@@ -109,7 +109,7 @@ void read_rates(const Invitation &invitation, topology::RankInfo &info) {
   info.leader_bytes = profile.leader_bytes;
 }
 
-// The library that the settings ask for, or null. Throws Error(Unsupported) that says what is missing.
+// The library that the settings ask for, or null. Error(Unsupported): something is missing, and the error's text says what.
 std::shared_ptr<ccl::Library> open_library(const Settings &settings, const bootstrap::Endpoint &self, const Device &device) {
   const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
   if (wanted == "none" || (wanted == "auto" && device.host())) return nullptr;
@@ -129,7 +129,7 @@ std::shared_ptr<ccl::Library> open_library(const Settings &settings, const boots
   if (ccl::vendor_of(wanted) != "host")
     fail(Code::Config, "ISTHMUS_CCL={} serves ranks with a device, and this one works on the host: set ISTHMUS_DEVICE",
          wanted);
-  // The library's connections take the way that ours take.
+  // The library's connections take the same network interface as Isthmus' connections.
   return ccl::open_library(wanted, path, self.tcp.empty() ? std::string() : net::interface_of(self.tcp.front()));
 }
 

@@ -12,12 +12,12 @@
 namespace isthmus::comm::join {
 
 struct Offer {
-  RankBlob blob;  // what the others are told; blob.trouble: what this rank lacks
+  RankBlob blob;  // what the other ranks are told; blob.trouble: what this rank lacks
   Device device;
   std::shared_ptr<ccl::Library> library;  // null: none
-  Rollback index, mailbox;                // the Member's, once there is one
+  Rollback index, mailbox;                // given to the Rank, once there is one
 };
-// Throws nothing of what this rank lacks: the others must hear of it first.
+// Does not throw where this rank lacks something: the other ranks must hear of the lack first, by blob.trouble.
 Offer make_offer(const Invitation &invitation);
 
 uint64_t mailbox_bytes(const Invitation &invitation);

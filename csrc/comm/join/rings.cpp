@@ -10,7 +10,7 @@ uint64_t slots_bytes(const RingsSetup &setup, size_t q) {
   return (setup.places.size() - 1) * setup.places[q].slots * setup.part;
 }
 
-// Where this rank's device finds the rings, by rank; empty where it does not reach them all.
+// Where this rank's device finds the rings, by rank. Empty: the device does not reach all rings.
 std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup) {
   if (setup.device.host()) return {};
   std::vector<std::byte *> rings;
@@ -28,7 +28,7 @@ std::vector<std::byte *> reach_rings(rank::Rank &local, const RingsSetup &setup)
   return rings;
 }
 
-// By rank: the receive slots for this rank there.
+// By rank: the receive slots that the rank keeps for this rank.
 std::vector<messages::TheirSlots> slots_there(const rank::Rank &local, const RingsSetup &setup,
                                               const std::vector<std::byte *> &rings) {
   std::vector<messages::TheirSlots> theirs;

@@ -6,6 +6,7 @@
 
 namespace isthmus::comm::join {
 
+// Calls `undo` at its end, unless keep() was called before.
 class Rollback {
  public:
   Rollback() = default;
@@ -18,7 +19,7 @@ class Rollback {
   ~Rollback() {
     if (undo_) undo_();
   }
-  void keep() noexcept { undo_ = nullptr; }  // somebody else gives it back from now on
+  void keep() noexcept { undo_ = nullptr; }  // another owner gives back what was taken, from now on
 
  private:
   std::function<void()> undo_;

@@ -29,17 +29,17 @@ struct Making {
   size_t world() const { return agreement.ranks.size(); }
 };
 
-// Outputs are written past the caches where those of the host's ranks are twice its last cache. Measured: a quarter of it costs half the
-// speed, since the reader then finds nothing there.
+// Outputs are written past the caches where the outputs of the host's ranks are together twice the host's last cache. Measured: with a limit of a
+// quarter of that the speed is half, since the reader then finds nothing in the cache.
 uint64_t stream_threshold(int local_ranks) {
-  // What one processor sees of it, in KiB; sysconf() tells the sum of a socket's, of which a core reaches a twelfth on some.
+  // The last cache as one processor sees it, in KiB. sysconf() tells the sum of a socket's caches, and on some a core reaches a twelfth of them.
   uint64_t kib = 0;
   std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kib;
   const uint64_t bytes = kib > 0 ? std::clamp<uint64_t>(kib << 10, 8 << 20, 512 << 20) : 32 << 20;
   return 2 * bytes / static_cast<uint64_t>(std::max(local_ranks, 1));
 }
 
-// Where one pair of ranks cannot share memory, no rank does: each process is a host of its own, and everything goes over TCP.
+// Where one pair of ranks cannot share memory, no rank shares memory: each process is a host of its own, and everything goes over TCP.
 void share_no_memory(Making &m, Attempts &attempt) {
   const Invitation &invitation = m.invitation;
   ISTHMUS_WARN("communicator '{}': processes of one host cannot share memory (see above), so everything goes over TCP",
@@ -65,12 +65,12 @@ void settle_terms(Making &m) {
 
 struct Ring {
   RingPlace place;
-  uint64_t bytes = 0;  // with the receive slots behind it
-  uint64_t part = 0;   // longer messages are several; 0: no rank works on a device's memory
+  uint64_t bytes = 0;  // of the ring and the receive slots behind the ring
+  uint64_t part = 0;   // a longer message travels in several parts; 0: no rank works on a device's memory
   Rollback give_back;
 };
 
-// Where all ranks share memory and some work on devices, each rank keeps a ring at a fixed place, which devices reach. Behind the
+// Where all ranks share memory and some ranks work on devices, each rank keeps a ring at a fixed place that devices reach. Behind the
 // ring lie receive slots for each other rank, all together 1/32 of the staging memory.
 Ring take_ring(const Making &m) {
   Ring ring;
@@ -128,7 +128,7 @@ rank::RankSetup setup_of(Making &m, const Ring &ring) {
   return setup;
 }
 
-// The rank has the index, the mailbox and the ring from then on, and gives them back.
+// Makes the Rank. From then on the Rank has the index, the mailbox and the ring, and gives them back.
 void make_rank(Making &m, Ring &ring, Seat &seat) {
   const auto setup = std::make_shared<rank::RankSetup>(setup_of(m, ring));
   seat.rank = asked<std::shared_ptr<rank::Rank>>(m.offer.device, m.invitation.deadline,
@@ -141,7 +141,7 @@ void make_rank(Making &m, Ring &ring, Seat &seat) {
   ring.give_back.keep();
 }
 
-// Where this rank finds the mailbox of rank `q`, and by which link frames go there.
+// Where this rank finds the mailbox of rank `q`, and the link by which frames go to rank `q`.
 void reach_peer(const Making &m, size_t q, engine::PeerRank &p) {
   p.process = m.wiring.processes[q];
   p.their_index = m.agreement.ranks[q].index;
@@ -184,7 +184,7 @@ RingPlace read_place(const Making &m, size_t q, const Blob &theirs, uint64_t par
   return p;
 }
 
-// Behind the vote: the others have heard that all went well, so they are told where this rank fails here.
+// Behind the vote. The other ranks have heard that all went well, so this rank tells them where it fails here.
 void settle_rings(Making &m, const std::vector<Ballot> &ballots, uint64_t part, rank::Rank &local) {
   if (!m.terms.devices || !m.map.memory.flat) return;
   const Invitation &invitation = m.invitation;
@@ -236,7 +236,7 @@ Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agre
   attempt([&] {
     if (!offer.device.host()) process::refuse_stuck(*offer.device.runtime, offer.device.number);
   });
-  // No frame for this rank may come before all have come to this point: what comes for an unknown index is dropped.
+  // No frame for this rank may come before all ranks have come to this point: a frame for an unknown index is dropped.
   Ballot mine{Ballot::Vote::Fine, attempt.trouble(), Blob(sizeof ring.place)};
   std::memcpy(mine.extra.data(), &ring.place, sizeof ring.place);
   const std::vector<Ballot> ballots = vote(invitation, std::move(mine));

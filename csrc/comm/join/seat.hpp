@@ -13,15 +13,15 @@ struct Seat {
   std::shared_ptr<rank::Rank> rank;
   topology::Topology islands;
   Terms terms;
-  Rollback leave;  // the rank's end
+  Rollback leave;  // the rank leaves, unless the new communicator keeps the rank
 };
-// Collective: one vote. The index and the mailbox of `offer` are the rank's from then on.
+// Collective: one vote. From then on the index and the mailbox of `offer` are the Rank's.
 Seat take_seat(const Invitation &invitation, Offer &offer, const Agreement &agreement, Wiring wiring);
 
-// Where a rank keeps the ring that devices of other ranks reach, in its arena. Sent as it is.
+// Where a rank keeps, in its arena, the ring that devices of other ranks reach. The struct travels as it is.
 struct RingPlace {
   uint64_t offset = 0, bytes = 0;  // 0: nowhere
-  uint64_t slots = 0;              // receive slots for each other rank, behind it (messages/slot_messages.hpp)
+  uint64_t slots = 0;              // receive slots for each other rank, behind the ring (messages/slot_messages.hpp)
 };
 
 struct RingsSetup {
@@ -32,8 +32,9 @@ struct RingsSetup {
   Deadline deadline;
   bool guard;  // the setting GuardSlots
 };
-// Rings have their fixed places where all ranks that share memory have one. The device of this rank uses the places where the
-// device reaches them all. Whether the device does is this rank's affair: no other rank finds other bytes in a slot, or at another time.
+// Rings have fixed places where all ranks that share memory have a ring. The device of this rank uses the places where the device reaches all of
+// them. Whether the device uses the places is this rank's affair. No other rank finds other bytes in a slot for it, nor the bytes at another
+// time.
 void fix_rings(rank::Rank &local, Terms &terms, const RingsSetup &setup);
 
 }  // namespace isthmus::comm::join

@@ -36,8 +36,8 @@ std::vector<Ballot> vote(const Invitation &invitation, Ballot mine) {
     votes = invitation.exchange.all_gather(mine.pack(), invitation.deadline);
   } catch (const Error &e) {
     if (trouble.ok()) throw;
-    if (trouble.code == Code::Timeout) trouble.code = e.code();  // who waited in vain knows no cause
-    trouble.text += "; the rendezvous ended with: " + e.text();  // it may know who went first
+    if (trouble.code == Code::Timeout) trouble.code = e.code();  // a rank that waited in vain knows no cause
+    trouble.text += "; the rendezvous ended with: " + e.text();  // the rendezvous may know the rank that went first
   }
   std::vector<Ballot> out;
   const Status *cause = trouble.ok() ? nullptr : &trouble;

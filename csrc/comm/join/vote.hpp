@@ -1,4 +1,8 @@
-// How a step of joining ends on all ranks alike.
+// How a step of joining ends alike on all ranks: each rank tries its part, then all ranks vote.
+//
+//   rank 0   Attempts: all parts went well ------- vote: Fine ---\     /--- throws rank 1's reason
+//                                                                >---<
+//   rank 1   Attempts: the second part failed ---- vote: Failed -/     \--- throws its own reason
 #pragma once
 
 #include <string>
@@ -9,7 +13,8 @@
 
 namespace isthmus::comm::join {
 
-// The parts of a step. What goes wrong in one is kept until the step's end, where all ranks hear of it; the parts behind it are left out.
+// The parts of a step on this rank. The failure of a part is kept until the step's end, where all ranks hear of the failure. The parts behind a
+// failed part are left out.
 class Attempts {
  public:
   explicit Attempts(const Invitation &invitation) : invitation_(invitation) {}
@@ -43,8 +48,8 @@ struct Ballot {
   static Ballot unpack(const bootstrap::Blob &blob, const std::string &name, size_t rank);
 };
 
-// Each rank says whether its part of the step went well. Returns the ballots of all. Where one failed, all ranks throw that one's reason, so
-// that nobody takes its end for the cause. A rank that waited in vain is not the cause where another has failed.
+// Each rank says whether its part of the step went well. Returns the ballots of all ranks. Where a rank failed, all ranks throw that rank's
+// reason, so no rank takes the end of another rank for the cause. A rank that waited in vain is not the cause where another rank has failed.
 std::vector<Ballot> vote(const Invitation &invitation, Ballot mine);
 
 }  // namespace isthmus::comm::join

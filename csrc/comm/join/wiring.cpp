@@ -44,7 +44,7 @@ void open_streams(const Invitation &invitation, const Device &device, int ordina
   served.arena = ours.arena;
 }
 
-// What a rank's ballot carries: its staging memory, and the library's id where the rank is its island's first.
+// What a rank's ballot carries: the size of the rank's staging memory, and from the first rank of an island the library's id.
 Blob staging_and_id(uint64_t staging, const Blob &id) {
   Blob out(sizeof staging);
   std::memcpy(out.data(), &staging, sizeof staging);
@@ -82,7 +82,7 @@ bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreemen
   try {
     return &invitation.context->links().connect(theirs.endpoint, agreement.ranks[0].key, shared,
                                                 map.streamed(invitation.rank, q) ? streams : 0, invitation.deadline);
-  } catch (const Error &e) {  // the mesh knows processes; users know ranks
+  } catch (const Error &e) {  // the mesh names a process, and users know ranks
     throw Error(e.code(), formatted("rank {} (pid {} on {}): {}", q, theirs.info.pid, theirs.info.hostname, e.text()));
   }
 }
@@ -108,12 +108,12 @@ Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &a
     attempt([&] { process = connect(invitation, agreement, agreement.map, static_cast<int>(q), same_host); });
     if (same_host && process && !process->arena) mine.vote = Ballot::Vote::NoMemory;
   }
-  // Before the vote: a rank that waits inside a library for one without a stream would take that one for late.
+  // Before the vote: a rank that waits inside a library would take a rank without a stream for late.
   attempt([&] {
     if (agreement.island || !device.host())
       open_streams(invitation, device, ordinal_of(agreement, invitation.rank), wiring.served);
   });
-  // From here on the others can tell this rank that they fail, and who has the ballots knows that they all listen.
+  // From here on the other ranks can tell this rank that they fail. A rank that has the ballots knows that all ranks listen.
   wiring.failed_elsewhere = context->ranks().making(offer.blob.index, agreement.ranks[0].epoch);
   mine.trouble = attempt.trouble();
   // A device may have pinned less of the staging memory than was wanted.

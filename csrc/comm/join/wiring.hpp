@@ -15,9 +15,9 @@ namespace isthmus::comm::join {
 struct Wiring {
   std::vector<bootstrap::Peer *> processes;  // by rank; null: this process
   collective::DeviceExecutorSetup served;    // this rank's device or library, and its streams
-  // Raised when a rank says that it has failed, which others may not hear otherwise while they wait inside a library.
+  // Raised when another rank says that it has failed. A rank that waits inside a library may not hear of the failure otherwise.
   std::shared_ptr<const std::atomic<bool>> failed_elsewhere;
-  // What all ranks have said.
+  // What the ballots of all ranks have said.
   bool all_share_memory = true;  // where they are of one host
   uint64_t least_staging = 0;
   bootstrap::Blob library_id;  // of this rank's island
@@ -25,7 +25,7 @@ struct Wiring {
 // Collective: one vote, the proof that all ranks are connected and listen.
 Wiring wire(const Invitation &invitation, const Offer &offer, const Agreement &agreement);
 
-// Connects this process with that of rank `q`, as `map` says. `shared`: also by shared memory.
+// Connects this process with the process of rank `q`, as `map` says. `shared`: by shared memory too.
 bootstrap::Peer *connect(const Invitation &invitation, const Agreement &agreement, const Map &map, int q, bool shared);
 
 }  // namespace isthmus::comm::join
