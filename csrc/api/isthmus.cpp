@@ -1,4 +1,5 @@
-// The C ABI. Translates; holds no algorithm. Every entry catches everything and leaves a text for isthmus_last_error().
+// The functions of isthmus.h, the C ABI. Each function translates its arguments, and holds no algorithm. Each function catches every exception, and
+// leaves the text of a failure for isthmus_last_error().
 #include "isthmus/isthmus.h"
 
 #include <sched.h>
@@ -34,12 +35,12 @@ static_assert(static_cast<int>(Code::Forked) == ISTHMUS_ERR_FORKED &&
 static_assert(i::kDTypeCount == ISTHMUS_DTYPE_COUNT && static_cast<int>(i::DType::Complex128) == ISTHMUS_COMPLEX128);
 static_assert(i::kRedOpCount == ISTHMUS_REDOP_COUNT && static_cast<int>(i::RedOp::PremulSum) == ISTHMUS_PREMUL_SUM);
 
-// A handle stays valid memory after destroy (it is small), so that use after destroy is an error and not a crash.
+// A handle is small, and stays valid memory after destroy. So a use after destroy is an error and not a crash.
 struct isthmus_comm {
   std::shared_ptr<Communicator> communicator;  // null once destroyed and left by all
   std::atomic<bool> destroyed{false};
-  std::atomic<uint32_t> inside{0};  // calls that use it just now
-  std::atomic<bool> left{false};    // destroy has not waited for those: the last of them lets go of it
+  std::atomic<uint32_t> inside{0};  // calls that use the communicator just now
+  std::atomic<bool> left{false};    // destroy waits no longer for those calls: the last of them lets go of the communicator
   isthmus_comm *next = nullptr;     // in the list of destroyed handles
   const i::Birth birth;
 };
@@ -58,7 +59,7 @@ struct isthmus_meeting {
 
 namespace {
 
-constexpr double kDumpSeconds = 2;  // how long a flight record that is being written may hold up destroy
+constexpr double kDumpSeconds = 2;  // for so long a flight record that is being written may hold up destroy
 
 constexpr std::size_t kMembersBytes = 1024;  // of isthmus_options.members
 
@@ -83,10 +84,17 @@ isthmus_result guarded(F f) noexcept {
   }
 }
 
-// A call inside a communicator. While there is one, destroy does not let go of it; either this sees `destroyed`, or destroy sees this.
+// A call inside a communicator. While there is such a call, destroy does not let go of the communicator. The two threads meet so:
+//
+//   a call    inside += 1 | destroyed? no: goes on ... inside -= 1 | left, and inside is 0? lets go
+//                         |
+//   destroy               | destroyed = true ... waits for inside == 0, at most 2 s | left = true | inside is 0? lets go
+//
+// All these accesses are sequentially consistent. So the call sees `destroyed`, or destroy sees the call. Exactly one thread lets go: the one that
+// takes `left` back.
 class CallInside {
  public:
-  // `what` is the call's name, or its collective.
+  // `what`: the name of the call, or the collective of the call.
   template <class What = const char *>
   explicit CallInside(isthmus_comm_t comm, What what = "this call") : comm_(comm) {
     if (!comm) i::fail(Code::Argument, "the communicator is NULL");
@@ -99,7 +107,7 @@ class CallInside {
   ~CallInside() {
     if (comm_->inside.fetch_sub(1, std::memory_order_seq_cst) == 1) let_go(comm_);
   }
-  // Nothing of it changes in a forked child, so that is what it was at the fork.
+  // In a forked child nothing of the handle changes, so `destroyed` says what the handle was at the fork.
   [[noreturn]] static void forked(isthmus_comm_t comm, const char *what) {
     if (!comm->destroyed.load(std::memory_order_seq_cst)) comm->communicator->check_ours(what);
     i::fail(Code::Argument, "the communicator was destroyed");
@@ -139,13 +147,13 @@ char *copy_text(const std::string &s) {
   return p;
 }
 
-// Programs that were compiled when these were numbers have an int in their place.
+// Programs that were compiled when these types were numbers have an int in their place.
 static_assert(sizeof(isthmus_stream_order) == sizeof(int) && sizeof(isthmus_memory_claim) == sizeof(int) &&
               sizeof(isthmus_shrink_mode) == sizeof(int));
 static_assert(sizeof(void *) != 8 || (offsetof(isthmus_call, on_stream) == 32 && offsetof(isthmus_call, stream) == 40 &&
                                       offsetof(isthmus_call, device_memory) == 56 && sizeof(isthmus_call) == 64));
 
-// Size-versioned structs: what an older caller's struct does not have reads as 0.
+// A struct that begins with its size. A member that an older caller's struct does not have reads as 0.
 template <class T>
 T versioned(const T *given, const char *what) {
   T out{};
@@ -281,7 +289,7 @@ isthmus_result isthmus_init(const isthmus_options *options, isthmus_comm_t *comm
     if (options) {
       init.rank = o.rank;
       init.world = o.world_size > 0 ? o.world_size : -1;
-      if (o.world_size <= 0 && o.rank == 0) init.rank = -1;  // an all-zero struct: from the environment
+      if (o.world_size <= 0 && o.rank == 0) init.rank = -1;  // an all-zero struct: the environment says
     }
     if (init.world > 0 && (init.rank < 0 || init.rank >= init.world))
       if (init.rank != -1)
@@ -347,15 +355,16 @@ isthmus_result isthmus_comm_exchange(isthmus_comm_t comm, const int *ranks, int 
 isthmus_result isthmus_comm_destroy(isthmus_comm_t comm) {
   return guarded([&] {
     if (!comm) return ISTHMUS_OK;
-    if (!comm->birth.here()) return ISTHMUS_OK;  // the parent's; nothing of it exists here
+    if (!comm->birth.here()) return ISTHMUS_OK;  // the parent's; nothing of the communicator exists here
     if (comm->destroyed.exchange(true)) i::fail(Code::Argument, "the communicator was destroyed already");
     comm->next = destroyed_handles.load(std::memory_order_relaxed);
     while (!destroyed_handles.compare_exchange_weak(comm->next, comm, std::memory_order_release)) {}
     i::observe::settle_dumps(kDumpSeconds);
     i::observe::unwatch(*comm->communicator);
     comm->communicator->destroy();
-    // Pending operations have ended, so other threads' calls are on their way out. One of this thread (destroy called from inside a
-    // call, by an interrupt check or a callback) is not, nor one that is stuck in a vendor's library: it lets go of the rest when it ends.
+    // Pending operations have ended, so calls of other threads are on their way out. Two kinds of call are not: a call of this thread (an
+    // interrupt check or a callback inside the call has called destroy), and a call that is stuck in a vendor's library. Such a call lets go
+    // of the communicator when the call ends.
     const int64_t until = i::now_ns() + 2'000'000'000;
     while (comm->inside.load(std::memory_order_seq_cst) != 0 && i::now_ns() < until) {
       comm->communicator->local().context().wake();

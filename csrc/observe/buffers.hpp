@@ -12,27 +12,28 @@ namespace isthmus::observe {
 
 inline constexpr double kPatience = 30;  // seconds that a device may take for one step
 
-// Waits until `stream` has come to the event. Throws what went wrong on it, and Error(Timeout) where nothing happens.
+// Waits until `stream` has come to the event. Throws what went wrong on the stream. Error(Timeout): nothing happens.
 void wait(device::Event &event, const device::Stream &stream);
 
-// Memory of the device and pinned memory of the host, with their streams. What a device may still work on is never given back.
+// Memory of the device and pinned memory of the host, with two lanes: a stream and an event each. Memory on which the device may still work is
+// never given back.
 class Buffers {
  public:
-  Buffers(device::Runtime &runtime, int device, size_t size);  // of `size` bytes each; those on the host are of 1s
+  Buffers(device::Runtime &runtime, int device, size_t size);  // of `size` bytes each; on the host all are 1
   ~Buffers() { end(); }
   Buffers(const Buffers &) = delete;
   Buffers &operator=(const Buffers &) = delete;
 
   void submit(int lane, void *to, const void *from);  // a copy of all bytes
-  void finish(int lane);                              // waits for what the lane was given
-  void lose() noexcept { lost_ = true; }              // the device may still work on it
+  void finish(int lane);                              // waits for the copies that the lane was given
+  void lose() noexcept { lost_ = true; }              // the device may still work on the memory
 
   const size_t bytes;
   std::unique_ptr<device::Stream> streams[2];
   std::unique_ptr<device::Event> events[2];
   void *there[2] = {};      // on the device
   std::byte *here[2] = {};  // on the host
-  void *pinned[2] = {};     // the same, as the device finds it
+  void *pinned[2] = {};     // the host's, as the device finds it
 
  private:
   void end() noexcept;

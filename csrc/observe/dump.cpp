@@ -48,7 +48,7 @@ std::string dump_json(comm::Communicator &comm) {
 std::string libraries_json(const Settings &settings) {
   const std::string &wanted = settings.text(Setting::Ccl), &path = settings.text(Setting::CclLibrary);
   const std::string &device = settings.text(Setting::Device);
-  const std::string own = ccl::family_for(device.substr(0, device.find(':')));  // what auto would take
+  const std::string own = ccl::family_for(device.substr(0, device.find(':')));  // the library that "auto" takes
   auto out = nlohmann::ordered_json::array();
   for (const std::string &family : ccl::families()) {
     nlohmann::ordered_json one{{"family", family}, {"found", false}, {"version", ""}, {"path", ""}, {"text", ""}};

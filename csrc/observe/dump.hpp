@@ -8,10 +8,11 @@
 namespace isthmus::observe {
 
 // {"communicator", "rank", "size", "failure", "waiting", "entries": [{"sequence", "collective", "dtype", "op", "bytes", "root" or "peer",
-// "state", "submitted_us", "duration_us", "result"}]}: finished operations oldest first, then those in flight.
+// "state", "submitted_us", "duration_us", "result"}]}. The finished operations come first, the oldest before the others, then the
+// operations in flight.
 std::string dump_json(comm::Communicator &comm);
 std::string context_json();
-std::string devices_json();                            // the vendors' devices: found or not, and why
-std::string libraries_json(const Settings &settings);  // those that can serve islands: found or not, and why
+std::string devices_json();                            // each vendor's devices: found or not, and why
+std::string libraries_json(const Settings &settings);  // each that can serve islands: found or not, and why
 
 }  // namespace isthmus::observe

@@ -30,8 +30,8 @@ struct Dumper {
   Dumper() { ::sem_init(&wanted, 0, 0); }
 
   sem_t wanted;                       // posted by signal handlers too
-  std::atomic<uint64_t> requests{0};  // that were made
-  Mutex watching;  // held over one watch() or unwatch(), which waits for the thread; taken before the next
+  std::atomic<uint64_t> requests{0};  // made so far
+  Mutex watching;                     // held over one watch() or unwatch(), which waits for the thread; taken before `mutex`
   Mutex mutex;
   Condition changed;
   std::vector<std::weak_ptr<comm::Communicator>> communicators ISTHMUS_GUARDED_BY(mutex);
@@ -39,7 +39,7 @@ struct Dumper {
   int rank ISTHMUS_GUARDED_BY(mutex) = -1;
   uint64_t taken ISTHMUS_GUARDED_BY(mutex) = 0;  // of the requests
   uint64_t written ISTHMUS_GUARDED_BY(mutex) = 0;
-  bool other ISTHMUS_GUARDED_BY(mutex) = false;  // somebody else writes
+  bool other ISTHMUS_GUARDED_BY(mutex) = false;  // another thread than ours writes
   bool stop ISTHMUS_GUARDED_BY(mutex) = false;
   std::thread thread ISTHMUS_GUARDED_BY(watching);
 };
@@ -47,10 +47,10 @@ struct Dumper {
 // Never destroyed: a signal may come while static destructors run.
 PerProcess<Dumper> the_dumper;
 Dumper &dumper() { return *the_dumper; }
-std::atomic<Dumper *> the_handlers{nullptr};  // set before the handler is
-std::atomic<bool> handles{false};             // the signal. A forked child has its parent's handler
+std::atomic<Dumper *> the_handlers{nullptr};  // set before the handler is installed
+std::atomic<bool> handles{false};             // the handler is installed. A forked child has its parent's handler
 
-// All that a signal handler may do: it wakes the thread.
+// Wakes the thread. A signal handler may do no more.
 void want() {
   const int before = errno;
   Dumper &d = *the_handlers.load(std::memory_order_acquire);
@@ -61,7 +61,7 @@ void want() {
 void on_signal(int) { want(); }
 
 void write_file(const std::string &path, const std::string &text) {
-  std::error_code ignored;  // what opening then says is enough
+  std::error_code ignored;  // opening the file fails then, and that error says enough
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
     std::filesystem::create_directories(folder, ignored);
   const std::string unfinished = formatted("{}.{}", path, ::getpid());
@@ -77,14 +77,14 @@ void write_file(const std::string &path, const std::string &text) {
   if (::rename(unfinished.c_str(), path.c_str()) != 0) fail_system(path.c_str(), errno);
 }
 
-// What comm.dump() is, of each communicator of the process.
+// What comm.dump() gives, of each communicator of the process.
 std::string records(const std::vector<std::shared_ptr<comm::Communicator>> &all) {
   std::string text = "[";
   for (const auto &comm : all) text += (text.size() > 1 ? ",\n" : "\n") + dump_json(*comm);
   return text + "\n]\n";
 }
 
-// Whether there is a request that nobody has taken, which is then taken.
+// Whether there is a request that no thread has taken. This thread takes the request.
 bool take(Dumper &d) ISTHMUS_REQUIRES(d.mutex) {
   const uint64_t all = d.requests.load(std::memory_order_acquire);
   return all != d.taken ? (d.taken = all, true) : false;
@@ -109,7 +109,7 @@ void run(Dumper &d) {
     {
       const Lock lock(d.mutex);
       if (d.stop) return;
-      if (d.other) {  // who was woken in its place
+      if (d.other) {  // the post was for the other thread
         ::sem_post(&d.wanted);
         return;
       }
@@ -182,7 +182,7 @@ void unwatch(const comm::Communicator &comm) noexcept {
   ::sem_post(&d.wanted);
   if (d.thread.joinable()) d.thread.join();
   const Lock lock(d.mutex);
-  if (d.other) ::sem_post(&d.wanted);  // and whoever is in next_dump()
+  if (d.other) ::sem_post(&d.wanted);  // wakes the thread in next_dump(), too
 }
 
 void take_over_dumps() noexcept {
@@ -199,8 +199,8 @@ bool next_dump(std::string &path) {
       const Lock lock(d.mutex);
       if (d.stop || d.communicators.empty()) {
         d.other = false;
-        ::sem_post(
-            &d.wanted);  // the thread that unwatch() waits for may sleep as well, and was to be woken by what woke this one
+        // The thread for which unwatch() waits may sleep as well, and the post that woke this thread may have been for that one.
+        ::sem_post(&d.wanted);
         return false;
       }
       if (take(d)) {

@@ -20,7 +20,7 @@ std::string time_text(double seconds) {
                         : formatted("{:.3f} s", seconds);
 }
 
-// "predicted": null, or the parts of it; and the line of the text.
+// "predicted": null, or the parts of the prediction. Adds the prediction's line to the text.
 ordered_json predicted(const plan::Prediction &p, std::string &text) {
   if (p.none) return nullptr;
   if (!p.unknown.empty()) {
@@ -40,7 +40,7 @@ ordered_json predicted(const plan::Prediction &p, std::string &text) {
           {"fill", p.fill},       {"simulated", p.simulated}};
 }
 
-// "last": null, or the last call that `is_one` takes, that ended well and that the flight recorder still has.
+// "last": null, or the last call that `is_one` takes and that ended well, if the flight recorder still has that call.
 template <class F>
 ordered_json last_of(comm::Communicator &comm, std::string &text, F is_one, const char *what) {
   auto &local = comm.local();
@@ -85,8 +85,8 @@ struct Way {
   bool slot = false;
 };
 
-// Whether a message of so many bytes with tag 0 lies in a receive slot on its way, as far as this rank knows: where no slot is free the message
-// goes by the link all the same.
+// Whether a message of so many bytes with tag 0 lies in a receive slot on its way, as far as this rank knows. Where no slot is free at the time,
+// the message goes by the link.
 bool would_take_slot(rank::Rank &local, bool send, int peer, uint64_t bytes) {
   const messages::PartSizes &sizes = local.messages().sizes();
   if (sizes.bytes() == 0 || !sizes.take_slot(0, std::min(bytes, sizes.bytes()))) return false;
@@ -115,7 +115,7 @@ Way way_of(comm::Communicator &comm, bool send, int peer, DType dtype, uint64_t 
   return way;
 }
 
-// The slowest of what the parts pass through, and one part's time of the rest.
+// The time of a message: all parts through the slowest of the ways that they pass, and one part through each of the other ways.
 ordered_json predicted_message(const topology::Topology &t, int from, int to, const Way &way, uint64_t bytes, bool memory,
                                std::string &text) {
   using topology::Rate;
@@ -217,7 +217,7 @@ std::string explain_message_json(comm::Communicator &comm, Collective c, int pee
       },
       "message");
   if (!out["last"].is_null()) {
-    out["last"].erase("sequence");  // messages have none
+    out["last"].erase("sequence");  // messages have no sequence number
     text += "from its submission to its end\n";
   }
   out["text"] = std::move(text);

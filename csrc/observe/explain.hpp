@@ -1,4 +1,4 @@
-// What a call would do, as JSON with its reading form in "text".
+// What a call would do, as JSON. "text" has the same in a form to read.
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace isthmus::observe {
 
-// The plan as plan::explain_json() gives it, with "path": "one hop" where cells serve the call and the plan is only its larger twin. And
-// "predicted": {"seconds", "copies", "reductions", "links", "bridge", "device", "fill", "simulated"} (plan::Prediction) or null, "last":
-// {"seconds", "sequence", "bytes"} of the last call of that shape on this rank that the flight recorder has, or null.
+// The plan as plan::explain_json() gives it, and besides:
+//   "path"        "one hop" where cells serve the call; the plan then is what a larger call of that kind would have
+//   "predicted"   {"seconds", "copies", "reductions", "links", "bridge", "device", "fill", "simulated"} (plan::Prediction), or null
+//   "last"        {"seconds", "sequence", "bytes"} of the last call of that shape on this rank that the flight recorder has, or null
 std::string explain_json(comm::Communicator &comm, const plan::Plan &plan, bool one_hop);
 
 // A send to `peer`, or a receive from it (-1: from any rank): {"collective", "dtype", "rank", "world", "peer", "bytes", "flat", "path": "at
 // once", "asked for" or "slot", "link", "parts", "part_bytes", "predicted": {"seconds", "out", "link", "in", "simulated"} or null,
-// "last": {"seconds", "bytes"} or null, "text"}. Throws Error(Argument) for a peer that is none.
+// "last": {"seconds", "bytes"} or null, "text"}. Error(Argument): the peer is no rank.
 std::string explain_message_json(comm::Communicator &comm, Collective c, int peer, DType dtype, uint64_t bytes);
 
 }  // namespace isthmus::observe

@@ -55,7 +55,7 @@ void call(comm::Communicator &comm, const comm::CallRequest &request) {
   if (taken.op->result != Code::Ok) throw Error(taken.op->result, taken.op->text);
 }
 
-// The largest of all ranks', number by number.
+// The largest number of all ranks, place by place.
 std::vector<double> slowest(comm::Communicator &comm, const std::vector<double> &mine) {
   const auto world = static_cast<size_t>(comm.size());
   std::vector<double> all(world * mine.size());
@@ -110,7 +110,7 @@ class Sweeps {
 
   int count() const noexcept { return count_; }
   const std::vector<int64_t> &sizes() const noexcept { return sizes_; }
-  // Up to which size the leader exchange is better, by each sweep.
+  // The size up to which the leader exchange is better, by each sweep.
   std::vector<int64_t> best() const {
     std::vector<int64_t> best;
     for (int s = 0; s < count_; ++s) {
@@ -155,7 +155,7 @@ class Sweeps {
   std::vector<double> times_;  // seconds, sweep by sweep
 };
 
-// The islands between which a message of this communicator crosses. Throws Error(Unsupported) where none does.
+// The islands between which a message of this communicator crosses. Error(Unsupported): no message crosses.
 topology::Topology crossed_islands(const comm::Communicator &comm) {
   plan::Request smallest;
   smallest.bytes = kSmallest;

@@ -22,9 +22,9 @@ constexpr int kLeastRepetitions = 5, kMostRepetitions = 101;
 
 double seconds_since(int64_t begin) { return static_cast<double>(now_ns() - begin) * 1e-9; }
 
-// The rates of run(times), which moves `bytes` each time: as many times a repetition as make it long enough for the clock.
+// The rates of run(times), which moves `bytes` each time. A repetition has so many times that it is long enough for the clock.
 std::vector<double> samples(double bytes, double seconds, const std::function<void(int)> &run) {
-  run(1);  // touches what is touched for the first time
+  run(1);  // touches memory and code for the first time
   int64_t begin = now_ns();
   run(1);
   const double once = std::max(seconds_since(begin), 1e-7), wanted = std::min(seconds / kLeastRepetitions, 0.05);
@@ -71,7 +71,7 @@ void measure_reductions(Report &report, double seconds) {
 void measure_copies(Report &report, device::Runtime &runtime, int device, double seconds) {
   const std::string name = formatted("{}:{}/", runtime.vendor(), device);
   Buffers b(runtime, device, 32 << 20);
-  // A round trip first: a rate of bytes that do not arrive is none.
+  // A round trip first: bytes that do not arrive have no rate.
   for (size_t i = 0; i < b.bytes; ++i) b.here[0][i] = static_cast<std::byte>(i * 131 >> 7);
   b.submit(0, b.there[0], b.pinned[0]);
   b.submit(0, b.pinned[1], b.there[0]);
@@ -110,7 +110,7 @@ void measure_copies(Report &report, device::Runtime &runtime, int device, double
 // One rank for each device, as threads of this process.
 void measure_library(Report &report, device::Runtime &runtime, const std::vector<int> &devices, ccl::Library &library) {
   constexpr size_t kBytes = 16 << 20;
-  constexpr int kTimes = 4, kRepetitions = 9;  // the same on all ranks, whose calls must meet
+  constexpr int kTimes = 4, kRepetitions = 9;  // the same on all ranks, since their calls must meet
   const auto size = static_cast<int>(devices.size());
   const auto id = library.make_id(devices[0]);
   std::vector<double> rates;
@@ -119,7 +119,7 @@ void measure_library(Report &report, device::Runtime &runtime, const std::vector
     try {
       const int device = devices[static_cast<size_t>(r)];
       Buffers b(runtime, device, kBytes);
-      b.submit(0, b.there[0], b.pinned[0]);  // numbers, and no rubbish
+      b.submit(0, b.there[0], b.pinned[0]);  // so the message is numbers, and no rubbish
       b.finish(0);
       const std::shared_ptr<device::Stream> stream = runtime.make_stream(device, "tune library");
       const auto event = runtime.make_event(device);
@@ -198,7 +198,7 @@ void measure_devices(Report &report, const Settings &settings, double seconds) {
     const std::string family = ccl == "auto" || ccl::vendor_of(ccl) != vendor ? ccl::family_for(vendor) : ccl;
     if (measured.empty() || family.empty() || ccl == "none") continue;
     try {
-      // The path is that of the library that a rank would take.
+      // The path of the settings is for the library that a rank would take.
       const bool named = family == (ccl == "auto" ? ccl::family_for(wanted.vendor) : ccl);
       const auto library = ccl::open_library(family, named ? settings.text(Setting::CclLibrary) : "", "");
       if (const Status s = library->usable(); !s.ok()) throw Error(s.code, s.text);

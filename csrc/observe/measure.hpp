@@ -11,7 +11,7 @@ namespace isthmus::observe {
 //   reduce_float32, reduce_bfloat16   one thread reduces two sources of 1 MiB; bytes of the result
 //   cuda:0/device_to_host, cuda:0/host_to_device, cuda:0/both_ways   copies of 32 MiB from and to pinned memory; both_ways: each way, at once
 //   nccl/all_reduce                   of 16 MiB float32 by a rank for each device that was measured; bytes of the message
-// What is measured: the device that the settings name; all devices of a vendor (no number); or with "host" every device that there is. Takes about
+// The settings say what is measured: the device that they name; all devices of a vendor (no number); or with "host" every device there is. Takes about
 // `seconds`, and longer where a device is slow. Nothing may use the devices meanwhile.
 std::string measure_json(const Settings &settings, double seconds);
 
