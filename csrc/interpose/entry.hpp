@@ -7,8 +7,8 @@
 
 namespace isthmus::interpose {
 
-// What a failed call returns: an error. A function that has no way to tell of an error returns what nobody takes for an
-// answer.
+// What a failed call returns: an error. A function that has no way to tell of an error returns a value that no program takes
+// for an answer.
 template <class R>
 R given_up(Result code) noexcept;
 template <>

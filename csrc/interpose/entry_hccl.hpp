@@ -10,8 +10,8 @@ namespace isthmus::interpose {
 
 using namespace hccl;
 
-// What a call without a real function returns: an error. A function that has no way to tell of an error says that it can do
-// nothing.
+// What a call without a real function returns: an error. A function that has no way to tell of an error answers with zero,
+// false or -1: the library can do nothing.
 template <class R>
 R refused(const char *name) noexcept;
 template <>
@@ -34,7 +34,7 @@ inline Kind refused<Kind>(const char *name) noexcept {
   return -1;
 }
 
-// What a call returns whose communicator spans vendors. All such functions give a code.
+// What a call of a communicator that spans vendors returns. All such functions give a code.
 template <class R>
 R spanning(const char *name) noexcept;
 template <>

@@ -1,4 +1,5 @@
-// What a front door and the bridge behind it know of each other. They are built together and lie in one folder.
+// What a front door and the bridge behind the door know of each other. Door and bridge are built together, and lie in one
+// folder.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 namespace isthmus::interpose {
 
 // Handles of communicators that span vendors lie in an address range of their own. The range can be read once there is such
-// a handle, and is never written. A vendor's library that takes such a handle for a communicator of its own reads memory
-// there. It does not find the number that its own communicators begin with.
+// a handle, and is never written. A vendor's library may take such a handle for a communicator of its own, and read there.
+// The library does not find the number with which its own communicators begin.
 constexpr uintptr_t kHandleBytes = uintptr_t{32} << 20;
 
 // What the front door and the bridge keep of one thread.
@@ -18,14 +19,14 @@ struct ThreadState {
   int inside;
 };
 
-// What a front door tells the bridge of itself. A front door is the library with a vendor's SONAME that a program calls.
+// What a front door tells the bridge about the door. A front door is the library with a vendor's SONAME that a program calls.
 struct FrontDoor {
   uint32_t digest;                           // of the list of calls that the bridge must have (routed_calls.hpp)
   const char *family;                        // "nccl": Isthmus' name for such libraries
   const char *device;                        // "cuda": Isthmus' name for the devices of such libraries
   const char *name;                          // "NCCL"
   const char *path;                          // of the real library
-  int version;                               // of the real library, as that tells it; 0: unknown
+  int version;                               // of the real library, as the library says; 0: unknown
   void *(*look_up)(const char *name);        // a function of the real library; null: the library has none of that name
   ThreadState *(*thread)();                  // of the caller
   void (*keep)(const char *reason);          // for ncclGetLastError; the text must stay for good

@@ -1,5 +1,6 @@
-// Entry points of functions whose parameters are not known here: the vendor promises none of them, or they are C++. Such an
-// entry point hands on all registers and the stack as they came. What the real function returns goes back in the same way.
+// Entry points of functions whose parameters are not known here: the vendor promises no parameters, or the functions are C++.
+// Such an entry point hands on all registers and the stack as they came. The result of the real function goes back in the
+// same way.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,7 @@ struct Jump {
 };
 static_assert(sizeof(Jump) == 2 * sizeof(void *));
 
-// Finds the real function. Null: there is none, and the call returns `code`.
+// Finds the real function. Null: there is no such function, and the call returns `code`.
 extern "C" __attribute__((visibility("hidden"))) const void *isthmus_bind_jump(Jump *, long *code) noexcept;
 // Where a jump goes until its real function is found. Not a function to be called from C.
 extern "C" __attribute__((visibility("hidden"))) const char isthmus_first_jump[];

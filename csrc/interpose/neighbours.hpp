@@ -1,5 +1,5 @@
-// What in this process shows that another front door should have been chosen. NCCL's and RCCL's functions have the same
-// names, so the door of one vendor takes the calls that are meant for the other.
+// The signs in this process that another front door should have been chosen. NCCL's and RCCL's functions have the same
+// names, so the door of one vendor takes the calls that are meant for the other vendor.
 #pragma once
 
 #include "text_buffer.hpp"
@@ -8,7 +8,7 @@ namespace isthmus::interpose {
 
 // Writes a sentence behind `before`, in two cases:
 // 1. The other vendor's door is preloaded, too.
-// 2. Something that is loaded is linked against the other vendor's library, and nothing against this one's.
+// 2. A loaded object is linked against the other vendor's library, and no object against this vendor's library.
 void describe_neighbours(TextBuffer &out, const char *before) noexcept;
 
 void warn_of_neighbours() noexcept;  // writes the same sentence to the log

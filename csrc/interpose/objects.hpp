@@ -9,7 +9,7 @@
 
 namespace isthmus::interpose {
 
-// Whether the object is a front door. A door has an ELF note for that, so neither the name of its file nor a symbol is
+// Whether the object is a front door. A door has an ELF note that says so. Neither the name of the file nor a symbol is
 // needed.
 inline bool has_our_note(const dl_phdr_info &object) noexcept {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
@@ -38,7 +38,7 @@ bool any_needed(const dl_phdr_info &object, const Matches &matches) noexcept {
     for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
       if (d->d_tag == DT_STRTAB) texts = reinterpret_cast<const char *>(d->d_un.d_ptr);
     // The loader has made an address of the entry. The kernel's own object (vDSO) is the exception: the loader may not write
-    // there, so the entry is as in the file. That object needs nothing.
+    // into that object, so the entry is as in the file. The vDSO needs nothing.
     if (!texts || reinterpret_cast<uintptr_t>(texts) < object.dlpi_addr) return false;
     for (const auto *d = dynamic; d->d_tag != DT_NULL; ++d)
       if (d->d_tag == DT_NEEDED && matches(texts + d->d_un.d_val)) return true;

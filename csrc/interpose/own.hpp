@@ -9,11 +9,11 @@ namespace isthmus::interpose {
 
 // The bridge, for a caller that has a communicator of ours. Such a caller has made the bridge known before.
 inline const Calls *the_bridge() noexcept { return static_cast<const Calls *>(the_calls.load(std::memory_order_acquire)); }
-// A program may have got its handle in a group, before it was known whose the communicator is. Such a handle of ours may be
-// an alias of the vendor's: this gives the vendor's handle, or null.
+// The vendor's handle behind a handle of ours, or null. A program may have got its handle in a group, before anybody knew
+// whose the communicator is. Such a handle of ours may be an alias of the vendor's handle.
 inline Comm behind(Comm comm) noexcept { return the_bridge()->behind(comm); }
-// The bridge, where it must hear that this communicator ends: the communicator is ours, or an alias of ours stands for it.
-// Else null.
+// The bridge, where the bridge must hear that this communicator ends: the communicator is ours, or an alias of ours stands
+// for the communicator. Else null.
 inline const Calls *ending(Comm comm) noexcept {
   const Calls *b = the_bridge();
   return b && (ours(comm) || b->named(comm)) ? b : nullptr;

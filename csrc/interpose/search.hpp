@@ -5,12 +5,12 @@
 
 namespace isthmus::interpose {
 
-// Opens the first file that is the vendor's library. Neither this library nor a copy of it counts. Null: there is none.
-// `tried` says where this looked, and what was wrong with what was found.
+// Opens the first file that is the vendor's library. Neither this front door nor a copy of this door counts. Null: there is
+// no such file. `tried` says where the search looked, and what was wrong with each file that the search found.
 void *open_real(TextBuffer &tried) noexcept;
 
-// The path of the library that the program opened, where the hook before dlopen (ways/dlopen.cpp) gave it this library
-// instead. Null: the program did not do so.
+// The path of the library that the program asked for, where the hook before dlopen (ways/dlopen.cpp) gave the program this
+// front door instead. Null: the program did not open the library in that way.
 const char *asked_for() noexcept;
 
 }  // namespace isthmus::interpose

@@ -1,5 +1,5 @@
-// Text in a buffer of fixed size, and lines of the log made from it. A front door has no run time of C++. A front door
-// allocates nothing for a text either: the program around it may be failing for want of memory.
+// Text in a buffer of fixed size, and lines of the log made of such text. A front door has no run time of C++. Nor does a
+// front door allocate for a text: the program around the door may be failing for want of memory.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace isthmus::interpose {
 
-// Appends to a buffer that the caller owns. The text always ends with a zero; text that finds no room is left out.
+// Appends to a buffer that the caller owns. The text always ends with a zero. Text that finds no room is left out.
 class TextBuffer {
  public:
   TextBuffer(char *buffer, size_t bytes) noexcept : at_(buffer), end_(buffer + bytes - 1) { *at_ = 0; }

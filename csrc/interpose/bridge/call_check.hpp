@@ -12,8 +12,8 @@
 
 namespace isthmus::bridge {
 
-// A collective of no elements does nothing. A message of none does: its other end waits for it. So may a collective of
-// blocks, whose counts are in arrays.
+// A collective of no elements does nothing. A message of no elements does something: the other end waits for the message. A
+// collective of blocks, whose counts are in arrays, may do something too.
 inline bool does_nothing(const BridgedCall &o) noexcept {
   return o.count == 0 && o.send_counts.empty() && o.recv_counts.empty() && o.call != OperationKind::Send &&
          o.call != OperationKind::Recv && o.call != OperationKind::Barrier;
@@ -24,7 +24,7 @@ inline bool does_nothing(const BridgedCall &o) noexcept {
 //
 //     return CallCheck(...).data(type, from, to, count).op(op).go();
 //
-// The first wrong argument is told to the program, and what follows it is not looked at.
+// The program hears of the first wrong argument. The arguments behind that one are not looked at.
 template <class Derived>
 class CallCheck {
  public:
@@ -50,7 +50,7 @@ class CallCheck {
   Derived &data(Type type, const void *send, void *recv, uint64_t count) {
     return self().type(type).buffers(send, recv, count);
   }
-  // A message is sent as bytes: its two ends need not call the elements by one type.
+  // A message travels as bytes: the two ends need not call the elements by one type.
   template <class Type>
   Derived &message(Type type, int64_t other, const void *send, void *recv, uint64_t count) {
     data(type, send, recv, count).peer(other);

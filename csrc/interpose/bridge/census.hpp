@@ -1,5 +1,11 @@
 // The census: before a communicator is made, all its ranks say which vendor's library they have and which island they are
-// in.
+// in. The records of all ranks decide who makes the communicator:
+//
+//   rank 0, NCCL   record ---+               +--- all records: Isthmus makes the communicator
+//                            +- the meeting -+
+//   rank 1, RCCL   record ---+               +--- all records: Isthmus makes the communicator
+//
+// Where the records say NCCL on all ranks, the real library makes the communicator.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +25,8 @@ struct RankRecord {
   char family[8];          // "nccl"
   uint64_t island_digest;  // of the whole label
   // This part is for people.
-  int64_t version;  // of its library, as the library tells it; 0: the library does not
-  char island[64];  // its label, cut
+  int64_t version;  // of the library, as the library says; 0: unknown
+  char island[64];  // the label, cut
   bool came() const noexcept { return family[0] != 0; }
   bool together(const RankRecord &other) const noexcept;  // one library can serve both
 };
@@ -28,7 +34,7 @@ RankRecord record_of(const char *family, int version);
 
 // "ranks 0 and 2: nccl 2.29.3; rank 1: rccl 2.22.3, island b"
 std::string describe(const std::vector<RankRecord> &ranks);
-// Whether one vendor's library serves all of them.
+// Whether one vendor's library serves all these ranks.
 bool one_island(const std::vector<RankRecord> &ranks);
 
 enum class Verdict {
@@ -62,18 +68,18 @@ struct Finding {
 Finding finding(const char *call, const char *vendor, const CensusArrival &arrival);
 
 // Holds the census. Collective.
-// 1. The census waits for all ranks, up to ISTHMUS_TIMEOUT. Where all that came belong together, the census ends earlier:
-//    when no other rank has come for ISTHMUS_CENSUS.
-// 2. Where all that came belong together and with the maker of the id, the others are taken for ranks without Isthmus: the
-//    real library may know them.
+// 1. The census waits for all ranks, up to ISTHMUS_TIMEOUT. Where all ranks that came belong together, the census ends
+//    earlier: when no other rank has come for ISTHMUS_CENSUS.
+// 2. Where all ranks that came belong together and with the maker of the id, the census takes the other ranks for ranks
+//    without Isthmus: the real library may know them.
 // 3. A rank of the maker's vendor that does not reach the meeting takes all others for ranks without Isthmus.
 void meet(CensusArrival &arrival);
 
-// Some calls take several ids. The census is held with the first id. The meetings of the other ids must be ended, each once,
-// and `enders` ranks share that: these are the tickets of number `which`. A tail without a maker is of an id made without
-// Isthmus.
+// Some calls take several ids. The census is held with the first id. The meeting of each other id must be ended once. A
+// number of ranks, `enders`, share this work. The result is the tickets of the ender of number `which`. A tail without a
+// maker is of an id made without Isthmus.
 std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, size_t enders);
-// Ends these meetings, to which nobody else comes. `tell` gets what went wrong, and whether that is doubtful.
+// Ends these meetings, to which no other rank comes. `tell` gets what went wrong, and whether the failure is doubtful.
 void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell);
 
 }  // namespace isthmus::bridge

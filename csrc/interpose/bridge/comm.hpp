@@ -1,5 +1,5 @@
-// A communicator that spans vendors, as the bridge has it: a communicator of Isthmus, and what the vendors' interfaces want
-// of one besides. This file speaks no vendor's language.
+// A communicator that spans vendors, as the bridge has the communicator: a communicator of Isthmus, and what the vendors'
+// interfaces want of a communicator besides. No vendor's names or numbers stand in this file.
 #pragma once
 
 #include <isthmus/isthmus.h>
@@ -63,7 +63,7 @@ struct BridgedCall {
   std::vector<uint64_t> send_counts, send_displs, recv_counts, recv_displs;
 };
 
-// Makes it an operation on as many bytes. False: the number of bytes does not fit into 64 bits.
+// Makes of the operation an operation on as many bytes. False: the number of bytes does not fit into 64 bits.
 bool as_bytes(BridgedCall &operation);
 
 // One or several operations in flight.
@@ -81,9 +81,13 @@ class LaunchedWork {
   isthmus_work_t work_;
 };
 
-// The ranks of one communicator that are in this process. A program destroys them one after the other, on one thread. But
-// isthmus_comm_destroy of each rank waits a while for the others. So all ranks but the last are destroyed on threads of
-// their own.
+// The ranks of one communicator that are in this process. A program destroys the ranks one after the other, on one thread.
+// But isthmus_comm_destroy of each rank waits a while for the other ranks. So all ranks but the last are destroyed on
+// threads of their own:
+//
+//   the program's thread   leave(rank 0) | leave(rank 1): destroys rank 1 ... joins the other thread | returns
+//                                |                            ^ waits for each other ^
+//   a thread of its own          \------ destroys rank 0 ......................../
 class LocalRanks {
  public:
   // The one object for `key`, which is the same on all ranks of the communicator.
@@ -110,7 +114,7 @@ struct Traits {
   std::shared_ptr<LocalRanks> local_ranks;
   // The configuration that the program asked for, as the face keeps it. A part gets the same, where it asks for none.
   std::shared_ptr<void> config;
-  bool promised = false;  // it stands for one that is made when a group ends (Target), and is never made itself
+  bool promised = false;  // stands for a communicator that a group makes when the group ends (Target); never made itself
   std::string vendors{};  // the first letter of the vendor's family, of each rank; empty: not known
 };
 
@@ -127,22 +131,22 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Exactly one of these is called, once.
   Outcome init(isthmus_meeting_t meeting, const std::string &settings);
   void adopt(isthmus_comm_t comm);
-  void fail(Outcome why);  // it cannot be made
-  void pass_on();          // the vendor's library has made it, and no call comes here any more
+  void fail(Outcome why);  // the communicator cannot be made
+  void pass_on();          // the vendor's library has made the communicator, and no call comes here any more
 
-  Outcome status();               // ISTHMUS_IN_PROGRESS: it is still being made
-  isthmus_comm_t get() noexcept;  // null: it is still being made, or could not be
-  bool blocks() noexcept;         // its calls wait for the exchange, as no stream of its device waits for the host
+  Outcome status();                           // ISTHMUS_IN_PROGRESS: the communicator is still being made
+  isthmus_comm_t get() noexcept;              // null: the communicator is still being made, or could not be made
+  bool blocks() noexcept;                     // calls wait for the exchange, as no stream of the device waits for the host
   Outcome run(const BridgedCall &operation);  // a barrier has ended when this returns
-  Outcome open();                             // whether it takes operations
-  Outcome finalize();                         // waits for all that was begun
+  Outcome open();                             // whether the communicator takes operations
+  Outcome finalize();                         // waits for all operations that were begun
   Outcome destroy();                          // waits likewise
   void abort();
   void note(std::shared_ptr<LaunchedWork> work);
-  // What the call that has just begun the work can say of it: where calls wait for the exchange, how the exchange ended.
+  // What the call that has just begun the work can say of the work. Where calls wait for the exchange: how the exchange ended.
   Outcome known(const LaunchedWork &work);
 
-  int add(const Factor &factor);  // its number
+  int add(const Factor &factor);  // the factor's number
   bool find(int number, Factor &factor);
   bool remove(int number);
   int next_part() { return parts_++; }  // the number of a call that makes parts: the same on all ranks
@@ -155,7 +159,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::condition_variable settled_;
   bool starting_ = true, finalized_ = false, aborted_ = false;  // under mutex_
   isthmus_comm_t comm_ = nullptr;                               // under mutex_, until it is destroyed
-  Outcome failure_;                                             // under mutex_; why it could not be made
+  Outcome failure_;                                             // under mutex_; why there is no communicator
   std::deque<std::shared_ptr<LaunchedWork>> works_;             // under mutex_; in the order of their calls
   std::map<int, Factor> factors_;                               // under mutex_
   int next_factor_ = 0;                                         // under mutex_
@@ -169,8 +173,11 @@ Outcome submit(isthmus_comm_t comm, const BridgedCall &operation, isthmus_work_t
 // Several operations, together, called by one thread:
 // 1. record() checks them. Nothing of them begins.
 // 2. launch() begins them, and waits where one of them is a barrier.
-// As at NCCL, the operations of one communicator are one operation for all streams that they name: none begins before all
-// these streams have come to it, and none of the streams goes on before all operations have ended.
+// As at NCCL, the operations of one communicator are one operation for all streams that they name. No operation begins before
+// all these streams have come to the group. No stream goes on before all operations have ended:
+//
+//   stream A   a kernel | waits for B | the operations of the group | the next kernel
+//   stream B   a longer kernel ...... | the operations of the group | the next kernel
 using BridgedCalls = std::vector<std::pair<CommPtr, BridgedCall>>;
 class OperationGroup {
  public:

@@ -1,5 +1,5 @@
-// Configurations of the vendors' interfaces, as bytes. Each begins with its size, which says how much of the structure the
-// program knows.
+// Configurations of the vendors' interfaces, as bytes. Each configuration begins with its size. The size says how much of
+// the structure the program knows.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,15 @@ inline size_t size_of_config(const void *config) noexcept {
   return size;
 }
 
-// The beginning of a configuration. A member that the configuration is too short for keeps its value in `head`.
+// The beginning of a configuration. Where the configuration is too short for a member, the member keeps its value in `head`.
 template <class Head>
 Head read_head(const void *config, Head head = {}) noexcept {
   std::memcpy(&head, config, std::min(size_of_config(config), sizeof head));
   return head;
 }
 
-// A copy of a configuration, for calls that are made when the program's own is gone. The copy of none is null.
+// A copy of a configuration, for calls that are made when the program's own configuration is gone. A copy of no
+// configuration is null.
 class ConfigCopy {
  public:
   explicit ConfigCopy(const void *config) {

@@ -19,17 +19,17 @@ class Devices {
   virtual ~Devices() = default;
   virtual Outcome current(DevicePlace &place) = 0;            // of the calling thread
   virtual void enter(const DevicePlace &place) noexcept = 0;  // the calling thread works there from now on
-  // Waits until the stream has done what it holds. Refused while the stream is being captured into a graph.
+  // Waits until the stream has done all the work that it holds. Refused while the stream is being captured into a graph.
   virtual Outcome wait(void *stream) = 0;
-  // Copies a few bytes of device memory, as they are when the stream has come so far. Waits for the stream.
+  // Copies a few bytes of device memory, as the bytes are when the stream has come so far. Waits for the stream.
   virtual Outcome read(void *to, const void *from, size_t bytes, void *stream) = 0;
 
   // Whether this handle means another stream on each thread (CUDA's and HIP's per-thread default stream).
   virtual bool of_thread(void *) const noexcept { return false; }
-  // The rest is called only where there is such a handle.
-  // A stream of the bridge's own, on the current device.
+  // The functions below are called only where there is such a handle.
+  // Makes a stream of the bridge's own, on the current device.
   virtual Outcome make_stream(void **) { return {ISTHMUS_ERR_INTERNAL, "there is no need for a stream"}; }
-  // What `behind` is given from now on waits for what `ahead` holds now.
+  // The work that `behind` is given from now on waits for the work that `ahead` holds now.
   virtual Outcome order(void * /*ahead*/, void * /*behind*/) {
     return {ISTHMUS_ERR_INTERNAL, "there is no need for an order"};
   }
@@ -52,8 +52,8 @@ class DeviceGuard {
   const bool known_;
 };
 
-// The devices of `kind`: "cuda", "hip" or "acl". `look_up` finds what the collective library and the libraries that it needs
-// export. Where a function of the vendor's runtime is missing, the calls say so.
+// The devices of `kind`: "cuda", "hip" or "acl". `look_up` finds a function that the collective library exports, or a library
+// that the collective library needs. Where a function of the vendor's runtime is missing, the calls say so.
 Devices &devices(const char *kind, void *(*look_up)(const char *));
 
 }  // namespace isthmus::bridge

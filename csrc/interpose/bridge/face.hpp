@@ -1,5 +1,5 @@
-// What the faces share. A face is the bridge as the programs of one vendor see it: with the names, the numbers and the
-// groups of that vendor's library.
+// What the faces share. A face is the bridge as the programs of one vendor see the bridge: with the names, the numbers and
+// the groups of that vendor's library.
 #pragma once
 
 #include <exception>
@@ -28,18 +28,19 @@ constexpr const char *kNoHandle =
 
 enum class Level { Info = 2, Warn = 3 };  // as FrontDoor::say has them
 // When the operations of a group are checked. `Late`: when every communicator that the group makes is there. `EarlyAndLate`:
-// also before anything of the group is made, and what they wait for is waited for again behind the real library's part.
+// also before anything of the group is made. What the operations wait for is then waited for again, behind the real
+// library's part.
 enum class GroupCheck { Late, EarlyAndLate };
 
-// What the interfaces of the vendors disagree in.
+// The points in which the interfaces of the vendors differ.
 struct FaceRules {
   const char *group_end;  // the name of the function that ends a group
   // Numbers: a wrong argument; a pointer that is NULL; the real library lacks the function; no handle is free; no memory, no
   // thread.
   Result argument, null, missing, no_handle, system;
-  // No failure: the call has returned, and its work goes on. kOk: the vendor has no such number.
+  // The number that is no failure: the call has returned, and its work goes on. kOk: the vendor has no such number.
   Result in_progress;
-  bool has_last_error;  // a program can ask for the text of the last failure; else texts are lines of the log
+  bool has_last_error;  // a program can ask for the last failure's text; else texts are lines of the log
   GroupCheck group_check;
 };
 
@@ -65,14 +66,14 @@ class Face {
     return reinterpret_cast<Function *>(door().look_up(name));
   }
 
-  // Each of these tells the program why a call fails, and gives the vendor's number of that.
+  // Each of these tells the program why a call fails, and gives the vendor's number of the failure.
   Result lacks(const char *name);                           // the real library has no such function
   Result failed(const char *call, const Outcome &outcome);  // success, where the outcome is a success
   Result refused(Result code, const char *call, const std::string &text);
   Result thrown(const std::exception &e) noexcept;  // the standard library threw: no memory, no thread. Notes it, too
   void say(Level level, const std::string &text) const { door().say(static_cast<int>(level), text.c_str()); }
   bool failure(Result r) const noexcept { return r != kOk && r != rules.in_progress; }
-  // The first failure of the two; work in progress counts less than any failure.
+  // The first failure of the two. Work in progress counts less than any failure.
   Result worse(Result first, Result next) const noexcept {
     return first == kOk || (first == rules.in_progress && next != kOk) ? next : first;
   }
@@ -83,13 +84,13 @@ class Face {
   PendingGroup *take_pending() const noexcept;  // null: nothing is pending
   Result note(Result r) const;                  // the first failure inside a group is the group's
 
-  // What each vendor has in a way of its own.
+  // What each vendor does in a way of its own.
   virtual Result number_of(isthmus_result code) const noexcept = 0;
   virtual void tell(const std::string &text) = 0;
   virtual void tell_thrown(const char *what) noexcept = 0;
   virtual Outcome prepare(const Comm &comm, BridgedCall &operation) = 0;  // what an operation needs before it can begin
   virtual void spoil_group() {}  // makes the real library's open group fail when it ends, where the vendor's groups can fail
-  // The text of the newest failure of any thread, and the way to make that the newest again. Only where has_last_error.
+  // The text of the newest failure of any thread, and the way to make a text the newest again. Only where has_last_error.
   virtual const char *last_told() const noexcept { return nullptr; }
   virtual void tell_again(const char *) {}
 
@@ -107,7 +108,8 @@ Result call_real(Face &face, const char *name, Arguments... arguments) {
   return f ? f(arguments...) : face.lacks(name);
 }
 
-// Asks something of a communicator that is ready. The answer goes to `out`. `no_comm` fails the call where there is none.
+// Asks something of a communicator that is ready. The answer goes to `out`. `no_comm` fails the call where there is no
+// communicator.
 template <class Answer>
 Result ask(Face &face, Result (*no_comm)(const char *), const char *call, const void *handle, const void *out,
            Answer answer) {
@@ -119,8 +121,8 @@ Result ask(Face &face, Result (*no_comm)(const char *), const char *call, const 
   return answer(*comm);
 }
 
-// What a front door gets that opens the bridge: the calls, once made for all. Null: serve() is false, or there is no room
-// for handles.
+// What a front door that opens the bridge gets: the calls, made once for all doors. Null: serve() is false, or there is no
+// room for handles.
 template <class Calls>
 const Calls *open_face(Face &face, const FrontDoor *door, uint32_t digest, Calls (*make_calls)()) {
   if (!face.serve(door, digest)) return nullptr;
@@ -128,8 +130,8 @@ const Calls *open_face(Face &face, const FrontDoor *door, uint32_t digest, Calls
   return calls.handles ? &calls : nullptr;
 }
 
-// A function of a face as a front door calls it. Nothing is thrown into a door, or into the program before it: no memory and
-// no thread are failures like others.
+// A function of a face as a front door calls the function. Nothing is thrown into a door, or into the program before the
+// door: a lack of memory or of threads is a failure like any other.
 template <auto FaceOf, auto Function>
 struct GuardedCall;
 template <auto FaceOf, class... Arguments, Result (*Function)(Arguments...)>

@@ -35,7 +35,7 @@ Result get_root_info(RootInfo *root);
 Result get_root_info_scalable(RootInfo *root);
 Result init(uint32_t size, const RootInfo *root, uint32_t rank, Handle *out);
 Result init_config(uint32_t size, const RootInfo *root, uint32_t rank, const Config *config, Handle *out);
-// `further` is for what HCCL does not have yet, and is 0.
+// `further` is for features that HCCL does not have yet, and is 0.
 Result init_scalable(uint32_t size, uint32_t count, const RootInfo *roots, uint32_t rank, uint32_t further,
                      const Config *config, Handle *out);
 Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t mine, Config *config,

@@ -42,8 +42,8 @@ Result aborted(const char *call);           // by the program, before its group 
 // An element of this type at `p`: as an integer of the type's width, and as a number where the type is a float.
 uint64_t bits_of(isthmus_dtype type, const void *p);
 double number_at(isthmus_dtype type, const void *p);
-// Reads the factor of the operation, where that lies on the device: as it is when the stream comes to the operation. So this
-// waits for the stream.
+// Reads the factor of the operation, where the factor lies on the device: its value when the stream comes to the operation.
+// So the function waits for the stream.
 Outcome read_factor(const Comm &comm, BridgedCall &operation);
 
 // NCCL's numbers of types and reductions, in their order.
@@ -60,7 +60,7 @@ struct CommRequest {
 };
 bool read(const Config *config, CommRequest &request);  // false: it is no configuration
 
-// A copy of a configuration with the texts that it points to.
+// A copy of a configuration, with the texts to which the configuration points.
 class KeptConfig {
  public:
   explicit KeptConfig(const Config *config);
@@ -80,9 +80,9 @@ Result init_rank(Handle *out, int size, UniqueId id, int rank);
 Result init_rank_config(Handle *out, int size, UniqueId id, int rank, Config *config);
 Result init_rank_scalable(Handle *out, int size, int rank, int ids, UniqueId *id, Config *config);
 Result init_rank_multi(Handle *out, int size, UniqueId id, int rank, int number);
-// The real library's init; a null configuration is none.
+// The real library's init. A null configuration: the init without one.
 Result init_real(Handle *out, int size, const UniqueId &id, int rank, Config *config);
-// An init that errors and records call by the name `call`.
+// An init. Errors and records call the init by the name `call`.
 Result init_as(const char *call, const TargetPtr &target, int size, const UniqueId &id, int rank, Config *config);
 Result split(Handle comm, int color, int key, Handle *out, Config *config);
 Result shrink(Handle comm, int *excluded, int count, Handle *out, Config *config, int flags);

@@ -1,4 +1,4 @@
-// Groups of calls, for every face: what is put off until the outermost group ends, and what happens there.
+// Groups of calls, for every face: the calls that are put off until the outermost group ends, and what happens then.
 #pragma once
 
 #include <functional>
@@ -14,15 +14,15 @@ namespace isthmus::bridge {
 struct PendingGroup {
   std::vector<std::shared_ptr<Init>> inits;
   BridgedCalls operations;
-  // A call that is collective over a communicator: it is made when the group ends, on a thread that works on that one's
-  // device.
+  // A call that is collective over a communicator. The call is made when the group ends, on a thread that works on the
+  // communicator's device.
   struct Deferred {
     CommPtr parent;
     std::function<Result()> act;
   };
   std::vector<Deferred> deferred;
   Result failure = kOk;       // the first one
-  const char *why = nullptr;  // the text of that failure; null: there is none to be asked for
+  const char *why = nullptr;  // the text of that failure; null: no program can ask for a text
 };
 
 // Ends the outermost group of this thread, in which something is pending.

@@ -8,8 +8,8 @@
 
 namespace isthmus::bridge {
 
-// Runs act(0) to act(count - 1), and returns when all have ended: their results. A single one runs on this thread. Where
-// there are not enough threads, none of them begins, and each has the result of that failure.
+// Runs act(0) to act(count - 1), and returns their results when all have ended. A single act runs on this thread. Where there
+// are not enough threads, no act begins, and the result of each act is that failure.
 std::vector<Result> in_parallel(Face &face, size_t count, const std::function<Result(size_t)> &act);
 
 }  // namespace isthmus::bridge

@@ -1,4 +1,4 @@
-// One rank on its way into a communicator, by whatever call a vendor has for that.
+// One rank on its way into a communicator, by any call that a vendor has for the purpose.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace isthmus::bridge {
 
-// The steps, in a group when the group ends:
+// The steps of an init. In a group the steps are made when the group ends:
 // 1. arrive(): the census of the ranks.
 // 2. tell(): the log says what the census found.
 // 3. make_real(), where one vendor's library can serve all ranks: the real library's call, as the program made it.
@@ -24,21 +24,22 @@ class Init : public std::enable_shared_from_this<Init> {
   Init(const Init &) = delete;
   Init &operator=(const Init &) = delete;
 
-  void expect(const Tail &tail, int rank, int world);  // what the census is held of; before any step
+  void expect(const Tail &tail, int rank, int world);  // what the census is about; before any step
   Result make();                                       // all steps, on this thread
   Result defer();                                      // until the group ends
 
   virtual Result arrive() = 0;
   void tell() const;
   virtual Result make_real() = 0;
-  virtual Result open() { return kOk; }  // gives the program its handle, where the program has that before start()
+  virtual Result open() { return kOk; }  // gives the program its handle, if the program gets one before start()
   virtual Result start() = 0;
-  // In place of start(), after open(): there is no thread for it.
+  // Called in place of start(), after open(): there is no thread for start().
   virtual Result not_started(const std::string & /*why*/) { return kOk; }
-  virtual void unmake() {}  // after start(): the vendor gives a program no handle of a group that failed
+  // Called after start(), where the group has failed and the vendor gives a program no handle of such a group.
+  virtual void unmake() {}
 
-  virtual Result promise() { return kOk; }         // in a group: gives the program a handle now, where the vendor does so
-  virtual bool given_up() const { return false; }  // the program has aborted what it was promised
+  virtual Result promise() { return kOk; }         // in a group: gives the program a handle now, if the vendor does so
+  virtual bool given_up() const { return false; }  // the program has aborted the promised communicator
   virtual void clear() noexcept = 0;               // the program has no handle yet
 
   const char *const call;  // the name of the function
@@ -48,7 +49,7 @@ class Init : public std::enable_shared_from_this<Init> {
   bool started = false;
 
  protected:
-  // Ends the meetings of further ids, to which nobody else comes.
+  // Ends the meetings of further ids, to which no other rank comes.
   void end_meetings(const std::vector<isthmus_ticket> &tickets) const;
   // The name of the communicator: the program's, or one that is the same on all ranks.
   std::string full_name() const { return name.empty() ? name_of(arrival.tail.ticket) : name; }
@@ -57,8 +58,8 @@ class Init : public std::enable_shared_from_this<Init> {
 };
 
 // Writes a ticket of a new meeting to the end of an id that the real library made. `what`: "unique id". `has_room`: the
-// library leaves the end of the id alone. An id without a ticket is as good as one made without Isthmus, and the log says
-// why.
+// library leaves the end of the id alone. An id without a ticket is like an id made without Isthmus, and the log says why
+// there is no ticket.
 void add_ticket(Face &face, std::span<unsigned char> id, bool has_room, const char *what);
 
 }  // namespace isthmus::bridge

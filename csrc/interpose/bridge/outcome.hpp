@@ -1,4 +1,4 @@
-// What became of a call, as a code of Isthmus and a text. A face gives it the vendor's number.
+// What became of a call, as a code of Isthmus and a text. A face gives the outcome the vendor's number.
 #pragma once
 
 #include <isthmus/isthmus.h>

@@ -1,7 +1,13 @@
 // Where the handle of a communicator goes. In a group, as at the vendors, a program gets its handle in the call. The program
 // may copy the handle, and its variable may be gone, before the group ends and the census says whose the communicator is. So
-// the program gets a handle of ours, which is promised. When the group ends, the handle becomes one of our communicators, or
-// an alias of the vendor's.
+// the program gets a handle of ours, and the communicator behind the handle is promised:
+//
+//   init in the group      promise(): a handle of ours, and nothing behind it yet
+//   the group ends         the census says whose the communicator is
+//       spans vendors      put(): a communicator of ours is behind the handle
+//       one vendor's       vendors(): the handle becomes an alias of the vendor's handle
+//       nobody's           withdraw(): the handle ends
+//   after the group        settle(): the program's variable gets the vendor's own handle, or null
 #pragma once
 
 #include <string>
@@ -19,10 +25,12 @@ class Target {
 
   // In a group: gives the program a handle now. False: there is no handle, or no memory.
   bool promise(const DevicePlace &place, bool blocking, const std::string &name);
-  bool given_up() const;  // the program has aborted what it was promised
+  bool given_up() const;  // the program has aborted the promised communicator
 
-  // One of these says, once, whose the communicator is: ours (false: there is no handle, or the program gave it up); the
-  // vendor's (the result is where the library writes its own handle); nobody's.
+  // One of these says, once, whose the communicator is.
+  // put(): ours. False: there is no handle, or the program has given the communicator up.
+  // vendors(): the vendor's. The result is the place where the library writes its own handle.
+  // withdraw(): nobody's.
   bool put(const CommPtr &comm);
   void **vendors();
   void withdraw();
@@ -32,7 +40,8 @@ class Target {
   bool promised() const { return state_ == State::Promised; }
   void *handle() const { return handle_; }  // that the program was given
   void **variable() const { return out_; }
-  // When the group has ended. If the program's variable still has the promised handle, it gets the vendor's own, or null.
+  // When the group has ended. If the program's variable still has the promised handle, the variable gets the vendor's own
+  // handle, or null.
   void settle() noexcept;
 
  private:
@@ -42,7 +51,7 @@ class Target {
   void **const out_;
   State state_ = State::Empty;
   void *handle_ = nullptr;  // ours
-  CommPtr promised_;        // what is behind the handle: in the group a Comm that stands for the one to come
+  CommPtr promised_;        // behind the handle: in the group a Comm that stands for the one to come
 };
 
 }  // namespace isthmus::bridge

@@ -1,6 +1,8 @@
 // How a front door spells the path of the real library, where a hook or an auditor would replace the path by the front door:
-// with "/.//" before the file's own name. Neither can see who asks. The loader does not tell an auditor who opens a path.
-// The hook before dlopen may be called by a sanitizer's dlopen. With this spelling $ORIGIN stays the library's folder.
+// with "/.//" before the file's own name. Neither the hook nor the auditor can see who asks:
+// - The loader does not tell an auditor who opens a path.
+// - The hook before dlopen may be called by a sanitizer's dlopen.
+// With this spelling $ORIGIN stays the library's folder.
 #pragma once
 
 #include <string.h>
