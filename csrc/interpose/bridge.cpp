@@ -48,7 +48,7 @@ const Bridged *open_first(const Real &r) {
   }
   auto *open = reinterpret_cast<OpenBridge *>(dlsym(library, v.bridge));
   if (!open) return give_up("it is another library");
-  // The FrontDoor stays for good. Two threads that come at once make two alike, and the bridge keeps the first.
+  // The FrontDoor stays for good. Two threads that come at once make two equal ones, and the bridge keeps the first.
   auto *door = static_cast<FrontDoor *>(calloc(1, sizeof(FrontDoor)));
   if (!door) return give_up("no memory");
   *door = {v.calls,       v.family,           v.device,          v.name,          r.path,

@@ -14,8 +14,8 @@
 namespace isthmus::interpose {
 namespace {
 
-// The last text, and a digest of the real library's last error then. Where that error has changed since, it is the newer
-// one.
+// The last text, and a digest of the real library's last error at that time. Where the real library's last error has changed
+// since, that error is the newer one.
 std::atomic<const char *> last;
 std::atomic<uint64_t> theirs_then;
 

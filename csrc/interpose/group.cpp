@@ -1,4 +1,5 @@
-// Groups of NCCL's and RCCL's calls: the real library's own group, and behind it what the bridge has put off.
+// Groups of NCCL's and RCCL's calls: the real library's own group, and behind that group the calls that the bridge has put
+// off.
 #include "bridge.hpp"
 #include "own.hpp"
 #include "real.hpp"
@@ -39,7 +40,7 @@ Result own_ncclGroupEnd() noexcept {
   return the_bridge()->group_end();
 }
 
-// Ends a group, too, but nothing of the group is done. The real library says how long its part would take.
+// Ends a group, too, but makes no call of the group. The real library says how long its part of the group would take.
 Result own_ncclGroupSimulateEnd(void *info) noexcept {
   static constinit std::atomic<Simulate *> slot{nullptr};
   Simulate *f = find(slot, "ncclGroupSimulateEnd");

@@ -31,7 +31,7 @@ const Vendor &vendor() noexcept {
   return kVendor;
 }
 
-// HCCL tells its version nowhere. The version of CANN stands in the path of the file.
+// HCCL has no function that tells its version. The version of CANN stands in the path of the file.
 void write_version_of(TextBuffer &, void *) noexcept {}
 int version_of(const Real &) noexcept { return 0; }
 
@@ -55,7 +55,7 @@ const char *own_HcclGetErrorString(Result code) noexcept {
   return code == kSuccess ? "no error" : r.handle ? "the HCCL in use has no texts for errors" : r.text;
 }
 
-// Groups: the real library's own, and behind it what the bridge has put off.
+// Groups: the real library's own group, and behind that group the calls that the bridge has put off.
 Result own_HcclGroupStart() noexcept {
   static constinit BoundFunction<Result()> slot{nullptr};
   auto *f = bound(slot);

@@ -13,7 +13,7 @@ extern "C" const void *isthmus_bind_jump(Jump *jump, long *code) noexcept {
 
 }  // namespace isthmus::interpose
 
-// While the function is looked up, this keeps every register that may hold an argument.
+// The first jump. The code keeps every register that may hold an argument, while the function is looked up.
 #if defined(__x86_64__)
 __asm__(R"(
 .pushsection .text

@@ -22,7 +22,7 @@ bool disabled() {
   return set && strcmp(set, "1") == 0;
 }
 
-// A number that changes when the process loads an object, or first asks for the library by a path.
+// A number that changes when the process loads an object, or asks for the library by a path for the first time.
 unsigned long long loaded() {
   unsigned long long adds = 0;
   dl_iterate_phdr(
@@ -59,8 +59,8 @@ void open(OpenedLibrary &o) {
 }
 
 std::atomic<const OpenedLibrary *> the_opened;
-// While the library is opened, a constructor of it may call one of its public functions. That call may come to this front
-// door.
+// While the library is opened, a constructor of the library may call one of its public functions. That call may come to this
+// front door.
 __thread bool opening;
 constexpr Real kNotYet{nullptr, true, false, "", "called while Isthmus was opening the real library"};
 constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to open the real library"};
@@ -69,7 +69,8 @@ constexpr Real kNoMemory{nullptr, false, false, "", "Isthmus has no memory to op
 
 const Real &real() noexcept {
   const OpenedLibrary *known = the_opened.load(std::memory_order_acquire);
-  // Where no library was found before, look again when something was loaded since: that may be the library, or lead to it.
+  // Where no library was found before, look again when an object was loaded since: that object may be the library, or lead to
+  // the library.
   if (known && (known->real.handle || known->loaded == loaded())) return known->real;
   if (opening) return kNotYet;
   auto *made = static_cast<OpenedLibrary *>(calloc(1, sizeof(OpenedLibrary)));
@@ -106,11 +107,11 @@ Result code_of(const Real &r) noexcept { return r.handle ? vendor().missing : r.
 void *look_up(const char *name) noexcept {
   const Real &r = real();
   void *found = r.handle ? dlsym(r.handle, name) : nullptr;
-  // The part is not opened for this, and never closed: the function that a caller gets must stay.
+  // This call opens no part that the process has not loaded, and never closes one: the function that a caller gets must stay.
   if (r.handle && !found && vendor().part)
     if (void *part = dlopen(vendor().part, RTLD_LAZY | RTLD_NOLOAD)) found = dlsym(part, name);
-  // dlsym also looks at what the library needs. One of those libraries may need a library of this door's SONAME, and that is
-  // this door.
+  // dlsym also looks at the libraries that the real library needs. One of those may need a library of this door's SONAME, and
+  // find this door.
   Dl_info theirs, ours;
   const bool own = found && dladdr(found, &theirs) && dladdr(reinterpret_cast<const void *>(&real), &ours) &&
                    theirs.dli_fbase == ours.dli_fbase;

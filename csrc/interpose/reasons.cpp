@@ -10,7 +10,7 @@
 namespace isthmus::interpose {
 namespace {
 
-// Made once a name, and kept for good: a program may read the text that it was given at any time.
+// A reason. Made once for each name, and kept for good: a program may read the text that it was given at any time.
 struct Reason {
   const Reason *next;
   const char *name;

@@ -1,10 +1,10 @@
-// The search for the real library. It is opened by the path of its file, never by its name: for its SONAME the loader would
-// give this library. The places are those of the loader, in the loader's order, and two of our own:
-// 1. what the process has loaded;
+// The search for the real library. The search opens the real library by the path of its file, never by its name: for its
+// SONAME the loader would give this front door. The places are those of the loader, in the loader's order, and two of our own:
+// 1. the objects that the process has loaded;
 // 2. the folders of every object that was linked against the library;
 // 3. the loader's cache;
 // 4. the system's folders;
-// 5. the folders where Python packages and vendors put it.
+// 5. the folders where Python packages and vendors put the library.
 #include "search.hpp"
 
 #include <dlfcn.h>
@@ -22,8 +22,8 @@
 #include "real.hpp"
 #include "ways/as_it_is.hpp"
 
-// A note that tells a copy of this library from the vendor's, whatever its file is called and without a symbol. Two copies
-// would take each other for the real library.
+// A note that tells a copy of this front door from the vendor's library. The note needs neither a name of the file nor a
+// symbol. Without the note two copies would take each other for the real library.
 __asm__(
     ".pushsection .note.isthmus, \"a\", %note\n"
     ".balign 4\n"
@@ -70,7 +70,7 @@ AskedFor *hook() { return reinterpret_cast<AskedFor *>(dlsym(RTLD_DEFAULT, "isth
 // Whether a hook or an auditor replaces the vendor's file by a front door.
 bool somebody_replaces() { return hook() || getenv("LD_AUDIT"); }
 
-// Null: there is no such file, or it is not the vendor's library. `tried` has a word about the second case only.
+// Null: there is no such file, or the file is not the vendor's library. `tried` has a word about the second case only.
 void *try_file(const char *path, TextBuffer &tried) {
   char whole[PATH_MAX + sizeof kAsItIs];
   if (!realpath(path, whole)) return nullptr;
@@ -98,7 +98,7 @@ void *try_folder(const char *folder, TextBuffer &tried) {
 
 bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-// Names of the objects that matter here. They are noted down while the loader holds its lock, and looked at after that.
+// Names of the objects that matter here. The names are noted down while the loader holds its lock, and looked at afterwards.
 struct Objects {
   static constexpr int kMost = 64;
   char *files[kMost];  // whose names are those of the vendor's library
@@ -120,14 +120,14 @@ int note_down(dl_phdr_info *object, size_t, void *data) {
   return 0;
 }
 
-// Whether it is one of the system's folders, where the loader looks behind its cache.
+// Whether the folder is one of the system's folders, where the loader looks after its cache.
 bool is_systems(const char *folder) {
   return begins(folder, "/lib/") || begins(folder, "/usr/lib/") || begins(folder, "/lib64") ||
          begins(folder, "/usr/lib64") || strcmp(folder, "/lib") == 0 || strcmp(folder, "/usr/lib") == 0;
 }
 
-// Looks where the loader looks for what this object needs. `systems`: in the system's folders, which come last. Else in the
-// others: RPATH, LD_LIBRARY_PATH, RUNPATH.
+// Looks where the loader looks for the libraries that this object needs. `systems`: in the system's folders, which come last.
+// Else in the other folders: RPATH, LD_LIBRARY_PATH, RUNPATH.
 void *try_folders_of(const char *object, bool systems, TextBuffer &tried) {
   void *handle = dlopen(*object ? object : nullptr, RTLD_LAZY | RTLD_NOLOAD), *found = nullptr;
   if (!handle) return nullptr;
@@ -200,7 +200,7 @@ void *try_cache(TextBuffer &tried) {
   return found;
 }
 
-// Of "$HOME/x": writes what the variable says, and what is behind the variable. False: the variable is no absolute path.
+// Of "$HOME/x": writes the value of the variable, and the text behind the variable. False: the value is no absolute path.
 bool write_set_folder(TextBuffer &out, const char *folder) {
   char name[64] = "";
   const char *rest = strchr(folder, '/');

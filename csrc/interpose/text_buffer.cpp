@@ -26,7 +26,7 @@ void say(Level level, const char *text) noexcept {
                                     << (level >= Level::Warn ? " warning" : " info") << "] interpose: " << text;
   size_t bytes = strlen(line);
   line[bytes++] = '\n';
-  // The line goes out in one piece. Where stderr takes no more, there is nobody to tell.
+  // The line goes out in one piece. Where stderr takes no more, nobody can be told.
   if (write(STDERR_FILENO, line, bytes) < 0) return;
 }
 

@@ -1,4 +1,4 @@
-// The version of NCCL or RCCL, which the library tells.
+// The version of NCCL or RCCL, as the library says.
 #include <dlfcn.h>
 
 #include "abi.hpp"

@@ -101,8 +101,8 @@ void meet(CensusArrival &a) {
   } else if (r == ISTHMUS_ERR_TIMEOUT || r == ISTHMUS_ERR_AUTH || r == ISTHMUS_ERR_SYSTEM) {
     std::vector<RankRecord> came;
     std::copy_if(a.ranks.begin(), a.ranks.end(), std::back_inserter(came), [](const RankRecord &one) { return one.came(); });
-    // Where nobody came, the meeting was not reached, or has ended. The other ranks may be with the real library. This
-    // rank's library finds them without Isthmus.
+    // Where no rank came, this rank did not reach the meeting, or the meeting has ended. The other ranks may be with the real
+    // library. The library of this rank finds them without Isthmus.
     const bool alike = came.size() < a.ranks.size() && one_island(came) && (came.empty() || came.front().together(a.mine));
     if (alike && of_maker) a.verdict = Verdict::Vendor;
     else if (r == ISTHMUS_ERR_SYSTEM)
@@ -125,10 +125,10 @@ std::vector<isthmus_ticket> share_of(std::span<const Tail> tails, size_t which, 
   return share;
 }
 
-// This thread comes to each meeting as rank 0 of one, and leaves.
+// This thread comes to each meeting as rank 0 of one rank, and leaves.
 void end_meetings(std::span<const isthmus_ticket> tickets, const std::function<void(bool, const std::string &)> &tell) {
-  constexpr double kSeconds =
-      5;  // for all of them: the processes that made the ids have just sent them, so they can be reached
+  // For all meetings together. The processes that made the ids have just sent the ids, so they can be reached.
+  constexpr double kSeconds = 5;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kSeconds);
   for (const isthmus_ticket &ticket : tickets) {
     const double left = std::chrono::duration<double>(until - std::chrono::steady_clock::now()).count();

@@ -7,7 +7,7 @@
 namespace isthmus::bridge {
 namespace {
 
-// isthmus_init gets a number from an exchange that fails. The text is kept here.
+// From an exchange that fails isthmus_init gets a number only. The text is kept here.
 struct MeetingExchange {
   isthmus_meeting_t meeting;
   Outcome failure;
@@ -203,7 +203,8 @@ Outcome Comm::init(isthmus_meeting_t meeting, const std::string &settings) {
 
 void Comm::adopt(isthmus_comm_t comm) { settle(comm, {}); }
 void Comm::fail(Outcome why) { settle(nullptr, std::move(why)); }
-// A thread that has just found the handle still hears that the communicator is being made.
+// The communicator goes to the vendor's library. A thread that has just found the handle still hears that the communicator is
+// being made.
 void Comm::pass_on() {
   traits_.local_ranks->leave([] {});
 }
@@ -253,7 +254,7 @@ Outcome Comm::run(const BridgedCall &operation) {
 Outcome Comm::known(const LaunchedWork &work) {
   if (!blocks()) return {};
   Outcome now = work.outcome_now();
-  // Work that has not ended when its communicator has failed will fail.
+  // Work that has not ended will fail, where its communicator has failed.
   return now.code == ISTHMUS_IN_PROGRESS ? status() : now;
 }
 

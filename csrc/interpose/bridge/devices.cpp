@@ -10,7 +10,7 @@ namespace {
 
 using Files = std::array<const char *, 3>;  // names of a runtime's library, the newest first; null: no more
 
-// The runtime's library is the program's: the program has loaded it, or the collective library has.
+// The runtime's library is the program's: the program has loaded the runtime, or the collective library has.
 void *find(const char *name, void *(*look_up)(const char *), const Files &files) {
   if (void *found = look_up(name)) return found;
   if (void *found = ::dlsym(RTLD_DEFAULT, name)) return found;

@@ -7,7 +7,7 @@
 
 namespace isthmus::bridge {
 
-// Two vendors whose functions have the same names share a face, and a process has a door of one of them.
+// Two vendors whose functions have the same names share a face. A process has a door of one of the two vendors.
 bool Face::serve(const FrontDoor *door, uint32_t digest) {
   std::call_once(served_, [&] {
     if (door->digest == digest) door_ = door;

@@ -1,4 +1,4 @@
-// What a communicator that spans vendors does when it is called by HCCL's names. Its collectives are in face_hccl_calls.cpp.
+// HCCL's functions for a communicator that spans vendors. The collectives are in face_hccl_calls.cpp.
 #include "face_hccl.hpp"
 
 #include <cstring>
@@ -37,7 +37,7 @@ class HcclFace final : public Face {
     }
   }
 
-  // HCCL has no last error. The text is a line of the log, the first time that it comes.
+  // HCCL has no last error. The text is a line of the log, the first time that the text comes.
   void tell(const std::string &text) override {
     constexpr size_t kMost = 1000;  // a program that goes on in spite of errors could fill the memory
     static std::mutex mutex;
@@ -50,8 +50,8 @@ class HcclFace final : public Face {
     if (first) say(Level::Warn, text);
   }
   void tell_thrown(const char *what) noexcept override { door().say(static_cast<int>(Level::Warn), what); }
-  // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream
-  // before.
+  // A barrier of Isthmus waits on the host, and a barrier of HCCL waits on a stream. So the host waits for the stream before
+  // the barrier.
   Outcome prepare(const Comm &comm, BridgedCall &operation) override {
     if (operation.call != OperationKind::Barrier) return {};
     const DeviceGuard guard(devices());

@@ -14,7 +14,7 @@ using namespace interpose::hccl;  // its codes and types
 constexpr int kOpCount = 4;
 constexpr isthmus_redop kOps[kOpCount] = {ISTHMUS_SUM, ISTHMUS_PROD, ISTHMUS_MAX, ISTHMUS_MIN};
 
-// What a number of HCCL's means: the type as Isthmus calls it, whether Isthmus can move it, whether Isthmus can add it.
+// The meaning of a number of HCCL's: Isthmus' type, whether Isthmus can move such elements, whether Isthmus can add them.
 struct Meaning {
   isthmus_dtype dtype;
   bool known, adds;
@@ -62,7 +62,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
     adds_ = m.adds;
     return *this;
   }
-  // The type of what is sent and the type of what is received.
+  // The types of the elements that are sent and that are received. The two must be one type.
   HcclCheck &types(Type from, Type to) {
     if (good() && from != to) fail(kParameter, "the types of what is sent and received are different");
     return type(from);
@@ -74,7 +74,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
     else operation.op = kOps[op];
     return *this;
   }
-  // The count of this rank, which the call says twice.
+  // The count of this rank. The call says this count twice.
   HcclCheck &mine(const std::vector<uint64_t> &counts, uint64_t count) {
     if (good() && counts[static_cast<size_t>(rank())] != count)
       fail(kParameter, "the count of this rank is not the one that stands for it among all counts");
@@ -88,7 +88,7 @@ class HcclCheck : public CallCheck<HcclCheck> {
     check_memory(operation);
     return submit();
   }
-  // These messages instead, together.
+  // Sends and receives these messages instead, together.
   Result go_together(std::vector<BridgedCall> operations) {
     for (const BridgedCall &o : operations) check_memory(o);
     if (!ready()) return note(code_);
@@ -107,8 +107,8 @@ class HcclCheck : public CallCheck<HcclCheck> {
   void check_memory(const BridgedCall &o) {
     if (good() && lacks_memory(o, rank())) fail(kPointer, "a buffer is NULL");
   }
-  // Between its own ranks HCCL sends nothing where there is nothing to send, so a program may make the call at one end
-  // alone. Ranks of other vendors match such a message.
+  // Between its own ranks HCCL sends no message of no elements, so a program may make such a call at one end alone. Ranks of
+  // other vendors match such a message.
   bool skips(const BridgedCall &o) const noexcept {
     return (o.call == Send || o.call == Recv) && o.count == 0 &&
            comm_->traits().vendors[static_cast<size_t>(o.root)] == door().family[0];
@@ -165,7 +165,8 @@ Result all_to_all_v(const void *from, const void *from_counts, const void *from_
       .recv_blocks(to_counts, to_displs)
       .go();
 }
-// The matrix has the counts of all ranks: row i is what rank i sends to each. The parts lie one behind the other.
+// The matrix has the counts of all ranks: row i has the counts that rank i sends to each rank. The parts lie one behind the
+// other.
 Result all_to_all_vc(const void *from, const void *matrix, Type from_type, const void *to, Type to_type, Handle comm,
                      Stream stream) {
   HcclCheck check("HcclAlltoAllVC", comm, AllToAllV, stream);

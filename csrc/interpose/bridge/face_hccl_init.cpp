@@ -20,18 +20,18 @@ using namespace interpose::hccl;  // its codes and types
 
 constexpr uint32_t kConfigMagic = 0xf0f0f0f0;
 constexpr size_t kMaxConfig = 1 << 16;
-// The last bytes of a root info are a unique id as NCCL's and RCCL's programs have it. HCCL leaves them alone.
+// The last bytes of a root info are a unique id as NCCL's and RCCL's programs have one. HCCL leaves these bytes alone.
 constexpr size_t kIdBytes = 128;
 constexpr size_t kIdAt = sizeof RootInfo::bytes - kIdBytes;
 
 // The ticket stands at the end of the root info. Where another vendor's program made the id, the ticket may also stand where
-// that program put the id: at the beginning of what it read as a root info.
+// that program put the id: at the beginning of the bytes that it read as a root info.
 bool read_ticket(const RootInfo &root, Tail &tail) {
   const std::span<const unsigned char> bytes(root.bytes);
   return read_tail(bytes, tail) || read_tail(bytes.first(kIdBytes), tail);
 }
 
-// The name that a program asked for. False: it is no configuration.
+// The name that a program asked for. False: the bytes are no configuration.
 bool read(const Config *config, std::string &name) {
   const size_t size = size_of_config(config);
   if (size < offsetof(ConfigHead, unused) || size > kMaxConfig) return false;
@@ -43,7 +43,7 @@ bool read(const Config *config, std::string &name) {
 
 const Config *config_of(const ConfigCopy &copy) { return reinterpret_cast<const Config *>(copy.data()); }
 
-// Writes the name into the configuration, where that has room for one.
+// Writes the name into the configuration, where the configuration has room for a name.
 void set_name(ConfigCopy &copy, const std::string &name) {
   constexpr size_t kAt = offsetof(ConfigHead, name), kRoom = sizeof ConfigHead::name;
   if (!copy.holds(kAt, kRoom)) return;
@@ -71,8 +71,8 @@ class HcclInit final : public Init {
   const std::function<Result()> real_init_;
 };
 
-// The meetings of further root infos end. Ranks of other vendors may know the first root info alone, so the ranks of HCCL
-// share the others among them.
+// Ends the meetings of further root infos. Ranks of other vendors may know the first root info alone, so the ranks of HCCL
+// share the other root infos among themselves.
 Result HcclInit::arrive() {
   meet(arrival);
   const auto of_ours = [&](const RankRecord &one) { return std::strcmp(one.family, arrival.mine.family) == 0; };
@@ -103,7 +103,7 @@ Result HcclInit::start() {
   return refused(face().rules.no_handle, call, kNoHandle);
 }
 
-// Joins a communicator, or, in a group, puts that off until the group ends.
+// Joins a communicator. In a group the rank joins when the group ends.
 Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank, const std::string &name, Handle *out,
             std::function<Result()> real_init, std::vector<Tail> tails = {}) {
   Tail tail{};
@@ -117,7 +117,8 @@ Result join(const char *call, uint32_t size, const RootInfo &root, uint32_t rank
   return i->defer();
 }
 
-// Of what is wrong the real library tells.
+// Whether the arguments may be those of a communicator that spans vendors. If not, the real library tells the program what is
+// wrong.
 bool may_span(uint32_t size, const RootInfo *root, uint32_t rank, const Handle *out) {
   return out && root && size >= 1 && size <= INT_MAX && rank < size;
 }
@@ -199,7 +200,7 @@ namespace {
 
 constexpr const char *kPart = "HcclCreateSubCommConfig";
 
-// A tag of messages that no other part has which is made at the same time.
+// A tag of messages. No other part that is made at the same time has the tag.
 int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
   constexpr int kFirst = 1 << 30;  // programs' messages have the tag 0
   uint64_t h = 0xcbf29ce484222325 ^ number;
@@ -207,7 +208,7 @@ int tag_of(uint64_t number, const uint32_t *ranks, uint32_t count) {
   return kFirst + static_cast<int>((h ^ h >> 32) & (kFirst - 1));
 }
 
-// What is wrong with the list of members; success: nothing.
+// The fault of the list of members. Success: there is no fault.
 Result check_members(const Traits &traits, uint32_t count, const uint32_t *ranks, uint32_t mine) {
   const auto size = static_cast<uint32_t>(traits.size);
   const std::set<uint32_t> members(ranks, ranks + std::min(count, size));
@@ -244,7 +245,7 @@ Result share_root_info(Comm &parent, uint32_t count, const uint32_t *ranks, int 
 
 }  // namespace
 
-// Of a communicator that spans vendors: a part of ranks that are all HCCL's.
+// Makes a part of a communicator that spans vendors, of ranks that are all HCCL's.
 Result create_part(Handle *whole, uint32_t count, uint32_t *ranks, uint64_t number, uint32_t mine, Config *config,
                    Handle *out) {
   constexpr uint64_t kNoMember = 0xffffffff;

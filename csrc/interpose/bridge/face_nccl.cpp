@@ -1,4 +1,4 @@
-// What a communicator that spans vendors does when it is called by NCCL's names. Its collectives are in face_nccl_calls.cpp.
+// NCCL's functions for a communicator that spans vendors. The collectives are in face_nccl_calls.cpp.
 #include "face_nccl.hpp"
 
 #include <atomic>
@@ -20,7 +20,7 @@ using interpose::kSuccess;
 using interpose::kSystemError;
 using interpose::kTimeout;
 
-// The text stays for good. What the standard library throws has few texts.
+// The text stays for good. The standard library throws exceptions of few texts.
 const char *no_memory(const char *what) noexcept {
   try {
     return keep(std::string("Isthmus: ") + what);
@@ -61,8 +61,8 @@ class NcclFace final : public Face {
     if (why) door().keep(why);
   }
   Outcome prepare(const Comm &comm, BridgedCall &operation) override { return read_factor(comm, operation); }
-  // By a call that fails: then nothing of the group is launched. RCCL looks into a communicator before it looks whether it
-  // is one, so RCCL gets another call than NCCL.
+  // Spoils the group by a call that fails: then nothing of the group is launched. RCCL looks into a communicator before it
+  // checks the communicator, so RCCL gets another call than NCCL.
   void spoil_group() override {
     constexpr int kFloat = 7, kSum = 0;
     if (std::strcmp(door().family, "rccl") == 0) {
@@ -98,8 +98,8 @@ Result device(Handle comm, int *out) {
   });
 }
 
-// A newer vendor's structure has more members than are known here. They become zeros: no interface for kernels, no windows,
-// no network of its own.
+// The structure of a newer vendor's library has more members than are known here. These members become zeros: no interface
+// for kernels, no windows, no network of the library's own.
 Result properties(Handle handle, void *out) {
   constexpr const char *kCall = "ncclCommQueryProperties";
   constexpr size_t kMaxSize = 4096;
@@ -118,8 +118,8 @@ Result properties(Handle handle, void *out) {
   });
 }
 
-// Registering memory is a hint. A vendor that does nothing of it (NCCL_LOCAL_REGISTER=0, no symmetric memory) answers with
-// success and no handle, which a program may give back. So does this.
+// Registering memory is a hint. A vendor's library that registers nothing (NCCL_LOCAL_REGISTER=0, no symmetric memory) answers
+// with success and no handle, and a program may give back no handle. So do these functions.
 Result register_nothing(const char *call, Handle handle, void **out) {
   if (!bridge::find(handle)) return no_comm(call);
   if (!out) return refused(kInvalidArgument, call, "an argument is NULL");
@@ -171,7 +171,7 @@ Result finalize(Handle handle) {
   return failed("ncclCommFinalize", comm->finalize());
 }
 // Ends a communicator of the vendor's, by either of its handles: the vendor's own, or the alias. The alias is dropped.
-// False: there is no alias of it.
+// False: there is no alias of the communicator.
 bool end_real(const char *call, Handle handle, Result &result) {
   Handle known = bridge::behind(handle);
   if (!known) {
@@ -205,7 +205,7 @@ Result abort(Handle handle) {
 }
 
 Result group_end() { return end_group(face()); }
-// Nothing of the group is to be done.
+// Forgets the group: no call of the group is to be made.
 void group_forget() { delete face().take_pending(); }
 
 interpose::Calls make_calls() {

@@ -13,7 +13,7 @@ using interpose::Op;
 using interpose::Stream;
 using interpose::Type;
 
-// A collective has two forms: a plain one, and one with a configuration of the call, which may be null.
+// A collective has two forms: a plain form, and a form with a configuration of the call. The configuration may be null.
 struct Form {
   bool configured = false;
   const CollConfig *config = nullptr;

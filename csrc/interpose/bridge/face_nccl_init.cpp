@@ -22,7 +22,8 @@ constexpr size_t kMaxConfig = 4096;
 class NcclInit final : public Init {
  public:
   NcclInit(const char *name_of_call, TargetPtr target) : Init(face(), name_of_call), target_(std::move(target)) {}
-  // In a group the steps wait for the group's end. An init that does not block makes them on a thread of its own.
+  // Makes the steps. In a group the steps wait for the group's end. An init that does not block makes the steps on a thread of
+  // its own.
   Result begin();
 
   Result arrive() override;
@@ -72,7 +73,7 @@ Result NcclInit::make_real() {
   return out ? real_init(out) : aborted(call);
 }
 
-// Gives the program its handle; the communicator behind it follows.
+// Gives the program its handle. The communicator behind the handle follows.
 Result NcclInit::open() {
   comm_ = std::make_shared<Comm>(Traits{arrival.rank, arrival.world, place, blocking, full_name(),
                                         LocalRanks::of(name_of(arrival.tail.ticket)), config});
@@ -119,7 +120,7 @@ Result NcclInit::apart(Result (NcclInit::*act)()) {
   return kInProgress;
 }
 
-// Of an init that does not block, on its own thread. The program has a handle already, and asks for its state.
+// All steps of an init that does not block, on its own thread. The program has a handle already, and asks for the state.
 Result NcclInit::all_steps() {
   if (const Result r = arrive(); r != kSuccess) return r;
   tell();
@@ -150,7 +151,7 @@ Result NcclInit::made_by_real() {
   return none(gone);
 }
 
-// There will be no communicator: its state says why.
+// There will be no communicator. The state of the handle says why.
 Result NcclInit::none(Outcome why) {
   face().say(Level::Warn, std::string(call) + ": " + why.text);
   const Result r = face().number_of(why.code);
@@ -199,7 +200,7 @@ Result get_unique_id(UniqueId *id) {
   UniqueId made{};  // up to NCCL 2.22 the library leaves the bytes behind its own part as they were
   if (const Result r = f(&made)) return r;
   *id = made;
-  // NCCL_COMM_ID says where the ranks meet. Then each rank makes the id for itself, and the ids must be alike.
+  // NCCL_COMM_ID says where the ranks meet. Each rank then makes the id for itself, and the ids must be equal.
   if (std::getenv("NCCL_COMM_ID")) return kSuccess;
   add_ticket(face(), id->bytes, has_room(made.bytes), "unique id");
   return kSuccess;
@@ -217,15 +218,14 @@ std::vector<Tail> tails_of(std::span<const UniqueId> ids) {
 }
 
 using RealInit = std::function<Result(Handle *, Config *)>;
-// `real_init` is called with the configuration that it is given: the program's, or a copy. The census is held with the first
-// id.
+// `real_init` gets a configuration: the program's, or a copy. The census is held with the first id.
 Result init(const char *call, Handle *out, int size, std::span<const UniqueId> ids, int rank, const Config *config,
             const RealInit &real_init, TargetPtr target = nullptr) {
   CommRequest request;
   Tail tail{};
   // NCCL tells less of this, or nothing.
   if (!out) face().tell(std::string(call) + ": the address for the communicator is NULL");
-  // Of what else is wrong the real library tells.
+  // The real library tells the program of every other fault.
   if (!out || ids.empty() || size < 1 || rank < 0 || rank >= size || !read_tail(ids[0].bytes, tail) ||
       !read(config, request))
     return real_init(out, const_cast<Config *>(config));

@@ -1,5 +1,5 @@
-// Parts of communicators that span vendors. They are made over the parent, without a rendezvous of their own. A part that
-// one vendor's library can serve is that library's.
+// Parts of communicators that span vendors. Parts are made over the parent, without a rendezvous of their own. A part that one
+// vendor's library can serve becomes that library's communicator.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,7 @@ using interpose::kSystemError;
 
 constexpr const char *kSplit = "ncclCommSplit";
 
-// What a rank says in ncclCommSplit.
+// The words of a rank in ncclCommSplit.
 struct SplitChoice {
   RankRecord who;
   int32_t color, key;
@@ -50,8 +50,8 @@ std::shared_ptr<KeptConfig> inherited(const CommPtr &parent, const Config *confi
 
 // One call of ncclCommSplit; `number` counts such calls of the parent. All ranks of the parent take part in steps 1 to 3:
 // 1. Every rank hears what every rank chose. So it knows of every part whether one vendor's library serves that part.
-// 2. Where there are parts of a vendor's, their first ranks send unique ids.
-// 3. Where there are parts that span vendors, Isthmus splits the parent. A rank of a vendor's part takes no color there.
+// 2. Where one vendor's library serves a part, the part's first rank sends a unique id.
+// 3. Where a part spans vendors, Isthmus splits the parent. A rank of a vendor's part takes no color in that split.
 // 4. This rank makes its part.
 Result split_now(const CommPtr &parent, int number, int color, int key, Target &target,
                  const std::shared_ptr<KeptConfig> &config, const CommRequest &request) {
@@ -107,7 +107,7 @@ Result not_ready(const char *call, const Outcome &o) {
   return o.code == ISTHMUS_IN_PROGRESS ? refused(kInvalidArgument, call, o.text) : failed(call, o);
 }
 
-// Now, or when the group ends. Calls over one communicator are made in the order of the program.
+// Makes the call now, or when the group ends. Calls over one communicator are made in the order of the program.
 Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
   if (in_group()) {
     face().pending().deferred.push_back({parent, std::move(act)});
@@ -118,7 +118,7 @@ Result act_or_defer(const CommPtr &parent, std::function<Result()> act) {
   return act();
 }
 
-// What the program has when the call returns. Null: there is no handle.
+// The place of the handle that the program has when the call returns. Null: there is no handle.
 TargetPtr target_of(const CommPtr &parent, Handle *out, bool blocking) {
   auto target = std::make_shared<Target>(out);
   *out = nullptr;
@@ -179,8 +179,8 @@ Result shrink(Handle handle, int *excluded, int count, Handle *out, Config *conf
   if (!target) return note(no_handle(kCall));
   if (flags == kAbort) isthmus_comm_abort(over, "ncclCommShrink with NCCL_SHRINK_ABORT");
   return act_or_defer(parent, [=] {
-    // Those who are excluded do not call, and may be gone, so nothing is collective over the parent: the first who remains
-    // gives the others an id.
+    // The ranks that are excluded do not call, and may be gone, so nothing is collective over the parent. The first rank that
+    // remains gives the others an id.
     std::vector<UniqueId> ids(left.size());
     UniqueId id{};
     if (mine == 0)

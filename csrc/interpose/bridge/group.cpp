@@ -11,13 +11,13 @@ namespace {
 
 // The end of an outermost group. The steps:
 // 1. Check the operations, where nothing must be made before them (GroupCheck).
-// 2. Hold the census of every communicator that the group makes, all at once: ranks of other processes wait for each.
+// 2. Hold the census of every communicator that the group makes, all at once: ranks of other processes wait for each census.
 // 3. Make the real library's communicators in the real library's group, which is still open.
 // 4. End the real library's group. Where something was refused, spoil that group first, so that nothing of it is launched.
 //    Vendors whose groups cannot fail launch their part.
 // 5. Make Isthmus' communicators, all at once, then the parts of communicators.
 // 6. Launch Isthmus' operations.
-// Nothing of Isthmus' part begins before the real library's part is on its way, nor where that failed.
+// Nothing of Isthmus' part begins before the real library's part is on its way, nor where the real library's part has failed.
 class GroupEnd {
  public:
   GroupEnd(Face &face, PendingGroup &pending, Result (*real_end)())
@@ -119,7 +119,8 @@ class GroupEnd {
     }
   }
 
-  // Calls over one communicator are made one after the other: in parallel, another one might come first on another rank.
+  // Calls over one communicator are made one after the other: in parallel, the calls could come in another order on another
+  // rank.
   void run_deferred() {
     if (pending_.deferred.empty()) return;
     const DeviceGuard guard(face_.devices());

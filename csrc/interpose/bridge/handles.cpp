@@ -29,8 +29,8 @@ struct HandleTable {
   std::vector<std::shared_ptr<Comm>> comms;  // by place
   std::deque<size_t> free;                   // places, the longest free one first: so a stale handle stays stale for long
 };
-// By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads it, so
-// without a lock.
+// By place: the vendor's handle behind an alias, written by the vendor's library. Every call with an alias reads the handle,
+// so there is no lock.
 constinit std::atomic<void *> the_aliases[kMost];
 HandleTable &table() {
   static auto *const the_table = new HandleTable;  // a thread may still look when the process ends
@@ -57,14 +57,14 @@ uint64_t word() {
     return got == want;
   };
   if (zeros_around(kFirst * kSpan)) return kFirst * kSpan - 1;
-  // Something of the program's or of a sanitizer's lies there. So look for room below the range.
+  // Memory of the program or of a sanitizer lies there. So look for room below the range.
   uint64_t boundary = reserve_handles() / kSpan * kSpan;
   for (int tries = 0; tries < 4096 && boundary > kSpan; ++tries, boundary -= kSpan)
     if (zeros_around(boundary)) return boundary - 1;
   return ~uint64_t{0};
 }
 
-// Makes the range readable: one piece of memory is mapped again and again.
+// Makes the range readable: one piece of memory is mapped at many addresses.
 bool fill() {
   constexpr size_t kPiece = size_t{2} << 20;
   static_assert(interpose::kHandleBytes % kPiece == 0);

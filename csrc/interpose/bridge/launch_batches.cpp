@@ -8,8 +8,8 @@
 namespace isthmus::bridge {
 
 // Two communicators fit into one batch:
-// 1. where neither blocks, so that no call waits for the exchange; or
-// 2. where both work on one device and are not ranks of one communicator.
+// 1. where neither communicator blocks, so no call waits for the exchange; or
+// 2. where both communicators work on one device, and are not ranks of one communicator.
 // Otherwise the first call could wait for an exchange that only the second call would begin. Within case 2 every rank keeps
 // the order of the program, so the calls of one batch meet each other's.
 void LaunchBatches::take(BridgedCalls operations) {

@@ -59,7 +59,7 @@ void Target::settle() noexcept {
   }
 }
 
-// A vendor's library may have written to the variable, too, when the group ended. Its handle stays.
+// A vendor's library may have written to the variable, too, when the group ended. The library's handle stays there.
 void Target::write(void *handle) noexcept {
   if (*out_ == handle_) *out_ = handle;
 }

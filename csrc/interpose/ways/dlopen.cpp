@@ -53,8 +53,7 @@ void *next(std::atomic<void *> &slot, const char *name) {
   return found;
 }
 
-// Of each door, the first path that a program asked for and got the door instead: the library that the program would have
-// had.
+// For each door: the first path for which a program got the door. The path is of the library that the program would have had.
 struct AskedPath {
   std::atomic<const char *> door;  // the door that was given; null: the entry is free
   std::atomic<bool> written;
@@ -84,7 +83,7 @@ const char *chosen(const char *asked, const void *caller) {
 
 }  // namespace
 
-// Returned in two registers, from which the jump takes it.
+// The hook's answer, returned in two registers. The jump takes the answer from there.
 struct Route {
   const char *file;
   void *next;

@@ -42,8 +42,8 @@ bool read_at(int file, uint64_t offset, void *to, size_t bytes) {
   return pread(file, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
 }
 
-// Reads the SONAME of the object in this file. False: the object has none, or is not of the usual form: its headers in the
-// first 4 KiB, its table of texts in a loaded segment.
+// Reads the SONAME of the object in this file. False: the object has no SONAME, or is not of the usual form. In the usual form
+// the headers are in the first 4 KiB, and the table of texts is in a loaded segment.
 bool read_soname(int file, char (&soname)[64]) {
   alignas(ElfW(Ehdr)) char head[4096];
   const ssize_t got = pread(file, head, sizeof head, 0);
@@ -83,8 +83,8 @@ bool read_soname(int file, char (&soname)[64]) {
   return false;
 }
 
-// The vendor of what a program asks for; -1: no vendor's. A path may be a link of any name to the library, so its SONAME
-// counts. A bare name is looked for by the loader, so only the name is known.
+// The vendor of the file that a program asks for. -1: no vendor's. A path may be a link of any name to the library, so its
+// SONAME counts. The loader looks for a bare name, so only the name is known.
 int asked_for(const char *asked) {
   const char *slash = strrchr(asked, '/');
   const int by_name = vendor_of(slash ? slash + 1 : asked);
