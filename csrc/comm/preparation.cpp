@@ -199,7 +199,8 @@ void Preparation::check_buffers() const {
 }
 
 void Preparation::check_claims() const {
-  const bool one = !call_.in || !call_.out || in_place_;  // a claim is about this one, whichever the caller has named
+  // Where the call has one buffer only, a claim is about that buffer, whichever of the two the caller has named.
+  const bool one = !call_.in || !call_.out || in_place_;
   if (call_.in && reads_ && (one || request_.device_memory & 1) && gives()) memory_.check_claim(name_, "send", call_.in);
   if (call_.out && writes_ && (one || request_.device_memory & 2) && gets()) memory_.check_claim(name_, "recv", call_.out);
 }
@@ -235,7 +236,7 @@ uint64_t Preparation::one_hop_digest() const {
   return mix(mix(0x15741157, words), call_.bytes) | 1;
 }
 
-// No stream orders what processors do with host memory.
+// No stream orders the work of processors on host memory. So the call waits for the stream (Communicator::make_ready).
 void Preparation::stand_by_call() {
   if (!call_.on_stream || call_.device || (!call_.in && !call_.out)) return;
   call_.by_call = true;

@@ -30,8 +30,8 @@ class Preparation {
 
   void prepare_collective();
   void check_overlap();
-  bool gives() const;  // whether the call reads a byte of its input
-  bool gets() const;
+  bool gives() const;  // whether the call has a byte of input
+  bool gets() const;   // whether the call has a byte of output
   void check_buffers() const;
   void check_claims() const;
   void drop_unused();
