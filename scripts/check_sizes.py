@@ -30,8 +30,6 @@ EXCEPTIONS: dict[str, str] = {
     "csrc/device/hip.cpp HipCalls: methods": "the vendor's calls, one method each",
     "csrc/device/runtime.hpp Runtime: methods": "an interface: all that is asked of a device's runtime",
     "csrc/device/vendor_runtime.hpp VendorRuntime: methods": "Runtime's methods",
-    "csrc/collective/device_executor.hpp DeviceExecutor: methods": CUT,
-    "csrc/collective/device_executor.hpp DeviceExecutor::Shared: fields": CUT,
     "csrc/engine/operation.hpp Operation: fields": CUT,
     "csrc/plan/islands.cpp plan_island_broadcast()": "the template of a plan: its stages in their order",
     "csrc/plan/moves.cpp plan_broadcast()": "the template of a plan: its stages in their order",

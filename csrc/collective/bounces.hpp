@@ -4,7 +4,7 @@
 // The ring is of the staging memory where there is room, and else a small buffer of its own, which is kept for the next one.
 //
 // Pieces are numbered: first those that go in, then those that come out, each `piece` bytes of what the blocks reach over. One counter of the
-// operation says how far the device has copied them, one door how far it may (DeviceExecutor).
+// operation says how far the device has copied them, one door how far it may (HostDoors).
 #pragma once
 
 #include <algorithm>

@@ -151,7 +151,7 @@ const Operation *Collectives::late(int64_t now) noexcept {
 
 uint64_t Collectives::progress() const noexcept {
   const Operation *const op = queue_.first();
-  return (op ? op->sequence + op->at.turn() : 0) + (device_.executor() ? device_.executor()->signalled() : 0);
+  return (op ? op->sequence + op->at.turn() : 0) + (device_.executor() ? device_.executor()->signals().sum() : 0);
 }
 
 // ---- for people ----------------------------------------------------------------------------------------------------------------------

@@ -81,13 +81,14 @@ void DeviceSide::bounce_in(Operation &op) {
 bool DeviceSide::bounce_on(Operation &op) noexcept {
   Bounce &b = op.bounce;
   const uint32_t filled = b.filled, emptied = b.emptied;
-  while (b.filled < b.in_pieces && executor_->has_copied(op.sequence, b.filled - b.slots + 1)) {
+  while (b.filled < b.in_pieces && executor_->signals().has_copied(op.sequence, b.filled - b.slots + 1)) {
     copy_piece(op, b.filled++);
-    executor_->give_pieces(op.sequence, b.filled);
+    executor_->doors().give_pieces(op.sequence, b.filled);
   }
-  while (b.emptied < b.out_pieces && executor_->has_copied(op.sequence, b.in_pieces + b.emptied + 1) && sound(op)) {
+  while (b.emptied < b.out_pieces && executor_->signals().has_copied(op.sequence, b.in_pieces + b.emptied + 1) &&
+         sound(op)) {
     copy_piece(op, b.in_pieces + b.emptied++);
-    executor_->give_pieces(op.sequence, b.in_pieces + b.emptied + b.slots);
+    executor_->doors().give_pieces(op.sequence, b.in_pieces + b.emptied + b.slots);
   }
   return b.filled != filled || b.emptied != emptied;
 }
@@ -95,7 +96,7 @@ bool DeviceSide::bounce_on(Operation &op) noexcept {
 void DeviceSide::bounce_out(Operation &op, bool well) noexcept {
   // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
   // this operation came back from the driver.
-  if (bounces_ && (well || !executor_ || executor_->idle())) bounces_->give(op.bounce);
+  if (bounces_ && (well || !executor_ || executor_->ending().idle())) bounces_->give(op.bounce);
   else if (bounces_) bounces_->lose(op.bounce);
   op.bounce = {};
 }
@@ -111,9 +112,9 @@ void DeviceSide::drop_bounces(bool lost) noexcept {
 void DeviceSide::abort() noexcept {
   {
     const SubmitLock::Held order = core_.collective_lock.try_take();  // else a thread submits just now
-    if (!order || !executor_->idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    if (!order || !executor_->ending().idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
   }
-  executor_->abort();
+  executor_->ending().abort();
 }
 
 // A rank of the library's group has ended, or has not come to the collective that this rank is in.
@@ -133,10 +134,10 @@ bool DeviceSide::settled(uint64_t entered) noexcept {
   const bool wants_stop = stop_.wanted(*executor_, now, static_cast<bool>(order));
   if (!order) {
     if (!core_.leave_behind(core_.collective_lock)) return false;
-    executor_->leave_behind();
+    executor_->ending().leave_behind();
     return true;
   }
-  if (executor_->settled(now, somebody_will_not_come(entered), stop_.refused())) return true;
+  if (executor_->ending().settled(now, somebody_will_not_come(entered), stop_.refused())) return true;
   // The driver may be locked by whoever waits for the device: it is asked how it does when that is over.
   if (!wants_stop) health_.doubt(now);
   return false;
@@ -144,7 +145,7 @@ bool DeviceSide::settled(uint64_t entered) noexcept {
 
 // Whoever submits may stand at a gate with the lock, until he hears of the failure. Then the worker is called again.
 void DeviceSide::died() noexcept {
-  if (const SubmitLock::Held order = core_.collective_lock.try_take(); order && executor_) executor_->died();
+  if (const SubmitLock::Held order = core_.collective_lock.try_take(); order && executor_) executor_->ending().died();
 }
 
 std::unique_ptr<DeviceExecutor> DeviceSide::take_executor() noexcept {
@@ -156,7 +157,7 @@ std::unique_ptr<DeviceExecutor> DeviceSide::take_executor() noexcept {
 
 void DeviceSide::leave_executor() noexcept {
   abort();
-  executor_->leave_behind();
+  executor_->ending().leave_behind();
 }
 
 void DeviceSide::forget() noexcept { (void)executor_.release(); }

@@ -47,7 +47,7 @@ bool HostExecutor::start(Operation &op) noexcept {
       core_.mail->block(q, core_.id.world, core_.cell_bytes)
           .store(op.operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
   descriptions_.publish(op, op.ring);
-  if (!p.device.empty()) device_.executor()->go(op.sequence);
+  if (!p.device.empty()) device_.executor()->doors().go(op.sequence);
   if (p.pairwise_sizes) core_.ring_peers();
   op.next_rank = 0;
   return true;
@@ -85,7 +85,7 @@ Outcome HostExecutor::drain(Operation &op) noexcept {
       return Outcome::Blocked;
     }
   if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
-  if (!device_.executor()->ended(op.sequence)) return wait_for_device(op);
+  if (!device_.executor()->signals().ended(op.sequence)) return wait_for_device(op);
   if (op.bounce) device_.bounce_on(op);  // all that came out is there
   if (!device_.sound(op) || !slots_held(op) || op.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing: whoever came with something else shows here, or did before.
@@ -239,7 +239,7 @@ Outcome HostExecutor::wait(Operation &op, const plan::Step &step, int64_t value)
   if (value <= 0) return Outcome::Moved;
   const uint64_t want = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(value);
   if (step.counter >= plan::kCounters) {
-    if (device_.executor()->posted(step.counter) < want) return wait_for_device(op);
+    if (device_.executor()->signals().posted(step.counter) < want) return wait_for_device(op);
     return device_.sound(op) ? Outcome::Moved : Outcome::Blocked;
   }
   if (core_.peers[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
@@ -251,7 +251,7 @@ Outcome HostExecutor::wait(Operation &op, const plan::Step &step, int64_t value)
 
 void HostExecutor::post(Operation &op, const plan::Step &step, int64_t value) noexcept {
   const uint64_t now = (op.sequence << plan::kValueBits) + static_cast<uint64_t>(value);
-  if (step.counter >= plan::kCounters) return device_.executor()->ready(now);
+  if (step.counter >= plan::kCounters) return device_.executor()->doors().ready(now);
   core_.mail->counters[step.counter].value.store(now, std::memory_order_release);
   core_.ring_peers();
 }

@@ -61,10 +61,10 @@ Status stop_until_empty(const std::shared_ptr<device::Stream> &stream, device::R
 bool StreamStop::wanted(DeviceExecutor &executor, int64_t now, bool alone) noexcept {
   const State state = state_.load(std::memory_order_acquire);
   if (state == State::Done && alone) {
-    if (alone_) executor.died();
+    if (alone_) executor.ending().died();
     else state_.store(State::None, std::memory_order_release);
   }
-  if (state == State::Refused || !executor.wants_stop(now)) return false;
+  if (state == State::Refused || !executor.ending().wants_stop(now)) return false;
   if (state_.load(std::memory_order_acquire) == State::None) {
     alone_ = alone;
     state_.store(State::Asked, std::memory_order_release);

@@ -1,4 +1,4 @@
-// Stops the first stream of a rank's device, where only that ends what stands there after a failure (DeviceExecutor::wants_stop).
+// Stops the first stream of a rank's device, where only that ends what stands there after a failure (DeviceEnding::wants_stop).
 //
 //   who drives                              the device worker that stops streams
 //   wanted(): asked      ----------->       stop(): again and again, until the stream has run empty

@@ -112,7 +112,7 @@ struct Operation {
   int64_t short_since_ns = 0;              // since then; and
   int64_t ask_again_ns = 0;                // it does not ask before, or
   uint64_t given_back = 0;                 // until more has been given back than then
-  bool on_device = false;                  // it has memory of the device's on its way (DeviceExecutor)
+  bool on_device = false;                  // it has memory of the device's on its way (ScratchLoan)
   bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
   Bounce bounce;                           // host memory of the user that a device has to work on goes through it
   static constexpr uint32_t kMostSlots = 64;

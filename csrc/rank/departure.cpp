@@ -73,16 +73,16 @@ bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) n
 bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept {
   constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
   const std::vector<int> &group = collectives_.device().ranks();
-  if (group.empty()) return executor->idle();  // no library: the stream has run to its end, or is left as it is
+  if (group.empty()) return executor->ending().idle();  // no library: the stream has run to its end, or is left as it is
   const int maker = group[0];
   bool together = !broken && wait_for_others(&PeerRank::left, kTogether);
   if (core_.id.rank == maker) together = together && wait_for_others(&PeerRank::left_library, kLast);
   else together = together && now_ns() - core_.peers[maker].left_ns.load() < kTogether;
   if (!together) {
-    if (!executor->idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
-    executor->abort();
+    if (!executor->ending().idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
+    executor->ending().abort();
   }
-  const bool idle = executor->idle();
+  const bool idle = executor->ending().idle();
   executor.reset();
   if (together && core_.id.rank != maker) say(maker, Leaving::LibraryEnded);
   return idle;

@@ -1,0 +1,69 @@
+// How a device's stream comes to its end: by running all that was submitted, or after a failure. After a failure nothing more begins, and all
+// gates open; what the library or the device does not end is left behind.
+//
+//   who drives                                 stream, or the library's thread
+//                                              stands at a gate, in a copy or in a call of the library
+//   abort(): cancels; the library aborts
+//            |                                 the library's call ends, where the library can end the call
+//   abort(): opens all gates       -------->   runs what is left: cancelled copies are skipped
+//   settled(): false
+//            |                                 signals the last operation's end
+//   settled(): true                <--------
+//
+//   or, where no such signal comes in time:
+//   wants_stop(): only stopping the stream helps (StreamStop); then died()
+//   settled(): true, when patience is over: thread and queue are left behind, with all that they use
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "collective/queued_work.hpp"
+
+namespace isthmus::collective {
+
+class DeviceEnding {
+ public:
+  explicit DeviceEnding(QueuedWork &work) noexcept : work_(work) {}
+  void watch(
+      bool
+          endless) noexcept;  // before the first submission. `endless`: the library has no call that ends what waits on its stream
+
+  // By the thread that submits: before an operation's list is begun, and when the list is about to be given to the stream.
+  void begin(uint64_t bytes) noexcept;
+  void submits(uint64_t sequence) noexcept { last_.store(sequence); }
+  void unfinished() noexcept { unfinished_.store(true); }  // the end of what was submitted cannot be signalled
+
+  // The stream has run to the end of what was submitted.
+  bool idle() const noexcept {
+    return (work_.signals.ended(last_.load()) && !unfinished_.load()) || dead_.load(std::memory_order_acquire);
+  }
+  bool stopped() const noexcept { return work_.stream->cuts() != cuts_.load(); }  // the stream, with work of ours
+
+  // After abort() nothing more is begun, and no gate holds as soon as the library keeps to that too. So abort() is called again until settled(),
+  // which says whether nothing of ours runs on the stream any more. After some time settled() gives up: a thread that is stuck in the library is
+  // then left behind. Any thread.
+  void abort() noexcept;
+  // `alone`: some rank of the group will not make the call that may run now, so the call need not be given time to end. `refused`: the stream
+  // cannot be stopped.
+  bool settled(int64_t now_ns, bool alone, bool refused) noexcept;
+  // After abort(): only stopping the stream ends what may still stand there, because the library cannot, and the library has had its time.
+  // Whoever frees memory would wait for the stream for ever. Once the stream was stopped, died().
+  bool wants_stop(int64_t now_ns) const noexcept;
+  // The thread that submits does not come back, so what was submitted does not come to its end.
+  void leave_behind() noexcept;
+  // The device has failed, or its stream was stopped: the device does nothing any more of what the device was given.
+  void died() noexcept { dead_.store(true, std::memory_order_release); }
+  void let_go_if_aborted() noexcept;  // opens all gates for good
+
+ private:
+  QueuedWork &work_;
+  bool endless_ = false;
+  std::atomic<uint64_t> cuts_{0};  // of the stream, when it was last given work and had none of ours
+  std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
+  std::atomic<uint64_t> last_bytes_{0};
+  std::atomic<int64_t> aborted_ns_{0};
+  std::atomic<bool> left_behind_{false}, unfinished_{false}, dead_{false};
+};
+
+}  // namespace isthmus::collective

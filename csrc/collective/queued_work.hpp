@@ -1,0 +1,54 @@
+// All that the queue of a device's stream points to while work of ours stands there. It is one object, so that a queue that does not come to its
+// end keeps everything: the object is then left behind whole.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ccl/island_ccl.hpp"
+#include "collective/device_signals.hpp"
+#include "collective/host_doors.hpp"
+#include "collective/scratch_loan.hpp"
+#include "collective/stream_ties.hpp"
+#include "device/runtime.hpp"
+#include "process/device_scratch.hpp"
+
+namespace isthmus::collective {
+
+struct DeviceExecutorSetup {
+  device::Runtime *runtime = nullptr;
+  std::shared_ptr<ccl::Library> library;
+  std::shared_ptr<device::Stream> stream;
+  std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
+  std::unique_ptr<ccl::IslandCommunicator> communicator;  // or null
+  std::vector<int> ranks;                           // of the communicator above us, by position in the group
+  std::shared_ptr<process::DeviceScratch> scratch;  // of the device
+  uint64_t first_scratch = 0;                       // bytes of it that are there from the beginning
+  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
+};
+
+struct QueuedWork : DeviceExecutorSetup {
+  QueuedWork(DeviceExecutorSetup setup, device::Wake wake, void *context)
+      : DeviceExecutorSetup(std::move(setup)), doors(cancelled, wake, context), blocks(4 * ranks.size()) {}
+  QueuedWork(const QueuedWork &) = delete;
+  QueuedWork &operator=(const QueuedWork &) = delete;
+
+  // What serves the rank: the library's family, else the runtime's vendor.
+  const char *family() const noexcept { return library ? library->family() : runtime->vendor(); }
+  // The library's call that runs now, or nullptr.
+  const char *doing() const noexcept { return communicator ? communicator->inside() : nullptr; }
+
+  std::atomic<bool> cancelled{false};  // copies that have not begun are skipped
+  HostDoors doors;
+  DeviceSignals signals;
+  StreamTies ties;
+  std::byte *in = nullptr, *out = nullptr, *borrowed = nullptr;  // of the operation that is being submitted
+  ScratchLoan loan;
+  std::vector<uint64_t> blocks;  // of an all_to_all_v, as ccl::Blocks has them, one list after the other
+};
+
+}  // namespace isthmus::collective
