@@ -1,4 +1,5 @@
-// Where plain host memory of the user's goes through pinned memory, piece by piece (collective/bounces.hpp). Part of its operation.
+// Bounce says where plain host memory of the user's goes through pinned memory, piece by piece (collective/bounces.hpp). A Bounce is a part of its
+// operation.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +11,13 @@ namespace isthmus::engine {
 struct Bounce {
   std::byte *host = nullptr;    // null: none
   std::byte *device = nullptr;  // the same bytes, as the device reaches them
-  uint64_t staging = 0;         // its offset in the arena; 0: a buffer of its own
+  uint64_t staging = 0;         // the offset in the arena; 0: the pinned memory is a buffer of its own
   uint64_t in = 0, out = 0;     // bytes
   uint64_t piece = 0;
   uint32_t slots = 0;  // pieces that have room at one time
   uint32_t in_pieces = 0, out_pieces = 0;
-  // Pieces that a processor has filled before the device was given anything, then all that it has filled, and those of the way out that it has
-  // emptied. Owned by who submits, and then by the thread with the right to execute.
+  // Pieces that a processor has filled before the device was given anything; all pieces that a processor has filled; pieces of the way out that a
+  // processor has emptied. The thread that submits owns the numbers first, and then the thread with the right to execute.
   uint32_t filled_before = 0, filled = 0, emptied = 0;
 
   explicit operator bool() const noexcept { return host != nullptr; }

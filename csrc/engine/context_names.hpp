@@ -1,4 +1,4 @@
-// The names of the floor below that the engine says most often.
+// Names of the floor below. The engine says these names most often.
 #pragma once
 
 #include "process/context.hpp"

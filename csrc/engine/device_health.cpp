@@ -31,12 +31,12 @@ Status DeviceHealth::look() noexcept {
   for (const auto *mine : {&streams_.first, &streams_.second}) {
     const auto stream = mine->lock();
     if (!stream) continue;
-    // The driver may be locked by whoever waits for the device, for instance to free memory, and that may hang.
+    // A thread that waits for the device may have the driver locked, for instance to free memory. Such a wait may hang.
     try {
       const auto answer = device::call_within(kAnswer, [stream] { return stream->status(); });
       if (!answer) return silent_.store(true, std::memory_order_relaxed), Status{};
       if (!answer->ok()) return *answer;
-    } catch (const std::exception &) { return {}; }  // no memory: it is asked again
+    } catch (const std::exception &) { return {}; }  // no memory: the driver is asked again
   }
   return {};
 }
@@ -50,7 +50,7 @@ void DeviceHealth::throw_why() const {
   throw Error(why.code, why.text);
 }
 
-// Who asks it of a driver that is known to hang would be stuck as well.
+// A thread that asks a driver that is known to hang would be stuck as well.
 void DeviceHealth::refuse_stuck() const {
   if (core_.device && core_.failed() && core_.device.runtime->stuck(core_.device.number)) throw_why();
 }

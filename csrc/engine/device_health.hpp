@@ -1,5 +1,7 @@
-// Whether the device of a rank still works: one that has failed, or that the program has reset, signals nothing more. A thread that waits does
-// not ask the driver, since the call could wait for the very work that goes on when that thread has opened a gate. The device worker asks.
+// DeviceHealth tells whether the device of a rank still works. A device that has failed, or that the program has reset, signals nothing more.
+//
+// A thread that waits does not ask the driver. The driver's call could wait for the very work that goes on when that thread has opened a gate. So
+// the device worker asks.
 //
 //   who waits                                 the device worker
 //   nothing of the device has gone on
@@ -20,18 +22,18 @@ using DeviceStreams = std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<dev
 
 class DeviceHealth {
  public:
-  // `streams`: where the device's work stands. Of a rank without a device every function does nothing.
+  // `streams`: where the device's work stands. For a rank without a device every function does nothing.
   DeviceHealth(RankCore &core, DeviceStreams streams) noexcept : core_(core), streams_(std::move(streams)) {}
 
-  // By who waits for the device, with the right to execute. `moved`: more, or less, whenever something of the device has gone on.
+  // Called by a thread that waits for the device, with the right to execute. `moved` is another number whenever something of the device has gone on.
   void note(uint64_t moved, bool waits_for_device, int64_t now) noexcept;
   void doubt(int64_t now) noexcept;
-  // By the device worker, where doubt() has asked for it. Not ok: the device has failed.
+  // Called by the device worker, where doubt() has asked for a look. Not ok: the device has failed.
   Status look() noexcept;
-  void failed(const Status &s) noexcept;  // the communicator fails for it
+  void failed(const Status &s) noexcept;  // the device has failed, so the communicator fails
 
-  // Whose memory that is. What the runtime does not know may have been the device's until the program reset the device: then the communicator
-  // fails, and this throws. Any thread.
+  // Tells whose memory `memory` is. Memory that the runtime does not know may have been the device's until the program reset the device. In that
+  // case the communicator fails, and find() throws. Any thread.
   device::PointerInfo find(const void *memory);
   void refuse_stuck() const;  // throws why the communicator has failed, where the driver is known to hang
   std::shared_ptr<device::Stream> first_stream() const noexcept { return streams_.first.lock(); }
@@ -40,10 +42,10 @@ class DeviceHealth {
   [[noreturn]] void throw_why() const;
   RankCore &core_;
   const DeviceStreams streams_;
-  std::atomic<int64_t> asked_ns_{0};  // or when something of the device last went on
+  std::atomic<int64_t> asked_ns_{0};  // when the last doubt came, or when something of the device last went on
   uint64_t moved_ = 0;                // what had gone on then
   std::atomic<bool> doubted_{false};
-  std::atomic<bool> silent_{false};  // its driver has not answered, so nobody asks again
+  std::atomic<bool> silent_{false};  // the driver has not answered, so no thread asks again
 };
 
 }  // namespace isthmus::engine

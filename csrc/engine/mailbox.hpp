@@ -1,15 +1,24 @@
-// A rank's mailbox: its part of a communicator in shared memory. Only its owner writes it; the ranks that share memory with it read.
+// A rank's mailbox is the rank's part of a communicator in shared memory. Only the rank writes its mailbox. The ranks that share memory with the
+// rank read the mailbox.
 //
 //   line 0       done: sequence number of the last collective this rank ended
 //   lines 1..4   the plan's counters, a line each
 //   lines 5..12  descriptions of the last 8 collectives: what was called, and where its ring lies
 //   then         two cells for one-hop operations: sequence, digest, payload of up to `cell_bytes`
-//   last         for each rank, the bytes of its messages that this rank has consumed (the sender's credit follows from it), the
-//                bytes of the block that this rank has for it in a collective whose sizes only the two of them know, and how many of
-//                its messages for this rank's receive slots have been asked for and how many have left them (slots.cpp)
+//   last         four arrays, with one number for each other rank:
+//                  consumed  bytes of the rank's messages that this rank has consumed; the sender's credit follows from the number
+//                  block     bytes of the block that this rank has for the rank, in a collective whose sizes only the two ranks know
+//                  asked     messages of the rank for this rank's receive slots: how many have been asked for
+//                  landed    and how many have left the slots (p2p/recv_slots.hpp)
 //
-// An operation's description is written before anything of it can be seen through a counter or a cell, so a reader that has seen
-// those may read it plainly; its words are atomics because a reader may also look early, to find a mismatch.
+// An operation's description is written before anything of the operation can be seen through a counter or a cell:
+//
+//   owner                                     reader
+//   writes the description
+//   stores counter or cell (release)  ----->  loads counter or cell (acquire)
+//                                             reads the description plainly
+//
+// The words of a description are atomics, because a reader may also look early, to find a mismatch.
 #pragma once
 
 #include <atomic>

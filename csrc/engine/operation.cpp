@@ -12,7 +12,7 @@ const InChild forgets_frames([](void *) ISTHMUS_UNCHECKED noexcept {  // the chi
   new (&frame_lock) SpinLock;
   frame_free = nullptr;
 });
-PerProcess<OperationPool> the_pool;  // works may be released by static destructors
+PerProcess<OperationPool> the_pool;  // static destructors may release operations
 }  // namespace
 
 link::Outgoing *take_frame() {
@@ -41,7 +41,8 @@ Operation *OperationPool::take() {
   if (op) free_ = op->queue_next;
   lock_.unlock();
   if (!op) {
-    // Several at once: the progress thread may still hold one when the next is asked for, and steady traffic is to allocate nothing.
+    // Several operations are made at once. The progress thread may still hold one when a caller asks for the next, and steady traffic is to
+    // allocate nothing.
     constexpr int kMore = 16;
     for (int i = 0; i < kMore; ++i) {
       Operation *more = new Operation;
@@ -126,7 +127,7 @@ void Operation::call_back() noexcept {
 }
 
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
-  // Once `ended` is set an inline op may be used again at once, so everything is read before.
+  // Once `ended` is set, an inline op may be used again at once. So everything is read before.
   Operation *parent = op->parent;
   const bool pooled = !op->inline_op;
   Context *context = op->core && pooled ? op->core->context.get() : nullptr;
@@ -148,7 +149,7 @@ void finish_operation(Operation *op, Code result, std::string text, int64_t ende
   op->callback_lock.unlock();
   if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
     finish_operation(parent, parent->result, std::string(parent->text), ended_ns);
-  if (context) context->wake();     // whoever waits for it in this process sleeps on its doorbell
+  if (context) context->wake();     // a thread of this process that waits for the operation sleeps on the process's doorbell
   if (calls) Completions::add(op);  // with the engine's reference
   else if (pooled) OperationPool::instance().release(op);
 }

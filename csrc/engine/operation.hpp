@@ -1,5 +1,5 @@
-// An operation in flight: what was asked, how far it is, how it ended. Pooled; its vectors keep their capacity, so that nothing is
-// allocated once a shape has been seen.
+// An Operation is one call in flight: what was asked, how far the operation is, how the operation ended. Operations are pooled, and their vectors
+// keep their capacity. So nothing is allocated once a shape has been seen.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 #include "plan/cursor.hpp"
 #include "plan/plan.hpp"
 
-// Of the floors above, which get back to them by an operation.
+// Classes of the floors above. These floors get back to their objects by an operation.
 namespace isthmus::messages {
 class Matcher;
 }
@@ -41,25 +41,25 @@ struct Call {  // what the user asked for, validated, in bytes
   int tag = 0;
   const std::byte *in = nullptr;
   std::byte *out = nullptr;
-  uint64_t bytes = 0;  // of the equal block or message; v-collectives: the largest block this rank knows of
+  uint64_t bytes = 0;  // of the equal block or message; v-collectives: of the largest block that this rank knows
   double scale = 1;
   uint64_t factor = 1;  // the same for integers
   double timeout = 0;   // seconds; > 0
   bool device = false;  // the device works on in and out: they are its memory, or pinned memory that it reaches
-  // Pinned memory of the host that the device reaches: where it finds what is given and what is received. Null: it is no such memory, or the
-  // processor works on it.
+  // Where the device finds what is given and what is received, in pinned memory of the host. Null: the memory is not pinned, or the processor works
+  // on the memory.
   std::byte *in_there = nullptr, *out_there = nullptr;
-  bool on_stream = false;    // ordered behind what the user's stream holds now, and what it gets later behind the operation
-  bool order_later = false;  // the second only by StreamOrder::order()
+  bool on_stream = false;    // ordered behind what the user's stream holds now, and before what the stream gets later
+  bool order_later = false;  // "before what the stream gets later" holds only by StreamOrder::order()
   bool by_call = false;  // host memory and a stream: the call waits for the stream before, and for the end of the operation
   void *stream = nullptr;  // that stream's handle
 };
 
 enum class Phase : uint8_t { Fresh, Posted, Comparing, Running, Draining };
 
-// How a message in device memory gets there (device_copier.hpp).
+// How a message gets to or from device memory (device_copier.hpp).
 enum class Port : uint8_t {
-  None,      // it is in host memory
+  None,      // the message is in host memory
   Taken,     // a send: copied out, then sent
   Expected,  // a receive whose copy stands behind a gate
   Worker,    // a receive whose copy is submitted by the device worker when the message has come
@@ -85,8 +85,8 @@ struct Operation {
             {b + 2 * in_blocks + out_blocks, out_blocks}};
   }
 
-  // How far the blocks of what the user gave reach. 0 where nothing was given, but for the result of a reduce, which a library may use on
-  // every rank.
+  // How far the blocks reach in the user's memory. 0 where the user gave no memory. The result of a reduce counts always: a library may use the
+  // result's memory on every rank.
   uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
   uint64_t given_out() const noexcept {
     return call.out || call.collective == Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
@@ -104,17 +104,17 @@ struct Operation {
   plan::Cursor at;          // where the host list stands
   bool streams = false;     // plan::writes_past_caches()
   int32_t blocked_on = -1;  // rank that the last try waited for
-  uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
+  uint64_t ring = 0;  // where the slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted
-  uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
-  bool lent = false;     // of these, something is of the rank's Rings
-  bool short_of_room = false;              // there was no room for them
-  int64_t short_since_ns = 0;              // since then; and
-  int64_t ask_again_ns = 0;                // it does not ask before, or
-  uint64_t given_back = 0;                 // until more has been given back than then
-  bool on_device = false;                  // it has memory of the device's on its way (ScratchLoan)
-  bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
-  Bounce bounce;                           // host memory of the user that a device has to work on goes through it
+  uint64_t scratch = 0;  // where the scratch begins in the arena, for plans with device work; 0: the host executor's own
+  bool lent = false;     // slots or scratch are of the rank's Rings
+  bool short_of_room = false;              // there was no room for slots and scratch
+  int64_t short_since_ns = 0;              // since this time
+  int64_t ask_again_ns = 0;                // the operation asks again at this time, or
+  uint64_t given_back = 0;                 // when more has been given back than this
+  bool on_device = false;                  // the operation has memory of the device's for sums on their way (ScratchLoan)
+  bool lent_in = false, lent_out = false;  // a part of that memory stands for the user's memory
+  Bounce bounce;                           // host memory of the user that a device has to work on goes through the bounce
   static constexpr uint32_t kMostSlots = 64;
   std::atomic<uint32_t> in_slot[kMostSlots] =
       {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)
@@ -126,27 +126,27 @@ struct Operation {
   std::atomic<uint64_t> received{0};
   Operation *match_next = nullptr;  // in the list of posted receives or of pending sends
   int32_t source = -1;
-  uint64_t whole = 0;         // bytes of the message that this is a part of; 0: it is no part
-  uint32_t part = 0;          // and which
-  int32_t parts_source = -1;  // of a message in parts from any rank: who sends it, once the first has come (match lock)
-  bool in_parts = false;      // it is the whole message
+  uint64_t whole = 0;         // bytes of the message of which this operation is a part; 0: the operation is no part
+  uint32_t part = 0;          // the number of the part
+  int32_t parts_source = -1;  // of a message in parts from any rank: the sender, once the first part has come (match lock)
+  bool in_parts = false;      // the operation is the whole message, which has parts
   Port port = Port::None;
   std::atomic<bool> arrived{false};  // the whole message is there
-  p2p::Place place;                  // the pinned memory in which links find a message of device memory: its own, or a slot
-  p2p::SlotUse slot;                 // of a message that goes through receive slots (SlotMessages)
-  std::byte *send_slot = nullptr;    // a send's: where this rank's device finds the slot; null: it goes by the link
-  bool unplaced = false;             // a send that waits for pinned memory or a slot
-  bool short_of_memory = false;      // and found none of the first
-  bool held = false;                 // its message was put aside whole, and waits for its place
-  std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
-  int32_t lies = -1;                     // in this receive slot, from where a processor has to bring it
-  std::atomic<uint64_t> ticket{0};       // of its copy (device_copier.hpp); 0: not submitted
+  p2p::Place place;   // the pinned memory in which links find a message of device memory: a piece of its own, or a slot
+  p2p::SlotUse slot;  // of a message that goes through receive slots (SlotMessages)
+  std::byte *send_slot = nullptr;  // of a send: where this rank's device finds the slot; null: the message goes by the link
+  bool unplaced = false;           // a send waits for pinned memory or a slot
+  bool short_of_memory = false;    // the send has found no pinned memory
+  bool held = false;               // the message of a receive was put aside whole, and waits for its place
+  std::unique_ptr<std::byte[]> spilled;  // the bytes of a send that has left its place
+  int32_t lies = -1;                     // the message lies in this receive slot, from where a processor has to bring it
+  std::atomic<uint64_t> ticket{0};       // of the message's copy (device_copier.hpp); 0: not submitted
   Operation *port_next = nullptr;        // in the order of the gates
   device::Event *begun =
-      nullptr;  // the device copier's: what the stream held at the call, where the copy is submitted later
-  std::vector<Operation *> parts;  // of a message that is ordered later, a reference each
+      nullptr;  // the device copier's mark of what the stream held at the call, where the copy is submitted later
+  std::vector<Operation *> parts;  // of a message that is ordered later; one reference for each
   bool grouped = false;            // submitted with others at the end of a group
-  bool ungated = false;            // a receive that found no place behind a gate
+  bool ungated = false;            // a receive found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
     if (spilled) return spilled.get();
@@ -169,18 +169,18 @@ struct Operation {
 
   const Birth birth{};
   std::atomic<uint32_t> references{0};
-  Operation *queue_next = nullptr;          // the rank's FIFO, the completions that are due, or the pool
-  bool inline_op = false;                   // belongs to its rank, not to the pool
-  void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
+  Operation *queue_next = nullptr;          // in the rank's FIFO, the completions that are due, or the pool
+  bool inline_op = false;                   // the operation belongs to its rank, not to the pool
+  void reset() noexcept ISTHMUS_UNCHECKED;  // no other thread has the operation any more. All but capacities and references
   bool is_p2p() const noexcept { return is_message(call.collective); }
   bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
-  void call_back() noexcept;  // the operation is over; once
+  void call_back() noexcept;  // called once, when the operation is over
 };
 
 class OperationPool {  // thread-safe
  public:
   static OperationPool &instance();
-  Operation *take();  // references == 1, everything at its default but for capacities
+  Operation *take();  // with references == 1, and everything at its default but for capacities
   static void retain(Operation *op) noexcept { op->references.fetch_add(1, std::memory_order_relaxed); }
   void release(Operation *op) noexcept;
 
@@ -189,13 +189,16 @@ class OperationPool {  // thread-safe
   Operation *free_ ISTHMUS_GUARDED_BY(lock_) = nullptr;
 };
 
-// Frames that belong to no operation alone, pooled: several of one plan may be in a link at once. `finished` must be give_frame.
+// Pooled frames that belong to no operation alone: several frames of one plan may be in a link at once. `finished` must be give_frame.
 link::Outgoing *take_frame();
 void give_frame(link::Outgoing &frame);
 
-// Sets the result and wakes everybody: the waiters of this process, the group. A callback is put on the list of those that are due
-// (Completions). The engine's reference is dropped.
-// `ended_ns`: when. An inline op wakes nobody: its only waiter is the thread that runs it, or that thread looks again soon.
+// Ends an operation at the time `ended_ns`:
+//
+// 1. Sets the result.
+// 2. Counts down the group's children, and ends the group with its last child.
+// 3. Wakes the waiters of this process. An inline op wakes no thread: its only waiter runs the op, or looks again soon.
+// 4. Puts the callback on the list of those that are due (Completions), or drops the engine's reference.
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept;
 
 }  // namespace isthmus::engine

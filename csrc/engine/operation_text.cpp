@@ -9,7 +9,7 @@ std::string describe_message(const Identity &id, const Operation &op) {
   const Call &c = op.call;
   const bool send = c.collective == Collective::Send;
   const uint64_t bytes = op.whole ? op.whole : c.bytes;
-  // Programs whose messages have no tags, or are bytes, hear of none and of bytes.
+  // A message without a tag is named without one. A message of bytes is named by its bytes.
   const std::string tag = c.tag == 0 ? std::string() : formatted("tag {}, ", c.tag),
                     what = c.dtype == DType::UInt8
                                ? formatted("{} bytes", bytes)

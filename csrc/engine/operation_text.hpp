@@ -7,7 +7,7 @@
 
 namespace isthmus::engine {
 
-// A call as a mailbox and an answer have it: collective, dtype, reduction, root.
+// A call as one number, for a mailbox and an answer: collective, dtype, reduction, root.
 constexpr uint64_t code_of(const Call &c) noexcept {
   return static_cast<uint64_t>(c.collective) | static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.op) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32;

@@ -56,7 +56,7 @@ void RankCore::fail(Failure why, bool flood) noexcept {
   if (!left_.load(std::memory_order_relaxed)) ISTHMUS_INFO("communicator '{}', rank {}: {}", id.name, id.rank, why.text);
   if (flood) tell_peers(why);
   if (why.late) call_late_hook();
-  if (has_work()) activate();  // somebody has to end what is pending, also where nobody waits
+  if (has_work()) activate();  // some thread has to end what is pending, also where no thread waits
   wake();
 }
 
@@ -75,7 +75,7 @@ void RankCore::fail_at(const Operation &op, Code code, std::string_view what, bo
   fail(std::move(why), true);
 }
 
-// After a failure the operation may be over, and another's.
+// After a failure the operation may be over, and used for another call. So `op` is read only where there is no failure yet.
 void RankCore::not_submitted(const Operation &op, const Error &e) noexcept {
   if (!failed()) fail_at(op, e.code(), ": " + e.text());
 }
@@ -95,11 +95,11 @@ void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexce
 void RankCore::end(Operation *op, Code result, std::string text) noexcept {
   rooms_.release(*op, result);
   const int64_t now = now_ns();
-  if (op->whole == 0) record(*op, result, now);  // else finish_operation() does, with the last part
+  if (op->whole == 0) record(*op, result, now);  // else finish_operation() records the message, with the last part
   const std::shared_ptr<void> keep = op->keep;
   pending.fetch_sub(1, std::memory_order_acq_rel);
   finish_operation(op, result, std::move(text), now);
-  // It may be an inline op, whose thread sleeps; finish_operation wakes for the others.
+  // The operation may be an inline op, whose thread sleeps. For the other operations finish_operation() wakes.
   if (waiters.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) wake();
 }
 
@@ -111,7 +111,7 @@ std::string RankCore::about(const Operation &op) const {
   const bool same = f.subject != 0 && f.sequence != 0 && !op.is_p2p() && f.sequence == op.sequence;
   if (f.text.starts_with(own) || (same && f.by == id.rank)) return f.text;
   if (!same) return own + ": " + f.text;
-  // The same operation: what stays of the other rank's words for it is how it went there.
+  // The failure is of the same operation on another rank. Of that rank's name for the operation only the path stays.
   const std::string_view text = f.text, subject = text.substr(0, f.subject), rest = text.substr(subject.size());
   const std::string where = formatted(" of '{}'", id.name);
   const size_t at = subject.rfind(where);

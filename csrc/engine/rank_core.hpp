@@ -1,5 +1,21 @@
-// What the collectives and the messages of one rank share: who the rank is, who its peers are, whether the communicator has failed, and how
-// an operation ends. Knows neither collectives nor messages.
+// RankCore is what the collectives and the messages of one rank share: the rank's identity, its peers, the failure of the communicator, and the end
+// of an operation. RankCore knows neither collectives nor messages.
+//
+// A communicator fails on all ranks. The first failure of a rank stays:
+//
+//   rank 0                                            rank 1
+//   fail(): keeps the reason, `failed` rises
+//   tell_peers(): sends Abort    ------------------>  control thread: fail(), without a flood
+//   activate(), wake(): some thread drives            activate(), wake()
+//   who drives, with the right to execute             (likewise)
+//     1. the links forget this rank
+//     2. the device is told (DeviceEnding::abort)
+//     3. waits until nothing of this rank
+//        touches user memory, or is left behind
+//     4. ends all operations with the reason
+//   waiters wake; callbacks run                       waiters wake; callbacks run
+//
+// Steps 1 to 4 are RankDriver::end_after_failure(). The program's abort (Rank::abort) and a peer's death take the same way.
 #pragma once
 
 #include <sched.h>
@@ -37,19 +53,20 @@ struct Identity {               // of one rank in one communicator
   std::string text(int of) const;  // "rank 2 (pid 4711 on host, island nvidia)"
 };
 
-struct PeerRank {                      // what this rank knows of another one, or of itself
+struct PeerRank {                      // what this rank knows of another rank, or of itself
   bootstrap::Peer *process = nullptr;  // null: a rank of this process
   std::byte *arena = nullptr;          // its process's arena, where memory is shared and the bridge may use it
   Mailbox *mail = nullptr;
   Doorbell *bell = nullptr;
   link::Link *link = nullptr;             // for frames
   uint32_t their_index = 0;               // of the communicator in that process
-  std::atomic<bool> left{false};          // it destroyed its side
-  std::atomic<bool> left_broken{false};   // and its side had failed
-  std::atomic<bool> left_writing{false};  // and its device may still write to this rank's receive slots
-  std::atomic<bool> left_library{false};  // and has ended its part of the library's communicator
+  std::atomic<bool> left{false};          // the rank destroyed its side
+  std::atomic<bool> left_broken{false};   // the rank's side had failed
+  std::atomic<bool> left_writing{false};  // the rank's device may still write to this rank's receive slots
+  std::atomic<bool> left_library{false};  // the rank has ended its part of the library's communicator
   std::atomic<int64_t> left_ns{0};
-  std::atomic<uint64_t> left_done{0};  // the last collective that it had ended then: what it sent for it is on its way
+  std::atomic<uint64_t> left_done{
+      0};  // the last collective that the rank had ended then: what the rank sent for it is on its way
   p2p::SendCredit send_credit;
   p2p::RecvCredit recv_credit;
   bool lost() const noexcept { return process && process->lost.load(std::memory_order_acquire); }
@@ -62,7 +79,7 @@ struct RankDevice {
   explicit operator bool() const noexcept { return runtime != nullptr; }
 };
 
-// What a rank's rooms give back when an operation ends. Called once for each operation, before anybody can see its end.
+// What a rank's rooms give back when an operation ends. release() is called once for each operation, before any thread can see the end.
 class OperationSink {
  public:
   virtual void release(Operation &op, Code result) noexcept = 0;
@@ -71,7 +88,8 @@ class OperationSink {
   ~OperationSink() = default;
 };
 
-// The right to execute: one thread at a time ends operations and goes on with them. Only tried, or taken where nobody keeps it for long.
+// The right to execute: one thread at a time goes on with operations and ends them. Threads only try the right, or take the right where no thread
+// keeps it for long.
 class ExecRight {
  public:
   bool try_take() noexcept { return !taken_.test_and_set(std::memory_order_acquire); }
@@ -99,39 +117,39 @@ class RankCore {
   RankCore(const RankCore &) = delete;
   RankCore &operator=(const RankCore &) = delete;
 
-  // Failure. The first reason stays. `flood`: the other ranks are told.
+  // Failure. The first reason stays. `flood`: this rank tells the other ranks.
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   Failure why() const;
-  Status failure() const;  // and what this rank was in
+  Status failure() const;  // why(), and what this rank was in
   void fail(Failure why, bool flood) noexcept;
   void fail(Code code, std::string text, bool flood) noexcept { fail(Failure{{code, std::move(text)}}, flood); }
   void fail_at(const Operation &op, Code code, std::string_view what,
                bool late = false) noexcept;  // floods: "<the operation><what>"
   void tell_peers(const Failure &why) noexcept;
-  void not_submitted(const Operation &op, const Error &e) noexcept;  // its submission has thrown
-  bool leave() noexcept { return !left_.exchange(true); }  // what fails from now on is not news. False: this rank had left
+  void not_submitted(const Operation &op, const Error &e) noexcept;  // the submission of `op` has thrown
+  bool leave() noexcept { return !left_.exchange(true); }  // failures from now on are not news. False: this rank had left
   bool left() const noexcept { return left_.load(std::memory_order_acquire); }
 
   // The end of an operation that was submitted.
   void end(Operation *op, Code result, std::string text) noexcept;
   void record(const Operation &op, Code result, int64_t ended_ns) noexcept;  // in the flight recorder
-  std::string about(const Operation &op) const;  // why it ends: what it is, and why the communicator has failed
+  std::string about(const Operation &op) const;  // why `op` ends: its description, and why the communicator has failed
   std::string describe(const Operation &op) const;
 
-  // For a submission. None: the communicator has failed, also where the operation's deadline has passed meanwhile.
+  // For a submission. Not held: the communicator has failed, perhaps because the operation's deadline has passed meanwhile.
   SubmitLock::Held lock_for(SubmitLock &lock, const Operation *op) noexcept;
-  // After a failure, with the right to execute: the holder is stuck, and nobody waits for it any more.
+  // After a failure, with the right to execute. True: the holder is stuck, and no thread waits for the holder any more.
   bool leave_behind(SubmitLock &lock) noexcept;
-  std::string inside_text() const;  // the vendor's call that a thread of ours gives the device work in, or empty
-  // A thread that submits waits in the place of a stream that cannot. It holds what the end of an operation needs, so the progress thread
-  // brings about what it waits for, and sees the deadline.
+  std::string inside_text() const;  // the vendor's call in which a thread of ours gives the device work, or empty
+  // A thread that submits waits in the place of a stream that cannot wait. The thread holds what the end of an operation needs. So the progress
+  // thread brings about what the thread waits for, and sees the deadline.
   template <class Holds>
   void sleep_until(Holds holds) noexcept;
   void ask_for_interrupt() noexcept;  // fails the communicator if the program wants to stop
 
-  // `bytes` from `source` have been used: that rank gets credit for as many.
+  // `bytes` from `source` have been used, so that rank gets credit for as many.
   void consumed(int source, uint64_t bytes) noexcept;
-  void ring_peers() noexcept {  // those that share memory with this rank
+  void ring_peers() noexcept {  // rings the doorbells of the ranks that share memory with this rank
     for (int q = 0; q < id.world; ++q)
       if (q != id.rank && peers[q].bell) peers[q].bell->ring();
   }
@@ -150,9 +168,10 @@ class RankCore {
   std::vector<PeerRank> peers;  // by rank; filled before the first operation
 
   ExecRight exec;
-  // Who submits collectives to the device, and who submits the copies of messages. The second is taken before the match lock.
+  // The holder of the first submits collectives to the device. The holder of the second submits the copies of messages, and takes the match lock
+  // after the second.
   SubmitLock collective_lock, message_lock;
-  std::atomic<uint32_t> pending{0};  // operations not over, of all kinds
+  std::atomic<uint32_t> pending{0};  // operations of all kinds that are not over
   std::atomic<uint32_t> waiters{0};  // threads that wait, and drive
   std::atomic<bool> uses_device{false};
   Callbacks callbacks;
@@ -184,7 +203,7 @@ void RankCore::sleep_until(Holds holds) noexcept {
   }
 }
 
-// What this thread waits for, in RankDriver::wait(): whoever ends it here need not wake this thread.
+// The operation for which this thread waits, in RankDriver::wait(). Where this thread itself ends the operation, nothing need wake this thread.
 class Awaited {
  public:
   explicit Awaited(const Operation *op) noexcept;

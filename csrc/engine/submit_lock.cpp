@@ -18,7 +18,7 @@ void SubmitLock::give(device::VendorCall *outer) noexcept {
   }
   state_.exchange(kFree, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
-  { const Lock lock(mutex_); }  // whoever looked and is about to sleep, sleeps by now
+  { const Lock lock(mutex_); }  // a thread that looked and is about to sleep, sleeps by now
   given_.notify_one();
 }
 
@@ -37,7 +37,7 @@ bool SubmitLock::leave_behind(int64_t now_ns, const std::string &who, device::Ru
   const char *const call = vendor_call_.call.load(std::memory_order_relaxed);
   runtime_ = runtime;
   device_ = device;
-  // Before it is said: who comes back then takes it back.
+  // The count comes before kLeft: a holder that comes back and finds kLeft takes the count back.
   device::abandon_thread();
   if (runtime) runtime->does_not_come_back(device, call);
   uint32_t in = device::VendorCall::kIn;

@@ -1,8 +1,25 @@
-// A lock whose holder gives a device work. One thread at a time, so that the order of submission is that of the numbers.
+// SubmitLock is a lock whose holder gives a device work. One thread at a time is the holder, so the order of submission is that of the numbers.
 //
-// The holder calls the vendor's runtime and library, and may not come back from there. So nobody waits for the lock for ever. A holder that
-// does not come back is left behind: it is counted, and named by its call. Such a thread may come back after all. It finds then that the
-// communicator has failed, and touches nothing more.
+// The holder calls the vendor's runtime and library, and may not come back from there. So no thread waits for the lock for ever. A holder that does
+// not come back is left behind: the holder is counted, and named by its call.
+//
+//   holder                          another that submits      who drives, after a failure
+//   take()
+//   calls the vendor (kIn)
+//     (the device hangs)            take(): waits
+//                                   over(): has failed        try_take(): not held
+//                                   returns none held         leave_behind(): notes the call, false
+//                                                             ...
+//                                                             leave_behind(), 2 s later, the same call:
+//                                                               counts the thread, tells the runtime
+//                                                               kIn -> kLeft, true
+//                                                             ends the operations without the holder
+//   comes back after all
+//   sees kLeft: throws Error        (touches nothing more of what the call was about)
+//   ~Held: counts itself back,
+//   tells the runtime; free
+//
+// Where the holder comes back between the count and kLeft, the driving thread takes the count back and returns false.
 #pragma once
 
 #include <atomic>
@@ -42,7 +59,8 @@ class SubmitLock {
     if (!state_.compare_exchange_strong(free, kHeld, std::memory_order_acquire)) return {};
     return begin(op);
   }
-  // Waits for it, unless `over` holds, which is asked now and then. `op`: what is submitted, which stays what it is meanwhile.
+  // Waits for the lock. `over` is asked now and then: where `over` holds, the wait ends without the lock. `op` is what is submitted. `op` does not
+  // change meanwhile.
   template <class Over>
   Held take(const Operation *op, Over over) noexcept {
     uint32_t free = kFree;
@@ -64,13 +82,13 @@ class SubmitLock {
     }
   }
 
-  // Whether the holder has not come back from one call since this was first asked about it, 2 s ago: then it is left behind, until it comes.
-  // `who`, for the log; `runtime` is told, where there is one. One thread at a time.
+  // True: the holder has not come back from one call since the first question about that call, 2 s ago. The holder is then left behind, until the
+  // holder comes back. `who` is for the log. `runtime` is told, where there is one. One thread at a time asks.
   bool leave_behind(int64_t now_ns, const std::string &who, device::Runtime *runtime, int device) noexcept;
   bool left() const noexcept { return vendor_call_.left(); }
-  // The call that the holder is in, for people; empty: it is in none.
+  // The call in which the holder is, for people. Empty: the holder is in no call.
   std::string call() const;
-  // Of the operation that is submitted just now, if it is one that its thread has been in a call for and whose deadline has passed.
+  // Calls `late` with the operation that is submitted just now, where the operation's deadline has passed and its thread is in a call.
   template <class Late>
   void if_late(int64_t now_ns, Late late) const noexcept {
     const Lock lock(op_lock_);
@@ -94,7 +112,7 @@ class SubmitLock {
   device::VendorCall vendor_call_;
   mutable SpinLock op_lock_;
   const Operation *op_ ISTHMUS_GUARDED_BY(op_lock_) = nullptr;
-  uint64_t seen_ = 0;  // by leave_behind()
+  uint64_t seen_ = 0;  // the number of the call that leave_behind() has seen, and when
   int64_t seen_ns_ = 0;
   device::Runtime *runtime_ = nullptr;  // while the holder is left behind
   int device_ = -1;

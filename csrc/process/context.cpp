@@ -11,7 +11,7 @@
 namespace isthmus::process {
 namespace {
 
-// Never destroyed: a thread of an init that nobody waits for may still use it while the process ends.
+// Current is never destroyed: a thread of an init for which no thread waits may still use Current while the process ends.
 struct Current {
   Mutex mutex;  // guards how often a context is used, too
   std::weak_ptr<Context> context ISTHMUS_GUARDED_BY(mutex);
@@ -30,7 +30,7 @@ Context::Use Context::acquire(const Settings &settings, const std::string &route
   } else {
     // The last reference may fall on one of the context's own threads, which cannot join itself.
     c = std::shared_ptr<Context>(new Context(settings, route_hint), [](Context *gone) {
-      if (!gone->birth_.here()) return;  // its threads and memory are the parent's
+      if (!gone->birth_.here()) return;  // the context's threads and memory are the parent's
       if (on_context_thread()) std::thread([gone] { delete gone; }).detach();
       else delete gone;
     });
@@ -78,7 +78,7 @@ Context::Context(const Settings &settings, const std::string &route_hint)
   try {
     progress_.begin();
   } catch (const std::exception &e) {
-    mesh_->shut_down();  // its thread calls rooms that end before the mesh does
+    mesh_->shut_down();  // the mesh's thread calls rooms that end before the mesh does
     fail(Code::Resource, "cannot start the progress thread: {}", e.what());
   }
 }
@@ -87,7 +87,7 @@ Context::~Context() {
   progress_.end();
   workers_.end();
   devices_.end();
-  mesh_->shut_down();  // no more events; those that come until then still use the rooms
+  mesh_->shut_down();  // no more events; events that come until then still use the rooms
 }
 
 void Context::remove(uint32_t index) {

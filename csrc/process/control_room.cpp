@@ -14,7 +14,7 @@ namespace {
 // A process is taken for stopped where nothing has been heard of it for several heartbeats, and for this long.
 constexpr int64_t kSilentBeats = 3, kSilentNs = 300'000'000;
 
-constexpr size_t kMostAnswers = 64;  // kept; then the oldest is dropped, whose asker has given up
+constexpr size_t kMostAnswers = 64;  // kept; then the oldest is dropped, because its asker has given up
 
 Failure read_failure(const AbortMessage &message) {
   const AbortHead &h = message.head;
@@ -173,7 +173,7 @@ bool ControlRoom::query(bootstrap::Peer *peer, uint32_t their_index, uint32_t ep
   const auto mine = [&]() ISTHMUS_REQUIRES(mutex_) {
     return std::find_if(answers_.begin(), answers_.end(), [&](const auto &a) { return a.first == number; });
   };
-  // Of several heartbeats none has come by the last time that the control thread, which may be late as well, has looked.
+  // The control thread may be late as well. So what counts is the time of its last look: by then several heartbeats had not come.
   const auto silent = [&] { return ticked_ns_.load() - peer->last_heard_ns.load() > silent_ns_; };
   const auto answered = [&]() ISTHMUS_REQUIRES(mutex_) { return mine() != answers_.end(); };
   while (!answered_.wait_for(lock, std::chrono::milliseconds(ms), answered))

@@ -11,8 +11,8 @@
 namespace isthmus::process {
 namespace {
 
-// How long a broken data link waits for the control connection to say why. A peer that leaves, aborts or dies says so there, and is heard
-// in the order in which it happened.
+// How long a broken data link waits for the control connection to say why. A peer that leaves, aborts or dies says so on the control connection.
+// This process hears such events in the order in which they happened.
 constexpr int64_t kLinkGraceNs = 500'000'000;
 
 constexpr int64_t kLeastSpinNs = 4000;  // before a sleep that sockets end
@@ -105,7 +105,7 @@ bool Links::drive(LinkSlot &slot) {
   bool moved = false;
   try {
     moved = slot.link->progress(slot);
-  } catch (const std::exception &e) {  // out of memory for data that nobody has asked for yet
+  } catch (const std::exception &e) {  // out of memory for data for which no thread has asked yet
     slot.broken(e.what());
   }
   slot.link->end_turn();

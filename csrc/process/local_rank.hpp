@@ -7,7 +7,7 @@
 //   Drivable         the progress thread: operations for which no caller waits
 //   DeviceWork       the device workers: calls of the device's runtime
 //
-// LocalRank is all four, with the names of the rank and its part of the staging memory. The engine's RankPort implements LocalRank.
+// LocalRank is all four, with the names of the rank and its part of the staging memory. RankPort (rank/rank_port.hpp) implements LocalRank.
 #pragma once
 
 #include <algorithm>

@@ -60,7 +60,7 @@ std::shared_ptr<DeviceScratch> OpenDevices::scratch(device::Runtime &runtime, in
   return scratch;
 }
 
-// Where so much cannot be pinned, a smaller pool does the same work in more steps.
+// Where the whole staging memory cannot be pinned, a smaller pool does the same work in more steps.
 void OpenDevices::register_arena(OpenDevice &d) {
   std::byte *const staging = arena_.staging_begin();
   const size_t wanted = arena_.staging_limit();

@@ -15,7 +15,7 @@ namespace isthmus::process {
 
 namespace {
 
-thread_local const Progress *runs_here = nullptr;  // this thread is the progress thread of that one
+thread_local const Progress *runs_here = nullptr;  // this thread is the progress thread of this Progress
 const InChild forgets_runs([](void *) noexcept { runs_here = nullptr; });
 
 }  // namespace
@@ -181,7 +181,7 @@ void Progress::loop() {
     if (!round.work) {
       sleep_without_work(listed);
       idle_since = 0;
-    } else if (round.waited_for) {  // the waiter drives; be there soon after it has gone
+    } else if (round.waited_for) {  // the waiter drives; this thread is there soon after the waiter has gone
       Nap nap(bell_);
       if (!due_.load(std::memory_order_acquire)) nap.sleep(1'000'000);
     } else {

@@ -43,15 +43,16 @@ void ReducePool::reduce(const reduce::LocalReduction &task, size_t count) noexce
     return reduce::reduce(task, count);
   task_ = task;
   count_ = count;
-  // A few parts each, so that who comes late takes fewer; whole lines.
+  // Each thread gets a few parts, so a thread that comes late takes fewer. A part is of whole cache lines.
   const size_t takers = helpers_.size() + 1, least = std::max(kPart / element, size_t{1});
   part_ = std::max((count / (4 * takers) + kLine - 1) / kLine * kLine, least);
   next_.store(0, std::memory_order_relaxed);
-  inside_.fetch_and(~kClosed, std::memory_order_release);  // who came too late for the last one may still be counted
+  inside_.fetch_and(~kClosed,
+                    std::memory_order_release);  // a helper that came too late for the last reduction may still be counted
   opened_.fetch_add(1, std::memory_order_release);
   bell_.ring();
   take_parts();
-  // No part is left. Who is inside computes one; whoever comes later finds it closed.
+  // No part is left. A helper that is inside computes a part. A helper that comes later finds the reduction closed.
   inside_.fetch_or(kClosed, std::memory_order_acq_rel);
   for (uint32_t i = 0; inside_.load(std::memory_order_acquire) != kClosed; ++i)
     if (i % 64 == 63) std::this_thread::yield();
