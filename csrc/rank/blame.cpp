@@ -95,8 +95,11 @@ std::optional<std::string> Blame::look_at(Search &search, int q, int &next) noex
   return std::nullopt;
 }
 
-// Rank `q` is not asleep: slow, held up this moment, or in a call of its island's library, which waits for another rank of the island. A rank
-// that does not answer at all is likelier, or one of that island that has not come: then the search goes on with `next`, that rank.
+// Rank `q` is not asleep. Rank `q` is slow, or held up this moment, or in a call of its island's library. The library waits for another rank of the
+// island.
+//
+// Two other ranks are likelier culprits: a rank that does not answer at all, and a rank of that island that has not come. In the second case the
+// search goes on with `next`, the rank that has not come.
 std::string Blame::waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept {
   const int island = served_in_[static_cast<size_t>(q)];
   next = -1;
@@ -135,15 +138,15 @@ std::string Blame::library_call_text(const Operation &op) const {
 
 std::string Blame::library_text(const Operation &op, Code &code) noexcept {
   const std::vector<int> &group = collectives_.device().ranks();
-  if (group.empty())  // nobody asks the driver here: its call could wait for the very work that does not end
+  if (group.empty())  // no thread asks the driver here: the driver's call could wait for the very work that does not end
     return formatted("copies of {}:{} have not ended: the device is slow or has failed, or other work holds up its queue",
                      core_.id.family, core_.device.number);
   const std::string in = library_call_text(op);
   const Deadline patience(kPatienceSeconds);
-  int outside = -1;  // whom a rank of the group waits for
+  int outside = -1;  // a rank outside the group, for which a rank of the group waits
   int behind = -1;   // a rank of the group whose own device has not come as far as this one's
   uint32_t turn = op.at.turn();
-  std::string busy;  // what one of them is in
+  std::string busy;  // the call in which one rank of the group is
   for (const int q : group) {
     if (q == core_.id.rank) continue;
     Answer a;
@@ -195,8 +198,8 @@ std::string Blame::no_place_text(const Operation &op) const {
       send ? "sends before it that nobody has received yet" : "what has come for receives before it is not copied in yet");
 }
 
-// A message may end, and its operation be used again, while others are asked who is to blame: so what is judged is a copy, and it counts only
-// if the operation is still there afterwards.
+// While this rank asks other ranks, a message may end, and its operation may be used again. So Blame judges a copy of the message. The judgement
+// counts only if the operation is still there afterwards.
 struct Blame::LateMessage {
   const Operation *late = nullptr;  // compared, never followed
   Operation copy;
@@ -210,7 +213,7 @@ bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
   for (int q = 0; q < world && found.all_left_ns >= 0; ++q)
     if (const PeerRank &p = core_.peers[q]; q != core_.id.rank)
       found.all_left_ns = p.left.load() ? std::max(found.all_left_ns, p.left_ns.load()) : -1;
-  // Its peer has left, or all have of whom it may come, and what they had sent has had a second to come.
+  // The message's peer has left, or all ranks have left that may send the message. What they had sent has had a second to come.
   const auto gone = [&](const Operation &o) {
     const int64_t left = o.call.root < 0                        ? found.all_left_ns
                          : core_.peers[o.call.root].left.load() ? core_.peers[o.call.root].left_ns.load()
@@ -261,7 +264,7 @@ void Blame::fail_late_message(int64_t now) noexcept {
       now >= copy.deadline_ns);
 }
 
-// An operation that is in none of the lists yet, because the thread that begins it is held up before.
+// The operation is in none of the lists yet, because the thread that begins the operation is held up before.
 void Blame::fail_late_submission(int64_t now) noexcept {
   std::string late;
   for (const engine::SubmitLock *lock : {&core_.collective_lock, &core_.message_lock})

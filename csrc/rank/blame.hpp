@@ -1,5 +1,10 @@
-// Who is to blame: turns a wait that took too long into a text that names the culprit, and not the neighbour that waits like this rank. Asks
-// other processes, so off the hot path only.
+// Blame turns a wait that took too long into a text. The text names the culprit, and not the neighbour that waits like this rank. Blame asks
+// other processes, so Blame is off the hot path only.
+//
+//   this rank: late             rank 1                     rank 2
+//   asks rank 1       ------->  "I wait for rank 2"
+//   asks rank 2       ---------------------------------->  "I have not called #41"
+//   fails with: rank 2 has not called #41 (rank 1 waits for rank 2)
 //
 // Thread rules: with the right to execute.
 #pragma once
@@ -13,14 +18,16 @@ namespace isthmus::rank {
 
 class Blame {
  public:
-  // `served_in`: by rank, the number of the island in which a library serves it; -1: none does. Who waits inside a library waits for ranks of
-  // the same island.
+  // `served_in` has, by rank, the number of the island in which a library serves the rank; -1: no library does. A rank that waits inside a
+  // library waits for ranks of the same island.
   Blame(RankCore &core, Collectives &collectives, Messages &messages, std::vector<int> served_in)
       : core_(core), collectives_(collectives), messages_(messages), served_in_(std::move(served_in)) {}
 
-  void fail_late(const Operation &op) noexcept;     // a collective that has met its deadline: the communicator fails
-  void fail_late_message(int64_t now) noexcept;     // the same, where there is such a message, or one whose peer has left
-  void fail_late_submission(int64_t now) noexcept;  // the same, of an operation whose thread is held up while it begins
+  // Each fails the communicator: for a collective that has met its deadline; where a message has met its deadline, or the message's peer has
+  // left; where an operation has met its deadline while its thread is held up in the submission.
+  void fail_late(const Operation &op) noexcept;
+  void fail_late_message(int64_t now) noexcept;
+  void fail_late_submission(int64_t now) noexcept;
 
  private:
   struct Search {
@@ -32,16 +39,16 @@ class Blame {
   };
   // Follows the chain of who waits for whom from rank `first` to its end. `code`: what the operation fails with.
   std::string culprit(const Operation &op, int first, Code &code) noexcept;
-  // What is said of rank `q`; or nothing, and the search goes on with rank `next`.
+  // What is said of rank `q`. Or nothing: then the search goes on with rank `next`.
   std::optional<std::string> look_at(Search &search, int q, int &next) noexcept;
   std::string waits_for_nobody(Search &search, int q, const std::string &busy, int &next) noexcept;
-  // Who keeps the library of this rank's group waiting: who has not called the operation, or does not answer.
+  // Names the rank that keeps the library of this rank's group waiting: the rank has not called the operation, or does not answer.
   std::string library_text(const Operation &op, Code &code) noexcept;
   std::string library_call_text(const Operation &op) const;
   struct LateMessage;
   bool find_late(int64_t now, LateMessage &found) noexcept;
   std::string own_device_text(
-      const Operation &op) const;  // a message whose copy from or to the device has not come to its end
+      const Operation &op) const;  // of a message whose copy from or to the device has not come to its end
   std::string no_place_text(const Operation &op) const;
   bool ask(int q, uint64_t sequence, Deadline patience, Answer &a) const;
   const std::string inside() const;  // "; rank 0 is in ...", or empty

@@ -17,14 +17,14 @@ void Departure::say(int rank, Leaving how) noexcept {
 
 // ---- operations ----------------------------------------------------------------------------------------------------------------------
 
-// Whether all that is pending are receives for which nothing has come.
+// True: all pending operations are receives for which nothing has come.
 bool Departure::only_receives_wait() noexcept {
   return collectives_.queue().empty() &&
          messages_.table().lock()->posted.size() == core_.pending.load(std::memory_order_acquire);
 }
 
 bool Departure::end_operations(int64_t until_ns) noexcept {
-  // What was sent before its sender left may still come, and no more.
+  // A message that was sent before its sender left may still come, and nothing else.
   constexpr int64_t kReceives = 1'000'000'000;
   const int64_t begun = now_ns();
   bool receives = false;
@@ -36,10 +36,10 @@ bool Departure::end_operations(int64_t until_ns) noexcept {
     core_.context->links().sleep(core_.context->links().any(), 1'000'000,
                                  [&](bool watched) { return driver_.drive(watched) || !core_.has_work(); });
   }
-  // Peers that have not heard yet why this communicator failed must hear it before they hear that this rank has gone.
+  // Some peers may not have heard yet why this communicator failed. They must hear the reason before they hear of this rank's leaving.
   if (core_.failed()) core_.tell_peers(core_.why());
   const bool broken = core_.failed() || (core_.has_work() && !receives);
-  // A receive that has begun with nothing concerns nobody else.
+  // A receive for which nothing has come concerns no other rank.
   core_.fail(Code::Aborted,
              formatted("the communicator was destroyed on rank {}{}", core_.id.rank,
                        receives ? ", where a receive waited for a message that had not come" : ""),
@@ -68,8 +68,9 @@ bool Departure::wait_for_others(std::atomic<bool> PeerRank::*flag, int64_t ns) n
   return come() && alive();
 }
 
-// A library may need all ranks of a group, and first of all the process that made its id, to end a communicator; oneCCL ends a process that
-// comes late. So it is ended where all come at nearly the same time, the maker of the id last; else it is left as it is.
+// To end a communicator, a library may need all ranks of the group, and first of all the process that made the id. oneCCL ends a process that
+// comes late. So the library's communicator ends where all ranks come at nearly the same time, the maker of the id last. Else the library's
+// communicator is left as it is.
 bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept {
   constexpr int64_t kTogether = 2'000'000'000, kLast = 5'000'000'000;
   const std::vector<int> &group = collectives_.device().ranks();
@@ -88,7 +89,7 @@ bool Departure::leave_library(std::unique_ptr<DeviceExecutor> executor, bool bro
   return idle;
 }
 
-// What a thread that is stuck works with is left to it.
+// A thread that is stuck keeps what the thread works with.
 void Departure::leave_devices(bool broken) noexcept {
   DeviceSide &device = collectives_.device();
   core_.exec.take();  // the thread that drives may look at the device just now
@@ -135,7 +136,7 @@ void Departure::retire() noexcept {
         if (rest.fixed) context->staging().give_fixed_ring(rest.fixed, rest.fixed_bytes);
         context->arena().free_mailbox(mailbox);
       });
-  for (int q = 0; q < world; ++q)  // after retire(), which hears of those that leave from now on
+  for (int q = 0; q < world; ++q)  // after retire(): the table hears of the ranks that leave from now on
     if (core_.peers[q].left.load(std::memory_order_acquire) && !core_.peers[q].left_writing.load()) (*gone)[q].store(true);
   context->remove(core_.id.index);
 }

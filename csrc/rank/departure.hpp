@@ -1,9 +1,25 @@
-// The local end of one rank in a communicator.
+// Departure is the local end of one rank in a communicator.
 //
-// 1. Pending operations have until a deadline; a receive for which nothing has come has a second. The rest fails.
-// 2. The peers are told that this rank leaves, and how.
+// 1. Pending operations have until a deadline. A receive for which nothing has come has a second. The rest fails.
+// 2. The rank tells its peers that the rank leaves, and how.
 // 3. The library's communicator ends, together with those of the island's other ranks.
-// 4. What peers may still read goes back to the arena once they have ended the last operation, have left, or are gone (RankTable::retire).
+// 4. Memory that peers may still read goes back to the arena later (RankTable::retire). By then each peer has ended the last operation, has left,
+//    or is gone.
+//
+//   rank 0                                          rank 1
+//   leave(): ends its operations
+//   says Leave            ----------------------->  peer_left(): `left`
+//   waits, at most 2 s: rank 1 in the library, too
+//                         <-----------------------  leave(): says Leave
+//   (maker of the library's id)                     ends its part of the library
+//                         <-----------------------  says LibraryEnded
+//   ends its part of the library
+//   retire(): keeps mailbox and rings               retire()
+//                                                   has ended the last operation, or has left
+//   sweep(): frees them
+//
+// A rank that leaves broken first repeats to its peers why the communicator failed, so the reason comes before the Leave. After a failure no rank
+// waits for another rank: the rank aborts its part of the library.
 //
 // Thread rules: one thread, once.
 #pragma once
@@ -25,7 +41,7 @@ class Departure {
   bool only_receives_wait() noexcept;
   void say(int rank, Leaving how) noexcept;
   void leave_devices(bool broken) noexcept;
-  // What is left of it ends behind what was submitted. True: the device has run to the end of all.
+  // The library's communicator ends behind what was submitted. True: the device has run to the end of all.
   bool leave_library(std::unique_ptr<DeviceExecutor> executor, bool broken) noexcept;
   template <class Holds>
   bool of_all_others(Holds holds) const noexcept;  // of the island's ranks

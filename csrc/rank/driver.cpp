@@ -13,7 +13,7 @@ bool RankDriver::drive(bool watched) noexcept {
 }
 
 bool RankDriver::drive_operations() noexcept {
-  // Most looks find nothing to do, and this one takes no lock.
+  // Most looks find nothing to do. This look takes no lock.
   if (collectives_.queue().empty() && !messages_.moving() && !core_.failed()) return false;
   if (!core_.exec.try_take()) return false;
   const bool moved = drive_held();
@@ -34,12 +34,13 @@ bool RankDriver::end_after_failure() noexcept {
   bool moved = false;
   if (!std::exchange(looked_again_, true)) moved = collectives_.end_what_memory_completes();
   const bool pending = core_.has_work();
-  // The links forget us before a gate opens: what stands behind one may fill what they would still send.
+  // The links forget this rank before a gate opens: device work behind a gate may fill memory that the links would still send.
   if (pending && !std::exchange(forgotten_, true)) {
     forget_on_links();
     messages_.copies().forget();
   }
-  const bool messages = !pending || messages_.settled();  // both are told to end before either is waited for
+  const bool messages =
+      !pending || messages_.settled();  // messages and collectives are both told to end before a wait for either
   if (!pending || !collectives_.device().settled(collectives_.entered()) || !messages) return moved;
   forget_on_links();  // nothing of ours may touch user memory once an operation has ended
   const Code code = core_.failure().code;
@@ -49,7 +50,8 @@ bool RankDriver::end_after_failure() noexcept {
 }
 
 void RankDriver::forget_on_links() noexcept {
-  messages_.table().lock();  // whoever saw no failure under the match lock has posted what it was about to post
+  messages_.table()
+      .lock();  // a thread that saw no failure under the match lock has by now posted what the thread was about to post
   core_.context->links().cancel(core_.port);
 }
 
@@ -58,8 +60,8 @@ void RankDriver::forget_on_links() noexcept {
 struct RankDriver::Waiting {
   Operation *op;
   bool p2p, sockets, crowded;
-  bool frames;  // matter to this operation; else only to others, and the links are looked at now and then
-  int polls;    // before the clock is looked at
+  bool frames;  // frames matter to this operation; else only to others, and the thread looks at the links now and then
+  int polls;    // before the thread looks at the clock
   int idle = 0;
   uint32_t busy = 0;
   int64_t idle_since = 0, looked = 0, asked = 0;
@@ -88,7 +90,7 @@ void RankDriver::look_at_clock(Waiting &w, int64_t now) noexcept {
   }
 }
 
-// Nothing has moved: yields for a while, then sleeps. True: it has slept, and something has moved meanwhile.
+// Nothing has moved: the thread yields for a while, then sleeps. True: the thread has slept, and something has moved meanwhile.
 bool RankDriver::pause(Waiting &w, int64_t now, int64_t until_ns) noexcept {
   if (now - w.idle_since < (w.sockets ? core_.context->links().socket_spin_ns() : core_.context->spin_ns())) {
     if (w.crowded || (w.idle & 31) == 0) ::sched_yield();
@@ -149,10 +151,10 @@ int64_t RankDriver::check_deadlines(int64_t now) noexcept {
     drive();
     return now;
   }
-  // The oldest collective is the one that everybody waits for; messages are looked at one by one.
+  // All collectives wait for the oldest one, so only the oldest is looked at. Messages are looked at one by one.
   if (!core_.exec.try_take()) return now;
   if (const Operation *const late = collectives_.late(now)) blame_.fail_late(*late);
-  // The device is asked only where nothing of it has gone on for so long.
+  // The device is asked only where nothing of the device has gone on for so long (DeviceHealth).
   health_.note(collectives_.progress() + messages_.progress(),
                collectives_.queue().empty() ? messages_.moving() : polls_device(), now);
   if (!core_.failed()) blame_.fail_late_message(now);

@@ -1,5 +1,21 @@
-// Drives the operations of one rank, by whoever comes: a thread that waits, one that tests, the progress thread. Ends all operations after a
-// failure, once nothing of this rank touches user memory any more.
+// RankDriver drives the operations of one rank. Any thread that comes drives: a thread that waits, a thread that tests, the progress thread. After
+// a failure RankDriver ends all operations, once nothing of this rank touches user memory any more.
+//
+// A thread that waits drives, spins, and then sleeps on the doorbell of its process. A rank of another process rings that doorbell when its mailbox
+// has news (RankCore::ring_peers):
+//
+//   rank 0, wait(op)                       rank 1
+//   drive(): blocked on rank 1's counter
+//   spins, yields
+//   Links::sleep(): notes the bell's count
+//   drive() once more: still blocked
+//   sleeps                                 executes its part
+//                                          stores its counter (release)
+//                          <-------------  rings rank 0's doorbell
+//   wakes, drive(): reads the counter (acquire), goes on
+//   op is over: wait() returns
+//
+// No news is lost: the driver looks once more between the note of the count and the sleep, and a ring after the note ends the sleep at once.
 //
 // Thread rules: any thread.
 #pragma once
@@ -15,15 +31,15 @@ class RankDriver {
   RankDriver(RankCore &core, Collectives &collectives, Messages &messages, DeviceHealth &health, Blame &blame) noexcept
       : core_(core), collectives_(collectives), messages_(messages), health_(health), blame_(blame) {}
 
-  // One non-blocking try to move things, the links too. True: something moved. `watched`: not the links that sockets tell of.
+  // One non-blocking try to move things, the links too. True: something moved. `watched`: not the links of which sockets tell.
   bool drive(bool watched = false) noexcept;
   bool drive_operations() noexcept;  // the same without the links
-  // Until op is over, or `until_ns` has passed (false). Drives this rank and the links; calls the interrupt check.
+  // Waits until `op` is over (true), or `until_ns` has passed (false). Drives this rank and the links meanwhile, and calls the interrupt check.
   bool wait(Operation *op, int64_t until_ns) noexcept;
-  int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations that nobody waits for
+  int64_t check_deadlines(int64_t now) noexcept;  // ends what is late; for operations for which no thread waits
   void look_at_device() noexcept;                 // by the device worker, where check_deadlines() has asked for it
   bool polls_device() const noexcept { return collectives_.device().polls(); }
-  // What has not ended are calls of threads that were left behind.
+  // All that has not ended are calls of threads that were left behind.
   bool only_stuck() noexcept;
   const Operation *awaited_message() const noexcept { return awaited_message_.load(std::memory_order_acquire); }
 
@@ -41,13 +57,13 @@ class RankDriver {
   DeviceHealth &health_;
   Blame &blame_;
   std::atomic<const Operation *> awaited_message_{
-      nullptr};                // a thread waits for it and has found nothing to do; compared, never followed
+      nullptr};                // a thread waits for this message and has found nothing to do; compared, never followed
   bool looked_again_ = false;  // exec: after a failure, for what can still end well
   bool forgotten_ = false;     // exec: after a failure, on the links
 };
 
-// A device signals without waking anybody. Whoever waits for it looks again after a sixteenth of what he has waited: late by little, and cheap
-// where a wait is long.
+// A device signals without waking a thread. A thread that waits for a device looks again after a sixteenth of the time that the thread has waited.
+// So the thread is late by little, and a long wait is cheap.
 constexpr int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }
 
 }  // namespace isthmus::rank

@@ -1,4 +1,4 @@
-// The names of the floors below that this floor says most often.
+// Names of the floors below. This floor says these names most often.
 #pragma once
 
 #include "collective/collectives.hpp"

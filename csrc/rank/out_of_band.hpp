@@ -1,5 +1,5 @@
-// What ranks tell each other beside the operations, over the control connections: it works on communicators that have failed or were aborted,
-// so that the ranks that are left can agree on what to do next.
+// Messages out of band: what ranks tell each other beside the operations, over the control connections. Such messages pass on communicators that
+// have failed or were aborted. So the ranks that are left can agree on what to do next.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,11 @@
 
 namespace isthmus::rank {
 
-// What has come and nobody has taken yet. Thread-safe.
+// The messages that have come, and that no thread has taken yet. Thread-safe.
 class OutOfBand {
  public:
   static constexpr size_t kMostBytes = 4096;  // of a message
-  static constexpr size_t kMostKept =
-      16;  // of one rank; then the oldest is dropped, of those that were withdrawn where there are such
+  static constexpr size_t kMostKept = 16;  // of one rank; then the oldest withdrawn message is dropped, or else the oldest
   struct Message {
     uint64_t about = 0, number = 0;
     std::vector<std::byte> bytes;
@@ -25,14 +24,14 @@ class OutOfBand {
   };
   explicit OutOfBand(int world) : world_(static_cast<size_t>(world)), from_(world_) {}
 
-  // `about`: which exchange it belongs to; `number`: of its sender's. What does not fit is dropped.
+  // `about` names the exchange of the message; `number` counts the messages of the sender. What does not fit is dropped.
   void came(uint32_t from, uint64_t about, uint64_t number, std::span<const std::byte> bytes);
-  void withdrawn(uint32_t from, uint64_t number);  // its sender has given up: it is not taken any more
-  // The oldest of that rank about that, waiting at most until `until_ns`.
+  void withdrawn(uint32_t from, uint64_t number);  // the sender has given up: the message is not taken any more
+  // The oldest message of rank `from` about `about`. Waits at most until `until_ns`.
   std::optional<Message> take(int from, uint64_t about, int64_t until_ns);
-  bool has(int from, uint64_t about);         // one that take() would give
-  void give_back(int from, Message message);  // it was taken by whoever has given up now: it is the oldest again
-  bool has_other(int from, uint64_t about);   // there is, or was until it was withdrawn, one about something else
+  bool has(int from, uint64_t about);         // a message that take() would give
+  void give_back(int from, Message message);  // the taker has given up now: the message is the oldest again
+  bool has_other(int from, uint64_t about);   // a message about something else, withdrawn or not
 
  private:
   struct From {

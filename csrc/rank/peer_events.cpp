@@ -27,7 +27,7 @@ void PeerEvents::link_broken(const link::Link *link, const std::string &why) noe
     if (p.link != link || !p.process) continue;
     if (!p.left.load(std::memory_order_acquire))
       return lost(*p.process, formatted("its data connection broke ({})", why), "is cut off");
-    // It has closed the connection; all it had to say should have come before.
+    // The rank has left, and has closed the connection. All that the rank had to send should have come before.
     if (collectives_.waiting_on() != q) continue;
     return core_.fail(
         Code::PeerLost,
@@ -57,7 +57,7 @@ Answer PeerEvents::answer(uint64_t sequence) noexcept {
   collectives_.answer(a, sequence);
   a.failed = core_.failed();
   if (a.entered > a.done) return a;
-  // Not inside a collective: the message that a thread waits for, or else the oldest.
+  // The rank is not inside a collective. So the answer names the peer of the message that a thread waits for, or else of the oldest message.
   const Operation *const awaited = driver_.awaited_message();
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
     const int peer = o.source >= 0 ? o.source : o.call.root;

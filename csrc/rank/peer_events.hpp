@@ -1,5 +1,5 @@
-// What other processes and the links tell one rank: credit, peers that leave or are gone, connections that break; and what this rank answers to
-// who asks what it does.
+// What other processes and the links tell one rank: credit, peers that leave or are gone, connections that break. And the rank's answer to a
+// process that asks what the rank does.
 //
 // Thread rules: any thread.
 #pragma once
@@ -20,8 +20,9 @@ class PeerEvents {
   // The process of a rank is gone: "rank 2 (...) <state>: <why>".
   void lost(bootstrap::Peer &process, const std::string &why, const char *state = "is gone") noexcept;
   void link_broken(const link::Link *link, const std::string &why) noexcept;
-  void left(uint32_t rank, uint64_t done, Leaving how) noexcept;  // it destroyed its side; LibraryEnded: a part of that
-  Answer answer(uint64_t sequence) noexcept;                      // about the collective of that number
+  void left(uint32_t rank, uint64_t done,
+            Leaving how) noexcept;            // the rank destroyed its side; LibraryEnded: a part of that
+  Answer answer(uint64_t sequence) noexcept;  // about the collective of that number
 
  private:
   bool is_rank(uint32_t rank) const noexcept { return rank < static_cast<uint32_t>(core_.id.world); }

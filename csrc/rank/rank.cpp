@@ -12,7 +12,7 @@ void wake(void *context) noexcept { static_cast<Context *>(context)->wake(); }
 
 }  // namespace
 
-// What is made of a setup before the rank's rooms.
+// The parts of a setup that are made before the rank's rooms.
 struct Rank::Parts {
   std::unique_ptr<DeviceExecutor> executor;
   std::unique_ptr<DeviceCopier> copier;
@@ -93,7 +93,7 @@ void Rank::submit(Operation *op) noexcept {
   core_.pending.fetch_add(1, std::memory_order_acq_rel);
   if (core_.failed()) return collectives_.submit_failed(op);
   collectives_.submit(op, [this, op] { messages_.copies().submit_before(op); });
-  // A failure may have come between the look above and now: then the operation is in a list that the driver ends.
+  // A failure may have come between the look above and now. Then the operation is in a list that the driver ends.
 }
 
 void Rank::run(Operation *op) noexcept {

@@ -1,5 +1,5 @@
-// One rank in one communicator: its collectives and its messages, which know nothing of each other, its peers, how it fails and how it leaves.
-// Cheap: no thread, descriptor or slot of its own; ring memory is borrowed from the staging budget by large operations.
+// Rank is one rank in one communicator. A rank has collectives and messages, and neither knows of the other. A rank has peers, fails and leaves.
+// A rank is cheap: no thread, descriptor or slot is its own. Large operations borrow ring memory from the staging budget.
 //
 // Who owns what.
 //   the right to execute (RankCore::exec, only tried)   the first collective, and everything that executing it touches
@@ -43,13 +43,13 @@ struct RankSetup {
   uint64_t fixed_ring = 0, fixed_ring_bytes = 0;  // from StagingBook::take_fixed_ring(); 0: none
 };
 
-// The operation for a blocking call, which needs none of the pool. A rank has one.
+// A rank has one operation of its own. A blocking call takes this operation, and so needs none of the pool.
 class InlineOperation {
  public:
   InlineOperation() noexcept { operation_.inline_op = true; }
   Operation *take() noexcept {
     return taken_.exchange(true, std::memory_order_acquire) ? nullptr : &operation_;
-  }  // null: it is taken
+  }  // null: the operation is taken
   void give(Operation *op) noexcept {
     op->reset();
     taken_.store(false, std::memory_order_release);
@@ -67,15 +67,15 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
   Rank(const Rank &) = delete;
   Rank &operator=(const Rank &) = delete;
 
-  // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one; `rings`: where this rank's device finds
-  // them, by rank, or empty. Before the first operation.
+  // Rings of up to `bytes` are at their fixed places on all ranks that share memory with this one. `rings`: where this rank's device finds the
+  // rings, by rank, or empty. Called before the first operation.
   void fix_rings(uint64_t bytes, std::vector<std::byte *> rings);
-  void open_credit() noexcept;  // before the first operation and the first frame, once peers() is filled
+  void open_credit() noexcept;  // called before the first operation and the first frame, once peers() is filled
 
   const Identity &id() const noexcept { return core_.id; }
   Context &context() noexcept { return *core_.context; }
   std::vector<PeerRank> &peers() noexcept { return core_.peers; }
-  const RankDevice &device() const noexcept { return core_.device; }  // that this rank works on
+  const RankDevice &device() const noexcept { return core_.device; }  // the device that this rank works on
   RankCore &core() noexcept { return core_; }
   DeviceHealth &health() noexcept { return health_; }
   Collectives &collectives() noexcept { return collectives_; }
@@ -87,7 +87,8 @@ class Rank final : public std::enable_shared_from_this<Rank>, private OperationS
 
   // Submission. The operation is fully described (call, blocks, plan or one-hop) and the submitter holds a reference.
   void submit(Operation *op) noexcept;
-  // The same, for a caller that waits anyway: runs the operation at once where nothing is queued before it. `op` may be inline_operation().
+  // As submit(), for a caller that waits anyway. The operation runs at once where nothing is queued before the operation. `op` may be
+  // inline_operation().
   void run(Operation *op) noexcept;
   InlineOperation &inline_operation() noexcept { return inline_; }
 

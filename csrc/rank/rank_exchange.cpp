@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kLookNs =
     20'000'000;  // between two looks whether the other rank is there, and whether the program wants to stop
 
-// Of what it is, the ranks and the size: FNV-1a.
+// The hash (FNV-1a) of the name, the ranks and the size of an exchange.
 uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t bytes) {
   uint64_t h = 0xcbf29ce484222325ull;
   const auto add = [&](uint64_t value) {
@@ -28,7 +28,8 @@ uint64_t subject_of(std::string_view what, std::span<const int> ranks, size_t by
 
 }  // namespace
 
-// One all-gather. A rank that gives up must not be met later by others who try again; and when it tries again it has need of what they had said.
+// One all-gather. A rank may give up. Other ranks that try again later must not meet its old message, so the rank withdraws the message. When the
+// rank itself tries again, the rank needs what the others had said. So the rank gives back the messages that the rank has taken.
 struct RankExchange::Gather {
   RankExchange &by;
   const char *what;
@@ -59,11 +60,11 @@ void RankExchange::say(int rank, uint64_t about, uint64_t number, uint32_t given
   core_.context->control().tell(p.process, Control::OutOfBand, pack(head, bytes, room));
 }
 
-// A rank that is gone and has not said its word is waited for in vain, and so is the exchange.
+// The wait for a rank is in vain where the rank is gone and has not said its word. The exchange is then in vain as well.
 void RankExchange::check_there(const Gather &gather, int q) {
   if (q == core_.id.rank) return;
   const PeerRank &p = core_.peers[q];
-  // Asked before the look: what a rank said before it went has come before that is known.
+  // These flags are read before the inbox. What a rank said before the rank went has come before the flag rises.
   const bool lost = p.lost(), left = p.left.load(std::memory_order_acquire);
   if ((!lost && !left) || inbox_.has(q, gather.subject)) return;
   if (lost) fail(Code::PeerLost, "{}: {} is gone: {}", gather.name(), core_.id.text(q), p.process->lost_text());
@@ -118,7 +119,7 @@ void RankExchange::all_gather(const char *what, std::span<const int> ranks, std:
   gather.done = true;
 }
 
-// No exchange is of 0 bytes.
+// The subject has 0 bytes, and no exchange has: so the two do not meet.
 void RankExchange::tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept {
   const uint64_t subject = subject_of(what, ranks, 0);
   const uint64_t number = number_.fetch_add(1, std::memory_order_relaxed) + 1;

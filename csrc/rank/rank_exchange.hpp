@@ -1,4 +1,5 @@
-// All-gathers beside the operations, over the control connections (out_of_band.hpp): ranks that are left after a failure agree so.
+// All-gathers beside the operations, over the control connections (out_of_band.hpp). By such an all-gather the ranks that are left after a failure
+// agree.
 //
 // Thread rules: any thread.
 #pragma once
@@ -18,17 +19,20 @@ class RankExchange {
  public:
   explicit RankExchange(RankCore &core) : core_(core), inbox_(core.id.world) {}
 
-  // All-gather of `mine`, at most OutOfBand::kMostBytes, among `ranks` (ascending, this one among them; the same on all of them), also where
-  // the communicator has failed. The exchange ends where this rank aborts the communicator meanwhile, again or not, or destroys it. `what` it
-  // is: the same on all, and for errors. `all`: in the order of `ranks`. Where one rank has failed the exchange may have succeeded on others.
-  // Throws Error. `look` is called now and then while the exchange waits, and may throw.
+  // All-gather of `mine`, at most OutOfBand::kMostBytes, also where the communicator has failed. Throws Error.
+  //   `ranks`  take part: ascending, this rank among them, the same list on all of them
+  //   `what`   names the exchange in errors: the same text on all ranks
+  //   `all`    gets the bytes, in the order of `ranks`
+  //   `look`   is called now and then while the exchange waits, and may throw
+  // The exchange ends where this rank meanwhile aborts the communicator, again or not, or destroys the communicator. Where the exchange has failed
+  // on one rank, the exchange may have succeeded on others.
   void all_gather(const char *what, std::span<const int> ranks, std::span<const std::byte> mine, std::byte *all,
                   Deadline deadline, const std::function<void()> &look = {});
-  // Tells those ranks, and waits for nobody. hear(): what `from` has told the same ranks about the same thing, once.
+  // tell() tells those ranks, and waits for no rank. hear() gives once what `from` has told the same ranks about the same thing.
   void tell(const char *what, std::span<const int> ranks, std::span<const std::byte> mine) noexcept;
   std::optional<std::vector<std::byte>> hear(const char *what, std::span<const int> ranks, int from);
 
-  void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }  // by the program: exchanges end
+  void abort() noexcept { aborts_.fetch_add(1, std::memory_order_acq_rel); }  // the program aborts: exchanges end
   OutOfBand &inbox() noexcept { return inbox_; }
 
  private:

@@ -16,7 +16,7 @@ std::weak_ptr<process::LocalRank> RankPort::itself() noexcept {
 }
 
 bool RankPort::give_idle_staging() noexcept {
-  if (rank_.core().failed()) return false;  // a device may still come to it
+  if (rank_.core().failed()) return false;  // a device may still come to the memory
   const bool spares = rank_.messages().places().free_spares();
   return rank_.collectives().memory().give_idle() || spares;
 }

@@ -1,5 +1,5 @@
-// One rank as its process sees it: passes what comes from the links, the control thread, the progress thread and the device workers to the
-// rank's rooms.
+// RankPort is one rank as its process sees the rank. RankPort passes to the rank's rooms what comes from the links, the control thread, the
+// progress thread and the device workers.
 #pragma once
 
 #include "rank/names.hpp"
