@@ -20,7 +20,7 @@ DeviceCopier::DeviceCopier(device::Runtime &runtime, int device, std::byte *aren
 DeviceCopier::~DeviceCopier() {
   for (Lane *lane : {&out_, &in_, &late_}) {
     if (!lane->made.load() || lane->signal->value() >= lane->armed.load()) continue;
-    // What the device has not come to still points to them.
+    // Work to which the device has not come still points to these objects.
     device::keep_for_good(lane->signal.release());
     device::keep_for_good(lane->gate.release());
     device::keep_for_good(lane->stream.release());
@@ -75,7 +75,7 @@ void DeviceCopier::reserve(Operation &op) noexcept {
   op.ticket.store(ticket, std::memory_order_release);
 }
 
-// A copy behind a gate may have landed, and its operation be over, as soon as its signal is armed.
+// As soon as the signal of a copy behind a gate is armed, the copy may have landed, and the operation may be over.
 void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
@@ -90,7 +90,7 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
     runtime_.behind_default(stream, *lane.before);
   }
   const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
-  lane.armed.store(ticket, std::memory_order_release);  // whatever fails from here on, some of it may run
+  lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = op.send_slot ? op.send_slot : arena_ + op.place.piece.offset;
   if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
@@ -99,7 +99,7 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
     lane.after->record(stream);
     lane.after->hold(*theirs);
   }
-  lane.signal->arm(stream, ticket);  // last, likewise
+  lane.signal->arm(stream, ticket);  // last: the operation may be over with the signal
   if (!gated) op.ticket.store(ticket, std::memory_order_release);
 }
 
@@ -121,7 +121,7 @@ void DeviceCopier::abort() noexcept {
   int64_t never = 0;
   aborted_ns_.compare_exchange_strong(never, now_ns());
   cancelled_.store(true, std::memory_order_release);
-  // Every time: the gate may have been made since.
+  // At every call: the gate may have been made since the last call.
   if (in_.made.load(std::memory_order_acquire) && in_.gate) in_.gate->poison();
 }
 

@@ -1,13 +1,26 @@
-// Carries messages between a device's memory and the pinned memory in which links see them. A message's bytes lie there whole; a large
-// message is several (MessageSubmission), so that copies, links and the other side's copies overlap.
+// DeviceCopier carries messages between a device's memory and the pinned memory in which links see the messages. A message's bytes lie in pinned
+// memory whole. A large message is cut into several (MessageSubmission), so copies, links and the other side's copies overlap.
 //
-// Three lanes, each a stream and the signal behind its last copy: `out` holds copies to the host, which wait for nobody; `in` copies
-// to the device that stand behind a gate until the message has come, in the order in which they were submitted; `late` copies to
-// the device that are submitted when it has come. So nothing that a peer waits for ever stands behind a message of its own, also
-// where all streams of the device are one queue.
+// There are three lanes. A lane is a stream and the signal behind the stream's last copy.
 //
-// Thread rules. Copies are submitted by one thread at a time, which may call the runtime: the caller's, or the device worker of the context.
-// The progress thread opens gates and looks at signals.
+//   out    copies to the host, which wait for no peer
+//   in     copies to the device, each behind a gate until its message has come, in the order in which the copies were submitted
+//   late   copies to the device that are submitted when the message has come
+//
+// So nothing for which a peer waits ever stands behind a message of that peer, also where all streams of the device are one queue.
+//
+// A receive behind a gate:
+//
+//   who submits                      lane `in`                      who drives
+//   reserve(): ticket 7
+//   expect(): arms the gate at 7
+//   submits the copy                 holds at the gate
+//                                                                   the message has come, into pinned memory
+//                                    copies to the device   <-----  open(): opens the gate at 7
+//                                    signal: 7              ----->  landed(): true, ends the operation
+//
+// Thread rules. One thread at a time submits copies: the caller's, or the device worker of the context. That thread may call the runtime. The
+// progress thread opens gates and looks at signals.
 #pragma once
 
 #include <atomic>
@@ -22,7 +35,7 @@ namespace isthmus::messages {
 
 class DeviceCopier {
  public:
-  // `arena`: where the device finds the beginning of this process's arena. A message's place is there, or a slot of
+  // `arena`: where the device finds the beginning of this process's arena. A message's place is in the arena, or is one of
   // another rank's receive slots (Operation::send_slot).
   DeviceCopier(device::Runtime &runtime, int device, std::byte *arena, device::Wake wake, void *context);
   ~DeviceCopier();
@@ -32,20 +45,23 @@ class DeviceCopier {
   bool gates() const noexcept { return gates_; }
   bool wakes() const noexcept { return wakes_; }
 
-  // Submit the copy of op's message between the user's memory and its stage, and set op->ticket. Behind the user's stream and before
-  // what it gets later, if the call names one. Throw what the runtime throws.
-  void take(Operation &op) { carry(op, out_, true, false); }   // to the stage
-  void expect(Operation &op) { carry(op, in_, false, true); }  // from the stage, once open() has come to it; reserved before
+  // Each submits the copy of op's message between the user's memory and the message's stage, and sets op->ticket. If the call names a user's
+  // stream, the copy comes behind what the stream holds and before what the stream gets later. Each throws what the runtime throws.
+  void take(Operation &op) { carry(op, out_, true, false); }  // to the stage
+  void expect(Operation &op) {
+    carry(op, in_, false, true);
+  }  // from the stage, once open() has come to the copy; reserved before
   void put(Operation &op) { carry(op, late_, false, false); }  // from the stage, which has the message
-  // The place of a copy among those behind gates: its gate may be opened before the copy is submitted, which whoever frees device memory
-  // may hold up for as long as the device has something to do. Once made, allocates nothing and calls no runtime.
+  // reserve() gives a copy its place among the copies behind gates. The gate may then be opened before the copy is submitted: a thread that frees
+  // device memory may hold up the submission for as long as the device has something to do. Once the gate is made, reserve() allocates nothing and
+  // calls no runtime.
   void make_gate() { make(in_, true); }
   void reserve(Operation &op) noexcept;
 
-  // What the user's stream holds now, for a copy that is submitted later. forget() by any thread.
+  // mark() notes what the user's stream holds now, for a copy that is submitted later. Any thread may call forget().
   void mark(Operation &op);
   void forget(Operation &op) noexcept;
-  // What `stream` gets later comes behind the copy of `op`, which has been submitted, or reserved and submitted in one go.
+  // What `stream` gets later comes behind the copy of `op`. The copy has been submitted, or was reserved and submitted in one go.
   void order(const Operation &op, void *stream);
 
   // Progress.
@@ -53,10 +69,10 @@ class DeviceCopier {
   bool taken(const Operation &op) const noexcept { return reached(out_, op); }
   bool landed(const Operation &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
   bool busy() const noexcept;           // some copy is under way
-  uint64_t signalled() const noexcept;  // more whenever one has ended
+  uint64_t signalled() const noexcept;  // a larger number whenever a copy has ended
 
   void abort() noexcept;  // no gate holds any more
-  // After abort(): no copy of ours runs any more, or there is no waiting for it.
+  // After abort(). True: no copy of ours runs any more, or the wait for the copies is given up.
   bool settled(int64_t now_ns) noexcept;
 
  private:

@@ -60,7 +60,7 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
   op->out.finished = &Matcher::sent;
   {
     const auto s = table_.lock();
-    if (fresh && s->behind_another(op)) {  // one before it is not out yet, and messages keep their order
+    if (fresh && s->behind_another(op)) {  // a send before this one is not out yet, and messages keep their order
       sends_.number(*s, op);
       return table_.begin_moving(s->taking, op);
     }
@@ -121,7 +121,7 @@ bool Matcher::start_recv(Operation *op) noexcept {
     UnexpectedMessage *const waits = core_.failed() ? nullptr : s->unexpected.first([op](const UnexpectedMessage &m) {
       return wants(op, m.source, m.tag, m.part);
     });
-    if (!waits) {  // after a failure drive() ends it
+    if (!waits) {  // after a failure drive() ends the receive
       s->posted.append(op);
       return true;
     }
@@ -136,7 +136,7 @@ bool Matcher::start_recv(Operation *op) noexcept {
 Matcher::Encounter Matcher::meet(MatchState &s, Operation *op, UnexpectedMessage &m) noexcept {
   match(s, op, m.source);
   if (!fits(op, m.source, m.total, m.whole, m.dtype)) {
-    if (m.flows()) return Encounter::Wrong;  // nobody claims it: it goes with the communicator
+    if (m.flows()) return Encounter::Wrong;  // no receive claims the message: the message goes with the communicator
     if (m.announced) clear_to_send(*op, m.source, m.id);
     else if (m.lies < 0) core_.consumed(m.source, m.total);
     s.unexpected.done(m);
@@ -160,7 +160,7 @@ Matcher::Encounter Matcher::meet(MatchState &s, Operation *op, UnexpectedMessage
   return Encounter::Goes;
 }
 
-// Whether a receive takes such a message. The parts of one from any rank come from the rank of the first.
+// Whether a receive takes such a message. Where a message in parts comes from any rank, all parts come from the rank of the first part.
 bool Matcher::wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept {
   if (op->call.tag != tag || op->part != part) return false;
   if (op->call.root >= 0) return op->call.root == source;
@@ -184,11 +184,11 @@ bool Matcher::fits(Operation *op, int source, uint64_t total, uint64_t whole, ui
   return false;
 }
 
-// Where the copy of the receive stands on the device, it ends with the communicator.
+// Where the copy of the receive stands on the device, the receive ends with the communicator.
 void Matcher::end_wrong(Operation *op, std::string text) noexcept {
   const bool device = on_stage(op);
   if (device) table_.lock()->posted.append(op);
-  core_.fail(Code::Mismatch, text, true);  // the sender has to hear of it too, before this process can end
+  core_.fail(Code::Mismatch, text, true);  // the sender has to hear of the mismatch too, before this process can end
   if (!device) core_.end(op, Code::Mismatch, std::move(text));
 }
 
@@ -254,7 +254,7 @@ link::Accept Matcher::accept(const link::FrameHeader &h, std::byte *&to) {
   return link::Accept::Drop;
 }
 
-// A message, or word of it: to the receive that waits for it, or aside.
+// A message or an announcement goes to the receive that waits, or aside.
 link::Accept Matcher::accept_new(const link::FrameHeader &h, std::byte *&to) {
   const int source = static_cast<int>(h.source);
   const bool announced = h.kind == link::FrameKind::RequestToSend, placed = h.kind == link::FrameKind::Placed;
@@ -270,7 +270,7 @@ link::Accept Matcher::accept_new(const link::FrameHeader &h, std::byte *&to) {
     match(*s, op, source);
     op->message_id = h.id;
     if (!fits(op, source, h.total, h.digest, h.dtype)) {
-      if (announced) clear_to_send(*op, source, h.id);  // its data is then dropped, and the sender is free
+      if (announced) clear_to_send(*op, source, h.id);  // the message's data is then dropped, and the sender is free
       else if (!placed) core_.consumed(source, h.total);
     } else if (placed) {
       well = slots_.lies_there(*s, op, h.slot);
@@ -340,7 +340,7 @@ void Matcher::received(const link::FrameHeader &h) {
 
 // ---- the end -------------------------------------------------------------------------------------------------------------------------
 
-// One that is in a list still, or has claimed a message; null: none is.
+// An operation that is still in a list, or that has claimed a message. Null: there is none.
 Operation *Matcher::take_any(bool &was_unplaced) noexcept {
   const auto s = table_.lock();
   Operation *op = nullptr;

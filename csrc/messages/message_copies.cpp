@@ -18,7 +18,7 @@ bool MessageCopies::submit(Operation *op) {
     table_.lock()->starve(op);
     return false;
   }
-  // Who sees that no send waits any more submits gates, which must not come before this copy.
+  // A thread that sees that no send waits any more submits gates. The gates must not come before this copy, so the count falls behind the copy.
   struct Count {
     RankCore *core = nullptr;
     ~Count() {
@@ -29,7 +29,7 @@ bool MessageCopies::submit(Operation *op) {
   } count;
   if (table_.lock()->placed(op)) count.core = &core_;
   if (op->slot.number != 0) table_.slot_waiters.fetch_sub(1, std::memory_order_relaxed);
-  device_.copier->take(*op);  // and it may be over
+  device_.copier->take(*op);  // from here on the operation may be over
   return true;
 }
 
@@ -62,8 +62,8 @@ void MessageCopies::forget() noexcept {
     if (s->placed(o)) core_.context->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
-// The first copy that this thread can submit: of a receive whose message has come, else of a send. `memory`: pinned memory may be there for a
-// send that finds no slot, a large one or a small one. `later`: a send waits.
+// The first copy that this thread can submit: of a receive whose message has come, else of a send. `memory`: pinned memory may be there for a send
+// that finds no slot, by the send's size (large, small). `later`: a send waits.
 Operation *MessageCopies::next(bool (&memory)[2], bool &later) noexcept {
   const auto s = table_.lock();
   for (Operation *o = s->landing.head; o; o = o->match_next)

@@ -1,8 +1,14 @@
-// Copies of sends from device memory that had to wait: for a receive slot, or for pinned memory. The device worker submits them, or who is
-// about to put a gate on the device: no gate may stand before the copy of a send, since on a device with one hardware queue the gate would
-// hold the copy that a peer waits for.
+// Some copies of sends from device memory have to wait, for a receive slot or for pinned memory. The device worker submits these copies, or a thread
+// that is about to put a gate on the device.
 //
-// Thread rules: with the message lock, but where a function takes the MatchState.
+// No gate may stand before the copy of a send. On a device with one hardware queue the gate would hold the copy for which a peer waits:
+//
+//   rank 0's one queue                     rank 1's one queue
+//   gate: receive from rank 1              gate: receive from rank 0
+//   copy: send to rank 1                   copy: send to rank 0
+//   (each gate waits for the copy behind the other gate)
+//
+// Thread rules: with the message lock, but where a comment says otherwise.
 #pragma once
 
 #include "messages/matcher.hpp"
@@ -17,21 +23,21 @@ class MessageCopies {
 
   // A send has found neither slot nor pinned memory.
   void wait(Operation *op) noexcept;
-  // Those that wait for a slot go another way. False: there is no pinned memory for one of them. A group's are left: its receive waits for
-  // them inside the call. Throws what the runtime throws.
+  // Submits all copies that wait. Sends that wait for a slot go by pinned memory instead. False: there is no pinned memory for one of them. The
+  // sends of a group are left: the group's receive waits for them inside the call. Throws what the runtime throws.
   bool submit_all(const Operation *behind);
-  // Takes the message lock itself. As far as there is pinned memory: who waited for it here might wait for a peer that is to come to the
-  // collective first.
+  // Takes the message lock itself. Submits as far as there is pinned memory. A thread that waited for pinned memory here might wait for a peer
+  // that is to come to the collective first.
   void submit_before(const Operation *op) noexcept;
   bool all_submitted() const noexcept {  // of the whole process
     return core_.context->staging().unplaced_sends().load(std::memory_order_acquire) == 0;
   }
-  void forget() noexcept;  // after a failure, without the lock: those of other communicators wait for these no more
-  // By the device worker; takes the message lock itself. True: some wait for pinned memory, so come again.
+  void forget() noexcept;  // after a failure, without the lock: sends of other communicators wait for these sends no more
+  // Called by the device worker. Takes the message lock itself. True: some copies wait for pinned memory, so the worker comes again.
   bool carry() noexcept;
 
  private:
-  bool submit(Operation *op);  // false: no pinned memory is free for it
+  bool submit(Operation *op);  // false: no pinned memory is free for the send
   Operation *next(bool (&memory)[2], bool &later) noexcept;
   RankCore &core_;
   MessageTable &table_;

@@ -49,7 +49,7 @@ void MessagePlaces::end_spill(Operation *op) noexcept {
   op->spilled.reset();
 }
 
-// Where a device that did not come to it may still copy there, the piece is nobody's any more.
+// A device that has not come to the message's copy may still copy there. Such a piece is given to no message any more.
 void MessagePlaces::unstage(Operation *op) noexcept {
   op->place.own = false;
   const bool send = op->call.collective == Collective::Send;

@@ -1,6 +1,6 @@
-// The pinned memory in which links find messages of device memory (p2p/staging_pool.hpp).
+// MessagePlaces has the pinned memory in which links find messages of device memory (p2p/staging_pool.hpp).
 //
-// Thread rules: any thread, but where a function takes the MatchState.
+// Thread rules: any thread. A function that takes the MatchState needs the match lock.
 #pragma once
 
 #include <optional>
@@ -17,11 +17,11 @@ class MessagePlaces {
         device_(device),
         pool_(core.context->staging().source(), core.context->staging().message_shares()) {}
 
-  // A piece for the message. False: its share has no room.
+  // Gives the message a piece. False: the message's share has no room.
   bool stage(Operation *op, p2p::Share share) noexcept;
   bool stage_send(Operation *op) noexcept { return stage(op, is_small(op) ? p2p::Share::SmallSend : p2p::Share::Send); }
   bool stage_ahead(
-      Operation *op) noexcept;  // of a receive behind a gate; a small one inherits another's where there is none
+      Operation *op) noexcept;  // for a receive behind a gate; a small receive inherits another's piece where none is free
   std::optional<p2p::Piece> take_ahead(const Operation *op) noexcept;
   std::optional<p2p::Piece> take(uint64_t bytes, p2p::Share share) noexcept { return pool_.take(bytes, share); }
   static void give_to(Operation *op, const p2p::Piece &piece) noexcept {
@@ -30,15 +30,15 @@ class MessagePlaces {
   }
   void give_back(const p2p::Piece &piece) noexcept { pool_.give(piece); }
   void unstage(Operation *op) noexcept;  // the message's own piece goes back
-  // A small send that can only be announced leaves its piece to others, where these are about to find none.
+  // A small send that can only be announced leaves its piece to other messages, where these are about to find none.
   void spill(Operation *op) noexcept;
   void end_spill(Operation *op) noexcept;
 
-  // A receive behind a gate may leave its piece to one behind it.
+  // A receive behind a gate may leave its piece to a receive behind it.
   void lend(MatchState &s, Operation *op) noexcept {
     if (is_small(op) && !op->slot.in_slot) s.chain.lend(op->place);
   }
-  void hand_on(MatchState &s, Operation *op) noexcept {  // its copy has landed
+  void hand_on(MatchState &s, Operation *op) noexcept {  // the receive's copy has landed
     if (op->port == Port::Expected) s.chain.hand_on(op->place);
   }
   bool free_spares() noexcept { return pool_.free_spares(); }

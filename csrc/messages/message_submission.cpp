@@ -13,7 +13,7 @@ void MessageSubmission::submit(Operation *op) noexcept {
 }
 
 Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size) noexcept {
-  Operation *const part = OperationPool::instance().take();  // its one reference is the engine's
+  Operation *const part = OperationPool::instance().take();  // the part's one reference is the engine's
   const uint64_t whole = op->call.bytes;
   part->call = op->call;
   part->call.bytes = std::min(size, whole - i * size);
@@ -37,7 +37,7 @@ Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size
   return part;
 }
 
-// All ranks cut alike, so that it does not matter whose memory is whose.
+// All ranks cut alike. So the memory of the two sides, host or device, makes no difference.
 void MessageSubmission::submit_parts(Operation *op) noexcept {
   const uint64_t size = sizes_.of(op->call.dtype);
   const auto parts = static_cast<uint32_t>((op->call.bytes + size - 1) / size);
@@ -46,7 +46,7 @@ void MessageSubmission::submit_parts(Operation *op) noexcept {
   auto whole_message = in_order(*op);
   for (uint32_t i = 0; i < parts; ++i) {
     Operation *const part = make_part(op, i, size);
-    OperationPool::retain(part);  // this thread may come out of the runtime after it is over
+    OperationPool::retain(part);  // this thread may come out of the runtime after the part is over
     core_.pending.fetch_add(1, std::memory_order_acq_rel);
     if (core_.failed()) core_.end(part, core_.failure().code, core_.about(*part));
     else submit_one(part);
@@ -57,11 +57,11 @@ void MessageSubmission::submit_parts(Operation *op) noexcept {
     finish_operation(op, op->result, std::string(op->text), now_ns());
 }
 
-// The parts of one message come one after the other, also where several threads call, and so do the messages that are numbered with them.
+// The parts of one message come one after the other, also where several threads call. So do the messages that are numbered with the parts.
 MessageSubmission::Numbered MessageSubmission::in_order(const Operation &op) noexcept {
   std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
   Numbered numbered(mutex, std::try_to_lock);
-  // Whoever has it may be stuck in the runtime. After a failure there is no order any more. (Of the clocks ThreadSanitizer knows this one.)
+  // The thread that has the mutex may be stuck in the runtime. After a failure there is no order any more. (ThreadSanitizer knows this clock alone.)
   while (!numbered && !core_.failed() && now_ns() < op.deadline_ns) {
     core_.context->progress().stand_in();
     (void)numbered.try_lock_until(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
@@ -75,7 +75,7 @@ void MessageSubmission::submit_one(Operation *op) noexcept {
   if (sizes_.take_slot(op)) numbered = in_order(*op);
   if (op->call.device && op->call.bytes != 0) {
     core_.uses_device.store(true, std::memory_order_relaxed);
-    // This thread may be held up in the runtime, and the deadline is to be seen all the same.
+    // This thread may be held up in the runtime. The progress thread has to see the deadline all the same.
     core_.activate();
     return send ? send_from_device(op) : recv_to_device(op);
   }
@@ -94,7 +94,7 @@ void MessageSubmission::send_from_device(Operation *op) noexcept {
     table_.begin_moving(s->taking, op);
     behind = s->starved[is_small(op)] != 0;
   }
-  if (core_.failed() || !device_.copier) return;  // drive() ends it
+  if (core_.failed() || !device_.copier) return;  // drive() ends the send
   try {
     if (!behind && (sends_.put(op) || (!sends_.worth_waiting(op) && places_.stage_send(op))))
       return device_.copier->take(*op);
@@ -102,12 +102,12 @@ void MessageSubmission::send_from_device(Operation *op) noexcept {
   } catch (const Error &e) { return core_.not_submitted(*op, e); }
   copies_.wait(op);
   if (op->call.on_stream) streams_.hold(op, nullptr);
-  core_.activate();  // and what this thread waits for may be another communicator's, which waits for this one
+  core_.activate();  // this thread may wait for another communicator, which waits for this one
   core_.wake();
 }
 
-// The receive begins before its copy is submitted: what the device does before it comes to the copy may be what this thread waits for in a
-// call of the runtime.
+// The receive begins before its copy is submitted. In a call of the runtime this thread may wait for the device's work before the copy, and that
+// work may need the receive.
 bool MessageSubmission::expect(Operation *op) noexcept {
   op->port = Port::Expected;
   if (sizes_.take_slot(op) && matcher_.start_recv(op)) return true;
@@ -117,8 +117,8 @@ bool MessageSubmission::expect(Operation *op) noexcept {
 void MessageSubmission::recv_to_device(Operation *op) noexcept {
   const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
   if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
-  if (core_.failed() || !device_.copier) return (void)matcher_.start_recv(op);  // drive() ends it
-  struct Keep {  // once it has begun, it may be over before its submission has ended
+  if (core_.failed() || !device_.copier) return (void)matcher_.start_recv(op);  // drive() ends the receive
+  struct Keep {  // once the receive has begun, the receive may be over before its submission has ended
     Operation *op = nullptr;
     ~Keep() {
       if (op) OperationPool::instance().release(op);
@@ -141,7 +141,7 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
     }
     op->port = op->call.on_stream ? Port::Caller : Port::Worker;
     op->place.inherits = false;
-    // Else its message waits for a place when it has come.
+    // Without a piece, the message waits for a place when the message has come.
     if (is_small(op) && !sizes_.take_slot(op) && !op->place.own) places_.stage(op, p2p::Share::SmallAhead);
   } catch (const Error &e) {
     core_.not_submitted(*op, e);

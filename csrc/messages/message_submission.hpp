@@ -1,9 +1,15 @@
-// How the messages of one rank begin. Longer ones are cut into parts; those of device memory are brought to pinned memory or a receive slot.
+// MessageSubmission begins the messages of one rank. Long messages are cut into parts. Messages of device memory are brought to pinned memory or a
+// receive slot.
 //
-// Who submits the copies. A send's: the caller, inside the call. A receive's on a user's stream: the caller too, behind a gate that opens when
-// the message has come. Where the device has no gates, or pinned memory is short for a large message, the call returns when the message has
-// come. A receive's without a stream: the device worker, when the message has come. A gate there could stand, in the one queue of a device,
-// before the copy of a send that the peer waits for.
+// Who submits the copies:
+//
+//   send                             the caller, inside the call
+//   receive on a user's stream       the caller, behind a gate that opens when the message has come
+//   the same, without a gate         the caller, when the message has come: the call returns only then. The device has no gates, or pinned memory
+//                                    is short for a large message
+//   receive without a stream         the device worker, when the message has come
+//
+// A receive without a stream has no gate. In the one queue of a device the gate could stand before the copy of a send for which the peer waits.
 //
 // Thread rules: any thread, without a lock.
 #pragma once
@@ -29,7 +35,7 @@ class MessageSubmission {
         streams_(streams),
         device_(device),
         sizes_(sizes) {}
-  void submit(Operation *op) noexcept;  // fully described; the communicator may have failed
+  void submit(Operation *op) noexcept;  // `op` is fully described; the communicator may have failed
 
  private:
   using Numbered = std::unique_lock<std::recursive_timed_mutex>;
@@ -39,7 +45,7 @@ class MessageSubmission {
   Numbered in_order(const Operation &op) noexcept;
   void send_from_device(Operation *op) noexcept;
   void recv_to_device(Operation *op) noexcept;
-  bool expect(Operation *op) noexcept;  // a receive behind a gate; false: it has none
+  bool expect(Operation *op) noexcept;  // begins a receive behind a gate. False: the receive has no place behind a gate
 
   RankCore &core_;
   MessageTable &table_;
@@ -50,7 +56,7 @@ class MessageSubmission {
   StreamOrder &streams_;
   MessageDevice &device_;
   const PartSizes sizes_;
-  std::recursive_timed_mutex order_[2];  // sends, receives: the order of their numbers is that of their calls
+  std::recursive_timed_mutex order_[2];  // of sends and of receives: the order of their numbers is that of their calls
 };
 
 }  // namespace isthmus::messages

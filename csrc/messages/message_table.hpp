@@ -1,14 +1,14 @@
-// The messages of one rank between their call and their end, and those that came before their receives. One lock, the match lock, guards all
-// lists: a function that takes a MatchState & has a caller who holds it.
+// MessageTable has the messages of one rank between their call and their end, and the messages that came before their receives. One lock, the match
+// lock, guards all lists. The caller of a function that takes a MatchState & holds the match lock.
 //
 //   a send                                        a receive
-//   taking     until its bytes are out            posted      no message yet
-//   sending    announced, not asked for           granting    announced or here, and waits for its place
-//   flowing    its link has it                    receiving   its data flows in
+//   taking     its bytes are not out yet          posted      no message yet
+//   sending    announced, not asked for           granting    its message is announced or here, and waits for a place
+//   flowing    its link has the message           receiving   its data flows in
 //                                                 flowing     has claimed a message that is still arriving
 //                                                 landing     all is here, in pinned memory or a receive slot
 //
-// Every operation between ranks is in one of the lists until it ends, so that its deadline is seen.
+// Every operation between ranks is in one of the lists until the operation ends. So the operation's deadline is seen.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ struct OperationList {  // intrusive, in order, through Operation::match_next
 };
 
 constexpr bool on_stage(const Operation *op) noexcept { return op->port != Port::None; }  // in device memory
-// A whole message that may be sent without having been asked for. What is left of a long message waits with the rest of it.
+// A whole message that may be sent before the receiver asks. A short last part of a long message is not small: the part waits with the other parts.
 constexpr bool is_small(const Operation *op) noexcept {
   return op->call.bytes <= UnexpectedMessages::kData && op->whole == 0;
 }
@@ -80,24 +80,24 @@ struct MatchState {
   std::vector<std::span<std::byte>> guarded_slots;   // receive slots that are closed to this process
 
   // Sends of device memory.
-  uint32_t unstaged = 0;              // of taking: wait for pinned memory or a slot
-  std::array<uint32_t, 2> starved{};  // of these, large and small: have found none
+  uint32_t unstaged = 0;              // sends in `taking` that wait for pinned memory or a slot
+  std::array<uint32_t, 2> starved{};  // those that have found no pinned memory: large, small
   void place_later(Operation *op) noexcept {
     op->unplaced = true;
     ++unstaged;
   }
-  bool placed(Operation *op) noexcept {  // false: it was
+  bool placed(Operation *op) noexcept {  // false: the send was placed before
     if (!std::exchange(op->unplaced, false)) return false;
     --unstaged;
     if (std::exchange(op->short_of_memory, false)) --starved[is_small(op)];
     return true;
   }
-  // Those behind it wait as well, so that it gets what becomes free.
+  // The sends behind this one wait as well, so this send gets the memory that becomes free.
   void starve(Operation *op) noexcept {
     if (!std::exchange(op->short_of_memory, true)) ++starved[is_small(op)];
   }
   // A send of the same rank and tag is not out yet.
-  std::optional<std::pair<int, int>> starting;  // rank and tag of a send that is out of taking and not in its link yet
+  std::optional<std::pair<int, int>> starting;  // rank and tag of a send that has left `taking` and is not in its link yet
   bool behind_another(const Operation *op) const noexcept {
     const std::pair<int, int> mine{op->call.root, op->call.tag};
     if (starting == mine) return true;
@@ -113,7 +113,7 @@ struct MatchState {
     *gated_tail = op;
     gated_tail = &op->port_next;
   }
-  void pass_gate() noexcept {  // the first has been opened
+  void pass_gate() noexcept {  // the first gate has been opened
     gated = gated->port_next;
     if (!gated) gated_tail = &gated;
   }
@@ -123,10 +123,10 @@ struct MatchState {
   }
 };
 
-// What copies a rank's messages from and to its device. Null where the rank has none, and once the rank has left.
+// MessageDevice copies a rank's messages from and to the rank's device. `copier` is null where the rank has no device, and once the rank has left.
 struct MessageDevice {
   std::unique_ptr<DeviceCopier> copier;
-  bool gates = true;                     // its streams can wait for the host
+  bool gates = true;                     // the device's streams can wait for the host
   std::atomic<bool> stages_lost{false};  // the device may still come to any of the pinned memory
 };
 
@@ -137,7 +137,7 @@ class MessageTable {
   State::Held lock() noexcept { return state_.lock(); }
 
   uint64_t next_id() noexcept { return next_id_.fetch_add(1, std::memory_order_relaxed); }
-  // How many wait for something that the thread with the right to execute does: in taking, granting, landing.
+  // How many messages wait for the thread with the right to execute: those in `taking`, `granting` and `landing`.
   uint32_t moving() const noexcept { return moving_.load(std::memory_order_acquire); }
   void begin_moving(OperationList &list, Operation *op) noexcept {
     list.append(op);
@@ -148,7 +148,7 @@ class MessageTable {
     begin_moving(s.granting, op);
     core_.wake();
   }
-  // The message of a receive in device memory is there: the device worker or the caller submits its copy, or its gate opens.
+  // The message of a receive in device memory is there. The device worker or the caller submits the receive's copy, or the receive's gate opens.
   void landed(MatchState &s, Operation *op) noexcept {
     begin_moving(s.landing, op);
     op->arrived.store(true, std::memory_order_release);
@@ -156,7 +156,7 @@ class MessageTable {
     core_.wake();
   }
 
-  // The device worker is called once by whoever drives, and looks at all that waits for it.
+  // The thread that drives calls the device worker once. The worker looks at all that waits for the worker.
   void want_worker() noexcept { worker_wanted_.store(true, std::memory_order_release); }
   bool worker_wanted() noexcept { return worker_wanted_.exchange(false, std::memory_order_acq_rel); }
   void worker_is_called(bool called) noexcept { worker_called_.store(called, std::memory_order_relaxed); }

@@ -37,7 +37,7 @@ bool Messages::drive() noexcept {
   return moved;
 }
 
-// The first send whose bytes are out, and that no other to the same rank with the same tag stands before.
+// Starts the first send whose bytes are out, where no other send to the same rank with the same tag stands before.
 bool Messages::start_next_send() noexcept {
   constexpr size_t kKeys = 32;
   std::array<std::pair<int, int>, kKeys> before;  // ranks and tags
@@ -67,15 +67,16 @@ bool Messages::start_next_send() noexcept {
 
 bool Messages::grant_next() noexcept {
   Operation *op = nullptr;
-  bool place = false;  // who orders it on a stream may change its port meanwhile, so it is asked for under the lock
+  bool place =
+      false;  // a thread that orders the receive on a stream may change its port meanwhile, so the question is under the lock
   const auto needs_place = [](const Operation *o) {
     return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot;
   };
   {
     const auto s = table_.lock();
-    Operation *first = nullptr;  // that needs pinned memory; who needs none does not wait for it
+    Operation *first = nullptr;  // that needs pinned memory; a receive that needs none does not wait for this one
     for (Operation *o = s->granting.head; o && !op; o = o->match_next) {
-      if (o->place.inherits) continue;  // it waits for one before it
+      if (o->place.inherits) continue;  // the receive waits for a receive before it
       if (needs_place(o)) first = first ? first : o;
       else if (o->lies >= 0 || slots_.may_come(*s, o)) op = o;
     }
@@ -89,11 +90,11 @@ bool Messages::grant_next() noexcept {
   }
   const std::optional<p2p::Piece> free = place ? places_.take(op->call.bytes, p2p::Share::Announced) : std::nullopt;
   if (place && !free) return false;
-  matcher_.place(op, free ? &*free : nullptr);  // nobody else has taken it out
+  matcher_.place(op, free ? &*free : nullptr);  // no other thread has taken the receive out
   return true;
 }
 
-// A gate opens what stands before it too, so each waits for those before it.
+// Gates are opened by rising tickets, so an open gate opens all gates before it too. So each gate waits for the gates before it.
 void Messages::open_gates() noexcept {
   const auto s = table_.lock();
   while (s->gated && s->gated->arrived.load(std::memory_order_relaxed) &&

@@ -1,7 +1,7 @@
-// The messages of one rank: sends and receives in host memory and in device memory. Those of device memory lie in pinned memory or a receive
-// slot on their way. Matching and links are the same for all (matcher.hpp).
+// Messages is the messages of one rank: sends and receives in host memory and in device memory. On their way, messages of device memory lie in pinned
+// memory or a receive slot. Matching and links are the same for all messages (matcher.hpp).
 //
-// Thread rules: submit() any thread, without a lock; drive(), settled() with the right to execute; the rest any thread.
+// Thread rules: submit() any thread, without a lock. drive() and settled() with the right to execute. The rest any thread.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ namespace isthmus::messages {
 
 class Messages {
  public:
-  // `copier`: of a rank with a device; else null. `part_bytes`: see PartSizes. `group_wait_ns`: how long a send that ends a group waits for its
-  // receive to be called.
+  // `copier`: of a rank with a device; else null. `part_bytes`: see PartSizes. `group_wait_ns`: how long a send that ends a group waits for the call
+  // of its receive.
   Messages(RankCore &core, std::unique_ptr<DeviceCopier> copier, uint64_t part_bytes, int64_t group_wait_ns);
 
   void submit(Operation *op) noexcept { submission_.submit(op); }
@@ -28,14 +28,14 @@ class Messages {
   uint64_t progress() const noexcept;                 // another number whenever something has gone on
   void release(Operation &op, Code result) noexcept;  // see OperationSink
 
-  // After a failure: no copy of ours runs any more, or there is no waiting for it.
+  // After a failure. True: no copy of ours runs any more, or the wait for the copies is given up.
   bool settled() noexcept;
-  // The end of the communicator: no copier any more, where no thread is stuck with it.
+  // The end of the communicator. The copier ends, where no thread is stuck with the copier.
   void leave() noexcept;
   bool copying() const noexcept { return device_.copier && device_.copier->busy(); }
   void forget() noexcept { (void)device_.copier.release(); }  // in a forked child: the parent's memory, and its threads
 
-  // For people: `look` gets each operation, the list that it is in and the state, until it returns false. Under the match lock.
+  // For people. `look` gets each operation, the operation's list and the state, until `look` returns false. Under the match lock.
   template <class Look>
   void each(Look look) noexcept {
     const auto s = table_.lock();

@@ -151,7 +151,7 @@ void SlotReceives::submitted(MatchState &s, const Operation *op) noexcept {
   if (op->slot.in_slot) s.slots.submitted(op->source, op->slot.number);
 }
 
-// Its slot is empty, or it needs none.
+// The receive's slot is empty, or the receive needs no slot.
 void SlotReceives::leave(MatchState &s, Operation *op) noexcept {
   if (op->slot.number != 0) s.slots.leave(op->slot, op->source);
 }
@@ -185,7 +185,7 @@ bool SlotReceives::lies_there(MatchState &s, Operation *op, uint32_t slot) noexc
     table_.wait_for_place(s, op);
     return true;
   }
-  if (!op->slot.in_slot) read_slot(s, op, op->source, op->slot.number);  // else its copy may be being submitted just now
+  if (!op->slot.in_slot) read_slot(s, op, op->source, op->slot.number);  // else a thread may submit the copy just now
   table_.landed(s, op);
   return true;
 }

@@ -38,7 +38,8 @@ void StreamOrder::order_part(Operation *op, void *stream) noexcept {
   } catch (const Error &e) { core_.not_submitted(*op, e); }
 }
 
-// Behind a gate, as if it had been submitted so, where that can still be, or with its message. False: it cannot, and that has not come.
+// Orders a receive. Where a gate is still possible, the copy comes behind a gate, as if the receive had been submitted so. Else the copy comes with
+// the message. False: no gate is possible, and the message has not come.
 bool StreamOrder::order_now(Operation *op, void *stream) {
   if (op->ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
   const bool gate =
@@ -66,7 +67,8 @@ bool StreamOrder::order_now(Operation *op, void *stream) {
   return true;
 }
 
-// Whether a receive has pinned memory, or gets some: not where its message has been announced, for then the engine is about to see to it.
+// Whether a receive has pinned memory, or gets some. A receive whose message has been announced gets none here: the engine is about to see to the
+// receive.
 bool StreamOrder::stage_posted(Operation *op) noexcept {
   {
     const auto s = table_.lock();
@@ -89,7 +91,7 @@ bool StreamOrder::stage_posted(Operation *op) noexcept {
   return false;
 }
 
-// In any order: a send may wait for the pinned memory that a receive of the same group gives back.
+// The operations settle in any order: a send may wait for the pinned memory that a receive of the same group gives back.
 void StreamOrder::settle() noexcept {
   while (!held_here.empty()) {
     std::vector<HeldMessage> held = std::exchange(held_here, {});

@@ -1,5 +1,5 @@
-// Messages that have come, or been announced, before a receive for them was called. In the order of their coming, which is that of the sends of
-// each rank. Steady traffic allocates nothing: what is taken out is used again.
+// Unexpected messages have come, or have been announced, before a receive for them was called. The messages stand in the order of their coming, so
+// the messages of one rank stand in the order of their sends. Steady traffic allocates nothing: an entry that is taken out is used again.
 //
 // Thread rules: all calls under one lock (the match lock).
 #pragma once
@@ -19,7 +19,7 @@ struct UnexpectedMessage {
   uint8_t dtype = 0;
   uint64_t id = 0, total = 0, whole = 0;  // bytes of this part, and of the message
   uint32_t part = 0;
-  bool announced = false;        // its data comes when it is asked for
+  bool announced = false;        // the message's data comes when this rank asks
   int32_t lies = -1;             // in this receive slot; -1: in none
   bool complete = false;         // `data` has all of it
   Operation *claimed = nullptr;  // the receive that takes it once it is complete and the receive's place is free
@@ -33,7 +33,7 @@ class UnexpectedMessages {
 
   void prepare();  // before the first message: allocates what steady traffic needs
   UnexpectedMessage &add(const link::FrameHeader &h, Operation *claimed);
-  void done(const UnexpectedMessage &message) noexcept;  // it is out
+  void done(const UnexpectedMessage &message) noexcept;  // takes the message out
   // The first that no receive has claimed, and that `wanted` takes; or null.
   template <class Wanted>
   UnexpectedMessage *first(Wanted wanted) noexcept {
@@ -41,9 +41,10 @@ class UnexpectedMessages {
       if (!m->claimed && wanted(*m)) return m.get();
     return nullptr;
   }
-  UnexpectedMessage *flowing(int source, uint64_t id) noexcept;  // whose data comes just now; or null
+  UnexpectedMessage *flowing(int source, uint64_t id) noexcept;  // the message whose data comes just now; or null
   UnexpectedMessage *claimed_by(const Operation *op) noexcept;   // or null
-  Operation *take_claim() noexcept;  // after a failure: a receive that has claimed one, which is out then; null: none has
+  // After a failure: takes out a claimed message, and returns the receive that has claimed the message. Null: no receive has claimed one.
+  Operation *take_claim() noexcept;
 
  private:
   template <class Is>
