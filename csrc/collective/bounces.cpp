@@ -12,11 +12,11 @@
 namespace isthmus::collective {
 namespace {
 
-constexpr uint64_t kWhole = 1 << 20;      // up to so much is one piece
-constexpr uint64_t kPiece = 1 << 20;      // of what is longer, if there is room for some of them
+constexpr uint64_t kWhole = 1 << 20;      // up to so many bytes are one piece
+constexpr uint64_t kPiece = 1 << 20;      // the piece of longer memory, if there is room for some pieces
 constexpr uint64_t kMostRing = 16 << 20;  // more would not be faster
 constexpr uint64_t kLeastRing = 256 << 10, kOwnRing = 1 << 20;
-constexpr uint64_t kSlots = 4;  // at least: one is filled while others are copied
+constexpr uint64_t kSlots = 4;  // at least: a processor fills one while the device copies others
 constexpr uint64_t kPage = 4096;
 
 uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
@@ -36,7 +36,7 @@ Bounce Bounces::take(uint64_t in, uint64_t out) {
   Bounce bounce;
   bounce.in = in;
   bounce.out = out;
-  // Much of the staging memory would be missed by what has to have some.
+  // A bounce takes a small part of the staging memory: other operations cannot do without staging memory.
   const uint64_t most = arena_.staging_limit() / 8, longest = std::max<uint64_t>(std::max(in, out), 1);
   const auto cut = [&](uint64_t ring) {
     bounce.piece = longest <= std::min(kWhole, ring / 2) ? rounded(longest, 256) : std::min(kPiece, ring / kSlots);
@@ -98,7 +98,7 @@ void Bounces::give(const Bounce &bounce) noexcept {
 }
 
 void Bounces::lose(const Bounce &bounce) noexcept {
-  if (bounce.staging) return;  // what is left of the staging memory is seen to when the communicator ends
+  if (bounce.staging) return;  // the end of the communicator sees to what is left of the staging memory
   const Lock lock(mutex_);
   std::erase_if(buffers_, [&](const Buffer &b) { return b.host == bounce.host; });
 }

@@ -1,10 +1,24 @@
-// Pinned memory for plain host memory of the user's that is given to a rank whose library works on its device: a processor copies it there,
-// the device takes it from there to its own memory and brings back what comes out, and a processor copies that to the user. What is short
-// goes whole, what is long in pieces that take turns in a ring, so that processor and device copy at one time and what is pinned is bounded.
-// The ring is of the staging memory where there is room, and else a small buffer of its own, which is kept for the next one.
+// Bounces has the pinned memory for plain host memory of the user's. Such memory may be given to a rank whose library works on the rank's
+// device.
 //
-// Pieces are numbered: first those that go in, then those that come out, each `piece` bytes of what the blocks reach over. One counter of the
-// operation says how far the device has copied them, one door how far it may (HostDoors).
+//   1. A processor copies the user's memory to pinned memory.
+//   2. The device copies pinned memory to its own memory, works, and copies the result back to pinned memory.
+//   3. A processor copies the result to the user's memory.
+//
+// Short memory goes whole. Long memory goes in pieces that take turns in a ring. So processor and device copy at one time, and the pinned memory
+// is bounded. The ring is of the staging memory where there is room. Else the ring is a small buffer of its own, which is kept for the next
+// operation.
+//
+//   processor                               device
+//   fills piece 0, piece 1
+//                                           copies piece 0; signal `copied`: below 1
+//   has_copied(1): fills piece 2 in the
+//   place of piece 0
+//   door `pieces`: below 3      -------->   may copy piece 2
+//
+// Pieces are numbered: first the pieces that go in, then the pieces that come out. A piece is `piece` bytes of the range over which the blocks
+// reach. The signal `copied` says how far the device has copied the pieces (DeviceSignals). The door `pieces` says how far the device may
+// (HostDoors).
 #pragma once
 
 #include <algorithm>
@@ -26,12 +40,13 @@ class Bounces {
   // `arena_device`: where the device reaches the arena's first byte.
   Bounces(link::Arena &arena, std::byte *arena_device, device::Runtime &runtime, int device, std::string name)
       : arena_(arena), arena_device_(arena_device), runtime_(runtime), device_(device), name_(std::move(name)) {}
-  ~Bounces();  // what is still taken, and what the driver does not let go of, stays as it is
+  ~Bounces();  // memory that is still taken, or that the driver does not let go, stays as it is
 
-  // Error(Resource) where not even a small buffer can be pinned. A call of the driver where it needs one, which makes itself heard once.
+  // Error(Resource) where not even a small buffer can be pinned. A new buffer needs a call of the driver, and the log names the first one.
   Bounce take(uint64_t in, uint64_t out);
   void give(const Bounce &bounce) noexcept;  // by any thread; no call of the driver
-  void lose(const Bounce &bounce) noexcept;  // the device may still come to it: it is nobody's any more
+  void lose(
+      const Bounce &bounce) noexcept;  // the device may still come to the memory: no operation gets the memory any more
 
  private:
   struct Buffer {

@@ -18,15 +18,15 @@ Collectives::Collectives(RankCore &core, CollectivesSetup s, DeviceHealth &healt
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
 
-// Who hears of a failure may free memory, which waits for all that the device has to do. So the operation does not end before what stands on
-// the device is stopped.
+// A caller that hears of a failure may free memory, and the free waits for all that the device has to do. So the operation does not end before
+// the work that stands on the device is stopped.
 void Collectives::submit_failed(Operation *op) noexcept {
   if (device_.executor() && core_.pending.load(std::memory_order_acquire) > 1) return queue_.append(op);
-  op->sequence = queue_.sequence() + 1;  // it would have had
+  op->sequence = queue_.sequence() + 1;  // the number that the operation would have had
   core_.end(op, core_.failure().code, core_.about(*op));
 }
 
-// What has the room needs no thread of the caller's to give it back.
+// The wait needs no thread of the caller's: operations that have the room give the room back without one.
 void Collectives::take_room(Operation &op) {
   while (!memory_.take(op)) {
     if (now_ns() >= op.deadline_ns || core_.failed())
@@ -35,8 +35,8 @@ void Collectives::take_room(Operation &op) {
   }
 }
 
-// The operation is in the queue before its device work is submitted: that may wait for room on the stream, which is made by what the
-// progress thread does for this and earlier operations.
+// The operation is in the queue before its device work is submitted. The submission may wait for room on the stream. The progress thread makes
+// that room, by driving this and earlier operations.
 void Collectives::submit_to_device(Operation *op) noexcept {
   const SubmitLock::Held order = core_.lock_for(core_.collective_lock, op);
   if (!order) {
@@ -44,7 +44,7 @@ void Collectives::submit_to_device(Operation *op) noexcept {
     return core_.end(op, core_.failure().code, core_.about(*op));
   }
   const std::shared_ptr<const plan::Plan> plan = op->plan;
-  if (core_.failed() || !device_.executor()) return queue_.append(op);  // advance() ends it; the device side may be gone
+  if (core_.failed() || !device_.executor()) return queue_.append(op);  // the driver ends `op`; the device side may be gone
   if (!plan || plan->device.empty()) {
     queue_.append(op);
     return device_.nothing_for_device();
@@ -64,12 +64,12 @@ void Collectives::submit_to_device(Operation *op) noexcept {
     const uint64_t begun = op->sequence;
     op->broken.store(true, std::memory_order_release);
     if (begun == 0) queue_.append(op);
-    core_.not_submitted(*op, e);  // before its end is signalled: it has not come to its end
+    core_.not_submitted(*op, e);  // before finish() signals the end: the operation has not come to its end
     if (begun != 0) device_.executor()->finish(begun);
   }
 }
 
-// Where the host can begin at once, the stream need not wait until it has.
+// Where the host can begin at once, the stream need not wait at the gate for the host.
 void Collectives::begin_if_first(Operation *op) noexcept {
   if (!core_.exec.try_take()) return;
   if (queue_.first() == op && !core_.failed()) {
@@ -90,7 +90,7 @@ Outcome Collectives::advance() noexcept {
   Operation *const op = queue_.first();
   if (!op) return Outcome::Blocked;
   const Outcome outcome = run(*op);
-  if (outcome == Outcome::Ended) {  // what has come to its end is not looked at again
+  if (outcome == Outcome::Ended) {  // an operation that has ended is not looked at again
     end_first(op);
     return Outcome::Ended;
   }
@@ -110,7 +110,7 @@ void Collectives::end_first(Operation *op) noexcept {
   done_.store(op->sequence, std::memory_order_release);
   core_.mail->done.value.store(op->sequence, std::memory_order_release);
   waiting_on_.store(-1, std::memory_order_relaxed);
-  // Where it ended without having heard from everybody, somebody may wait for just this.
+  // The operation may have ended before this rank has heard from all ranks. Then a rank may wait for just this end.
   if (descriptions_.unchecked()) core_.ring_peers();
   core_.end(op, Code::Ok, {});
 }
@@ -140,7 +140,7 @@ const Operation *Collectives::late(int64_t now) noexcept {
   const int q = op->blocked_on;
   if (q >= 0 && (op->phase == Phase::Posted || op->phase == Phase::Comparing || op->phase == Phase::Running)) {
     if (!descriptions_.check(*op, q)) return nullptr;
-    // A peer that has gone will send nothing more than what it had sent for the operations it ended.
+    // A peer that has left sends nothing more. All that the peer had to send belongs to the operations that the peer had ended.
     if (core_.peers[q].left.load(std::memory_order_acquire) && core_.peers[q].left_done.load() < op->sequence)
       return core_.fail_at(*op, Code::PeerLost,
                            formatted(": {} has destroyed its side of the communicator", core_.id.text(q))),
@@ -161,7 +161,7 @@ std::string Collectives::waiting_text() const {
   const uint64_t entered = this->entered();
   if (q < 0 || entered <= done()) return {};
   const Descriptions::Called own = descriptions_.called(entered);
-  if (!own.known) return {};  // it ended while we looked
+  if (!own.known) return {};  // the operation ended during this look
   return formatted("#{} {} of '{}', waiting for {}", entered, describe(own.code, own.bytes), core_.id.name,
                    core_.id.text(q));
 }

@@ -1,7 +1,7 @@
-// The collectives of one rank, which run one after the other in the order of their calls: on the host, in cells (OneHop) or by a plan's host
-// list (HostExecutor), and on the device, by the plan's device list (DeviceSide).
+// Collectives runs the collectives of one rank, one after the other, in the order of their calls. On the host a collective runs in cells
+// (OneHop) or by a plan's host list (HostExecutor). On the device a collective runs by the plan's device list (DeviceSide).
 //
-// Thread rules: submit() any thread; advance(), end_all(), end_what_memory_completes() with the right to execute; the rest any thread.
+// Thread rules: submit() any thread. advance(), end_all() and end_what_memory_completes() with the right to execute. The rest any thread.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace isthmus::collective {
 
 struct CollectivesSetup {
   std::unique_ptr<DeviceExecutor> executor;  // or null
-  std::vector<int> library_ranks;            // that the library serves with this one
+  std::vector<int> library_ranks;            // the ranks that the library serves, this one among them
   uint64_t fixed_ring = 0, fixed_ring_bytes = 0;
   uint64_t credit_window = 0;
 };
@@ -29,7 +29,7 @@ class Collectives {
  public:
   Collectives(RankCore &core, CollectivesSetup setup, DeviceHealth &health);
 
-  // `before_device`: called before device work is submitted, without a lock: sends that wait have to be on their way first.
+  // `before_device` is called before device work is submitted, without a lock: sends that wait have to be on their way first.
   template <class Before>
   void submit(Operation *op, Before before_device) noexcept {
     if (!device_.executor()) return queue_.append(op);
@@ -39,21 +39,23 @@ class Collectives {
   void submit_failed(Operation *op) noexcept;  // the communicator has failed
   const OperationQueue &queue() const noexcept { return queue_; }
 
-  // Goes on with the first operation, and ends it where it is over. Moved: something was done. Ended: an operation.
+  // Goes on with the first operation, and ends the operation where the operation is over. Moved: something was done. Ended: an operation has
+  // ended.
   Outcome advance() noexcept;
-  // After a failure, once: a rank that is gone, or that has aborted, may have ended an operation in which this one still stands, for instance
-  // a barrier before. What all ranks had to say for it is in memory that is mapped here, so it ends well, unless a device of this rank is
-  // still at it. Else the end of an operation would depend on which of the two a rank hears first.
+  // Called once, after a failure. A rank that is gone, or that has aborted, may have ended an operation in which this rank still stands, for
+  // instance a barrier before. All that the ranks had to say for that operation is in memory that is mapped here. So the operation ends well,
+  // unless a device of this rank still works on the operation. Without this the end of an operation would depend on what a rank hears first, the
+  // failure or the operation.
   bool end_what_memory_completes() noexcept;
   void end_all(Code code) noexcept;                   // after a failure, when nothing touches user memory any more
   void release(Operation &op, Code result) noexcept;  // see OperationSink
 
-  // The operation that everybody waits for, if it is late; its peers are compared. With the right to execute. Null: it is not, or the
-  // communicator has failed.
+  // The first operation, for which all others wait, if that operation is late. Compares the call of the peer that blocks the operation. With the
+  // right to execute. Null: the operation is not late, or the communicator has failed.
   const Operation *late(int64_t now) noexcept;
   uint64_t progress() const noexcept;  // another number whenever something has gone on, of the host or the device
 
-  // For people, and for others who ask what this rank does.
+  // For people, and for other processes that ask what this rank does.
   uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
   uint64_t done() const noexcept { return done_.load(std::memory_order_acquire); }
   int waiting_on() const noexcept { return waiting_on_.load(std::memory_order_relaxed); }

@@ -6,7 +6,8 @@ namespace isthmus::collective {
 
 void Descriptions::publish(const Operation &op, uint64_t ring) noexcept {
   Description &d = core_.mail->description(op.sequence);
-  // `sequence` last: a reader that looks early sees either the old description or, once the number fits, all of the new one.
+  // `sequence` is stored last. A reader that looks early sees the old description. Once the number fits, the reader sees all of the new
+  // description.
   d.digest.store(op.digest, std::memory_order_relaxed);
   d.bytes.store(op.call.bytes, std::memory_order_relaxed);
   d.ring.store(ring, std::memory_order_relaxed);
@@ -53,7 +54,8 @@ void Descriptions::mismatch(uint64_t sequence, int q) noexcept {
       true);
 }
 
-// What this rank has entered it publishes a little later, and until then an older operation's description stands there.
+// This rank publishes an operation a little after the rank has entered the operation. Until then an older operation's description stands there.
+// So the queue is asked first.
 Descriptions::Called Descriptions::called(uint64_t sequence) const noexcept {
   Called own;
   queue_.each([&](const Operation &o) {
@@ -66,8 +68,8 @@ Descriptions::Called Descriptions::called(uint64_t sequence) const noexcept {
   return {true, d.what.load(), d.bytes.load(), d.digest.load()};
 }
 
-// An operation that ends without having heard from everybody may have met another one elsewhere (a broadcast from another root): the next
-// operation compares its description too.
+// An operation may end without a word from all ranks, so the operation may have met another one elsewhere (a broadcast from another root). The
+// next operation compares the description of the last one too.
 void Descriptions::ended(const Operation &op, bool heard_all) noexcept {
   unchecked_ = heard_all ? 0 : op.sequence;
   unchecked_digest_ = op.digest;

@@ -1,7 +1,7 @@
-// What the ranks of a communicator have called, by sequence number, as their mailboxes say. Every rank must make the same calls in the same
-// order: where two differ, the communicator fails, and the error names both.
+// Descriptions tells what the ranks of a communicator have called, by sequence number. The ranks' mailboxes say so. Every rank must make the
+// same calls in the same order. Where two calls differ, the communicator fails, and the error names both.
 //
-// Thread rules: the thread with the right to execute, but for called() and read_by_all(), which any thread may ask.
+// Thread rules: the thread with the right to execute. called(), and ended_by_all() without an operation, any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,36 @@ class Descriptions {
  public:
   Descriptions(RankCore &core, const OperationQueue &queue) noexcept : core_(core), queue_(queue) {}
 
-  // Before anything of the operation can be seen through a counter or a cell. `ring`: where its slots begin in the arena; 0: nowhere.
+  // Called before anything of the operation can be seen through a counter or a cell. `ring`: where the slots begin in the arena; 0: there are
+  // none.
   void publish(const Operation &op, uint64_t ring) noexcept;
-  // Compares what rank `q` has called at this operation's number, as far as that can be seen; and at the number before, where nobody has
-  // compared it. False: they differ, and the communicator has failed.
+  // Compares what rank `q` has called at this operation's number, as far as this rank can see. Compares the number before as well, where that
+  // number is still unchecked. False: the calls differ, and the communicator has failed.
   bool check(const Operation &op, int q) noexcept;
-  void mismatch(uint64_t sequence, int q) noexcept;  // fails the communicator, naming who called what
+  void mismatch(uint64_t sequence, int q) noexcept;  // fails the communicator; the error names both calls
 
   struct Called {
     bool known = false;
     uint64_t code = 0, bytes = 0, digest = 0;  // code: code_of(Call)
   };
-  Called called(uint64_t sequence) const noexcept;  // by this rank, whether that is published or not
+  Called called(uint64_t sequence) const noexcept;  // by this rank, published or not
 
   // The operation has ended here. `heard_all`: every other rank's description was compared.
   void ended(const Operation &op, bool heard_all) noexcept;
-  bool unchecked() const noexcept { return unchecked_ != 0; }  // the last one had not heard from all
+  bool unchecked() const noexcept { return unchecked_ != 0; }  // the last operation ended without a word from all ranks
   bool is_after_unchecked(const Operation &op) const noexcept { return unchecked_ + 1 == op.sequence; }
 
-  // Every rank whose memory is shared has ended `sequence`. False: op.blocked_on has not.
+  // Every rank whose memory is shared has ended `sequence`. False: the rank op.blocked_on has not.
   bool ended_by_all(uint64_t sequence, Operation &op) noexcept;
   bool ended_by_all(uint64_t sequence) const noexcept;
-  // A word from all ranks in `sequence` has come, so that all have ended the one before.
+  // A word from all ranks in `sequence` has come. So all ranks have ended the operation before.
   void heard_from_all(uint64_t sequence) noexcept { seen_by_all_ = std::max(seen_by_all_, sequence - 1); }
 
  private:
   RankCore &core_;
   const OperationQueue &queue_;
   uint64_t seen_by_all_ = 0;  // every peer has ended this operation, as far as known
-  // The last operation, where it ended without a look at everybody's description; 0: it did not.
+  // The last operation, where that operation ended without a look at all descriptions; 0: all were compared.
   uint64_t unchecked_ = 0, unchecked_digest_ = 0;
 };
 

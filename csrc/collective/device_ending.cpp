@@ -8,9 +8,9 @@ namespace {
 
 // How long an aborted operation may take to leave the stream before a thread in the library counts as stuck there.
 constexpr int64_t kGrace = 100'000'000;
-constexpr int64_t kRunning = 500'000'000, kSecondBytes = 500'000'000;  // where all ranks have come: longer, and by its size
-constexpr int64_t kPatience = 2'000'000'000;                           // and for what is not in the library
-constexpr int64_t kAbort = 100'000'000;                           // for the library to hear of it, before the gates let go
+constexpr int64_t kRunning = 500'000'000, kSecondBytes = 500'000'000;  // where all ranks have come: longer, and by the size
+constexpr int64_t kPatience = 2'000'000'000;                           // for work that is not in the library
+constexpr int64_t kAbort = 100'000'000;  // for the library to hear of the abort, before the gates let go
 constexpr int64_t kStop = 200'000'000, kStopped = 5'000'000'000;  // before the stream is stopped, and until it was
 
 }  // namespace
@@ -25,7 +25,7 @@ void DeviceEnding::begin(uint64_t bytes) noexcept {
   if (idle()) cuts_.store(work_.stream->cuts());
 }
 
-// A call that stands behind a gate may be one that must not begin: of sizes that do not fit, say.
+// The library aborts before the gates open: a call that stands behind a gate may be one that must not begin, of sizes that do not fit, say.
 void DeviceEnding::abort() noexcept {
   int64_t since = 0;
   const int64_t now = now_ns();

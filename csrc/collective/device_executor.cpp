@@ -32,7 +32,7 @@ DeviceExecutor::~DeviceExecutor() {
   if (ending_.idle()) return;
   work_->stream.reset();
   work_->beside.reset();
-  device::keep_for_good(work_.release());  // a queue that has not run to its end still points to it
+  device::keep_for_good(work_.release());  // a queue that has not run to its end still points to the work
 }
 
 bool DeviceExecutor::failed() const noexcept {
@@ -74,9 +74,9 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, work_->in);
   if (op.lent_in) copy_blocks(stream, work_->in, op.call.in_there, o.in_displ, o.in_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
-  bool first_went_on = true;  // since the second was last held behind it
+  bool first_went_on = true;  // since the second stream was last held behind the first
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
-    const bool beside = at.stage().beside && work_->beside && chunks > 1;  // a single one has nothing to run beside
+    const bool beside = at.stage().beside && work_->beside && chunks > 1;  // a single chunk has nothing to run beside
     if (at.begins_stage()) {
       if (beside && first_went_on) ties.fork(stream, *work_->beside);
       first_went_on = !beside;
@@ -88,11 +88,12 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   for (uint32_t k = 0; k < op.bounce.out_pieces; ++k) piece(op, op.bounce.in_pieces + k, work_->out);
   if (op.lent_out) copy_blocks(stream, op.call.out_there, work_->out, o.out_displ, o.out_bytes);
   if (op.call.on_stream) ties.user_behind(stream);
-  work_->signals.end(op.sequence, stream);  // last: the operation is over with it, so nothing may fail behind it
+  work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
 
-// Pinned memory of the user's is worked on where it lies, but where a copy would be from the host to the host, for which vendors' calls wait
-// (Runtime::copy), or where the library takes only memory of its device. Memory of the device stands for it then, and the device copies.
+// The device works on pinned memory of the user's where the memory lies. There are two exceptions: a copy would be from the host to the host,
+// for which vendors' calls wait (Runtime::copy); or the library takes only memory of its device. Then memory of the device stands for the pinned
+// memory, and the device copies between the two.
 void DeviceExecutor::lend_for_pinned(Operation &op) const noexcept {
   const plan::Plan &p = *op.plan;
   const bool taken = work_->library && work_->library->capabilities().host_memory;
@@ -128,7 +129,8 @@ void DeviceExecutor::copy_blocks(device::Stream &stream, std::byte *to, const st
   }
 }
 
-// A slot is used again once a processor has filled it, or emptied it. One that went in is copied by the time its slot is used for the way out.
+// A slot is used again once a processor has filled the slot, or emptied it. A piece that went in is copied by the time its slot is used for the
+// way out.
 void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
   const Bounce &b = op.bounce;
   device::Stream &stream = *work_->stream;
@@ -141,7 +143,7 @@ void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
 }
 
 void DeviceExecutor::finish(uint64_t sequence) noexcept {
-  // Twice: a call that fails once may be this one, and what is not known to have ended is nobody's any more.
+  // Two tries: a call that fails once may be this one. Memory of work whose end is not known is given to no operation any more.
   for (int tries = 0; tries < 2; ++tries) {
     if (device::left_behind_here()) return;
     try {

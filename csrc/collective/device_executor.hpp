@@ -1,16 +1,32 @@
-// The device side of a member whose rank works on a device's memory or is served by a vendor's library: the stream, the library's
-// communicator if there is one, and the counters in which the device list of a plan and its host list meet. Device work is submitted
-// by the thread that submits the operation; the progress thread only opens gates and reads signals, which are stores and loads.
+// DeviceExecutor gives a device the device list of a plan, for a rank that works on a device's memory or that a vendor's library serves. The
+// executor has the stream, the library's communicator if there is one, and the counters in which device list and host list meet.
 //
-// Two streams. Stages that say `beside` stand on the second, each behind all that the first was given before it; the first takes the second
-// up again at the end of the operation. The order of submission is the order of the plan, so both may be one queue of the device's.
+// The thread that submits the operation submits the device work. The progress thread only opens gates and reads signals, which are stores and
+// loads.
 //
-// Order on the streams. An operation's device list begins behind the gate `go`, which its host list opens when everything before it has
-// ended (the plan's entry rule); two operations without slots that follow each other need none. It ends with the signal `ended`.
+//   who submits                stream (device list)             who executes (host list)
+//   submit(): arms gates,
+//   submits copies, signals
+//   returns                    holds at gate `go`
+//                                                               all before the operation has ended
+//                                                   <-------    doors().go()
+//                              copies chunk 0 to a slot
+//                              signal `staged`      ------->    posted(): moves chunk 0 on
+//                                                   <-------    doors().ready()
+//                              copies chunk 0 from a slot
+//                              signal `ended`       ------->    ended(): ends the operation
 //
-// Where the device's streams cannot wait for the host, the thread that submits waits in a gate's place, before it submits what stands
-// behind it: the call then returns when the last of its exchanges is over. Executed as one queue the device list of a plan completes,
-// and that is what this is.
+// Two streams. Stages that say `beside` stand on the second stream. Each such stage comes behind all that the first stream was given before the
+// stage. The first stream goes on behind the second at the end of the operation (StreamTies). The order of submission is the order of the plan,
+// so both streams may be one queue of the device's.
+//
+// Order on the streams. An operation's device list begins behind the gate `go`. The host list opens the gate when everything before the
+// operation has ended (the plan's entry rule). Two operations without slots that follow each other need no such gate. A device list ends with
+// the signal `ended`.
+//
+// Some devices' streams cannot wait for the host. There the thread that submits waits in a gate's place, before that thread submits the work
+// behind the gate. The call then returns when the last of its exchanges is over. No deadlock follows: the device list of a plan completes when
+// executed as one queue, and a thread that waits in place makes one queue of the list.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +53,17 @@ class DeviceExecutor {
   DeviceExecutor(const DeviceExecutor &) = delete;
   DeviceExecutor &operator=(const DeviceExecutor &) = delete;
 
-  // Submits the device list of `op`, whose places in the arena are known. One thread at a time, in the order of the sequence numbers; may wait
-  // where the runtime's queue is bounded. Throws what the runtime or the library throws; the operation is then to be failed.
+  // Submits the device list of `op`, whose places in the arena are known. One thread at a time submits, in the order of the sequence numbers.
+  // submit() may wait where the runtime's queue is bounded. submit() throws what the runtime or the library throws; then the caller fails the
+  // operation.
   // `behind_host`: an operation without device work was submitted since the last that had some.
   // `wait` is only called where the submitting thread waits in a gate's place.
   using Wait = HostDoors::Wait;
   void submit(Operation &op, bool behind_host, Wait wait, void *wait_context);
-  // Before that, and before other threads see an operation with pinned memory that the device works on: for which of it other memory stands.
+  // Decides for which pinned memory of the user's other memory stands, in an operation with pinned memory on which the device works. Called
+  // before submit(), and before other threads see the operation.
   void lend_for_pinned(Operation &op) const noexcept;
-  // Where the device finds the rings of the ranks of the communicator that its plans read (Memory::Ring); before the first submission.
+  // Where the device finds the rings that plans read (Memory::Ring), by rank of the communicator. Called before the first submission.
   void reaches(std::vector<std::byte *> rings) { rings_ = std::move(rings); }
   std::byte *arena() const noexcept { return work_->arena; }  // where the device finds the beginning of this process's
   bool capturing(void *stream) {                              // the user's. By the thread that submits
@@ -53,7 +71,7 @@ class DeviceExecutor {
   }
   // `op`, which was submitted and has used memory of the device on its way, has come to its end there.
   void ended_well(Operation &op) noexcept { work_->loan.ended_well(op); }
-  void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted; submit() does so but where it throws
+  void finish(uint64_t sequence) noexcept;  // signals the end of what was submitted, where submit() has thrown
 
   // Where the host list and the device list meet. Any thread.
   HostDoors &doors() noexcept { return work_->doors; }
@@ -61,7 +79,7 @@ class DeviceExecutor {
   // Whether the stream has come to its end, and how the stream ends after a failure. Any thread.
   DeviceEnding &ending() noexcept { return ending_; }
 
-  // What of the device list of `op`, which was submitted, the device may not have come past, for people.
+  // The part of the device list of `op` past which the device may not have come, for people. `op` was submitted.
   std::string standing(const Operation &op) const { return standing_steps(op, work_->doors, work_->signals); }
   Status status() const;         // the first failure of the library or the stream
   bool failed() const noexcept;  // status() is not OK
@@ -71,7 +89,7 @@ class DeviceExecutor {
   // The user's memory can only be reached by the device.
   bool private_memory() const noexcept { return private_; }
   int device() const noexcept { return work_->stream->device(); }
-  // Where its work stands. The second may be null.
+  // The streams on which the work stands. The second may be null.
   std::pair<std::weak_ptr<device::Stream>, std::weak_ptr<device::Stream>> streams() const {
     return {work_->stream, work_->beside};
   }

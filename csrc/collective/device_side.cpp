@@ -8,7 +8,7 @@
 namespace isthmus::collective {
 namespace {
 
-// What of piece `k` belongs to blocks of the user's: nothing between them is touched.
+// Copies what of piece `k` belongs to blocks of the user's. Nothing between the blocks is touched.
 void copy_piece(Operation &op, uint32_t k) noexcept {
   const Bounce &b = op.bounce;
   const plan::Operands o = op.operands();
@@ -37,7 +37,7 @@ void DeviceSide::submit(Operation &op) {
       &core_);
 }
 
-// A failed call is noted before what comes after it on the stream is signalled.
+// A failed call is noted before any signal that comes behind the call on the stream.
 bool DeviceSide::sound(const Operation &op) noexcept {
   if (!executor_->failed()) return true;
   const Status s = executor_->status();
@@ -47,12 +47,12 @@ bool DeviceSide::sound(const Operation &op) noexcept {
 
 bool DeviceSide::capturing(void *stream) {
   health_.refuse_stuck();
-  struct Pending {  // so that after a failure somebody looks whether this thread comes back
+  struct Pending {  // so after a failure some thread looks whether this thread comes back
     std::atomic<uint32_t> &count;
     explicit Pending(std::atomic<uint32_t> &c) noexcept : count(c) { count.fetch_add(1, std::memory_order_acq_rel); }
     ~Pending() { count.fetch_sub(1, std::memory_order_acq_rel); }
   } const pending(core_.pending);
-  // Whoever submits to a device that cannot wait for the host may hold the submit lock for as long as the exchange takes.
+  // A thread that submits to a device that cannot wait for the host may hold the submit lock for as long as the exchange takes.
   try {
     const SubmitLock::Held order = core_.collective_lock.try_take();
     if (!order) return core_.device && core_.device.runtime->adopt(core_.device.number, stream)->capturing();
@@ -94,8 +94,8 @@ bool DeviceSide::bounce_on(Operation &op) noexcept {
 }
 
 void DeviceSide::bounce_out(Operation &op, bool well) noexcept {
-  // Where the device may still come to the copy out, the place is nobody's any more; nor is it where this rank has left before the thread of
-  // this operation came back from the driver.
+  // Where the device may still come to the copy out, no operation gets the place any more. Where this rank has left before the operation's
+  // thread came back from the driver, there is nothing to give back to.
   if (bounces_ && (well || !executor_ || executor_->ending().idle())) bounces_->give(op.bounce);
   else if (bounces_) bounces_->lose(op.bounce);
   op.bounce = {};
@@ -108,10 +108,11 @@ void DeviceSide::drop_bounces(bool lost) noexcept {
 
 // ---- failure and end -----------------------------------------------------------------------------------------------------------------
 
-// The gates hold nothing any more then, so what stands behind them may fill slots that others still read: they are told first.
+// After an abort the gates hold nothing. So work behind the gates may fill slots that other ranks still read. The other ranks are told first, by
+// `overrun`.
 void DeviceSide::abort() noexcept {
   {
-    const SubmitLock::Held order = core_.collective_lock.try_take();  // else a thread submits just now
+    const SubmitLock::Held order = core_.collective_lock.try_take();  // not held: a thread submits just now
     if (!order || !executor_->ending().idle()) core_.mail->overrun.value.store(1, std::memory_order_seq_cst);
   }
   executor_->ending().abort();
@@ -128,7 +129,7 @@ bool DeviceSide::somebody_will_not_come(uint64_t entered) const noexcept {
 
 bool DeviceSide::settled(uint64_t entered) noexcept {
   if (!executor_) return true;
-  abort();  // first: whoever submits may wait for room behind a gate
+  abort();  // first: a thread that submits may wait for room behind a gate
   const int64_t now = now_ns();
   const SubmitLock::Held order = core_.collective_lock.try_take();
   const bool wants_stop = stop_.wanted(*executor_, now, static_cast<bool>(order));
@@ -138,12 +139,12 @@ bool DeviceSide::settled(uint64_t entered) noexcept {
     return true;
   }
   if (executor_->ending().settled(now, somebody_will_not_come(entered), stop_.refused())) return true;
-  // The driver may be locked by whoever waits for the device: it is asked how it does when that is over.
+  // A thread that waits for the device may have the driver locked. So the driver is asked for the device's health when that wait is over.
   if (!wants_stop) health_.doubt(now);
   return false;
 }
 
-// Whoever submits may stand at a gate with the lock, until he hears of the failure. Then the worker is called again.
+// A thread that submits may stand at a gate with the lock, until that thread hears of the failure. Then the worker is called again.
 void DeviceSide::died() noexcept {
   if (const SubmitLock::Held order = core_.collective_lock.try_take(); order && executor_) executor_->ending().died();
 }

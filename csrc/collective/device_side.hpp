@@ -1,7 +1,7 @@
-// The device's part in the collectives of one rank: its executor, the ranks that a library serves with this one, and plain host memory that
-// the device works on through pinned memory. A rank of the host without a library has none of it, and executor() is null.
+// DeviceSide is the device's part in the collectives of one rank: the executor, the ranks that a library serves with this one, and plain host
+// memory on which the device works through pinned memory. A rank of the host without a library has none of these, and executor() is null.
 //
-// Thread rules: submit() and bounce_in() with the collective lock; abort() any thread; the rest with the right to execute.
+// Thread rules: submit() and bounce_in() with the collective lock. abort() any thread. The rest with the right to execute.
 #pragma once
 
 #include <memory>
@@ -26,12 +26,13 @@ class DeviceSide {
   const std::vector<int> &ranks() const noexcept { return ranks_; }  // in the order of the library; empty: no library
   bool polls() const noexcept { return core_.uses_device.load(std::memory_order_relaxed) && core_.has_work(); }
 
-  void submit(Operation &op);  // its device list; throws what DeviceExecutor::submit() throws
-  void nothing_for_device() noexcept { behind_host_ = true; }  // of an operation that was submitted
+  void submit(Operation &op);  // submits the device list; throws what DeviceExecutor::submit() throws
+  void nothing_for_device() noexcept { behind_host_ = true; }  // an operation without device work was submitted
   bool sound(const Operation &op) noexcept;                    // false: the library has failed, and so has the communicator
   bool capturing(void *stream);                                // the user's stream. Any thread
 
-  // Plain host memory of the user's: before the device is given anything, as it goes on (true: something was copied), and at the end.
+  // Plain host memory of the user's is copied before the device is given anything, as the device goes on (true: something was copied), and at
+  // the end.
   void bounce_in(Operation &op);
   bool bounce_on(Operation &op) noexcept;
   void bounce_out(Operation &op, bool well) noexcept;
@@ -40,14 +41,14 @@ class DeviceSide {
   void abort() noexcept;
   bool settled(
       uint64_t
-          entered) noexcept;  // nothing of ours runs on the device any more. `entered`: the collective that this rank is in
+          entered) noexcept;  // nothing of ours runs on the device any more. `entered`: the collective in which this rank is
   void stop_stream() noexcept { stop_.stop(health_.first_stream()); }
   void died() noexcept;  // the device has failed
 
-  // The end of the communicator. The executor, or null: a thread that is stuck works with it, and has it.
+  // The end of the communicator. Returns the executor. Null: a thread that is stuck works with the executor, and keeps it.
   std::unique_ptr<DeviceExecutor> take_executor() noexcept;
   void leave_executor() noexcept;         // to that thread
-  void drop_bounces(bool lost) noexcept;  // lost: the device may still come to them
+  void drop_bounces(bool lost) noexcept;  // lost: the device may still come to the bounces
   void forget() noexcept;                 // in a forked child: the parent's memory, and its threads
 
  private:

@@ -1,4 +1,4 @@
-// The names of the floor below that this floor says most often.
+// Names of the floor below. This floor says these names most often.
 #pragma once
 
 #include "engine/device_health.hpp"

@@ -41,7 +41,7 @@ bool HostExecutor::start(Operation &op) noexcept {
   op.streams = plan::writes_past_caches(p, op.operands());
   last_ring_ = op.sequence;
   if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots);
-  // Free to overwrite: everybody has ended the last operation that used a ring, and only such a one publishes sizes.
+  // The sizes are free to overwrite: all ranks have ended the last operation that used a ring, and only such an operation publishes sizes.
   if (p.pairwise_sizes)
     for (int q = 0; q < core_.id.world; ++q)
       core_.mail->block(q, core_.id.world, core_.cell_bytes)
@@ -88,13 +88,13 @@ Outcome HostExecutor::drain(Operation &op) noexcept {
   if (!device_.executor()->signals().ended(op.sequence)) return wait_for_device(op);
   if (op.bounce) device_.bounce_on(op);  // all that came out is there
   if (!device_.sound(op) || !slots_held(op) || op.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
-  // The library compares nothing: whoever came with something else shows here, or did before.
+  // The library compares nothing. A rank that came with another call shows here, or did before.
   for (const int q : device_.ranks())
     if (q != core_.id.rank && !descriptions_.check(op, q)) return Outcome::Blocked;
   return Outcome::Ended;
 }
 
-// A rank of its group that has not come is what a library waits for, where that can be seen from here.
+// A library waits for a rank of its group that has not come. That rank is named, where this rank can see so.
 Outcome HostExecutor::wait_for_device(Operation &op) noexcept {
   op.blocked_on = -1;
   for (const int q : device_.ranks()) {
@@ -107,12 +107,12 @@ Outcome HostExecutor::wait_for_device(Operation &op) noexcept {
   return Outcome::Blocked;
 }
 
-// After the last look into a slot. Where a rank failed before, why is on its way.
+// Called after the last look into a slot. Where a rank failed before, the reason is on its way.
 bool HostExecutor::slots_held(Operation &op) noexcept {
   if (!watches_slots_ || (op.plan->slot_bytes == 0 && op.plan->scratch_stride == 0)) return true;
   for (int q = 0; q < core_.id.world; ++q) {
     if (q == core_.id.rank || !core_.peers[q].mail) continue;
-    // Not a plain load, which may be done before the looks into slots are.
+    // A plain load could be done before the looks into slots. So this is a read-modify-write.
     if (core_.peers[q].mail->overrun.value.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
     op.blocked_on = q;
     return false;
@@ -198,7 +198,7 @@ std::byte *HostExecutor::address(Operation &op, const plan::Span &span, uint32_t
     case Memory::Input: return const_cast<std::byte *>(op.call.in) + offset;
     case Memory::Output: return op.call.out + offset;
     case Memory::Scratch: return (op.scratch ? core_.context->arena().base() + op.scratch : scratch_.data()) + offset;
-    case Memory::Device: return nullptr;  // the device list alone has it
+    case Memory::Device: return nullptr;  // the device list alone has memory of the device
     case Memory::Ring: break;
   }
   std::byte *ring = ring_of(op, span.rank);

@@ -1,7 +1,7 @@
-// Runs the host list of one rank's plans, step by step, and knows nothing of collectives. A step that cannot go on returns Blocked; the next
-// try begins at the same step.
+// HostExecutor runs the host list of one rank's plans, step by step. HostExecutor knows nothing of collectives. A step that cannot go on returns
+// Blocked, and the next try begins at the same step.
 //
-// Thread rules: the thread with the right to execute, but for accept() and received(), which those call who hold a link's turn.
+// Thread rules: the thread with the right to execute. accept() and received() are called by a thread that holds a link's turn.
 #pragma once
 
 #include <vector>
@@ -20,14 +20,14 @@ class HostExecutor {
   HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device, HandOver &hand_over,
                uint64_t credit_window);
 
-  // Ranks in the same memory must have ended the last operation before its ring may be written again (plan.hpp, entry rule). False: one has
-  // not, or there is no room for the slots, or the communicator has failed.
+  // Ranks in the same memory must have ended the last operation before the operation's ring may be written again (plan.hpp, entry rule). False:
+  // a rank has not, or there is no room for the slots, or the communicator has failed.
   bool begin(Operation &op) noexcept;
   Outcome run(Operation &op) noexcept;
   bool has_copied() noexcept { return std::exchange(copied_, false); }  // pieces of host memory, since the last look
-  int wrong_frame() const noexcept { return inbox_.wrong(); }           // the rank that has sent it; -1: none
+  int wrong_frame() const noexcept { return inbox_.wrong(); }           // the rank that has sent a wrong frame; -1: none
 
-  // As link::FrameSink has them, of plan data from a rank of the communicator.
+  // As in link::FrameSink, for plan data from a rank of the communicator.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
   void received(const link::FrameHeader &h) noexcept { inbox_.received(h); }
   void forget_frames() noexcept { inbox_.forget(); }  // after a failure, behind the links' cancel()
@@ -35,7 +35,7 @@ class HostExecutor {
  private:
   struct PeerPlan {              // of one rank
     uint64_t frames_out = 0;     // of plan data
-    uint64_t ring_sequence = 0;  // `ring` is its ring in this operation
+    uint64_t ring_sequence = 0;  // `ring` is the rank's ring in this operation
     std::byte *ring = nullptr;
     std::atomic<uint32_t> in_link{0};  // frames of the current plan whose data the link may still read
   };
@@ -49,15 +49,15 @@ class HostExecutor {
   Outcome send(Operation &op, const plan::Step &step, uint32_t c, uint64_t bytes, const std::byte *data) noexcept;
   Outcome receive(Operation &op, const plan::Step &step, uint64_t bytes, std::byte *to) noexcept;
   Outcome wait_until_sent(Operation &op, uint32_t c) noexcept;  // the chunk that the slot had before is out
-  Outcome wait_for_device(Operation &op) noexcept;              // Blocked, having looked whether it goes on at all
+  Outcome wait_for_device(Operation &op) noexcept;              // Blocked, after a look whether the device goes on at all
   bool compare_sizes(
-      Operation &op) noexcept;  // false: not all have published or sent theirs, or the communicator has failed
-  bool tells_sizes(const plan::Plan &p, int q) const noexcept;  // to that rank and from it, by a link
+      Operation &op) noexcept;  // false: not all ranks have published or sent their sizes, or the communicator has failed
+  bool tells_sizes(const plan::Plan &p, int q) const noexcept;  // sizes go to that rank and come from that rank by a link
   bool size_of(Operation &op, int q,
-               uint64_t &sent) noexcept;  // of the block that rank `q` has for this one; false: not yet
+               uint64_t &sent) noexcept;  // of the block that rank `q` has for this rank; false: not known yet
   std::byte *address(Operation &op, const plan::Span &span, uint32_t c) noexcept;
   std::byte *ring_of(Operation &op, int rank) noexcept;
-  bool slots_held(Operation &op) noexcept;  // what this rank read in slots of others was what they wrote for it
+  bool slots_held(Operation &op) noexcept;  // this rank read in slots of other ranks what they wrote for this rank
 
   RankCore &core_;
   Descriptions &descriptions_;
@@ -70,8 +70,8 @@ class HostExecutor {
   std::vector<reduce::Source> sources_;
   std::vector<std::byte> scratch_;
   uint64_t last_ring_ = 0;    // sequence of the last operation that wrote a ring anywhere in the communicator
-  uint64_t their_size_ = 0;   // what came last by a link
-  const bool watches_slots_;  // some rank's device fills its slots
+  uint64_t their_size_ = 0;   // the size that came last by a link
+  const bool watches_slots_;  // some rank's device fills that rank's slots
   bool copied_ = false;
 };
 

@@ -1,8 +1,15 @@
-// One-hop operations between ranks that share memory. Every rank that has something to say writes it into its cell; every rank that needs
-// it reads all the cells that it needs, and combines them itself. Each rank has two cells, used in turn.
+// OneHop runs one-hop operations between ranks that share memory. Every rank that has something to say writes into its cell. Every rank reads
+// all the cells that the rank needs, and combines them itself. Each rank has two cells, used in turn.
 //
-// Reuse: the cell of operation s was last used by s-2, so all its readers must have ended s-2 first. Where an operation reads from
-// everybody, seeing a peer's cell s proves that the peer has ended s-1, so in a run of such operations the check costs nothing.
+//   rank 0, operation s                     rank 1, operation s
+//   all have ended s-2
+//   writes its cell s, stores `sequence`    writes its cell s, stores `sequence`
+//   rings                                   rings
+//   sees rank 1's `sequence`: reads         sees rank 0's `sequence`: reads
+//   ends s: `done`                          ends s: `done`
+//
+// Reuse. The cell of operation s was last used by operation s-2, so all readers must have ended s-2 first. Where an operation reads from all
+// ranks, a peer's cell s proves that the peer has ended s-1. So in a run of such operations the check costs nothing.
 //
 // Thread rules: the thread with the right to execute.
 #pragma once
@@ -21,10 +28,10 @@ class OneHop {
  public:
   OneHop(RankCore &core, Descriptions &descriptions, HandOver &hand_over);
   Outcome run(Operation &op) noexcept;
-  bool heard_all(const Operation &op) const noexcept;  // it reads every rank's cell
+  bool heard_all(const Operation &op) const noexcept;  // the operation reads every rank's cell
 
  private:
-  bool begin(Operation &op) noexcept;  // false: op.blocked_on has not ended what its cell was used for
+  bool begin(Operation &op) noexcept;  // false: op.blocked_on has not ended the operation that last used the cell
   void post(const Operation &op) noexcept;
   void consume(const Operation &op) noexcept;
   const std::byte *payload(const Operation &op, int q) const noexcept;
@@ -35,11 +42,11 @@ class OneHop {
   Descriptions &descriptions_;
   HandOver &hand_over_;
   std::vector<reduce::Source> sources_;
-  std::vector<int> order_;  // in which ranks are reduced: island by island
+  std::vector<int> order_;  // the order in which ranks are reduced: island by island
   std::vector<uint32_t> group_ends_;
 };
 
-// PREMUL_SUM: what this rank gives is multiplied by its factor.
+// PREMUL_SUM: the rank's input is multiplied by the rank's factor.
 void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) noexcept;
 
 }  // namespace isthmus::collective

@@ -1,7 +1,7 @@
-// The collectives of one rank in one communicator, which run one after the other in the order of their calls.
+// OperationQueue has the collectives of one rank in one communicator. The collectives run one after the other, in the order of their calls.
 //
-// Thread rules: any thread appends. take_first() by one thread at a time, who holds the right to execute; so what that thread got from first()
-// stays in the queue until it takes it.
+// Thread rules: any thread appends. One thread at a time calls take_first(), with the right to execute. So what that thread got from first()
+// stays in the queue until that thread takes it.
 #pragma once
 
 #include <atomic>
@@ -24,9 +24,9 @@ class OperationQueue {
     else head_.store(op, std::memory_order_release);
     tail_ = op;
   }
-  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }  // of the last that was appended
+  uint64_t sequence() const noexcept { return sequence_.load(std::memory_order_relaxed); }  // of the last operation appended
   bool empty() const noexcept { return head_.load(std::memory_order_acquire) == nullptr; }  // without the lock
-  Operation *first() const noexcept {                                                       // null: it is empty
+  Operation *first() const noexcept {                                                       // null: the queue is empty
     const Lock lock(lock_);
     return head_.load(std::memory_order_relaxed);
   }
@@ -41,7 +41,7 @@ class OperationQueue {
     op->queue_next = nullptr;
     return op;
   }
-  // In order, while `look` returns true. Under the lock: it must be short.
+  // Calls `look` in order, while `look` returns true. Under the lock, so `look` must be short.
   template <class Look>
   void each(Look look) const noexcept {
     const Lock lock(lock_);

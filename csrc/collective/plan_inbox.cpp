@@ -16,7 +16,7 @@ PlanInbox::Taken PlanInbox::take(int peer, uint64_t bytes, uint64_t digest, std:
       wanted_ = {peer, from.next, bytes, digest, 0, to, false};
       return Taken::Later;
     }
-    if (here->received < here->total) return Taken::Later;  // still flowing into its own memory
+    if (here->received < here->total) return Taken::Later;  // the frame still flows into memory of its own
     if (here->total != bytes || here->digest != digest) {
       wrong_.store(peer, std::memory_order_release);
       return Taken::Wrong;
@@ -45,15 +45,15 @@ link::Accept PlanInbox::accept(const link::FrameHeader &h, int64_t since_ns, int
     return link::Accept::Take;
   }
   From &from = from_[h.source];
-  if (h.id < from.next) return link::Accept::Drop;  // it was taken already: the peer repeats itself
+  if (h.id < from.next) return link::Accept::Drop;  // the frame was taken already: the peer repeats itself
   for (Aside &a : from.aside)
     if (a.id == h.id) {
       if (a.total != h.total) return link::Accept::Drop;
       to = a.data.get() + h.offset;
       return link::Accept::Take;
     }
-  // Small data is put aside at once. Large data is left in the link a moment, so that it can go straight to where it belongs, but never long:
-  // other communicators' frames may stand behind it.
+  // Small data is put aside at once. Large data stays in the link for a moment, so the data may go straight to its place. The data never stays
+  // long: other communicators' frames may stand behind the data.
   constexpr uint64_t kSmall = 64 * 1024;
   constexpr int64_t kPatience = 1'000'000;
   if (h.total > kSmall && (since_ns == 0 || now_ns - since_ns < kPatience)) return link::Accept::Defer;

@@ -1,13 +1,15 @@
-// Plan data that comes to one rank over links. A plan's frames from each peer have numbers, in the order in which the plan takes them.
+// PlanInbox has the plan data that comes to one rank over links. A plan's frames from each peer have numbers, in the order in which the plan
+// takes them.
 //
 //   the executor: take(peer, bytes, ...)         the link: accept(header), then the payload, then received(header)
-//   - the frame is here: it is copied              - the frame that the executor waits for goes straight to its place
-//   - else its place is noted, and the             - one that nobody waits for yet is put aside, a large one after a moment:
-//     executor comes again                           the place may be noted meanwhile
+//   - the frame is here: it is copied              - a frame for which the executor waits goes straight to its place
+//   - else the frame's place is noted, and the     - a frame for which the executor does not wait yet is put aside; a large frame is put
+//     executor comes again                           aside after a moment, because the place may be noted meanwhile
 //
-// What may be put aside is bounded by flow credit (p2p/flow_credit.hpp). Knows no communicator.
+// Flow credit bounds what may be put aside (p2p/flow_credit.hpp). PlanInbox knows no communicator.
 //
-// Thread rules: take() by one thread at a time, who holds the right to execute; accept() and received() by those who hold a link's turn.
+// Thread rules: one thread at a time calls take(), with the right to execute. accept() and received() are called by a thread that holds a link's
+// turn.
 #pragma once
 
 #include <atomic>
@@ -26,12 +28,12 @@ class PlanInbox {
   explicit PlanInbox(int ranks) : from_(static_cast<size_t>(ranks)) {}
 
   enum class Taken : uint8_t { Yes, Later, Wrong };
-  // The next frame from `peer`, of so many bytes, of the plan with that digest, to `to`. Later: the memory at `to` belongs to the link until a
-  // later call with the same arguments says Yes. Wrong: another frame came; so does wrong() say.
+  // Takes the next frame from `peer`, of so many bytes, of the plan with that digest, to `to`. Later: the memory at `to` belongs to the link
+  // until a later call with the same arguments says Yes. Wrong: another frame came; wrong() says so as well.
   Taken take(int peer, uint64_t bytes, uint64_t digest, std::byte *to) noexcept;
-  // The rank whose frame does not fit what the executor waits for; -1: none.
+  // The rank whose frame is not the frame for which the executor waits; -1: none.
   int wrong() const noexcept { return wrong_.load(std::memory_order_acquire); }
-  // As link::FrameSink has them, of plan data from a rank of the communicator. `now_ns`: the time; `most`: bytes of the largest frame.
+  // As in link::FrameSink, for plan data from a rank of the communicator. `now_ns`: the time. `most`: bytes of the largest frame.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, int64_t now_ns, uint64_t most, std::byte *&to);
   void received(const link::FrameHeader &h) noexcept;
   void forget() noexcept;  // after a failure, behind the links' cancel(): no place is noted any more
@@ -49,7 +51,7 @@ class PlanInbox {
     int peer = -1;  // -1: none
     uint64_t id = 0, total = 0, digest = 0, received = 0;
     std::byte *to = nullptr;
-    bool done = false;  // all of it has come
+    bool done = false;  // the whole frame has come
     bool is(const link::FrameHeader &h) const noexcept { return peer == static_cast<int>(h.source) && id == h.id; }
   };
 

@@ -25,14 +25,14 @@ void Rings::give_all() noexcept {
   turn_ = 0;
 }
 
-// What an operation has, or a peer may read, stays until nobody does.
+// A place that an operation has, or that a peer may read, stays until neither does.
 void Rings::outgrow(Place &place, bool idle) {
   if (idle) return give(place);
   if (place.offset) old_.push_back(place.offset);
   place = {};
 }
 
-// Twice the last where there is plenty, so that what grows little by little is not made anew each time.
+// Where there is plenty, the new place is twice the last. So a place that grows little by little is not made anew each time.
 Rings::Place Rings::grow(uint64_t need, uint64_t before) const {
   if (const uint64_t twice = 2 * before; twice > need && arena_.staging_used() + twice <= arena_.staging_limit() / 4) {
     try {
@@ -42,8 +42,8 @@ Rings::Place Rings::grow(uint64_t need, uint64_t before) const {
   return {arena_.allocate_staging(need), need};
 }
 
-// Operations take turns through a ring of kRingTurn, where there is memory for it: whoever reads a slot finds it sooner once it has left
-// the writer's second-level cache, and whoever writes one, once it has left the readers'. The ring's pages are made at once.
+// Operations take turns through a ring of kRingTurn, where there is memory for such a ring. A reader finds a slot sooner once the slot has left
+// the writer's second-level cache. A writer finds a slot sooner once the slot has left the readers' caches. The ring's pages are made at once.
 void Rings::grow_slots(uint64_t need, bool idle) {
   constexpr uint64_t kLeastBytes = 256 << 10;
   if (need <= ring_.bytes) return;
@@ -69,7 +69,7 @@ void Rings::grow_scratch(uint64_t need, bool idle) {
 Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
   constexpr uint64_t kLine = 64;
   const Lock lock(mutex_);
-  const bool beyond = ring_.offset && arena_.beyond(ring_.offset);  // no longer than it is needed
+  const bool beyond = ring_.offset && arena_.beyond(ring_.offset);  // such a ring is kept no longer than needed
   if (beyond || slots > ring_.bytes || scratch > scratch_.bytes) {
     const bool idle = lent_ == 0 && read_(last_);
     if (beyond) outgrow(ring_, idle);
@@ -82,7 +82,7 @@ Rings::Room Rings::take(uint64_t slots, uint64_t scratch) {
       grow_scratch(scratch, idle);
     } catch (const Error &e) {
       if (!idle || e.code() != Code::Resource) throw;
-      give_all();  // what is there may be more than is asked for now
+      give_all();  // the memory that was kept may be more than this operation asks for
       if (scratch) scratch_ = {arena_.allocate_staging(scratch), scratch};
       if (slots) ring_ = {arena_.allocate_staging(slots), slots};
     }

@@ -1,6 +1,8 @@
-// What a communicator borrows of the process's staging memory for its plans: slots (a ring of them, through which operations take turns) and
-// scratch, which its device copies through. Kept from one operation to the next, and given back while no operation has it, for another
-// communicator that finds no room. Knows no device and no peer: who may still read what, the owner says.
+// Rings has what a communicator borrows of the process's staging memory for its plans: slots and scratch. The slots are a ring, through which
+// operations take turns. The communicator's device copies through the scratch.
+//
+// The memory is kept from one operation to the next. While no operation has the memory, Rings gives it back for another communicator that finds
+// no room. Rings knows no device and no peer: the owner says what a peer may still read.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,8 @@ namespace isthmus::collective {
 
 class Rings {
  public:
-  // `read(sequence)`: whether all ranks that share memory with this one have ended that operation. Called under the lock here; any thread.
+  // `read(sequence)`: whether all ranks that share memory with this one have ended that operation. Any thread may call `read`, under the lock
+  // here.
   Rings(link::Arena &arena, std::function<bool(uint64_t)> read) : arena_(arena), read_(std::move(read)) {}
   ~Rings();
   Rings(const Rings &) = delete;
@@ -24,17 +27,18 @@ class Rings {
   struct Room {  // offsets in the arena; 0: none
     uint64_t slots = 0, scratch = 0;
   };
-  // For one operation, so many bytes of each; it stays where it is until end(). Throws Error(Resource), having lent nothing, where there is no
-  // room. Any thread.
+  // Lends so many bytes of slots and of scratch to one operation. The memory stays where it is until end(). Throws Error(Resource) where there
+  // is no room; nothing is lent then. Any thread.
   Room take(uint64_t slots, uint64_t scratch);
-  // The same of slots that no device uses, beyond the staging memory: for one that would wait for ever, for operations that wait for it.
+  // Lends slots beyond the staging memory, which no device uses. This is for an operation that would wait for ever, because the operations with
+  // the room wait for that operation.
   Room take_beyond(uint64_t slots);
-  // An operation that has taken some is over. One with device work, only once the device has done with it.
+  // An operation that has taken some is over. For an operation with device work: the device has ended that work too.
   void end(uint64_t sequence) noexcept;
-  // Gives all of it back, unless an operation has some of it or a peer may still read it, or somebody is at it just now.
+  // Gives all back, unless an operation has some, or a peer may still read some, or another thread uses the Rings just now.
   bool give_idle() noexcept;
-  bool lent() const noexcept;  // an operation has some, or a peer may still read it
-  // At the end of the communicator: what the arena is still to get back, now the caller's affair.
+  bool lent() const noexcept;  // an operation has some, or a peer may still read some
+  // At the end of the communicator: the memory that the arena is still to get back. The caller sees to that from now on.
   std::vector<uint64_t> take_all() noexcept;
 
  private:
@@ -53,9 +57,9 @@ class Rings {
   mutable Mutex mutex_;
   Place ring_ ISTHMUS_GUARDED_BY(mutex_), scratch_ ISTHMUS_GUARDED_BY(mutex_);
   uint64_t turn_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // where in the ring the next operation's slots are
-  uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of it
-  uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of those that have ended
-  std::vector<uint64_t> old_ ISTHMUS_GUARDED_BY(mutex_);  // outgrown while they were in use
+  uint32_t lent_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // operations that have some of the memory
+  uint64_t last_ ISTHMUS_GUARDED_BY(mutex_) = 0;          // the latest of these operations that has ended
+  std::vector<uint64_t> old_ ISTHMUS_GUARDED_BY(mutex_);  // places that were outgrown while in use
 };
 
 }  // namespace isthmus::collective

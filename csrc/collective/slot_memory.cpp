@@ -17,7 +17,7 @@ constexpr int64_t kAskAgainNs = 5'000'000, kPatientNs = 50'000'000;
 
 void SlotMemory::fix(uint64_t bytes) {
   fixed_bytes_ = bytes;
-  // Nobody was told a place that can be used; but it may be one that was used before, so it stays a ring's.
+  // No rank was told a fixed place that can be used. But an earlier communicator may have used the place, so the place stays a ring's.
   if (bytes == 0 && fixed_ != 0) core_.context->staging().give_fixed_ring(std::exchange(fixed_, 0), allocated_);
 }
 
@@ -27,7 +27,7 @@ void SlotMemory::let_in(bool host) noexcept {
       ISTHMUS_WARN("ISTHMUS_GUARD_SLOTS: the access to slots cannot be changed ({})", std::strerror(errno));
 }
 
-// An operation that has found no room asks again when others have given some back, or after a while.
+// An operation that has found no room asks again when other operations have given some back, or after a while.
 bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   const uint64_t given_back = core_.context->staging().given_back();
   if (op.short_of_room && std::exchange(op.given_back, given_back) == given_back && now < op.ask_again_ns) return false;
@@ -45,7 +45,7 @@ bool SlotMemory::take(Operation &op) {
   const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
   if (fixed) op.ring = fixed_;
   if (scratch == 0 && (fixed || slots == 0)) return true;
-  // Throws where there is no room and nobody else would give any back.
+  // Throws where there is no room and no other operation would give any back.
   const auto taken = [&](bool others) {
     try {
       const Rings::Room room = rings_.take(fixed ? 0 : slots, scratch);
@@ -61,7 +61,8 @@ bool SlotMemory::take(Operation &op) {
   const bool others = core_.context->staging().is_lent();
   core_.context->staging().give_idle();
   if (taken(others)) return true;
-  // Ranks that lend in another order may each wait for what the other has. Only a device's slots have to be pinned.
+  // Ranks that lend in another order may each wait for memory that the other has. So slots may lie beyond the staging memory: only a device's
+  // slots have to be pinned.
   if (op.short_of_room && p.device.empty() && now - op.short_since_ns > kPatientNs) {
     op.ring = rings_.take_beyond(slots).slots;
     op.lent = true;

@@ -1,9 +1,10 @@
-// Where the slots and the scratch of this rank's plans lie in the arena. Slots of up to a fixed size have a fixed place, which devices of
-// other ranks reach; longer ones, and scratch, are borrowed of the staging memory (Rings).
+// SlotMemory says where the slots and the scratch of this rank's plans lie in the arena. Slots of up to a fixed size have a fixed place, which
+// devices of other ranks reach. Longer slots, and scratch, are borrowed of the staging memory (Rings).
 //
-// Where the staging memory has no room, an operation waits for what others have been lent and will give back.
+// Where the staging memory has no room, an operation waits for memory that other operations have been lent and will give back.
 //
-// Thread rules: take() and give() of one operation by one thread at a time. Before the first operation: fix(), guard(). idle and lent: any.
+// Thread rules: one thread at a time calls take() and give() of one operation. fix() and guard() are called before the first operation.
+// give_idle() and lent() any thread.
 #pragma once
 
 #include <cstddef>
@@ -23,27 +24,27 @@ class SlotMemory {
   SlotMemory(RankCore &core, uint64_t fixed, uint64_t fixed_bytes, std::function<bool(uint64_t)> read)
       : core_(core), rings_(core.context->arena(), std::move(read)), fixed_(fixed), allocated_(fixed_bytes) {}
 
-  void fix(
-      uint64_t bytes);  // all ranks that share memory have a ring of so many bytes at its fixed place; 0: they have none
-  // The memory of these slots is closed to this process, the setting GuardSlots, in operations that leave slots to devices.
+  void fix(uint64_t bytes);  // all ranks that share memory have a ring of so many bytes at a fixed place; 0: they have none
+  // In operations that leave slots to devices, the memory of these slots is closed to this process (the setting GuardSlots).
   void guard(std::vector<std::span<std::byte>> slots) { guarded_ = std::move(slots); }
   void let_in(bool host) noexcept;  // to guarded slots
   bool guards() const noexcept { return !guarded_.empty(); }
 
-  // Slots for an operation and, where its device copies through it, scratch: op.ring, op.scratch. False: there is no room now; others have
-  // been lent memory, and will give it back. Throws Error(Resource) where there would be no room even then.
+  // Gives an operation slots and, where its device copies through scratch, scratch: op.ring, op.scratch. False: there is no room now, but other
+  // operations have been lent memory and will give it back. Throws Error(Resource) where there would be no room even then.
   bool take(Operation &op);
-  void give(Operation &op) noexcept;                        // it has ended
-  bool give_idle() noexcept { return rings_.give_idle(); }  // what no operation has, for another communicator
+  void give(Operation &op) noexcept;                        // the operation has ended
+  bool give_idle() noexcept { return rings_.give_idle(); }  // memory that no operation has, for another communicator
   bool lent() const noexcept { return rings_.lent(); }
 
-  // The end of the communicator: what is still to be given back to the arena. After lose() it stays with the device until the context ends.
+  // The end of the communicator: the memory that the arena is still to get back. After lose() the memory stays with the device until the context
+  // ends.
   struct Rest {
     std::vector<uint64_t> rings;
     uint64_t fixed = 0, fixed_bytes = 0;
   };
   Rest take_all() noexcept;
-  void lose() noexcept;  // the device may still come to any of it
+  void lose() noexcept;  // the device may still come to any of the memory
 
  private:
   bool ask_again(Operation &op, int64_t now) noexcept;
@@ -51,7 +52,7 @@ class SlotMemory {
   Rings rings_;
   uint64_t fixed_;
   const uint64_t allocated_;
-  uint64_t fixed_bytes_ = 0;  // of it, what the others have as well
+  uint64_t fixed_bytes_ = 0;  // of the fixed place, the bytes that the other ranks have as well
   std::vector<std::span<std::byte>> guarded_;
 };
 

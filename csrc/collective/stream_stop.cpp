@@ -9,14 +9,14 @@
 namespace isthmus::collective {
 namespace {
 
-// A stream that is stopped again and again, until something behind all that it holds is reached.
+// A stream that is stopped again and again, until a mark behind all that the stream holds is reached.
 struct Stopping {
   std::atomic<uint32_t> times{0};
-  std::atomic<bool> over{false};  // nobody waits for the answer any more
+  std::atomic<bool> over{false};  // no thread waits for the answer any more
 };
 
-// Whether the stream, stopped by another thread, has run empty: what is recorded behind the last stop is reached. Both calls may stand for as
-// long as another thread has the driver locked, and that thread may wait for the device.
+// Whether the stream, which another thread stops, has run empty: the mark that is recorded behind the last stop is reached. Both calls may stand
+// for as long as a third thread has the driver locked. That thread may wait for the device.
 Status run_empty(const Stopping &stopping, device::Stream &stream, device::Runtime &runtime, int device) {
   std::unique_ptr<device::Event> behind;
   while (!stopping.over.load()) {
@@ -35,8 +35,8 @@ Status run_empty(const Stopping &stopping, device::Stream &stream, device::Runti
   return {Code::Timeout, ""};
 }
 
-// The call that stops a stream needs neither room in its queue nor the driver's lock, so it frees who waits for them. What that thread gives
-// the stream then may wait as well, so the stream is stopped again until it has run empty.
+// The call that stops a stream needs neither room in the stream's queue nor the driver's lock. So the call frees a thread that waits for these.
+// What that thread then gives the stream may wait as well. So the stream is stopped again until the stream has run empty.
 Status stop_until_empty(const std::shared_ptr<device::Stream> &stream, device::Runtime *runtime, int device,
                         double seconds) {
   constexpr int64_t kAgain = 100'000'000;
