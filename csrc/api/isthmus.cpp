@@ -136,8 +136,8 @@ void check_ours(const Operation *op, const char *what) {
 }
 
 isthmus_result result_of(Operation *op) {
-  if (op->result == Code::Ok) return ISTHMUS_OK;
-  return failed(op->result, op->text);
+  if (op->end.result == Code::Ok) return ISTHMUS_OK;
+  return failed(op->end.result, op->end.text);
 }
 
 char *copy_text(const std::string &s) {
@@ -199,7 +199,7 @@ isthmus_result submit(isthmus_comm_t comm, i::comm::CallRequest &r, const isthmu
       communicator.make_ready(*op);
       local.run(op);
       local.driver().wait(op, INT64_MAX);
-      if (source) *source = op->source;
+      if (source) *source = op->message.source;
       return result_of(op);
     }
     Operation *op = OperationPool::instance().take();
@@ -824,11 +824,11 @@ isthmus_result isthmus_work_test(isthmus_work_t work) {
   });
 }
 
-int isthmus_work_source(isthmus_work_t work) { return work && op_of(work)->over() ? op_of(work)->source : -1; }
+int isthmus_work_source(isthmus_work_t work) { return work && op_of(work)->over() ? op_of(work)->message.source : -1; }
 uint64_t isthmus_work_sequence(isthmus_work_t work) { return work ? op_of(work)->sequence : 0; }
 double isthmus_work_duration(isthmus_work_t work) {
   const Operation *op = op_of(work);
-  return op && op->over() ? static_cast<double>(op->ended_ns - op->submitted_ns) * 1e-9 : -1;
+  return op && op->over() ? static_cast<double>(op->time.ended_ns - op->time.submitted_ns) * 1e-9 : -1;
 }
 
 isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, isthmus_result, const char *), void *context) {
@@ -836,14 +836,14 @@ isthmus_result isthmus_work_on_done(isthmus_work_t work, void (*done)(void *, is
     Operation *op = op_of(work);
     if (!op || !done) i::fail(Code::Argument, "on_done: work and callback must not be NULL");
     if (!op->over()) check_ours(op, "on_done");
-    op->callback_lock.lock();
+    op->end.lock.lock();
     const bool over = op->over();
     if (!over) {
-      op->done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
-      op->done_context = context;
+      op->end.done = reinterpret_cast<void (*)(void *, int, const char *)>(done);
+      op->end.context = context;
     }
-    op->callback_lock.unlock();
-    if (over) done(context, static_cast<isthmus_result>(op->result), op->text.c_str());
+    op->end.lock.unlock();
+    if (over) done(context, static_cast<isthmus_result>(op->end.result), op->end.text.c_str());
     return ISTHMUS_OK;
   });
 }

@@ -29,9 +29,9 @@ void Collectives::submit_failed(Operation *op) noexcept {
 // The wait needs no thread of the caller's: operations that have the room give the room back without one.
 void Collectives::take_room(Operation &op) {
   while (!memory_.take(op)) {
-    if (now_ns() >= op.deadline_ns || core_.failed())
+    if (now_ns() >= op.time.deadline_ns || core_.failed())
       fail(Code::Resource, "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES)");
-    core_.sleep_until([&] { return core_.context->staging().given_back() != op.given_back || now_ns() >= op.ask_again_ns; });
+    core_.sleep_until([&] { return core_.context->staging().given_back() != op.run.given_back || now_ns() >= op.run.ask_again_ns; });
   }
 }
 
@@ -62,7 +62,7 @@ void Collectives::submit_to_device(Operation *op) noexcept {
     device_.submit(*op);
   } catch (const Error &e) {
     const uint64_t begun = op->sequence;
-    op->broken.store(true, std::memory_order_release);
+    op->run.broken.store(true, std::memory_order_release);
     if (begun == 0) queue_.append(op);
     core_.not_submitted(*op, e);  // before finish() signals the end: the operation has not come to its end
     if (begun != 0) device_.executor()->finish(begun);
@@ -82,7 +82,7 @@ void Collectives::begin_if_first(Operation *op) noexcept {
 // ---- progress ------------------------------------------------------------------------------------------------------------------------
 
 Outcome Collectives::run(Operation &op) noexcept {
-  if (op.phase == Phase::Fresh) entered_.store(op.sequence, std::memory_order_release);
+  if (op.run.phase == Phase::Fresh) entered_.store(op.sequence, std::memory_order_release);
   return op.plan ? host_.run(op) : one_hop_.run(op);
 }
 
@@ -99,8 +99,8 @@ Outcome Collectives::advance() noexcept {
     descriptions_.mismatch(op->sequence, q);
     return Outcome::Moved;
   }
-  waiting_on_.store(op->blocked_on, std::memory_order_relaxed);
-  turn_.store(op->at.turn(), std::memory_order_relaxed);
+  waiting_on_.store(op->run.blocked_on, std::memory_order_relaxed);
+  turn_.store(op->run.at.turn(), std::memory_order_relaxed);
   return Outcome::Blocked;
 }
 
@@ -129,16 +129,16 @@ void Collectives::end_all(Code code) noexcept {
 }
 
 void Collectives::release(Operation &op, Code result) noexcept {
-  if (op.bounce) device_.bounce_out(op, result == Code::Ok);
-  if (op.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
+  if (op.run.bounce) device_.bounce_out(op, result == Code::Ok);
+  if (op.run.on_device && result == Code::Ok && device_.executor()) device_.executor()->ended_well(op);
   memory_.give(op);
 }
 
 const Operation *Collectives::late(int64_t now) noexcept {
   const Operation *const op = queue_.first();
   if (!op) return nullptr;
-  const int q = op->blocked_on;
-  if (q >= 0 && (op->phase == Phase::Posted || op->phase == Phase::Comparing || op->phase == Phase::Running)) {
+  const int q = op->run.blocked_on;
+  if (q >= 0 && (op->run.phase == Phase::Posted || op->run.phase == Phase::Comparing || op->run.phase == Phase::Running)) {
     if (!descriptions_.check(*op, q)) return nullptr;
     // A peer that has left sends nothing more. All that the peer had to send belongs to the operations that the peer had ended.
     if (core_.peers[q].left.load(std::memory_order_acquire) && core_.peers[q].left_done.load() < op->sequence)
@@ -146,12 +146,12 @@ const Operation *Collectives::late(int64_t now) noexcept {
                            formatted(": {} has destroyed its side of the communicator", core_.id.text(q))),
              nullptr;
   }
-  return now >= op->deadline_ns ? op : nullptr;
+  return now >= op->time.deadline_ns ? op : nullptr;
 }
 
 uint64_t Collectives::progress() const noexcept {
   const Operation *const op = queue_.first();
-  return (op ? op->sequence + op->at.turn() : 0) + (device_.executor() ? device_.executor()->signals().sum() : 0);
+  return (op ? op->sequence + op->run.at.turn() : 0) + (device_.executor() ? device_.executor()->signals().sum() : 0);
 }
 
 // ---- for people ----------------------------------------------------------------------------------------------------------------------

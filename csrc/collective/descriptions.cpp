@@ -79,7 +79,7 @@ bool Descriptions::ended_by_all(uint64_t sequence, Operation &op) noexcept {
   if (seen_by_all_ >= sequence) return true;
   for (int q = 0; q < core_.id.world; ++q) {
     if (q == core_.id.rank || !core_.peers[q].mail) continue;
-    if (core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence) return op.blocked_on = q, false;
+    if (core_.peers[q].mail->done.value.load(std::memory_order_acquire) < sequence) return op.run.blocked_on = q, false;
   }
   seen_by_all_ = sequence;
   return true;

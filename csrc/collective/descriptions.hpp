@@ -34,7 +34,7 @@ class Descriptions {
   bool unchecked() const noexcept { return unchecked_ != 0; }  // the last operation ended without a word from all ranks
   bool is_after_unchecked(const Operation &op) const noexcept { return unchecked_ + 1 == op.sequence; }
 
-  // Every rank whose memory is shared has ended `sequence`. False: the rank op.blocked_on has not.
+  // Every rank whose memory is shared has ended `sequence`. False: the rank op.run.blocked_on has not.
   bool ended_by_all(uint64_t sequence, Operation &op) noexcept;
   bool ended_by_all(uint64_t sequence) const noexcept;
   // A word from all ranks in `sequence` has come. So all ranks have ended the operation before.

@@ -60,19 +60,19 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
   ending_.submits(op.sequence);
   if (op.call.on_stream) ties.behind_user(stream);
   else if (op.call.device) ties.behind_default(*work_->runtime, stream);
-  if (behind_host || p.slot_bytes > 0 || op.scratch != 0) work_->doors.pass_go(op.sequence, stream);
+  if (behind_host || p.slot_bytes > 0 || op.run.scratch != 0) work_->doors.pass_go(op.sequence, stream);
   const auto aligned = [](uint64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const uint64_t in_bytes = op.bounce || op.lent_in ? op.given_in() : 0,
-                 out_bytes = op.bounce || op.lent_out ? op.given_out() : 0;
+  const uint64_t in_bytes = op.run.bounce || op.run.lent_in ? op.given_in() : 0,
+                 out_bytes = op.run.bounce || op.run.lent_out ? op.given_out() : 0;
   const uint64_t need = aligned(p.device_bytes) + aligned(in_bytes) + out_bytes;
   work_->borrowed = work_->loan.lend(op, need);
   const plan::Operands o = op.operands();
   std::byte *const lent = work_->borrowed + aligned(p.device_bytes);
-  const bool bounce = static_cast<bool>(op.bounce);
-  work_->in = bounce || op.lent_in ? lent : op.call.in_there ? op.call.in_there : const_cast<std::byte *>(op.call.in);
-  work_->out = bounce || op.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
-  for (uint32_t k = 0; k < op.bounce.in_pieces; ++k) piece(op, k, work_->in);
-  if (op.lent_in) copy_blocks(stream, work_->in, op.call.in_there, o.in_displ, o.in_bytes);
+  const bool bounce = static_cast<bool>(op.run.bounce);
+  work_->in = bounce || op.run.lent_in ? lent : op.call.in_there ? op.call.in_there : const_cast<std::byte *>(op.call.in);
+  work_->out = bounce || op.run.lent_out ? lent + aligned(in_bytes) : op.call.out_there ? op.call.out_there : op.call.out;
+  for (uint32_t k = 0; k < op.run.bounce.in_pieces; ++k) piece(op, k, work_->in);
+  if (op.run.lent_in) copy_blocks(stream, work_->in, op.call.in_there, o.in_displ, o.in_bytes);
   const uint32_t chunks = plan::chunks_of(p, op.operands());
   bool first_went_on = true;  // since the second stream was last held behind the first
   for (plan::Cursor at(p.device, p.steps, chunks); !at.done(); at.next()) {
@@ -85,8 +85,8 @@ void DeviceExecutor::submit(Operation &op, bool behind_host, Wait wait, void *wa
     step(op, at.step(), at.chunk(), beside ? *work_->beside : stream);
   }
   ties.rejoin(stream, work_->beside.get());
-  for (uint32_t k = 0; k < op.bounce.out_pieces; ++k) piece(op, op.bounce.in_pieces + k, work_->out);
-  if (op.lent_out) copy_blocks(stream, op.call.out_there, work_->out, o.out_displ, o.out_bytes);
+  for (uint32_t k = 0; k < op.run.bounce.out_pieces; ++k) piece(op, op.run.bounce.in_pieces + k, work_->out);
+  if (op.run.lent_out) copy_blocks(stream, op.call.out_there, work_->out, o.out_displ, o.out_bytes);
   if (op.call.on_stream) ties.user_behind(stream);
   work_->signals.end(op.sequence, stream);  // last: this signal ends the operation, so nothing may fail behind the signal
 }
@@ -114,8 +114,8 @@ void DeviceExecutor::lend_for_pinned(Operation &op) const noexcept {
       in = in || from == Memory::Input || to == Memory::Input;
       out = out || from == Memory::Output || (to == Memory::Output && both);
     }
-  op.lent_in = in && op.call.in_there;
-  op.lent_out = out && op.call.out_there;
+  op.run.lent_in = in && op.call.in_there;
+  op.run.lent_out = out && op.call.out_there;
 }
 
 // Blocks that follow each other are one copy.
@@ -132,7 +132,7 @@ void DeviceExecutor::copy_blocks(device::Stream &stream, std::byte *to, const st
 // A slot is used again once a processor has filled the slot, or emptied it. A piece that went in is copied by the time its slot is used for the
 // way out.
 void DeviceExecutor::piece(const Operation &op, uint32_t k, std::byte *there) {
-  const Bounce &b = op.bounce;
+  const Bounce &b = op.run.bounce;
   device::Stream &stream = *work_->stream;
   const bool in = k < b.in_pieces, waits = in ? k >= b.filled_before : k - b.in_pieces >= b.slots;
   if (waits) work_->doors.pass_pieces(op.sequence, k + 1, stream);
@@ -170,8 +170,8 @@ void DeviceExecutor::step(const Operation &op, const plan::Step &step, uint32_t 
   const auto address = [&](const plan::Span &s) -> std::byte * {
     const uint64_t offset = plan::span_offset(p, s, c, op.operands());
     if (s.memory == Memory::Ring)
-      return (s.rank < 0 ? work_->arena + op.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
-    if (s.memory == Memory::Scratch) return work_->arena + op.scratch + offset;
+      return (s.rank < 0 ? work_->arena + op.run.ring : rings_[static_cast<size_t>(s.rank)]) + offset;
+    if (s.memory == Memory::Scratch) return work_->arena + op.run.scratch + offset;
     if (s.memory == Memory::Device) return work_->borrowed + offset;
     return (s.memory == Memory::Input ? work_->in : work_->out) + offset;
   };

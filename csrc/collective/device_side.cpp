@@ -10,7 +10,7 @@ namespace {
 
 // Copies what of piece `k` belongs to blocks of the user's. Nothing between the blocks is touched.
 void copy_piece(Operation &op, uint32_t k) noexcept {
-  const Bounce &b = op.bounce;
+  const Bounce &b = op.run.bounce;
   const plan::Operands o = op.operands();
   const bool in = k < b.in_pieces;
   const std::span<const uint64_t> at = in ? o.in_displ : o.out_displ, bytes = in ? o.in_bytes : o.out_bytes;
@@ -71,7 +71,7 @@ void DeviceSide::bounce_in(Operation &op) {
     bounces_ =
         std::make_unique<Bounces>(core_.context->arena(), executor_->arena(), *core_.device.runtime, core_.device.number,
                                   formatted("communicator '{}', rank {}", core_.id.name, core_.id.rank));
-  Bounce &b = op.bounce;
+  Bounce &b = op.run.bounce;
   const bool writes = op.call.out && writes_output(op.call.collective, core_.id.rank, op.call.root);
   b = bounces_->take(op.given_in(), writes ? op.given_out() : 0);
   b.filled_before = std::min(b.in_pieces, b.slots);
@@ -79,7 +79,7 @@ void DeviceSide::bounce_in(Operation &op) {
 }
 
 bool DeviceSide::bounce_on(Operation &op) noexcept {
-  Bounce &b = op.bounce;
+  Bounce &b = op.run.bounce;
   const uint32_t filled = b.filled, emptied = b.emptied;
   while (b.filled < b.in_pieces && executor_->signals().has_copied(op.sequence, b.filled - b.slots + 1)) {
     copy_piece(op, b.filled++);
@@ -96,9 +96,9 @@ bool DeviceSide::bounce_on(Operation &op) noexcept {
 void DeviceSide::bounce_out(Operation &op, bool well) noexcept {
   // Where the device may still come to the copy out, no operation gets the place any more. Where this rank has left before the operation's
   // thread came back from the driver, there is nothing to give back to.
-  if (bounces_ && (well || !executor_ || executor_->ending().idle())) bounces_->give(op.bounce);
-  else if (bounces_) bounces_->lose(op.bounce);
-  op.bounce = {};
+  if (bounces_ && (well || !executor_ || executor_->ending().idle())) bounces_->give(op.run.bounce);
+  else if (bounces_) bounces_->lose(op.run.bounce);
+  op.run.bounce = {};
 }
 
 void DeviceSide::drop_bounces(bool lost) noexcept {

@@ -22,7 +22,7 @@ bool works(const Operation &op, const plan::Step &step, uint32_t c) {
   const plan::Plan &p = *op.plan;
   if (!plan::runs_for(p, step, c) || plan::extent_bytes(step.extent, c, op.operands()) == 0) return false;
   // Where other memory stands for the user's each side has a place of its own.
-  return step.kind != StepKind::Move || op.bounce || op.lent_in || op.lent_out || !to_itself(op, step, c);
+  return step.kind != StepKind::Move || op.run.bounce || op.run.lent_in || op.run.lent_out || !to_itself(op, step, c);
 }
 
 std::string standing_steps(const Operation &op, const HostDoors &doors, const DeviceSignals &signals) {

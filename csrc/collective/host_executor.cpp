@@ -26,19 +26,19 @@ HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemor
 bool HostExecutor::start(Operation &op) noexcept {
   const plan::Plan &p = *op.plan;
   if (!descriptions_.ended_by_all(last_ring_, op)) return false;
-  if (!op.ring && p.slot_bytes > 0) {
+  if (!op.run.ring && p.slot_bytes > 0) {
     try {
-      if (!memory_.take(op)) return op.blocked_on = -1, false;
+      if (!memory_.take(op)) return op.run.blocked_on = -1, false;
     } catch (const Error &e) {
       core_.fail_at(op, e.code(), ": " + e.text());
       return false;
     }
   }
-  const uint64_t scratch = op.scratch ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
+  const uint64_t scratch = op.run.scratch ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
   if (scratch > scratch_.size()) scratch_.resize(scratch);
-  op.at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op.operands()));
-  op.told_rank = 0;
-  op.streams = plan::writes_past_caches(p, op.operands());
+  op.run.at = plan::Cursor(p.host, p.steps, plan::chunks_of(p, op.operands()));
+  op.run.told_rank = 0;
+  op.run.streams = plan::writes_past_caches(p, op.operands());
   last_ring_ = op.sequence;
   if (memory_.guards() && p.slot_bytes > 0) memory_.let_in(p.host_in_slots);
   // The sizes are free to overwrite: all ranks have ended the last operation that used a ring, and only such an operation publishes sizes.
@@ -46,32 +46,32 @@ bool HostExecutor::start(Operation &op) noexcept {
     for (int q = 0; q < core_.id.world; ++q)
       core_.mail->block(q, core_.id.world, core_.cell_bytes)
           .store(op.operands().in_bytes[static_cast<size_t>(q)], std::memory_order_relaxed);
-  descriptions_.publish(op, op.ring);
+  descriptions_.publish(op, op.run.ring);
   if (!p.device.empty()) device_.executor()->doors().go(op.sequence);
   if (p.pairwise_sizes) core_.ring_peers();
-  op.next_rank = 0;
+  op.run.next_rank = 0;
   return true;
 }
 
 bool HostExecutor::begin(Operation &op) noexcept {
-  if (op.phase != Phase::Fresh) return true;
+  if (op.run.phase != Phase::Fresh) return true;
   if (!start(op)) return false;
-  op.phase = op.plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
+  op.run.phase = op.plan->pairwise_sizes ? Phase::Comparing : Phase::Running;
   return true;
 }
 
 Outcome HostExecutor::run(Operation &op) noexcept {
   if (!begin(op)) return Outcome::Blocked;
-  if (op.bounce && device_.bounce_on(op)) copied_ = true;
-  if (op.phase == Phase::Comparing) {
+  if (op.run.bounce && device_.bounce_on(op)) copied_ = true;
+  if (op.run.phase == Phase::Comparing) {
     if (!compare_sizes(op)) return Outcome::Blocked;
-    op.phase = Phase::Running;
+    op.run.phase = Phase::Running;
   }
-  if (op.phase == Phase::Running) {
-    for (; !op.at.done(); op.at.next())
-      if (step(op, op.at.step(), op.at.chunk()) == Outcome::Blocked) return Outcome::Blocked;
-    op.phase = Phase::Draining;
-    op.next_rank = 0;
+  if (op.run.phase == Phase::Running) {
+    for (; !op.run.at.done(); op.run.at.next())
+      if (step(op, op.run.at.step(), op.run.at.chunk()) == Outcome::Blocked) return Outcome::Blocked;
+    op.run.phase = Phase::Draining;
+    op.run.next_rank = 0;
   }
   return drain(op);
 }
@@ -79,15 +79,15 @@ Outcome HostExecutor::run(Operation &op) noexcept {
 Outcome HostExecutor::drain(Operation &op) noexcept {
   const plan::Plan &p = *op.plan;
   // The links may still read the user's memory.
-  for (; p.uses_links && op.next_rank < static_cast<uint32_t>(core_.id.world); ++op.next_rank)
-    if (peers_[op.next_rank].in_link.load(std::memory_order_acquire) != 0) {
-      op.blocked_on = static_cast<int>(op.next_rank);
+  for (; p.uses_links && op.run.next_rank < static_cast<uint32_t>(core_.id.world); ++op.run.next_rank)
+    if (peers_[op.run.next_rank].in_link.load(std::memory_order_acquire) != 0) {
+      op.run.blocked_on = static_cast<int>(op.run.next_rank);
       return Outcome::Blocked;
     }
   if (p.device.empty()) return slots_held(op) ? Outcome::Ended : Outcome::Blocked;
   if (!device_.executor()->signals().ended(op.sequence)) return wait_for_device(op);
-  if (op.bounce) device_.bounce_on(op);  // all that came out is there
-  if (!device_.sound(op) || !slots_held(op) || op.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
+  if (op.run.bounce) device_.bounce_on(op);  // all that came out is there
+  if (!device_.sound(op) || !slots_held(op) || op.run.broken.load(std::memory_order_acquire)) return Outcome::Blocked;
   // The library compares nothing. A rank that came with another call shows here, or did before.
   for (const int q : device_.ranks())
     if (q != core_.id.rank && !descriptions_.check(op, q)) return Outcome::Blocked;
@@ -96,12 +96,12 @@ Outcome HostExecutor::drain(Operation &op) noexcept {
 
 // A library waits for a rank of its group that has not come. That rank is named, where this rank can see so.
 Outcome HostExecutor::wait_for_device(Operation &op) noexcept {
-  op.blocked_on = -1;
+  op.run.blocked_on = -1;
   for (const int q : device_.ranks()) {
     if (q == core_.id.rank || !core_.peers[q].mail) continue;
     if (!descriptions_.check(op, q)) break;
     if (core_.peers[q].mail->description(op.sequence).sequence.load(std::memory_order_acquire) < op.sequence)
-      op.blocked_on = q;
+      op.run.blocked_on = q;
   }
   device_.sound(op);
   return Outcome::Blocked;
@@ -114,7 +114,7 @@ bool HostExecutor::slots_held(Operation &op) noexcept {
     if (q == core_.id.rank || !core_.peers[q].mail) continue;
     // A plain load could be done before the looks into slots. So this is a read-modify-write.
     if (core_.peers[q].mail->overrun.value.fetch_add(0, std::memory_order_acq_rel) == 0) continue;
-    op.blocked_on = q;
+    op.run.blocked_on = q;
     return false;
   }
   return true;
@@ -137,7 +137,7 @@ bool HostExecutor::size_of(Operation &op, int q, uint64_t &sent) noexcept {
   }
   Mailbox &mail = *core_.peers[q].mail;
   if (mail.description(op.sequence).sequence.load(std::memory_order_acquire) < op.sequence) {
-    op.blocked_on = q;
+    op.run.blocked_on = q;
     return false;
   }
   if (!descriptions_.check(op, q)) return false;
@@ -149,13 +149,13 @@ bool HostExecutor::compare_sizes(Operation &op) noexcept {
   const plan::Plan &p = *op.plan;
   const int world = core_.id.world, rank = core_.id.rank;
   plan::Step step;
-  for (; op.told_rank < static_cast<uint32_t>(world); ++op.told_rank) {
-    step.peer = static_cast<int32_t>(op.told_rank);
+  for (; op.run.told_rank < static_cast<uint32_t>(world); ++op.run.told_rank) {
+    step.peer = static_cast<int32_t>(op.run.told_rank);
     if (!tells_sizes(p, step.peer)) continue;
-    const uint64_t &given = op.operands().in_bytes[op.told_rank];
+    const uint64_t &given = op.operands().in_bytes[op.run.told_rank];
     if (send(op, step, 0, sizeof given, reinterpret_cast<const std::byte *>(&given)) == Outcome::Blocked) return false;
   }
-  for (int q = static_cast<int>(op.next_rank); q < world; ++q, op.next_rank = static_cast<uint32_t>(q)) {
+  for (int q = static_cast<int>(op.run.next_rank); q < world; ++q, op.run.next_rank = static_cast<uint32_t>(q)) {
     if (!tells_sizes(p, q) && (q == rank || !core_.peers[q].mail)) continue;
     uint64_t sent = 0;
     if (!size_of(op, q, sent)) return false;
@@ -173,7 +173,7 @@ bool HostExecutor::compare_sizes(Operation &op) noexcept {
 // ---- addresses -----------------------------------------------------------------------------------------------------------------------
 
 std::byte *HostExecutor::ring_of(Operation &op, int rank) noexcept {
-  if (rank < 0 || rank == core_.id.rank) return core_.context->arena().base() + op.ring;
+  if (rank < 0 || rank == core_.id.rank) return core_.context->arena().base() + op.run.ring;
   const PeerRank &p = core_.peers[rank];
   PeerPlan &mine = peers_[rank];
   if (mine.ring_sequence != op.sequence) {
@@ -197,7 +197,7 @@ std::byte *HostExecutor::address(Operation &op, const plan::Span &span, uint32_t
   switch (span.memory) {
     case Memory::Input: return const_cast<std::byte *>(op.call.in) + offset;
     case Memory::Output: return op.call.out + offset;
-    case Memory::Scratch: return (op.scratch ? core_.context->arena().base() + op.scratch : scratch_.data()) + offset;
+    case Memory::Scratch: return (op.run.scratch ? core_.context->arena().base() + op.run.scratch : scratch_.data()) + offset;
     case Memory::Device: return nullptr;  // the device list alone has memory of the device
     case Memory::Ring: break;
   }
@@ -243,7 +243,7 @@ Outcome HostExecutor::wait(Operation &op, const plan::Step &step, int64_t value)
     return device_.sound(op) ? Outcome::Moved : Outcome::Blocked;
   }
   if (core_.peers[step.peer].mail->counters[step.counter].value.load(std::memory_order_acquire) < want) {
-    op.blocked_on = step.peer;
+    op.run.blocked_on = step.peer;
     return Outcome::Blocked;
   }
   return descriptions_.check(op, step.peer) ? Outcome::Moved : Outcome::Blocked;
@@ -262,7 +262,7 @@ Outcome HostExecutor::move(Operation &op, const plan::Step &step, uint32_t c, ui
   if (!to || !from) return Outcome::Blocked;
   if (step.scaled) scale(to, from, bytes, op.call);
   else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
-  else if (to != from) reduce::copy(to, from, wide, step.stream && op.streams);
+  else if (to != from) reduce::copy(to, from, wide, step.stream && op.run.streams);
   return Outcome::Moved;
 }
 
@@ -279,7 +279,7 @@ Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, 
   f.copy = step.has_copy ? address(op, step.copy, c) : nullptr;
   f.partial = step.partial;
   f.divisor = step.divisor;
-  f.stream_copy = step.stream && op.streams;
+  f.stream_copy = step.stream && op.run.streams;
   f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
   core_.context->helpers().reduce(f, bytes / dtype_size(op.call.dtype));
   return Outcome::Moved;
@@ -289,7 +289,7 @@ Outcome HostExecutor::wait_until_sent(Operation &op, uint32_t c) noexcept {
   const plan::Plan &p = *op.plan;
   if (op.in_slot[c % std::max(p.slots, 1u)].load(std::memory_order_acquire) == 0) return Outcome::Moved;
   for (const auto &s : p.steps)
-    if (s.kind == StepKind::Send && peers_[s.peer].in_link.load(std::memory_order_relaxed) != 0) op.blocked_on = s.peer;
+    if (s.kind == StepKind::Send && peers_[s.peer].in_link.load(std::memory_order_relaxed) != 0) op.run.blocked_on = s.peer;
   return Outcome::Blocked;
 }
 
@@ -298,7 +298,7 @@ Outcome HostExecutor::send(Operation &op, const plan::Step &step, uint32_t c, ui
   PeerRank &p = core_.peers[step.peer];
   PeerPlan &mine = peers_[step.peer];
   if (!p.send_credit.take(bytes)) {
-    op.blocked_on = step.peer;
+    op.run.blocked_on = step.peer;
     return Outcome::Blocked;
   }
   link::Outgoing *f = take_frame();
@@ -330,7 +330,7 @@ Outcome HostExecutor::receive(Operation &op, const plan::Step &step, uint64_t by
     core_.consumed(step.peer, bytes);
     return Outcome::Moved;
   }
-  op.blocked_on = step.peer;
+  op.run.blocked_on = step.peer;
   return Outcome::Blocked;
 }
 

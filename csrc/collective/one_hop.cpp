@@ -120,8 +120,8 @@ bool OneHop::begin(Operation &op) noexcept {
     post(op);
     core_.ring_peers();
   }
-  op.phase = Phase::Posted;
-  op.next_rank = p.reads_all    ? 0
+  op.run.phase = Phase::Posted;
+  op.run.next_rank = p.reads_all    ? 0
                  : p.reads_root ? static_cast<uint32_t>(op.call.root)
                                 : static_cast<uint32_t>(core_.id.world);
   return true;
@@ -130,14 +130,14 @@ bool OneHop::begin(Operation &op) noexcept {
 Outcome OneHop::run(Operation &op) noexcept {
   const Pattern p = pattern(op, core_.id.rank);
   const auto world = static_cast<uint32_t>(core_.id.world);
-  if (op.phase == Phase::Fresh && !begin(op)) return Outcome::Blocked;
-  const uint32_t end = p.reads_all ? world : op.next_rank + (p.reads_root ? 1u : 0u);
-  for (uint32_t q = op.next_rank; q < end && q < world; ++q) {
+  if (op.run.phase == Phase::Fresh && !begin(op)) return Outcome::Blocked;
+  const uint32_t end = p.reads_all ? world : op.run.next_rank + (p.reads_root ? 1u : 0u);
+  for (uint32_t q = op.run.next_rank; q < end && q < world; ++q) {
     if (static_cast<int>(q) == core_.id.rank) continue;
     const Cell &cell = core_.peers[q].mail->cell(op.sequence, core_.cell_bytes);
     if (cell.sequence.load(std::memory_order_acquire) != op.sequence) {
-      if (p.reads_all) op.next_rank = q;
-      op.blocked_on = static_cast<int>(q);
+      if (p.reads_all) op.run.next_rank = q;
+      op.run.blocked_on = static_cast<int>(q);
       return Outcome::Blocked;
     }
     if ((cell.digest.load(std::memory_order_relaxed) != op.digest || descriptions_.is_after_unchecked(op)) &&

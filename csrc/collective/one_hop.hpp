@@ -31,7 +31,7 @@ class OneHop {
   bool heard_all(const Operation &op) const noexcept;  // the operation reads every rank's cell
 
  private:
-  bool begin(Operation &op) noexcept;  // false: op.blocked_on has not ended the operation that last used the cell
+  bool begin(Operation &op) noexcept;  // false: op.run.blocked_on has not ended the operation that last used the cell
   void post(const Operation &op) noexcept;
   void consume(const Operation &op) noexcept;
   const std::byte *payload(const Operation &op, int q) const noexcept;

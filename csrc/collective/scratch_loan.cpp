@@ -19,7 +19,7 @@ std::byte *ScratchLoan::lend(Operation &op, size_t bytes) {
   {
     const Lock lock(mutex_);
     ++users_;
-    op.on_device = true;
+    op.run.on_device = true;
     if (lent_.bytes >= bytes) return static_cast<std::byte *>(lent_.memory);
   }
   try {
@@ -35,7 +35,7 @@ std::byte *ScratchLoan::lend(Operation &op, size_t bytes) {
 }
 
 void ScratchLoan::ended_well(Operation &op) noexcept {
-  if (!std::exchange(op.on_device, false)) return;
+  if (!std::exchange(op.run.on_device, false)) return;
   const Lock lock(mutex_);
   if (--users_ == 0) give_all();
 }

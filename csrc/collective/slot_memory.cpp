@@ -30,28 +30,28 @@ void SlotMemory::let_in(bool host) noexcept {
 // An operation that has found no room asks again when other operations have given some back, or after a while.
 bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   const uint64_t given_back = core_.context->staging().given_back();
-  if (op.short_of_room && std::exchange(op.given_back, given_back) == given_back && now < op.ask_again_ns) return false;
-  op.ask_again_ns = now + kAskAgainNs;
+  if (op.run.short_of_room && std::exchange(op.run.given_back, given_back) == given_back && now < op.run.ask_again_ns) return false;
+  op.run.ask_again_ns = now + kAskAgainNs;
   return true;
 }
 
 bool SlotMemory::take(Operation &op) {
   const plan::Plan &p = *op.plan;
   const uint64_t given_back = core_.context->staging().given_back();
-  const int64_t now = op.short_of_room ? now_ns() : 0;
+  const int64_t now = op.run.short_of_room ? now_ns() : 0;
   if (!ask_again(op, now)) return false;
   const uint64_t slots = p.slots * p.slot_bytes;
   const bool fixed = slots <= fixed_bytes_;
   const uint64_t scratch = p.device.empty() ? 0 : std::max<uint64_t>(p.slots, 1) * p.scratch_stride;
-  if (fixed) op.ring = fixed_;
+  if (fixed) op.run.ring = fixed_;
   if (scratch == 0 && (fixed || slots == 0)) return true;
   // Throws where there is no room and no other operation would give any back.
   const auto taken = [&](bool others) {
     try {
       const Rings::Room room = rings_.take(fixed ? 0 : slots, scratch);
-      if (!fixed) op.ring = room.slots;
-      op.scratch = room.scratch;
-      return op.lent = true;
+      if (!fixed) op.run.ring = room.slots;
+      op.run.scratch = room.scratch;
+      return op.run.lent = true;
     } catch (const Error &e) {
       if (e.code() != Code::Resource || !others) throw;
       return false;
@@ -63,9 +63,9 @@ bool SlotMemory::take(Operation &op) {
   if (taken(others)) return true;
   // Ranks that lend in another order may each wait for memory that the other has. So slots may lie beyond the staging memory: only a device's
   // slots have to be pinned.
-  if (op.short_of_room && p.device.empty() && now - op.short_since_ns > kPatientNs) {
-    op.ring = rings_.take_beyond(slots).slots;
-    op.lent = true;
+  if (op.run.short_of_room && p.device.empty() && now - op.run.short_since_ns > kPatientNs) {
+    op.run.ring = rings_.take_beyond(slots).slots;
+    op.run.lent = true;
     if (!core_.context->staging().note_lost(StagingBook::kBeyondStaging))
       ISTHMUS_WARN(
           "{}: its slots lie beyond the staging memory of the process, all of which operations in flight have; it holds for "
@@ -73,9 +73,9 @@ bool SlotMemory::take(Operation &op) {
           core_.describe(op));
     return true;
   }
-  if (!std::exchange(op.short_of_room, true)) {
-    op.given_back = given_back;
-    op.short_since_ns = now_ns();
+  if (!std::exchange(op.run.short_of_room, true)) {
+    op.run.given_back = given_back;
+    op.run.short_since_ns = now_ns();
     core_.context->staging().want_room(1);
     ISTHMUS_INFO("{}: it waits for staging memory that other operations have (ISTHMUS_STAGING_BYTES)", core_.describe(op));
   }
@@ -83,11 +83,11 @@ bool SlotMemory::take(Operation &op) {
 }
 
 void SlotMemory::give(Operation &op) noexcept {
-  if (std::exchange(op.lent, false)) {
+  if (std::exchange(op.run.lent, false)) {
     rings_.end(op.sequence);
     core_.context->staging().room_given_back();
   }
-  if (std::exchange(op.short_of_room, false)) core_.context->staging().want_room(-1);
+  if (std::exchange(op.run.short_of_room, false)) core_.context->staging().want_room(-1);
 }
 
 SlotMemory::Rest SlotMemory::take_all() noexcept { return {rings_.take_all(), std::exchange(fixed_, 0), allocated_}; }

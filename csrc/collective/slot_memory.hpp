@@ -30,7 +30,7 @@ class SlotMemory {
   void let_in(bool host) noexcept;  // to guarded slots
   bool guards() const noexcept { return !guarded_.empty(); }
 
-  // Gives an operation slots and, where its device copies through scratch, scratch: op.ring, op.scratch. False: there is no room now, but other
+  // Gives an operation slots and, where its device copies through scratch, scratch: op.run.ring, op.run.scratch. False: there is no room now, but other
   // operations have been lent memory and will give it back. Throws Error(Resource) where there would be no room even then.
   bool take(Operation &op);
   void give(Operation &op) noexcept;                        // the operation has ended

@@ -63,7 +63,7 @@ engine::Operation *group_end(bool waits) {
     throw Error(failure.code, failure.text);
   }
   engine::Operation *parent = pool.take();
-  parent->children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
+  parent->end.children.store(static_cast<uint32_t>(ops.size()) + 1, std::memory_order_relaxed);
   engine::OperationPool::retain(parent);  // the engine's, dropped when the last child ends
   if (!ops.empty()) {
     parent->rank = &ops.front().first->local();
@@ -84,7 +84,7 @@ engine::Operation *group_end(bool waits) {
     if (pass == 2) messages::StreamOrder::settle();
     for (auto &[comm, op] : ops) {
       if (turn(*op) != pass) continue;
-      op->parent = parent;
+      op->end.parent = parent;
       comm->local().submit(op);
       // A caller that waits drives its only communicator itself: no other thread is woken for that communicator. Of several communicators each
       // has to go on while the caller submits to another one, where the caller may wait for room on the device.
@@ -95,8 +95,8 @@ engine::Operation *group_end(bool waits) {
     if (op->call.by_call) comm->local().driver().wait(op, INT64_MAX);
     pool.release(op);
   }
-  if (parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    engine::finish_operation(parent, parent->result, std::string(parent->text), now_ns());
+  if (parent->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    engine::finish_operation(parent, parent->end.result, std::string(parent->end.text), now_ns());
   return parent;
 }
 

@@ -40,7 +40,7 @@ Choices tell_choices(Communicator &whole, const Choice &mine, double seconds) {
   whole.make_ready(*op);
   whole.local().run(op.get());
   whole.local().driver().wait(op.get(), INT64_MAX);
-  if (op->result != Code::Ok) throw Error(op->result, op->text);
+  if (op->end.result != Code::Ok) throw Error(op->end.result, op->end.text);
   return {std::move(all), op->sequence};
 }
 

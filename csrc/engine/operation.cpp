@@ -68,87 +68,73 @@ void OperationPool::release(Operation *op) noexcept {
   lock_.unlock();
 }
 
+namespace {
+
+template <class T>
+void renew(T &part) noexcept {
+  std::destroy_at(&part);
+  std::construct_at(&part);
+}
+
+}  // namespace
+
 void Operation::reset() noexcept {
   call = Call{};
+  label.clear();
   sequence = digest = 0;
-  submitted_ns = ended_ns = deadline_ns = 0;
+  time = {};
   rank = nullptr;
   core = nullptr;
   plan.reset();
   blocks.clear();
   in_blocks = out_blocks = 0;
-  phase = Phase::Fresh;
-  next_rank = told_rank = 0;
-  at = {};
-  blocked_on = -1;
-  ring = scratch = 0;
-  lent = on_device = short_of_room = lent_in = lent_out = false;
-  broken.store(false, std::memory_order_relaxed);
-  bounce = {};
-  message_id = 0;
-  received.store(0, std::memory_order_relaxed);
-  match_next = nullptr;
-  source = -1;
-  whole = 0;
-  part = 0;
-  parts_source = -1;
-  in_parts = false;
-  port = Port::None;
-  arrived.store(false, std::memory_order_relaxed);
-  place = {};
-  slot = {};
-  send_slot = nullptr;
-  matcher = nullptr;
-  unplaced = short_of_memory = grouped = ungated = held = false;
-  spilled.reset();
-  lies = -1;
-  ticket.store(0, std::memory_order_relaxed);
-  port_next = nullptr;
-  begun = nullptr;
-  for (Operation *one : parts) OperationPool::instance().release(one);
+  renew(run);
+  renew(message);
+  for (Operation *one : cut.parts) OperationPool::instance().release(one);
+  std::vector<Operation *> parts = std::move(cut.parts);  // its capacity
   parts.clear();
-  children.store(0, std::memory_order_relaxed);
-  parent = nullptr;
-  ended.store(0, std::memory_order_relaxed);
-  result = Code::Ok;
+  renew(cut);
+  cut.parts = std::move(parts);
+  renew(carry);
+  matcher = nullptr;
+  std::string text = std::move(end.text);
   text.clear();
-  label.clear();
-  done = nullptr;
-  done_context = nullptr;
+  renew(end);
+  end.text = std::move(text);
   queue_next = nullptr;
 }
 
 void Operation::call_back() noexcept {
-  callback_lock.lock();
-  auto *const callback = std::exchange(done, nullptr);
-  void *const with = done_context;
-  callback_lock.unlock();
-  callback(with, static_cast<int>(result), text.c_str());
+  end.lock.lock();
+  auto *const callback = std::exchange(end.done, nullptr);
+  void *const with = end.context;
+  end.lock.unlock();
+  callback(with, static_cast<int>(end.result), end.text.c_str());
 }
 
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
   // Once `ended` is set, an inline op may be used again at once. So everything is read before.
-  Operation *parent = op->parent;
+  Operation *parent = op->end.parent;
   const bool pooled = !op->inline_op;
   Context *context = op->core && pooled ? op->core->context.get() : nullptr;
   if (parent && result != Code::Ok) {
-    parent->callback_lock.lock();
-    if (parent->result == Code::Ok) {
-      parent->result = result;
-      parent->text = text;
+    parent->end.lock.lock();
+    if (parent->end.result == Code::Ok) {
+      parent->end.result = result;
+      parent->end.text = text;
     }
-    parent->callback_lock.unlock();
+    parent->end.lock.unlock();
   }
-  if (op->in_parts) op->core->record(*op, result, ended_ns);
-  op->ended_ns = ended_ns;
-  op->result = result;
-  op->text = std::move(text);
-  op->callback_lock.lock();
-  const bool calls = op->done != nullptr;
-  op->ended.store(1, std::memory_order_release);
-  op->callback_lock.unlock();
-  if (parent && parent->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    finish_operation(parent, parent->result, std::string(parent->text), ended_ns);
+  if (op->cut.is_whole) op->core->record(*op, result, ended_ns);
+  op->time.ended_ns = ended_ns;
+  op->end.result = result;
+  op->end.text = std::move(text);
+  op->end.lock.lock();
+  const bool calls = op->end.done != nullptr;
+  op->end.ended.store(1, std::memory_order_release);
+  op->end.lock.unlock();
+  if (parent && parent->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(parent, parent->end.result, std::string(parent->end.text), ended_ns);
   if (context) context->wake();     // a thread of this process that waits for the operation sleeps on the process's doorbell
   if (calls) Completions::add(op);  // with the engine's reference
   else if (pooled) OperationPool::instance().release(op);

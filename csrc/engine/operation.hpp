@@ -66,10 +66,88 @@ enum class Port : uint8_t {
   Caller,    // a receive whose copy is submitted by the caller, who waits for the message
 };
 
+struct Operation;
+
+// How far a collective is, and what it has been lent. Owned by the thread with the right to execute; before the operation is in the queue, by the
+// thread that submits.
+struct CollectiveRun {
+  Phase phase = Phase::Fresh;
+  uint32_t next_rank = 0;           // one-hop, Comparing: first rank not yet seen
+  uint32_t told_rank = 0;           // Comparing: first rank that was not told its size
+  plan::Cursor at;                  // where the host list stands
+  bool streams = false;             // steps with `stream` write past the caches
+  int32_t blocked_on = -1;          // rank that the last try waited for
+  uint64_t ring = 0;                // where its slots begin in the arena; set at submission for plans with device work, else at the start
+  std::atomic<bool> broken{false};  // not all of its device work was submitted
+  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
+  bool lent = false;                // of these, something is of the rank's Rings
+  bool short_of_room = false;       // there was no room for them
+  int64_t short_since_ns = 0;       // since then; and
+  int64_t ask_again_ns = 0;         // it does not ask before, or
+  uint64_t given_back = 0;          // until more has been given back than then
+  bool on_device = false;           // it has memory of the device's on its way (DeviceExecutor)
+  bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
+  Bounce bounce;                           // host memory of the user that a device has to work on goes through it
+};
+
+// A send or a receive. Under the match lock, but for what is said otherwise.
+struct MessageRun {
+  uint64_t id = 0;                    // of its sender's
+  std::atomic<uint64_t> received{0};  // bytes. By who has the link's turn
+  Operation *next = nullptr;          // in the list that it is in
+  int32_t source = -1;                // of a receive: who sends it
+  int32_t lies = -1;                  // in this receive slot, from where a processor has to bring it
+  bool held = false;                  // its message was put aside whole, and waits for its place
+  p2p::SlotUse slot;                  // of a message that goes through receive slots
+  p2p::Place place;                   // the pinned memory in which links find a message of device memory: its own, or a slot
+  bool grouped = false;               // submitted with others at the end of a group. Set before
+  bool ungated = false;               // a receive that found no place behind a gate. By the thread that submits
+};
+
+// A long message is cut into parts, an operation each.
+struct MessageCut {
+  uint64_t whole = 0;              // bytes of the message that this is a part of; 0: it is no part
+  uint32_t part = 0;               // and which
+  int32_t source = -1;             // of the whole message from any rank: who sends it, once the first part has come (match lock)
+  bool is_whole = false;           // it is the whole message
+  std::vector<Operation *> parts;  // of a message that is ordered later, a reference each
+};
+
+// The copy of a message from or to a device (device_copier.hpp).
+struct MessageCopy {
+  Port port = Port::None;
+  std::atomic<bool> arrived{false};      // the whole message is there
+  std::atomic<uint64_t> ticket{0};       // of its copy; 0: not submitted
+  Operation *next = nullptr;             // in the order of the gates
+  device::Event *begun = nullptr;        // the device copier's: what the stream held at the call, where the copy is submitted later
+  std::byte *send_slot = nullptr;        // a send's: where this rank's device finds the slot; null: it goes by the link
+  bool unplaced = false;                 // a send that waits for pinned memory or a slot
+  bool starved = false;                  // and found none of the first
+  std::unique_ptr<std::byte[]> spilled;  // a send that has left its place: its bytes
+};
+
+// `ended` is set (release) after result and text.
+struct OperationEnd {
+  std::atomic<uint32_t> ended{0};
+  Code result = Code::Ok;
+  std::string text;
+  SpinLock lock;
+  void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(lock) = nullptr;
+  void *context ISTHMUS_GUARDED_BY(lock) = nullptr;
+  // A group, or a message in parts: ended when `children` falls to 0.
+  std::atomic<uint32_t> children{0};
+  Operation *parent = nullptr;  // of a child
+};
+
+struct OperationTime {
+  int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
+};
+
 struct Operation {
   Call call;
+  std::string label;
   uint64_t sequence = 0, digest = 0;
-  int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
+  OperationTime time;
   rank::Rank *rank = nullptr;              // null: not submitted
   RankCore *core = nullptr;                // of that rank
   std::shared_ptr<void> keep;              // the rank lives as long as its operations
@@ -77,6 +155,26 @@ struct Operation {
   // Operands: in_displ, in_bytes, out_displ, out_bytes, one after the other
   std::vector<uint64_t> blocks;
   uint32_t in_blocks = 0, out_blocks = 0;
+
+  CollectiveRun run;
+  static constexpr uint32_t kMostSlots = 64;
+  // Frames of the chunk in that slot whose data a link may still read (plan: Taken).
+  std::atomic<uint32_t> in_slot[kMostSlots] = {};
+
+  MessageRun message;
+  MessageCut cut;
+  MessageCopy carry;
+  link::Outgoing out;                    // of a send, while the link has it
+  messages::Matcher *matcher = nullptr;  // whose link frame `out` is
+
+  OperationEnd end;
+
+  const Birth birth{};
+  std::atomic<uint32_t> references{0};
+  Operation *queue_next = nullptr;          // the rank's FIFO, the completions that are due, or the pool
+  bool inline_op = false;                   // belongs to its rank, not to the pool
+  void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
+
   plan::Operands operands() const noexcept {
     const uint64_t *b = blocks.data();
     return {{b, in_blocks},
@@ -84,9 +182,8 @@ struct Operation {
             {b + 2 * in_blocks, out_blocks},
             {b + 2 * in_blocks + out_blocks, out_blocks}};
   }
-
-  // How far the blocks reach in the user's memory. 0 where the user gave no memory. The result of a reduce counts always: a library may use the
-  // result's memory on every rank.
+  // How far the blocks of what the user gave reach. 0 where nothing was given, but for the result of a reduce, which a library may use on
+  // every rank.
   uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
   uint64_t given_out() const noexcept {
     return call.out || call.collective == Collective::Reduce ? reach(operands().out_displ, operands().out_bytes) : 0;
@@ -96,85 +193,15 @@ struct Operation {
     for (size_t b = 0; b < bytes.size(); ++b) end = std::max(end, bytes[b] ? displ[b] + bytes[b] : 0);
     return end;
   }
-
-  // Progress, owned by the holder of the rank's right to execute.
-  Phase phase = Phase::Fresh;
-  uint32_t next_rank = 0;   // one-hop, Comparing: first rank not yet seen
-  uint32_t told_rank = 0;   // Comparing: first rank that was not told its size
-  plan::Cursor at;          // where the host list stands
-  bool streams = false;     // plan::writes_past_caches()
-  int32_t blocked_on = -1;  // rank that the last try waited for
-  uint64_t ring = 0;  // where the slots begin in the arena; set at submission for plans with device work, else at the start
-  std::atomic<bool> broken{false};  // not all of its device work was submitted
-  uint64_t scratch = 0;  // where the scratch begins in the arena, for plans with device work; 0: the host executor's own
-  bool lent = false;     // slots or scratch are of the rank's Rings
-  bool short_of_room = false;              // there was no room for slots and scratch
-  int64_t short_since_ns = 0;              // since this time
-  int64_t ask_again_ns = 0;                // the operation asks again at this time, or
-  uint64_t given_back = 0;                 // when more has been given back than this
-  bool on_device = false;                  // the operation has memory of the device's for sums on their way (ScratchLoan)
-  bool lent_in = false, lent_out = false;  // a part of that memory stands for the user's memory
-  Bounce bounce;                           // host memory of the user that a device has to work on goes through the bounce
-  static constexpr uint32_t kMostSlots = 64;
-  std::atomic<uint32_t> in_slot[kMostSlots] =
-      {};  // frames of the chunk in that slot whose data a link may still read (plan: Taken)
-
-  // Point to point.
-  link::Outgoing out;
-  messages::Matcher *matcher = nullptr;  // whose link frame `out` is
-  uint64_t message_id = 0;
-  std::atomic<uint64_t> received{0};
-  Operation *match_next = nullptr;  // in the list of posted receives or of pending sends
-  int32_t source = -1;
-  uint64_t whole = 0;         // bytes of the message of which this operation is a part; 0: the operation is no part
-  uint32_t part = 0;          // the number of the part
-  int32_t parts_source = -1;  // of a message in parts from any rank: the sender, once the first part has come (match lock)
-  bool in_parts = false;      // the operation is the whole message, which has parts
-  Port port = Port::None;
-  std::atomic<bool> arrived{false};  // the whole message is there
-  p2p::Place place;   // the pinned memory in which links find a message of device memory: a piece of its own, or a slot
-  p2p::SlotUse slot;  // of a message that goes through receive slots (SlotMessages)
-  std::byte *send_slot = nullptr;  // of a send: where this rank's device finds the slot; null: the message goes by the link
-  bool unplaced = false;           // a send waits for pinned memory or a slot
-  bool short_of_memory = false;    // the send has found no pinned memory
-  bool held = false;               // the message of a receive was put aside whole, and waits for its place
-  std::unique_ptr<std::byte[]> spilled;  // the bytes of a send that has left its place
-  int32_t lies = -1;                     // the message lies in this receive slot, from where a processor has to bring it
-  std::atomic<uint64_t> ticket{0};       // of the message's copy (device_copier.hpp); 0: not submitted
-  Operation *port_next = nullptr;        // in the order of the gates
-  device::Event *begun =
-      nullptr;  // the device copier's mark of what the stream held at the call, where the copy is submitted later
-  std::vector<Operation *> parts;  // of a message that is ordered later; one reference for each
-  bool grouped = false;            // submitted with others at the end of a group
-  bool ungated = false;            // a receive found no place behind a gate
   // Where links read or write the message.
   std::byte *data(std::byte *arena) const noexcept {
-    if (spilled) return spilled.get();
-    if (port != Port::None) return arena + place.piece.offset;
+    if (carry.spilled) return carry.spilled.get();
+    if (carry.port != Port::None) return arena + message.place.piece.offset;
     return call.collective == Collective::Send ? const_cast<std::byte *>(call.in) : call.out;
   }
-
-  // Group parent: ended when `children` falls to 0.
-  std::atomic<uint32_t> children{0};
-  Operation *parent = nullptr;
-
-  // The end. `ended` is set (release) after result and text.
-  std::atomic<uint32_t> ended{0};
-  Code result = Code::Ok;
-  std::string text;
-  std::string label;
-  SpinLock callback_lock;
-  void (*done)(void *, int, const char *) ISTHMUS_GUARDED_BY(callback_lock) = nullptr;
-  void *done_context ISTHMUS_GUARDED_BY(callback_lock) = nullptr;
-
-  const Birth birth{};
-  std::atomic<uint32_t> references{0};
-  Operation *queue_next = nullptr;          // in the rank's FIFO, the completions that are due, or the pool
-  bool inline_op = false;                   // the operation belongs to its rank, not to the pool
-  void reset() noexcept ISTHMUS_UNCHECKED;  // no other thread has the operation any more. All but capacities and references
   bool is_p2p() const noexcept { return is_message(call.collective); }
-  bool over() const noexcept { return ended.load(std::memory_order_acquire) != 0; }
-  void call_back() noexcept;  // called once, when the operation is over
+  bool over() const noexcept { return end.ended.load(std::memory_order_acquire) != 0; }
+  void call_back() noexcept;  // the operation is over; once
 };
 
 class OperationPool {  // thread-safe

@@ -8,7 +8,7 @@ namespace {
 std::string describe_message(const Identity &id, const Operation &op) {
   const Call &c = op.call;
   const bool send = c.collective == Collective::Send;
-  const uint64_t bytes = op.whole ? op.whole : c.bytes;
+  const uint64_t bytes = op.cut.whole ? op.cut.whole : c.bytes;
   // A message without a tag is named without one. A message of bytes is named by its bytes.
   const std::string tag = c.tag == 0 ? std::string() : formatted("tag {}, ", c.tag),
                     what = c.dtype == DType::UInt8
@@ -46,8 +46,8 @@ std::string describe(uint64_t code, uint64_t bytes) {
 std::string describe(const Identity &id, const Operation &op) {
   if (op.is_p2p()) return describe_message(id, op);
   std::string progress;
-  if (const uint32_t chunks = op.at.chunks(); op.plan && chunks > 1)
-    progress = formatted(", chunk {} of {}", std::min(op.at.turn(), chunks), chunks);
+  if (const uint32_t chunks = op.run.at.chunks(); op.plan && chunks > 1)
+    progress = formatted(", chunk {} of {}", std::min(op.run.at.turn(), chunks), chunks);
   return formatted("{}#{} {} on rank {} of '{}' over {}{}", op.label.empty() ? "" : op.label + " ", op.sequence,
                    describe(code_of(op.call), op.call.bytes), id.rank, id.name, path_text(id, op), progress);
 }

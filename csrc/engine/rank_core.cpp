@@ -87,7 +87,7 @@ void RankCore::ask_for_interrupt() noexcept {
 // ---- the end of an operation ---------------------------------------------------------------------------------------------------------
 
 void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexcept {
-  context->recorder().add({id.serial, op.sequence, op.submitted_ns, ended_ns, op.call.bytes, op.call.root,
+  context->recorder().add({id.serial, op.sequence, op.time.submitted_ns, ended_ns, op.call.bytes, op.call.root,
                            static_cast<uint8_t>(op.call.collective), static_cast<uint8_t>(op.call.dtype),
                            static_cast<uint8_t>(op.call.op), static_cast<uint8_t>(result)});
 }
@@ -95,7 +95,7 @@ void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexce
 void RankCore::end(Operation *op, Code result, std::string text) noexcept {
   rooms_.release(*op, result);
   const int64_t now = now_ns();
-  if (op->whole == 0) record(*op, result, now);  // else finish_operation() records the message, with the last part
+  if (op->cut.whole == 0) record(*op, result, now);  // else finish_operation() records the message, with the last part
   const std::shared_ptr<void> keep = op->keep;
   pending.fetch_sub(1, std::memory_order_acq_rel);
   finish_operation(op, result, std::move(text), now);
@@ -136,7 +136,7 @@ void RankCore::consumed(int source, uint64_t bytes) noexcept {
 SubmitLock::Held RankCore::lock_for(SubmitLock &lock, const Operation *op) noexcept {
   return lock.take(op, [&] {
     context->progress().stand_in();
-    if (const int64_t now = now_ns(); !failed() && op && now >= op->deadline_ns)
+    if (const int64_t now = now_ns(); !failed() && op && now >= op->time.deadline_ns)
       fail_at(*op, Code::Timeout,
               formatted(" did not finish within {:g} s: another thread of {} is before it{}{}", op->call.timeout,
                         id.text(id.rank), inside_text().empty() ? "" : ", in ", inside_text()),

@@ -92,7 +92,7 @@ class SubmitLock {
   template <class Late>
   void if_late(int64_t now_ns, Late late) const noexcept {
     const Lock lock(op_lock_);
-    if (op_ && now_ns >= op_->deadline_ns && vendor_call_.inside()) late(*op_);
+    if (op_ && now_ns >= op_->time.deadline_ns && vendor_call_.inside()) late(*op_);
   }
 
  private:

@@ -54,17 +54,17 @@ void DeviceCopier::mark(Operation &op) {
   }
   if (!mark) mark = runtime_.make_event(device_);
   mark->record(user(late_, op.call.stream));
-  op.begun = mark.release();
+  op.carry.begun = mark.release();
 }
 
 void DeviceCopier::forget(Operation &op) noexcept {
   const Lock lock(marks_lock_);
-  marks_.emplace_back(std::exchange(op.begun, nullptr));
+  marks_.emplace_back(std::exchange(op.carry.begun, nullptr));
 }
 
 void DeviceCopier::order(const Operation &op, void *stream) {
   if (landed(op)) return;
-  Lane &lane = op.port == Port::Expected ? in_ : late_;
+  Lane &lane = op.carry.port == Port::Expected ? in_ : late_;
   lane.after->record(*lane.stream);
   lane.after->hold(user(lane, stream));
 }
@@ -72,7 +72,7 @@ void DeviceCopier::order(const Operation &op, void *stream) {
 void DeviceCopier::reserve(Operation &op) noexcept {
   const uint64_t ticket = in_.armed.load(std::memory_order_relaxed) + 1;
   in_.armed.store(ticket, std::memory_order_release);
-  op.ticket.store(ticket, std::memory_order_release);
+  op.carry.ticket.store(ticket, std::memory_order_release);
 }
 
 // As soon as the signal of a copy behind a gate is armed, the copy may have landed, and the operation may be over.
@@ -80,8 +80,8 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   make(lane, gated);
   device::Stream &stream = *lane.stream;
   device::Stream *const theirs = op.call.on_stream ? &user(lane, op.call.stream) : nullptr;
-  if (op.begun) {
-    op.begun->hold(stream);
+  if (op.carry.begun) {
+    op.carry.begun->hold(stream);
     forget(op);
   } else if (theirs) {
     lane.before->record(*theirs);
@@ -89,10 +89,10 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   } else {
     runtime_.behind_default(stream, *lane.before);
   }
-  const uint64_t ticket = gated ? op.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
+  const uint64_t ticket = gated ? op.carry.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
-  std::byte *const stage = op.send_slot ? op.send_slot : arena_ + op.place.piece.offset;
+  std::byte *const stage = op.carry.send_slot ? op.carry.send_slot : arena_ + op.message.place.piece.offset;
   if (out) runtime_.copy(stream, stage, op.call.in, op.call.bytes, &cancelled_);
   else runtime_.copy(stream, op.call.out, stage, op.call.bytes, &cancelled_);
   if (theirs) {
@@ -100,7 +100,7 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
     lane.after->hold(*theirs);
   }
   lane.signal->arm(stream, ticket);  // last: the operation may be over with the signal
-  if (!gated) op.ticket.store(ticket, std::memory_order_release);
+  if (!gated) op.carry.ticket.store(ticket, std::memory_order_release);
 }
 
 bool DeviceCopier::busy() const noexcept {

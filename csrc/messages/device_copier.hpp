@@ -45,7 +45,7 @@ class DeviceCopier {
   bool gates() const noexcept { return gates_; }
   bool wakes() const noexcept { return wakes_; }
 
-  // Each submits the copy of op's message between the user's memory and the message's stage, and sets op->ticket. If the call names a user's
+  // Each submits the copy of op's message between the user's memory and the message's stage, and sets op->carry.ticket. If the call names a user's
   // stream, the copy comes behind what the stream holds and before what the stream gets later. Each throws what the runtime throws.
   void take(Operation &op) { carry(op, out_, true, false); }  // to the stage
   void expect(Operation &op) {
@@ -65,9 +65,9 @@ class DeviceCopier {
   void order(const Operation &op, void *stream);
 
   // Progress.
-  void open(const Operation &op) noexcept { in_.gate->open(op.ticket.load(std::memory_order_relaxed)); }
+  void open(const Operation &op) noexcept { in_.gate->open(op.carry.ticket.load(std::memory_order_relaxed)); }
   bool taken(const Operation &op) const noexcept { return reached(out_, op); }
-  bool landed(const Operation &op) const noexcept { return reached(op.port == Port::Expected ? in_ : late_, op); }
+  bool landed(const Operation &op) const noexcept { return reached(op.carry.port == Port::Expected ? in_ : late_, op); }
   bool busy() const noexcept;           // some copy is under way
   uint64_t signalled() const noexcept;  // a larger number whenever a copy has ended
 
@@ -89,7 +89,7 @@ class DeviceCopier {
   void make(Lane &lane, bool gated);
   device::Stream &user(Lane &lane, void *handle);
   static bool reached(const Lane &lane, const Operation &op) noexcept {
-    const uint64_t ticket = op.ticket.load(std::memory_order_acquire);
+    const uint64_t ticket = op.carry.ticket.load(std::memory_order_acquire);
     return ticket != 0 && lane.signal->value() >= ticket;
   }
 

@@ -32,8 +32,8 @@ link::FrameHeader Matcher::header(const Operation &op, link::FrameKind kind, int
   h.tag = op.call.tag;
   h.id = id;
   h.total = op.call.bytes;
-  h.digest = op.whole ? op.whole : op.call.bytes;
-  h.part = op.part;
+  h.digest = op.cut.whole ? op.cut.whole : op.call.bytes;
+  h.part = op.cut.part;
   return h;
 }
 
@@ -53,7 +53,7 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
   const int peer = op->call.root;
   PeerRank &p = core_.peers[peer];
   const uint64_t total = op->call.bytes;
-  op->message_id = table_.next_id();
+  op->message.id = table_.next_id();
   op->matcher = this;
   op->out.data = op->data(core_.context->arena().base());
   op->out.pending = op->out.also = nullptr;
@@ -67,9 +67,9 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
     if (!core_.failed()) {
       sends_.number(*s, op);
       auto kind = link::FrameKind::RequestToSend;
-      if (op->send_slot) kind = link::FrameKind::Placed;
+      if (op->carry.send_slot) kind = link::FrameKind::Placed;
       else if (total <= UnexpectedMessages::kData && p.send_credit.take_for_message(total)) kind = link::FrameKind::Message;
-      op->out.header = header(*op, kind, peer, op->message_id);
+      op->out.header = header(*op, kind, peer, op->message.id);
       if (kind == link::FrameKind::Placed) {
         op->out.header.slot = sends_.slot_of(op);
         op->out.data = nullptr;
@@ -93,7 +93,7 @@ void Matcher::send_data(const link::FrameHeader &h) noexcept {
   {
     const auto s = table_.lock();
     if (core_.failed()) return;
-    op = s->sending.take_first([&](const Operation *o) { return o->message_id == h.id && o->call.root == source; });
+    op = s->sending.take_first([&](const Operation *o) { return o->message.id == h.id && o->call.root == source; });
     if (!op) return;
     s->flowing.append(op);
   }
@@ -109,10 +109,10 @@ bool Matcher::start_recv(Operation *op) noexcept {
   std::string wrong;
   {
     const auto s = table_.lock();
-    if (op->place.inherits && !s->chain.inherit(op->place, op->call.bytes)) return false;
-    if (op->port == Port::Expected && !op->place.own_or_will() && !slots_.claimable(*s, op)) return false;
+    if (op->message.place.inherits && !s->chain.inherit(op->message.place, op->call.bytes)) return false;
+    if (op->carry.port == Port::Expected && !op->message.place.own_or_will() && !slots_.claimable(*s, op)) return false;
     slots_.claim(*s, op);
-    if (op->port == Port::Expected) {
+    if (op->carry.port == Port::Expected) {
       device_.copier->reserve(*op);
       s->put_behind_gates(op);
       places_.lend(*s, op);
@@ -126,7 +126,7 @@ bool Matcher::start_recv(Operation *op) noexcept {
       return true;
     }
     now = meet(*s, op, *waits);
-    if (now == Encounter::Wrong) wrong = op->text;
+    if (now == Encounter::Wrong) wrong = op->end.text;
   }
   if (now == Encounter::Wrong) end_wrong(op, std::move(wrong));
   else if (now == Encounter::Over) core_.end(op, Code::Ok, {});
@@ -162,23 +162,23 @@ Matcher::Encounter Matcher::meet(MatchState &s, Operation *op, UnexpectedMessage
 
 // Whether a receive takes such a message. Where a message in parts comes from any rank, all parts come from the rank of the first part.
 bool Matcher::wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept {
-  if (op->call.tag != tag || op->part != part) return false;
+  if (op->call.tag != tag || op->cut.part != part) return false;
   if (op->call.root >= 0) return op->call.root == source;
-  return part == 0 || op->parent->parts_source == source;
+  return part == 0 || op->end.parent->cut.source == source;
 }
 
 void Matcher::match(MatchState &s, Operation *op, int source) noexcept {
-  op->source = source;
+  op->message.source = source;
   slots_.match(s, op, source);
-  if (op->whole != 0 && op->part == 0) op->parent->parts_source = source;
+  if (op->cut.whole != 0 && op->cut.part == 0) op->end.parent->cut.source = source;
 }
 
 bool Matcher::fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) const noexcept {
-  const uint64_t asked = op->whole ? op->whole : op->call.bytes;
+  const uint64_t asked = op->cut.whole ? op->cut.whole : op->call.bytes;
   const auto mine = static_cast<uint8_t>(op->call.dtype);
   if (whole == asked && total == op->call.bytes && dtype == mine) return true;
   constexpr auto kBytes = static_cast<uint8_t>(DType::UInt8);
-  op->text = formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}", core_.describe(*op),
+  op->end.text = formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}", core_.describe(*op),
                        core_.id.text(source), elements(whole, dtype), elements(asked, mine),
                        dtype == kBytes && mine == kBytes ? "number of bytes" : "count and dtype");
   return false;
@@ -193,25 +193,25 @@ void Matcher::end_wrong(Operation *op, std::string text) noexcept {
 }
 
 void Matcher::hold_aside(MatchState &s, Operation *op) noexcept {
-  op->held = true;
+  op->message.held = true;
   table_.wait_for_place(s, op);
 }
 
 void Matcher::take_aside(MatchState &s, Operation *op, const UnexpectedMessage &from) noexcept {
-  if (op->slot.in_slot) SlotReceives::touch(s);
+  if (op->message.slot.in_slot) SlotReceives::touch(s);
   copy_bytes(op->data(core_.context->arena().base()), from.data.data(), from.total);
   core_.consumed(from.source, from.total);
   s.unexpected.done(from);
 }
 
 bool Matcher::grant(MatchState &s, Operation *op, int source, uint64_t id) noexcept {
-  op->message_id = id;
+  op->message.id = id;
   if (!slots_.begin(s, op)) return false;
-  if ((on_stage(op) && !op->place.own && !op->slot.in_slot) || !slots_.may_come(s, op)) {
+  if ((on_stage(op) && !op->message.place.own && !op->message.slot.in_slot) || !slots_.may_come(s, op)) {
     table_.wait_for_place(s, op);
     return true;
   }
-  if (op->slot.in_slot) SlotReceives::touch(s);
+  if (op->message.slot.in_slot) SlotReceives::touch(s);
   s.receiving.append(op);
   clear_to_send(*op, source, id);
   return true;
@@ -228,16 +228,16 @@ void Matcher::clear_to_send(const Operation &op, int source, uint64_t id) noexce
 
 void Matcher::place(Operation *op, const p2p::Piece *piece) noexcept {
   const auto s = table_.lock();
-  if (op->slot.in_slot) SlotReceives::touch(*s);
+  if (op->message.slot.in_slot) SlotReceives::touch(*s);
   s->granting.take(op);
   table_.end_moving();
   if (piece) MessagePlaces::give_to(op, *piece);
-  if (std::exchange(op->held, false)) {
+  if (std::exchange(op->message.held, false)) {
     take_aside(*s, op, *s->unexpected.claimed_by(op));
     return table_.landed(*s, op);
   }
   s->receiving.append(op);
-  clear_to_send(*op, op->source, op->message_id);
+  clear_to_send(*op, op->message.source, op->message.id);
 }
 
 // ---- frames --------------------------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ link::Accept Matcher::accept_new(const link::FrameHeader &h, std::byte *&to) {
     op = s->posted.take_first([&](const Operation *o) { return wants(o, source, h.tag, h.part); });
     if (!op) return put_aside(*s, h, nullptr, to);
     match(*s, op, source);
-    op->message_id = h.id;
+    op->message.id = h.id;
     if (!fits(op, source, h.total, h.digest, h.dtype)) {
       if (announced) clear_to_send(*op, source, h.id);  // the message's data is then dropped, and the sender is free
       else if (!placed) core_.consumed(source, h.total);
@@ -281,12 +281,12 @@ link::Accept Matcher::accept_new(const link::FrameHeader &h, std::byte *&to) {
         s->flowing.append(op);
         return put_aside(*s, h, op, to);
       }
-      if (op->slot.in_slot) SlotReceives::touch(*s);
+      if (op->message.slot.in_slot) SlotReceives::touch(*s);
       s->receiving.append(op);
       to = op->data(core_.context->arena().base());
       return link::Accept::Take;
     }
-    if (!well) wrong = op->text;
+    if (!well) wrong = op->end.text;
   }
   if (!well) end_wrong(op, std::move(wrong));
   return link::Accept::Drop;
@@ -302,8 +302,8 @@ link::Accept Matcher::put_aside(MatchState &s, const link::FrameHeader &h, Opera
 link::Accept Matcher::accept_data(const link::FrameHeader &h, std::byte *&to) noexcept {
   const auto s = table_.lock();
   if (core_.failed()) return link::Accept::Drop;
-  for (const Operation *o = s->receiving.head; o; o = o->match_next)
-    if (o->source == static_cast<int>(h.source) && o->message_id == h.id && o->call.bytes == h.total) {
+  for (const Operation *o = s->receiving.head; o; o = o->message.next)
+    if (o->message.source == static_cast<int>(h.source) && o->message.id == h.id && o->call.bytes == h.total) {
       to = o->data(core_.context->arena().base()) + h.offset;
       return link::Accept::Take;
     }
@@ -316,9 +316,9 @@ void Matcher::received(const link::FrameHeader &h) {
   {
     const auto s = table_.lock();
     if (core_.failed()) return;
-    for (Operation *o = s->receiving.head; o; o = o->match_next) {
-      if (o->source != source || o->message_id != h.id) continue;
-      if (o->received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
+    for (Operation *o = s->receiving.head; o; o = o->message.next) {
+      if (o->message.source != source || o->message.id != h.id) continue;
+      if (o->message.received.fetch_add(h.bytes, std::memory_order_relaxed) + h.bytes < h.total) return;
       over = s->receiving.take_first([&](const Operation *x) { return x == o; });
       if (h.kind == link::FrameKind::Message) core_.consumed(source, h.total);
       if (on_stage(over)) return table_.landed(*s, over);
@@ -348,7 +348,7 @@ Operation *Matcher::take_any(bool &was_unplaced) noexcept {
     if (list == &s->flowing || op) continue;
     op = list->take_first([](const Operation *) { return true; });
     if (!op) continue;
-    if (std::exchange(op->held, false)) s->unexpected.done(*s->unexpected.claimed_by(op));
+    if (std::exchange(op->message.held, false)) s->unexpected.done(*s->unexpected.claimed_by(op));
     was_unplaced = s->placed(op);
     if (list == &s->taking || list == &s->granting || list == &s->landing) table_.end_moving();
   }

@@ -35,7 +35,7 @@ class Matcher {
   // Takes a receive out of `granting`. The receive's place is free now: `piece`, or the place that the receive has.
   void place(Operation *op, const p2p::Piece *piece) noexcept;
   static bool has_place(const SlotReceives &slots, const MatchState &s, const Operation *op) noexcept {
-    return !on_stage(op) || op->place.own || (op->slot.in_slot && slots.may_come(s, op));
+    return !on_stage(op) || op->message.place.own || (op->message.slot.in_slot && slots.may_come(s, op));
   }
 
   link::Accept accept(const link::FrameHeader &h, std::byte *&to);
@@ -44,19 +44,19 @@ class Matcher {
   void end_all(Code code) noexcept;
 
  private:
-  enum class Encounter : uint8_t { Goes, Over, Wrong };  // of a receive and a message. Wrong: op->text says why
+  enum class Encounter : uint8_t { Goes, Over, Wrong };  // of a receive and a message. Wrong: op->end.text says why
   link::FrameHeader header(const Operation &op, link::FrameKind kind, int peer, uint64_t id) const noexcept;
   Encounter meet(MatchState &s, Operation *op,
                  UnexpectedMessage &m) noexcept;  // a receive that is called meets a message that waits
   void match(MatchState &s, Operation *op, int source) noexcept;
-  // A receive that meets a message of another size or type ends in an error that names both. False: op->text says so.
+  // A receive that meets a message of another size or type ends in an error that names both. False: op->end.text says so.
   bool fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) const noexcept;
   static bool wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept;
   void end_wrong(Operation *op, std::string text) noexcept;
   void hold_aside(MatchState &s, Operation *op) noexcept;  // the whole message is there, but no place for the message
   void take_aside(MatchState &s, Operation *op, const UnexpectedMessage &from) noexcept;
   bool grant(MatchState &s, Operation *op, int source,
-             uint64_t id) noexcept;  // the announced message may come. False: see op->text
+             uint64_t id) noexcept;  // the announced message may come. False: see op->end.text
   void clear_to_send(const Operation &op, int source, uint64_t id) noexcept;
   link::Accept accept_new(const link::FrameHeader &h, std::byte *&to);
   link::Accept accept_data(const link::FrameHeader &h, std::byte *&to) noexcept;

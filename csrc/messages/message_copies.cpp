@@ -9,12 +9,12 @@ void MessageCopies::wait(Operation *op) noexcept {
     core_.context->staging().unplaced_sends().fetch_add(1, std::memory_order_release);
     if (!sends_.worth_waiting(op)) s->starve(op);
   }
-  if (op->slot.number != 0) table_.slot_waiters.fetch_add(1, std::memory_order_relaxed);
+  if (op->message.slot.number != 0) table_.slot_waiters.fetch_add(1, std::memory_order_relaxed);
   table_.want_worker();
 }
 
 bool MessageCopies::submit(Operation *op) {
-  if (!op->place.own && !sends_.put(op) && !places_.stage_send(op)) {
+  if (!op->message.place.own && !sends_.put(op) && !places_.stage_send(op)) {
     table_.lock()->starve(op);
     return false;
   }
@@ -28,20 +28,20 @@ bool MessageCopies::submit(Operation *op) {
     }
   } count;
   if (table_.lock()->placed(op)) count.core = &core_;
-  if (op->slot.number != 0) table_.slot_waiters.fetch_sub(1, std::memory_order_relaxed);
+  if (op->message.slot.number != 0) table_.slot_waiters.fetch_sub(1, std::memory_order_relaxed);
   device_.copier->take(*op);  // from here on the operation may be over
   return true;
 }
 
 bool MessageCopies::submit_all(const Operation *behind) {
-  if (behind->grouped) return all_submitted();
+  if (behind->message.grouped) return all_submitted();
   for (;;) {
     Operation *op = nullptr;
     {
       const auto s = table_.lock();
       if (s->unstaged == 0) return true;
       op = s->taking.head;
-      while (op && (op->port != Port::Taken || op->ticket.load(std::memory_order_relaxed) != 0)) op = op->match_next;
+      while (op && (op->carry.port != Port::Taken || op->carry.ticket.load(std::memory_order_relaxed) != 0)) op = op->message.next;
     }
     if (!op || !submit(op)) return false;
   }
@@ -58,7 +58,7 @@ void MessageCopies::submit_before(const Operation *op) noexcept {
 
 void MessageCopies::forget() noexcept {
   const auto s = table_.lock();
-  for (Operation *o = s->taking.head; o; o = o->match_next)
+  for (Operation *o = s->taking.head; o; o = o->message.next)
     if (s->placed(o)) core_.context->staging().unplaced_sends().fetch_sub(1, std::memory_order_release);
 }
 
@@ -66,11 +66,11 @@ void MessageCopies::forget() noexcept {
 // that finds no slot, by the send's size (large, small). `later`: a send waits.
 Operation *MessageCopies::next(bool (&memory)[2], bool &later) noexcept {
   const auto s = table_.lock();
-  for (Operation *o = s->landing.head; o; o = o->match_next)
-    if (o->port == Port::Worker && o->ticket.load(std::memory_order_relaxed) == 0) return o;
-  for (Operation *o = s->taking.head; o; o = o->match_next) {
-    if (o->port != Port::Taken || o->ticket.load(std::memory_order_relaxed) != 0) continue;
-    if (o->place.own || sends_.is_free(o) || (memory[is_small(o)] && !sends_.worth_waiting(o))) return o;
+  for (Operation *o = s->landing.head; o; o = o->message.next)
+    if (o->carry.port == Port::Worker && o->carry.ticket.load(std::memory_order_relaxed) == 0) return o;
+  for (Operation *o = s->taking.head; o; o = o->message.next) {
+    if (o->carry.port != Port::Taken || o->carry.ticket.load(std::memory_order_relaxed) != 0) continue;
+    if (o->message.place.own || sends_.is_free(o) || (memory[is_small(o)] && !sends_.worth_waiting(o))) return o;
     later = true;
   }
   return nullptr;
@@ -86,7 +86,7 @@ bool MessageCopies::carry() noexcept {
     Operation *const op = next(memory, later);
     if (!op) return later;
     try {
-      if (op->port == Port::Worker) {
+      if (op->carry.port == Port::Worker) {
         slots_.submitted(*table_.lock(), op);
         device_.copier->put(*op);
       } else if (!submit(op)) {

@@ -24,20 +24,20 @@ std::optional<p2p::Piece> MessagePlaces::take_ahead(const Operation *op) noexcep
 bool MessagePlaces::stage_ahead(Operation *op) noexcept {
   const auto piece = take_ahead(op);
   if (piece) give_to(op, *piece);
-  else op->place.inherits = is_small(op);
-  return op->place.own_or_will();
+  else op->message.place.inherits = is_small(op);
+  return op->message.place.own_or_will();
 }
 
 void MessagePlaces::spill(Operation *op) noexcept {
   constexpr uint64_t kMost = 64 << 20;
-  if (!op->place.own || !is_small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
+  if (!op->message.place.own || !is_small(op) || 2 * pool_.used(Share::SmallSend) < pool_.of(Share::SmallSend)) return;
   const uint64_t bytes = op->call.bytes;
   if (core_.peers[op->call.root].send_credit.has_for_message(bytes)) return;
   auto &spilled = core_.context->staging().spilled();
   if (spilled.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMost) {
-    op->spilled.reset(new (std::nothrow) std::byte[bytes]);
-    if (op->spilled) {
-      copy_bytes(op->spilled.get(), core_.context->arena().base() + op->place.piece.offset, bytes);
+    op->carry.spilled.reset(new (std::nothrow) std::byte[bytes]);
+    if (op->carry.spilled) {
+      copy_bytes(op->carry.spilled.get(), core_.context->arena().base() + op->message.place.piece.offset, bytes);
       return unstage(op);
     }
   }
@@ -46,19 +46,19 @@ void MessagePlaces::spill(Operation *op) noexcept {
 
 void MessagePlaces::end_spill(Operation *op) noexcept {
   core_.context->staging().spilled().fetch_sub(op->call.bytes, std::memory_order_relaxed);
-  op->spilled.reset();
+  op->carry.spilled.reset();
 }
 
 // A device that has not come to the message's copy may still copy there. Such a piece is given to no message any more.
 void MessagePlaces::unstage(Operation *op) noexcept {
-  op->place.own = false;
+  op->message.place.own = false;
   const bool send = op->call.collective == Collective::Send;
   const DeviceCopier *const copier = device_.copier.get();
   const bool copying =
       device_.stages_lost.load(std::memory_order_relaxed) ||
-      (op->ticket.load(std::memory_order_relaxed) != 0 && copier && !(send ? copier->taken(*op) : copier->landed(*op)));
-  if (copying) pool_.lose(op->place.piece);
-  else pool_.give(op->place.piece);
+      (op->carry.ticket.load(std::memory_order_relaxed) != 0 && copier && !(send ? copier->taken(*op) : copier->landed(*op)));
+  if (copying) pool_.lose(op->message.place.piece);
+  else pool_.give(op->message.place.piece);
 }
 
 }  // namespace isthmus::messages

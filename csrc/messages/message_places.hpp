@@ -25,8 +25,8 @@ class MessagePlaces {
   std::optional<p2p::Piece> take_ahead(const Operation *op) noexcept;
   std::optional<p2p::Piece> take(uint64_t bytes, p2p::Share share) noexcept { return pool_.take(bytes, share); }
   static void give_to(Operation *op, const p2p::Piece &piece) noexcept {
-    op->place.piece = piece;
-    op->place.own = true;
+    op->message.place.piece = piece;
+    op->message.place.own = true;
   }
   void give_back(const p2p::Piece &piece) noexcept { pool_.give(piece); }
   void unstage(Operation *op) noexcept;  // the message's own piece goes back
@@ -36,10 +36,10 @@ class MessagePlaces {
 
   // A receive behind a gate may leave its piece to a receive behind it.
   void lend(MatchState &s, Operation *op) noexcept {
-    if (is_small(op) && !op->slot.in_slot) s.chain.lend(op->place);
+    if (is_small(op) && !op->message.slot.in_slot) s.chain.lend(op->message.place);
   }
   void hand_on(MatchState &s, Operation *op) noexcept {  // the receive's copy has landed
-    if (op->port == Port::Expected) s.chain.hand_on(op->place);
+    if (op->carry.port == Port::Expected) s.chain.hand_on(op->message.place);
   }
   bool free_spares() noexcept { return pool_.free_spares(); }
 

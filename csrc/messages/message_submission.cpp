@@ -20,20 +20,20 @@ Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size
   if (op->call.in) part->call.in += i * size;
   if (op->call.out) part->call.out += i * size;
   part->label = op->label;
-  part->whole = whole;
-  part->part = i;
-  part->parent = op;
+  part->cut.whole = whole;
+  part->cut.part = i;
+  part->end.parent = op;
   part->rank = op->rank;
   part->core = &core_;
   part->keep = core_.port.itself().lock();
   if (op->call.order_later) {
     OperationPool::retain(part);
-    op->parts.push_back(part);
+    op->cut.parts.push_back(part);
   }
-  part->submitted_ns = op->submitted_ns;
-  part->deadline_ns = op->deadline_ns;
-  part->grouped = op->grouped;
-  part->slot.promised = op->slot.promised && sizes_.take_slot(part);
+  part->time.submitted_ns = op->time.submitted_ns;
+  part->time.deadline_ns = op->time.deadline_ns;
+  part->message.grouped = op->message.grouped;
+  part->message.slot.promised = op->message.slot.promised && sizes_.take_slot(part);
   return part;
 }
 
@@ -41,8 +41,8 @@ Operation *MessageSubmission::make_part(Operation *op, uint32_t i, uint64_t size
 void MessageSubmission::submit_parts(Operation *op) noexcept {
   const uint64_t size = sizes_.of(op->call.dtype);
   const auto parts = static_cast<uint32_t>((op->call.bytes + size - 1) / size);
-  op->in_parts = true;
-  op->children.store(parts + 1, std::memory_order_relaxed);
+  op->cut.is_whole = true;
+  op->end.children.store(parts + 1, std::memory_order_relaxed);
   auto whole_message = in_order(*op);
   for (uint32_t i = 0; i < parts; ++i) {
     Operation *const part = make_part(op, i, size);
@@ -53,8 +53,8 @@ void MessageSubmission::submit_parts(Operation *op) noexcept {
     OperationPool::instance().release(part);
   }
   if (whole_message) whole_message.unlock();
-  if (op->children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    finish_operation(op, op->result, std::string(op->text), now_ns());
+  if (op->end.children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    finish_operation(op, op->end.result, std::string(op->end.text), now_ns());
 }
 
 // The parts of one message come one after the other, also where several threads call. So do the messages that are numbered with the parts.
@@ -62,7 +62,7 @@ MessageSubmission::Numbered MessageSubmission::in_order(const Operation &op) noe
   std::recursive_timed_mutex &mutex = order_[op.call.collective == Collective::Send ? 0 : 1];
   Numbered numbered(mutex, std::try_to_lock);
   // The thread that has the mutex may be stuck in the runtime. After a failure there is no order any more. (ThreadSanitizer knows this clock alone.)
-  while (!numbered && !core_.failed() && now_ns() < op.deadline_ns) {
+  while (!numbered && !core_.failed() && now_ns() < op.time.deadline_ns) {
     core_.context->progress().stand_in();
     (void)numbered.try_lock_until(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
   }
@@ -84,7 +84,7 @@ void MessageSubmission::submit_one(Operation *op) noexcept {
 }
 
 void MessageSubmission::send_from_device(Operation *op) noexcept {
-  op->port = Port::Taken;
+  op->carry.port = Port::Taken;
   const SubmitLock::Held submitting = core_.lock_for(core_.message_lock, op);
   if (!submitting) return core_.end(op, core_.failure().code, core_.about(*op));
   bool behind = false;
@@ -109,7 +109,7 @@ void MessageSubmission::send_from_device(Operation *op) noexcept {
 // The receive begins before its copy is submitted. In a call of the runtime this thread may wait for the device's work before the copy, and that
 // work may need the receive.
 bool MessageSubmission::expect(Operation *op) noexcept {
-  op->port = Port::Expected;
+  op->carry.port = Port::Expected;
   if (sizes_.take_slot(op) && matcher_.start_recv(op)) return true;
   return places_.stage_ahead(op) && matcher_.start_recv(op);
 }
@@ -127,7 +127,7 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
   bool begun = false;
   try {
     if (op->call.order_later) {
-      if (!op->begun) device_.copier->mark(*op);
+      if (!op->carry.begun) device_.copier->mark(*op);
       op->call.on_stream = false;
     }
     if (op->call.on_stream && device_.copier->gates() && copies_.submit_all(op)) {
@@ -139,15 +139,15 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
       begun = expect(op);
       if (begun) return device_.copier->expect(*op);
     }
-    op->port = op->call.on_stream ? Port::Caller : Port::Worker;
-    op->place.inherits = false;
+    op->carry.port = op->call.on_stream ? Port::Caller : Port::Worker;
+    op->message.place.inherits = false;
     // Without a piece, the message waits for a place when the message has come.
-    if (is_small(op) && !sizes_.take_slot(op) && !op->place.own) places_.stage(op, p2p::Share::SmallAhead);
+    if (is_small(op) && !sizes_.take_slot(op) && !op->message.place.own) places_.stage(op, p2p::Share::SmallAhead);
   } catch (const Error &e) {
     core_.not_submitted(*op, e);
     if (begun) return;
   }
-  if (op->port == Port::Caller) streams_.hold(op, op->call.stream);
+  if (op->carry.port == Port::Caller) streams_.hold(op, op->call.stream);
   matcher_.start_recv(op);
 }
 

@@ -33,15 +33,15 @@ struct OperationList {  // intrusive, in order, through Operation::match_next
   OperationList(const OperationList &) = delete;
   OperationList &operator=(const OperationList &) = delete;
   void append(Operation *op) noexcept {
-    op->match_next = nullptr;
+    op->message.next = nullptr;
     *tail = op;
-    tail = &op->match_next;
+    tail = &op->message.next;
   }
   template <class M>
   Operation *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
-    for (Operation **at = &head; *at; at = &(*at)->match_next)
+    for (Operation **at = &head; *at; at = &(*at)->message.next)
       if (Operation *op = *at; match(op)) {
-        *at = op->match_next;
+        *at = op->message.next;
         if (!*at) tail = at;
         return op;
       }
@@ -49,11 +49,11 @@ struct OperationList {  // intrusive, in order, through Operation::match_next
   }
   uint32_t size() const noexcept {
     uint32_t count = 0;
-    for (const Operation *o = head; o; o = o->match_next) ++count;
+    for (const Operation *o = head; o; o = o->message.next) ++count;
     return count;
   }
   bool has(const Operation *op) const noexcept {
-    for (const Operation *o = head; o; o = o->match_next)
+    for (const Operation *o = head; o; o = o->message.next)
       if (o == op) return true;
     return false;
   }
@@ -62,10 +62,10 @@ struct OperationList {  // intrusive, in order, through Operation::match_next
   }
 };
 
-constexpr bool on_stage(const Operation *op) noexcept { return op->port != Port::None; }  // in device memory
+constexpr bool on_stage(const Operation *op) noexcept { return op->carry.port != Port::None; }  // in device memory
 // A whole message that may be sent before the receiver asks. A short last part of a long message is not small: the part waits with the other parts.
 constexpr bool is_small(const Operation *op) noexcept {
-  return op->call.bytes <= UnexpectedMessages::kData && op->whole == 0;
+  return op->call.bytes <= UnexpectedMessages::kData && op->cut.whole == 0;
 }
 
 struct MatchState {
@@ -83,25 +83,25 @@ struct MatchState {
   uint32_t unstaged = 0;              // sends in `taking` that wait for pinned memory or a slot
   std::array<uint32_t, 2> starved{};  // those that have found no pinned memory: large, small
   void place_later(Operation *op) noexcept {
-    op->unplaced = true;
+    op->carry.unplaced = true;
     ++unstaged;
   }
   bool placed(Operation *op) noexcept {  // false: the send was placed before
-    if (!std::exchange(op->unplaced, false)) return false;
+    if (!std::exchange(op->carry.unplaced, false)) return false;
     --unstaged;
-    if (std::exchange(op->short_of_memory, false)) --starved[is_small(op)];
+    if (std::exchange(op->carry.starved, false)) --starved[is_small(op)];
     return true;
   }
   // The sends behind this one wait as well, so this send gets the memory that becomes free.
   void starve(Operation *op) noexcept {
-    if (!std::exchange(op->short_of_memory, true)) ++starved[is_small(op)];
+    if (!std::exchange(op->carry.starved, true)) ++starved[is_small(op)];
   }
   // A send of the same rank and tag is not out yet.
   std::optional<std::pair<int, int>> starting;  // rank and tag of a send that has left `taking` and is not in its link yet
   bool behind_another(const Operation *op) const noexcept {
     const std::pair<int, int> mine{op->call.root, op->call.tag};
     if (starting == mine) return true;
-    for (const Operation *o = taking.head; o; o = o->match_next)
+    for (const Operation *o = taking.head; o; o = o->message.next)
       if (std::pair(o->call.root, o->call.tag) == mine) return true;
     return false;
   }
@@ -109,12 +109,12 @@ struct MatchState {
   // Receives behind gates, in the order of their tickets.
   Operation *gated = nullptr, **gated_tail = &gated;
   void put_behind_gates(Operation *op) noexcept {
-    op->port_next = nullptr;
+    op->carry.next = nullptr;
     *gated_tail = op;
-    gated_tail = &op->port_next;
+    gated_tail = &op->carry.next;
   }
   void pass_gate() noexcept {  // the first gate has been opened
-    gated = gated->port_next;
+    gated = gated->carry.next;
     if (!gated) gated_tail = &gated;
   }
   void forget_gates() noexcept {
@@ -151,8 +151,8 @@ class MessageTable {
   // The message of a receive in device memory is there. The device worker or the caller submits the receive's copy, or the receive's gate opens.
   void landed(MatchState &s, Operation *op) noexcept {
     begin_moving(s.landing, op);
-    op->arrived.store(true, std::memory_order_release);
-    if (op->port == Port::Worker) want_worker();
+    op->carry.arrived.store(true, std::memory_order_release);
+    if (op->carry.port == Port::Worker) want_worker();
     core_.wake();
   }
 

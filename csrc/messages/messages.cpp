@@ -45,7 +45,7 @@ bool Messages::start_next_send() noexcept {
   Operation *op = nullptr;
   {
     const auto s = table_.lock();
-    for (Operation *o = s->taking.head; o && keys < kKeys; o = o->match_next) {
+    for (Operation *o = s->taking.head; o && keys < kKeys; o = o->message.next) {
       const std::pair<int, int> key{o->call.root, o->call.tag};
       if (std::find(before.begin(), before.begin() + keys, key) != before.begin() + keys) continue;
       if (!on_stage(o) || device_.copier->taken(*o)) {
@@ -70,21 +70,21 @@ bool Messages::grant_next() noexcept {
   bool place =
       false;  // a thread that orders the receive on a stream may change its port meanwhile, so the question is under the lock
   const auto needs_place = [](const Operation *o) {
-    return o->lies < 0 && on_stage(o) && !o->place.own && !o->slot.in_slot;
+    return o->message.lies < 0 && on_stage(o) && !o->message.place.own && !o->message.slot.in_slot;
   };
   {
     const auto s = table_.lock();
     Operation *first = nullptr;  // that needs pinned memory; a receive that needs none does not wait for this one
-    for (Operation *o = s->granting.head; o && !op; o = o->match_next) {
-      if (o->place.inherits) continue;  // the receive waits for a receive before it
+    for (Operation *o = s->granting.head; o && !op; o = o->message.next) {
+      if (o->message.place.inherits) continue;  // the receive waits for a receive before it
       if (needs_place(o)) first = first ? first : o;
-      else if (o->lies >= 0 || slots_.may_come(*s, o)) op = o;
+      else if (o->message.lies >= 0 || slots_.may_come(*s, o)) op = o;
     }
     if (!op) op = first;
     place = op && needs_place(op);
   }
   if (!op) return false;
-  if (op->lies >= 0) {
+  if (op->message.lies >= 0) {
     if (slots_.bring(op)) core_.end(op, Code::Ok, {});
     return true;
   }
@@ -97,8 +97,8 @@ bool Messages::grant_next() noexcept {
 // Gates are opened by rising tickets, so an open gate opens all gates before it too. So each gate waits for the gates before it.
 void Messages::open_gates() noexcept {
   const auto s = table_.lock();
-  while (s->gated && s->gated->arrived.load(std::memory_order_relaxed) &&
-         s->gated->ticket.load(std::memory_order_acquire) != 0) {
+  while (s->gated && s->gated->carry.arrived.load(std::memory_order_relaxed) &&
+         s->gated->carry.ticket.load(std::memory_order_acquire) != 0) {
     device_.copier->open(*s->gated);
     s->pass_gate();
   }
@@ -130,11 +130,11 @@ bool Messages::settled() noexcept {
 }
 
 void Messages::release(Operation &op, Code result) noexcept {
-  if (op.place.own) places_.unstage(&op);
-  if (op.spilled) places_.end_spill(&op);
-  if (result == Code::Ok && op.slot.number != 0 && op.call.collective == Collective::Recv) slots_.has_left(&op);
-  if (op.begun && device_.copier) device_.copier->forget(op);
-  if (op.whole != 0 && op.part == 0 && op.source >= 0) op.parent->source = op.source;
+  if (op.message.place.own) places_.unstage(&op);
+  if (op.carry.spilled) places_.end_spill(&op);
+  if (result == Code::Ok && op.message.slot.number != 0 && op.call.collective == Collective::Recv) slots_.has_left(&op);
+  if (op.carry.begun && device_.copier) device_.copier->forget(op);
+  if (op.cut.whole != 0 && op.cut.part == 0 && op.message.source >= 0) op.end.parent->message.source = op.message.source;
 }
 
 void Messages::leave() noexcept {

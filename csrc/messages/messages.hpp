@@ -40,7 +40,7 @@ class Messages {
   void each(Look look) noexcept {
     const auto s = table_.lock();
     for (const OperationList *list : s->all)
-      for (const Operation *o = list->head; o; o = o->match_next)
+      for (const Operation *o = list->head; o; o = o->message.next)
         if (!look(*o, *list, *s)) return;
   }
 

@@ -69,13 +69,13 @@ bool SlotReceives::written_by(int q) const noexcept {
 }
 
 void SlotReceives::announce(Operation *op) noexcept {
-  op->grouped = true;
+  op->message.grouped = true;
   const int source = op->call.root;
   if (op->call.collective != Collective::Recv || source < 0 || sizes_.bytes() == 0) return;
   const uint64_t messages = sizes_.slots_of(*op);
   const auto s = table_.lock();
   if (messages == 0 || !s->slots.any() || !s->slots.has(source)) return;
-  op->slot.promised = true;
+  op->message.slot.promised = true;
   s->slots.promise(source, messages);
 }
 
@@ -83,31 +83,31 @@ void SlotReceives::announce(Operation *op) noexcept {
 
 void SlotSends::number(MatchState &, Operation *op) noexcept {
   p2p::SendSlots &slots = theirs_[op->call.root];
-  if (op->slot.number == 0 && slots.any() && sizes_.take_slot(op)) op->slot.number = slots.number();
+  if (op->message.slot.number == 0 && slots.any() && sizes_.take_slot(op)) op->message.slot.number = slots.number();
 }
 
 bool SlotSends::put(Operation *op) noexcept {
   if (!is_free(op)) return false;
   p2p::SendSlots &slots = theirs_[op->call.root];
   slots.took(now_ns());
-  op->send_slot = slots.place(op->slot.number);
+  op->carry.send_slot = slots.place(op->message.slot.number);
   return true;
 }
 
 // The patience is no less than a group's.
 bool SlotSends::worth_waiting(const Operation *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
-  return theirs_[op->call.root].worth_waiting(op->slot.number, {.now_ns = now_ns(),
+  return theirs_[op->call.root].worth_waiting(op->message.slot.number, {.now_ns = now_ns(),
                                                                 .patience_ns = std::max(kPatience, group_wait_ns_),
-                                                                .grouped = op->grouped,
-                                                                .called_ns = op->submitted_ns,
+                                                                .grouped = op->message.grouped,
+                                                                .called_ns = op->time.submitted_ns,
                                                                 .group_ns = group_wait_ns_});
 }
 
 bool SlotSends::has_room_for_waiter() noexcept {
   const auto s = table_.lock();
-  for (const Operation *o = s->taking.head; o; o = o->match_next)
-    if (o->port == Port::Taken && o->ticket.load(std::memory_order_relaxed) == 0 && is_free(o)) return true;
+  for (const Operation *o = s->taking.head; o; o = o->message.next)
+    if (o->carry.port == Port::Taken && o->carry.ticket.load(std::memory_order_relaxed) == 0 && is_free(o)) return true;
   return false;
 }
 
@@ -119,73 +119,73 @@ bool SlotReceives::claimable(const MatchState &s, const Operation *op) const noe
 
 void SlotReceives::claim(MatchState &s, Operation *op) noexcept {
   if (!sizes_.take_slot(op) || !s.slots.any()) return;
-  s.slots.claim(op->slot, op->call.root, op->port == Port::Expected, op->place.own_or_will());
-  if (op->slot.in_slot) read_slot(s, op, op->call.root, op->slot.expected);
+  s.slots.claim(op->message.slot, op->call.root, op->carry.port == Port::Expected, op->message.place.own_or_will());
+  if (op->message.slot.in_slot) read_slot(s, op, op->call.root, op->message.slot.expected);
 }
 
 bool SlotReceives::claim_posted(MatchState &s, Operation *op) noexcept {
-  if (!s.slots.take_slot(op->slot, op->call.root)) return false;
-  read_slot(s, op, op->call.root, op->slot.expected);
+  if (!s.slots.take_slot(op->message.slot, op->call.root)) return false;
+  read_slot(s, op, op->call.root, op->message.slot.expected);
   return true;
 }
 
 // The receive's place is that slot.
 void SlotReceives::read_slot(MatchState &s, Operation *op, int source, uint64_t number) noexcept {
-  op->slot.in_slot = true;
-  op->place.piece.offset = s.slots.place(source, number);
+  op->message.slot.in_slot = true;
+  op->message.place.piece.offset = s.slots.place(source, number);
 }
 
 void SlotReceives::stand_apart(MatchState &s, Operation *op) noexcept {
-  if (sizes_.take_slot(op) && s.slots.any()) s.slots.stand_apart(op->slot, op->call.root);
+  if (sizes_.take_slot(op) && s.slots.any()) s.slots.stand_apart(op->message.slot, op->call.root);
 }
 
 void SlotReceives::match(MatchState &s, Operation *op, int source) noexcept {
-  if (sizes_.take_slot(op) && s.slots.any()) s.slots.match(op->slot, op->call.root, source);
+  if (sizes_.take_slot(op) && s.slots.any()) s.slots.match(op->message.slot, op->call.root, source);
 }
 
 bool SlotReceives::may_come(const MatchState &s, const Operation *op) const noexcept {
-  return !op->slot.in_slot || s.slots.may_come(op->slot, op->source);
+  return !op->message.slot.in_slot || s.slots.may_come(op->message.slot, op->message.source);
 }
 
 void SlotReceives::submitted(MatchState &s, const Operation *op) noexcept {
-  if (op->slot.in_slot) s.slots.submitted(op->source, op->slot.number);
+  if (op->message.slot.in_slot) s.slots.submitted(op->message.source, op->message.slot.number);
 }
 
 // The receive's slot is empty, or the receive needs no slot.
 void SlotReceives::leave(MatchState &s, Operation *op) noexcept {
-  if (op->slot.number != 0) s.slots.leave(op->slot, op->source);
+  if (op->message.slot.number != 0) s.slots.leave(op->message.slot, op->message.source);
 }
 
 bool SlotReceives::is_its_turn(Operation *op) const {
-  if (p2p::RecvSlots::as_expected(op->slot)) return true;
-  op->text = formatted(
+  if (p2p::RecvSlots::as_expected(op->message.slot)) return true;
+  op->end.text = formatted(
       "{}: {} has sent message {} of its receive slots where {} was to come; all ranks must run the same version of "
       "Isthmus",
-      core_.describe(*op), core_.id.text(op->source), op->slot.number, op->slot.expected);
+      core_.describe(*op), core_.id.text(op->message.source), op->message.slot.number, op->message.slot.expected);
   return false;
 }
 
 bool SlotReceives::begin(MatchState &s, Operation *op) noexcept {
   if (!is_its_turn(op)) return false;
-  if (!op->slot.in_slot) leave(s, op);
+  if (!op->message.slot.in_slot) leave(s, op);
   return true;
 }
 
 bool SlotReceives::lies_there(MatchState &s, Operation *op, uint32_t slot) noexcept {
   if (!is_its_turn(op)) return false;
-  if (op->slot.number == 0 || slot != s.slots.slot(op->slot.number)) {
-    op->text = formatted(
+  if (op->message.slot.number == 0 || slot != s.slots.slot(op->message.slot.number)) {
+    op->end.text = formatted(
         "{}: {} has put message {} into receive slot {}, where it does not belong; all ranks must run the same version of "
         "Isthmus",
-        core_.describe(*op), core_.id.text(op->source), op->slot.number, slot);
+        core_.describe(*op), core_.id.text(op->message.source), op->message.slot.number, slot);
     return false;
   }
-  if (!on_stage(op) || op->place.own_or_will()) {
-    op->lies = static_cast<int32_t>(slot);
+  if (!on_stage(op) || op->message.place.own_or_will()) {
+    op->message.lies = static_cast<int32_t>(slot);
     table_.wait_for_place(s, op);
     return true;
   }
-  if (!op->slot.in_slot) read_slot(s, op, op->source, op->slot.number);  // else a thread may submit the copy just now
+  if (!op->message.slot.in_slot) read_slot(s, op, op->message.source, op->message.slot.number);  // else a thread may submit the copy just now
   table_.landed(s, op);
   return true;
 }
@@ -197,14 +197,14 @@ bool SlotReceives::bring(Operation *op) noexcept {
     const auto s = table_.lock();
     touch(*s);
     to = op->data(base);
-    from = base + s->slots.place(op->source, op->slot.number);
+    from = base + s->slots.place(op->message.source, op->message.slot.number);
   }
   copy_bytes(to, from, op->call.bytes);
   has_left(op);
   const auto s = table_.lock();
   s->granting.take(op);
   table_.end_moving();
-  op->lies = -1;
+  op->message.lies = -1;
   if (!on_stage(op)) return true;
   table_.landed(*s, op);
   return false;
@@ -212,7 +212,7 @@ bool SlotReceives::bring(Operation *op) noexcept {
 
 void SlotReceives::has_left(Operation *op) noexcept {
   leave(*table_.lock(), op);
-  if (Doorbell *const bell = core_.peers[op->source].bell) bell->ring();
+  if (Doorbell *const bell = core_.peers[op->message.source].bell) bell->ring();
 }
 
 }  // namespace isthmus::messages

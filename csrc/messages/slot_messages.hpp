@@ -67,11 +67,11 @@ class SlotSends {
   void fix(const std::vector<TheirSlots> &theirs);  // by rank; before the first operation
 
   void number(MatchState &, Operation *op) noexcept;  // in the order of the calls
-  bool is_free(const Operation *op) const noexcept { return theirs_[op->call.root].free(op->slot.number); }
+  bool is_free(const Operation *op) const noexcept { return theirs_[op->call.root].free(op->message.slot.number); }
   bool put(Operation *op) noexcept;  // false: the send's slot is not free
   bool worth_waiting(const Operation *op) noexcept;
   uint16_t slot_of(const Operation *op) const noexcept {
-    return static_cast<uint16_t>(theirs_[op->call.root].slot(op->slot.number));
+    return static_cast<uint16_t>(theirs_[op->call.root].slot(op->message.slot.number));
   }
   bool has_room_for_waiter() noexcept;
   bool reaches(int peer) const noexcept { return theirs_[static_cast<size_t>(peer)].reached(); }
@@ -105,7 +105,7 @@ class SlotReceives {
   void match(MatchState &s, Operation *op, int source) noexcept;           // the message, or its announcement, has come
   bool may_come(const MatchState &s, const Operation *op) const noexcept;  // by the link or a processor: the slot is empty
   void submitted(MatchState &s, const Operation *op) noexcept;             // the copy from the slot is submitted
-  // A message comes by the link. False: the two sides have not counted alike, and op->text says so.
+  // A message comes by the link. False: the two sides have not counted alike, and op->end.text says so.
   bool begin(MatchState &s, Operation *op) noexcept;
   // The message lies in that slot. False: as begin().
   bool lies_there(MatchState &s, Operation *op, uint32_t slot) noexcept;

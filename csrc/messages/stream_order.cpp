@@ -25,8 +25,8 @@ void StreamOrder::hold(Operation *op, void *stream) noexcept {
 }
 
 void StreamOrder::order(Operation *op, void *stream) {
-  if (op->parts.empty()) order_part(op, stream);
-  for (Operation *part : op->parts) order_part(part, stream);
+  if (op->cut.parts.empty()) order_part(op, stream);
+  for (Operation *part : op->cut.parts) order_part(part, stream);
   settle();
 }
 
@@ -41,16 +41,16 @@ void StreamOrder::order_part(Operation *op, void *stream) noexcept {
 // Orders a receive. Where a gate is still possible, the copy comes behind a gate, as if the receive had been submitted so. Else the copy comes with
 // the message. False: no gate is possible, and the message has not come.
 bool StreamOrder::order_now(Operation *op, void *stream) {
-  if (op->ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
+  if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
   const bool gate =
-      !op->arrived.load(std::memory_order_acquire) && device_.copier->gates() && copies_.submit_all(op) && stage_posted(op);
+      !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() && copies_.submit_all(op) && stage_posted(op);
   if (gate) device_.copier->make_gate();
   bool expected;
   {
     const auto s = table_.lock();
-    const bool arrived = op->arrived.load(std::memory_order_relaxed);
+    const bool arrived = op->carry.arrived.load(std::memory_order_relaxed);
     expected = gate && !arrived;
-    op->port = expected ? Port::Expected : Port::Caller;
+    op->carry.port = expected ? Port::Expected : Port::Caller;
     if (!expected && !arrived) return false;
     if (expected) {
       device_.copier->reserve(*op);
@@ -72,16 +72,16 @@ bool StreamOrder::order_now(Operation *op, void *stream) {
 bool StreamOrder::stage_posted(Operation *op) noexcept {
   {
     const auto s = table_.lock();
-    const bool placed = op->place.own_or_will() || op->slot.in_slot;
+    const bool placed = op->message.place.own_or_will() || op->message.slot.in_slot;
     if (placed || !s->posted.has(op)) return placed;
     if (slots_.claim_posted(*s, op)) return true;
   }
   const std::optional<p2p::Piece> free = places_.take_ahead(op);
   {
     const auto s = table_.lock();
-    if (!op->place.own && s->posted.has(op)) {
+    if (!op->message.place.own && s->posted.has(op)) {
       if (free) MessagePlaces::give_to(op, *free);
-      if (free || (is_small(op) && s->chain.inherit(op->place, op->call.bytes))) {
+      if (free || (is_small(op) && s->chain.inherit(op->message.place, op->call.bytes))) {
         slots_.stand_apart(*s, op);
         return true;
       }
@@ -112,9 +112,9 @@ void StreamOrder::settle() noexcept {
 
 bool StreamOrder::may_settle(const Operation &op) const noexcept {
   if (core_.failed() || op.over()) return true;
-  if (op.call.collective == Collective::Send) return op.ticket.load(std::memory_order_acquire) != 0;
-  return op.arrived.load(std::memory_order_acquire) ||
-         (device_.gates && op.grouped && !op.ungated && copies_.all_submitted());
+  if (op.call.collective == Collective::Send) return op.carry.ticket.load(std::memory_order_acquire) != 0;
+  return op.carry.arrived.load(std::memory_order_acquire) ||
+         (device_.gates && op.message.grouped && !op.message.ungated && copies_.all_submitted());
 }
 
 bool StreamOrder::settle_one(Operation *op, void *stream) noexcept {
@@ -124,7 +124,7 @@ bool StreamOrder::settle_one(Operation *op, void *stream) noexcept {
   if (!submitting || core_.failed() || !device_.copier || op->over()) return true;
   try {
     const bool all_placed = copies_.all_submitted();
-    if (!order_now(op, stream)) return op->ungated = all_placed, false;
+    if (!order_now(op, stream)) return op->message.ungated = all_placed, false;
   } catch (const Error &e) { core_.not_submitted(*op, e); }
   return true;
 }

@@ -145,7 +145,7 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
   const Deadline patience(kPatienceSeconds);
   int outside = -1;  // a rank outside the group, for which a rank of the group waits
   int behind = -1;   // a rank of the group whose own device has not come as far as this one's
-  uint32_t turn = op.at.turn();
+  uint32_t turn = op.run.at.turn();
   std::string busy;  // the call in which one rank of the group is
   for (const int q : group) {
     if (q == core_.id.rank) continue;
@@ -161,7 +161,7 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
     if (const int on = a.waiting_on; on >= 0 && on < core_.id.world && !has(group, on)) outside = on;
   }
   if (outside >= 0) return formatted("{}; {}", in, culprit(op, outside, code));
-  const uint32_t chunks = op.at.turn() - turn;
+  const uint32_t chunks = op.run.at.turn() - turn;
   if (behind >= 0)
     return formatted("{}; {} waits for its own device, which is {} chunk{} behind this rank's: it is slow or stuck{}", in,
                      core_.id.text(behind), chunks, chunks == 1 ? "" : "s", busy);
@@ -169,11 +169,11 @@ std::string Blame::library_text(const Operation &op, Code &code) noexcept {
 }
 
 void Blame::fail_late(const Operation &op) noexcept {
-  const int first = op.blocked_on;
+  const int first = op.run.blocked_on;
   Code code = Code::Timeout;
   std::string who;
   if (first >= 0 && first != core_.id.rank) who = culprit(op, first, code);
-  else if (op.short_of_room && op.phase == Phase::Fresh)
+  else if (op.run.short_of_room && op.run.phase == Phase::Fresh)
     who = "no staging memory was free for it, which other operations of this process had (ISTHMUS_STAGING_BYTES)";
   else if (op.plan && !op.plan->device.empty() && collectives_.device().executor()) who = library_text(op, code);
   else who = "it waited for no rank";
@@ -218,22 +218,22 @@ bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
     const int64_t left = o.call.root < 0                        ? found.all_left_ns
                          : core_.peers[o.call.root].left.load() ? core_.peers[o.call.root].left_ns.load()
                                                                 : -1;
-    return left >= 0 && world > 1 && now - std::max(left, o.submitted_ns) > kSecond;
+    return left >= 0 && world > 1 && now - std::max(left, o.time.submitted_ns) > kSecond;
   };
   messages_.each([&](const Operation &o, const OperationList &list, const MatchState &s) {
-    if (now < o.deadline_ns && (&list == &s.landing || o.lies >= 0 || o.held || !gone(o))) return true;
+    if (now < o.time.deadline_ns && (&list == &s.landing || o.message.lies >= 0 || o.message.held || !gone(o))) return true;
     found.late = &o;
-    const bool waits_for_slot = &list == &s.taking && o.slot.number != 0 && o.ticket.load(std::memory_order_relaxed) == 0;
+    const bool waits_for_slot = &list == &s.taking && o.message.slot.number != 0 && o.carry.ticket.load(std::memory_order_relaxed) == 0;
     found.held = on_stage(&o) && (&list == &s.landing || (&list == &s.taking && !waits_for_slot));
     found.no_place =
-        o.short_of_memory || (&list == &s.granting && on_stage(&o) && !o.place.own && !o.slot.in_slot && o.lies < 0);
+        o.carry.starved || (&list == &s.granting && on_stage(&o) && !o.message.place.own && !o.message.slot.in_slot && o.message.lies < 0);
     found.copy.call = o.call;
-    found.copy.source = o.source;
+    found.copy.message.source = o.message.source;
     found.copy.label = o.label;
-    found.copy.whole = o.whole;
-    found.copy.port = o.port;
-    found.copy.submitted_ns = o.submitted_ns;
-    found.copy.deadline_ns = o.deadline_ns;
+    found.copy.cut.whole = o.cut.whole;
+    found.copy.carry.port = o.carry.port;
+    found.copy.time.submitted_ns = o.time.submitted_ns;
+    found.copy.time.deadline_ns = o.time.deadline_ns;
     return false;
   });
   return found.late != nullptr;
@@ -243,7 +243,7 @@ void Blame::fail_late_message(int64_t now) noexcept {
   LateMessage found;
   if (!find_late(now, found)) return;
   const Operation &copy = found.copy;
-  const int first = copy.source >= 0 ? copy.source : copy.call.root;
+  const int first = copy.message.source >= 0 ? copy.message.source : copy.call.root;
   Code code = first < 0 && found.all_left_ns >= 0 ? Code::PeerLost : Code::Timeout;
   const std::string who = found.no_place           ? no_place_text(copy)
                           : found.held             ? own_device_text(copy)
@@ -253,15 +253,15 @@ void Blame::fail_late_message(int64_t now) noexcept {
   const std::string in = inside();
   bool there = false;
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
-    there = &o == found.late && o.submitted_ns == copy.submitted_ns;
+    there = &o == found.late && o.time.submitted_ns == copy.time.submitted_ns;
     return !there;
   });
   if (!there) return;
   core_.fail_at(
       copy, code,
-      formatted("{}: {}{}", now < copy.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who,
+      formatted("{}: {}{}", now < copy.time.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who,
                 in),
-      now >= copy.deadline_ns);
+      now >= copy.time.deadline_ns);
 }
 
 // The operation is in none of the lists yet, because the thread that begins the operation is held up before.

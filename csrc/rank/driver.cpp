@@ -67,7 +67,7 @@ struct RankDriver::Waiting {
   int64_t idle_since = 0, looked = 0, asked = 0;
 
   Waiting(Operation *of, const RankCore &core) noexcept : op(of), p2p(of->is_p2p()), crowded(process::oversubscribed()) {
-    const bool group = of->children.load(std::memory_order_relaxed) != 0;
+    const bool group = of->end.children.load(std::memory_order_relaxed) != 0;
     sockets = core.context->links().any() && (p2p || group || !core.id.topology.flat);
     frames = p2p || group || (of->plan && of->plan->uses_links) || !of->core;
     polls = crowded || sockets ? 8 : 256;

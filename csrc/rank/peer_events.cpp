@@ -60,7 +60,7 @@ Answer PeerEvents::answer(uint64_t sequence) noexcept {
   // The rank is not inside a collective. So the answer names the peer of the message that a thread waits for, or else of the oldest message.
   const Operation *const awaited = driver_.awaited_message();
   messages_.each([&](const Operation &o, const OperationList &, const MatchState &) {
-    const int peer = o.source >= 0 ? o.source : o.call.root;
+    const int peer = o.message.source >= 0 ? o.message.source : o.call.root;
     a.in_message = &o == awaited && peer >= 0;
     if (a.waiting_on < 0 || a.in_message) a.waiting_on = peer;
     return !a.in_message;

@@ -87,8 +87,8 @@ void Rank::submit(Operation *op) noexcept {
     op->keep = shared_from_this();
     OperationPool::retain(op);  // the engine's reference, dropped by finish_operation
   }
-  op->submitted_ns = now_ns();
-  op->deadline_ns = op->submitted_ns + seconds_to_ns(op->call.timeout);
+  op->time.submitted_ns = now_ns();
+  op->time.deadline_ns = op->time.submitted_ns + seconds_to_ns(op->call.timeout);
   if (op->is_p2p()) return messages_.submit(op);
   core_.pending.fetch_add(1, std::memory_order_acq_rel);
   if (core_.failed()) return collectives_.submit_failed(op);
@@ -120,7 +120,7 @@ void Rank::release(Operation &op, Code result) noexcept {
 std::vector<Record> Rank::in_flight() noexcept {
   std::vector<Record> out;
   const auto add = [&](const Operation &o) {
-    out.push_back({core_.id.serial, o.sequence, o.submitted_ns, 0, o.call.bytes, o.call.root,
+    out.push_back({core_.id.serial, o.sequence, o.time.submitted_ns, 0, o.call.bytes, o.call.root,
                    static_cast<uint8_t>(o.call.collective), static_cast<uint8_t>(o.call.dtype),
                    static_cast<uint8_t>(o.call.op), static_cast<uint8_t>(Code::InProgress)});
   };
