@@ -48,7 +48,7 @@ class DeviceEnding {
   // cannot be stopped.
   bool settled(int64_t now_ns, bool alone, bool refused) noexcept;
   // After abort(): only stopping the stream ends what may still stand there, because the library cannot, and the library has had its time.
-  // Whoever frees memory would wait for the stream for ever. Once the stream was stopped, died().
+  // A thread that frees memory would wait for the stream for ever. Once the stream was stopped, died() is called.
   bool wants_stop(int64_t now_ns) const noexcept;
   // The thread that submits does not come back, so what was submitted does not come to its end.
   void leave_behind() noexcept;
@@ -59,7 +59,7 @@ class DeviceEnding {
  private:
   QueuedWork &work_;
   bool endless_ = false;
-  std::atomic<uint64_t> cuts_{0};  // of the stream, when it was last given work and had none of ours
+  std::atomic<uint64_t> cuts_{0};  // Stream::cuts() at the last submission to a stream that had no work of ours
   std::atomic<uint64_t> last_{0};  // sequence of the last operation whose list was submitted
   std::atomic<uint64_t> last_bytes_{0};
   std::atomic<int64_t> aborted_ns_{0};

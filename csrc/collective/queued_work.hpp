@@ -1,5 +1,5 @@
-// All that the queue of a device's stream points to while work of ours stands there. It is one object, so that a queue that does not come to its
-// end keeps everything: the object is then left behind whole.
+// QueuedWork is all that the queue of a device's stream points to while work of ours stands there. All is in one object: where a queue does not
+// come to its end, the object is left behind whole.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ struct DeviceExecutorSetup {
   std::unique_ptr<ccl::IslandCommunicator> communicator;  // or null
   std::vector<int> ranks;                           // of the communicator above us, by position in the group
   std::shared_ptr<process::DeviceScratch> scratch;  // of the device
-  uint64_t first_scratch = 0;                       // bytes of it that are there from the beginning
+  uint64_t first_scratch = 0;                       // bytes of scratch that are there from the beginning
   std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
 };
 

@@ -1,5 +1,5 @@
-// An Operation is one call in flight: what was asked, how far the operation is, how the operation ended. Operations are pooled, and their vectors
-// keep their capacity. So nothing is allocated once a shape has been seen.
+// An Operation is one call in flight: what was asked, how far the operation is, how the operation ended. Operations are pooled, and their
+// vectors keep their capacity. So nothing is allocated once a shape has been seen.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ struct Call {  // what the user asked for, validated, in bytes
   double scale = 1;
   uint64_t factor = 1;  // the same for integers
   double timeout = 0;   // seconds; > 0
-  bool device = false;  // the device works on in and out: they are its memory, or pinned memory that it reaches
-  // Where the device finds what is given and what is received, in pinned memory of the host. Null: the memory is not pinned, or the processor works
-  // on the memory.
+  bool device = false;  // the device works on `in` and `out`: memory of the device, or pinned memory that the device reaches
+  // Where the device finds what is given and what is received, in pinned memory of the host. Null: the memory is not pinned, or the processor
+  // works on the memory.
   std::byte *in_there = nullptr, *out_there = nullptr;
   bool on_stream = false;    // ordered behind what the user's stream holds now, and before what the stream gets later
   bool order_later = false;  // "before what the stream gets later" holds only by StreamOrder::order()

@@ -1,5 +1,5 @@
-// Unexpected messages have come, or have been announced, before a receive for them was called. The messages stand in the order of their coming, so
-// the messages of one rank stand in the order of their sends. Steady traffic allocates nothing: an entry that is taken out is used again.
+// Unexpected messages have come, or have been announced, before a receive for them was called. The messages stand in the order of their coming,
+// so the messages of one rank stand in the order of their sends. Steady traffic allocates nothing: an entry that is taken out is used again.
 //
 // Thread rules: all calls under one lock (the match lock).
 #pragma once
@@ -19,10 +19,11 @@ struct UnexpectedMessage {
   uint8_t dtype = 0;
   uint64_t id = 0, total = 0, whole = 0;  // bytes of this part, and of the message
   uint32_t part = 0;
-  bool announced = false;        // the message's data comes when this rank asks
-  int32_t lies = -1;             // in this receive slot; -1: in none
-  bool complete = false;         // `data` has all of it
-  Operation *claimed = nullptr;  // the receive that takes it once it is complete and the receive's place is free
+  bool announced = false;  // the message's data comes when this rank asks
+  int32_t lies = -1;       // in this receive slot; -1: in none
+  bool complete = false;   // `data` has all of it
+  Operation *claimed =
+      nullptr;  // the receive that takes the message, once the message is complete and the receive's place is free
   std::vector<std::byte> data;
   bool flows() const noexcept { return !announced && !complete && lies < 0; }  // into `data`
 };

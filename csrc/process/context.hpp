@@ -100,7 +100,7 @@ class Context final {
   struct Stats {
     int threads, descriptors, peers, links, members;
     int leaving;     // ranks that were destroyed, whose slots peers may still read
-    int rings_lost;  // rings to which a device may still write, and that nobody gets until the context ends
+    int rings_lost;  // rings to which a device may still write, and that no operation gets until the context ends
     size_t staging_used, staging_limit;
   };
   Stats stats() const;

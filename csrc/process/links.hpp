@@ -1,10 +1,10 @@
 // The links of this process to other processes, and to itself. All communicators share them.
 //
-// A link is made at its first use and stays until the context ends. Whoever has time drives the links: a caller that waits, or the progress
-// thread. One thread at a time has a link's turn (link/frame.hpp).
+// A link is made at its first use and stays until the context ends. A thread that has time drives the links: a caller that waits, or the
+// progress thread. One thread at a time has a link's turn (link/frame.hpp).
 //
-// Thread rules. Any thread may call. connect() is called by one thread at a time, which its lock sees to. The functions of FrameSink are
-// called by whoever has the link's turn.
+// Thread rules. Any thread may call. One thread at a time is in connect(): the lock of connect() sees to that. The functions of FrameSink are
+// called by the thread that has the link's turn.
 #pragma once
 
 #include <array>
@@ -62,7 +62,7 @@ class Links final {
   int64_t socket_spin_ns() const noexcept { return socket_spin_ns_.load(std::memory_order_relaxed); }
   void note_socket_wait(int64_t ns) noexcept;
 
-  // As link::FrameSink, by whoever has a link's turn: the rank that the frame names has it.
+  // As in link::FrameSink, called by the thread that has a link's turn. The frame goes to the rank that the frame names.
   link::Accept accept(const link::FrameHeader &h, int64_t since_ns, std::byte *&to);
   void received(const link::FrameHeader &h);
 

@@ -2,7 +2,7 @@
 //
 // A process has several threads, and each knows a rank by one side:
 //
-//   FrameReceiver    whoever has a link's turn: frames that came for the rank, and the links that the rank uses
+//   FrameReceiver    the thread that has a link's turn: frames that came for the rank, and the links that the rank uses
 //   ControlReceiver  the control thread: control messages, lost processes, questions of other processes
 //   Drivable         the progress thread: operations for which no caller waits
 //   DeviceWork       the device workers: calls of the device's runtime
@@ -92,7 +92,7 @@ class DeviceWork {
   virtual int device() const noexcept = 0;
   // Submits the copies of messages that no other thread submits. True: some copies wait for pinned memory, so the worker calls again.
   virtual bool carry_messages() noexcept = 0;
-  virtual void look_at_device() noexcept = 0;  // whether the device has failed; nothing where nobody has asked
+  virtual void look_at_device() noexcept = 0;  // whether the device has failed; does nothing where no thread has asked
   virtual void stop_stream() noexcept = 0;     // by the worker that stops streams
 };
 

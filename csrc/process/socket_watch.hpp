@@ -1,5 +1,5 @@
-// Who watches the sockets. Of the threads that sleep for sockets one watches them all. The others sleep on the doorbell. The doorbell rings
-// for them when a frame has come (Links::drive) and when the watch is free:
+// SocketWatch tells which thread watches the sockets. Of the threads that sleep for sockets, one watches all sockets. The others sleep on the
+// doorbell. The doorbell rings for the others when a frame has come (Links::drive) and when the watch is free:
 //
 //   thread A                         thread B
 //   takes the watch                  finds the watch taken

@@ -1,4 +1,5 @@
-// Who has the staging memory of the process (link/arena.hpp): slots of operations, pinned memory of messages, rings at fixed places.
+// StagingBook tells who has the staging memory of the process (link/arena.hpp): slots of operations, pinned memory of messages, rings at fixed
+// places.
 //
 // An operation that finds no room asks for what others keep but do not use, and otherwise waits until another operation gives memory back:
 //
@@ -35,7 +36,7 @@ class StagingBook {
   // where more than 1/`part_of` of the staging memory would be in use then.
   uint64_t take_fixed_ring(uint64_t bytes, int part_of) noexcept;
   void give_fixed_ring(uint64_t offset, uint64_t bytes) noexcept;
-  // Rings to which a device may still write. Nobody gets them until the context ends.
+  // Rings to which a device may still write. No operation gets these rings until the context ends.
   void lose_rings(int rings) noexcept { rings_lost_.fetch_add(rings, std::memory_order_relaxed); }
   int rings_lost() const noexcept { return rings_lost_.load(std::memory_order_relaxed); }
 
