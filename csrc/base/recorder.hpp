@@ -10,7 +10,7 @@
 namespace isthmus {
 
 struct Record {
-  uint64_t communicator = 0;  // Member's serial number in this process
+  uint64_t communicator = 0;  // the rank's serial number (engine/rank_core.hpp) in this process
   uint64_t sequence = 0;
   int64_t submitted_ns = 0, ended_ns = 0;  // monotonic
   uint64_t bytes = 0;

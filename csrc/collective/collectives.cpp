@@ -31,7 +31,8 @@ void Collectives::take_room(Operation &op) {
   while (!memory_.take(op)) {
     if (now_ns() >= op.time.deadline_ns || core_.failed())
       fail(Code::Resource, "no staging memory is free for it, which other operations have (ISTHMUS_STAGING_BYTES)");
-    core_.sleep_until([&] { return core_.context->staging().given_back() != op.run.given_back || now_ns() >= op.run.ask_again_ns; });
+    core_.sleep_until(
+        [&] { return core_.context->staging().given_back() != op.run.given_back || now_ns() >= op.run.ask_again_ns; });
   }
 }
 

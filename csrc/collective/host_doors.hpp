@@ -64,7 +64,7 @@ class HostDoors {
  private:
   struct Door {
     std::unique_ptr<device::StreamGate> gate;  // or null: the submitting thread looks at `value`
-    std::atomic<uint64_t> value{0};      // the door has been opened so far
+    std::atomic<uint64_t> value{0};            // the door has been opened so far
   };
   void open(Door &door, uint64_t value) noexcept;
   void pass(Door &door, uint64_t value, device::Stream &stream);

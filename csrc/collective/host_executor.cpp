@@ -197,7 +197,8 @@ std::byte *HostExecutor::address(Operation &op, const plan::Span &span, uint32_t
   switch (span.memory) {
     case Memory::Input: return const_cast<std::byte *>(op.call.in) + offset;
     case Memory::Output: return op.call.out + offset;
-    case Memory::Scratch: return (op.run.scratch ? core_.context->arena().base() + op.run.scratch : scratch_.data()) + offset;
+    case Memory::Scratch:
+      return (op.run.scratch ? core_.context->arena().base() + op.run.scratch : scratch_.data()) + offset;
     case Memory::Device: return nullptr;  // the device list alone has memory of the device
     case Memory::Ring: break;
   }

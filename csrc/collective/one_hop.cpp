@@ -122,8 +122,8 @@ bool OneHop::begin(Operation &op) noexcept {
   }
   op.run.phase = Phase::Posted;
   op.run.next_rank = p.reads_all    ? 0
-                 : p.reads_root ? static_cast<uint32_t>(op.call.root)
-                                : static_cast<uint32_t>(core_.id.world);
+                     : p.reads_root ? static_cast<uint32_t>(op.call.root)
+                                    : static_cast<uint32_t>(core_.id.world);
   return true;
 }
 

@@ -23,12 +23,12 @@ struct DeviceExecutorSetup {
   device::Runtime *runtime = nullptr;
   std::shared_ptr<ccl::Library> library;
   std::shared_ptr<device::Stream> stream;
-  std::shared_ptr<device::Stream> beside;           // for stages that say so; null: they stand on the one stream too
+  std::shared_ptr<device::Stream> beside;                 // for stages that say so; null: they stand on the one stream too
   std::unique_ptr<ccl::IslandCommunicator> communicator;  // or null
-  std::vector<int> ranks;                           // of the communicator above us, by position in the group
-  std::shared_ptr<process::DeviceScratch> scratch;  // of the device
-  uint64_t first_scratch = 0;                       // bytes of scratch that are there from the beginning
-  std::byte *arena = nullptr;                       // where the device finds the beginning of this process's arena
+  std::vector<int> ranks;                                 // of the communicator above us, by position in the group
+  std::shared_ptr<process::DeviceScratch> scratch;        // of the device
+  uint64_t first_scratch = 0;                             // bytes of scratch that are there from the beginning
+  std::byte *arena = nullptr;                             // where the device finds the beginning of this process's arena
 };
 
 struct QueuedWork : DeviceExecutorSetup {

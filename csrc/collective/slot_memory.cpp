@@ -30,7 +30,8 @@ void SlotMemory::let_in(bool host) noexcept {
 // An operation that has found no room asks again when other operations have given some back, or after a while.
 bool SlotMemory::ask_again(Operation &op, int64_t now) noexcept {
   const uint64_t given_back = core_.context->staging().given_back();
-  if (op.run.short_of_room && std::exchange(op.run.given_back, given_back) == given_back && now < op.run.ask_again_ns) return false;
+  if (op.run.short_of_room && std::exchange(op.run.given_back, given_back) == given_back && now < op.run.ask_again_ns)
+    return false;
   op.run.ask_again_ns = now + kAskAgainNs;
   return true;
 }

@@ -72,20 +72,20 @@ struct Operation;
 // thread that submits.
 struct CollectiveRun {
   Phase phase = Phase::Fresh;
-  uint32_t next_rank = 0;           // one-hop, Comparing: first rank not yet seen
-  uint32_t told_rank = 0;           // Comparing: first rank that was not told its size
-  plan::Cursor at;                  // where the host list stands
-  bool streams = false;             // steps with `stream` write past the caches
-  int32_t blocked_on = -1;          // rank that the last try waited for
-  uint64_t ring = 0;                // where its slots begin in the arena; set at submission for plans with device work, else at the start
+  uint32_t next_rank = 0;   // one-hop, Comparing: first rank not yet seen
+  uint32_t told_rank = 0;   // Comparing: first rank that was not told its size
+  plan::Cursor at;          // where the host list stands
+  bool streams = false;     // steps with `stream` write past the caches
+  int32_t blocked_on = -1;  // rank that the last try waited for
+  uint64_t ring = 0;  // where its slots begin in the arena; set at submission for plans with device work, else at the start
   std::atomic<bool> broken{false};  // not all of its device work was submitted
-  uint64_t scratch = 0;             // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
-  bool lent = false;                // of these, something is of the rank's Rings
-  bool short_of_room = false;       // there was no room for them
-  int64_t short_since_ns = 0;       // since then; and
-  int64_t ask_again_ns = 0;         // it does not ask before, or
-  uint64_t given_back = 0;          // until more has been given back than then
-  bool on_device = false;           // it has memory of the device's on its way (DeviceExecutor)
+  uint64_t scratch = 0;  // where its scratch begins in the arena, for plans with device work; 0: the host executor's own
+  bool lent = false;     // of these, something is of the rank's Rings
+  bool short_of_room = false;              // there was no room for them
+  int64_t short_since_ns = 0;              // since then; and
+  int64_t ask_again_ns = 0;                // it does not ask before, or
+  uint64_t given_back = 0;                 // until more has been given back than then
+  bool on_device = false;                  // it has memory of the device's on its way (DeviceExecutor)
   bool lent_in = false, lent_out = false;  // of these, memory that stands for the user's
   Bounce bounce;                           // host memory of the user that a device has to work on goes through it
 };
@@ -106,20 +106,21 @@ struct MessageRun {
 
 // A long message is cut into parts, an operation each.
 struct MessageCut {
-  uint64_t whole = 0;              // bytes of the message that this is a part of; 0: it is no part
-  uint32_t part = 0;               // and which
-  int32_t source = -1;             // of the whole message from any rank: who sends it, once the first part has come (match lock)
-  bool is_whole = false;           // it is the whole message
+  uint64_t whole = 0;     // bytes of the message that this is a part of; 0: it is no part
+  uint32_t part = 0;      // and which
+  int32_t source = -1;    // of the whole message from any rank: who sends it, once the first part has come (match lock)
+  bool is_whole = false;  // it is the whole message
   std::vector<Operation *> parts;  // of a message that is ordered later, a reference each
 };
 
 // The copy of a message from or to a device (device_copier.hpp).
 struct MessageCopy {
   Port port = Port::None;
-  std::atomic<bool> arrived{false};      // the whole message is there
-  std::atomic<uint64_t> ticket{0};       // of its copy; 0: not submitted
-  Operation *next = nullptr;             // in the order of the gates
-  device::Event *begun = nullptr;        // the device copier's: what the stream held at the call, where the copy is submitted later
+  std::atomic<bool> arrived{false};  // the whole message is there
+  std::atomic<uint64_t> ticket{0};   // of its copy; 0: not submitted
+  Operation *next = nullptr;         // in the order of the gates
+  device::Event *begun =
+      nullptr;  // the device copier's: what the stream held at the call, where the copy is submitted later
   std::byte *send_slot = nullptr;        // a send's: where this rank's device finds the slot; null: it goes by the link
   bool unplaced = false;                 // a send that waits for pinned memory or a slot
   bool starved = false;                  // and found none of the first

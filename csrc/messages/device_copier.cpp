@@ -89,7 +89,8 @@ void DeviceCopier::carry(Operation &op, Lane &lane, bool out, bool gated) {
   } else {
     runtime_.behind_default(stream, *lane.before);
   }
-  const uint64_t ticket = gated ? op.carry.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
+  const uint64_t ticket =
+      gated ? op.carry.ticket.load(std::memory_order_relaxed) : lane.armed.load(std::memory_order_relaxed) + 1;
   lane.armed.store(ticket, std::memory_order_release);  // some of the work may run, whatever fails from here on
   if (gated) lane.gate->arm(stream, ticket);
   std::byte *const stage = op.carry.send_slot ? op.carry.send_slot : arena_ + op.message.place.piece.offset;

@@ -178,9 +178,9 @@ bool Matcher::fits(Operation *op, int source, uint64_t total, uint64_t whole, ui
   const auto mine = static_cast<uint8_t>(op->call.dtype);
   if (whole == asked && total == op->call.bytes && dtype == mine) return true;
   constexpr auto kBytes = static_cast<uint8_t>(DType::UInt8);
-  op->end.text = formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}", core_.describe(*op),
-                       core_.id.text(source), elements(whole, dtype), elements(asked, mine),
-                       dtype == kBytes && mine == kBytes ? "number of bytes" : "count and dtype");
+  op->end.text = formatted("{}: {} sent {} but the receive asked for {}; both sides must name the same {}",
+                           core_.describe(*op), core_.id.text(source), elements(whole, dtype), elements(asked, mine),
+                           dtype == kBytes && mine == kBytes ? "number of bytes" : "count and dtype");
   return false;
 }
 

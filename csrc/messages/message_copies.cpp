@@ -41,7 +41,8 @@ bool MessageCopies::submit_all(const Operation *behind) {
       const auto s = table_.lock();
       if (s->unstaged == 0) return true;
       op = s->taking.head;
-      while (op && (op->carry.port != Port::Taken || op->carry.ticket.load(std::memory_order_relaxed) != 0)) op = op->message.next;
+      while (op && (op->carry.port != Port::Taken || op->carry.ticket.load(std::memory_order_relaxed) != 0))
+        op = op->message.next;
     }
     if (!op || !submit(op)) return false;
   }

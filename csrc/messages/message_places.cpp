@@ -55,8 +55,8 @@ void MessagePlaces::unstage(Operation *op) noexcept {
   const bool send = op->call.collective == Collective::Send;
   const DeviceCopier *const copier = device_.copier.get();
   const bool copying =
-      device_.stages_lost.load(std::memory_order_relaxed) ||
-      (op->carry.ticket.load(std::memory_order_relaxed) != 0 && copier && !(send ? copier->taken(*op) : copier->landed(*op)));
+      device_.stages_lost.load(std::memory_order_relaxed) || (op->carry.ticket.load(std::memory_order_relaxed) != 0 &&
+                                                              copier && !(send ? copier->taken(*op) : copier->landed(*op)));
   if (copying) pool_.lose(op->message.place.piece);
   else pool_.give(op->message.place.piece);
 }

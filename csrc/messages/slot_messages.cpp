@@ -98,10 +98,10 @@ bool SlotSends::put(Operation *op) noexcept {
 bool SlotSends::worth_waiting(const Operation *op) noexcept {
   constexpr int64_t kPatience = 100'000'000;
   return theirs_[op->call.root].worth_waiting(op->message.slot.number, {.now_ns = now_ns(),
-                                                                .patience_ns = std::max(kPatience, group_wait_ns_),
-                                                                .grouped = op->message.grouped,
-                                                                .called_ns = op->time.submitted_ns,
-                                                                .group_ns = group_wait_ns_});
+                                                                        .patience_ns = std::max(kPatience, group_wait_ns_),
+                                                                        .grouped = op->message.grouped,
+                                                                        .called_ns = op->time.submitted_ns,
+                                                                        .group_ns = group_wait_ns_});
 }
 
 bool SlotSends::has_room_for_waiter() noexcept {
@@ -185,7 +185,8 @@ bool SlotReceives::lies_there(MatchState &s, Operation *op, uint32_t slot) noexc
     table_.wait_for_place(s, op);
     return true;
   }
-  if (!op->message.slot.in_slot) read_slot(s, op, op->message.source, op->message.slot.number);  // else a thread may submit the copy just now
+  if (!op->message.slot.in_slot)
+    read_slot(s, op, op->message.source, op->message.slot.number);  // else a thread may submit the copy just now
   table_.landed(s, op);
   return true;
 }

@@ -42,8 +42,8 @@ void StreamOrder::order_part(Operation *op, void *stream) noexcept {
 // the message. False: no gate is possible, and the message has not come.
 bool StreamOrder::order_now(Operation *op, void *stream) {
   if (op->carry.ticket.load(std::memory_order_relaxed) != 0) return device_.copier->order(*op, stream), true;
-  const bool gate =
-      !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() && copies_.submit_all(op) && stage_posted(op);
+  const bool gate = !op->carry.arrived.load(std::memory_order_acquire) && device_.copier->gates() &&
+                    copies_.submit_all(op) && stage_posted(op);
   if (gate) device_.copier->make_gate();
   bool expected;
   {

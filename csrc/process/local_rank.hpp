@@ -75,7 +75,7 @@ class Drivable {
   // One non-blocking try to move the operations and the links. True if something moved. `watched`: another thread looks after the sockets.
   virtual bool drive(bool watched) noexcept = 0;
   virtual int64_t check_deadlines(int64_t now) noexcept = 0;  // ends what is late
-  virtual bool polls_device() const noexcept = 0;  // the rank waits for a device, which wakes no thread
+  virtual bool polls_device() const noexcept = 0;             // the rank waits for a device, which wakes no thread
   // A device signals without waking a thread, so a thread that waits for a device looks again after a sixteenth of the time that the thread
   // has waited. So the thread is late by little, and a long wait is cheap.
   static int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }

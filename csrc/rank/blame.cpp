@@ -223,10 +223,11 @@ bool Blame::find_late(int64_t now, LateMessage &found) noexcept {
   messages_.each([&](const Operation &o, const OperationList &list, const MatchState &s) {
     if (now < o.time.deadline_ns && (&list == &s.landing || o.message.lies >= 0 || o.message.held || !gone(o))) return true;
     found.late = &o;
-    const bool waits_for_slot = &list == &s.taking && o.message.slot.number != 0 && o.carry.ticket.load(std::memory_order_relaxed) == 0;
+    const bool waits_for_slot =
+        &list == &s.taking && o.message.slot.number != 0 && o.carry.ticket.load(std::memory_order_relaxed) == 0;
     found.held = on_stage(&o) && (&list == &s.landing || (&list == &s.taking && !waits_for_slot));
-    found.no_place =
-        o.carry.starved || (&list == &s.granting && on_stage(&o) && !o.message.place.own && !o.message.slot.in_slot && o.message.lies < 0);
+    found.no_place = o.carry.starved || (&list == &s.granting && on_stage(&o) && !o.message.place.own &&
+                                         !o.message.slot.in_slot && o.message.lies < 0);
     found.copy.call = o.call;
     found.copy.message.source = o.message.source;
     found.copy.label = o.label;
@@ -259,8 +260,8 @@ void Blame::fail_late_message(int64_t now) noexcept {
   if (!there) return;
   core_.fail_at(
       copy, code,
-      formatted("{}: {}{}", now < copy.time.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout), who,
-                in),
+      formatted("{}: {}{}", now < copy.time.deadline_ns ? "" : formatted(" did not finish within {:g} s", copy.call.timeout),
+                who, in),
       now >= copy.time.deadline_ns);
 }
 

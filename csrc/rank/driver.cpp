@@ -98,7 +98,7 @@ bool RankDriver::pause(Waiting &w, int64_t now, int64_t until_ns) noexcept {
     return false;
   }
   int64_t nap = std::min<int64_t>(until_ns - now, 20'000'000);
-  if (polls_device()) nap = std::min(nap, device_nap(now - w.idle_since));
+  if (polls_device()) nap = std::min(nap, process::Drivable::device_nap(now - w.idle_since));
   bool driven = false;
   core_.context->links().sleep(w.sockets, nap, [&](bool watched) { return (driven = drive(watched)) || w.op->over(); });
   return driven;

@@ -62,8 +62,4 @@ class RankDriver {
   bool forgotten_ = false;     // exec: after a failure, on the links
 };
 
-// A device signals without waking a thread. A thread that waits for a device looks again after a sixteenth of the time that the thread has waited.
-// So the thread is late by little, and a long wait is cheap.
-constexpr int64_t device_nap(int64_t waited_ns) noexcept { return std::clamp<int64_t>(waited_ns / 16, 30'000, 200'000); }
-
 }  // namespace isthmus::rank
