@@ -57,7 +57,7 @@ void OneHop::post(const Operation &op) noexcept {
     case Blocks::None: break;
     case Blocks::One: bytes = kind.varying ? op.operands().in_bytes[0] : c.bytes; break;
     case Blocks::OnePerRank:  // packed
-      for (uint32_t b = 0; b < op.in_blocks; ++b) {
+      for (uint32_t b = 0; b < op.blocks.in; ++b) {
         const auto o = op.operands();
         hand_over_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
         to += o.in_bytes[b];

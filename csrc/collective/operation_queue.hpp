@@ -18,9 +18,9 @@ class OperationQueue {
   // The operation gets the next sequence number.
   void append(Operation *op) noexcept {
     const Lock lock(lock_);
-    ISTHMUS_ASSERT(!op->queue_next, "an operation is in one queue");
+    ISTHMUS_ASSERT(!op->life.next, "an operation is in one queue");
     op->sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-    if (tail_) tail_->queue_next = op;
+    if (tail_) tail_->life.next = op;
     else head_.store(op, std::memory_order_release);
     tail_ = op;
   }
@@ -34,18 +34,18 @@ class OperationQueue {
     const Lock lock(lock_);
     Operation *const op = head_.load(std::memory_order_relaxed);
     if (!op) return nullptr;
-    Operation *const next = op->queue_next;
+    Operation *const next = op->life.next;
     ISTHMUS_ASSERT(!next || next->sequence == op->sequence + 1, "the operations of a queue have consecutive numbers");
     head_.store(next, std::memory_order_relaxed);
     if (!next) tail_ = nullptr;
-    op->queue_next = nullptr;
+    op->life.next = nullptr;
     return op;
   }
   // Calls `look` in order, while `look` returns true. Under the lock, so `look` must be short.
   template <class Look>
   void each(Look look) const noexcept {
     const Lock lock(lock_);
-    for (const Operation *op = head_.load(std::memory_order_relaxed); op && look(*op); op = op->queue_next) {}
+    for (const Operation *op = head_.load(std::memory_order_relaxed); op && look(*op); op = op->life.next) {}
   }
 
  private:

@@ -53,27 +53,27 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
   const char *name = collective_name(r.collective);
   const CollectiveTraits &what = traits(r.collective);
   const auto equal = [&](uint64_t blocks) {
-    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(b * op.call.bytes);
-    for (uint64_t b = 0; b < blocks; ++b) op.blocks.push_back(op.call.bytes);
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.values.push_back(b * op.call.bytes);
+    for (uint64_t b = 0; b < blocks; ++b) op.blocks.values.push_back(op.call.bytes);
     return static_cast<uint32_t>(blocks);
   };
   const auto listed = [&](const uint64_t *counts, const uint64_t *displs) {
     uint64_t at = 0;
     for (uint64_t b = 0; b < ranks; ++b) {
       const uint64_t bytes = to_bytes(name, counts[b], size, 1);
-      op.blocks.push_back(displs ? to_bytes(name, displs[b], size, 1) : at);
+      op.blocks.values.push_back(displs ? to_bytes(name, displs[b], size, 1) : at);
       at += bytes;
       if (at > kMaxBytes) fail(Code::Argument, "{}: the counts add up to more than memory can hold", name);
     }
     for (uint64_t b = 0; b < ranks; ++b) {
-      op.blocks.push_back(counts[b] * size);
+      op.blocks.values.push_back(counts[b] * size);
       op.call.bytes = std::max(op.call.bytes, counts[b] * size);
     }
     return static_cast<uint32_t>(ranks);
   };
   const auto own = [&](uint64_t bytes) {
-    op.blocks.push_back(0);
-    op.blocks.push_back(bytes);
+    op.blocks.values.push_back(0);
+    op.blocks.values.push_back(bytes);
     return 1u;
   };
   // One side of the call. A single block of a call with counts is what the other side's list says of this rank.
@@ -81,9 +81,9 @@ void fill_blocks(const CallRequest &r, int me, int world, engine::Operation &op)
     if (!what.varying) return equal(block_count(blocks, world));
     return blocks == Blocks::One ? own(to_bytes(name, others[me], size, 1)) : listed(counts, displs);
   };
-  op.blocks.clear();
-  op.in_blocks = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
-  op.out_blocks = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
+  op.blocks.values.clear();
+  op.blocks.in = side(what.in, r.send_counts, r.send_displs, r.recv_counts);
+  op.blocks.out = side(what.out, r.recv_counts, r.recv_displs, r.send_counts);
   if (!what.varying || what.out == Blocks::One) return;
   if (r.recv_displs && writes_output(r.collective, me, r.root)) check_apart(name, r.recv_counts, r.recv_displs, ranks);
   if (what.in == Blocks::OnePerRank && r.send_counts[me] != r.recv_counts[me])

@@ -21,15 +21,15 @@ PerProcess<Due> the_due;
 // The first whose rank has no callback running, taken out; null: there is none.
 Operation *take(Due &due) noexcept {
   const Lock lock(due.lock);
-  for (Operation **at = &due.head; *at; at = &(*at)->queue_next) {
+  for (Operation **at = &due.head; *at; at = &(*at)->life.next) {
     Operation *const op = *at;
     Callbacks &of = op->core->callbacks;
     if (of.running) continue;
     of.running = true;
     of.by.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    *at = op->queue_next;
+    *at = op->life.next;
     if (!*at) due.tail = at;
-    op->queue_next = nullptr;
+    op->life.next = nullptr;
     return op;
   }
   return nullptr;
@@ -48,7 +48,7 @@ void Completions::add(Operation *op) noexcept {
   {
     const Lock lock(due.lock);
     *due.tail = op;
-    due.tail = &op->queue_next;
+    due.tail = &op->life.next;
   }
   context->progress().call_soon(&Completions::deliver);
 }

@@ -38,7 +38,7 @@ OperationPool &OperationPool::instance() { return *the_pool; }
 Operation *OperationPool::take() {
   lock_.lock();
   Operation *op = free_;
-  if (op) free_ = op->queue_next;
+  if (op) free_ = op->life.next;
   lock_.unlock();
   if (!op) {
     // Several operations are made at once. The progress thread may still hold one when a caller asks for the next, and steady traffic is to
@@ -47,23 +47,23 @@ Operation *OperationPool::take() {
     for (int i = 0; i < kMore; ++i) {
       Operation *more = new Operation;
       lock_.lock();
-      more->queue_next = free_;
+      more->life.next = free_;
       free_ = more;
       lock_.unlock();
     }
     op = new Operation;
   }
-  op->queue_next = nullptr;
-  op->references.store(1, std::memory_order_relaxed);
+  op->life.next = nullptr;
+  op->life.references.store(1, std::memory_order_relaxed);
   return op;
 }
 
 void OperationPool::release(Operation *op) noexcept {
-  if (op->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (op->life.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   op->keep.reset();
   op->reset();
   lock_.lock();
-  op->queue_next = free_;
+  op->life.next = free_;
   free_ = op;
   lock_.unlock();
 }
@@ -86,8 +86,8 @@ void Operation::reset() noexcept {
   rank = nullptr;
   core = nullptr;
   plan.reset();
-  blocks.clear();
-  in_blocks = out_blocks = 0;
+  blocks.values.clear();
+  blocks.in = blocks.out = 0;
   renew(run);
   renew(message);
   for (Operation *one : cut.parts) OperationPool::instance().release(one);
@@ -96,12 +96,12 @@ void Operation::reset() noexcept {
   renew(cut);
   cut.parts = std::move(parts);
   renew(carry);
-  matcher = nullptr;
+  frame.matcher = nullptr;
   std::string text = std::move(end.text);
   text.clear();
   renew(end);
   end.text = std::move(text);
-  queue_next = nullptr;
+  life.next = nullptr;
 }
 
 void Operation::call_back() noexcept {
@@ -115,7 +115,7 @@ void Operation::call_back() noexcept {
 void finish_operation(Operation *op, Code result, std::string text, int64_t ended_ns) noexcept {
   // Once `ended` is set, an inline op may be used again at once. So everything is read before.
   Operation *parent = op->end.parent;
-  const bool pooled = !op->inline_op;
+  const bool pooled = !op->life.inline_op;
   Context *context = op->core && pooled ? op->core->context.get() : nullptr;
   if (parent && result != Code::Ok) {
     parent->end.lock.lock();

@@ -140,6 +140,28 @@ struct OperationEnd {
   Operation *parent = nullptr;  // of a child
 };
 
+// The blocks of what the user gave and gets: in_displ, in_bytes, out_displ, out_bytes, one after the other.
+struct OperandBlocks {
+  std::vector<uint64_t> values;
+  uint32_t in = 0, out = 0;
+  plan::Operands operands() const noexcept {
+    const uint64_t *b = values.data();
+    return {{b, in}, {b + in, in}, {b + 2 * in, out}, {b + 2 * in + out, out}};
+  }
+};
+
+// The frame of a send, while the link has it.
+struct MessageFrame {
+  link::Outgoing out;
+  messages::Matcher *matcher = nullptr;  // whose frame it is
+};
+
+struct OperationLife {
+  std::atomic<uint32_t> references{0};
+  Operation *next = nullptr;  // in the rank's queue, the list of callbacks that are due, or the pool
+  bool inline_op = false;     // belongs to its rank, not to the pool
+};
+
 struct OperationTime {
   int64_t submitted_ns = 0, ended_ns = 0, deadline_ns = 0;
 };
@@ -153,9 +175,7 @@ struct Operation {
   RankCore *core = nullptr;                // of that rank
   std::shared_ptr<void> keep;              // the rank lives as long as its operations
   std::shared_ptr<const plan::Plan> plan;  // null: one-hop path (cells), or point to point
-  // Operands: in_displ, in_bytes, out_displ, out_bytes, one after the other
-  std::vector<uint64_t> blocks;
-  uint32_t in_blocks = 0, out_blocks = 0;
+  OperandBlocks blocks;
 
   CollectiveRun run;
   static constexpr uint32_t kMostSlots = 64;
@@ -165,24 +185,15 @@ struct Operation {
   MessageRun message;
   MessageCut cut;
   MessageCopy carry;
-  link::Outgoing out;                    // of a send, while the link has it
-  messages::Matcher *matcher = nullptr;  // whose link frame `out` is
+  MessageFrame frame;
 
   OperationEnd end;
 
   const Birth birth{};
-  std::atomic<uint32_t> references{0};
-  Operation *queue_next = nullptr;          // the rank's FIFO, the completions that are due, or the pool
-  bool inline_op = false;                   // belongs to its rank, not to the pool
+  OperationLife life;
   void reset() noexcept ISTHMUS_UNCHECKED;  // nobody else has it any more. All but capacities and references
 
-  plan::Operands operands() const noexcept {
-    const uint64_t *b = blocks.data();
-    return {{b, in_blocks},
-            {b + in_blocks, in_blocks},
-            {b + 2 * in_blocks, out_blocks},
-            {b + 2 * in_blocks + out_blocks, out_blocks}};
-  }
+  plan::Operands operands() const noexcept { return blocks.operands(); }
   // How far the blocks of what the user gave reach. 0 where nothing was given, but for the result of a reduce, which a library may use on
   // every rank.
   uint64_t given_in() const noexcept { return call.in ? reach(operands().in_displ, operands().in_bytes) : 0; }
@@ -209,7 +220,7 @@ class OperationPool {  // thread-safe
  public:
   static OperationPool &instance();
   Operation *take();  // with references == 1, and everything at its default but for capacities
-  static void retain(Operation *op) noexcept { op->references.fetch_add(1, std::memory_order_relaxed); }
+  static void retain(Operation *op) noexcept { op->life.references.fetch_add(1, std::memory_order_relaxed); }
   void release(Operation *op) noexcept;
 
  private:

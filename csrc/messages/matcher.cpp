@@ -10,7 +10,7 @@ namespace isthmus::messages {
 namespace {
 
 Operation *op_of(link::Outgoing &out) {
-  return reinterpret_cast<Operation *>(reinterpret_cast<std::byte *>(&out) - offsetof(Operation, out));
+  return reinterpret_cast<Operation *>(reinterpret_cast<std::byte *>(&out) - offsetof(Operation, frame));
 }
 
 std::string elements(uint64_t bytes, uint8_t dtype) {
@@ -42,7 +42,7 @@ link::FrameHeader Matcher::header(const Operation &op, link::FrameKind kind, int
 // The link no longer reads the data of a send.
 void Matcher::sent(link::Outgoing &out) {
   Operation *const op = op_of(out);
-  Matcher &me = *op->matcher;
+  Matcher &me = *op->frame.matcher;
   const std::shared_ptr<void> keep = op->keep;
   me.table_.lock()->flowing.take(op);
   if (me.core_.failed()) me.core_.end(op, me.core_.failure().code, me.core_.about(*op));
@@ -54,10 +54,10 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
   PeerRank &p = core_.peers[peer];
   const uint64_t total = op->call.bytes;
   op->message.id = table_.next_id();
-  op->matcher = this;
-  op->out.data = op->data(core_.context->arena().base());
-  op->out.pending = op->out.also = nullptr;
-  op->out.finished = &Matcher::sent;
+  op->frame.matcher = this;
+  op->frame.out.data = op->data(core_.context->arena().base());
+  op->frame.out.pending = op->frame.out.also = nullptr;
+  op->frame.out.finished = &Matcher::sent;
   {
     const auto s = table_.lock();
     if (fresh && s->behind_another(op)) {  // a send before this one is not out yet, and messages keep their order
@@ -69,18 +69,18 @@ void Matcher::start_send(Operation *op, bool fresh) noexcept {
       auto kind = link::FrameKind::RequestToSend;
       if (op->carry.send_slot) kind = link::FrameKind::Placed;
       else if (total <= UnexpectedMessages::kData && p.send_credit.take_for_message(total)) kind = link::FrameKind::Message;
-      op->out.header = header(*op, kind, peer, op->message.id);
+      op->frame.out.header = header(*op, kind, peer, op->message.id);
       if (kind == link::FrameKind::Placed) {
-        op->out.header.slot = sends_.slot_of(op);
-        op->out.data = nullptr;
+        op->frame.out.header.slot = sends_.slot_of(op);
+        op->frame.out.data = nullptr;
       }
       if (kind == link::FrameKind::RequestToSend) {
-        op->out.finished = nullptr;
+        op->frame.out.finished = nullptr;
         s->sending.append(op);
       } else {
         s->flowing.append(op);
       }
-      return p.link->post(op->out);
+      return p.link->post(op->frame.out);
     }
   }
   core_.end(op, core_.failure().code, core_.about(*op));
@@ -97,9 +97,9 @@ void Matcher::send_data(const link::FrameHeader &h) noexcept {
     if (!op) return;
     s->flowing.append(op);
   }
-  op->out.header.kind = link::FrameKind::MessageData;
-  op->out.finished = &Matcher::sent;
-  core_.peers[source].link->post(op->out);
+  op->frame.out.header.kind = link::FrameKind::MessageData;
+  op->frame.out.finished = &Matcher::sent;
+  core_.peers[source].link->post(op->frame.out);
 }
 
 // ---- receives ------------------------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ void MessageSubmission::recv_to_device(Operation *op) noexcept {
     }
     if (op->call.on_stream && device_.copier->gates() && copies_.submit_all(op)) {
       device_.copier->make_gate();
-      if (!op->inline_op) {
+      if (!op->life.inline_op) {
         OperationPool::retain(op);
         keep.op = op;
       }

@@ -19,7 +19,7 @@ const InChild forgets_held([](void *) noexcept { held_here.clear(); });
 }  // namespace
 
 void StreamOrder::hold(Operation *op, void *stream) noexcept {
-  if (!op->inline_op) OperationPool::retain(op);
+  if (!op->life.inline_op) OperationPool::retain(op);
   held_here.push_back({this, op, stream});
   core_.activate();
 }
@@ -98,7 +98,7 @@ void StreamOrder::settle() noexcept {
     while (!held.empty()) {
       const auto over = std::remove_if(held.begin(), held.end(), [](const HeldMessage &h) {
         if (!h.by->settle_one(h.op, h.stream)) return false;
-        if (!h.op->inline_op) OperationPool::instance().release(h.op);
+        if (!h.op->life.inline_op) OperationPool::instance().release(h.op);
         return true;
       });
       if (over == held.end())

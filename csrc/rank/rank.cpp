@@ -83,7 +83,7 @@ void Rank::open_credit() noexcept {
 void Rank::submit(Operation *op) noexcept {
   op->rank = this;
   op->core = &core_;
-  if (!op->inline_op) {
+  if (!op->life.inline_op) {
     op->keep = shared_from_this();
     OperationPool::retain(op);  // the engine's reference, dropped by finish_operation
   }

@@ -46,7 +46,7 @@ struct RankSetup {
 // A rank has one operation of its own. A blocking call takes this operation, and so needs none of the pool.
 class InlineOperation {
  public:
-  InlineOperation() noexcept { operation_.inline_op = true; }
+  InlineOperation() noexcept { operation_.life.inline_op = true; }
   Operation *take() noexcept {
     return taken_.exchange(true, std::memory_order_acquire) ? nullptr : &operation_;
   }  // null: the operation is taken
