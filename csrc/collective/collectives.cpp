@@ -8,13 +8,13 @@ namespace isthmus::collective {
 
 Collectives::Collectives(RankCore &core, CollectivesSetup s, DeviceHealth &health)
     : core_(core),
-      hand_over_(core.context->stores()),
+      streaming_(core.context->stores()),
       descriptions_(core, queue_),
       memory_(core, s.fixed_ring, s.fixed_ring_bytes,
               [this](uint64_t sequence) { return std::as_const(descriptions_).ended_by_all(sequence); }),
       device_(core, std::move(s.executor), std::move(s.library_ranks), health),
-      one_hop_(core, descriptions_, hand_over_),
-      host_(core, descriptions_, memory_, device_, hand_over_, s.credit_window) {}
+      one_hop_(core, descriptions_, streaming_),
+      host_(core, descriptions_, memory_, device_, streaming_, s.credit_window) {}
 
 // ---- submission ----------------------------------------------------------------------------------------------------------------------
 

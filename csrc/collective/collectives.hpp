@@ -77,7 +77,7 @@ class Collectives {
 
   RankCore &core_;
   OperationQueue queue_;
-  HandOver hand_over_;
+  StreamingCopy streaming_;
   Descriptions descriptions_;
   SlotMemory memory_;
   DeviceSide device_;

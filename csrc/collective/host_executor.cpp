@@ -11,12 +11,12 @@ using plan::Memory;
 using plan::StepKind;
 
 HostExecutor::HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device,
-                           HandOver &hand_over, uint64_t credit_window)
+                           StreamingCopy &streaming, uint64_t credit_window)
     : core_(core),
       descriptions_(descriptions),
       memory_(memory),
       device_(device),
-      hand_over_(hand_over),
+      streaming_(streaming),
       inbox_(core.id.world),
       credit_window_(credit_window),
       peers_(static_cast<size_t>(core.id.world)),
@@ -262,7 +262,7 @@ Outcome HostExecutor::move(Operation &op, const plan::Step &step, uint32_t c, ui
   const std::byte *from = address(op, op.plan->sources[step.source], c);
   if (!to || !from) return Outcome::Blocked;
   if (step.scaled) scale(to, from, bytes, op.call);
-  else if (step.dst.memory == Memory::Ring) hand_over_.copy(to, from, wide);
+  else if (step.dst.memory == Memory::Ring) streaming_.copy(to, from, wide);
   else if (to != from) reduce::copy(to, from, wide, step.stream && op.run.streams);
   return Outcome::Moved;
 }
@@ -281,7 +281,7 @@ Outcome HostExecutor::reduce(Operation &op, const plan::Step &step, uint32_t c, 
   f.partial = step.partial;
   f.divisor = step.divisor;
   f.stream_copy = step.stream && op.run.streams;
-  f.stream_dst = step.dst.memory == Memory::Ring && hand_over_.streams(wide);
+  f.stream_dst = step.dst.memory == Memory::Ring && streaming_.streams(wide);
   core_.context->helpers().reduce(f, bytes / dtype_size(op.call.dtype));
   return Outcome::Moved;
 }

@@ -17,7 +17,7 @@ namespace isthmus::collective {
 
 class HostExecutor {
  public:
-  HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device, HandOver &hand_over,
+  HostExecutor(RankCore &core, Descriptions &descriptions, SlotMemory &memory, DeviceSide &device, StreamingCopy &streaming,
                uint64_t credit_window);
 
   // Ranks in the same memory must have ended the last operation before the operation's ring may be written again (plan.hpp, entry rule). False:
@@ -63,7 +63,7 @@ class HostExecutor {
   Descriptions &descriptions_;
   SlotMemory &memory_;
   DeviceSide &device_;
-  HandOver &hand_over_;
+  StreamingCopy &streaming_;
   PlanInbox inbox_;
   const uint64_t credit_window_;
   std::vector<PeerPlan> peers_;

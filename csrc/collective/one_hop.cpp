@@ -29,10 +29,10 @@ void scale(std::byte *to, const std::byte *from, uint64_t bytes, const Call &c) 
   else reduce::scale(to, from, count, c.dtype, c.scale);
 }
 
-OneHop::OneHop(RankCore &core, Descriptions &descriptions, HandOver &hand_over)
+OneHop::OneHop(RankCore &core, Descriptions &descriptions, StreamingCopy &streaming)
     : core_(core),
       descriptions_(descriptions),
-      hand_over_(hand_over),
+      streaming_(streaming),
       sources_(static_cast<size_t>(std::max(core.id.world, 2))) {
   for (const auto &g : core.id.topology.groups) {
     for (const int r : g.ranks) order_.push_back(r);
@@ -59,14 +59,14 @@ void OneHop::post(const Operation &op) noexcept {
     case Blocks::OnePerRank:  // packed
       for (uint32_t b = 0; b < op.blocks.in; ++b) {
         const auto o = op.operands();
-        hand_over_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
+        streaming_.copy(to, c.in + o.in_displ[b], o.in_bytes[b]);
         to += o.in_bytes[b];
       }
       if (scaled) scale(cell.payload, cell.payload, static_cast<uint64_t>(to - cell.payload), c);
   }
   if (bytes) {
     if (scaled) scale(to, c.in, bytes, c);
-    else hand_over_.copy(to, c.in, bytes);
+    else streaming_.copy(to, c.in, bytes);
   }
   cell.digest.store(op.digest, std::memory_order_relaxed);
   cell.sequence.store(op.sequence, std::memory_order_release);

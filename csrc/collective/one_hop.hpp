@@ -26,7 +26,7 @@ enum class Outcome : uint8_t { Blocked, Moved, Ended };  // of one try to go on 
 
 class OneHop {
  public:
-  OneHop(RankCore &core, Descriptions &descriptions, HandOver &hand_over);
+  OneHop(RankCore &core, Descriptions &descriptions, StreamingCopy &streaming);
   Outcome run(Operation &op) noexcept;
   bool heard_all(const Operation &op) const noexcept;  // the operation reads every rank's cell
 
@@ -40,7 +40,7 @@ class OneHop {
 
   RankCore &core_;
   Descriptions &descriptions_;
-  HandOver &hand_over_;
+  StreamingCopy &streaming_;
   std::vector<reduce::Source> sources_;
   std::vector<int> order_;  // the order in which ranks are reduced: island by island
   std::vector<uint32_t> group_ends_;

@@ -26,7 +26,7 @@ void fetch_to_write(ByteRing &r, uint64_t capacity, uint64_t at) noexcept {
 #endif
 }
 
-void ring_write(ByteRing &r, uint64_t capacity, HandOver &how, uint64_t at, const void *from, uint64_t n) {
+void ring_write(ByteRing &r, uint64_t capacity, StreamingCopy &how, uint64_t at, const void *from, uint64_t n) {
   const uint64_t i = at & (capacity - 1), first = std::min(n, capacity - i);
   how.copy(r.data() + i, from, first);
   how.copy(r.data(), static_cast<const std::byte *>(from) + first, n - first);
@@ -66,8 +66,8 @@ bool ShmLink::push() {
     h.offset = out->cut;
     h.bytes = static_cast<uint32_t>(n);
     warm(out_, out_capacity_, n, out_warm_);
-    ring_write(*out_, out_capacity_, hand_over_, at, &h, sizeof h);
-    if (n) ring_write(*out_, out_capacity_, hand_over_, at + sizeof h, out->data + out->cut, n);
+    ring_write(*out_, out_capacity_, streaming_, at, &h, sizeof h);
+    if (n) ring_write(*out_, out_capacity_, streaming_, at + sizeof h, out->data + out->cut, n);
     out->cut += n;
     out_->written.store(at + sizeof h + pad(n), std::memory_order_release);
     peer_bell_->ring();

@@ -17,7 +17,7 @@
 #include <new>
 
 #include "base/doorbell.hpp"
-#include "base/handover.hpp"
+#include "base/streaming_copy.hpp"
 #include "link/frame.hpp"
 
 namespace isthmus::link {
@@ -43,7 +43,7 @@ class ShmLink final : public Link {
   // `out` is our ring, in our arena. `peer_bell` is where the peer sleeps. The peer's ring towards us comes by set_in(), maybe later, and the
   // first such call counts. Capacities are as in ByteRing.
   ShmLink(ByteRing *out, uint64_t capacity, Doorbell *peer_bell, Stores stores = Stores::Auto)
-      : out_(out), out_capacity_(capacity), hand_over_(stores), peer_bell_(peer_bell) {}
+      : out_(out), out_capacity_(capacity), streaming_(stores), peer_bell_(peer_bell) {}
   void set_in(ByteRing *in, uint64_t capacity) noexcept {
     if (in_.load(std::memory_order_relaxed)) return;
     in_capacity_ = capacity;
@@ -65,7 +65,7 @@ class ShmLink final : public Link {
   ByteRing *out_;
   const uint64_t out_capacity_;
   uint64_t out_read_ = 0;  // `read` of our ring, as of the last look
-  HandOver hand_over_;
+  StreamingCopy streaming_;
   std::atomic<ByteRing *> in_{nullptr};
   uint64_t in_capacity_ = 0;
   Doorbell *peer_bell_;

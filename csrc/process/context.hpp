@@ -22,7 +22,7 @@
 #include <utility>
 
 #include "base/fork.hpp"
-#include "base/handover.hpp"
+#include "base/streaming_copy.hpp"
 #include "base/recorder.hpp"
 #include "base/settings.hpp"
 #include "bootstrap/mesh.hpp"

@@ -18,7 +18,7 @@
 #include "base/clock.hpp"
 #include "base/doorbell.hpp"
 #include "base/fork.hpp"
-#include "base/handover.hpp"
+#include "base/streaming_copy.hpp"
 #include "base/lock.hpp"
 #include "bootstrap/mesh.hpp"
 #include "link/arena.hpp"

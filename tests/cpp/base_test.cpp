@@ -27,7 +27,7 @@
 #include "base/error.hpp"
 #include "base/file_name.hpp"
 #include "base/fork.hpp"
-#include "base/handover.hpp"
+#include "base/streaming_copy.hpp"
 #include "base/log.hpp"
 #include "base/one_line.hpp"
 #include "base/recorder.hpp"
@@ -855,17 +855,17 @@ TEST(Copy, WhatIsHandedOverIsWholeHoweverItIsStored) {
   std::vector<uint8_t> from(kRoom);
   for (size_t i = 0; i < kRoom; ++i) from[i] = static_cast<uint8_t>(i * 7 + i / 251);
   for (const Stores mode : {Stores::Auto, Stores::Cached, Stores::Streamed}) {
-    HandOver hand(mode);
-    for (const size_t bytes : {size_t{0}, size_t{8}, HandOver::kLeast - 1, HandOver::kLeast, HandOver::kLeast + 77,
-                               4 * HandOver::kLeast, size_t{150'001}})
-      for (size_t turn = 0; turn < 2 * HandOver::kEvery; ++turn) {  // measured, and not
+    StreamingCopy hand(mode);
+    for (const size_t bytes : {size_t{0}, size_t{8}, StreamingCopy::kLeast - 1, StreamingCopy::kLeast,
+                               StreamingCopy::kLeast + 77, 4 * StreamingCopy::kLeast, size_t{150'001}})
+      for (size_t turn = 0; turn < 2 * StreamingCopy::kEvery; ++turn) {  // measured, and not
         const size_t a = turn * 13 % 64, b = turn * 29 % 100;
         std::vector<uint8_t> to(kRoom, 0xee), want(kRoom, 0xee);
         std::copy_n(from.begin() + static_cast<ptrdiff_t>(a), bytes, want.begin() + static_cast<ptrdiff_t>(b));
         hand.copy(to.data() + b, from.data() + a, bytes);
         ASSERT_EQ(to, want) << bytes << " bytes, turn " << turn << ", mode " << static_cast<int>(mode);
         if (mode != Stores::Auto) {
-          EXPECT_EQ(hand.streams(bytes), mode == Stores::Streamed && bytes >= HandOver::kLeast && has_streamed_copy());
+          EXPECT_EQ(hand.streams(bytes), mode == Stores::Streamed && bytes >= StreamingCopy::kLeast && has_streamed_copy());
         }
       }
   }
@@ -873,17 +873,17 @@ TEST(Copy, WhatIsHandedOverIsWholeHoweverItIsStored) {
 
 // Nanoseconds for a line, as measured on an EPYC.
 TEST(Copy, StoresGoPastTheCachesBetweenProcessorsThatShareNone) {
-  HandOver hand;
+  StreamingCopy hand;
   const auto measured = [&](std::initializer_list<std::pair<double, double>> times) {
     for (const auto &[cached, streamed] : times) hand.note(cached / 64, streamed / 64);
-    return hand.streams(HandOver::kLeast);
+    return hand.streams(StreamingCopy::kLeast);
   };
   EXPECT_FALSE(hand.streams(1 << 20)) << "nothing is known yet";
   EXPECT_FALSE(measured({{6.6, 1.8}, {2.2, 1.8}, {11.9, 1.6}, {8.8, 2.2}, {4.1, 2.1}})) << "two cores of one complex";
   EXPECT_FALSE(measured({{400, 2}})) << "the thread was interrupted";
   EXPECT_FALSE(measured({{2.3, 1.8}, {400, 2}, {2.3, 2.0}}));
   EXPECT_TRUE(measured({{33.3, 1.8}, {39.8, 2.7}, {23.8, 2.8}, {31.6, 4.5}, {34.9, 2.2}})) << "cores of different complexes";
-  EXPECT_FALSE(hand.streams(HandOver::kLeast - 1));
+  EXPECT_FALSE(hand.streams(StreamingCopy::kLeast - 1));
   EXPECT_FALSE(measured({{6.6, 1.8}, {2.2, 1.8}, {8.2, 2.0}, {3.3, 2.2}, {2.0, 2.0}, {6.6, 2.3}})) << "together again";
   EXPECT_EQ(stores_of("cached"), Stores::Cached);
   EXPECT_EQ(stores_of("streamed"), Stores::Streamed);

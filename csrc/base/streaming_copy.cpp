@@ -1,4 +1,4 @@
-#include "base/handover.hpp"
+#include "base/streaming_copy.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -54,17 +54,17 @@ Stores stores_of(std::string_view name) noexcept {
   return name == "cached" ? Stores::Cached : name == "streamed" ? Stores::Streamed : Stores::Auto;
 }
 
-HandOver::HandOver(Stores mode) noexcept
+StreamingCopy::StreamingCopy(Stores mode) noexcept
     : measures_(mode == Stores::Auto && has_streamed_copy()), streams_(mode == Stores::Streamed && has_streamed_copy()) {}
 
-void HandOver::note(double cached, double streamed) noexcept {
+void StreamingCopy::note(double cached, double streamed) noexcept {
   constexpr double kOn = 7, kOff = 5;
   times_as_fast_[next_++ % 3] = cached / std::max(streamed, 1e-9);
   const auto [x, y, z] = times_as_fast_;
   streams_ = std::max(std::min(x, y), std::min(std::max(x, y), z)) > (streams_ ? kOff : kOn);
 }
 
-size_t HandOver::measure(std::byte *to, const std::byte *from, size_t bytes) noexcept {
+size_t StreamingCopy::measure(std::byte *to, const std::byte *from, size_t bytes) noexcept {
   const size_t cached = std::min(bytes / 4, kMostMeasured), streamed = 2 * cached;
   // The source comes into the cache first: stores are timed, not loads.
   for (size_t i = 0; i < cached + streamed; i += 64) (void)*const_cast<const volatile std::byte *>(from + i);
@@ -79,7 +79,7 @@ size_t HandOver::measure(std::byte *to, const std::byte *from, size_t bytes) noe
   return cached + streamed;
 }
 
-void HandOver::copy(void *to, const void *from, size_t bytes) noexcept {
+void StreamingCopy::copy(void *to, const void *from, size_t bytes) noexcept {
   size_t done = 0;
   if (bytes >= kLeast && measures_ && turn_++ % kEvery == 0)
     done = measure(static_cast<std::byte *>(to), static_cast<const std::byte *>(from), bytes);

@@ -26,12 +26,12 @@ void copy_streamed(void *to, const void *from, size_t bytes) noexcept;
 bool has_streamed_copy() noexcept;
 
 // One thread at a time.
-class HandOver {
+class StreamingCopy {
  public:
   static constexpr size_t kLeast = 8192;  // shorter copies go through the caches
   static constexpr uint32_t kEvery = 16;  // copies for each that is measured
 
-  explicit HandOver(Stores mode = Stores::Auto) noexcept;
+  explicit StreamingCopy(Stores mode = Stores::Auto) noexcept;
   // The ranges may not overlap. Any size, zero included.
   void copy(void *to, const void *from, size_t bytes) noexcept;
   // What the next copy of that size does: for those that write such memory by other means.
