@@ -1,5 +1,6 @@
 #include "engine/rank_core.hpp"
 
+#include "base/assert.hpp"
 #include "base/log.hpp"
 #include "process/control_wire.hpp"
 #include "engine/operation_text.hpp"
@@ -93,11 +94,13 @@ void RankCore::record(const Operation &op, Code result, int64_t ended_ns) noexce
 }
 
 void RankCore::end(Operation *op, Code result, std::string text) noexcept {
+  ISTHMUS_ASSERT(!op->over(), "an operation ends once");
   rooms_.release(*op, result);
   const int64_t now = now_ns();
   if (op->cut.whole == 0) record(*op, result, now);  // else finish_operation() records the message, with the last part
   const std::shared_ptr<void> keep = op->keep;
-  pending.fetch_sub(1, std::memory_order_acq_rel);
+  [[maybe_unused]] const uint32_t before = pending.fetch_sub(1, std::memory_order_acq_rel);
+  ISTHMUS_ASSERT(before != 0, "an operation that ends is pending");
   finish_operation(op, result, std::move(text), now);
   // The operation may be an inline op, whose thread sleeps. For the other operations finish_operation() wakes.
   if (waiters.load(std::memory_order_relaxed) > (awaited_here == op ? 1u : 0u)) wake();

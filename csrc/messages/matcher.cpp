@@ -118,9 +118,7 @@ bool Matcher::start_recv(Operation *op) noexcept {
       places_.lend(*s, op);
     }
     s->unexpected.prepare();
-    UnexpectedMessage *const waits = core_.failed() ? nullptr : s->unexpected.first([op](const UnexpectedMessage &m) {
-      return wants(op, m.source, m.tag, m.part);
-    });
+    UnexpectedMessage *const waits = core_.failed() ? nullptr : s->message_for(*op);
     if (!waits) {  // after a failure drive() ends the receive
       s->posted.append(op);
       return true;
@@ -160,17 +158,9 @@ Matcher::Encounter Matcher::meet(MatchState &s, Operation *op, UnexpectedMessage
   return Encounter::Goes;
 }
 
-// Whether a receive takes such a message. Where a message in parts comes from any rank, all parts come from the rank of the first part.
-bool Matcher::wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept {
-  if (op->call.tag != tag || op->cut.part != part) return false;
-  if (op->call.root >= 0) return op->call.root == source;
-  return part == 0 || op->end.parent->cut.source == source;
-}
-
 void Matcher::match(MatchState &s, Operation *op, int source) noexcept {
-  op->message.source = source;
+  MatchOrder::meet(*op, source);
   slots_.match(s, op, source);
-  if (op->cut.whole != 0 && op->cut.part == 0) op->end.parent->cut.source = source;
 }
 
 bool Matcher::fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) const noexcept {
@@ -265,7 +255,7 @@ link::Accept Matcher::accept_new(const link::FrameHeader &h, std::byte *&to) {
   {
     const auto s = table_.lock();
     if (core_.failed()) return link::Accept::Drop;
-    op = s->posted.take_first([&](const Operation *o) { return wants(o, source, h.tag, h.part); });
+    op = s->take_receive_for(source, h.tag, h.part);
     if (!op) return put_aside(*s, h, nullptr, to);
     match(*s, op, source);
     op->message.id = h.id;

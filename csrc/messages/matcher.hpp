@@ -51,7 +51,6 @@ class Matcher {
   void match(MatchState &s, Operation *op, int source) noexcept;
   // A receive that meets a message of another size or type ends in an error that names both. False: op->end.text says so.
   bool fits(Operation *op, int source, uint64_t total, uint64_t whole, uint8_t dtype) const noexcept;
-  static bool wants(const Operation *op, int source, int32_t tag, uint32_t part) noexcept;
   void end_wrong(Operation *op, std::string text) noexcept;
   void hold_aside(MatchState &s, Operation *op) noexcept;  // the whole message is there, but no place for the message
   void take_aside(MatchState &s, Operation *op, const UnexpectedMessage &from) noexcept;

@@ -20,47 +20,11 @@
 
 #include "base/lock.hpp"
 #include "messages/device_copier.hpp"
-#include "messages/engine_names.hpp"
-#include "messages/unexpected.hpp"
+#include "messages/match_order.hpp"
 #include "p2p/recv_slots.hpp"
 #include "p2p/staging_pool.hpp"
 
 namespace isthmus::messages {
-
-struct OperationList {  // intrusive, in order, through Operation::match_next
-  Operation *head = nullptr, **tail = &head;
-  OperationList() = default;
-  OperationList(const OperationList &) = delete;
-  OperationList &operator=(const OperationList &) = delete;
-  void append(Operation *op) noexcept {
-    op->message.next = nullptr;
-    *tail = op;
-    tail = &op->message.next;
-  }
-  template <class M>
-  Operation *take_first(M match) noexcept {  // unlinks and returns the first that matches, or nullptr
-    for (Operation **at = &head; *at; at = &(*at)->message.next)
-      if (Operation *op = *at; match(op)) {
-        *at = op->message.next;
-        if (!*at) tail = at;
-        return op;
-      }
-    return nullptr;
-  }
-  uint32_t size() const noexcept {
-    uint32_t count = 0;
-    for (const Operation *o = head; o; o = o->message.next) ++count;
-    return count;
-  }
-  bool has(const Operation *op) const noexcept {
-    for (const Operation *o = head; o; o = o->message.next)
-      if (o == op) return true;
-    return false;
-  }
-  bool take(const Operation *op) noexcept {
-    return take_first([op](const Operation *o) { return o == op; }) != nullptr;
-  }
-};
 
 constexpr bool on_stage(const Operation *op) noexcept { return op->carry.port != Port::None; }  // in device memory
 // A whole message that may be sent before the receiver asks. A short last part of a long message is not small: the part waits with the other parts.
@@ -68,9 +32,8 @@ constexpr bool is_small(const Operation *op) noexcept {
   return op->call.bytes <= UnexpectedMessages::kData && op->cut.whole == 0;
 }
 
-struct MatchState {
-  UnexpectedMessages unexpected;
-  OperationList posted, sending, receiving, flowing, taking, granting, landing;
+struct MatchState : MatchOrder {
+  OperationList sending, receiving, flowing, taking, granting, landing;
   std::array<OperationList *, 7> all{&posted, &sending, &receiving, &flowing, &taking, &granting, &landing};
   bool empty() const noexcept {
     return std::all_of(all.begin(), all.end(), [](const OperationList *list) { return list->head == nullptr; });
@@ -88,6 +51,7 @@ struct MatchState {
   }
   bool placed(Operation *op) noexcept {  // false: the send was placed before
     if (!std::exchange(op->carry.unplaced, false)) return false;
+    ISTHMUS_ASSERT(unstaged != 0, "a send that was left for later is counted");
     --unstaged;
     if (std::exchange(op->carry.starved, false)) --starved[is_small(op)];
     return true;
@@ -108,12 +72,17 @@ struct MatchState {
 
   // Receives behind gates, in the order of their tickets.
   Operation *gated = nullptr, **gated_tail = &gated;
+  uint64_t last_ticket = 0;
   void put_behind_gates(Operation *op) noexcept {
+    ISTHMUS_ASSERT(op->carry.ticket.load(std::memory_order_relaxed) > last_ticket,
+                   "gates open in the order of their tickets");
+    last_ticket = op->carry.ticket.load(std::memory_order_relaxed);
     op->carry.next = nullptr;
     *gated_tail = op;
     gated_tail = &op->carry.next;
   }
   void pass_gate() noexcept {  // the first gate has been opened
+    ISTHMUS_ASSERT(gated->carry.arrived.load(std::memory_order_relaxed), "a gate opens when its message has come");
     gated = gated->carry.next;
     if (!gated) gated_tail = &gated;
   }
@@ -143,7 +112,10 @@ class MessageTable {
     list.append(op);
     moving_.fetch_add(1, std::memory_order_release);
   }
-  void end_moving() noexcept { moving_.fetch_sub(1, std::memory_order_release); }
+  void end_moving() noexcept {
+    [[maybe_unused]] const uint32_t before = moving_.fetch_sub(1, std::memory_order_release);
+    ISTHMUS_ASSERT(before != 0, "a message that stops waiting has waited");
+  }
   void wait_for_place(MatchState &s, Operation *op) noexcept {
     begin_moving(s.granting, op);
     core_.wake();

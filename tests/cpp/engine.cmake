@@ -13,3 +13,4 @@ isthmus_test(test_rings SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/rings_test.cpp FLOOR
 isthmus_test(test_plan_inbox SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/plan_inbox_test.cpp FLOORS collective PROVES memory)
 isthmus_test(test_operation_queue SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/operation_queue_test.cpp FLOORS collective PROVES memory threads)
 isthmus_test(test_unexpected SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unexpected_test.cpp FLOORS messages PROVES memory)
+isthmus_test(test_match_order SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/match_order_test.cpp FLOORS messages PROVES memory)
