@@ -55,7 +55,8 @@ inline Status outcome(const HcclLibrary &o, const char *call, Result r, const st
   return s;
 }
 
-inline constexpr const char *kInit = "init", *kDestroy = "destroy";
+// Compared by address: an array has one in all sources, a literal need not.
+inline constexpr char kInit[] = "init", kDestroy[] = "destroy";
 
 struct Task {
   const char *name = nullptr;  // kInit, kDestroy, or of the call
